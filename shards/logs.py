@@ -1,0 +1,263 @@
+"""Log lines in the server's own format, written by router and shards into one place.
+
+Scripts that grep a nats-server's log read `[pid] 2026/11/20 09:38:49.123456 [INF] text`, so that is what is
+written: one record, one line, one write() to a descriptor opened with O_APPEND, so that lines of several
+processes never mix. The standard library's `logging` is underneath: everybody asks for
+`logging.getLogger("gnatswarm.…")` and knows nothing of files.
+
+Not here: what is said, and when. Invariants: logging never raises and never stops the broker (a full disk is one
+line on standard error, then silence until writing works again); passwords, tokens and signatures do not appear.
+Called once per process by the router's and the shards' start, and again for reopen, rotation and level.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+import sys
+import time
+
+import msgspec
+
+from broker.options import Logging
+
+ROOT = "gnatswarm"
+TRACE = 5  # every operation of every client; below DEBUG because it says more
+
+# The router is the one process that renames a log that grew too big; shards follow it to the new file.
+ROUTER_LABEL = "router"
+
+_LEVEL_TAGS = {TRACE: "TRC", logging.DEBUG: "DBG", logging.INFO: "INF", logging.WARNING: "WRN", logging.ERROR: "ERR"}
+
+# What a client sends in CONNECT, and what would let somebody else connect as it. Also bare `key: value` forms, as
+# in an error that quotes the configuration.
+_SECRET = re.compile(
+    r"""(["']?\b(?:auth_token|authToken|password|passwd|pass|token|jwt|sig|nkey_seed|seed)\b["']?\s*[:=]\s*)"""
+    r"""(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[^\s,;}\]"']+)""",
+    re.IGNORECASE,
+)
+_SECRET_HINT = re.compile("pass|token|jwt|sig|seed", re.IGNORECASE)
+_CONTROL = {byte: f"\\x{byte:02x}" for byte in range(0x20) if byte != 0x09}
+_CONTROL |= {0x0A: "\\n", 0x0D: "\\r", 0x7F: "\\x7f"}
+
+
+def without_secrets(text: str) -> str:
+    """`text` with the values of passwords, tokens and signatures replaced by [REDACTED], as the real server does."""
+    if _SECRET_HINT.search(text) is None:
+        return text
+    return _SECRET.sub(r'\1"[REDACTED]"', text)
+
+
+class LineFormatter(logging.Formatter):
+    """A record as the server writes it: `[pid] date time [INF] text`; a traceback gets a line of its own per line."""
+
+    def __init__(self, *, logtime: bool, label: str = "", as_json: bool = False) -> None:
+        super().__init__()
+        self._logtime = logtime
+        self._json = as_json
+        self._label = label
+        self._prefix = f"{label} - " if label and label != ROUTER_LABEL else ""
+        self._pid = os.getpid()
+        self._second = -1
+        self._date = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One or more lines, without the last newline; control characters of the text are escaped."""
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError, KeyError):  # a format that does not fit its arguments: say it, do not die of it
+            text = f"{record.msg!s} {record.args!r}"
+        lines = [without_secrets(text)]
+        if record.exc_info:
+            lines += self.formatException(record.exc_info).splitlines()
+        if self._json:
+            return self._json_line(record, lines)
+        head = self._head(record) + self._prefix
+        return "\n".join(head + line.translate(_CONTROL) for line in lines)
+
+    def _head(self, record: logging.LogRecord) -> str:
+        tag = _LEVEL_TAGS.get(record.levelno, "FTL")
+        if not self._logtime:
+            return f"[{self._pid}] [{tag}] "
+        second = int(record.created)
+        if second != self._second:  # localtime() once a second, not once a line
+            self._second = second
+            self._date = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(second))
+        return f"[{self._pid}] {self._date}.{int((record.created - second) * 1e6):06d} [{tag}] "
+
+    def _json_line(self, record: logging.LogRecord, lines: list[str]) -> str:
+        row: dict[str, object] = {
+            "time_us": int(record.created * 1e6),
+            "level": _LEVEL_TAGS.get(record.levelno, "FTL"),
+            "pid": self._pid,
+            "process": self._label,
+            "logger": record.name,
+            "text": lines[0],
+        }
+        if len(lines) > 1:
+            row["traceback"] = lines[1:]
+        return msgspec.json.encode(row).decode()
+
+
+class LineHandler(logging.Handler):
+    """Writes each record with one write() to standard error or to a file shared with other processes."""
+
+    def __init__(self, options: Logging, *, process_label: str) -> None:
+        super().__init__()
+        self._path = options.file
+        self._limit_bytes = options.size_limit_bytes
+        self._rotates = process_label == ROUTER_LABEL
+        self._label = process_label
+        self._fd = 2
+        self._lost_lines = 0
+        self._mute_debug = options.trace and not options.debug
+        if self._path:
+            self._fd = _open_log(self._path)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record, or count it as lost; never raises."""
+        if self._mute_debug and record.levelno == logging.DEBUG:
+            return
+        if self._limit_bytes:
+            self._follow_or_rotate()
+        self._write(self.format(record) + "\n")
+
+    def reopen(self) -> str:
+        """Open the file again by its name, as after a logrotate; "" or why that failed (the old file stays)."""
+        if not self._path:
+            return ""
+        try:
+            fd = _open_log(self._path)
+        except OSError as error:
+            return f"cannot open log file {self._path!r}: {error.strerror}"
+        old, self._fd = self._fd, fd
+        if old > 2:
+            os.close(old)
+        return ""
+
+    def rotate_when_full(self) -> None:
+        """Rotate now if the file has outgrown its limit; for the router's tick, as shards fill the file too."""
+        if self._limit_bytes:
+            self._follow_or_rotate()
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._fd > 2:
+            os.close(self._fd)
+            self._fd = 2
+        super().close()
+
+    def _follow_or_rotate(self) -> None:
+        if not self._path or self._fd <= 2:
+            return
+        try:
+            mine = os.fstat(self._fd)
+            if not self._rotates:
+                named = os.stat(self._path)
+                # The router renamed our file and made a new one. (A name that is gone is not followed: the
+                # descriptor still works, and there is nothing better.)
+                if (named.st_dev, named.st_ino) != (mine.st_dev, mine.st_ino):
+                    self.reopen()
+                return
+            if mine.st_size < self._limit_bytes or not stat.S_ISREG(mine.st_mode):
+                return
+            backup = _backup_name(self._path)
+            os.rename(self._path, backup)
+        except OSError:
+            return
+        if not self.reopen():
+            logging.getLogger(ROOT).info("Rotated log, backup saved as %r", backup)
+
+    def _write(self, text: str) -> None:
+        data = text.encode("utf-8", "backslashreplace")
+        try:
+            if self._lost_lines:
+                note = f"[{os.getpid()}] [WRN] {self._lost_lines} log lines were lost: the log could not be written\n"
+                _write_all(self._fd, note.encode())
+                self._lost_lines = 0
+            _write_all(self._fd, data)
+        except OSError as error:
+            self._lost_lines += 1
+            if self._lost_lines == 1 and self._fd != 2:
+                self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        line = f"{self._label}: cannot write log file {self._path!r}: {error.strerror}; silent until that works again\n"
+        try:
+            _write_all(2, line.encode("utf-8", "backslashreplace"))
+        except OSError:
+            return  # nobody is left to be told
+
+
+def configure(options: Logging, *, process_label: str) -> None:
+    """Send everything below the logger "gnatswarm" where `options` says; again at any time to change it.
+
+    `process_label` is "router" or, say, "shard 3", which then stands before the text. A file that cannot be opened
+    raises OSError: at start that is fatal, at a reload the caller keeps what was.
+    """
+    handler = LineHandler(options, process_label=process_label)
+    as_json = options.format == "json"
+    handler.setFormatter(LineFormatter(logtime=options.logtime, label=process_label, as_json=as_json))
+    logging.addLevelName(TRACE, "TRACE")
+    logging.raiseExceptions = False  # a broken log line is never a reason to write a traceback into the log
+    root = logging.getLogger(ROOT)
+    old = list(root.handlers)
+    root.addHandler(handler)
+    root.propagate = False
+    root.setLevel(_level(options.debug, options.trace))
+    for previous in old:
+        root.removeHandler(previous)
+        previous.close()
+
+
+def reopen() -> str:
+    """Open the log file again (SIGUSR1); "" or one line saying why it stays the old one."""
+    return "; ".join(filter(None, (handler.reopen() for handler in _handlers())))
+
+
+def rotate_when_full() -> None:
+    """For the router's tick: rename a log that outgrew its limit. Does nothing in a shard but follow."""
+    for handler in _handlers():
+        handler.rotate_when_full()
+
+
+def set_level(debug: bool, trace: bool) -> None:
+    """Change how much is said, without touching where it goes."""
+    logging.getLogger(ROOT).setLevel(_level(debug, trace))
+    for handler in _handlers():
+        handler._mute_debug = trace and not debug
+
+
+def _handlers() -> list[LineHandler]:
+    return [handler for handler in logging.getLogger(ROOT).handlers if isinstance(handler, LineHandler)]
+
+
+def _level(debug: bool, trace: bool) -> int:
+    # -V without -D shows operations but not decisions, as on the real server: see _mute_debug.
+    return TRACE if trace else logging.DEBUG if debug else logging.INFO
+
+
+def _open_log(path: str) -> int:
+    # The real server's mode; a log has no secrets, but who talks to whom is nobody else's business either.
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+
+
+def _backup_name(path: str) -> str:
+    now_ns = time.time_ns()
+    date = time.strftime("%Y.%m.%d.%H.%M.%S", time.localtime(now_ns // 1_000_000_000))
+    return f"{path}.{date}.{now_ns % 1_000_000_000:09d}"
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def fatal_line(text: str) -> None:
+    """One [FTL] line on standard error, for what stops a start before the log is configured."""
+    formatter = LineFormatter(logtime=True)
+    record = logging.LogRecord(ROOT, logging.CRITICAL, "", 0, text, None, None)
+    sys.stderr.write(formatter.format(record) + "\n")
