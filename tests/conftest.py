@@ -1,0 +1,110 @@
+"""Fixtures for tests that talk to brokers.
+
+`kind` is a broker kind (every test that uses it runs once per selected kind), `broker` the shared running one of that
+kind, `cluster` that broker with clients that are closed in the end, and `start_broker` makes one with options of the
+test's own. `@pytest.mark.kinds("nats-server", …)` narrows a test to some kinds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The suite imports itself as `tests.…`; appended, so that an installed package wins over the source tree.
+_ROOT = str(Path(__file__).resolve().parent.parent)
+if _ROOT not in sys.path:
+    sys.path.append(_ROOT)
+
+from tests.support.servers import (
+    KINDS,
+    Broker,
+    BrokerUnavailable,
+    Kind,
+    Pool,
+    oracle_is_required,
+    selected_kinds,
+)
+from tests.support.wire import Cluster
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "kinds(*names): run this test on these broker kinds only")
+    config.addinivalue_line("markers", "slow: opt-in, takes minutes or gigabytes; runs with GNATSWARM_SLOW=1")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    names = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "kind" in metafunc.fixturenames and not any("kind" in name for name in names):
+        marker = metafunc.definition.get_closest_marker("kinds")
+        among = list(marker.args) if marker else None
+        assert among is None or set(among) <= set(KINDS), f"unknown kinds in {among}"
+        metafunc.parametrize("kind", selected_kinds(among), ids=str, scope="session")
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    pool = Pool()
+    yield pool
+    pool.close()
+
+
+def _require(kind: Kind) -> None:
+    """Skip when the oracle is absent and nobody insists on it; any other absent broker is a failure."""
+    try:
+        kind.command()
+    except BrokerUnavailable as error:
+        if kind.is_oracle and not oracle_is_required():
+            pytest.skip(str(error))
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture
+def broker(kind: Kind, pool: Pool) -> Broker:
+    """The shared broker of this kind. Other tests use it too: unique subjects, own clients, no signals."""
+    _require(kind)
+    return pool.get(kind)
+
+
+@pytest.fixture
+def start_broker(kind: Kind) -> Iterator[Callable[..., Broker]]:
+    """Start a broker of this test's own: `start_broker(args=[…], config="…", port=0, descriptors=None)`."""
+    _require(kind)
+    started: list[Broker] = []
+
+    def start(**options: Any) -> Broker:
+        broker = Broker(kind, **options)
+        started.append(broker)
+        return broker.start()
+
+    yield start
+    for broker in started:
+        if broker.is_running:
+            broker.stop()
+        else:
+            broker.kill()
+
+
+@pytest.fixture
+def cluster(broker: Broker) -> Iterator[Cluster]:
+    """The shared broker, with clients that are closed in the end."""
+    cluster = Cluster(broker)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def cluster_of() -> Iterator[Callable[[Broker], Cluster]]:
+    """The same for a broker from `start_broker`."""
+    made: list[Cluster] = []
+
+    def of(broker: Broker) -> Cluster:
+        made.append(Cluster(broker))
+        return made[-1]
+
+    yield of
+    for cluster in made:
+        cluster.close()

@@ -1,0 +1,70 @@
+"""Every transcript in tests/transcripts/, on every broker kind, in whole segments and byte by byte.
+
+The oracle is one of the kinds: a transcript that the real server does not play is a wrong transcript.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import Broker, Kind, Pool, selected_kinds
+from tests.support.transcripts import Transcript, load, load_all, run
+from tests.support.wire import Cluster
+
+DIRECTORY = Path(__file__).resolve().parent.parent / "transcripts"
+TRANSCRIPTS = load_all(DIRECTORY)
+
+WHOLE, BYTE_BY_BYTE = None, 1
+
+
+def cases() -> list[object]:
+    return [
+        pytest.param(kind, transcript, piece_bytes, id=f"{kind}-{transcript}-{how}")
+        for kind in selected_kinds()
+        for transcript in TRANSCRIPTS
+        if transcript.kinds is None or kind.name in transcript.kinds
+        for how, piece_bytes in (("whole", WHOLE), ("bytes", BYTE_BY_BYTE))
+        if not (piece_bytes and transcript.is_whole_only)
+    ]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("kind", "transcript", "piece_bytes"), cases())
+async def test_transcript(
+    kind: Kind,
+    transcript: Transcript,
+    piece_bytes: int | None,
+    request: pytest.FixtureRequest,
+    cluster_of: Callable[[Broker], Cluster],
+) -> None:
+    if transcript.wants_own_broker:
+        start_broker = request.getfixturevalue("start_broker")
+        broker = start_broker(args=transcript.args, config=transcript.config)
+    else:
+        broker = request.getfixturevalue("broker")
+    await run(transcript, cluster_of(broker), piece_bytes)
+
+
+def test_a_transcript_that_is_wrong_fails(tmp_path: Path, pool: Pool) -> None:
+    """The runner can fail: wrong bytes, a wrong pattern, a connection that stays open, one that is not quiet."""
+    import asyncio
+
+    kind = selected_kinds()[0]
+    for number, wrong in enumerate(
+        (
+            "C: PING\nS: PUNG",
+            "C: PING\nS~: PI.*",
+            "C: PING\nS: PONG\nC: XING\nS~: -ERR .*\nS: <nothing>",
+            "C: SUB a.b 1\nS: <nothing>",
+            "C: PINX\nS: <closed>",
+        )
+    ):
+        path = tmp_path / f"wrong{number}.txt"
+        path.write_text(f"# This is wrong.\n{wrong}\n")
+        cluster = Cluster(pool.get(kind))
+        with pytest.raises(AssertionError, match=path.name):
+            asyncio.run(run(load(path), cluster))
+        cluster.close()

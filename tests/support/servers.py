@@ -1,0 +1,407 @@
+"""Brokers under test, as processes on free loopback ports.
+
+A `Kind` says which program a broker is (`gnatswarm-1`, `gnatswarm-2`, `gnatswarm-4`, or `nats-server`, the oracle);
+`Broker` is one running process of it. The port is never chosen here: the process is asked for any free one (`-p -1`)
+and its log says which, so that any number of test runs can share a host.
+
+Invariant: a broker that was started is stopped, and stopping it leaves no process of its session behind. Every wait
+is for a condition and has a deadline.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import resource
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+HOST = "127.0.0.1"
+
+# A cold start on a loaded two-core machine that also runs another test worker takes one or two seconds; a broker
+# that is not ready by then has hung.
+START_DEADLINE_S = 20.0
+STOP_DEADLINE_S = 10.0
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+LISTENING = re.compile(r"Listening for client connections on \S*:(\d+)")
+READY = "Server is ready"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One sort of broker that tests can run on."""
+
+    name: str
+    shards: int
+    is_oracle: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    def command(self) -> list[str]:
+        """The program and what is always said to it, or `BrokerUnavailable`."""
+        if self.is_oracle:
+            found = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/bin")
+            if found is None:
+                raise BrokerUnavailable("nats-server is not installed")
+            return [found]
+        given = os.environ.get("GNATSWARM_COMMAND")
+        if given:
+            return [*shlex.split(given), "--shards", str(self.shards)]
+        beside = Path(sys.executable).parent / "gnatswarm"
+        found = str(beside) if beside.exists() else shutil.which("gnatswarm")
+        if found is None:
+            raise BrokerUnavailable("the command gnatswarm is not installed")
+        return [found, "--shards", str(self.shards)]
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("gnatswarm-1", shards=1),
+        Kind("gnatswarm-2", shards=2),
+        Kind("gnatswarm-4", shards=4),
+        Kind("nats-server", shards=1, is_oracle=True),
+    )
+}
+
+DEFAULT_KINDS = ("gnatswarm-1", "nats-server")
+
+
+class BrokerUnavailable(Exception):
+    """The program is not on this machine."""
+
+
+class BrokerFailed(Exception):
+    """The program did not start, or did not stop, as it should; the text ends with its log."""
+
+
+def oracle_is_required() -> bool:
+    return os.environ.get("GNATSWARM_REQUIRE_ORACLE") == "1"
+
+
+def selected_kinds(among: Sequence[str] | None = None) -> list[Kind]:
+    """The kinds to run on: GNATSWARM_TEST_KINDS (comma-separated) or DEFAULT_KINDS, and of those the ones in `among`."""
+    text = os.environ.get("GNATSWARM_TEST_KINDS", "")
+    names = [name.strip() for name in text.split(",") if name.strip()] or list(DEFAULT_KINDS)
+    unknown = sorted(set(names) - set(KINDS))
+    if unknown:
+        raise ValueError(f"GNATSWARM_TEST_KINDS names {unknown}; known are {sorted(KINDS)}")
+    return [KINDS[name] for name in names if among is None or name in among]
+
+
+class Log:
+    """The lines a process wrote on stderr so far; a thread reads them, so a full pipe never stops the process."""
+
+    def __init__(self, stream: Iterator[bytes]) -> None:
+        self._changed = threading.Condition()
+        self._lines: list[str] = []
+        self._is_ended = False
+        self._thread = threading.Thread(target=self._read, args=(stream,), daemon=True)
+        self._thread.start()
+
+    def _read(self, stream: Iterator[bytes]) -> None:
+        for raw in stream:
+            with self._changed:
+                self._lines.append(raw.decode("utf-8", "replace").rstrip("\r\n"))
+                self._changed.notify_all()
+        with self._changed:
+            self._is_ended = True
+            self._changed.notify_all()
+
+    @property
+    def lines(self) -> list[str]:
+        with self._changed:
+            return list(self._lines)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_line(self, pattern: str, deadline_s: float = 5.0, start: int = 0) -> re.Match[str]:
+        """The first line from number `start` on in which `pattern` is found; waits for it. TimeoutError otherwise."""
+        until = time.monotonic() + deadline_s
+        compiled = re.compile(pattern)
+        at = start
+        with self._changed:
+            while True:
+                while at < len(self._lines):
+                    found = compiled.search(self._lines[at])
+                    at += 1
+                    if found:
+                        return found
+                left_s = until - time.monotonic()
+                if self._is_ended or left_s <= 0:
+                    why = "the log ended" if self._is_ended else f"not within {deadline_s} s"
+                    raise TimeoutError(f"no log line matches {pattern!r} ({why}); the log:\n" + "\n".join(self._lines))
+                self._changed.wait(left_s)
+
+    def join(self, deadline_s: float = 5.0) -> None:
+        """Wait until the stream has ended, so that `lines` is complete."""
+        self._thread.join(deadline_s)
+
+
+def session_pids(session: int) -> list[int]:
+    """The processes whose session is `session`, zombies excepted."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = Path(entry.path, "stat").read_text()
+        except OSError:
+            continue
+        # The command name is in parentheses and may hold spaces; what follows is: state ppid pgrp session ...
+        state, _ppid, _pgrp, sid = stat.rpartition(")")[2].split()[:4]
+        if int(sid) == session and state not in "ZX":
+            found.append(int(entry.name))
+    return found
+
+
+def wait_pids_gone(pids: Sequence[int], deadline_s: float) -> list[int]:
+    """Wait until all of `pids` ended; what is left after the deadline."""
+    until = time.monotonic() + deadline_s
+    left = []
+    for pid in pids:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            poller = select.poll()
+            poller.register(descriptor, select.POLLIN)
+            if not poller.poll(max(0.0, until - time.monotonic()) * 1000):
+                left.append(pid)
+        finally:
+            os.close(descriptor)
+    return left
+
+
+@dataclass
+class _BeforeExec:
+    """Runs in the child: die with the test run, and live within `descriptors` file descriptors."""
+
+    descriptors: int | None
+
+    def __call__(self) -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if self.descriptors is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self.descriptors, self.descriptors))
+
+
+class Broker:
+    """One broker process.
+
+    `args` follow the address and port on the command line; `config` is the text of a configuration file. `port` 0
+    means any free port. Start it from the main thread: the kernel ties the child's life to the thread that made it.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        args: Sequence[str] = (),
+        config: str | None = None,
+        port: int = 0,
+        descriptors: int | None = None,
+    ) -> None:
+        self.kind = kind
+        self.args = list(args)
+        self.config = config
+        self.port = port
+        self.descriptors = descriptors
+        self.directory: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: Log | None = None
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def command_line(self) -> list[str]:
+        line = [*self.kind.command(), "-a", HOST, "-p", str(self.port or -1), *self.args]
+        if self.config is not None:
+            if self.directory is None:
+                self.directory = Path(tempfile.mkdtemp(prefix="gnatswarm-test-"))
+            path = self.directory / "broker.conf"
+            path.write_text(self.config, encoding="utf-8")
+            line += ["-c", str(path)]
+        return line
+
+    def launch(self) -> Broker:
+        """Start the process without waiting for it to be ready."""
+        assert self._process is None, "already started"
+        self._process = subprocess.Popen(
+            self.command_line(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=_BeforeExec(self.descriptors),  # noqa: PLW1509 - two system calls, no locks
+        )
+        assert self._process.stderr is not None
+        self._log = Log(iter(self._process.stderr.readline, b""))
+        return self
+
+    def start(self) -> Broker:
+        """Start the process and wait until it takes clients; `port` is then the real one."""
+        self.launch()
+        try:
+            self.port = int(self.log.wait_line(LISTENING.pattern, START_DEADLINE_S)[1])
+            self.log.wait_line(READY, START_DEADLINE_S)
+        except TimeoutError as error:
+            self.kill()
+            raise BrokerFailed(f"{self.kind} {' '.join(self.args)} did not start: {error}") from None
+        return self
+
+    def stop(self, by: signal.Signals = signal.SIGTERM, deadline_s: float = STOP_DEADLINE_S) -> int:
+        """Send `by`, wait for the end, and return the exit code (negative: killed by that signal).
+
+        A broker that does not end in time, or leaves processes of its session behind, is killed and `BrokerFailed`.
+        """
+        process = self.process
+        pids = session_pids(process.pid)
+        if process.poll() is None:
+            process.send_signal(by)
+        try:
+            code = process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise BrokerFailed(
+                f"{self.kind} still ran {deadline_s} s after {by.name}; its log:\n{self.log.text}"
+            ) from None
+        orphans = wait_pids_gone([pid for pid in pids if pid != process.pid], deadline_s)
+        self.kill()
+        if orphans:
+            raise BrokerFailed(f"{self.kind} left processes {orphans} behind; its log:\n{self.log.text}")
+        return code
+
+    def wait_exit(self, deadline_s: float = STOP_DEADLINE_S) -> int:
+        """Wait for the process to end by itself; its exit code."""
+        try:
+            code = self.process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise BrokerFailed(f"{self.kind} did not exit within {deadline_s} s; its log:\n{self.log.text}") from None
+        self.log.join()
+        return code
+
+    def kill(self) -> None:
+        """End everything this broker started, at once, and forget its directory. Never fails."""
+        if self._process is not None:
+            pids = session_pids(self._process.pid)
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            wait_pids_gone(pids, 5.0)
+            if self._process.poll() is None:
+                self._process.kill()
+            self._process.wait()
+            if self._log is not None:
+                self._log.join()
+            if self._process.stderr is not None:
+                self._process.stderr.close()
+        if self.directory is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self if self._process is not None else self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._process is None:
+            return
+        if kind is None and self.is_running:
+            self.stop()
+        else:
+            self.kill()
+
+    # -- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "not started"
+        return self._process
+
+    @property
+    def log(self) -> Log:
+        assert self._log is not None, "not started"
+        return self._log
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def url(self) -> str:
+        return f"nats://{HOST}:{self.port}"
+
+    def resident_bytes(self) -> int:
+        """Resident memory of all its processes together, in bytes."""
+        total = 0
+        for pid in session_pids(self.pid):
+            try:
+                pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            except OSError:
+                continue
+            total += pages * resource.getpagesize()
+        return total
+
+    def send_signal(self, what: signal.Signals) -> None:
+        self.process.send_signal(what)
+
+
+class Pool:
+    """Brokers that tests without special options share: one of each kind, started when first asked for."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, Broker] = {}
+        self._failures: dict[str, BrokerFailed] = {}
+
+    def get(self, kind: Kind) -> Broker:
+        """The shared broker of `kind`. One that died is an error for whoever asks next, and is then replaced."""
+        if kind.name in self._failures:
+            raise self._failures[kind.name]
+        broker = self._running.get(kind.name)
+        if broker is not None and not broker.is_running:
+            del self._running[kind.name]
+            broker.kill()
+            raise BrokerFailed(f"the shared {kind} died; its log:\n{broker.log.text}")
+        if broker is None:
+            try:
+                broker = Broker(kind).start()
+            except BrokerFailed as error:
+                self._failures[kind.name] = error
+                raise
+            self._running[kind.name] = broker
+        return broker
+
+    def close(self) -> None:
+        """Stop them all; every one that did not stop well is in the error."""
+        failed = []
+        for broker in self._running.values():
+            try:
+                broker.stop()
+            except BrokerFailed as error:
+                failed.append(str(error))
+        self._running.clear()
+        if failed:
+            raise BrokerFailed("\n".join(failed))
