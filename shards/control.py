@@ -8,15 +8,17 @@ and by the shard; `Framer` is the part without a socket.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from broker.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Raised with every change of a message. Router and shards come from one installation; a mismatch is an upgrade under
 # a running broker, and the shard says so instead of guessing.
@@ -243,6 +245,9 @@ class Channel:
         on_message: Callable[[Message], None],
         on_closed: Callable[[ControlError | None], None],
     ) -> None:
+        # Here and not above: the router encodes Boot and starts its shards before it has paid for asyncio.
+        import asyncio
+
         sock.setblocking(False)
         self._sock = sock
         self._fd = sock.fileno()

@@ -122,8 +122,8 @@ cdef class Page:
     def forget_connections(self, int shard):
         """A shard is dead (reaped, so that it writes no more): take its connections off the broker's count, once.
 
-        Returns how many went. Its gauges and pid become 0, its counters stay. Exact also when the shard was killed inside
-        a change: the broker's count is then compared with the sum of all slots in a moment without changes.
+        Returns how many went. Its gauges and pid become 0, its counters stay. Exact also when the shard was killed
+        inside a change: the broker's count is then compared with the sum of all slots in a moment without changes.
         """
         cdef ShardSlot* slot = self.slot(shard)
         cdef bint killed_inside_change = page_load(&slot.changes_begun) != page_load(&slot.changes_done)

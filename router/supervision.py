@@ -1,0 +1,465 @@
+"""Supervision: what the router does about one shard, as a pure function (state, event, now) → (state, actions).
+
+No process, socket or clock is touched here; `router.supervisor` delivers the events and carries the actions out.
+TRANSITIONS below is the whole of it: one handler for every phase and every event, so that nothing is an `else`.
+Invariants: a shard that is alive has answered a ping in time, or is killed; a process is replaced only after it was
+reaped (Exited); every phase but STOPPED and READY has a deadline, so nothing waits for ever.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from shards.control import Drain, LameDuck, Message, Ping, Stop
+
+PING_INTERVAL_S = 0.5  # between the answer to one ping and the next
+SUSPECT_AFTER_S = 0.75  # unanswered for so long: new connections are steered elsewhere
+HUNG_AFTER_S = 2.0  # unanswered for so long: killed. Siblings hold fences for it meanwhile
+
+# From exec to Ready. 64 shards on two slow cores take some ten seconds together; one that takes thirty has hung.
+BOOT_DEADLINE_S = 30.0
+BOOT_ATTEMPTS = 3  # deaths before the first Ready, after which the shard counts as one that cannot boot
+
+# A single crash is repaired at once; a shard that crashes again and again must not eat the machine.
+BACKOFF_FIRST_S = 0.25
+BACKOFF_LONGEST_S = 10.0
+STABLE_AFTER_S = 10.0  # ready for so long: earlier deaths are forgotten
+
+STOP_DEADLINE_S = 3.0  # from Stop to SIGKILL
+LEAVE_MARGIN_S = 2.0  # past its own deadline, before a shard that leaves is killed
+
+
+class Phase(enum.Enum):
+    """Where one shard stands."""
+
+    STOPPED = "stopped"  # no process, none wanted
+    BACKING_OFF = "backing off"  # no process; the next one starts at `deadline`
+    STARTING = "starting"  # the process runs; its link socket does not listen yet
+    LINKED = "linked"  # siblings can reach it; it does not accept yet
+    READY = "ready"  # accepts and serves
+    DRAINING = "draining"  # was asked to leave, serves what it has
+    STOPPING = "stopping"  # was told to stop at once
+    KILLED = "killed"  # SIGKILL was sent, not reaped yet
+
+
+class ShardState(msgspec.Struct, frozen=True):
+    """All that supervision remembers of one shard; times are of one monotonic clock, in seconds."""
+
+    phase: Phase = Phase.STOPPED
+    is_founder: bool = True  # one of the broker's first shards: without it there is no start
+    is_wanted: bool = False  # should run when whatever is under way now has ended
+    leave: Message | None = None  # Drain or LameDuck to send when it is ready to leave
+    deadline: float = math.inf  # by when the phase has to end
+    was_ready: bool = False  # at least once, in any of its processes
+    ready_since: float = 0.0
+    ping_seq: int = 0
+    ping_sent_at: float | None = None  # of the ping that is unanswered
+    next_ping_at: float = 0.0
+    is_suspect: bool = False  # late with its answer
+    has_drained: bool = False  # said Drained, or had all the time there was
+    deaths: int = 0  # in a row, without a stable time between
+    starts: int = 0
+    fatal_reason: str = ""  # what the shard itself gave as reason that it cannot run
+    last_reason: str = ""  # why the last process ended, for log and status
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether new connections should be steered to it."""
+        return self.phase is Phase.READY and self.is_wanted and not self.is_suspect
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether its siblings should hold a link to it."""
+        return self.phase in (Phase.LINKED, Phase.READY, Phase.DRAINING)
+
+    @property
+    def has_process(self) -> bool:
+        """Whether a process runs or waits to be reaped."""
+        return self.phase not in (Phase.STOPPED, Phase.BACKING_OFF)
+
+
+# ---- events ----
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened to one shard."""
+
+
+class StartWanted(Event, frozen=True):
+    """The broker starts, or is scaled up."""
+
+
+class LeaveWanted(Event, frozen=True):
+    """The broker is scaled down, or is a lame duck."""
+
+    message: Drain | LameDuck
+
+
+class StopWanted(Event, frozen=True):
+    """The broker stops."""
+
+
+class SpawnFailed(Event, frozen=True):
+    """The process could not even be started."""
+
+    reason: str
+
+
+class Linked(Event, frozen=True):
+    """The shard said that its link socket listens."""
+
+
+class Ready(Event, frozen=True):
+    """The shard said that it accepts."""
+
+
+class Pong(Event, frozen=True):
+    """The shard answered a ping."""
+
+    seq: int
+
+
+class Fatal(Event, frozen=True):
+    """The shard said that it cannot run."""
+
+    reason: str
+
+
+class Drained(Event, frozen=True):
+    """The shard said that all its clients are gone."""
+
+
+class ChannelEnded(Event, frozen=True):
+    """The control channel ended, for this reason."""
+
+    reason: str
+
+
+class Exited(Event, frozen=True):
+    """The process was reaped; it was ended so."""
+
+    reason: str
+
+
+class Tick(Event, frozen=True):
+    """Time has passed. Comes a few times a second."""
+
+
+class Late(Event, frozen=True):
+    """The router itself did not run for so long: nobody is to blame for silence in that time."""
+
+    gap_s: float
+
+
+EVENTS: tuple[type[Event], ...] = (
+    StartWanted,
+    LeaveWanted,
+    StopWanted,
+    SpawnFailed,
+    Linked,
+    Ready,
+    Pong,
+    Fatal,
+    Drained,
+    ChannelEnded,
+    Exited,
+    Tick,
+    Late,
+)
+
+
+# ---- actions ----
+
+
+class Action(msgspec.Struct, frozen=True):
+    """Something the supervisor has to do, in the order given."""
+
+
+class Spawn(Action, frozen=True):
+    """Start a process for this shard; SpawnFailed when that fails."""
+
+
+class Kill(Action, frozen=True):
+    """SIGKILL the process."""
+
+
+class Send(Action, frozen=True):
+    """Say this on the control channel."""
+
+    message: Message
+
+
+class Forget(Action, frozen=True):
+    """The process is gone: take its connections off the broker's count, its channel away, its sockets back."""
+
+
+class StopRouter(Action, frozen=True):
+    """The broker cannot start, for this reason."""
+
+    reason: str
+
+
+class Report(Action, frozen=True):
+    """A line for the log."""
+
+    level: str  # "info", "warning", "error"
+    text: str
+
+
+Result = tuple[ShardState, tuple[Action, ...]]
+Handler = Callable[[ShardState, Event, float], Result]
+
+
+def step(state: ShardState, event: Event, now: float) -> Result:
+    """The shard's next state, and what to do about it."""
+    return TRANSITIONS[state.phase][type(event)](state, event, now)
+
+
+def backoff_s(deaths: int) -> float:
+    """How long to wait before the next start after so many deaths in a row: 0, 0.25, 0.5, … 10 s."""
+    if deaths <= 1:
+        return 0.0
+    return float(min(BACKOFF_LONGEST_S, BACKOFF_FIRST_S * 2 ** min(deaths - 2, 16)))
+
+
+def _with(state: ShardState, **changes: object) -> ShardState:
+    return msgspec.structs.replace(state, **changes)
+
+
+# ---- handlers ----
+
+
+def _nothing(state: ShardState, event: Event, now: float) -> Result:
+    return state, ()
+
+
+def _spawn(state: ShardState, event: Event, now: float) -> Result:
+    return _spawned(_with(state, is_wanted=True, leave=None, deaths=0, fatal_reason=""), now), (Spawn(),)
+
+
+def _spawned(state: ShardState, now: float) -> ShardState:
+    return _with(
+        state,
+        phase=Phase.STARTING,
+        deadline=now + BOOT_DEADLINE_S,
+        starts=state.starts + 1,
+        ping_sent_at=None,
+        is_suspect=False,
+        has_drained=False,
+        fatal_reason="",
+    )
+
+
+def _again(state: ShardState, event: Event, now: float) -> Result:
+    return _with(state, is_wanted=True, leave=None), ()
+
+
+def _later(state: ShardState, event: Event, now: float) -> Result:
+    # Connections may wait in its listener's queue already: it has to accept them before it may leave.
+    assert isinstance(event, LeaveWanted)
+    return _with(state, is_wanted=False, leave=event.message), ()
+
+
+def _leave(state: ShardState, event: Event, now: float) -> Result:
+    assert isinstance(event, LeaveWanted)
+    return _draining(_with(state, is_wanted=False, leave=event.message), now)
+
+
+def _draining(state: ShardState, now: float) -> Result:
+    message = state.leave
+    assert isinstance(message, Drain | LameDuck)
+    allowed_s = message.deadline_s if isinstance(message, Drain) else message.grace_s + message.duration_s
+    state = _with(state, phase=Phase.DRAINING, deadline=now + allowed_s + LEAVE_MARGIN_S)
+    return state, (Send(message),)
+
+
+def _stop(state: ShardState, event: Event, now: float) -> Result:
+    state = _with(state, phase=Phase.STOPPING, is_wanted=False, leave=None, deadline=now + STOP_DEADLINE_S)
+    return state, (Send(Stop()),)
+
+
+def _cancel(state: ShardState, event: Event, now: float) -> Result:
+    return _with(state, phase=Phase.STOPPED, is_wanted=False, leave=None, deadline=math.inf), ()
+
+
+def _kill(state: ShardState, reason: str) -> Result:
+    # The reason is logged when the process is reaped, once, together with what happens next.
+    return _with(state, phase=Phase.KILLED, deadline=math.inf, last_reason=reason), (Kill(),)
+
+
+def _breach(state: ShardState, event: Event, now: float) -> Result:
+    return _kill(state, f"it said {type(event).__name__} while {state.phase.value}")
+
+
+def _linked(state: ShardState, event: Event, now: float) -> Result:
+    return _with(state, phase=Phase.LINKED), ()
+
+
+def _ready(state: ShardState, event: Event, now: float) -> Result:
+    state = _with(
+        state,
+        phase=Phase.READY,
+        deadline=math.inf,
+        was_ready=True,
+        ready_since=now,
+        next_ping_at=now,
+        ping_sent_at=None,
+    )
+    if not state.is_wanted:
+        return _draining(state, now)
+    return state, ()
+
+
+def _pong(state: ShardState, event: Event, now: float) -> Result:
+    assert isinstance(event, Pong)
+    if state.ping_sent_at is None or event.seq != state.ping_seq:
+        return _kill(state, f"it answered ping {event.seq}, which was not asked")
+    return _with(state, ping_sent_at=None, is_suspect=False, next_ping_at=now + PING_INTERVAL_S), ()
+
+
+def _fatal(state: ShardState, event: Event, now: float) -> Result:
+    assert isinstance(event, Fatal)
+    return _kill(_with(state, fatal_reason=event.reason), event.reason)
+
+
+def _drained(state: ShardState, event: Event, now: float) -> Result:
+    return _with(state, has_drained=True, deadline=min(state.deadline, now + LEAVE_MARGIN_S)), ()
+
+
+def _ended(state: ShardState, event: Event, now: float) -> Result:
+    assert isinstance(event, ChannelEnded)
+    if state.has_drained:
+        return state, ()
+    # Most often the process is dead already, and its exit status, which comes next, says more.
+    return _kill(state, event.reason)
+
+
+def _booting(state: ShardState, event: Event, now: float) -> Result:
+    if now >= state.deadline:
+        return _kill(state, f"it was not ready within {BOOT_DEADLINE_S:.0f} s")
+    return state, ()
+
+
+def _serving(state: ShardState, event: Event, now: float) -> Result:
+    if state.deaths and now - state.ready_since >= STABLE_AFTER_S:
+        state = _with(state, deaths=0)
+    return _ping(state, now)
+
+
+def _leaving(state: ShardState, event: Event, now: float) -> Result:
+    if now >= state.deadline:
+        what = "exit" if state.has_drained else "drain"
+        return _kill(_with(state, has_drained=True), f"it did not {what} in time")
+    if state.has_drained:
+        return state, ()
+    return _ping(state, now)
+
+
+def _ping(state: ShardState, now: float) -> Result:
+    if state.ping_sent_at is None:
+        if now < state.next_ping_at:
+            return state, ()
+        state = _with(state, ping_seq=state.ping_seq + 1, ping_sent_at=now)
+        return state, (Send(Ping(state.ping_seq)),)
+    silent_s = now - state.ping_sent_at
+    if silent_s >= HUNG_AFTER_S:
+        return _kill(state, f"it did not answer for {silent_s:.1f} s")
+    return _with(state, is_suspect=silent_s >= SUSPECT_AFTER_S), ()
+
+
+def _waiting(state: ShardState, event: Event, now: float) -> Result:
+    if now >= state.deadline:
+        return _kill(_with(state, has_drained=True), f"it did not stop within {STOP_DEADLINE_S:.0f} s")
+    return state, ()
+
+
+def _retry(state: ShardState, event: Event, now: float) -> Result:
+    if now >= state.deadline:
+        return _spawned(state, now), (Spawn(),)
+    return state, ()
+
+
+def _late(state: ShardState, event: Event, now: float) -> Result:
+    assert isinstance(event, Late)
+    asked = state.ping_sent_at
+    return _with(
+        state,
+        deadline=state.deadline + event.gap_s,
+        ping_sent_at=None if asked is None else asked + event.gap_s,
+    ), ()
+
+
+def _finish(state: ShardState, event: Event, now: float) -> Result:
+    # has_drained: whatever happens next, this shard is not started again to serve what waits for it.
+    return _with(state, is_wanted=False, leave=None, has_drained=True), ()
+
+
+def _gone(state: ShardState, event: Event, now: float) -> Result:
+    """A process that was told to stop has gone."""
+    return _with(state, phase=Phase.STOPPED, is_wanted=False, deadline=math.inf, is_suspect=False), (Forget(),)
+
+
+def _died(state: ShardState, event: Event, now: float) -> Result:
+    """The process has gone. Was that its time, or is it to be replaced?"""
+    assert isinstance(event, Exited | SpawnFailed)
+    reason = state.last_reason if state.phase is Phase.KILLED and state.last_reason else event.reason
+    base = _with(
+        state,
+        phase=Phase.STOPPED,
+        deadline=math.inf,
+        ping_sent_at=None,
+        is_suspect=False,
+        last_reason=reason,
+    )
+    if state.has_drained:
+        done: tuple[Action, ...] = (Forget(), Report("info", f"has left ({reason})"))
+        if state.is_wanted:
+            return _spawned(_with(base, leave=None, deaths=0), now), (*done, Spawn())
+        return _with(base, leave=None), done
+    deaths = state.deaths + 1
+    base = _with(base, deaths=deaths)
+    if not state.was_ready and (state.fatal_reason or deaths >= BOOT_ATTEMPTS):
+        base = _with(base, is_wanted=False, leave=None)
+        if state.is_founder:
+            return base, (Forget(), StopRouter(f"cannot start: {reason}"))
+        return base, (Forget(), Report("error", f"cannot start, the broker goes on without it: {reason}"))
+    if not state.is_wanted and deaths >= BOOT_ATTEMPTS:
+        return _with(base, leave=None), (Forget(), Report("error", f"died {deaths} times while leaving: {reason}"))
+    # What cannot boot now but did before (no memory, no descriptors) may boot later: others' clients are not
+    # thrown out for it.
+    delay_s = BACKOFF_LONGEST_S if state.fatal_reason else backoff_s(deaths)
+    again = "starting it again" if delay_s == 0 else f"starting it again in {delay_s:g} s"
+    told: tuple[Action, ...] = (Forget(), Report("warning", f"died: {reason}; {again}"))
+    if delay_s == 0:
+        return _spawned(base, now), (*told, Spawn())
+    return _with(base, phase=Phase.BACKING_OFF, deadline=now + delay_s), told
+
+
+# fmt: off
+# SpawnFailed comes in the step that asked for the spawn, which left the shard STARTING. What a process said last may
+# be read after its death was seen, or after it was told to stop: ignored there.
+_ROWS: dict[type[Event], tuple[Handler, ...]] = {
+    #              STOPPED    BACKING    STARTING   LINKED     READY      DRAINING   STOPPING   KILLED
+    StartWanted:  (_spawn,    _again,    _again,    _again,    _nothing,  _again,    _nothing,  _again),
+    LeaveWanted:  (_nothing,  _later,    _later,    _later,    _leave,    _nothing,  _nothing,  _later),
+    StopWanted:   (_nothing,  _cancel,   _stop,     _stop,     _stop,     _stop,     _nothing,  _finish),
+    SpawnFailed:  (_nothing,  _nothing,  _died,     _nothing,  _nothing,  _nothing,  _nothing,  _nothing),
+    Linked:       (_nothing,  _nothing,  _linked,   _breach,   _breach,   _breach,   _nothing,  _nothing),
+    Ready:        (_nothing,  _nothing,  _breach,   _ready,    _breach,   _breach,   _nothing,  _nothing),
+    Pong:         (_nothing,  _nothing,  _breach,   _breach,   _pong,     _pong,     _nothing,  _nothing),
+    Fatal:        (_nothing,  _nothing,  _fatal,    _fatal,    _fatal,    _fatal,    _nothing,  _nothing),
+    Drained:      (_nothing,  _nothing,  _breach,   _breach,   _breach,   _drained,  _nothing,  _nothing),
+    ChannelEnded: (_nothing,  _nothing,  _ended,    _ended,    _ended,    _ended,    _nothing,  _nothing),
+    Exited:       (_nothing,  _nothing,  _died,     _died,     _died,     _died,     _gone,     _died),
+    Tick:         (_nothing,  _retry,    _booting,  _booting,  _serving,  _leaving,  _waiting,  _nothing),
+    Late:         (_nothing,  _nothing,  _late,     _late,     _late,     _late,     _late,     _nothing),
+}
+# fmt: on
+
+TRANSITIONS: dict[Phase, dict[type[Event], Handler]] = {
+    phase: {event: handlers[number] for event, handlers in _ROWS.items()} for number, phase in enumerate(Phase)
+}
