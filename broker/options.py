@@ -1,7 +1,8 @@
 """Every option of the broker, typed, frozen and documented; parsed once by the router, passed whole to each shard.
 
 One struct per section. Type, default, unit and meaning of an option stand on one line. Unknown keys are
-errors. This module reads no file: `broker.conf` reads the server's relaxed syntax, `router.cli` the command line.
+errors. This module reads no file: `broker.conf` reads the server's relaxed syntax, `router.cli` the command line,
+`router.options_build` makes this of both. Secrets are left out of every repr, so that no log can show one.
 """
 
 from __future__ import annotations
@@ -10,8 +11,22 @@ import msgspec
 
 from broker.limits import Limits
 
+SECRET_FIELDS = frozenset({"auth_token", "auth_password", "password", "arguments"})
 
-class Logging(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+
+class _Discreet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A struct whose repr names what is set and hides what is secret."""
+
+    def __repr__(self) -> str:
+        shown = []
+        for field in msgspec.structs.fields(type(self)):
+            value = getattr(self, field.name)
+            if value != field.default:
+                shown.append(f"{field.name}=" + ("…" if field.name in SECRET_FIELDS else repr(value)))
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class Logging(_Discreet, frozen=True, forbid_unknown_fields=True):
     """Where log lines go and how much they say."""
 
     file: str = ""  # path; "": standard error
@@ -20,9 +35,10 @@ class Logging(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     logtime: bool = True  # timestamps on every line
     debug: bool = False  # -D: connections, links, decisions
     trace: bool = False  # -V: every operation of every client; slow
+    trace_payload_bytes: int = 0  # longest piece of a message that -V shows; 0: no limit
 
 
-class Swarm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Swarm(_Discreet, frozen=True, forbid_unknown_fields=True):
     """The shards behind one address; ours alone, nats-server has no such section."""
 
     shards: int = 0  # 1..64; 0: the number of usable cores (affinity and cgroup respected)
@@ -31,12 +47,20 @@ class Swarm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefer_local: bool = False  # queue groups: members on the publisher's shard first
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole configuration of one broker."""
+class User(_Discreet, frozen=True, forbid_unknown_fields=True):
+    """Somebody who may connect with a user name and a plain password."""
+
+    name: str
+    password: str = ""
+
+
+class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
+    """The whole configuration of one broker. At most one of token, user and users is set."""
 
     host: str = ""  # address to listen on; "" or "0.0.0.0": every address, IPv6 included where there is
     port: int = 4222  # clients' TCP port; -1: any free one
     server_name: str = ""  # shown in INFO and on the monitoring pages; "": the server id
+    server_tags: tuple[str, ...] = ()  # lower-case words shown on the monitoring pages
     limits: Limits = Limits()
     logging: Logging = Logging()
     swarm: Swarm = Swarm()
@@ -44,8 +68,14 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ports_file_dir: str = ""  # a file <program>_<pid>.ports with the ports in use is written here
     http_host: str = ""  # monitoring address; "": same as host
     http_port: int = 0  # monitoring port; 0: off, -1: any free one
+    http_base_path: str = ""  # what stands before every monitoring path, as a proxy may need
     client_advertise: str = ""  # host[:port] to show in connect_urls instead of our own
     headers: bool = True  # offer message headers (HPUB, HMSG)
     auth_token: str = ""  # token every client must give; "": none
     auth_user: str = ""  # with auth_password: the one user; "": none
     auth_password: str = ""
+    users: tuple[User, ...] = ()  # several users instead of the one; (): none
+    no_auth_user: str = ""  # one of users: who a client is that gives no credentials; "": it is refused
+    config_file: str = ""  # where this came from; "": the command line alone
+    arguments: tuple[str, ...] = ()  # the command line, to build this anew at a reload
+    notices: tuple[str, ...] = ()  # what was asked for and is not offered; said at start, one line each
