@@ -22,7 +22,7 @@ PIP_INSTALL = $(PY) -m pip install -qq --progress-bar off --constraint constrain
 PYTEST = $(PY) -P -m pytest
 
 COMPILED_SOURCES := $(shell find broker shards -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
-# cython-lint fails when it is given nothing to read.
+# cython-lint fails when it is given nothing to read, and calls pycodestyle by its name alone.
 CYTHON_SOURCES := $(filter %.pyx %.pxd,$(COMPILED_SOURCES))
 
 .DEFAULT_GOAL := help
@@ -44,7 +44,7 @@ lint: $(VENV)/.installed ## ruff, mypy --strict, cython-lint
 	@echo "ruff …" && $(PY) -m ruff check . && $(PY) -m ruff format --check .
 	@echo "mypy …" && $(PY) -m mypy .
 ifneq ($(CYTHON_SOURCES),)
-	@echo "cython-lint …" && $(VENV)/bin/cython-lint $(CYTHON_SOURCES)
+	@echo "cython-lint …" && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint $(CYTHON_SOURCES)
 endif
 
 format: $(VENV)/.installed ## let ruff lay out the Python files

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -69,8 +70,7 @@ class BuildCompiledModules(build_ext):
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        if self.parallel is None:
-            self.parallel = usable_cores()
+        self.parallel: int = self.parallel or usable_cores()
 
     def run(self) -> None:
         if not self.extensions:
@@ -82,11 +82,10 @@ class BuildCompiledModules(build_ext):
             self.build_into(work)
 
     def build_into(self, work: Path) -> None:
-        import Cython
         from Cython.Build import cythonize
 
         # Timestamps say which sources changed; they know nothing of flags or of another Cython.
-        fingerprint = repr((Cython.__version__, COMPILE_ARGS, LINK_ARGS, MACROS, DIRECTIVES))
+        fingerprint = repr((version("cython"), COMPILE_ARGS, LINK_ARGS, MACROS, DIRECTIVES))
         stamp = work / ("fingerprint-inplace" if self.inplace else "fingerprint-lib")
         if not stamp.exists() or stamp.read_text() != fingerprint:
             self.force = True
