@@ -37,8 +37,8 @@ else:
     COMPILE_ARGS = ["-O3", "-fno-semantic-interposition", "-g1"]
     LINK_ARGS = []
     MACROS = [("CYTHON_WITHOUT_ASSERTIONS", "1")]
-# What Cython writes and then does not need is nobody's mistake.
-COMPILE_ARGS += ["-Wno-unused-function", "-Wno-unused-variable"]
+# What Cython writes and then does not need, or counts with an int of its own, is nobody's mistake.
+COMPILE_ARGS += ["-Wno-unused-function", "-Wno-unused-variable", "-Wno-sign-compare"]
 if NATIVE:
     COMPILE_ARGS.append("-march=native")
 
@@ -89,20 +89,26 @@ class BuildCompiledModules(build_ext):
         stamp = work / ("fingerprint-inplace" if self.inplace else "fingerprint-lib")
         if not stamp.exists() or stamp.read_text() != fingerprint:
             self.force = True
-        generated = cythonize(
+        compiled = cythonize(
             self.extensions,
             build_dir=str((work / "cython").relative_to(ROOT)),
             compiler_directives=DIRECTIVES,
             nthreads=usable_cores(),
             force=self.force,
             quiet=True,
+            exclude_failures=True,  # Cython has said where; the others are built all the same
         )
-        for extension, with_c in zip(self.extensions, generated, strict=True):
-            extension.sources = with_c.sources
-            extension.depends = with_c.depends
         self.remove_modules_without_source()
+        with_c = {extension.name: extension for extension in compiled}
+        failed = [extension.name for extension in self.extensions if extension.name not in with_c]
+        self.extensions[:] = [extension for extension in self.extensions if extension.name in with_c]
+        for extension in self.extensions:
+            extension.sources = with_c[extension.name].sources
+            extension.depends = with_c[extension.name].depends
         super().run()
         stamp.write_text(fingerprint)
+        if failed:
+            raise SystemExit(f"not compiled: {', '.join(failed)}")
 
     def remove_modules_without_source(self) -> None:
         """A .so whose .pyx was renamed or became a .py would still be imported, and before the .py."""
