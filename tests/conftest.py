@@ -19,7 +19,7 @@ _ROOT = str(Path(__file__).resolve().parent.parent)
 if _ROOT not in sys.path:
     sys.path.append(_ROOT)
 
-from tests.support.servers import (
+from tests.support.servers import (  # noqa: E402
     KINDS,
     Broker,
     BrokerUnavailable,
@@ -28,7 +28,7 @@ from tests.support.servers import (
     oracle_is_required,
     selected_kinds,
 )
-from tests.support.wire import Cluster
+from tests.support.wire import Cluster  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:

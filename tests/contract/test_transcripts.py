@@ -31,7 +31,6 @@ def cases() -> list[object]:
     ]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("kind", "transcript", "piece_bytes"), cases())
 async def test_transcript(
     kind: Kind,

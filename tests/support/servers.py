@@ -10,6 +10,7 @@ is for a condition and has a deadline.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -97,7 +98,7 @@ def oracle_is_required() -> bool:
 
 
 def selected_kinds(among: Sequence[str] | None = None) -> list[Kind]:
-    """The kinds to run on: GNATSWARM_TEST_KINDS (comma-separated) or DEFAULT_KINDS, and of those the ones in `among`."""
+    """The kinds to run on: GNATSWARM_TEST_KINDS (comma-separated) or DEFAULT_KINDS, if they are in `among`."""
     text = os.environ.get("GNATSWARM_TEST_KINDS", "")
     names = [name.strip() for name in text.split(",") if name.strip()] or list(DEFAULT_KINDS)
     unknown = sorted(set(names) - set(KINDS))
@@ -250,7 +251,7 @@ class Broker:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=_BeforeExec(self.descriptors),  # noqa: PLW1509 - two system calls, no locks
+            preexec_fn=_BeforeExec(self.descriptors),
         )
         assert self._process.stderr is not None
         self._log = Log(iter(self._process.stderr.readline, b""))
@@ -304,10 +305,8 @@ class Broker:
         if self._process is not None:
             pids = session_pids(self._process.pid)
             for pid in pids:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
             wait_pids_gone(pids, 5.0)
             if self._process.poll() is None:
                 self._process.kill()
@@ -320,7 +319,9 @@ class Broker:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def __enter__(self) -> Self:
-        return self if self._process is not None else self.start()
+        if self._process is None:
+            self.start()
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._process is None:

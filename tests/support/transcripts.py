@@ -19,7 +19,7 @@ The first line is a comment, a sentence that says what the transcript shows. The
 `C1:`/`S1:`, `C2:`/`S2:` and so on are several clients; `C:` is client 1. A client connects at its first line; its INFO
 is read then, and can be matched only by an `S~: INFO …` as that first line. `C1: <close>` closes from our side,
 `C1: <shut>` ends our sending only.
-Escapes: \r \n \t \0 \\ \xNN, a trailing space as \x20, and \{x*1000} for a thousand times x. Characters go out as UTF-8.
+Escapes: \r \n \t \0 \\ \xNN, a trailing space as \x20, and \{x*1000} for a thousand times x. Text goes out as UTF-8.
 
 Directives run in order. Lines of one client that follow one another are sent as one segment, or one byte a segment.
 """
@@ -181,19 +181,16 @@ async def run(transcript: Transcript, cluster: Cluster, piece_bytes: int | None 
                 said[step.client] = said.get(step.client, b"") + step.data
             await _play(step, client, piece_bytes)
         except Exception as error:
-            raise AssertionError(
-                f"{transcript.path.name}:{step.line}: client {step.client}, {step.what}: {type(error).__name__}: {error}"
-            ) from error
+            where = f"{transcript.path.name}:{step.line}: client {step.client}, {step.what}"
+            raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
     for number, client in clients.items():
         await _leave(client, said.get(number, b""))
 
 
 async def _play(step: Step, client: Client, piece_bytes: int | None) -> None:
     match step.what:
-        case "send" if piece_bytes is None:
-            await client.send(step.data)
         case "send":
-            await client.send_split(step.data, piece_bytes)
+            await client.send_split(step.data, piece_bytes or len(step.data))
         case "close":
             client.close()
         case "shut":
@@ -210,7 +207,7 @@ async def _play(step: Step, client: Client, piece_bytes: int | None) -> None:
 
 
 async def _leave(client: Client, said: bytes) -> None:
-    """Take back the subscriptions made here: the shared broker sees our close a moment later than the next test comes."""
+    """Take back the subscriptions made here: a shared broker may see our close later than the next test."""
     if client.is_ended or client.sock.fileno() < 0:
         return
     sids = {found[1] for found in _SUB.finditer(said)}

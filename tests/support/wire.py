@@ -123,7 +123,7 @@ class Client:
         deadline_s: float = DEADLINE_S,
         receive_bytes: int | None = None,
     ) -> Client:
-        """Connect and read INFO. `connect`: CONNECT is sent with these keys (or this JSON text) and fenced by a PING."""
+        """Connect and read INFO. `connect`: then CONNECT with these keys (or this JSON text), fenced by a PING."""
         client = await cls.dial(port, host, deadline_s, receive_bytes)
         try:
             await client.read_info()
@@ -231,7 +231,7 @@ class Client:
 
     async def read_line(self, deadline_s: float | None = None) -> bytes:
         """The next line, CRLF included."""
-        await self._wait(lambda buffer: b"\r\n" in buffer, "a line", deadline_s)
+        await self._wait(lambda buffer: buffer.find(b"\r\n") >= 0, "a line", deadline_s)
         return self._take(self._buffer.index(b"\r\n") + 2)
 
     def _frame_bytes(self) -> int:
@@ -239,7 +239,7 @@ class Client:
         end = self._buffer.find(b"\r\n")
         if end < 0:
             return 0
-        words = self._buffer[:end].split()
+        words = bytes(self._buffer[:end]).split()
         body_bytes = int(words[-1]) + 2 if words and words[0].upper() in (b"MSG", b"HMSG") else 0
         whole = end + 2 + body_bytes
         return whole if len(self._buffer) >= whole else 0
