@@ -134,9 +134,9 @@ class Drained(Event, frozen=True):
 
 
 class ChannelEnded(Event, frozen=True):
-    """The control channel ended, for this reason."""
+    """The control channel ended."""
 
-    reason: str
+    reason: str  # "": in order, as when the process dies; its exit status says more
 
 
 class Exited(Event, frozen=True):
@@ -334,7 +334,7 @@ def _ended(state: ShardState, event: Event, now: float) -> Result:
     assert isinstance(event, ChannelEnded)
     if state.has_drained:
         return state, ()
-    # Most often the process is dead already, and its exit status, which comes next, says more.
+    # Most often the process is dead already. One that lives is of no use without its channel.
     return _kill(state, event.reason)
 
 
@@ -404,7 +404,7 @@ def _gone(state: ShardState, event: Event, now: float) -> Result:
 
 
 def _died(state: ShardState, event: Event, now: float) -> Result:
-    """The process has gone. Was that its time, or is it to be replaced?"""
+    """The process has gone: that was its time, or it is to be replaced."""
     assert isinstance(event, Exited | SpawnFailed)
     reason = state.last_reason if state.phase is Phase.KILLED and state.last_reason else event.reason
     base = _with(

@@ -110,7 +110,7 @@ class Steered(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Leave: accept until the queue was empty for a second, ldm INFO, flush, close within deadline_s, Drained, exit 0."""
+    """Leave: accept until the queue was empty for a second, ldm INFO, flush, close in deadline_s, Drained, exit 0."""
 
     deadline_s: float
 
@@ -233,9 +233,9 @@ class Framer:
 class Channel:
     """One end of the control channel on a running event loop; owns the socket.
 
-    `on_message` gets every message in order, `on_closed` is called exactly once: with None when the other end closed
-    between two frames or close() was called here, else with the reason. Neither is called from the constructor or from send().
-    send() never blocks: what the socket does not take waits here, up to MAX_PENDING_BYTES.
+    `on_message` gets every message in order. `on_closed` is called exactly once: with None when the other end closed
+    between two frames or close() was called here, else with the reason. Neither is called from the constructor or
+    from send(). send() never blocks: what the socket does not take waits here, up to MAX_PENDING_BYTES.
     """
 
     def __init__(
@@ -290,6 +290,16 @@ class Channel:
         """Close at once. What the socket has not taken is lost; what it has, the other end can still read."""
         self._finish(None)
 
+    def close_silently(self) -> None:
+        """As close(), without calling on_closed."""
+        if not self._is_closed:
+            self._shut()
+
+    def read_to_end(self) -> None:
+        """Deliver now what the other end, which is dead, said last; then on_closed."""
+        while not self._is_closed and self._on_readable():
+            pass
+
     def _flush(self) -> None:
         while self._pending:
             frame = self._pending[0]
@@ -317,17 +327,18 @@ class Channel:
         if not self._pending and not self._is_closed:
             self._loop.remove_writer(self._fd)
 
-    def _on_readable(self) -> None:
+    def _on_readable(self) -> bool:
+        """Read once. False when there was nothing to read."""
         try:
             data = self._sock.recv(READ_BYTES)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except ConnectionResetError:
             # An end of the stream as well: a Unix socket says so when its peer died with bytes unread.
             data = b""
         except OSError as error:
             self._finish(ControlError(f"cannot read from the control channel: {error}"))
-            return
+            return False
         try:
             if data:
                 messages = self._framer.feed(data)
@@ -336,13 +347,14 @@ class Channel:
                 messages = []
         except ControlError as error:
             self._finish(error)
-            return
+            return False
         for message in messages:
             if self._is_closed:
-                return
+                return False
             self._on_message(message)
         if not data:
             self._finish(None)
+        return bool(data)
 
     def _finish_soon(self, error: ControlError) -> None:
         # The caller of send() is in the middle of something: tell it on the next turn.

@@ -1,0 +1,158 @@
+"""One running shard as the router holds it: a pid that cannot be another's, and the control channel.
+
+Started by exec, never by a fork of this process; gets the descriptors that Boot names, under the same numbers, and no
+other. SIGHUP, SIGINT, SIGUSR1, SIGUSR2, SIGTTIN and SIGTTOU are blocked in it from its first instruction: the terminal
+sends those to the whole process group, and the router decides. It is reaped by its pidfd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+
+from shards.control import Boot, Channel, ControlError, Message, ToRouter, encode
+
+GROUP_SIGNALS = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+)
+
+# What a Unix socket takes at once, with the kernel's defaults (212,992 bytes) and some room. A larger Boot, of a
+# configuration with thousands of users, goes out when the event loop runs.
+BOOT_SENT_AT_ONCE_BYTES = 128 * 1024
+
+
+def shard_command() -> list[str]:
+    """What runs a shard; --control-fd and its number follow. -P: a folder `shards` in the current one is not ours."""
+    return [sys.executable, "-P", "-m", "shards"]
+
+
+def shard_environment() -> dict[str, str]:
+    """Our environment; from a source tree also where our packages are, because of -P."""
+    environment = dict(os.environ)
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if os.path.basename(root) not in ("site-packages", "dist-packages"):
+        before = environment.get("PYTHONPATH", "")
+        if root not in before.split(os.pathsep):
+            environment["PYTHONPATH"] = root + os.pathsep + before if before else root
+    return environment
+
+
+def exit_text(status: int) -> str:
+    """How a process ended, from its wait status, for a log line."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+class ShardProcess:
+    """Starts the process at once and says Boot to it; OSError when that is not possible.
+
+    `open_channel` follows when an event loop runs. `close` has to follow the death.
+    """
+
+    def __init__(self, command: Sequence[str], boot: Boot) -> None:
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            inherited = [*boot.listener_fds, boot.page_fd, theirs.fileno()]
+            if boot.handoff_fd >= 0:
+                inherited.append(boot.handoff_fd)
+            arguments = [*command, "--control-fd", str(theirs.fileno())]
+            # dup2() onto itself clears close-on-exec in the child (glibc 2.29, musl 1.1.24, POSIX 2024).
+            self.pid = os.posix_spawnp(
+                arguments[0],
+                arguments,
+                shard_environment(),
+                file_actions=[(os.POSIX_SPAWN_DUP2, fd, fd) for fd in inherited],
+                setsigmask=GROUP_SIGNALS,
+            )
+        except BaseException:
+            self._sock.close()
+            raise
+        finally:
+            theirs.close()
+        self.boot = boot
+        self._is_reaped = False
+        self._channel: Channel | None = None
+        self._pidfd = -1
+        self._unsent: Boot | None = boot
+        frame = encode(boot)
+        if len(frame) <= BOOT_SENT_AT_ONCE_BYTES:
+            self._unsent = None
+            # It may be dead already; its exit status says why.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._sock.sendall(frame)
+
+    def open_channel(
+        self,
+        on_message: Callable[[ShardProcess, Message], None],
+        on_ended: Callable[[ShardProcess, ControlError | None], None],
+        on_exited: Callable[[ShardProcess, str], None],
+    ) -> None:
+        """Listen to the shard, and for its end. `on_exited` comes once, when it was reaped."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        self._pidfd = os.pidfd_open(self.pid)
+
+        def reap() -> None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid == self.pid:
+                self._is_reaped = True
+                loop.remove_reader(self._pidfd)
+                on_exited(self, exit_text(status))
+
+        loop.add_reader(self._pidfd, reap)
+        self._channel = Channel(
+            self._sock, ToRouter, lambda message: on_message(self, message), lambda error: on_ended(self, error)
+        )
+        if self._unsent is not None:
+            self._channel.send(self._unsent)
+            self._unsent = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether open_channel was called."""
+        return self._pidfd >= 0
+
+    def send(self, message: Message) -> None:
+        """Say it, if the channel still stands."""
+        if self._channel is not None:
+            self._channel.send(message)
+
+    def kill(self) -> None:
+        """SIGKILL; nothing once it was reaped, because the pid may be another's then."""
+        if not self._is_reaped:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait_exit(self) -> None:
+        """Block until it is dead and reaped; after kill()."""
+        if not self._is_reaped:
+            os.waitpid(self.pid, 0)
+            self._is_reaped = True
+
+    def read_what_is_left(self) -> None:
+        """Deliver what the shard said before it died, such as a Fatal, before its death is dealt with."""
+        if self._channel is not None:
+            self._channel.read_to_end()
+
+    def close(self) -> None:
+        """Give the descriptors back, after the process was reaped."""
+        if self._channel is not None:
+            self._channel.close_silently()
+        self._sock.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1

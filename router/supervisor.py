@@ -1,0 +1,651 @@
+"""The supervisor: carries out what `router.supervision` decides, for all shards of one broker.
+
+Owns whatever outlives a shard: listeners, the shared page, the link directory, the queues of hand-off. It holds no
+client's bytes. Signals, control messages, deaths and time become events; steering and the list of peers follow from
+the states, and are published whenever they differ from what was published last. Starts shards before it imports what
+it does not need for that, so that both cost the same time once.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from broker.options import Options
+from router import packages, supervision
+from router.cores import MAX_SHARDS, usable_cores
+from router.listeners import ListenError, Listeners
+from router.shard_process import GROUP_SIGNALS, ShardProcess, shard_command
+from router.steering import Steering
+from router.supervision import Phase, ShardState
+from shards import control, linkdir, logs
+from shards.page import Page
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from router.handoff import Handoff
+    from router.operator_socket import Reply, ScaleRequest, Status, StatusRequest
+
+log = logging.getLogger("gnatswarm.router")
+
+TICK_S = 0.25
+# A tick that comes so much later than it should means that this process did not run.
+LATE_S = 0.5
+# What an operator's scale command waits for, at most.
+SCALE_POLL_S = 0.05
+SCALE_DEADLINE_S = 50.0
+
+# Sockets, directories and identity are made once; a reload cannot change them.
+_FIXED = ("host", "port", "server_name", "pid_file", "ports_file_dir")
+
+_HANDLED_SIGNALS = (*GROUP_SIGNALS, signal.SIGTERM)
+
+
+class CannotStart(Exception):
+    """The broker cannot be started as asked; the text is for the operator."""
+
+
+class Shard:
+    """One shard, whatever its process at the moment."""
+
+    def __init__(self, number: int, *, is_founder: bool) -> None:
+        self.number = number
+        self.state = ShardState(is_founder=is_founder)
+        self.process: ShardProcess | None = None
+        self.link_path = ""
+        self.was_steered = False
+
+
+class Supervisor:
+    """All shards of one broker; `start()` starts them, `run()` is its life and returns the exit code.
+
+    CannotStart from the constructor and from start().
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        program: str,
+        reparse: Callable[[], Options] | None = None,
+        command: Sequence[str] | None = None,
+    ) -> None:
+        self.options = options
+        self._program = program
+        self._reparse = reparse
+        self._command = list(command) if command is not None else shard_command()
+        wanted = options.swarm.shards or usable_cores()
+        if not 1 <= wanted <= MAX_SHARDS:
+            raise CannotStart(f"shards must be 1..{MAX_SHARDS}, not {wanted}")
+        if options.swarm.accept not in ("reuseport", "handoff"):
+            raise CannotStart(f"accept must be 'reuseport' or 'handoff', not {options.swarm.accept!r}")
+        self._is_handoff = options.swarm.accept == "handoff"
+        self._wanted = wanted
+        self._started_at = time.monotonic()
+        # As long as a server's public key, as some clients' tests want it; ours signs nothing.
+        self._server_id = "N" + base64.b32encode(os.urandom(35)).decode()[:55]
+        self._server_name = options.server_name or self._server_id
+        try:
+            self.listeners = Listeners(options.host, options.port, 1 if self._is_handoff else wanted)
+        except ListenError as error:
+            raise CannotStart(str(error)) from None
+        self.page = Page.create()
+        self._directories: list[linkdir.LinkDirectory] = []
+        try:
+            self._make_directories()
+        except linkdir.LinkDirectoryError as error:
+            self.close()
+            raise CannotStart(str(error)) from None
+        self.steering = Steering(self.listeners.sockets)
+        self._handoff: Handoff | None = None
+        self.shards: list[Shard] = []
+        self._peers: list[control.Peer] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._done: asyncio.Future[int] | None = None
+        self._last_tick = 0.0
+        self._is_serving = False  # every founder was ready: "Server is ready" has been said
+        self._is_leaving = False  # lame duck: no process is started any more
+        self._exit_code: int | None = None  # set: the broker stops
+
+    def _make_directories(self) -> None:
+        owner = linkdir.Owner(os.getpid(), self.listeners.port, self._server_name)
+        self._operator_directory = linkdir.LinkDirectory(linkdir.default_base(), owner)
+        self._directories.append(self._operator_directory)
+        self._link_directory = self._operator_directory
+        if self.options.swarm.link_dir:
+            self._link_directory = linkdir.LinkDirectory(self.options.swarm.link_dir, owner)
+            self._directories.append(self._link_directory)
+
+    def start(self) -> None:
+        """Start the founders. No event loop is needed for that yet."""
+        if self._is_handoff:
+            from router.handoff import Handoff
+
+            self._handoff = Handoff(self.listeners.sockets[0], self.page, self._accepting)
+        self.shards = [Shard(number, is_founder=True) for number in range(self._wanted)]
+        for shard in self.shards:
+            self._deliver(shard, supervision.StartWanted())
+
+    @property
+    def shard_pids(self) -> list[int]:
+        """Of those that have a process."""
+        return [shard.process.pid for shard in self.shards if shard.process is not None]
+
+    async def run(self) -> int:
+        """Supervise until the broker has stopped; the exit code."""
+        import asyncio
+
+        from router.operator_socket import serve_operators
+
+        self._loop = loop = asyncio.get_running_loop()
+        self._done = loop.create_future()
+        for number in _HANDLED_SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
+        for shard in self.shards:
+            if shard.process is not None:
+                self._open(shard.process)
+        if self._handoff is not None:
+            self._handoff.start()
+        self._last_tick = time.monotonic()
+        self._tick()
+        self._publish()
+        path = os.path.join(self._operator_directory.path, linkdir.OPERATOR_SOCKET)
+        operators = await serve_operators(path, self._answer)
+        try:
+            return await self._done
+        finally:
+            operators.close()
+            # A second signal must not end us between here and the last socket file's removal.
+            signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
+            for number in _HANDLED_SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def close(self) -> None:
+        """Give everything back: no process, descriptor, socket file or directory of ours stays."""
+        for shard in getattr(self, "shards", []):
+            if shard.process is not None:
+                shard.process.kill()
+                shard.process.wait_exit()
+                self._forget(shard)
+        if getattr(self, "_handoff", None) is not None:
+            assert self._handoff is not None
+            self._handoff.close()
+        self.listeners.close()
+        for directory in self._directories:
+            directory.remove()
+        self._directories.clear()
+        self.page.close()
+
+    # ---- events in ----
+
+    def _on_signal(self, number: int) -> None:
+        name = signal.Signals(number).name
+        log.debug("Trapped %s", name)
+        if number == signal.SIGTERM:
+            # As nats-server: a lame duck ends in its own time, whatever the service manager says meanwhile.
+            if not self._is_leaving:
+                self.stop(1)
+        elif number == signal.SIGINT:
+            self.stop(0)
+        elif number == signal.SIGHUP:
+            self.reload()
+        elif number == signal.SIGUSR1:
+            self._reopen_logs()
+        elif number == signal.SIGUSR2:
+            self.become_lame_duck()
+        elif number in (signal.SIGTTIN, signal.SIGTTOU):
+            error = self.scale(self._wanted + (1 if number == signal.SIGTTIN else -1))
+            if error:
+                log.warning("%s: %s", name, error)
+
+    def _on_message(self, process: ShardProcess, message: control.Message) -> None:
+        shard = self._shard_of(process)
+        if shard is None:
+            return
+        if isinstance(message, control.Pong):
+            self._deliver(shard, supervision.Pong(message.seq))
+        elif isinstance(message, control.Linked):
+            shard.link_path = message.path
+            self._deliver(shard, supervision.Linked())
+        elif isinstance(message, control.Ready):
+            self._deliver(shard, supervision.Ready())
+        elif isinstance(message, control.Fatal):
+            self._deliver(shard, supervision.Fatal(message.reason))
+        elif isinstance(message, control.Drained):
+            self._deliver(shard, supervision.Drained())
+        elif isinstance(message, control.SnapshotReply):
+            # Nobody has asked yet: Snapshot belongs to the monitoring pages.
+            log.warning("Shard %d answered snapshot %d, which was not asked", shard.number, message.seq)
+
+    def _on_channel_ended(self, process: ShardProcess, error: control.ControlError | None) -> None:
+        shard = self._shard_of(process)
+        if shard is not None:
+            self._deliver(shard, supervision.ChannelEnded("" if error is None else str(error)))
+
+    def _on_exited(self, process: ShardProcess, reason: str) -> None:
+        # Reaped, so it says nothing new; but what it said last may be unread, and a Fatal there is the real reason.
+        process.read_what_is_left()
+        shard = self._shard_of(process)
+        if shard is not None:
+            self._deliver(shard, supervision.Exited(reason))
+
+    def _tick(self) -> None:
+        assert self._loop is not None
+        now = time.monotonic()
+        gap_s = now - self._last_tick - TICK_S
+        self._last_tick = now
+        for shard in list(self.shards):
+            if gap_s > LATE_S:
+                self._deliver(shard, supervision.Late(gap_s))
+            self._deliver(shard, supervision.Tick())
+        logs.rotate_when_full()
+        self._loop.call_later(TICK_S, self._tick)
+
+    def _shard_of(self, process: ShardProcess) -> Shard | None:
+        """The shard whose process this is; None for a process that was replaced meanwhile."""
+        return next((shard for shard in self.shards if shard.process is process), None)
+
+    # ---- decisions, and what follows from them ----
+
+    def _deliver(self, shard: Shard, event: supervision.Event) -> None:
+        before = shard.state
+        shard.state, actions = supervision.step(shard.state, event, time.monotonic())
+        for action in actions:
+            self._carry_out(shard, action)
+        if shard.state != before:
+            if shard.state.phase is not before.phase:
+                log.debug("Shard %d is %s", shard.number, shard.state.phase.value)
+            self._publish()
+
+    def _carry_out(self, shard: Shard, action: supervision.Action) -> None:
+        if isinstance(action, supervision.Send):
+            if shard.process is not None:
+                shard.process.send(action.message)
+        elif isinstance(action, supervision.Kill):
+            if shard.process is not None:
+                shard.process.kill()
+        elif isinstance(action, supervision.Forget):
+            self._forget(shard)
+        elif isinstance(action, supervision.Spawn):
+            self._spawn(shard)
+        elif isinstance(action, supervision.Report):
+            getattr(log, action.level)("Shard %d %s", shard.number, action.text)
+        elif isinstance(action, supervision.StopRouter):
+            log.critical("Shard %d %s", shard.number, action.reason)
+            self.stop(1)
+
+    def _spawn(self, shard: Shard) -> None:
+        if self._is_leaving or self._exit_code is not None:
+            # The listeners are closed already. It has nobody to serve.
+            self._deliver(shard, supervision.StopWanted())
+            self._deliver(shard, supervision.Exited("not started again"))
+            return
+        number = shard.number
+        boot_id = os.urandom(8).hex()
+        boot = control.Boot(
+            version=control.CONTROL_VERSION,
+            shard=number,
+            shards=self._wanted,
+            server_id=self._server_id,
+            server_name=self._server_name,
+            boot_id=boot_id,
+            options=self.options,
+            host=self.options.host,
+            port=self.listeners.port,
+            listener_fds=[] if self._handoff else [self.listeners.sockets[number].fileno()],
+            handoff_fd=self._handoff.shard_fd(number) if self._handoff else -1,
+            page_fd=self.page.fd,
+            link_dir=self._link_directory.path,
+            created_us=self.page.created_us,
+            router_pid=os.getpid(),
+        )
+        try:
+            shard.process = ShardProcess(self._command, boot)
+        except OSError as error:
+            self._deliver(shard, supervision.SpawnFailed(f"cannot start a process: {error.strerror}"))
+            return
+        shard.link_path = ""
+        self.page.note_boot(number, shard.process.pid)
+        log.debug("Shard %d started as process %d, boot id %s", number, shard.process.pid, boot_id)
+        if self._loop is not None:
+            self._open(shard.process)
+
+    def _open(self, process: ShardProcess) -> None:
+        process.open_channel(self._on_message, self._on_channel_ended, self._on_exited)
+
+    def _forget(self, shard: Shard) -> None:
+        """The process is reaped: exactly once for each that was started."""
+        process, shard.process = shard.process, None
+        if process is None:
+            return
+        if shard.link_path:
+            linkdir.remove_socket(shard.link_path)
+            shard.link_path = ""
+        shard.was_steered = False
+        process.close()
+        gone = self.page.forget_connections(shard.number)
+        if gone:
+            log.debug("Shard %d took %d connections with it", shard.number, gone)
+        if self._handoff is not None:
+            self._handoff.take_back(shard.number)
+
+    def _accepting(self) -> list[int]:
+        return [shard.number for shard in self.shards if shard.state.is_accepting]
+
+    def _publish(self) -> None:
+        """Bring what the world sees up to date with the states."""
+        peers = [
+            control.Peer(shard.number, shard.process.boot.boot_id, shard.link_path)
+            for shard in self.shards
+            if shard.state.is_peer and shard.process is not None
+        ]
+        if peers != self._peers:
+            self._peers = peers
+            for shard in self.shards:
+                if shard.state.is_peer and shard.process is not None:
+                    shard.process.send(control.Peers(peers))
+        self._check_ready()
+        if self._is_serving:
+            self._steer()
+        self._check_done()
+
+    def _check_done(self) -> None:
+        if self._done is None or self._done.done():
+            return
+        if all(shard.state.phase is Phase.STOPPED for shard in self.shards):
+            if self._exit_code is not None:
+                self._done.set_result(self._exit_code)
+            elif self._is_leaving:
+                log.info("Lame duck mode: every shard has left")
+                self._done.set_result(0)
+
+    def _check_ready(self) -> None:
+        if self._is_serving or self._exit_code is not None or self._is_leaving:
+            return
+        if all(shard.state.phase is Phase.READY for shard in self.shards if shard.state.is_founder):
+            self._is_serving = True
+            self._steer()
+            if not self._is_handoff and not self.steering.works:
+                log.warning(
+                    "Cannot steer connections (%s): the kernel spreads them over all shards by hash",
+                    self.steering.error.strerror if self.steering.error else "",
+                )
+            log.info("Server is ready")
+
+    def _steer(self) -> None:
+        accepting = self._accepting()
+        if self._handoff is not None:
+            self._handoff.shards_changed()
+        elif self.listeners.sockets:
+            # With nobody to take them, connections wait for those that come back.
+            self.steering.choose(accepting or [shard.number for shard in self.shards if shard.state.is_wanted])
+        for shard in self.shards:
+            is_steered = shard.number in accepting
+            if is_steered != shard.was_steered and shard.process is not None:
+                shard.was_steered = is_steered
+                shard.process.send(control.Steered(is_steered))
+
+    # ---- what operators want ----
+
+    def stop(self, exit_code: int) -> None:
+        """Stop every shard, bounded in time; a second call kills those that have not stopped."""
+        if self._exit_code is not None:
+            for shard in self.shards:
+                if shard.process is not None:
+                    shard.process.kill()
+            return
+        self._exit_code = exit_code
+        log.info("Initiating Shutdown...")
+        # Nobody is let in any more; shards hold copies until they exit.
+        if self._handoff is not None:
+            self._handoff.close()
+            self._handoff = None
+        self.listeners.close()
+        for shard in self.shards:
+            self._deliver(shard, supervision.StopWanted())
+        self._publish()
+
+    def become_lame_duck(self) -> None:
+        """Leave as a whole: no new connections, clients are told and closed over time, then exit 0."""
+        if self._is_leaving or self._exit_code is not None:
+            return
+        self._is_leaving = True
+        limits = self.options.limits
+        log.info("Entering lame duck mode, stop accepting new clients")
+        if self._handoff is not None:
+            self._handoff.close()
+            self._handoff = None
+        self.listeners.close()
+        message = control.LameDuck(limits.lame_duck_grace_s, limits.lame_duck_duration_s)
+        for shard in self.shards:
+            if shard.state.has_process:
+                self._deliver(shard, supervision.LeaveWanted(message))
+            else:
+                self._deliver(shard, supervision.StopWanted())
+        self._publish()
+
+    def scale(self, wanted: int) -> str:
+        """Begin to run this many shards; "" or why not. New ones take connections as soon as they are ready."""
+        if not 1 <= wanted <= MAX_SHARDS:
+            return f"shards must be 1..{MAX_SHARDS}, not {wanted}"
+        if self._is_leaving or self._exit_code is not None:
+            return "the broker is shutting down"
+        if not self._is_serving:
+            return "the broker is still starting"
+        if not self._is_handoff:
+            try:
+                self.listeners.grow_to(wanted)
+            except OSError as error:
+                return f"cannot open another listener: {error.strerror}"
+        log.info("Scaling from %d to %d shards", self._wanted, wanted)
+        self._wanted = wanted
+        while len(self.shards) < wanted:
+            self.shards.append(Shard(len(self.shards), is_founder=False))
+        leave = control.Drain(self.options.limits.lame_duck_grace_s)
+        for shard in self.shards:
+            if shard.number < wanted:
+                self._deliver(shard, supervision.StartWanted())
+            else:
+                self._deliver(shard, supervision.LeaveWanted(leave))
+        if not self._is_handoff and not self.steering.works:
+            # The kernel would go on choosing listeners that nobody serves. What waits in them is lost; the shard
+            # itself has accepted until its queue was empty, so that is a moment's worth.
+            self.listeners.shrink_to(wanted)
+        return ""
+
+    def reload(self) -> None:
+        """Read the configuration anew and give it to all; an error in it changes nothing."""
+        if self._reparse is None:
+            log.warning("Reload: there is no configuration to read again")
+            return
+        from broker.conf_tree import ConfigError
+
+        try:
+            options = self._reparse()
+        except (ConfigError, OSError, ValueError) as error:
+            log.error("Reload failed, nothing was changed: %s", error)
+            return
+        fixed = [name for name in _FIXED if getattr(options, name) != getattr(self.options, name)]
+        if fixed:
+            log.warning("Reload: %s cannot be changed while the broker runs", ", ".join(fixed))
+            options = msgspec.structs.replace(options, **{name: getattr(self.options, name) for name in fixed})
+        old, self.options = self.options, options
+        if old.logging != options.logging:
+            self._configure_logs(old)
+        for shard in self.shards:
+            if shard.process is not None:
+                shard.process.send(control.Reload(self.options))
+        log.info("Reloaded server configuration")
+        wanted = options.swarm.shards
+        if wanted and wanted != old.swarm.shards:
+            error_text = self.scale(wanted)
+            if error_text:
+                log.warning("Reload: %s", error_text)
+
+    def _configure_logs(self, old: Options) -> None:
+        try:
+            logs.configure(self.options.logging, process_label=logs.ROUTER_LABEL)
+        except OSError as error:
+            log.error("Reload: cannot open the log file, it stays as it was: %s", error)
+            self.options = msgspec.structs.replace(self.options, logging=old.logging)
+
+    def _reopen_logs(self) -> None:
+        problem = logs.reopen()
+        if problem:
+            log.error("%s", problem)
+        for shard in self.shards:
+            if shard.process is not None:
+                shard.process.send(control.ReopenLog())
+
+    async def _answer(self, request: StatusRequest | ScaleRequest) -> Reply:
+        import asyncio
+
+        from router.operator_socket import Reply, ScaleRequest
+
+        if not isinstance(request, ScaleRequest):
+            return Reply(status=await self.status(request.sample_s))
+        before = self._wanted
+        error = self.scale(request.shards)
+        if error:
+            return Reply(error=error)
+        deadline = time.monotonic() + SCALE_DEADLINE_S
+        while not self._is_scaled(request.shards):
+            if time.monotonic() > deadline or self._wanted != request.shards:
+                return Reply(error="the broker has not the wanted shards yet; `gnatswarm status` says why")
+            await asyncio.sleep(SCALE_POLL_S)
+        return Reply(text=f"{request.shards} shards serve (before: {before})")
+
+    def _is_scaled(self, wanted: int) -> bool:
+        return all(
+            shard.state.phase is (Phase.READY if shard.number < wanted else Phase.STOPPED) for shard in self.shards
+        )
+
+    async def status(self, sample_s: float) -> Status:
+        """What the shards do; rates over sample_s, at most 10 s."""
+        import asyncio
+
+        from router.operator_socket import ShardStatus, Status
+
+        before = [self._sample(shard) for shard in self.shards]
+        began = time.monotonic()
+        await asyncio.sleep(max(0.01, min(sample_s, 10.0)))
+        took_s = time.monotonic() - began
+        rows = []
+        for shard, (pid, cpu_s, in_msgs, out_msgs) in zip(self.shards, before, strict=False):
+            if shard.number >= self._wanted and not shard.state.has_process:
+                continue
+            slot = self.page.snapshot(shard.number)
+            now_pid, now_cpu_s, now_in, now_out = self._sample(shard)
+            rows.append(
+                ShardStatus(
+                    shard=shard.number,
+                    pid=now_pid,
+                    phase=shard.state.phase.value,
+                    connections=slot["connections"],
+                    subscriptions=slot["subscriptions"],
+                    in_msgs_per_s=(now_in - in_msgs) / took_s,
+                    out_msgs_per_s=(now_out - out_msgs) / took_s,
+                    loop_lag_us=slot["loop_lag_us"],
+                    cpu_percent=100 * (now_cpu_s - cpu_s) / took_s if now_pid == pid else 0.0,
+                    links=slot["links"],
+                    starts=shard.state.starts,
+                    last_reason=shard.state.last_reason,
+                )
+            )
+        return Status(
+            pid=os.getpid(),
+            address=self.listeners.address,
+            server_name=self._server_name,
+            accept=self.options.swarm.accept,
+            steering=self._is_handoff or self.steering.works,
+            connections=self.page.connections,
+            uptime_s=time.monotonic() - self._started_at,
+            shards=rows,
+        )
+
+    def _sample(self, shard: Shard) -> tuple[int, float, int, int]:
+        slot = self.page.snapshot(shard.number)
+        pid = shard.process.pid if shard.process is not None else 0
+        return pid, _cpu_s(pid) if pid else 0.0, slot["in_msgs"], slot["out_msgs"]
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time of a process so far; 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def serve(
+    options: Options,
+    *,
+    program: str,
+    reparse: Callable[[], Options] | None = None,
+    command: Sequence[str] | None = None,
+) -> int:
+    """Run one broker until it stops; the exit code: 0 after SIGINT or a lame duck's end, 1 after SIGTERM or failure.
+
+    `program` is the name we were called by. `reparse` reads the configuration anew for SIGHUP, and may raise
+    ConfigError, OSError or ValueError. `command` runs a shard in place of ours (tests).
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
+    try:
+        logs.configure(options.logging, process_label=logs.ROUTER_LABEL)
+    except OSError as error:
+        logs.fatal_line(f"cannot open the log file: {error}")
+        return 1
+    problem = packages.clash()
+    if problem:
+        log.critical("%s", problem)
+        return 1
+    _raise_descriptor_limit()
+    try:
+        supervisor = Supervisor(options, program=program, reparse=reparse, command=command)
+    except CannotStart as error:
+        log.critical("%s", error)
+        return 1
+    try:
+        supervisor.start()
+        if program != "nats-server":
+            from router.first_screen import first_screen, show
+
+            address = supervisor.listeners.address
+            show(first_screen(address, os.getpid(), supervisor.shard_pids, options.swarm.accept))
+        log.info("Listening for client connections on %s", supervisor.listeners.address)
+        exit_code = _run(supervisor)
+    finally:
+        supervisor.close()
+    log.info("Server Exiting..")
+    return exit_code
+
+
+def _run(supervisor: Supervisor) -> int:
+    import asyncio
+
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(supervisor.run())
+
+
+def _raise_descriptor_limit() -> None:
+    """A shard needs one per client. Soft limits are low for programs that use select(), which none of ours does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:
+            log.debug("The limit of %d open files stays: %s", soft, error)
