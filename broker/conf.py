@@ -214,17 +214,22 @@ class _Parser:
         if not scanner.peek() or scanner.peek() in "},;":
             raise self._unreadable(key_end, f"{name!r} has no value", "give it a value, or remove it")
         value = self._value()
-        earlier = block.entries.get(name)
-        if earlier is not None and not earlier.used:
-            note = Problem(at, f"{name!r} is given again; this value counts", f"remove the one at {earlier.at}")
-            self.reading.notices.append(note)
-        block.entries[name] = Entry(name, at, value)
+        self._put(block, Entry(name, at, value))
 
     def _include(self, block: Block, at: Position, name: str) -> None:
         # An absolute name stays absolute (the real server joins it to the directory, which nobody can mean).
         path = os.path.join(os.path.dirname(self.scanner.file), name)
         included = self.reading.file(path, at)
-        block.entries.update(included.entries)
+        for entry in included:
+            self._put(block, entry)
+
+    def _put(self, block: Block, entry: Entry) -> None:
+        earlier = block.entries.get(entry.key)
+        if earlier is not None and not earlier.used:
+            entry.replaces = earlier.at
+            note = Problem(entry.at, f"{entry.key!r} is given again; this value counts", f"remove it at {earlier.at}")
+            self.reading.notices.append(note)
+        block.entries[entry.key] = entry
 
     def _value(self) -> Node:
         scanner = self.scanner

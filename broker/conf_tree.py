@@ -84,6 +84,7 @@ class Entry(msgspec.Struct):
     at: Position  # of the key
     value: Node
     used: bool = False  # a `$variable` referred to it: then it needs to mean nothing else
+    replaces: Position | None = None  # an earlier entry of the same name, which no longer counts
 
 
 class Block(msgspec.Struct):

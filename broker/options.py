@@ -11,7 +11,7 @@ import msgspec
 
 from broker.limits import Limits
 
-SECRET_FIELDS = frozenset({"auth_token", "auth_password", "password", "arguments"})
+SECRET_FIELDS = frozenset({"auth_token", "auth_password", "password"})
 
 
 class _Discreet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,5 +77,4 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     users: tuple[User, ...] = ()  # several users instead of the one; (): none
     no_auth_user: str = ""  # one of users: who a client is that gives no credentials; "": it is refused
     config_file: str = ""  # where this came from; "": the command line alone
-    arguments: tuple[str, ...] = ()  # the command line, to build this anew at a reload
     notices: tuple[str, ...] = ()  # what was asked for and is not offered; said at start, one line each

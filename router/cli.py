@@ -1,70 +1,116 @@
-"""The command `gnatswarm`, also under the name `nats-server`: flags in, exit code out.
+"""The command `gnatswarm`, also under the name `nats-server`: arguments in, exit code out.
 
-Starts fast: `-v` and `-h` import nothing of ours, `-t` no network code.
+Decides which of the program's few jobs is asked for (serve, test a configuration, send a signal, talk to a running
+broker, print) and imports only what that job needs: `-v` and `-h` cost little more than the interpreter.
 """
 
 from __future__ import annotations
 
 import sys
 
-OWN_VERSION = "0.1.0"
-SERVER_VERSION = "2.9.10"
+from router.flags import BadCommandLine, CommandLine, parse
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the program with these arguments (default: the process's own); the exit code."""
-    program = sys.argv[0].rsplit("/", 1)[-1] if sys.argv else "gnatswarm"
-    if program != "nats-server":
-        program = "gnatswarm"
+def main(argv: list[str] | None = None, *, program: str = "") -> int:
+    """Run with these arguments (default: the process's own) under this name (default: the one called by)."""
+    program = program or _called_as()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    changes: dict[str, object] = {}
-    logging_changes: dict[str, object] = {}
-    swarm_changes: dict[str, object] = {}
-    while arguments:
-        flag, _, value = arguments.pop(0).partition("=")
-        flag = flag.lstrip("-")
+    try:
+        return _run(parse(arguments), program)
+    except BadCommandLine as bad:
+        return _fail(program, f"{bad}\nrun {program} -h to see every flag")
 
-        def argument(value: str = value) -> str:
-            return value or arguments.pop(0)
 
-        if flag in ("v", "version"):
-            print(f"nats-server: v{SERVER_VERSION}" if program == "nats-server" else f"gnatswarm: v{OWN_VERSION}")
-            return 0
-        if flag in ("h", "help"):
-            print("usage: gnatswarm [-a host] [-p port] [-n name] [--shards N] [--accept reuseport|handoff] [-D] [-V] [-v] [-h]")
-            return 0
-        if flag in ("a", "addr", "net"):
-            changes["host"] = argument()
-        elif flag in ("p", "port"):
-            changes["port"] = int(argument())
-        elif flag in ("n", "name", "server_name"):
-            changes["server_name"] = argument()
-        elif flag in ("m", "http_port"):
-            changes["http_port"] = int(argument())
-        elif flag in ("P", "pid"):
-            changes["pid_file"] = argument()
-        elif flag == "ports_file_dir":
-            changes["ports_file_dir"] = argument()
-        elif flag == "user":
-            changes["auth_user"] = argument()
-        elif flag == "pass":
-            changes["auth_password"] = argument()
-        elif flag == "auth":
-            changes["auth_token"] = argument()
-        elif flag == "shards":
-            swarm_changes["shards"] = int(argument())
-        elif flag == "accept":
-            swarm_changes["accept"] = argument()
-        elif flag in ("l", "log"):
-            logging_changes["file"] = argument()
-        elif flag in ("D", "V", "DV"):
-            logging_changes |= {"debug": True} if "D" in flag else {}
-            logging_changes |= {"trace": True} if "V" in flag else {}
-        else:
-            print(f"{program}: flag provided but not defined: -{flag}", file=sys.stderr)
-            return 1
-    from broker.options import Logging, Options, Swarm
+def _run(line: CommandLine, program: str) -> int:
+    command = line.words[0].lower() if line.words else ""
+    if line.asks("h") or command == "help":
+        from router.help import help_text
+
+        print(help_text(program), end="")
+        return 0
+    if line.asks("help_tls"):
+        from router.help import tls_help_text
+
+        print(tls_help_text(program), end="")
+        return 0
+    if line.asks("v") or command == "version":
+        print(_version_line(program))
+        return 0
+    if line.values.get("sl"):
+        from router.signals import SignalError, send
+
+        try:
+            send(str(line.values["sl"]), program)
+        except SignalError as error:
+            return _fail(program, str(error))
+        return 0
+    if command in ("scale", "status"):
+        return _operate(line, program)
+    if command:
+        raise BadCommandLine(f'unrecognized command: "{line.words[0]}"')
+    return _test(line, program) if line.asks("t") else _serve(line, program)
+
+
+def _operate(line: CommandLine, program: str) -> int:
+    from router.operator_arguments import operator_arguments
+
+    asked = operator_arguments(line, program)
+    from router import operator_commands
+    from router.signals import SignalError, find_pid
+
+    try:
+        pid = find_pid(asked.pid, program) if asked.pid else None
+    except SignalError as error:
+        return _fail(program, str(error))
+    if asked.command == "scale":
+        return operator_commands.scale(asked.shards, pid=pid, port=asked.port)
+    return operator_commands.status(pid=pid, port=asked.port, as_json=asked.as_json)
+
+
+def _test(line: CommandLine, program: str) -> int:
+    from broker.conf_tree import ConfigError
+    from router.options_build import build
+
+    if not line.config_file:
+        return _fail(program, "must specify [-c, --config] option to check configuration file syntax")
+    try:
+        built = build(line)
+    except ConfigError as error:
+        return _fail(program, str(error))
+    if built.warnings:  # a start would take it; the real server's test fails all the same
+        return _fail(program, "\n".join(built.warnings))
+    for notice in built.options.notices:
+        print(f"{program}: {notice}", file=sys.stderr)
+    print(f"{program}: configuration file {line.config_file} is valid", file=sys.stderr)
+    return 0
+
+
+def _serve(line: CommandLine, program: str) -> int:
+    from broker.conf_tree import ConfigError
+    from router.options_build import build
+
+    try:
+        options = build(line).options
+    except ConfigError as error:
+        return _fail(program, str(error))
     from router.supervisor import serve
 
-    options = Options(**changes, logging=Logging(**logging_changes), swarm=Swarm(**swarm_changes))
-    return serve(options, program=program)
+    # SIGHUP reads the same command line and file again; flags go on winning.
+    return serve(options, program=program, reparse=lambda: build(line).options)
+
+
+def _version_line(program: str) -> str:
+    from broker.version import OWN_VERSION, SERVER_VERSION
+
+    return f"{program}: v{SERVER_VERSION if program == 'nats-server' else OWN_VERSION}"
+
+
+def _called_as() -> str:
+    """`nats-server` when called through a link of that name, so that what scripts match stays true."""
+    name = sys.argv[0].rsplit("/", 1)[-1] if sys.argv else ""
+    return "nats-server" if name == "nats-server" else "gnatswarm"
+
+
+def _fail(program: str, why: str) -> int:
+    print(f"{program}: {why}", file=sys.stderr)
+    return 1

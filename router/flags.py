@@ -1,0 +1,187 @@
+"""The command line, as nats-server takes it: one dash or two, `-p 4222` or `-p=4222`, flags before words.
+
+A table of flags and a parser for it, with Go's rules, because scripts were written against those: a boolean takes
+no word of its own (`-T=false`), `--` ends the flags, the first word that is no flag ends them too, numbers may be
+0x or 0 based, the last one given wins. Knows no file. Imports nothing that costs a start anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
+_FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
+
+
+class BadCommandLine(Exception):
+    """The operator's command line is wrong; says what, where and what to do."""
+
+
+class Flag(NamedTuple):
+    """One flag under all its names."""
+
+    names: tuple[str, ...]
+    kind: type  # bool, int or str
+    fields: tuple[str, ...] = ()  # of Options, dotted; (): read by its first name
+
+
+FLAGS = (
+    Flag(("a", "addr", "net"), str, ("host",)),
+    Flag(("p", "port"), int, ("port",)),
+    Flag(("n", "name", "server_name"), str, ("server_name",)),
+    Flag(("P", "pid"), str, ("pid_file",)),
+    Flag(("m", "http_port"), int, ("http_port",)),
+    Flag(("ms", "https_port"), int),
+    Flag(("c", "config"), str),
+    Flag(("t",), bool),
+    Flag(("sl", "signal"), str),
+    Flag(("client_advertise",), str, ("client_advertise",)),
+    Flag(("ports_file_dir",), str, ("ports_file_dir",)),
+    Flag(("l", "log"), str, ("logging.file",)),
+    Flag(("T", "logtime"), bool, ("logging.logtime",)),
+    Flag(("s", "syslog"), bool),
+    Flag(("r", "remote_syslog"), str),
+    Flag(("D", "debug"), bool, ("logging.debug",)),
+    Flag(("V", "trace"), bool, ("logging.trace",)),
+    Flag(("VV",), bool, ("logging.trace",)),
+    Flag(("DV",), bool, ("logging.debug", "logging.trace")),
+    Flag(("DVV",), bool, ("logging.debug", "logging.trace")),
+    Flag(("log_size_limit",), int, ("logging.size_limit_bytes",)),
+    Flag(("max_traced_msg_len",), int, ("logging.trace_payload_bytes",)),
+    Flag(("log_format",), str, ("logging.format",)),
+    Flag(("js", "jetstream"), bool),
+    Flag(("sd", "store_dir"), str),
+    Flag(("user",), str, ("auth_user",)),
+    Flag(("pass",), str, ("auth_password",)),
+    Flag(("auth",), str, ("auth_token",)),
+    Flag(("tls",), bool),
+    Flag(("tlsverify",), bool),
+    Flag(("tlscert",), str),
+    Flag(("tlskey",), str),
+    Flag(("tlscacert",), str),
+    Flag(("routes",), str),
+    Flag(("cluster",), str),
+    Flag(("cluster_name",), str),
+    Flag(("cluster_listen",), str),
+    Flag(("cluster_advertise",), str),
+    Flag(("no_advertise",), bool),
+    Flag(("connect_retries",), int),
+    Flag(("profile",), int),
+    Flag(("shards",), int, ("swarm.shards",)),
+    Flag(("accept",), str, ("swarm.accept",)),
+    Flag(("json",), bool),
+    Flag(("h", "help"), bool),
+    Flag(("help_tls",), bool),
+    Flag(("v", "version"), bool),
+)
+BY_NAME = {name: flag for flag in FLAGS for name in flag.names}
+
+_READ_BY_NAME = frozenset({"c", "t", "sl", "h", "help_tls", "v", "json"})
+
+# The numbers of these are checked like the file's; the rest are text or booleans, right by their kind.
+_CHECKS = {
+    "host": "host",
+    "port": "tcp_port",
+    "http_port": "http_port",
+    "client_advertise": "client_advertise",
+    "logging.size_limit_bytes": "size_limit_bytes",
+    "logging.trace_payload_bytes": "size_limit_bytes",
+    "logging.format": "log_format",
+    "swarm.shards": "shard_count",
+    "swarm.accept": "accept_mode",
+}
+
+Check = Callable[[object], object]
+
+
+class CommandLine(NamedTuple):
+    """A command line that makes sense as such; values are not yet checked."""
+
+    values: dict[str, bool | int | str]  # by each flag's first name
+    spelled: dict[str, str]  # the name it was given by, for messages
+    words: list[str]  # what follows the flags
+
+    @property
+    def config_file(self) -> str:
+        """Path of the configuration file; "": none."""
+        return str(self.values.get("c", ""))
+
+    @property
+    def settings(self) -> dict[str, tuple[str, object, Check]]:
+        """Dotted field of Options → flag, value and check, in the order given."""
+        from router import option_values
+
+        found: dict[str, tuple[str, object, Check]] = {}
+        for name, value in self.values.items():
+            for field in BY_NAME[name].fields:
+                check = getattr(option_values, _CHECKS.get(field, ""), None)
+                found[field] = (self.spelled[name], value, check or (lambda same: same))
+        return found
+
+    @property
+    def unoffered(self) -> list[str]:
+        """First names of the flags that were given, ask for something, and are neither settings nor commands."""
+        names = [name for name in self.values if not BY_NAME[name].fields and name not in _READ_BY_NAME]
+        return [name for name in names if self.values[name] not in (False, "")]
+
+    def asks(self, name: str) -> bool:
+        """Whether a boolean flag is given and true."""
+        return bool(self.values.get(name, False))
+
+
+def parse(arguments: list[str]) -> CommandLine:
+    """Flags and words of these arguments; BadCommandLine when they are none."""
+    values: dict[str, bool | int | str] = {}
+    spelled: dict[str, str] = {}
+    rest = list(arguments)
+    while rest:
+        word = rest[0]
+        if len(word) < 2 or word[0] != "-":
+            break
+        rest.pop(0)
+        if word == "--":
+            break
+        name, equals, text = word[2 if word.startswith("--") else 1 :].partition("=")
+        if not name or name[0] == "-":
+            raise BadCommandLine(f"bad flag syntax: {word}")
+        flag = BY_NAME.get(name)
+        if flag is None:
+            raise BadCommandLine(f"flag provided but not defined: -{name}{_nearest(name)}")
+        if not equals and flag.kind is not bool:
+            if not rest:
+                raise BadCommandLine(f"flag needs an argument: -{name}")
+            text = rest.pop(0)
+        first = flag.names[0]
+        values.pop(first, None)  # the last one counts, in its own place in the order
+        values[first] = _value(flag, name, text, has_text=bool(equals))
+        spelled[first] = name
+    return CommandLine(values, spelled, rest)
+
+
+def _value(flag: Flag, name: str, text: str, *, has_text: bool) -> bool | int | str:
+    if flag.kind is str:
+        return text
+    if flag.kind is bool:
+        if not has_text or text in _TRUE:
+            return True
+        if text in _FALSE:
+            return False
+        raise BadCommandLine(f'invalid boolean value "{text}" for -{name}: parse error (write -{name}=true or false)')
+    try:
+        # Go: 0x10, 0b1, 0o7, and 010 is octal. Python takes blanks around a number, Go does not.
+        octal = text.lstrip("+-").startswith("0") and text.lstrip("+-")[1:2].isdigit()
+        number = int(text, 8 if octal else 0) if text.isascii() and text == text.strip() else None
+    except ValueError:
+        number = None
+    if number is None or not -(2**63) <= number < 2**63:
+        why = "parse error" if number is None else "value out of range"
+        raise BadCommandLine(f'invalid value "{text}" for flag -{name}: {why} (a whole number is wanted)')
+    return number
+
+
+def _nearest(name: str) -> str:
+    import difflib  # only a mistake pays for it
+
+    near = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=0.6)
+    return f" — did you mean -{near[0]}?" if near else ""

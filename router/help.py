@@ -1,0 +1,81 @@
+"""The text of `-h`: enough to learn the program from. A test holds it against the table of flags."""
+
+TEXT = """\
+{program}: a NATS message broker that uses all cores of one host.
+
+  {program}                            clients on port 4222 of every address, one shard per core
+  {program} -c gnats.conf              options from a file (nats-server's own syntax)
+  {program} -p -1 -m 8222 -DV          any free port, monitoring pages on 8222, log everything
+  {program} --signal reload            tell the running broker to read its file again
+
+Usage: {program} [flags] [command]      one dash or two, `-p 4222` or `-p=4222`; flags win over the file
+
+Server:
+    -a, --addr, --net <host>         listen on this address (default: every one, IPv4 and IPv6)
+    -p, --port <port>                port for clients (default: 4222; -1: any free one, see --ports_file_dir)
+    -n, --name, --server_name <name> name shown to clients and on the monitoring pages (default: the server's id)
+    -c, --config <file>              read options from this file
+    -t                               test the file: say all that is wrong with it, and exit
+    -m, --http_port <port>           serve the monitoring pages on this port (default: off; -1: any free one)
+    -P, --pid <file>                 write the process id here
+        --ports_file_dir <dir>       write <dir>/{program}_<pid>.ports: the ports in use, as JSON
+        --client_advertise <addr>    host[:port] to tell clients instead of our own
+
+Shards:
+        --shards <n>                 how many processes share the work, 1 to 64 (default: one per usable core)
+        --accept <how>               how a connection finds its shard (default: reuseport)
+                                       reuseport: the kernel spreads connections
+                                       handoff: the least loaded shard gets the next; evener with few connections
+
+Logging (to standard error unless a file is named):
+    -l, --log <file>                 log to this file
+        --log_size_limit <bytes>     start a new file when it has grown to this (default: never)
+        --log_format <how>           text, as nats-server writes it, or json (default: text)
+    -T, --logtime                    date and time on every line (default: true; off: -T=false)
+    -D, --debug                      say what is decided: connections, links, why something was closed
+    -V, --trace                      show every operation of every client; slow
+    -VV, -DV, -DVV                   the same as -V, and both together
+        --max_traced_msg_len <n>     show no more than so many bytes of a message (default: all)
+
+Who may connect (several users: in the file, authorization {{ users [ ... ] }}):
+        --user <user>                the user every client must give, with
+        --pass <password>            its password
+        --auth <token>               the token every client must give instead
+
+A running broker:
+    -sl, --signal <what>[=<pid>]     send it a signal; <pid> is a process id or a pid file (default: the only one)
+                                       quit, term: stop    stop: kill at once    reload: read the file again
+                                       reopen: open the log file again           ldm: leave slowly (lame duck)
+    {program} scale <n>              add or remove shards while clients talk
+    {program} status                 how the shards are; --json for programs
+                                       both: -p <port> or -P <pid> say which broker, when several run
+
+    -h, --help                       this text
+    -v, --version                    the version
+
+Taken from nats-server's command lines, but not offered; the first group is announced and ignored, the second
+(--help_tls says more) stops the start, because a broker that should be locked must not run open:
+    -js, --jetstream, -sd, --store_dir, --routes, --cluster, --cluster_name, --cluster_listen, --cluster_advertise,
+    --no_advertise, --connect_retries, --profile, -s, --syslog, -r, --remote_syslog
+    --tls, --tlsverify, --tlscert, --tlskey, --tlscacert, -ms, --https_port
+
+Exit codes: 0 stopped by quit or ^C; 1 stopped by term, or could not start (the reason is on standard error).
+"""
+
+TLS_TEXT = """\
+{program} does not offer TLS in this version.
+
+Every flag and configuration block that asks for it (--tls, --tlsverify, --tlscert, --tlskey, --tlscacert, -ms,
+tls {{ ... }}) stops the start, so that no broker that should be encrypted runs open.
+Until then: a TLS proxy in front that forwards to the client port, with host: 127.0.0.1 in the configuration.
+"""
+
+
+def help_text(program: str) -> str:
+    """The whole text for a program of this name."""
+    return TEXT.format(program=program)
+
+
+def tls_help_text(program: str) -> str:
+    """What --help_tls says."""
+    return TLS_TEXT.format(program=program)

@@ -1,0 +1,125 @@
+"""What a nats-server's configuration can ask for and this broker does not do yet: one table for each consequence.
+
+The rule: what merely opens a port or adds a feature is announced at start and skipped. What restricts who may do
+what, or changes what is delivered to whom, stops the start, with its place: a configuration that is half
+understood must never leave a broker open. Whoever builds one of these removes it here and adds its key to
+`router.option_keys`.
+"""
+
+from __future__ import annotations
+
+from broker.conf_scanner import BCRYPT_PREFIXES
+
+# Top-level keys that restrict access. An empty block restricts nothing and is let pass.
+RESTRICTS = {
+    "tls": "encrypted connections",
+    "accounts": "accounts that are kept apart",
+    "operator": "operators and their JWTs",
+    "operators": "operators and their JWTs",
+    "root": "operators and their JWTs",
+    "roots": "operators and their JWTs",
+    "root_operator": "operators and their JWTs",
+    "root_operators": "operators and their JWTs",
+    "trusted": "trusted operator keys",
+    "trusted_keys": "trusted operator keys",
+    "resolver": "account resolvers",
+    "account_resolver": "account resolvers",
+    "accounts_resolver": "account resolvers",
+    "resolver_tls": "account resolvers",
+    "resolver_preload": "account resolvers",
+    "resolver_pinned_accounts": "account resolvers",
+    "auth_callout": "authentication by a service",
+    "https": "monitoring over TLS",
+    "https_port": "monitoring over TLS",
+}
+
+# The same inside `authorization`, and in each of its users.
+RESTRICTS_IN_AUTHORIZATION = {
+    "nkey": "users with nkeys",
+    "permission": "permissions",
+    "permissions": "permissions",
+    "default_permission": "default permissions",
+    "default_permissions": "default permissions",
+    "authorization": "permissions",
+    "auth_callout": "authentication by a service",
+    "allowed_connection_types": "users limited to some kinds of connection",
+    "connection_types": "users limited to some kinds of connection",
+    "clients": "users limited to some kinds of connection",
+    "account": "accounts that are kept apart",
+}
+
+# Top-level keys that change which messages go where.
+CHANGES_DELIVERY = {
+    "mappings": "subject mappings",
+    "maps": "subject mappings",
+}
+
+# Top-level keys that open a port or add a feature.
+OPENS = {
+    "cluster": "a cluster with other servers",
+    "gateway": "gateways to other clusters",
+    "leaf": "leaf nodes",
+    "leafnodes": "leaf nodes",
+    "websocket": "WebSocket connections",
+    "ws": "WebSocket connections",
+    "mqtt": "MQTT connections",
+    "jetstream": "JetStream: nothing is stored",
+    "store_dir": "JetStream: nothing is stored",
+    "storedir": "JetStream: nothing is stored",
+    "default_js_domain": "JetStream: nothing is stored",
+    "prof_port": "a profiling port",
+    "syslog": "logging to syslog: lines go to standard error or the log file",
+    "remote_syslog": "logging to syslog: lines go to standard error or the log file",
+    "ocsp": "OCSP stapling",
+}
+
+# Top-level keys that tune something which is built differently here.
+NO_EFFECT = {
+    "disable_sublist_cache": "the match cache is always on",
+    "connect_error_reports": "there are no links to other servers",
+    "reconnect_error_reports": "there are no links to other servers",
+    "system_account": "there is no system account to put clients into",
+    "system": "there is no system account to put clients into",
+    "no_system_account": "there is no system account anyway",
+    "no_system": "there is no system account anyway",
+    "no_sys_acc": "there is no system account anyway",
+    "allow_non_tls": "there is no TLS, every connection is plain",
+    "max_sub_tokens": "subjects may have as many tokens as fit a control line",
+    "max_subscription_tokens": "subjects may have as many tokens as fit a control line",
+    "trace_verbose": "trace shows all there is",
+}
+
+# Of these a value is checked as the real server does, so that a slip does not go by unseen.
+WANTS_BLOCK = frozenset({"cluster", "gateway", "leaf", "leafnodes", "websocket", "ws", "mqtt"})
+
+# Flags of the same kinds.
+FLAGS_RESTRICT = {
+    "tls": "encrypted connections",
+    "tlsverify": "encrypted connections",
+    "tlscert": "encrypted connections",
+    "tlskey": "encrypted connections",
+    "tlscacert": "encrypted connections",
+    "ms": "monitoring over TLS",
+}
+FLAGS_OPEN = {
+    "js": OPENS["jetstream"],
+    "sd": OPENS["jetstream"],
+    "routes": OPENS["cluster"],
+    "cluster": OPENS["cluster"],
+    "cluster_listen": OPENS["cluster"],
+    "cluster_advertise": OPENS["cluster"],
+    "cluster_name": OPENS["cluster"],
+    "no_advertise": OPENS["cluster"],
+    "connect_retries": OPENS["cluster"],
+    "profile": OPENS["prof_port"],
+    "s": OPENS["syslog"],
+    "r": OPENS["syslog"],
+}
+
+
+def is_hashed(password: str) -> bool:
+    """Whether a password is a bcrypt hash, which needs a comparison of its own."""
+    return password.startswith(BCRYPT_PREFIXES)
+
+
+HASHED_PASSWORDS = "bcrypt passwords"

@@ -1,0 +1,82 @@
+"""Every key of the configuration file that means something here: its names, what it sets, and how it is read.
+
+`KEYS` is the table; the first name of a row is the one we print. A row's reader gives the fields of
+`broker.options.Options` by dotted name, so that flags, which set the same fields, simply overlay them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from router import option_values as values
+
+Settings = dict[str, object]  # dotted field of Options → its value
+
+
+class Key(NamedTuple):
+    """One option of the file's top level."""
+
+    names: tuple[str, ...]  # the first is ours, all are the real server's
+    read: Callable[[object], Settings]
+
+
+def _sets(field: str, check: Callable[[object], object]) -> Callable[[object], Settings]:
+    return lambda value: {field: check(value)}
+
+
+def _listen(value: object) -> Settings:
+    host, port = values.listen(value)
+    # The real server: a port alone leaves the host as it is.
+    return {"port": port or 4222} | ({"host": host} if isinstance(value, str) else {})
+
+
+def _http(value: object) -> Settings:
+    if not isinstance(value, str):
+        return {"http_port": values.http_port(value)}
+    host, port = values.listen(value)
+    return {"http_port": port, "http_host": host}
+
+
+def _no_headers(value: object) -> Settings:
+    return {"headers": not values.boolean(value)}
+
+
+KEYS = (
+    Key(("port",), _sets("port", values.tcp_port)),
+    Key(("host", "net"), _sets("host", values.host)),
+    Key(("listen",), _listen),
+    Key(("server_name",), _sets("server_name", values.text)),
+    Key(("server_tags",), _sets("server_tags", values.server_tags)),
+    Key(("client_advertise",), _sets("client_advertise", values.client_advertise)),
+    Key(("http",), _http),
+    Key(("http_port", "monitor_port"), _sets("http_port", values.http_port)),
+    Key(("http_base_path",), _sets("http_base_path", values.http_base_path)),
+    Key(("debug",), _sets("logging.debug", values.boolean)),
+    Key(("trace",), _sets("logging.trace", values.boolean)),
+    Key(("logtime",), _sets("logging.logtime", values.boolean)),
+    Key(("log_file", "logfile"), _sets("logging.file", values.text)),
+    Key(("log_size_limit", "logfile_size_limit"), _sets("logging.size_limit_bytes", values.size_limit_bytes)),
+    Key(("log_format",), _sets("logging.format", values.log_format)),  # ours
+    Key(("max_traced_msg_len",), _sets("logging.trace_payload_bytes", values.size_limit_bytes)),
+    Key(("pid_file", "pidfile"), _sets("pid_file", values.text)),
+    Key(("ports_file_dir",), _sets("ports_file_dir", values.text)),
+    Key(("max_payload",), _sets("limits.max_payload_bytes", values.max_payload_bytes)),
+    Key(("max_control_line",), _sets("limits.max_control_line_bytes", values.max_control_line_bytes)),
+    Key(("max_connections", "max_conn"), _sets("limits.max_connections", values.max_connections)),
+    Key(("max_subscriptions", "max_subs"), _sets("limits.max_subscriptions", values.max_subscriptions)),
+    Key(("max_pending",), _sets("limits.max_pending_bytes", values.max_pending_bytes)),
+    Key(("write_deadline",), _sets("limits.write_deadline_s", values.write_deadline_s)),
+    Key(("ping_interval",), _sets("limits.ping_interval_s", values.ping_interval_s)),
+    Key(("ping_max",), _sets("limits.ping_max", values.ping_max)),
+    Key(("lame_duck_duration",), _sets("limits.lame_duck_duration_s", values.lame_duck_duration_s)),
+    Key(("lame_duck_grace_period",), _sets("limits.lame_duck_grace_s", values.lame_duck_grace_s)),
+    Key(("no_header_support",), _no_headers),
+    Key(("no_auth_user",), _sets("no_auth_user", values.text)),
+    Key(("shards",), _sets("swarm.shards", values.shard_count)),  # ours, like the three below
+    Key(("accept",), _sets("swarm.accept", values.accept_mode)),
+    Key(("link_dir",), _sets("swarm.link_dir", values.text)),
+    Key(("prefer_local",), _sets("swarm.prefer_local", values.boolean)),
+)
+
+BY_NAME = {name: key for key in KEYS for name in key.names}

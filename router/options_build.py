@@ -1,0 +1,239 @@
+"""From a configuration file and a command line to `Options`: two sources, one answer, every problem at once.
+
+Flags win over the file; credentials count as one thing, so that a flag's token replaces a file's user. Reads the
+file and what it includes, and the environment for `$variables`; starts nothing, logs nothing, keeps nothing.
+Called at start, by `-t`, and again at a reload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from broker import conf
+from broker.conf_tree import Block, ConfigError, Entry, List, Node, Position, Problem, Scalar
+from broker.limits import DISCOURAGED_MAX_PAYLOAD_BYTES, Limits
+from broker.options import Logging, Options, Swarm
+from router import not_offered
+from router.authorization import Authorization, not_enforced, unknown_field
+from router.flags import CommandLine
+from router.option_keys import BY_NAME, Settings
+from router.option_values import BareSeconds, Mistake
+
+_COMMAND_LINE = Position("")
+_SECTIONS = {"limits": Limits, "logging": Logging, "swarm": Swarm}
+_CREDENTIALS = ("auth_token", "auth_user", "auth_password")
+
+
+class Built(msgspec.Struct, frozen=True):
+    """Options, and what `-t` counts as a failure though a start does not."""
+
+    options: Options
+    warnings: tuple[str, ...] = ()
+
+
+def build(line: CommandLine, *, environment: Mapping[str, str] | None = None) -> Built:
+    """The options that this command line and the file it names ask for; ConfigError with all that is wrong."""
+    building = _Building()
+    if line.config_file:
+        building.add_file(line.config_file, environment)
+    building.add_flags(line)
+    return building.finish(line)
+
+
+class _Building:
+    """What was found so far."""
+
+    def __init__(self) -> None:
+        self.settings: Settings = {}
+        self.places: dict[str, Position] = {}  # of each setting, for what is found wrong when all are known
+        self.problems: list[Problem] = []
+        self.notices: list[Problem] = []
+        self.warnings: list[Problem] = []
+
+    def add_file(self, path: str, environment: Mapping[str, str] | None) -> None:
+        """Everything the file says."""
+        parsed = conf.parse_file(path, environment=environment)
+        self.problems += parsed.problems
+        self.notices += parsed.notices
+        for entry in parsed.tree:
+            self._entry(entry)
+
+    def add_flags(self, line: CommandLine) -> None:
+        """Everything the command line says, over what the file said."""
+        given = line.settings
+        # A flag's credentials replace the file's: half of each would be neither's intention.
+        if any(field in given for field in _CREDENTIALS):
+            for field in _CREDENTIALS:
+                self.settings.pop(field, None)
+        for field, (flag, value, check) in given.items():
+            try:
+                self._set(_COMMAND_LINE, {field: check(value)})
+            except Mistake as mistake:
+                self._problem(_COMMAND_LINE, f"-{flag}: {mistake.what}", mistake.advice)
+        for flag in line.unoffered:
+            feature = not_offered.FLAGS_RESTRICT.get(flag)
+            if feature is not None:
+                self.problems.append(not_enforced(_COMMAND_LINE, f"-{flag}: {feature}"))
+            else:
+                self._notice(_COMMAND_LINE, f"-{flag} is not offered and was ignored", not_offered.FLAGS_OPEN[flag])
+
+    def finish(self, line: CommandLine) -> Built:
+        """Options, after the checks that need to see all of it."""
+        self._check_credentials()
+        sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
+        top: dict[str, Any] = {}
+        for field, value in self.settings.items():
+            section, _, name = field.rpartition(".")
+            (sections[section] if section else top)[name] = value
+        limits = Limits(**sections["limits"])
+        self._check_limits(limits)
+        if self.problems:
+            raise ConfigError(self.problems)
+        options = Options(
+            **top,
+            limits=limits,
+            logging=Logging(**sections["logging"]),
+            swarm=Swarm(**sections["swarm"]),
+            config_file=line.config_file,
+            notices=tuple(str(notice) for notice in [*self.warnings, *self.notices]),
+        )
+        return Built(options, tuple(str(warning) for warning in self.warnings))
+
+    def _entry(self, entry: Entry) -> None:
+        name = entry.key.lower()
+        key = BY_NAME.get(name)
+        if entry.replaces is not None and (name == "authorization" or name in not_offered.RESTRICTS):
+            # The real server takes the last one, and a second block that says less would open the broker unseen.
+            self._problem(entry.at, f"{name} is given again", f"keep one; the other is at {entry.replaces}")
+        if name == "authorization":
+            authorization = Authorization(entry)
+            self.problems += authorization.problems
+            self.notices += authorization.notices
+            self._set(entry.at, authorization.settings)
+        elif key is not None:
+            try:
+                self._set(entry.at, key.read(_plain(entry.value)))
+            except BareSeconds as bare:
+                self._set(entry.at, key.read(f"{bare.seconds:.0f}s"))
+                what = f'invalid use of field "{name}": {name} should be converted to a duration'
+                self.warnings.append(Problem(entry.at, what, f'write "{bare.seconds:.0f}s"'))
+            except Mistake as mistake:
+                self._problem(entry.at, f"{name}: {mistake.what}", mistake.advice)
+        elif not self._unoffered(entry, name) and not entry.used:
+            self.problems.append(unknown_field(entry, _ALL_NAMES))
+
+    def _unoffered(self, entry: Entry, name: str) -> bool:
+        """Whether the key is the real server's and not ours: then what has to be said is said."""
+        empty = isinstance(entry.value, Block | List) and not (
+            entry.value.entries if isinstance(entry.value, Block) else entry.value.items
+        )
+        if name in not_offered.RESTRICTS:
+            if not empty:
+                self.problems.append(not_enforced(entry.at, f'"{entry.key}": {not_offered.RESTRICTS[name]}'))
+        elif name in not_offered.CHANGES_DELIVERY:
+            if not empty:
+                what = f'"{entry.key}": {not_offered.CHANGES_DELIVERY[name]} are not offered by this version'
+                self._problem(entry.at, what, "remove it only if messages may go where they are published")
+        elif name in not_offered.OPENS:
+            if name in not_offered.WANTS_BLOCK and not isinstance(entry.value, Block):
+                self._problem(
+                    entry.at, f"Expected map to define {name}, got {entry.value.kind}", f"write {name} {{ … }}"
+                )
+            elif name == "jetstream":
+                self._jetstream(entry)
+            else:
+                self._notice(entry.at, f'"{entry.key}" is not offered and was ignored', not_offered.OPENS[name])
+        elif name in not_offered.NO_EFFECT:
+            self._notice(entry.at, f'"{entry.key}" has no effect here', not_offered.NO_EFFECT[name])
+        else:
+            return False
+        return True
+
+    def _jetstream(self, entry: Entry) -> None:
+        value = _plain(entry.value)
+        word = value.lower() if isinstance(value, str) else value
+        if word in ("disabled", False):
+            return
+        if isinstance(value, str) and word != "enabled":
+            self._problem(entry.at, "Expected 'enabled' or 'disabled' for string value", "write jetstream: disabled")
+            return
+        self._notice(entry.at, '"jetstream" is not offered and was ignored', not_offered.OPENS["jetstream"])
+
+    def _check_credentials(self) -> None:
+        settings = self.settings
+        users = settings.get("users")
+        place = self._place("auth_token", "auth_user", "auth_password", "users")
+        if users and any(settings.get(field) for field in _CREDENTIALS):
+            self._problem(place, "credentials on the command line and users in the file", "use one or the other")
+        elif settings.get("auth_token") and (settings.get("auth_user") or settings.get("auth_password")):
+            self._problem(place, "Cannot have a user/pass and token", "use one or the other")
+        elif settings.get("auth_password") and not settings.get("auth_user"):
+            self._problem(place, "a password without a user lets everybody in", "add a user")
+        for field, flag in (("auth_token", "auth"), ("auth_user", "user")):
+            if settings.get(field) == "":
+                self._problem(place, f"an empty {flag} lets everybody in", "give a value, or leave it out")
+        for field in ("auth_token", "auth_password"):
+            value = settings.get(field)
+            if isinstance(value, str) and not_offered.is_hashed(value):
+                self.problems.append(not_enforced(place, not_offered.HASHED_PASSWORDS))
+        anybody = settings.get("no_auth_user")
+        if anybody:
+            names = [user.name for user in users] if isinstance(users, tuple) else []
+            place = self._place("no_auth_user")
+            if not names:
+                self._problem(place, f'no_auth_user: "{anybody}" present, but users are not defined', "define users")
+            elif anybody not in names:
+                what = f'no_auth_user: "{anybody}" not present as user in authorization block'
+                self._problem(place, what, "name one of the users")
+
+    def _check_limits(self, limits: Limits) -> None:
+        if limits.max_payload_bytes > limits.max_pending_bytes:
+            payload, pending = limits.max_payload_bytes, limits.max_pending_bytes
+            what = f"max_payload ({payload}) cannot be higher than max_pending ({pending})"
+            place = self._place("limits.max_pending_bytes", "limits.max_payload_bytes")
+            self._problem(place, what, "a client could not be sent one message; raise max_pending")
+        if limits.max_payload_bytes > DISCOURAGED_MAX_PAYLOAD_BYTES:
+            what = "Maximum payloads over 8.00 MB are generally discouraged and could lead to poor performance"
+            self._notice(self._place("limits.max_payload_bytes"), what, "")
+        grace_s, duration_s = limits.lame_duck_grace_s, limits.lame_duck_duration_s
+        if grace_s >= duration_s:
+            shown = f"({grace_s:g}s) should be strictly lower than lame duck duration ({duration_s:g}s)"
+            what = f"lame duck grace period {shown}"
+            place = self._place("limits.lame_duck_grace_s", "limits.lame_duck_duration_s")
+            self._problem(place, what, "lower the one or raise the other")
+
+    def _set(self, at: Position, settings: Settings) -> None:
+        self.settings |= settings
+        self.places |= dict.fromkeys(settings, at)
+
+    def _place(self, *fields: str) -> Position:
+        """Where the first of these was set."""
+        return next((self.places[field] for field in fields if field in self.places), _COMMAND_LINE)
+
+    def _problem(self, at: Position, what: str, advice: str) -> None:
+        self.problems.append(Problem(at, what, advice))
+
+    def _notice(self, at: Position, what: str, advice: str) -> None:
+        self.notices.append(Problem(at, what, advice))
+
+
+def _plain(node: Node) -> object:
+    """A node as the plain value that `router.option_values` checks."""
+    if isinstance(node, Scalar):
+        return node.value
+    if isinstance(node, List):
+        return [_plain(item) for item in node.items]
+    return {entry.key: _plain(entry.value) for entry in node}
+
+
+_ALL_NAMES = [
+    "authorization",
+    *BY_NAME,
+    *not_offered.RESTRICTS,
+    *not_offered.CHANGES_DELIVERY,
+    *not_offered.OPENS,
+    *not_offered.NO_EFFECT,
+]
