@@ -1,4 +1,4 @@
-"""A shard that speaks the control channel and accepts connections, and does nothing else: for tests of the router.
+r"""A shard that speaks the control channel and accepts connections, and does nothing else: for tests of the router.
 
 Each connection is told `<shard> <pid> <boot_id>\n` and then held open. What it does wrong is chosen by the environment:
 FAKE_SHARD_FATAL=<reason> says Fatal, FAKE_SHARD_EXIT=<code> exits before Linked, FAKE_SHARD_MUTE=1 never says Ready,
