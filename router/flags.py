@@ -7,8 +7,12 @@ no word of its own (`-T=false`), `--` ends the flags, the first word that is no 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+# Named as type checkers want it, without the import: `typing` alone costs a third of what `-v` may.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Check = Callable[[object], object]
 
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
@@ -18,12 +22,15 @@ class BadCommandLine(Exception):
     """The operator's command line is wrong; says what, where and what to do."""
 
 
-class Flag(NamedTuple):
+class Flag:
     """One flag under all its names."""
 
-    names: tuple[str, ...]
-    kind: type  # bool, int or str
-    fields: tuple[str, ...] = ()  # of Options, dotted; (): read by its first name
+    __slots__ = ("fields", "kind", "names")
+
+    def __init__(self, names: tuple[str, ...], kind: type, fields: tuple[str, ...] = ()) -> None:
+        self.names = names
+        self.kind = kind  # bool, int or str
+        self.fields = fields  # of Options, dotted; (): read by its first name
 
 
 FLAGS = (
@@ -92,15 +99,14 @@ _CHECKS = {
     "swarm.accept": "accept_mode",
 }
 
-Check = Callable[[object], object]
 
-
-class CommandLine(NamedTuple):
+class CommandLine:
     """A command line that makes sense as such; values are not yet checked."""
 
-    values: dict[str, bool | int | str]  # by each flag's first name
-    spelled: dict[str, str]  # the name it was given by, for messages
-    words: list[str]  # what follows the flags
+    def __init__(self, values: dict[str, bool | int | str], spelled: dict[str, str], words: list[str]) -> None:
+        self.values = values  # by each flag's first name
+        self.spelled = spelled  # the name it was given by, for messages
+        self.words = words  # what follows the flags
 
     @property
     def config_file(self) -> str:

@@ -112,7 +112,9 @@ class _Building:
             authorization = Authorization(entry)
             self.problems += authorization.problems
             self.notices += authorization.notices
-            self._set(entry.at, authorization.settings)
+            # Credentials of a block that is wrong are not compared with flags': it would be said twice.
+            if not authorization.problems:
+                self._set(entry.at, authorization.settings)
         elif key is not None:
             try:
                 self._set(entry.at, key.read(_plain(entry.value)))

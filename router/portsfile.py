@@ -28,14 +28,17 @@ class TemporaryFile:
         self.path = path
         draft = f"{path}.{os.getpid()}.tmp"
         try:
-            # Readable by others: whoever watches a service is rarely the user it runs as.
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), "w") as stream:
-                stream.write(text)
-            self._identity = _identity(draft)
-            os.replace(draft, path)
+            _write(draft, text)
+        except PermissionError:
+            # A file that is ours in a directory that is not, as an init script prepares it: written in place.
+            _remove(draft)
+            _write(path, text)
         except OSError:
             _remove(draft)
             raise
+        else:
+            os.replace(draft, path)
+        self._identity = _identity(path)
 
     def remove(self) -> None:
         """Take it away, if it is still ours: the next broker may have written its own over it."""
@@ -110,6 +113,12 @@ def _resolved(host: str) -> str:
         return host
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return str(found[0][4][0])
+
+
+def _write(path: str, text: str) -> None:
+    # Readable by others: whoever watches a service is rarely the user it runs as.
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), "w") as stream:
+        stream.write(text)
 
 
 def _identity(path: str) -> tuple[int, int] | None:

@@ -1,0 +1,197 @@
+"""The command line: what each form of a flag means, what is printed, and with which exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.options import Options
+from broker.version import OWN_VERSION, SERVER_VERSION
+from router import cli, help, operator_commands, supervisor
+from router.flags import FLAGS, BadCommandLine, parse
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Options, str]]:
+    """What main() would have served."""
+    found: list[tuple[Options, str]] = []
+
+    def serve(options: Options, *, program: str, **_rest: Any) -> int:
+        found.append((options, program))
+        return 7
+
+    monkeypatch.setattr(supervisor, "serve", serve)
+    return found
+
+
+@pytest.mark.parametrize("form", [["-p", "5"], ["--p", "5"], ["-port=5"], ["--port", "5"], ["--port=0x5"], ["-p=05"]])
+def test_every_form_of_a_flag_means_the_same(served: list[tuple[Options, str]], form: list[str]) -> None:
+    assert cli.main(form, program="gnatswarm") == 7
+    assert served == [(Options(port=5), "gnatswarm")]
+
+
+def test_flags_of_the_real_server_reach_the_options(served: list[tuple[Options, str]]) -> None:
+    words = "-a 127.0.0.1 -n me -m 8222 -P x.pid --ports_file_dir d -l x.log -T=false -DV --user u --pass p"
+    assert cli.main([*words.split(), "--client_advertise", "a:1", "--log_size_limit", "5"]) == 7
+    options = served[0][0]
+    assert (options.host, options.server_name, options.http_port) == ("127.0.0.1", "me", 8222)
+    assert (options.pid_file, options.ports_file_dir, options.client_advertise) == ("x.pid", "d", "a:1")
+    assert (options.logging.file, options.logging.logtime, options.logging.size_limit_bytes) == ("x.log", False, 5)
+    assert (options.logging.debug, options.logging.trace) == (True, True)
+    assert (options.auth_user, options.auth_password) == ("u", "p")
+
+
+@pytest.mark.parametrize(("flag", "debug", "trace"), [("-D", True, False), ("-V", False, True), ("-VV", False, True),
+                                                      ("-DV", True, True), ("--DVV", True, True), ("-D=0", False, False)])  # fmt: skip # noqa: E501
+def test_debug_and_trace(served: list[tuple[Options, str]], flag: str, debug: bool, trace: bool) -> None:
+    cli.main([flag])
+    assert (served[0][0].logging.debug, served[0][0].logging.trace) == (debug, trace)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["-bogus"], "flag provided but not defined: -bogus"),
+        (["--prot", "1"], "flag provided but not defined: -prot — did you mean -port?"),
+        (["-p"], "flag needs an argument: -p"),
+        (["-p", "abc"], 'invalid value "abc" for flag -p: parse error'),
+        (["-p="], 'invalid value "" for flag -p: parse error'),
+        (["-p", " 5"], 'invalid value " 5" for flag -p: parse error'),
+        (["-p", "9" * 5000], "for flag -p: "),
+        (["-p", "99999999999999999999"], "value out of range"),
+        (["-D=x"], 'invalid boolean value "x" for -D: parse error'),
+        (["---p"], "bad flag syntax: ---p"),
+        (["-=x"], "bad flag syntax: -=x"),
+        (["foo"], 'unrecognized command: "foo"'),
+        (["-T", "false"], 'unrecognized command: "false"'),
+        (["-"], 'unrecognized command: "-"'),
+        (["--", "foo"], 'unrecognized command: "foo"'),
+        (["-p", "4222", "extra"], 'unrecognized command: "extra"'),
+        (["-t"], "must specify [-c, --config] option to check configuration file syntax"),
+        (["-t", "-c", "/nonexistent/x"], "open /nonexistent/x: no such file or directory"),
+        (["-c", "/nonexistent/x"], "open /nonexistent/x: no such file or directory"),
+        (["-p", "99999"], "command line: -p: 99999 is out of range"),
+        (["--tls"], "encrypted connections is not offered"),
+        (["--signal", "bogus"], 'unknown signal "bogus"'),
+        (["scale"], "no number of shards"),
+        (["scale", "0"], "no number of shards"),
+        (["scale", "65"], "no number of shards"),
+        (["scale", "²"], "no number of shards"),
+        (["scale", "2", "3"], 'unexpected "3" after scale'),
+        (["status", "x"], 'unexpected "x" after status'),
+    ],
+)
+def test_a_bad_command_line_says_what_is_wrong_and_ends_with_1(
+    capsys: pytest.CaptureFixture[str], served: list[tuple[Options, str]], words: list[str], expected: str
+) -> None:
+    assert cli.main(words, program="gnatswarm") == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("gnatswarm: ")
+    assert expected in printed.err
+    assert served == []
+
+
+@given(st.lists(st.text(max_size=8) | st.sampled_from(["-p", "--", "-D", "scale", "-c=", "-x=y", "="]), max_size=5))
+def test_any_words_are_a_command_line_or_a_bad_one(words: list[str]) -> None:
+    with contextlib.suppress(BadCommandLine):
+        parse(words)
+
+
+@pytest.mark.parametrize("words", [["-v"], ["--version"], ["version"], ["-p", "1", "-v"]])
+def test_the_version(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert cli.main(words, program="gnatswarm") == 0
+    assert capsys.readouterr().out == f"gnatswarm: v{OWN_VERSION}\n"
+    assert cli.main(words, program="nats-server") == 0
+    assert capsys.readouterr().out == f"nats-server: v{SERVER_VERSION}\n"
+
+
+def test_a_link_named_nats_server_is_nats_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, program in (("/usr/bin/nats-server", "nats-server"), ("gnatswarm", "gnatswarm"),
+                          ("/x/router/__main__.py", "gnatswarm")):  # fmt: skip
+        monkeypatch.setattr(sys, "argv", [path])
+        assert cli._called_as() == program
+
+
+def test_the_version_is_the_packages() -> None:
+    packaging = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert packaging["project"]["version"] == OWN_VERSION
+
+
+def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["-h"], program="gnatswarm") == 0
+    text = capsys.readouterr().out
+    assert text == help.help_text("gnatswarm")
+    for flag in FLAGS:
+        for name in flag.names:
+            assert re.search(rf"(?<![\w-])--?{name}(?!\w)", text), name
+    assert max(map(len, text.splitlines())) <= 120
+    assert cli.main(["--help_tls"]) == 0
+
+
+def test_a_file_is_tested(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "t.conf"
+    path.write_text("port: 1\njetstream: enabled")
+    assert cli.main(["-t", "-c", str(path)], program="gnatswarm") == 0
+    *notices, last = capsys.readouterr().err.splitlines()
+    assert last == f"gnatswarm: configuration file {path} is valid"
+    assert len(notices) == 1
+    path.write_text("foo: 1\nbar: 2")
+    assert cli.main(["-t", "-c", str(path)], program="gnatswarm") == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f'gnatswarm: {path}:1:1: unknown field "foo"')
+    assert lines[1].startswith(f'{path}:2:1: unknown field "bar"')
+    path.write_text("ping_interval: 5")
+    assert cli.main(["-t", "-c", str(path)]) == 1
+
+
+def test_scale_and_status_reach_their_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    calls: list[Any] = []
+
+    def scale(shards: int, **which: Any) -> int:
+        calls.append((shards, which))
+        return 3
+
+    def status(**which: Any) -> int:
+        calls.append(which)
+        return 4
+
+    monkeypatch.setattr(operator_commands, "scale", scale)
+    monkeypatch.setattr(operator_commands, "status", status)
+    (tmp_path / "x.pid").write_text("1234")
+    assert cli.main(["scale", "4", "-P", "77"]) == 3
+    assert cli.main(["-p", "9", "status", "--json"]) == 4
+    assert cli.main(["status", "-P", str(tmp_path / "x.pid")]) == 4
+    assert calls == [
+        (4, {"pid": 77, "port": None}),
+        {"pid": None, "port": 9, "as_json": True},
+        {"pid": 1234, "port": None, "as_json": False},
+    ]
+
+
+@pytest.mark.parametrize("words", [["-v"], ["-h"], ["-bogus"]])
+def test_what_only_prints_imports_nothing_heavy(words: list[str]) -> None:
+    heavy = {"asyncio", "uvloop", "msgspec", "logging", "argparse", "typing_extensions"}
+    code = (
+        "import sys; before = set(sys.modules); from router.cli import main; "
+        f"main({words!r}); print(sorted({heavy!r} & set(sys.modules)), len(set(sys.modules) - before) < 40)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[] True"
+
+
+def test_testing_a_file_imports_no_network() -> None:
+    code = "import sys; from router.cli import main; main(['-t', '-c', '/dev/null']);print('asyncio' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == "False\n"
