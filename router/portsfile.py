@@ -29,6 +29,7 @@ class TemporaryFile:
         draft = f"{path}.{os.getpid()}.tmp"
         try:
             _write(draft, text)
+            os.replace(draft, path)
         except PermissionError:
             # A file that is ours in a directory that is not, as an init script prepares it: written in place.
             _remove(draft)
@@ -36,8 +37,6 @@ class TemporaryFile:
         except OSError:
             _remove(draft)
             raise
-        else:
-            os.replace(draft, path)
         self._identity = _identity(path)
 
     def remove(self) -> None:

@@ -31,14 +31,14 @@ ROUTER_LABEL = "router"
 
 _LEVEL_TAGS = {TRACE: "TRC", logging.DEBUG: "DBG", logging.INFO: "INF", logging.WARNING: "WRN", logging.ERROR: "ERR"}
 
-# What a client sends in CONNECT, and what would let somebody else connect as it. Also bare `key: value` forms, as
-# in an error that quotes the configuration.
+# What a client sends in CONNECT, and what would let somebody else connect as it; and the password in a URL.
 _SECRET = re.compile(
-    r"""(["']?\b(?:auth_token|authToken|password|passwd|pass|token|jwt|sig|nkey_seed|seed)\b["']?\s*[:=]\s*)"""
-    r"""(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[^\s,;}\]"']+)""",
+    r"""(["']?\b(?:auth_token|password|passwd|pass|token|jwt|sig|nkey_seed|seed)["']?\s*[:=]\s*)"""
+    r"""(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?)""",
     re.IGNORECASE,
 )
-_SECRET_HINT = re.compile("pass|token|jwt|sig|seed", re.IGNORECASE)
+_URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^@\s/]+@")
+_SECRET_HINT = re.compile("pass|token|jwt|sig|seed|://", re.IGNORECASE)
 _CONTROL = {byte: f"\\x{byte:02x}" for byte in range(0x20) if byte != 0x09}
 _CONTROL |= {0x0A: "\\n", 0x0D: "\\r", 0x7F: "\\x7f"}
 
@@ -47,7 +47,7 @@ def without_secrets(text: str) -> str:
     """`text` with the values of passwords, tokens and signatures replaced by [REDACTED], as the real server does."""
     if _SECRET_HINT.search(text) is None:
         return text
-    return _SECRET.sub(r'\1"[REDACTED]"', text)
+    return _URL_PASSWORD.sub(r"\1[REDACTED]@", _SECRET.sub(r'\1"[REDACTED]"', text))
 
 
 class LineFormatter(logging.Formatter):
@@ -112,13 +112,13 @@ class LineHandler(logging.Handler):
         self._label = process_label
         self._fd = 2
         self._lost_lines = 0
-        self._mute_debug = options.trace and not options.debug
+        self.mutes_debug = options.trace and not options.debug  # levels nest, the server's -D and -V do not
         if self._path:
             self._fd = _open_log(self._path)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record, or count it as lost; never raises."""
-        if self._mute_debug and record.levelno == logging.DEBUG:
+        if self.mutes_debug and record.levelno == logging.DEBUG:
             return
         if self._limit_bytes:
             self._follow_or_rotate()
@@ -168,7 +168,7 @@ class LineHandler(logging.Handler):
         except OSError:
             return
         if not self.reopen():
-            logging.getLogger(ROOT).info("Rotated log, backup saved as %r", backup)
+            logging.getLogger(ROOT).info('Rotated log, backup saved as "%s"', backup)
 
     def _write(self, text: str) -> None:
         data = text.encode("utf-8", "backslashreplace")
@@ -227,7 +227,7 @@ def set_level(debug: bool, trace: bool) -> None:
     """Change how much is said, without touching where it goes."""
     logging.getLogger(ROOT).setLevel(_level(debug, trace))
     for handler in _handlers():
-        handler._mute_debug = trace and not debug
+        handler.mutes_debug = trace and not debug
 
 
 def _handlers() -> list[LineHandler]:
@@ -235,7 +235,7 @@ def _handlers() -> list[LineHandler]:
 
 
 def _level(debug: bool, trace: bool) -> int:
-    # -V without -D shows operations but not decisions, as on the real server: see _mute_debug.
+    # -V without -D shows operations but not decisions, as on the real server: see LineHandler.mutes_debug.
     return TRACE if trace else logging.DEBUG if debug else logging.INFO
 
 
