@@ -22,6 +22,7 @@ _BASE_LOCK = ".lock"
 # sun_path holds 108 bytes with its NUL; the longest name in the directory is a link socket's.
 LONGEST_PATH_BYTES = 107
 LONGEST_NAME = "/63.0123456789abcdef.sock"
+_LONGEST_OWN_NAME = "4194304-012345"
 
 
 class LinkDirectoryError(Exception):
@@ -37,11 +38,20 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 def default_base() -> str:
-    """$XDG_RUNTIME_DIR/gnatswarm where there is one, else gnatswarm-<uid> in the directory for temporary files."""
+    """$XDG_RUNTIME_DIR/gnatswarm where there is one, else gnatswarm-<uid> in $TMPDIR or /tmp.
+
+    One that is too long for Unix sockets is passed over, so that whoever looks for brokers looks in the same place.
+    """
+    candidates = []
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if runtime and os.access(runtime, os.W_OK | os.X_OK):
-        return os.path.join(runtime, "gnatswarm")
-    return os.path.join(os.environ.get("TMPDIR") or "/tmp", f"gnatswarm-{os.geteuid()}")
+        candidates.append(os.path.join(os.path.abspath(runtime), "gnatswarm"))
+    temporary = f"gnatswarm-{os.geteuid()}"
+    if os.environ.get("TMPDIR"):
+        candidates.append(os.path.join(os.path.abspath(os.environ["TMPDIR"]), temporary))
+    candidates.append(os.path.join("/tmp", temporary))
+    fitting = [path for path in candidates if _longest_path_bytes(os.path.join(path, _LONGEST_OWN_NAME)) == 0]
+    return fitting[0] if fitting else candidates[-1]
 
 
 class LinkDirectory:
@@ -49,8 +59,8 @@ class LinkDirectory:
 
     def __init__(self, base: str, owner: Owner) -> None:
         self.path = os.path.join(os.path.abspath(base), f"{owner.pid}-{os.urandom(3).hex()}")
-        longest = len(os.fsencode(self.path + LONGEST_NAME))
-        if longest > LONGEST_PATH_BYTES:
+        longest = _longest_path_bytes(self.path)
+        if longest:
             raise LinkDirectoryError(
                 f"{base!r} is too long for Unix sockets: a path in it would have {longest} bytes, the limit is "
                 f"{LONGEST_PATH_BYTES}. Choose a shorter link_dir, or a shorter XDG_RUNTIME_DIR"
@@ -72,6 +82,12 @@ class LinkDirectory:
         """Remove the directory with all that is in it, then give the lock up."""
         remove(self.path)
         os.close(self._fd)
+
+
+def _longest_path_bytes(directory: str) -> int:
+    """0 when every socket in this directory can be bound, else the length that is too much."""
+    longest = len(os.fsencode(directory + LONGEST_NAME))
+    return longest if longest > LONGEST_PATH_BYTES else 0
 
 
 class _LockedBase:

@@ -211,3 +211,25 @@ cdef class Page:
             page_store(&slot.stalls, value)
         else:
             raise KeyError(name)
+
+
+# ---- for tests: a process that is killed between two steps of a change ----
+
+def is_inside_change(Page page, int shard):
+    """Whether the slot's last change was begun and not done."""
+    cdef ShardSlot* slot = page.slot(shard)
+    return page_load(&slot.changes_begun) != page_load(&slot.changes_done)
+
+
+def begin_change(Page page, int shard, str change, int steps):
+    """The first 1..4 steps of page_try_add_connection ("add") or page_remove_connection ("remove"), and no more."""
+    cdef ShardSlot* slot = page.slot(shard)
+    cdef int64_t count = 1 if change == "add" else -1
+    if steps >= 1:
+        page_store(&slot.changes_begun, slot.changes_begun + 1)
+    if steps >= 2:
+        page_subtract(page.header, -count)
+    if steps >= 3:
+        page_store(&slot.connections, slot.connections + count)
+    if steps >= 4:
+        page_store(&slot.changes_done, slot.changes_done + 1)

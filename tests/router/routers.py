@@ -1,0 +1,203 @@
+"""Router processes under test: the real supervisor in a process of its own, over fake shards."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, Self
+
+from tests.support.servers import Log, wait_pids_gone
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FAKE_SHARD = Path(__file__).with_name("fake_shard.py")
+DEADLINE_S = 15.0
+
+_PROGRAM = """
+import json, sys
+import msgspec
+from broker.options import Options
+from router.supervisor import serve
+options, program, command = json.loads(sys.argv[1])
+sys.exit(serve(msgspec.convert(options, Options), program=program, command=command or None))
+"""
+
+
+_runtime_directories: dict[Path, Path] = {}
+
+
+def runtime_directory(tmp_path: Path) -> Path:
+    """A test's own XDG_RUNTIME_DIR. pytest's directories are too long for Unix sockets."""
+    if tmp_path not in _runtime_directories:
+        directory = Path(tempfile.mkdtemp(prefix="gnat-", dir="/tmp"))
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        _runtime_directories[tmp_path] = directory
+    return _runtime_directories[tmp_path]
+
+
+def wait_until(claim: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
+    """Wait for a condition. AssertionError with its name when it does not come."""
+    until = time.monotonic() + deadline_s
+    while not claim():
+        assert time.monotonic() < until, f"not within {deadline_s} s: {what}"
+        time.sleep(0.01)
+
+
+def option_tree(shards: int, port: int, accept: str, **more: Any) -> dict[str, Any]:
+    swarm = {"shards": shards, "accept": accept, **more.pop("swarm", {})}
+    return {"host": "127.0.0.1", "port": port, "swarm": swarm, "logging": {"debug": True}, **more}
+
+
+class Router:
+    """One router process with fake shards; stopped and checked for leftovers at the end of the `with`."""
+
+    def __init__(
+        self,
+        tmp_path: Path,
+        shards: int = 2,
+        *,
+        port: int = -1,
+        accept: str = "reuseport",
+        environment: dict[str, str] | None = None,
+        descriptors: int | None = None,
+        program: str = "gnatswarm",
+        stderr: int | IO[bytes] = subprocess.PIPE,
+        **options: Any,
+    ) -> None:
+        self.runtime = runtime_directory(tmp_path)
+        self.boot_log = Path(tempfile.mkdtemp(dir=tmp_path)) / "boots.jsonl"
+        self.environment = {
+            **os.environ,
+            "XDG_RUNTIME_DIR": str(self.runtime),
+            "PYTHONPATH": str(ROOT),
+            "FAKE_SHARD_BOOT_LOG": str(self.boot_log),
+            **(environment or {}),
+        }
+        tree = option_tree(shards, port, accept, **options)
+        arguments = json.dumps([tree, program, [sys.executable, str(FAKE_SHARD)]])
+
+        def limit() -> None:
+            if descriptors is not None:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM, arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=self.environment,
+            start_new_session=True,
+            preexec_fn=limit,
+        )
+        assert self.process.stderr is not None
+        self.log = Log(iter(self.process.stderr))
+        self.pids: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.note_pids()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(DEADLINE_S)
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            self.log.join()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+        assert wait_pids_gone(sorted(self.pids), 5.0) == [], "shards outlived their router"
+
+    @property
+    def port(self) -> int:
+        return int(self.log.wait_line(r"Listening for client connections on \S*:(\d+)", DEADLINE_S)[1])
+
+    def wait_ready(self) -> Self:
+        self.log.wait_line("Server is ready", DEADLINE_S)
+        self.note_pids()
+        return self
+
+    def boots(self) -> list[dict[str, Any]]:
+        """What every shard process learned at its boot, in order."""
+        if not self.boot_log.exists():
+            return []
+        return [json.loads(line) for line in self.boot_log.read_text().splitlines()]
+
+    def note_pids(self) -> None:
+        self.pids |= {boot["pid"] for boot in self.boots()}
+
+    def pid_of(self, shard: int) -> int:
+        return int([boot["pid"] for boot in self.boots() if boot["shard"] == shard][-1])
+
+    def leftovers(self) -> list[str]:
+        return sorted(path.name for path in (self.runtime / "gnatswarm").glob("*") if path.name != ".lock")
+
+    def operator(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """`scale` or `status`, in a process of its own."""
+        code = (
+            "import sys\nfrom router.operator_commands import scale, status\n"
+            "w = sys.argv[1:]\n"
+            "sys.exit(scale(int(w[1])) if w[0] == 'scale' else status(as_json='json' in w))"
+        )
+        return subprocess.run(
+            [sys.executable, "-P", "-c", code, *words],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def status(self) -> Any:
+        done = self.operator("status", "json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def wait_log(self, pattern: str, deadline_s: float = DEADLINE_S, start: int = 0) -> re.Match[str]:
+        return self.log.wait_line(pattern, deadline_s, start)
+
+
+class Dialled:
+    """One client connection: which shard took it."""
+
+    def __init__(self, port: int, deadline_s: float = DEADLINE_S, host: str = "127.0.0.1") -> None:
+        self.sock = socket.create_connection((host, port), timeout=deadline_s)
+        self._read = b""
+
+    def greeting(self) -> tuple[int, int, str]:
+        """(shard, pid, boot id), once a shard has accepted it."""
+        while not self._read.endswith(b"\n"):
+            data = self.sock.recv(100)
+            if not data:
+                raise ConnectionError("closed before a shard greeted")
+            self._read += data
+        shard, pid, boot_id = self._read.decode().split()
+        return int(shard), int(pid), boot_id
+
+    def is_closed(self) -> bool:
+        try:
+            return self.sock.recv(100) == b""
+        except ConnectionError:
+            return True
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def dial(port: int, count: int) -> list[Dialled]:
+    return [Dialled(port) for _ in range(count)]

@@ -1,0 +1,367 @@
+"""A router process keeps its shards, its port and its promises whatever dies, hangs or is asked of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.router.routers import DEADLINE_S, Dialled, Router, dial, wait_until
+from tests.support.servers import wait_pids_gone
+
+
+def shards_of(clients: list[Dialled]) -> Counter[int]:
+    return Counter(client.greeting()[0] for client in clients)
+
+
+def close(clients: list[Dialled]) -> None:
+    for client in clients:
+        client.close()
+
+
+def test_starts_says_so_and_shows_a_first_screen(tmp_path: Path) -> None:
+    with Router(tmp_path, 2) as router:
+        router.wait_ready()
+        text = [line.split("] ", 2)[-1] for line in router.log.lines if "[INF]" in line]
+        assert text == [f"Listening for client connections on 127.0.0.1:{router.port}", "Server is ready"]
+        router.process.send_signal(signal.SIGINT)
+        assert router.process.wait(DEADLINE_S) == 0
+        assert router.process.stdout is not None
+        screen = router.process.stdout.read().decode()
+        assert f"127.0.0.1:{router.port}" in screen
+        assert str(router.pid_of(0)) in screen
+        assert str(router.pid_of(1)) in screen
+
+
+def test_a_stand_in_for_nats_server_writes_nothing_to_standard_output(tmp_path: Path) -> None:
+    with Router(tmp_path, 1, program="nats-server") as router:
+        router.wait_ready()
+        router.process.send_signal(signal.SIGTERM)
+        assert router.process.wait(DEADLINE_S) == 1
+        assert router.process.stdout is not None
+        assert router.process.stdout.read() == b""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGINT, 0)])
+def test_a_signal_stops_it_with_nothing_left(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    with Router(tmp_path, 2) as router:
+        router.wait_ready()
+        port = router.port
+        os.killpg(router.process.pid, number)  # as a terminal does: the shards get it too
+        assert router.process.wait(DEADLINE_S) == code
+        assert router.leftovers() == []
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=2)
+
+
+def test_a_shard_gets_what_it_was_promised_and_no_other_descriptor(tmp_path: Path) -> None:
+    with Router(tmp_path, 2) as router:
+        router.wait_ready()
+        first, second = sorted(router.boots(), key=lambda boot: boot["shard"])
+        assert first["port"] == second["port"] == router.port
+        assert first["server_id"] == second["server_id"]
+        assert len(first["server_id"]) == 56
+        assert first["boot_id"] != second["boot_id"]
+        assert os.stat(first["link_dir"]).st_mode & 0o777 == 0o700
+        for boot in (first, second):
+            given = {fd for fd in boot["given"] if fd >= 0}
+            assert given <= set(boot["fds"])
+            # Besides those and the standard three: the loop's own (epoll, its wake-up pair) and the listing of /proc.
+            assert len(set(boot["fds"]) - given - {0, 1, 2}) <= 4
+            blocked = set(boot["blocked"])
+            assert {signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN} <= blocked
+            assert signal.SIGTERM not in blocked
+        assert first["given"][0] != second["given"][0]
+
+
+def test_a_killed_shard_is_replaced_and_its_backlog_is_kept(tmp_path: Path) -> None:
+    with Router(tmp_path, 1) as router:
+        router.wait_ready()
+        old = Dialled(router.port)
+        old_boot = old.greeting()
+        os.kill(old_boot[1], signal.SIGSTOP)
+        waiting = dial(router.port, 20)  # the kernel has accepted them, the shard never will
+        os.kill(old_boot[1], signal.SIGKILL)
+        boots = {client.greeting()[1:] for client in waiting}
+        assert len(boots) == 1
+        assert boots != {old_boot[1:]}
+        assert old.is_closed()
+        router.wait_log(r"\[WRN\] Shard 0 died: killed by SIGKILL; starting it again")
+        wait_until(lambda: router.status()["connections"] == 20, "the dead shard's connection is not counted")
+        assert router.status()["shards"][0]["starts"] == 2
+        close([old, *waiting])
+
+
+def test_while_a_shard_is_away_new_connections_go_to_the_others(tmp_path: Path) -> None:
+    with Router(tmp_path, 2) as router:
+        router.wait_ready()
+        os.kill(router.pid_of(1), signal.SIGSTOP)
+        wait_until(lambda: _greeted_in_a_row(router.port, 12), "a shard that does not answer is steered past", 4.0)
+        router.wait_log(r"Shard 1 died: it did not answer for 2\.\d s; starting it again", 6.0)
+        wait_until(lambda: router.status()["shards"][1]["phase"] == "ready", "the hung shard is back")
+        router.note_pids()
+
+
+def _greeted_in_a_row(port: int, count: int) -> bool:
+    clients = []
+    try:
+        for _ in range(count):
+            clients.append(Dialled(port, deadline_s=0.3))
+            clients[-1].greeting()
+    except TimeoutError:
+        return False
+    finally:
+        close(clients)
+    return True
+
+
+def test_connections_are_counted_exactly_however_shards_die(tmp_path: Path) -> None:
+    with Router(tmp_path, 2, limits={"max_connections": 30}) as router:
+        router.wait_ready()
+        for _round in range(3):
+            clients = dial(router.port, 30)
+            counts = shards_of(clients)
+            assert sum(counts.values()) == 30
+            one_too_many = Dialled(router.port)
+            assert one_too_many.is_closed()
+            one_too_many.close()
+            os.kill(router.pid_of(0), signal.SIGKILL)
+            wait_until(partial(_counts, router, counts[1]), "only shard 1's connections are counted")
+            close(clients)
+            wait_until(partial(_counts, router, 0), "none is counted")
+            wait_until(lambda: router.status()["shards"][0]["phase"] == "ready", "shard 0 serves")
+            router.note_pids()
+
+
+def _counts(router: Router, connections: int) -> bool:
+    return bool(router.status()["connections"] == connections)
+
+
+def test_a_killed_router_leaves_no_shard_and_frees_the_port_fifty_times_in_a_row(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shards: list[int] = []
+    for attempt in range(50):
+        router = Router(tmp_path, 2, port=port)
+        try:
+            # Each second one is killed while its shards still boot.
+            if attempt % 2:
+                router.wait_log("Listening for client connections")
+            else:
+                router.wait_ready()
+                client = Dialled(port)
+                client.greeting()
+                client.close()
+        finally:
+            router.process.kill()
+            router.process.wait()
+            shards += [boot["pid"] for boot in router.boots()]
+            router.log.join(0.01)
+            assert router.process.stdout is not None
+            router.process.stdout.close()
+    assert wait_pids_gone(shards, 5.0) == []
+    with Router(tmp_path, 1, port=port) as last:
+        last.wait_ready()
+        assert len(last.leftovers()) == 1  # its own; those of the dead were removed
+
+
+def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with Router(tmp_path, 2, port=port) as router:
+            assert router.process.wait(DEADLINE_S) == 1
+            router.wait_log(rf"\[FTL\] cannot listen on 127\.0\.0\.1:{port}: the port is in use .* -p")
+            assert router.leftovers() == []
+
+
+def test_a_second_broker_does_not_share_the_port_of_the_first(tmp_path: Path) -> None:
+    with Router(tmp_path, 2) as first:
+        first.wait_ready()
+        with Router(tmp_path, 2, port=first.port) as second:
+            assert second.process.wait(DEADLINE_S) == 1
+            second.wait_log("the port is in use")
+        client = Dialled(first.port)
+        client.greeting()
+        client.close()
+
+
+def test_a_shard_that_says_fatal_stops_the_start_with_its_reason(tmp_path: Path) -> None:
+    with Router(tmp_path, 2, environment={"FAKE_SHARD_FATAL": "no such account: X"}) as router:
+        assert router.process.wait(DEADLINE_S) == 1
+        router.wait_log(r"\[FTL\] Shard \d cannot start: no such account: X")
+        assert router.leftovers() == []
+
+
+def test_a_shard_that_dies_three_times_at_boot_stops_the_start(tmp_path: Path) -> None:
+    with Router(tmp_path, 1, environment={"FAKE_SHARD_EXIT": "7"}) as router:
+        assert router.process.wait(DEADLINE_S) == 1
+        router.wait_log(r"\[FTL\] Shard 0 cannot start: exit code 7")
+        assert len(router.boots()) == 3
+
+
+def test_a_shard_that_babbles_is_killed_and_named(tmp_path: Path) -> None:
+    with Router(tmp_path, 1, environment={"FAKE_SHARD_BABBLE": "1"}) as router:
+        assert router.process.wait(DEADLINE_S) == 1
+        router.wait_log(r"\[FTL\] Shard 0 cannot start: undecodable control message")
+
+
+def test_scaling_up_and_down_while_clients_come(tmp_path: Path) -> None:
+    with Router(tmp_path, 1) as router:
+        router.wait_ready()
+        done = router.operator("scale", "3")
+        assert (done.returncode, done.stdout) == (0, "3 shards serve (before: 1)\n")
+        clients = dial(router.port, 90)
+        counts = shards_of(clients)
+        assert set(counts) == {0, 1, 2}
+        close(clients)
+        done = router.operator("scale", "2")
+        assert done.returncode == 0, done.stderr
+        clients = dial(router.port, 40)
+        assert set(shards_of(clients)) == {0, 1}
+        close(clients)
+        done = router.operator("scale", "4")
+        assert done.returncode == 0, done.stderr
+        clients = dial(router.port, 120)
+        assert set(shards_of(clients)) == {0, 1, 2, 3}
+        close(clients)
+        wait_until(lambda: [row["links"] for row in router.status()["shards"]] == [3, 3, 3, 3], "all know all")
+        router.note_pids()
+
+
+def test_signals_scale_by_one(tmp_path: Path) -> None:
+    with Router(tmp_path, 1) as router:
+        router.wait_ready()
+        router.process.send_signal(signal.SIGTTIN)
+        wait_until(lambda: [row["phase"] for row in router.status()["shards"]] == ["ready", "ready"], "two shards")
+        router.process.send_signal(signal.SIGTTOU)
+        wait_until(lambda: len(router.status()["shards"]) == 1, "one shard")
+        router.process.send_signal(signal.SIGTTOU)
+        router.wait_log(r"SIGTTOU: shards must be 1\.\.64, not 0")
+        router.note_pids()
+
+
+@pytest.mark.parametrize("wanted", ["0", "65"])
+def test_scaling_to_nonsense_is_refused(tmp_path: Path, wanted: str) -> None:
+    with Router(tmp_path, 1) as router:
+        router.wait_ready()
+        done = router.operator("scale", wanted)
+        assert (done.returncode, done.stderr) == (1, f"gnatswarm: shards must be 1..64, not {wanted}\n")
+
+
+def test_status_is_a_table_for_people(tmp_path: Path) -> None:
+    with Router(tmp_path, 2, server_name="marsh") as router:
+        router.wait_ready()
+        lines = router.operator("status").stdout.splitlines()
+        assert lines[0].startswith(f"marsh on 127.0.0.1:{router.port}, router {router.process.pid}, up ")
+        assert lines[1].split()[:3] == ["SHARD", "PID", "STATE"]
+        assert lines[2].split()[:3] == ["0", str(router.pid_of(0)), "ready"]
+        assert len(lines) == 4
+
+
+def test_no_broker_to_talk_to_is_said(tmp_path: Path) -> None:
+    with Router(tmp_path, 1) as router:
+        router.wait_ready()
+    done = router.operator("status")
+    assert done.returncode == 1
+    assert "no such broker of this user is running (running: none)" in done.stderr
+
+
+def test_a_lame_duck_takes_no_new_connection_and_ends_with_zero(tmp_path: Path) -> None:
+    with Router(tmp_path, 2, limits={"lame_duck_grace_s": 0.1, "lame_duck_duration_s": 0.1}) as router:
+        router.wait_ready()
+        port = router.port
+        router.process.send_signal(signal.SIGUSR2)
+        router.wait_log("Entering lame duck mode")
+        router.process.send_signal(signal.SIGTERM)
+        assert router.process.wait(DEADLINE_S) == 0
+        assert router.leftovers() == []
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=2)
+
+
+def test_reload_without_a_configuration_changes_nothing(tmp_path: Path) -> None:
+    with Router(tmp_path, 1) as router:
+        router.wait_ready()
+        router.process.send_signal(signal.SIGHUP)
+        router.wait_log("there is no configuration to read again")
+        router.process.send_signal(signal.SIGUSR1)
+        assert router.status()["shards"][0]["phase"] == "ready"
+
+
+def test_too_few_descriptors_is_a_clear_error(tmp_path: Path) -> None:
+    with Router(tmp_path, 64, descriptors=40) as router:
+        assert router.process.wait(DEADLINE_S) == 1
+        router.wait_log(r"\[FTL\] cannot listen on .*: no file descriptors left\. Raise the limit with `ulimit -n`")
+        assert router.leftovers() == []
+
+
+def test_stopping_does_not_wait_for_a_hung_shard(tmp_path: Path) -> None:
+    with Router(tmp_path, 2) as router:
+        router.wait_ready()
+        os.kill(router.pid_of(0), signal.SIGSTOP)
+        began = time.monotonic()
+        router.process.send_signal(signal.SIGTERM)
+        assert router.process.wait(DEADLINE_S) == 1
+        assert time.monotonic() - began < 6.0
+        assert router.leftovers() == []
+
+
+def test_a_closed_standard_output_is_no_reason_not_to_serve(tmp_path: Path) -> None:
+    with Router(tmp_path, 1) as router:
+        assert router.process.stdout is not None
+        router.process.stdout.close()
+        router.wait_ready()
+
+
+class TestHandoff:
+    """The accept mode "handoff"."""
+
+    def test_two_idle_shards_take_turns(self, tmp_path: Path) -> None:
+        with Router(tmp_path, 4, accept="handoff") as router:
+            router.wait_ready()
+            clients = []
+            for _ in range(40):
+                clients.append(Dialled(router.port))
+                clients[-1].greeting()
+            assert set(shards_of(clients).values()) == {10}
+            close(clients)
+
+    def test_a_burst_is_spread_evenly(self, tmp_path: Path) -> None:
+        with Router(tmp_path, 2, accept="handoff") as router:
+            router.wait_ready()
+            clients = dial(router.port, 300)
+            assert max(shards_of(clients).values()) - min(shards_of(clients).values()) <= 2
+            close(clients)
+
+    def test_what_a_killed_shard_left_goes_to_another(self, tmp_path: Path) -> None:
+        with Router(tmp_path, 2, accept="handoff") as router:
+            router.wait_ready()
+            stopped = router.pid_of(1)
+            os.kill(stopped, signal.SIGSTOP)
+            clients = dial(router.port, 30)
+            os.kill(stopped, signal.SIGKILL)
+            assert sum(shards_of(clients).values()) == 30
+            close(clients)
+            router.note_pids()
+
+    def test_scaling(self, tmp_path: Path) -> None:
+        with Router(tmp_path, 1, accept="handoff") as router:
+            router.wait_ready()
+            assert router.operator("scale", "3").returncode == 0
+            clients = dial(router.port, 30)
+            assert set(shards_of(clients)) == {0, 1, 2}
+            close(clients)
+            assert router.operator("scale", "1").returncode == 0
+            clients = dial(router.port, 10)
+            assert set(shards_of(clients)) == {0}
+            close(clients)
+            router.note_pids()
