@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -192,6 +192,16 @@ def wait_pids_gone(pids: Sequence[int], deadline_s: float) -> list[int]:
         finally:
             os.close(descriptor)
     return left
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float = 5.0) -> None:
+    """Look every 10 ms until `condition()`; for what has no event of its own, such as a file. TimeoutError."""
+    until = time.monotonic() + deadline_s
+    pause = threading.Event()
+    while not condition():
+        if time.monotonic() > until:
+            raise TimeoutError(f"not within {deadline_s} s: {condition}")
+        pause.wait(0.01)
 
 
 @dataclass

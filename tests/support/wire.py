@@ -8,6 +8,7 @@ only when asked to: a test that wants a client that never reads just does not re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import socket
 from collections.abc import Callable, Sequence
@@ -157,7 +158,9 @@ class Client:
         self.sock.close()
 
     def shut_writing(self) -> None:
-        self.sock.shutdown(socket.SHUT_WR)
+        """End our side. That the server has closed already is not an error here: reading tells."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
 
     async def __aenter__(self) -> Self:
         return self

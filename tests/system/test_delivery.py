@@ -92,7 +92,9 @@ async def test_a_reply_published_by_a_responder_reaches_the_requester(cluster, s
     for number in range(100):
         # No flush between SUB and the request: one connection's operations are in order, its inbox counts too.
         inbox = f"{subject}.inbox.{number}"
-        await requester.send(f"SUB {inbox} {number}\r\nUNSUB {number} 1\r\n".encode() + pub(f"{subject}.ask", "?", inbox))
+        await requester.send(
+            f"SUB {inbox} {number}\r\nUNSUB {number} 1\r\n".encode() + pub(f"{subject}.ask", "?", inbox)
+        )
         [request] = await responder.messages(1)
         assert request.reply == inbox
         await responder.send(pub(request.reply, f"!{number}"))

@@ -37,7 +37,7 @@ async def connected(broker, **options):
 class Event(asyncio.Event):
     """An event whose `tell` can be given to the client as a callback."""
 
-    arguments: tuple = ()
+    arguments: tuple[Exception, ...] = ()
 
     async def tell(self, *arguments) -> None:
         self.arguments = arguments

@@ -1,0 +1,237 @@
+"""The broker as a process: start, stop, signals, exit codes, files it writes, configurations it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import subprocess
+
+import pytest
+
+from tests.support.servers import HOST, START_DEADLINE_S, Broker, session_pids, wait_pids_gone, wait_until
+from tests.support.wire import Client, Closed
+
+# What SIGTERM and SIGINT make of the exit code of nats-server, and so of every program that stands in for it.
+EXIT_CODES = [(signal.SIGTERM, 1), (signal.SIGINT, 0)]
+
+
+@pytest.fixture
+def launch(kind):
+    """Start a process without waiting for readiness; whatever it does, it is gone when the test is over."""
+    started = []
+
+    def launched(**options) -> Broker:
+        broker = Broker(kind, **options)
+        started.append(broker)
+        return broker.launch()
+
+    yield launched
+    for broker in started:
+        broker.kill()
+
+
+@pytest.mark.parametrize(("sent", "code"), EXIT_CODES, ids=lambda value: getattr(value, "name", value))
+def test_a_stopped_broker_leaves_with_the_exit_code_of_nats_server(start_broker, sent, code):
+    broker = start_broker()
+    assert broker.stop(sent) == code
+    assert session_pids(broker.pid) == []
+
+
+@pytest.mark.parametrize(("sent", "code"), EXIT_CODES, ids=lambda value: getattr(value, "name", value))
+async def test_a_stopped_broker_closes_its_clients(start_broker, cluster_of, sent, code):
+    broker = start_broker()
+    clients = await cluster_of(broker).clients(20, on_different_shards=True)
+    for client in clients:
+        await client.talk("SUB a 1\r\nPING\r\n", expect="PONG\r\n")
+    assert broker.stop(sent) == code
+    for client in clients:
+        assert b"-ERR" not in await client.wait_closed()
+
+
+async def test_messages_answered_by_a_pong_are_out_before_the_broker_stops(start_broker, cluster_of):
+    """Published, PONG received, then SIGTERM: the subscriber still reads everything."""
+    broker = start_broker()
+    subscriber, publisher = await cluster_of(broker).clients(2, on_different_shards=True)
+    await subscriber.talk("SUB a 1\r\nPING\r\n", expect="PONG\r\n")
+    await publisher.talk(b"PUB a 2\r\nhi\r\n" * 100 + b"PING\r\n", expect="PONG\r\n")
+    await subscriber.talk(b"PING\r\n", expect_last="PONG\r\n")
+    broker.stop()
+    assert len(subscriber.inbox) == 100
+
+
+def test_a_killed_broker_leaves_no_process_behind(start_broker):
+    broker = start_broker()
+    broker.process.kill()
+    broker.process.wait()
+    left = session_pids(broker.pid)
+    assert wait_pids_gone(left, 5.0) == []
+
+
+def test_a_port_in_use_is_a_clear_error_and_exit_code_1(start_broker, launch):
+    first = start_broker()
+    second = launch(port=first.port)
+    assert second.wait_exit() == 1
+    assert re.search(rf"\b{first.port}\b.*in use", second.log.text), second.log.text
+    assert "Server is ready" not in second.log.text
+
+
+def test_a_port_that_another_program_listens_on_is_a_clear_error(launch):
+    with socket.create_server((HOST, 0)) as listener:
+        port = listener.getsockname()[1]
+        broker = launch(port=port)
+        assert broker.wait_exit() == 1
+        assert re.search(rf"\b{port}\b.*in use", broker.log.text), broker.log.text
+
+
+async def test_a_killed_brokers_port_can_be_used_again_at_once(start_broker, cluster_of):
+    broker = start_broker()
+    for _ in range(5):
+        await cluster_of(broker).clients(3)
+        broker.kill()
+        broker = start_broker(port=broker.port)
+    [client] = await cluster_of(broker).clients(1)
+    await client.expect_quiet()
+
+
+def test_an_unknown_key_in_the_configuration_stops_the_start(launch):
+    broker = launch(config="max_payload: 100\nmax_paylod: 100\n")
+    assert broker.wait_exit() == 1
+    assert re.search(r'broker\.conf:2:\d+: unknown field "max_paylod"', broker.log.text), broker.log.text
+
+
+def test_a_configuration_that_cannot_be_parsed_stops_the_start(launch):
+    broker = launch(config="authorization {\n  user: a\n")
+    assert broker.wait_exit() == 1
+
+
+def test_a_value_of_the_wrong_type_stops_the_start(launch):
+    broker = launch(config="max_connections: many\n")
+    assert broker.wait_exit() == 1
+
+
+def test_a_configuration_file_that_does_not_exist_stops_the_start(launch, tmp_path):
+    broker = launch(args=["-c", str(tmp_path / "nowhere.conf")])
+    assert broker.wait_exit() == 1
+
+
+@pytest.mark.parametrize(("config", "code"), [("max_payload: 1MB\n", 0), ("nonsense_key: 1\n", 1)])
+def test_t_only_tests_the_configuration(launch, config, code):
+    broker = launch(config=config, args=["-t"])
+    assert broker.wait_exit() == code
+    assert "Listening" not in broker.log.text
+
+
+def test_an_unknown_option_stops_the_start(launch):
+    """The exit code is not looked at: nats-server says how it is used, and leaves with 0."""
+    broker = launch(args=["--no-such-option"])
+    broker.wait_exit()
+    assert "Server is ready" not in broker.log.text
+
+
+def test_the_version_is_printed_as_nats_server_prints_it(kind):
+    done = subprocess.run([*kind.command(), "-v"], capture_output=True, text=True, timeout=20, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("nats-server: v2.9.10", 0)
+
+
+def test_a_pid_file_holds_the_pid(start_broker, tmp_path):
+    path = tmp_path / "broker.pid"
+    broker = start_broker(args=["-P", str(path)])
+    assert int(path.read_text()) == broker.pid
+
+
+def test_a_ports_file_says_where_clients_connect(start_broker, tmp_path):
+    broker = start_broker(args=["--ports_file_dir", str(tmp_path)])
+    [path] = tmp_path.glob(f"*_{broker.pid}.ports")
+    assert json.loads(path.read_text())["nats"] == [f"nats://{HOST}:{broker.port}"]
+    broker.stop()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_file_gets_the_log(launch, tmp_path):
+    path = tmp_path / "broker.log"
+    broker = launch(args=["-l", str(path)])
+    wait_until(lambda: path.exists() and "Server is ready" in path.read_text(), START_DEADLINE_S)
+    assert broker.stop() == 1
+    assert "Listening for client connections on" in path.read_text()
+
+
+async def takes_clients(broker: Broker) -> bool:
+    try:
+        client = await Client.connect(broker.port, deadline_s=1.0)
+    except (ConnectionError, TimeoutError, Closed):
+        return False
+    client.close()
+    return True
+
+
+async def test_lame_duck_mode_tells_the_clients_and_takes_no_new_ones(start_broker, cluster_of):
+    broker = start_broker(config='lame_duck_grace_period: "1s"\nlame_duck_duration: "30s"\n')
+    client, silent = await cluster_of(broker).clients(2, connect={"protocol": 1})
+    await client.talk("SUB a 1\r\nPING\r\n", expect="PONG\r\n")
+    broker.send_signal(signal.SIGUSR2)
+    line = (await client.expect_line(r"INFO (.*) "))[1]
+    assert json.loads(line)["ldm"] is True
+    async with asyncio.timeout(5):
+        while await takes_clients(broker):
+            pass
+    # Within the grace period those who are in go on.
+    await silent.send("PUB a 2\r\nhi\r\n")
+    await client.expect("MSG a 1 2\r\nhi\r\n")
+
+
+async def test_lame_duck_mode_is_told_only_to_clients_that_understand_a_later_info(start_broker, cluster_of):
+    broker = start_broker(config='lame_duck_grace_period: "5s"\nlame_duck_duration: "30s"\n')
+    cluster = cluster_of(broker)
+    [modern] = await cluster.clients(1, connect={"protocol": 1})
+    [old] = await cluster.clients(1, connect={"protocol": 0})
+    broker.send_signal(signal.SIGUSR2)
+    await modern.expect_line(r'INFO .*"ldm":true.*')
+    await old.expect_quiet()
+
+
+def write_configuration(broker: Broker, text: str) -> None:
+    assert broker.directory is not None
+    (broker.directory / "broker.conf").write_text(text)
+
+
+async def test_a_reload_raises_max_payload_for_everybody_and_says_nothing(start_broker, cluster_of):
+    """nats-server pushes no INFO for it; new connections read the new value, old ones may use it."""
+    broker = start_broker(config="max_payload: 100\n")
+    cluster = cluster_of(broker)
+    [before] = await cluster.clients(1, connect={"protocol": 1})
+    assert before.info["max_payload"] == 100
+    write_configuration(broker, "max_payload: 200\n")
+    broker.send_signal(signal.SIGHUP)
+    async with asyncio.timeout(5):
+        while (await cluster.raw()).info["max_payload"] != 200:
+            pass
+    await before.talk(b"PUB a 150\r\n" + b"x" * 150 + b"\r\nPING\r\n", expect="PONG\r\n")
+    await before.send("PUB a 201\r\n")
+    assert await before.wait_closed() == b"-ERR 'Maximum Payload Violation'\r\n"
+
+
+async def test_a_reload_that_asks_for_a_token_closes_who_has_none(start_broker, cluster_of):
+    broker = start_broker(config="max_payload: 1MB\n")
+    cluster = cluster_of(broker)
+    clients = await cluster.clients(2, on_different_shards=True)
+    write_configuration(broker, "max_payload: 1MB\nauthorization { token: s3cret }\n")
+    broker.send_signal(signal.SIGHUP)
+    for client in clients:
+        assert await client.wait_closed() == b"-ERR 'Authorization Violation'\r\n"
+    late = await cluster.raw()
+    await late.talk('CONNECT {"verbose":false,"auth_token":"s3cret"}\r\nPING\r\n', expect="PONG\r\n")
+
+
+async def test_a_reload_of_a_broken_file_changes_nothing(start_broker, cluster_of):
+    broker = start_broker(config="max_payload: 100\n")
+    cluster = cluster_of(broker)
+    [client] = await cluster.clients(1)
+    seen = len(broker.log.lines)
+    write_configuration(broker, "max_payload: 200\nnonsense_key: 1\n")
+    broker.send_signal(signal.SIGHUP)
+    await asyncio.to_thread(broker.log.wait_line, "(?i)nonsense_key", 5.0, seen)
+    await client.expect_quiet()
+    assert (await cluster.raw()).info["max_payload"] == 100
