@@ -63,6 +63,7 @@ def extensions() -> list[Extension]:
         CompiledModule(
             ".".join(source.with_suffix("").parts),
             [source.as_posix()],
+            include_dirs=["broker"],  # word.h, which broker.word's pxd brings to whoever cimports it
             extra_compile_args=COMPILE_ARGS,
             extra_link_args=LINK_ARGS,
             define_macros=MACROS,

@@ -1,0 +1,107 @@
+"""CONNECT: what a client says of itself, read as the Go server reads it.
+
+Keys in any case, the last of equal ones counts, unknown ones are ignored, null changes nothing; a value of the
+wrong type, or anything that is not one JSON object, closes without a word (BadArguments). A later CONNECT
+overlays the earlier one. Source: protocol.md section 1 and the transcripts connect_*.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import msgspec
+import orjson
+
+from broker.errors import (
+    AuthorizationViolation,
+    BadArguments,
+    InvalidClientProtocol,
+    NoRespondersRequiresHeaders,
+)
+
+# A control line is at most a few KiB, so this many brackets can be open in it; Python's own limit of 1,000
+# frames would refuse what the Go server takes.
+DEEPEST_JSON = 10_000
+
+
+class ConnectOptions(msgspec.Struct):
+    """What stands in a client's CONNECT; the defaults are those before the first one."""
+
+    verbose: bool = True
+    pedantic: bool = True
+    echo: bool = True
+    tls_required: bool = False
+    headers: bool = False
+    no_responders: bool = False
+    protocol: int = 0
+    auth_token: str = ""
+    user: str = ""
+    password: str = msgspec.field(default="", name="pass")
+    nkey: str = ""
+    jwt: str = ""
+    sig: str = ""
+    name: str = ""
+    lang: str = ""
+    version: str = ""
+    account: str = ""
+
+
+_FIELDS = {field.encode_name: (field.name, field.type) for field in msgspec.structs.fields(ConnectOptions)}
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _members_of(raw: bytes) -> dict[str, Any]:
+    """The members of the JSON object in `raw`. ValueError: it is none."""
+    document: Any
+    try:
+        document = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        # Go takes bytes that are no UTF-8, lone surrogates and any depth; orjson does not. Rare, so slow is fine.
+        before = sys.getrecursionlimit()
+        sys.setrecursionlimit(DEEPEST_JSON)
+        try:
+            document = json.loads(raw.decode("utf-8", "replace"), parse_constant=_no_constant)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+        finally:
+            sys.setrecursionlimit(before)
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ValueError("not an object")
+    return document
+
+
+def overlay(current: ConnectOptions, raw: bytes) -> ConnectOptions:
+    """`current` with what the CONNECT argument `raw` says over it; `current` itself is not changed.
+
+    BadArguments, InvalidClientProtocol, NoRespondersRequiresHeaders or AuthorizationViolation for what a client
+    may not say.
+    """
+    changes: dict[str, Any] = {}
+    try:
+        for key, value in _members_of(raw).items():
+            known = _FIELDS.get(key) or _FIELDS.get(key.lower())
+            if known is None or value is None:
+                continue
+            name, kind = known
+            if type(value) is not kind:
+                raise BadArguments
+            changes[name] = value
+    except ValueError:
+        raise BadArguments from None
+    options = msgspec.structs.replace(current, **changes)
+    if not -(2**63) <= options.protocol < 2**63:
+        raise BadArguments
+    if options.protocol not in (0, 1):
+        raise InvalidClientProtocol
+    if options.account:  # only an operator's server lets a client choose
+        raise AuthorizationViolation
+    if options.no_responders and not options.headers:
+        raise NoRespondersRequiresHeaders
+    return options

@@ -1,0 +1,81 @@
+# One client's operations, and what they cause.
+#
+# A publish that repeats the last control line byte for byte (the usual case: one subject, one size) skips parsing,
+# hashing and look-up: `Repeat` remembers the line and its answer.
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from broker.fanout cimport Fanout, Publish
+from broker.outbuf cimport Blob, OutBuf
+from broker.parser cimport Op
+from broker.peer cimport Peer
+from broker.sublist cimport Entry, Sub, Sublist
+from broker.table cimport Table
+
+cdef enum:
+    # The longest line worth remembering: verb, subject of some 100 bytes, reply, size.
+    MOST_REPEAT_BYTES = 192
+
+ctypedef struct Repeat:
+    Entry *entry             # valid while epoch is the sublist's and the entry is current
+    uint64_t epoch
+    size_t line_size         # 0: nothing remembered
+    size_t total             # line, payload and CRLF
+    size_t tail_at           # where the tail begins in the line
+    size_t reply_at
+    size_t reply_size
+    uint32_t header_size
+    uint32_t size
+    uint32_t misses          # in a row
+    uint8_t line[MOST_REPEAT_BYTES + 64]
+
+# Answers a PING once every sibling in a mask has seen what the client sent it (promise 2 of the design).
+cdef class Fence:
+    # True: answered at once by the caller; False: release_pong() follows.
+    cdef bint passes(self, ClientConnection client) noexcept
+    # The client is gone.
+    cdef void forget(self, ClientConnection client) noexcept
+
+cdef class ClientConnection(Peer):
+    cdef Fanout fanout
+    cdef Sublist sublist
+    cdef Fence fence
+    cdef public object session        # Python: who this is. Has on_connect(bytes), on_error(ProtocolError)
+    cdef Table subs                   # by sid
+    cdef uint32_t left_at             # leave(): the next slot of subs
+    cdef Repeat *repeat
+    cdef uint64_t touched             # siblings sent something since they last acknowledged everything
+    cdef uint32_t pongs_due           # PINGs that wait for a fence
+    cdef uint32_t link_waited         # 1 + the sibling whose link holds this publisher back; 0: none
+    cdef size_t max_line_bytes
+    cdef size_t max_payload_bytes
+    cdef size_t max_subs              # 0: no limit
+    cdef readonly uint64_t cid
+    cdef readonly uint64_t in_msgs
+    cdef readonly uint64_t in_bytes
+    cdef readonly uint64_t active_us  # when bytes last came in
+    cdef readonly uint64_t rtt_us     # 0: not known yet
+    cdef readonly uint64_t pinged_us
+    cdef readonly uint32_t pings_out  # unanswered
+    cdef readonly bint is_verbose
+    cdef readonly bint is_pedantic
+    cdef readonly bint echoes
+    cdef readonly bint wants_no_responders
+    cdef readonly bint offers_headers       # the broker does
+    cdef readonly bint must_authenticate
+    cdef readonly bint was_ponged           # has had its first PONG
+    cdef readonly uint8_t protocol
+    cdef bytes info_due                     # an INFO that waits for the first PONG
+
+    cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
+    cdef Py_ssize_t publish(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
+    cdef int deliver(self, Entry *entry, Publish *message) noexcept
+    cdef int tell_no_responders(self, Publish *message) noexcept
+    cdef void remember(self, const uint8_t *line, Op *op, Entry *entry, const uint8_t *tail) noexcept
+    cdef int subscribe(self, Op *op) except -1
+    cdef int unsubscribe(self, Op *op) noexcept
+    cdef void end_subscription(self, Sub *sub) noexcept
+    cdef int fail(self, object error) except -1
+    cdef void ok(self) noexcept
+    cdef void release_pong(self) noexcept
+    cdef void say(self, const char *line, size_t size) noexcept

@@ -1,0 +1,419 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""One client's operations, and what they cause.
+
+It knows the protocol of a client and nothing of sockets, clocks or log-in rules: CONNECT goes to its Python
+`session`, errors are said on the wire and told to the session. The time is what the outbox was told.
+Cost of a publish that repeats the last line: one comparison, and fan-out.
+"""
+
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+
+from broker.outbuf cimport (
+    BLOB_BYTES, CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_READ_ERROR, Outbox, out_append, out_init, out_mark_dirty,
+    out_pending, out_release, out_reserve)
+from broker.parser cimport (
+    OP_BAD_ARGUMENTS, OP_CONNECT, OP_ERR, OP_HPUB, OP_INFO, OP_LINE_TOO_LONG, OP_MORE, OP_OK, OP_PING, OP_PONG,
+    OP_PUB, OP_SUB, OP_UNKNOWN, OP_UNSUB, OpKind, Token, parse_op)
+from broker.peer cimport HOLD_FENCE, HOLD_STALL
+from broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
+from broker.sublist cimport MOST_SHARDS
+from broker.table cimport Keyed, slot_item, table_find, table_free, table_init, table_insert, table_remove
+from broker.fanout cimport write_tail_head
+from broker.word cimport SLACK, copy_bytes, hash_bytes, likely, same_bytes, unlikely
+
+from broker import errors
+
+
+cdef enum:
+    # A key's size is 16 bits wide (broker.table); a longer subject or sid is refused. Past max_control_line's
+    # default by far.
+    MOST_KEY_BYTES = 65000
+    # After so many publishes in a row that repeated nothing, only every 16th line is remembered.
+    MISSES_TO_GIVE_UP = 16
+
+
+cdef class Fence:
+    """Lets every PING pass: a broker of one shard."""
+
+    cdef bint passes(self, ClientConnection client) noexcept:
+        return True
+
+    cdef void forget(self, ClientConnection client) noexcept:
+        pass
+
+
+cdef class ClientConnection(Peer):
+    """The engine's side of one client. The owner of its socket feeds it, and sends what it queues."""
+
+    cdef void say(self, const char *line, size_t size) noexcept:
+        out_append(&self.out, <const uint8_t *>line, size)
+
+    cdef void ok(self) noexcept:
+        if self.is_verbose:
+            self.say(b'+OK\r\n', 5)
+
+    cdef int fail(self, object error) except -1:
+        """Says the error, tells the session, and closes if that is the error's rule."""
+        cdef bytes wire = error.wire
+        if wire:
+            self.say(wire, len(wire))
+        if self.session is not None:
+            self.session.on_error(error)
+        if error.closes:
+            self.close(error.reason)
+        return 0
+
+    def __cinit__(self, Fanout fanout not None, Sublist sublist not None, Fence fence not None, uint64_t cid,
+                  limits, *, bint offers_headers=True, bint must_authenticate=False):
+        self.fanout = fanout
+        self.sublist = sublist
+        self.fence = fence
+        self.cid = cid
+        out_init(&self.out, fanout.box, limits.max_pending_bytes)
+        self.out.peer = <void *>self
+        self.out.stall_mark = limits.max_pending_bytes // 2
+        self.max_line_bytes = limits.max_control_line_bytes
+        self.max_payload_bytes = limits.max_payload_bytes
+        self.max_subs = limits.max_subscriptions
+        self.is_verbose = self.is_pedantic = self.echoes = True   # until CONNECT says otherwise
+        self.offers_headers = offers_headers
+        self.must_authenticate = must_authenticate
+        self.active_us = fanout.box.now_us
+        table_init(&self.subs, sizeof(Sub))
+
+    def __dealloc__(self):
+        table_free(&self.subs)
+        free(self.repeat)
+
+    # ---- bytes in
+
+    cdef Py_ssize_t consume(self, const uint8_t *data, size_t size, Blob *whole) except -1:
+        cdef const uint8_t *p = data
+        cdef const uint8_t *end = data + size
+        cdef Repeat *repeat = self.repeat
+        cdef Publish message
+        cdef Py_ssize_t done
+        self.active_us = self.out.box.now_us
+        while p < end:
+            if repeat != NULL and repeat.line_size and <size_t>(end - p) >= repeat.total \
+                    and same_bytes(p, repeat.line, repeat.line_size) and repeat.epoch == self.sublist.cache_epoch \
+                    and self.sublist.is_current(repeat.entry) \
+                    and p[repeat.total - 2] == c'\r' and p[repeat.total - 1] == c'\n':
+                repeat.misses = 0
+                message.tail = p + repeat.tail_at
+                message.tail_size = repeat.total - repeat.tail_at
+                message.payload = p + repeat.line_size
+                message.reply.at = p + repeat.reply_at
+                message.reply.size = repeat.reply_size
+                message.header_size = repeat.header_size
+                message.size = repeat.size
+                message.blob = NULL
+                p += repeat.total
+                self.deliver(repeat.entry, &message)
+            else:
+                done = self.operate(p, end - p, whole)
+                if done == 0:
+                    break
+                p += done
+                repeat = self.repeat
+            if unlikely(self.holds or self.is_closing):
+                break
+        return p - data
+
+    cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1:
+        """Carries out one operation; how many bytes it was, 0: it is not complete."""
+        cdef Op op
+        cdef OpKind kind
+        cdef Keyed *found
+        if self.must_authenticate and data[0] | 0x20 != c'c':
+            self.fail(errors.AuthorizationViolation())
+            return size
+        kind = parse_op(data, size, self.max_line_bytes, &op)
+        if kind == OP_PUB or kind == OP_HPUB:
+            return self.publish(data, size, &op, whole)
+        if kind == OP_MORE:
+            return 0
+        if kind == OP_SUB:
+            self.subscribe(&op)
+        elif kind == OP_UNSUB:
+            self.unsubscribe(&op)
+        elif kind == OP_PING:
+            if self.pongs_due == 0 and self.touched == 0:
+                self.release_pong()
+            elif self.fence.passes(self):
+                self.release_pong()
+            else:
+                self.pongs_due += 1
+                if self.is_verbose:
+                    self.holds |= HOLD_FENCE
+        elif kind == OP_PONG:
+            if self.pings_out:
+                self.pings_out = 0
+                self.rtt_us = self.out.box.now_us - self.pinged_us
+        elif kind == OP_CONNECT:
+            try:
+                self.session.on_connect(op.argument.at[:op.argument.size] if op.argument.size else b'')
+            except errors.ProtocolError as error:
+                self.fail(error)
+            else:
+                self.ok()
+        elif kind == OP_UNKNOWN:
+            self.fail(errors.UnknownProtocolOperation())
+        elif kind == OP_LINE_TOO_LONG:
+            self.fail(errors.ControlLineTooLong())
+        elif kind == OP_BAD_ARGUMENTS:
+            self.fail(errors.BadArguments())
+        elif kind == OP_ERR:
+            self.fail(errors.PeerSaidError())
+        # INFO and +OK are ignored
+        return size if self.is_closing else op.line_size
+
+    # ---- publishing
+
+    cdef Py_ssize_t publish(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1:
+        cdef size_t total = op.line_size + op.size + 2
+        cdef const uint8_t *tail = op.subject.at + op.subject.size
+        cdef Publish message
+        cdef Entry *entry
+        cdef uint8_t *to
+        cdef size_t head
+        if unlikely(op.size > self.max_payload_bytes):
+            self.fail(errors.MaximumPayloadViolation())
+            return size
+        if unlikely(op.kind == OP_HPUB and not self.out.takes_headers):
+            self.fail(errors.BadArguments())
+            return size
+        if size < total:
+            self.needs = total
+            return 0
+        if unlikely(data[total - 2] != c'\r' or data[total - 1] != c'\n'):
+            self.fail(errors.UnknownProtocolOperation())
+            return size
+        if unlikely(self.is_pedantic) and not is_publishable(op.subject.at, op.subject.size):
+            self.fail(errors.InvalidPublishSubject())
+        self.ok()
+        message.reply = op.reply
+        message.header_size = op.header_size
+        message.size = op.size
+        message.blob = whole
+        message.payload = data + op.line_size
+        if likely(op.is_canonical and (op.kind == OP_PUB or op.header_size)):
+            message.tail = tail
+            message.tail_size = total - (tail - data)
+        else:   # rebuilt with single blanks, as nats-server normalises it
+            to = self.fanout.scratch_for(op.reply.size + 32 + op.size + 2)
+            if to == NULL:
+                self.close(CLOSE_READ_ERROR)
+                return size
+            head = write_tail_head(to, op.reply, op.header_size != 0, op.header_size, op.size)
+            memcpy(to + head, message.payload, op.size)
+            to[head + op.size] = c'\r'
+            to[head + op.size + 1] = c'\n'
+            message.tail = to
+            message.tail_size = head + op.size + 2
+            message.payload = to + head
+            message.blob = NULL
+        entry = self.sublist.find(op.subject.at, op.subject.size,
+                                  hash_bytes(op.subject.at, op.subject.size, self.sublist.seed))
+        if entry == NULL:
+            self.close(CLOSE_READ_ERROR)
+            return size
+        if op.is_canonical and not self.is_verbose and not self.is_pedantic and op.line_size <= MOST_REPEAT_BYTES \
+                and message.blob == NULL and (op.kind == OP_PUB or op.header_size):
+            self.remember(data, op, entry, tail)
+        self.deliver(entry, &message)
+        return total
+
+    cdef void remember(self, const uint8_t *line, Op *op, Entry *entry, const uint8_t *tail) noexcept:
+        cdef Repeat *repeat = self.repeat
+        if repeat == NULL:
+            repeat = self.repeat = <Repeat *>calloc(1, sizeof(Repeat))
+            if repeat == NULL:
+                return
+        repeat.misses += 1
+        if repeat.misses > MISSES_TO_GIVE_UP and repeat.misses & 15:
+            repeat.line_size = 0
+            return
+        copy_bytes(repeat.line, line, op.line_size)
+        repeat.entry = entry
+        repeat.epoch = self.sublist.cache_epoch
+        repeat.line_size = op.line_size
+        repeat.total = op.line_size + op.size + 2
+        repeat.tail_at = tail - line
+        repeat.reply_size = op.reply.size
+        repeat.reply_at = op.reply.at - line if op.reply.size else 0
+        repeat.header_size = op.header_size
+        repeat.size = op.size
+
+    cdef int deliver(self, Entry *entry, Publish *message) noexcept:
+        cdef Fanout fanout = self.fanout
+        cdef uint32_t n = fanout.deliver(self.sublist, entry, message, &self.out, self.echoes)
+        self.in_msgs += 1
+        self.in_bytes += message.size
+        self.touched |= fanout.touched
+        if unlikely(n == 0) and message.reply.size and self.wants_no_responders and fanout.touched == 0:
+            self.tell_no_responders(message)
+        if unlikely(self.out.box.stalling != NULL):
+            self.out.box.stalling = NULL
+            self.holds |= HOLD_STALL
+        return 0
+
+    cdef int tell_no_responders(self, Publish *message) noexcept:
+        """503 on the reply subject, to this client's own subscription to it if it has one."""
+        cdef const uint8_t *reply = message.reply.at
+        cdef size_t size = message.reply.size
+        cdef Entry *entry = self.sublist.find(reply, size, hash_bytes(reply, size, self.sublist.seed))
+        cdef uint32_t i, n
+        cdef Sub *sub
+        if entry == NULL:
+            return 0
+        n = entry.n_plain
+        for i in range(entry.n_choices):
+            n += entry.choices[i].n_local
+        for i in range(n):
+            sub = entry.targets[i].sub
+            if sub.out == &self.out:
+                out_append(&self.out, entry.text + entry.targets[i].prefix_at, entry.targets[i].prefix_size)
+                self.say(b' 16 16\r\nNATS/1.0 503\r\n\r\n\r\n', 26)
+                break
+        return 0
+
+    # ---- subscribing
+
+    cdef int subscribe(self, Op *op) except -1:
+        cdef uint32_t hash
+        cdef Sub *sub
+        if subject_kind(op.subject.at, op.subject.size) == SUBJECT_BAD or op.subject.size > MOST_KEY_BYTES:
+            return self.fail(errors.InvalidSubject())
+        if op.sid.size > MOST_KEY_BYTES or op.queue.size > MOST_KEY_BYTES:
+            return self.fail(errors.BadArguments())
+        hash = <uint32_t>hash_bytes(op.sid.at, op.sid.size, self.sublist.seed)
+        if table_find(&self.subs, op.sid.at, op.sid.size, hash) == NULL:
+            if self.max_subs and self.subs.count >= self.max_subs:
+                return self.fail(errors.MaximumSubscriptionsExceeded())
+            self.fanout.touched = 0
+            sub = self.sublist.insert(&self.out, op.subject.at, op.subject.size, op.queue.at, op.queue.size,
+                                      op.sid.at, op.sid.size, hash)
+            if sub == NULL:
+                self.close(CLOSE_READ_ERROR)
+                return 0
+            if not table_insert(&self.subs, &sub.key):
+                self.sublist.remove(sub)
+                self.close(CLOSE_READ_ERROR)
+                return 0
+            self.touched |= self.fanout.touched
+        self.ok()
+        return 0
+
+    cdef int unsubscribe(self, Op *op) noexcept:
+        cdef uint32_t hash = <uint32_t>hash_bytes(op.sid.at, op.sid.size, self.sublist.seed)
+        cdef Sub *sub = <Sub *>table_find(&self.subs, op.sid.at, op.sid.size, hash)
+        if sub != NULL:
+            if <uint64_t>op.max_msgs > sub.delivered:
+                sub.max_msgs = op.max_msgs
+            else:
+                self.fanout.touched = 0
+                self.end_subscription(sub)
+                self.touched |= self.fanout.touched
+        self.ok()
+        return 0
+
+    cdef void end_subscription(self, Sub *sub) noexcept:
+        table_remove(&self.subs, &sub.key)
+        self.sublist.remove(sub)
+
+    cdef void on_finished(self, Sub *sub) noexcept:
+        self.end_subscription(sub)
+
+    # ---- PONG
+
+    cdef void release_pong(self) noexcept:
+        self.say(b'PONG\r\n', 6)
+        if not self.was_ponged:
+            self.was_ponged = True
+            if self.info_due is not None:
+                self.say(self.info_due, len(self.info_due))
+                self.info_due = None
+
+    # ---- for the session and the owner of the socket
+
+    def configure(self, *, bint verbose, bint pedantic, bint echo, bint headers, bint no_responders, int protocol):
+        """What a good CONNECT asked for (protocol.md, section 1)."""
+        self.is_verbose = verbose
+        self.is_pedantic = pedantic
+        self.echoes = echo
+        self.out.takes_headers = headers and self.offers_headers
+        self.wants_no_responders = no_responders
+        self.protocol = protocol
+        if self.repeat != NULL:
+            self.repeat.line_size = 0
+
+    def authenticated(self):
+        """From here on every operation is allowed."""
+        self.must_authenticate = False
+
+    def send_info(self, bytes line not None):
+        """An INFO that nobody asked for: only to clients that know them, and never before their first PONG."""
+        if self.protocol < 1:
+            return
+        if self.was_ponged:
+            self.say(line, len(line))
+        else:
+            self.info_due = line
+
+    def send(self, bytes data not None):
+        """Queues bytes as they are."""
+        self.say(data, len(data))
+
+    def ping(self):
+        """Asks whether the client is still there."""
+        self.pings_out += 1
+        self.pinged_us = self.out.box.now_us
+        self.say(b'PING\r\n', 6)
+
+    def end(self, object error not None):
+        """Closes with an error that came from outside the byte stream (a timeout, shutdown)."""
+        self.fail(error)
+
+    def leave(self, uint32_t most_subs=0xFFFFFFFF) -> bool:
+        """The socket is gone: nothing of this client counts any more.
+
+        False: it had more than `most_subs` subscriptions left, call again (a million take half a second).
+        """
+        if self.out.close_reason == CLOSE_NONE:
+            self.out.close_reason = CLOSE_CLIENT_CLOSED
+        out_release(&self.out)
+        while self.subs.slots != NULL and self.left_at <= self.subs.mask:
+            if self.subs.slots[self.left_at]:
+                if most_subs == 0:
+                    return False
+                most_subs -= 1
+                self.sublist.remove(<Sub *>slot_item(self.subs.slots[self.left_at]))
+            self.left_at += 1
+        table_free(&self.subs)
+        self.fence.forget(self)
+        if self.repeat != NULL:
+            free(self.repeat)
+            self.repeat = NULL
+        return True
+
+    @property
+    def subscriptions(self) -> int:
+        return self.subs.count
+
+    @property
+    def out_msgs(self) -> int:
+        return self.out.msgs
+
+    @property
+    def out_bytes(self) -> int:
+        return self.out.payload_bytes
+
+    @property
+    def pending_bytes(self) -> int:
+        return out_pending(&self.out)
+
+    @property
+    def close_reason(self) -> int:
+        return self.out.close_reason

@@ -1,0 +1,64 @@
+# One published message to everybody who wants it: local subscriptions, queue groups, sibling shards.
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from broker.outbuf cimport Blob, OutBuf, Outbox
+from broker.parser cimport Token
+from broker.sublist cimport MOST_SHARDS, Choice, Entry, QueueName, Sub, Sublist, Target
+
+# A message on its way. All pointers: VALID UNTIL deliver() RETURNS.
+ctypedef struct Publish:
+    const uint8_t *tail       # " [reply] [header] size\r\n<header><payload>\r\n"
+    size_t tail_size
+    const uint8_t *payload    # header block and payload, inside the tail
+    Token reply               # size 0: none
+    uint32_t header_size      # 0: no header
+    uint32_t size             # header and payload
+    Blob *blob                # what the tail lies in, where it is big; NULL: copy it
+
+
+cdef class Fanout:
+    cdef Outbox *box
+    cdef OutBuf *links[MOST_SHARDS]      # to the siblings that are up; NULL: none. Owned by their links
+    cdef bint prefers_local              # queue groups: members here first
+    cdef uint64_t touched                # siblings that the last deliver() sent something to
+    cdef Sub **finished                  # subscriptions whose max the delivery going on has reached
+    cdef uint32_t n_finished
+    cdef uint32_t room_finished
+    cdef uint64_t pick                   # turn among the members of a group here
+    cdef uint8_t *scratch
+    cdef size_t scratch_room
+    # this shard's totals
+    cdef readonly uint64_t in_msgs       # from clients
+    cdef readonly uint64_t in_bytes
+    cdef readonly uint64_t out_msgs      # to clients
+    cdef readonly uint64_t out_bytes
+    cdef readonly uint64_t link_out_msgs
+    cdef readonly uint64_t link_in_msgs
+
+    # A client's message to everybody. origin: the publisher's OutBuf, not echoed to if `echo` is false.
+    # Returns the deliveries here; `touched` has the siblings that got it. The entry may be stale afterwards.
+    cdef uint32_t deliver(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *origin, bint echo) noexcept
+    # A sibling's message to the subscriptions here: plain ones if `plainly`, and one member of each group named.
+    # Bit i of the result: queue i (of at most 64) found no member. The entry may be stale afterwards.
+    cdef uint64_t deliver_here(self, Entry *entry, Publish *publish, bint plainly,
+                               const Token *queues, int n_queues) noexcept
+    # A message to some queue groups of one sibling, behind `prefix` (RMSG … or QMSG …, the subject last).
+    cdef bint send_queued(self, OutBuf *link, const uint8_t *prefix, size_t prefix_size,
+                          const Token *queues, int n_queues, Publish *publish) noexcept
+    cdef uint8_t *queued_prefix(self, Entry *entry, uint64_t visited, size_t *size) noexcept
+    # Room for a rebuilt tail or prefix; NULL: no memory. Valid until the next call.
+    cdef uint8_t *scratch_for(self, size_t size) noexcept
+    cdef bint send_target(self, Entry *entry, Target *target, Publish *publish) noexcept
+    cdef bint send_stripped(self, OutBuf *out, const uint8_t *prefix, size_t prefix_size, Publish *publish) noexcept
+    cdef bint send_plain_link(self, OutBuf *link, Entry *entry, Publish *publish) noexcept
+    cdef bint choose_here(self, Entry *entry, Choice *choice, uint64_t start, Publish *publish, OutBuf *avoided) noexcept
+    cdef uint32_t deliver_choices(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided) noexcept
+    cdef uint64_t send_choices(self, Entry *entry, Publish *publish, const Token *names, const uint8_t *shards,
+                               int n_remote, bint only_queues) noexcept
+    cdef void note_finished(self, Sub *sub) noexcept
+    cdef void finish(self) noexcept
+
+# Writes " [reply] [header] size\r\n" to `to`; how many bytes: at most reply.size + 28.
+cdef size_t write_tail_head(uint8_t *to, Token reply, bint with_header, uint32_t header_size,
+                            uint32_t size) noexcept nogil

@@ -1,0 +1,366 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""One published message to everybody who wants it.
+
+It matches nothing (the sublist did) and sends nothing (the owner of the sockets does): it copies a prepared
+prefix and the message's tail into each receiver's output buffer. A sibling shard gets one frame, however many
+subscribers it has. Plain subscriptions come before queue members, as on nats-server.
+"""
+
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcmp, memcpy
+
+from broker.outbuf cimport (
+    BLOB_BYTES, blob_new, blob_release, out_append, out_append_blob, out_mark_dirty, out_reserve, outbox_free,
+    outbox_new)
+from broker.peer cimport Peer
+from broker.word cimport SLACK, copy_bytes, decimal, likely, unlikely
+
+
+cdef size_t write_tail_head(uint8_t *to, Token reply, bint with_header, uint32_t header_size,
+                            uint32_t size) noexcept nogil:
+    cdef size_t n = 1
+    to[0] = c' '
+    if reply.size:
+        memcpy(to + 1, reply.at, reply.size)
+        n += reply.size
+        to[n] = c' '
+        n += 1
+    if with_header:
+        n += decimal(to + n, header_size)
+        to[n] = c' '
+        n += 1
+    n += decimal(to + n, size)
+    to[n] = c'\r'
+    to[n + 1] = c'\n'
+    return n + 2
+
+
+cdef class Fanout:
+    """Delivers for one shard; has its totals. Owns the outbox that its peers' buffers live in."""
+
+    def __cinit__(self, *, bint prefers_local=False):
+        self.box = outbox_new()
+        self.prefers_local = prefers_local
+
+    def __dealloc__(self):
+        free(self.finished)
+        free(self.scratch)
+        outbox_free(self.box)
+
+    cdef uint8_t *scratch_for(self, size_t size) noexcept:
+        cdef uint8_t *scratch
+        if size + SLACK > self.scratch_room:
+            scratch = <uint8_t *>realloc(self.scratch, size + SLACK)
+            if scratch == NULL:
+                return NULL
+            self.scratch = scratch
+            self.scratch_room = size + SLACK
+        return self.scratch
+
+    cdef bint send_stripped(self, OutBuf *out, const uint8_t *prefix, size_t prefix_size, Publish *publish) noexcept:
+        """The message without its header block, for a client that does not take headers."""
+        cdef uint32_t size = publish.size - publish.header_size
+        cdef uint8_t *to = out_reserve(out, prefix_size + publish.reply.size + 32 + size + 2)
+        cdef size_t n
+        if to == NULL:
+            return False
+        memcpy(to, prefix, prefix_size)
+        n = prefix_size
+        n += write_tail_head(to + n, publish.reply, False, 0, size)
+        memcpy(to + n, publish.payload + publish.header_size, size)
+        n += size
+        to[n] = c'\r'
+        to[n + 1] = c'\n'
+        out.pos += n + 2
+        return True
+
+    cdef inline bint send_target(self, Entry *entry, Target *target, Publish *publish) noexcept:
+        """One delivery; False where it was refused (a peer that is closing or over its limit)."""
+        cdef OutBuf *out = target.out
+        cdef const uint8_t *prefix = entry.text + target.prefix_at
+        cdef size_t prefix_size = target.prefix_size
+        cdef size_t tail_size = publish.tail_size
+        cdef Sub *sub = target.sub
+        cdef uint8_t *to
+        if likely(publish.header_size == 0):   # "MSG …" is "HMSG …" without its first letter
+            prefix += 1
+            prefix_size -= 1
+        elif not out.takes_headers:
+            if not self.send_stripped(out, prefix + 1, prefix_size - 1, publish):
+                return False
+            tail_size = 0
+        if likely(publish.blob == NULL):
+            if likely(tail_size):
+                to = out_reserve(out, prefix_size + tail_size)
+                if unlikely(to == NULL):
+                    return False
+                copy_bytes(to, prefix, prefix_size)
+                copy_bytes(to + prefix_size, publish.tail, tail_size)
+                out.pos = to + prefix_size + tail_size
+        elif tail_size:
+            if not out_append(out, prefix, prefix_size) or \
+                    not out_append_blob(out, publish.blob, publish.tail, tail_size):
+                return False
+        out_mark_dirty(out)
+        out.msgs += 1
+        out.payload_bytes += publish.size
+        sub.delivered += 1
+        if unlikely(sub.max_msgs != 0) and sub.delivered >= sub.max_msgs:
+            self.note_finished(sub)
+        return True
+
+    cdef void note_finished(self, Sub *sub) noexcept:
+        cdef Sub **finished
+        cdef uint32_t room
+        if self.n_finished == self.room_finished:
+            room = self.room_finished * 2 if self.room_finished else 16
+            finished = <Sub **>realloc(self.finished, room * sizeof(Sub *))
+            if finished == NULL:
+                return   # it ends with the next message
+            self.finished = finished
+            self.room_finished = room
+        self.finished[self.n_finished] = sub
+        self.n_finished += 1
+
+    cdef void finish(self) noexcept:
+        """Ends the subscriptions whose max was reached; the entry is stale afterwards."""
+        cdef uint32_t i
+        for i in range(self.n_finished):
+            (<Peer>self.finished[i].out.peer).on_finished(self.finished[i])
+        self.n_finished = 0
+
+    cdef bint send_plain_link(self, OutBuf *link, Entry *entry, Publish *publish) noexcept:
+        """RMSG (or HMSG) <account> <subject> and the tail as it is."""
+        cdef size_t prefix_size = entry.rmsg_size
+        cdef uint8_t *to
+        if publish.blob == NULL:
+            to = out_reserve(link, prefix_size + publish.tail_size)
+            if to == NULL:
+                return False
+            copy_bytes(to, entry.text + entry.rmsg_at, prefix_size)
+            copy_bytes(to + prefix_size, publish.tail, publish.tail_size)
+            link.pos = to + prefix_size + publish.tail_size
+        else:
+            to = out_reserve(link, prefix_size)
+            if to == NULL:
+                return False
+            copy_bytes(to, entry.text + entry.rmsg_at, prefix_size)
+            link.pos = to + prefix_size
+            if not out_append_blob(link, publish.blob, publish.tail, publish.tail_size):
+                return False
+        if publish.header_size:
+            to[0] = c'H'
+        out_mark_dirty(link)
+        link.msgs += 1
+        link.payload_bytes += publish.size
+        self.link_out_msgs += 1
+        return True
+
+    cdef bint send_queued(self, OutBuf *link, const uint8_t *prefix, size_t prefix_size,
+                          const Token *queues, int n_queues, Publish *publish) noexcept:
+        cdef size_t size = prefix_size + publish.reply.size + publish.size + 64
+        cdef size_t n = prefix_size
+        cdef uint8_t *to
+        cdef int i
+        for i in range(n_queues):
+            size += queues[i].size + 1
+        to = out_reserve(link, size)
+        if to == NULL:
+            return False
+        memcpy(to, prefix, prefix_size)
+        if publish.header_size:
+            to[0] = c'H'
+        to[n] = c' '
+        to[n + 1] = c'+' if publish.reply.size else c'|'
+        n += 2
+        if publish.reply.size:
+            to[n] = c' '
+            memcpy(to + n + 1, publish.reply.at, publish.reply.size)
+            n += 1 + publish.reply.size
+        for i in range(n_queues):
+            to[n] = c' '
+            memcpy(to + n + 1, queues[i].at, queues[i].size)
+            n += 1 + queues[i].size
+        n += write_tail_head(to + n, Token(NULL, 0), publish.header_size != 0, publish.header_size, publish.size)
+        memcpy(to + n, publish.payload, publish.size)
+        n += publish.size
+        to[n] = c'\r'
+        to[n + 1] = c'\n'
+        link.pos += n + 2
+        out_mark_dirty(link)
+        link.msgs += 1
+        link.payload_bytes += publish.size
+        self.link_out_msgs += 1
+        return True
+
+    cdef bint choose_here(self, Entry *entry, Choice *choice, uint64_t start, Publish *publish,
+                          OutBuf *avoided) noexcept:
+        """One of the members here, beginning with the start-th; False where none takes it."""
+        cdef uint32_t i
+        cdef Target *target
+        for i in range(choice.n_local):
+            target = &entry.targets[choice.first + (start + i) % choice.n_local]
+            if target.out != avoided and self.send_target(entry, target, publish):
+                return True
+        return False
+
+    cdef uint32_t deliver_choices(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided) noexcept:
+        """One member of each queue group, here or at a sibling, and the frames to siblings; how many got it here.
+
+        Every member is equally likely, wherever it is.
+        """
+        cdef Token names[MOST_SHARDS]     # the groups that go to the sibling of the same place in `shards`
+        cdef uint8_t shards[MOST_SHARDS]
+        cdef int n_remote = 0
+        cdef uint32_t n = 0, k, w, shard = 0
+        cdef uint64_t pick, plain = entry.remote
+        cdef Choice *choice
+        cdef OutBuf *link
+        for k in range(entry.n_choices):
+            choice = &entry.choices[k]
+            if choice.n_members == 0:
+                continue
+            pick = sublist.random() % choice.n_members
+            if pick < choice.n_local or (self.prefers_local and choice.n_local):
+                if self.choose_here(entry, choice, pick, publish, avoided):
+                    n += 1
+                    continue
+                if choice.n_members == choice.n_local:
+                    continue
+                pick = choice.n_local + sublist.random() % (choice.n_members - choice.n_local)
+            pick -= choice.n_local
+            for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
+                shard = entry.weights[w].shard
+                if pick < entry.weights[w].members:
+                    break
+                pick -= entry.weights[w].members
+            if self.links[shard] == NULL:
+                if self.choose_here(entry, choice, sublist.random(), publish, avoided):
+                    n += 1
+                continue
+            if n_remote == MOST_SHARDS:   # more groups than one frame names; a frame of its own serves no plain one
+                self.send_choices(entry, publish, names, shards, n_remote, True)
+                n_remote = 0
+            names[n_remote].at = <const uint8_t *>choice.name + sizeof(QueueName)
+            names[n_remote].size = choice.name.key.size
+            shards[n_remote] = <uint8_t>shard
+            n_remote += 1
+        plain &= ~self.send_choices(entry, publish, names, shards, n_remote, False)
+        shard = 0
+        while plain:
+            if plain & 1:
+                link = self.links[shard]
+                if link != NULL and self.send_plain_link(link, entry, publish):
+                    self.touched |= <uint64_t>1 << shard
+            plain >>= 1
+            shard += 1
+        return n
+
+    cdef uint64_t send_choices(self, Entry *entry, Publish *publish, const Token *names, const uint8_t *shards,
+                               int n_remote, bint only_queues) noexcept:
+        """One frame to each sibling among `shards`, naming its groups; the mask of those that got one. An RMSG serves
+        the plain subscriptions there too, a QMSG (nobody visited yet) only the groups."""
+        cdef Token queues[MOST_SHARDS]
+        cdef uint64_t done = 0, bit
+        cdef const uint8_t *prefix = entry.text + entry.rmsg_at
+        cdef size_t prefix_size = entry.rmsg_size
+        cdef int i, j, n_queues
+        if only_queues:
+            prefix = self.queued_prefix(entry, 0, &prefix_size)
+        for i in range(n_remote):
+            bit = <uint64_t>1 << shards[i]
+            if done & bit:
+                continue
+            n_queues = 0
+            for j in range(i, n_remote):
+                if shards[j] == shards[i]:
+                    queues[n_queues] = names[j]
+                    n_queues += 1
+            if self.send_queued(self.links[shards[i]], prefix, prefix_size, queues, n_queues, publish):
+                done |= bit
+        self.touched |= done
+        return done
+
+    cdef uint8_t *queued_prefix(self, Entry *entry, uint64_t visited, size_t *size) noexcept:
+        """"QMSG <visited> <account> <subject>", in the scratch."""
+        cdef uint8_t *to = self.scratch_for(entry.rmsg_size + 32)
+        cdef size_t n
+        if to == NULL:
+            size[0] = 0
+            return NULL
+        memcpy(to, b'QMSG ', 5)
+        n = 5 + decimal(to + 5, visited)
+        memcpy(to + n, entry.text + entry.rmsg_at + 4, entry.rmsg_size - 4)
+        size[0] = n + entry.rmsg_size - 4
+        return to
+
+    cdef uint32_t deliver(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *origin, bint echo) noexcept:
+        cdef uint32_t n = 0, i
+        cdef OutBuf *avoided = NULL if echo else origin
+        cdef Target *target = entry.targets
+        cdef Blob *blob = NULL
+        self.touched = 0
+        if publish.tail_size >= BLOB_BYTES and publish.blob == NULL and entry.n_plain > 1:
+            # Big, in the read buffer, and wanted more than once: copied once, shared by all.
+            blob = blob_new(self.box, publish.tail_size)
+            if blob != NULL:
+                memcpy(blob.data, publish.tail, publish.tail_size)
+                publish.payload = blob.data + (publish.payload - publish.tail)
+                publish.tail = blob.data
+                publish.blob = blob
+        elif publish.tail_size < BLOB_BYTES:
+            publish.blob = NULL
+        for i in range(entry.n_plain):
+            if target.out != avoided and self.send_target(entry, target, publish):
+                n += 1
+            target += 1
+        if entry.n_choices or entry.remote:
+            n += self.deliver_choices(sublist, entry, publish, avoided)
+        entry.msgs += 1
+        entry.payload_bytes += publish.size
+        entry.deliveries += n
+        self.in_msgs += 1
+        self.in_bytes += publish.size
+        self.out_msgs += n
+        self.out_bytes += <uint64_t>n * publish.size
+        if blob != NULL:
+            blob_release(self.box, blob)
+        if unlikely(self.n_finished):
+            self.finish()
+        return n
+
+    cdef uint64_t deliver_here(self, Entry *entry, Publish *publish, bint plainly,
+                               const Token *queues, int n_queues) noexcept:
+        cdef uint32_t n = 0, i
+        cdef uint64_t orphans = 0
+        cdef int q
+        cdef Target *target = entry.targets
+        cdef Choice *choice
+        cdef bint served
+        if publish.tail_size < BLOB_BYTES:
+            publish.blob = NULL
+        if plainly:
+            for i in range(entry.n_plain):
+                if self.send_target(entry, target, publish):
+                    n += 1
+                target += 1
+        for q in range(n_queues):
+            served = False
+            for i in range(entry.n_choices):
+                choice = &entry.choices[i]
+                if choice.name.key.size == queues[q].size and \
+                        memcmp(<uint8_t *>choice.name + sizeof(QueueName), queues[q].at, queues[q].size) == 0:
+                    served = choice.n_local and self.choose_here(entry, choice, self.pick + q, publish, NULL)
+                    break
+            if served:
+                n += 1
+            else:
+                orphans |= <uint64_t>1 << q
+        self.pick += 1   # the sender chose this shard by its members; among them, in turn
+        entry.deliveries += n
+        self.link_in_msgs += 1
+        self.out_msgs += n
+        self.out_bytes += <uint64_t>n * publish.size
+        if unlikely(self.n_finished):
+            self.finish()
+        return orphans

@@ -1,0 +1,65 @@
+"""INFO: what the broker tells a client of itself. Pure: values in, one line out.
+
+Keys and their order are nats-server 2.9.10's; what is false or empty is left out, `client_id` and `client_ip` are
+always there. Two keys are ours: `gnatswarm`, our version, and `shard`. `version` is the server's that we are
+compatible with, because clients gate features on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from broker.version import OWN_VERSION, SERVER_VERSION
+
+_ALWAYS = ("server_id", "server_name", "version", "proto", "host", "port", "headers", "max_payload", "client_id", "shard")
+
+
+def info_line(fields: dict[str, Any]) -> bytes:
+    """`INFO {json} \\r\\n`; fields that are false or empty are left out, but for those a client relies on."""
+    shown = {key: value for key, value in fields.items() if value or key in _ALWAYS}
+    return b"INFO " + orjson.dumps(shown) + b" \r\n"
+
+
+class InfoTemplate:
+    """The INFO of one shard, with room for the two values that differ from client to client."""
+
+    def __init__(
+        self,
+        *,
+        server_id: str,
+        server_name: str,
+        host: str,
+        port: int,
+        shard: int,
+        headers: bool,
+        max_payload_bytes: int,
+        auth_required: bool = False,
+        connect_urls: list[str] | None = None,
+        is_lame_duck: bool = False,
+    ) -> None:
+        line = info_line(
+            {
+                "server_id": server_id,
+                "server_name": server_name,
+                "version": SERVER_VERSION,
+                "proto": 1,
+                "host": host,
+                "port": port,
+                "headers": headers,
+                "auth_required": auth_required,
+                "max_payload": max_payload_bytes,
+                "client_id": 0,
+                "client_ip": "?",
+                "connect_urls": connect_urls or [],
+                "ldm": is_lame_duck,
+                "gnatswarm": OWN_VERSION,
+                "shard": shard,
+            }
+        ).replace(b"%", b"%%")
+        self._template = line.replace(b'"client_id":0,"client_ip":"?"', b'"client_id":%d,"client_ip":"%b"', 1)
+
+    def line(self, client_id: int, client_ip: str) -> bytes:
+        """For one client. `client_ip` is an address as the kernel writes it: nothing in it needs escaping."""
+        return self._template % (client_id, client_ip.encode())

@@ -1,0 +1,135 @@
+# Pooled output buffers: what waits to be sent to one peer (a client or a sibling link).
+#
+#   OutBuf ── head → Chunk → Chunk → … → tail          pos: where the next byte goes, in the tail
+#                                                        limit: the tail's last usable byte + 1
+# A chunk holds its bytes itself, or refers to a Blob (one big payload, shared by all who get it).
+# The engine appends; whoever owns the socket takes. Nothing here knows a socket: the owner hands in `flush`.
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from broker.word cimport likely
+
+cdef extern from "<sys/uio.h>" nogil:
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+
+cdef enum:
+    # One send() of this size costs the kernel little more than its copy, and a chunk stays in the L2 cache
+    # beside the read buffer (16, 32, 64, 128 KiB measured: ARCHITECTURE.md).
+    CHUNK_BYTES = 65536
+    # The first chunk of a peer that gets little: 10,000 clients with one message each must not cost 640 MB.
+    SMALL_CHUNK_BYTES = 2048
+    # From this size on a payload is shared by reference instead of copied to every subscriber.
+    BLOB_BYTES = 32768
+
+# Why a peer is to be closed; 0: it is not. The order is that of errors.CloseReason.
+cdef enum CloseReason:
+    CLOSE_NONE = 0
+    CLOSE_CLIENT_CLOSED = 1
+    CLOSE_AUTHENTICATION_TIMEOUT = 2
+    CLOSE_AUTHENTICATION_FAILURE = 3
+    CLOSE_TLS_HANDSHAKE_FAILURE = 4
+    CLOSE_SLOW_CONSUMER_PENDING_BYTES = 5
+    CLOSE_SLOW_CONSUMER_WRITE_DEADLINE = 6
+    CLOSE_WRITE_ERROR = 7
+    CLOSE_READ_ERROR = 8
+    CLOSE_PARSE_ERROR = 9
+    CLOSE_STALE_CONNECTION = 10
+    CLOSE_PROTOCOL_VIOLATION = 11
+    CLOSE_MAXIMUM_PAYLOAD_EXCEEDED = 12
+    CLOSE_MAXIMUM_CONNECTIONS_EXCEEDED = 13
+    CLOSE_MAXIMUM_SUBSCRIPTIONS_EXCEEDED = 14
+    CLOSE_SERVER_SHUTDOWN = 15
+    CLOSE_AUTHENTICATION_EXPIRED = 16
+    CLOSE_KICKED = 17
+
+ctypedef struct Blob:
+    size_t refs
+    size_t size          # bytes of data, SLACK bytes more are allocated
+    uint8_t *data        # right behind the struct
+
+ctypedef struct Chunk:
+    Chunk *next
+    uint8_t *data        # its own bytes, or into blob->data
+    size_t start         # data[start:end] is not yet taken by the kernel
+    size_t end           # of the tail chunk: valid only after out_seal
+    size_t capacity      # bytes it can hold itself; 0: refers to a blob
+    Blob *blob
+
+# One per shard: chunk pool, dirty list, who flushes. Owned by the shard, outlives every OutBuf.
+ctypedef struct Outbox:
+    OutBuf *dirty        # peers with bytes appended since their last flush
+    OutBuf *called       # peers that need their owner's attention: to be closed, or read again
+    void (*flush)(void *owner, OutBuf *out) noexcept   # sends what it can; may only take and block
+    void *flush_owner
+    Chunk *free_chunks
+    Chunk *free_small
+    uint32_t n_free_chunks
+    uint32_t n_free_small
+    OutBuf *stalling         # somebody past its stall mark was just fed: the feeder is to wait
+    bint relieved            # somebody went from past its stall mark to under half of it
+    size_t bytes_in_chunks   # memory held by chunks and blobs in use, for limits and monitoring
+    uint64_t now_us          # the time of this turn, told by the owner of the loop (monotonic)
+
+ctypedef struct OutBuf:
+    uint8_t *pos
+    uint8_t *limit
+    Chunk *head
+    Chunk *tail
+    Outbox *box
+    OutBuf *next_dirty
+    OutBuf *next_called
+    size_t sealed            # unsent bytes in all chunks but the tail
+    size_t max_pending       # 0: no limit (a link)
+    uint64_t msgs            # messages delivered to this peer
+    uint64_t payload_bytes   # payload (and header) bytes delivered to this peer
+    uint64_t taken_us        # when the kernel last took bytes
+    void *owner              # of the socket: borrowed, set and cleared by it
+    void *peer               # the Peer this belongs to: borrowed, for as long as it lives
+    size_t stall_mark        # pending bytes past which whoever feeds this peer is to wait
+    uint8_t is_dirty
+    uint8_t is_blocked       # the kernel takes no more: waits for writability
+    uint8_t is_bulk          # filled more than a small chunk in its last flush
+    uint8_t takes_headers
+    uint8_t is_called
+    uint8_t is_behind        # past its stall mark
+    uint8_t close_reason     # CloseReason; not 0: appends are refused
+
+cdef Outbox *outbox_new() except NULL
+cdef void outbox_free(Outbox *box) noexcept nogil
+
+cdef void out_init(OutBuf *out, Outbox *box, size_t max_pending) noexcept nogil
+# Gives every chunk back; nothing more can be appended. The OutBuf leaves the dirty list.
+cdef void out_release(OutBuf *out) noexcept nogil
+# Calls the owner's attention to this peer.
+cdef void out_call(OutBuf *out) noexcept nogil
+# No more appends; its owner is called, to close it when it is safe.
+cdef void out_condemn(OutBuf *out, CloseReason reason) noexcept nogil
+cdef uint8_t *out_reserve_slow(OutBuf *out, size_t n) noexcept
+# Append by reference; the blob gains a reference. False: refused (closed or over its limit).
+cdef bint out_append_blob(OutBuf *out, Blob *blob, const uint8_t *start, size_t n) noexcept
+cdef bint out_append(OutBuf *out, const uint8_t *data, size_t n) noexcept
+# Bytes queued and not yet taken.
+cdef size_t out_pending(const OutBuf *out) noexcept nogil
+# The kernel took n bytes (0 <= n <= pending).
+cdef void out_take(OutBuf *out, size_t n) noexcept nogil
+# Fills at most `room` parts with what is to be sent, for a gathering write; how many.
+cdef int out_gather(OutBuf *out, iovec *parts, int room) noexcept nogil
+
+cdef Blob *blob_new(Outbox *box, size_t size) noexcept nogil
+cdef void blob_release(Outbox *box, Blob *blob) noexcept nogil
+
+
+cdef inline void out_mark_dirty(OutBuf *out) noexcept nogil:
+    if not out.is_dirty:
+        out.is_dirty = 1
+        out.next_dirty = out.box.dirty
+        out.box.dirty = out
+
+
+# Where n bytes (plus SLACK to overrun) may be written; NULL: refused. The caller writes them and advances `pos`.
+cdef inline uint8_t *out_reserve(OutBuf *out, size_t n) noexcept:
+    if likely(out.limit - out.pos >= <Py_ssize_t>n):
+        return out.pos
+    return out_reserve_slow(out, n)

@@ -1,0 +1,296 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""Pooled output buffers: what waits to be sent to one peer.
+
+Not a socket and not a queue of messages: bytes in chunks, appended by fan-out, taken by whoever owns the socket.
+Invariant: unsent bytes = sealed + (pos - tail.data - tail.start). An idle peer holds no chunk. Appending is two
+copies; a full chunk is flushed at once, so that a peer that reads needs no second one.
+"""
+
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
+
+from broker.word cimport SLACK
+
+
+cdef enum:
+    # Chunks kept for reuse; past that they go back to the allocator (64 MiB and 8 MiB at most).
+    MOST_FREE_CHUNKS = 1024
+    MOST_FREE_SMALL = 4096
+    # A client that took bytes this recently is slow, not stuck: it is worth waiting for.
+    STALL_IF_TAKEN_US = 100000
+
+
+cdef Outbox *outbox_new() except NULL:
+    cdef Outbox *box = <Outbox *>calloc(1, sizeof(Outbox))
+    if box == NULL:
+        raise MemoryError
+    return box
+
+
+cdef void outbox_free(Outbox *box) noexcept nogil:
+    cdef Chunk *chunk
+    while box.free_chunks != NULL:
+        chunk = box.free_chunks
+        box.free_chunks = chunk.next
+        free(chunk)
+    while box.free_small != NULL:
+        chunk = box.free_small
+        box.free_small = chunk.next
+        free(chunk)
+    free(box)
+
+
+cdef Blob *blob_new(Outbox *box, size_t size) noexcept nogil:
+    """A blob of `size` bytes with one reference, or NULL without memory."""
+    cdef Blob *blob = <Blob *>malloc(sizeof(Blob) + size + SLACK)
+    if blob != NULL:
+        blob.refs = 1
+        blob.size = size
+        blob.data = <uint8_t *>blob + sizeof(Blob)
+        box.bytes_in_chunks += size
+    return blob
+
+
+cdef void blob_release(Outbox *box, Blob *blob) noexcept nogil:
+    blob.refs -= 1
+    if blob.refs == 0:
+        box.bytes_in_chunks -= blob.size
+        free(blob)
+
+
+cdef Chunk *chunk_new(Outbox *box, size_t capacity) noexcept nogil:
+    """An empty chunk: a pooled size, or one of exactly `capacity` bytes if that is larger than a chunk."""
+    cdef Chunk *chunk
+    if capacity <= SMALL_CHUNK_BYTES and box.free_small != NULL:
+        chunk = box.free_small
+        box.free_small = chunk.next
+        box.n_free_small -= 1
+    elif capacity == CHUNK_BYTES and box.free_chunks != NULL:
+        chunk = box.free_chunks
+        box.free_chunks = chunk.next
+        box.n_free_chunks -= 1
+    else:
+        chunk = <Chunk *>malloc(sizeof(Chunk) + capacity + SLACK)
+        if chunk == NULL:
+            return NULL
+        chunk.capacity = capacity
+        chunk.data = <uint8_t *>chunk + sizeof(Chunk)
+        chunk.blob = NULL
+    box.bytes_in_chunks += capacity
+    chunk.next = NULL
+    chunk.start = chunk.end = 0
+    return chunk
+
+
+cdef void chunk_free(Outbox *box, Chunk *chunk) noexcept nogil:
+    box.bytes_in_chunks -= chunk.capacity
+    if chunk.blob != NULL:
+        blob_release(box, chunk.blob)
+        free(chunk)
+    elif chunk.capacity == CHUNK_BYTES and box.n_free_chunks < MOST_FREE_CHUNKS:
+        chunk.next = box.free_chunks
+        box.free_chunks = chunk
+        box.n_free_chunks += 1
+    elif chunk.capacity == SMALL_CHUNK_BYTES and box.n_free_small < MOST_FREE_SMALL:
+        chunk.next = box.free_small
+        box.free_small = chunk
+        box.n_free_small += 1
+    else:
+        free(chunk)
+
+
+cdef void out_init(OutBuf *out, Outbox *box, size_t max_pending) noexcept nogil:
+    memset(out, 0, sizeof(OutBuf))
+    out.box = box
+    out.max_pending = max_pending
+
+
+cdef void out_release(OutBuf *out) noexcept nogil:
+    cdef Chunk *chunk
+    cdef OutBuf **link
+    while out.head != NULL:
+        chunk = out.head
+        out.head = chunk.next
+        chunk_free(out.box, chunk)
+    out.tail = NULL
+    out.pos = out.limit = NULL
+    out.sealed = 0
+    if out.is_behind:
+        out.is_behind = 0
+        out.box.relieved = 1
+    if out.close_reason == CLOSE_NONE:
+        out.close_reason = CLOSE_CLIENT_CLOSED
+    if out.is_dirty:
+        link = &out.box.dirty
+        while link[0] != out:
+            link = &link[0].next_dirty
+        link[0] = out.next_dirty
+        out.is_dirty = 0
+    if out.is_called:
+        link = &out.box.called
+        while link[0] != out:
+            link = &link[0].next_called
+        link[0] = out.next_called
+        out.is_called = 0
+
+
+cdef void out_call(OutBuf *out) noexcept nogil:
+    if not out.is_called:
+        out.is_called = 1
+        out.next_called = out.box.called
+        out.box.called = out
+
+
+cdef void out_condemn(OutBuf *out, CloseReason reason) noexcept nogil:
+    if out.close_reason == CLOSE_NONE:
+        out_seal(out)
+        out.limit = out.pos   # from here on every append takes the slow way, and is refused there
+        out.close_reason = reason
+    out_call(out)
+
+
+cdef inline void out_seal(OutBuf *out) noexcept nogil:
+    """Writes down where the tail ends."""
+    if out.tail != NULL and out.tail.blob == NULL:
+        out.tail.end = out.pos - out.tail.data
+
+
+cdef size_t out_pending(const OutBuf *out) noexcept nogil:
+    if out.tail == NULL:
+        return 0
+    if out.tail.blob != NULL:
+        return out.sealed + out.tail.end - out.tail.start
+    return out.sealed + (out.pos - out.tail.data) - out.tail.start
+
+
+cdef bint out_push(OutBuf *out, Chunk *chunk) noexcept nogil:
+    """Makes `chunk` the tail; the old tail's bytes count as sealed."""
+    if out.tail == NULL:
+        out.head = chunk
+    else:
+        out_seal(out)
+        out.sealed += out.tail.end - out.tail.start
+        out.tail.next = chunk
+    out.tail = chunk
+    out.pos = chunk.data + chunk.end
+    out.limit = chunk.data + chunk.capacity if chunk.blob == NULL else out.pos
+    return True
+
+
+cdef bint out_admits(OutBuf *out, size_t n) noexcept:
+    """May n more bytes be queued? Sends what is there first; past max_pending the peer is condemned,
+    past its stall mark whoever feeds it is to wait: for a link always, for a client that is taking bytes."""
+    cdef size_t pending
+    if out.close_reason != CLOSE_NONE:
+        return False
+    if not out.is_blocked and out.head != NULL and out.box.flush != NULL:
+        out_mark_dirty(out)
+        out.box.flush(out.box.flush_owner, out)
+        if out.close_reason != CLOSE_NONE:
+            return False
+    pending = out_pending(out)
+    if out.max_pending and pending + n > out.max_pending:
+        out_condemn(out, CLOSE_SLOW_CONSUMER_PENDING_BYTES)
+        return False
+    if out.stall_mark and pending > out.stall_mark \
+            and (out.max_pending == 0 or out.box.now_us - out.taken_us < STALL_IF_TAKEN_US):
+        out.box.stalling = out
+        out.is_behind = 1
+    return True
+
+
+cdef uint8_t *out_reserve_slow(OutBuf *out, size_t n) noexcept:
+    cdef size_t capacity
+    cdef Chunk *chunk
+    if out.tail != NULL:   # (the very first bytes need no permission: the limit is far above one chunk)
+        if not out_admits(out, n):
+            return NULL
+        out.is_bulk = 1
+        if out.limit - out.pos >= <Py_ssize_t>n:   # the flush emptied it
+            out_mark_dirty(out)
+            return out.pos
+    elif out.close_reason != CLOSE_NONE:
+        return NULL
+    elif out.max_pending and n > out.max_pending:
+        out_condemn(out, CLOSE_SLOW_CONSUMER_PENDING_BYTES)
+        return NULL
+    capacity = SMALL_CHUNK_BYTES if n <= SMALL_CHUNK_BYTES and not out.is_bulk else CHUNK_BYTES
+    chunk = chunk_new(out.box, n if n > capacity else capacity)
+    if chunk == NULL:
+        out_condemn(out, CLOSE_SLOW_CONSUMER_PENDING_BYTES)
+        return NULL
+    out_push(out, chunk)
+    out_mark_dirty(out)
+    return out.pos
+
+
+cdef bint out_append(OutBuf *out, const uint8_t *data, size_t n) noexcept:
+    cdef uint8_t *to = out_reserve(out, n)
+    if to == NULL:
+        return False
+    memcpy(to, data, n)
+    out.pos += n
+    out_mark_dirty(out)
+    return True
+
+
+cdef bint out_append_blob(OutBuf *out, Blob *blob, const uint8_t *start, size_t n) noexcept:
+    cdef Chunk *chunk
+    if out.close_reason != CLOSE_NONE:
+        return False
+    if out.tail != NULL and out_pending(out) + n > CHUNK_BYTES and not out_admits(out, n):
+        return False
+    chunk = <Chunk *>malloc(sizeof(Chunk))
+    if chunk == NULL:
+        out_condemn(out, CLOSE_SLOW_CONSUMER_PENDING_BYTES)
+        return False
+    chunk.next = NULL
+    chunk.data = <uint8_t *>start
+    chunk.start = 0
+    chunk.end = n
+    chunk.capacity = 0
+    chunk.blob = blob
+    blob.refs += 1
+    out_push(out, chunk)
+    out_mark_dirty(out)
+    return True
+
+
+cdef void out_take(OutBuf *out, size_t n) noexcept nogil:
+    cdef Chunk *chunk
+    cdef size_t unsent
+    out_seal(out)
+    if n <= SMALL_CHUNK_BYTES:
+        out.is_bulk = 0
+    if out.is_behind and out_pending(out) - n < out.stall_mark // 2:
+        out.is_behind = 0
+        out.box.relieved = 1
+    while out.head != NULL:
+        chunk = out.head
+        unsent = chunk.end - chunk.start
+        if n < unsent:
+            chunk.start += n
+            if chunk is not out.tail:
+                out.sealed -= n
+            return
+        n -= unsent
+        if chunk is out.tail:
+            out.head = out.tail = NULL
+            out.pos = out.limit = NULL
+        else:
+            out.sealed -= unsent
+            out.head = chunk.next
+        chunk_free(out.box, chunk)
+
+
+cdef int out_gather(OutBuf *out, iovec *parts, int room) noexcept nogil:
+    cdef Chunk *chunk = out.head
+    cdef int n = 0
+    out_seal(out)
+    while chunk != NULL and n < room:
+        if chunk.end > chunk.start:
+            parts[n].iov_base = chunk.data + chunk.start
+            parts[n].iov_len = chunk.end - chunk.start
+            n += 1
+        chunk = chunk.next
+    return n

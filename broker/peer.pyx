@@ -1,0 +1,120 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""One end of a byte stream: what is left of the last read, and what waits to be sent.
+
+It knows no socket and no operation. Invariant: an idle peer holds no buffer at all; an incomplete operation is
+kept whole from its first byte, a big one in a blob of exactly its size that the kernel writes into.
+"""
+
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from broker.outbuf cimport BLOB_BYTES, CLOSE_NONE, CLOSE_READ_ERROR, blob_new, blob_release, out_call, out_release
+from broker.word cimport SLACK
+
+
+cdef class Peer:
+
+    def __dealloc__(self):
+        free(self.partial)
+        if self.blob != NULL:
+            blob_release(self.out.box, self.blob)
+        if self.out.box != NULL:
+            out_release(&self.out)
+
+    cdef Py_ssize_t consume(self, const uint8_t *data, size_t size, Blob *whole) except -1:
+        raise NotImplementedError
+
+    cdef void on_finished(self, Sub *sub) noexcept:
+        pass
+
+    cdef void close(self, CloseReason reason) noexcept:
+        """After what is queued has been sent as far as the kernel takes it, the owner closes."""
+        if not self.is_closing:
+            self.is_closing = True
+            if self.out.close_reason == CLOSE_NONE:
+                self.out.close_reason = reason
+
+    cdef int read_parts(self, uint8_t *shared, size_t room, iovec *parts) noexcept:
+        if self.holds or self.is_closing:
+            return 0
+        if self.blob != NULL:
+            parts[0].iov_base = self.blob.data + self.blob_filled
+            parts[0].iov_len = self.blob.size - self.blob_filled
+            parts[1].iov_base = shared
+            parts[1].iov_len = room
+            return 2
+        if self.partial_size:
+            memcpy(shared, self.partial, self.partial_size)
+        parts[0].iov_base = shared + self.partial_size
+        parts[0].iov_len = room - self.partial_size
+        return 1
+
+    cdef int received(self, uint8_t *shared, size_t room, size_t n) except -1:
+        cdef size_t missing, size
+        cdef Blob *blob
+        if self.blob != NULL:
+            blob = self.blob
+            missing = blob.size - self.blob_filled
+            if n < missing:
+                self.blob_filled += n
+                return 0
+            self.blob = NULL
+            try:
+                self.consume(blob.data, blob.size, blob)
+            finally:
+                blob_release(self.out.box, blob)
+            n -= missing
+            if n == 0 or self.is_closing:
+                return 0
+            size = n
+        else:
+            size = self.partial_size + n
+            if self.partial_size:
+                free(self.partial)
+                self.partial = NULL
+                self.partial_size = 0
+        return self.carry_out(shared, size)
+
+    cdef int carry_out(self, const uint8_t *data, size_t size) except -1:
+        """consume(), and what it leaves is kept."""
+        cdef Py_ssize_t done = 0
+        self.needs = 0
+        if not self.holds:
+            done = self.consume(data, size, NULL)
+        if self.is_closing or <size_t>done == size:
+            return 0
+        if not self.keep(data + done, size - done):
+            self.close(CLOSE_READ_ERROR)
+        return 0
+
+    cdef bint keep(self, const uint8_t *data, size_t size) noexcept:
+        cdef Blob *blob
+        if self.needs >= BLOB_BYTES and self.needs > size and not self.holds:
+            blob = blob_new(self.out.box, self.needs)
+            if blob == NULL:
+                return False
+            memcpy(blob.data, data, size)
+            self.blob = blob
+            self.blob_filled = size
+            return True
+        self.partial = <uint8_t *>malloc(size + SLACK)
+        if self.partial == NULL:
+            return False
+        memcpy(self.partial, data, size)
+        self.partial_size = size
+        return True
+
+    cdef void release(self, uint8_t hold) noexcept:
+        self.holds &= ~hold
+        if not self.holds:
+            out_call(&self.out)
+
+    cdef int resume(self, uint8_t *shared, size_t room) except -1:
+        cdef size_t size = self.partial_size
+        if size == 0 or self.is_closing or self.holds:
+            return 0
+        memcpy(shared, self.partial, size)
+        free(self.partial)
+        self.partial = NULL
+        self.partial_size = 0
+        return self.carry_out(shared, size)

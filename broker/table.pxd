@@ -1,0 +1,34 @@
+# A hash table of C structs by a byte-string key: one pointer a slot, open addressing, backward-shift removal.
+#
+# What it holds begins with Keyed and carries its key `key_offset` bytes from its start. It owns the slots, never
+# the items. 16 bits of the hash ride in the unused top of each pointer, so that a probe rarely touches a wrong item.
+
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+ctypedef struct Keyed:
+    uint32_t hash
+    uint16_t size     # bytes of the key
+    uint8_t kind      # the holder's; the table ignores it
+    uint8_t flags     # likewise
+
+ctypedef struct Table:
+    uint64_t *slots   # 0: empty; NULL until the first insertion
+    uint32_t mask     # slots - 1
+    uint32_t count
+    uint32_t key_offset
+
+cdef enum:
+    POINTER_BITS = 48
+
+
+cdef inline Keyed *slot_item(uint64_t slot) noexcept nogil:
+    return <Keyed *>(slot & ((<uint64_t>1 << POINTER_BITS) - 1))
+
+
+cdef void table_init(Table *table, uint32_t key_offset) noexcept nogil
+cdef void table_free(Table *table) noexcept nogil
+cdef Keyed *table_find(const Table *table, const uint8_t *key, size_t size, uint32_t hash) noexcept nogil
+# The key must not be there yet. False: no memory; nothing changed.
+cdef bint table_insert(Table *table, Keyed *item) noexcept nogil
+# The item must be there.
+cdef void table_remove(Table *table, Keyed *item) noexcept nogil

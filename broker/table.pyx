@@ -1,0 +1,96 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""A hash table of C structs by a byte-string key; holds pointers, owns no item.
+
+Load at most 3/4. Removal shifts back, so there are no tombstones and churn costs nothing later. Growing copies
+the slots once; a holder that may grow to millions splits its keys over several tables to keep that short.
+"""
+
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp
+
+
+cdef inline uint64_t pack(Keyed *item) noexcept nogil:
+    return <uint64_t>item | (<uint64_t>(item.hash >> 16) << POINTER_BITS)
+
+
+cdef void table_init(Table *table, uint32_t key_offset) noexcept nogil:
+    table.slots = NULL
+    table.mask = 0
+    table.count = 0
+    table.key_offset = key_offset
+
+
+cdef void table_free(Table *table) noexcept nogil:
+    free(table.slots)
+    table.slots = NULL
+    table.mask = table.count = 0
+
+
+cdef Keyed *table_find(const Table *table, const uint8_t *key, size_t size, uint32_t hash) noexcept nogil:
+    cdef uint32_t i = hash & table.mask
+    cdef uint64_t tag = hash >> 16
+    cdef uint64_t slot
+    cdef Keyed *item
+    if table.slots == NULL:
+        return NULL
+    while True:
+        slot = table.slots[i]
+        if slot == 0:
+            return NULL
+        if slot >> POINTER_BITS == tag:
+            item = slot_item(slot)
+            if item.hash == hash and item.size == size and \
+                    memcmp(<uint8_t *>item + table.key_offset, key, size) == 0:
+                return item
+        i = (i + 1) & table.mask
+
+
+cdef inline void place(uint64_t *slots, uint32_t mask, uint64_t slot, uint32_t hash) noexcept nogil:
+    cdef uint32_t i = hash & mask
+    while slots[i] != 0:
+        i = (i + 1) & mask
+    slots[i] = slot
+
+
+cdef bint table_insert(Table *table, Keyed *item) noexcept nogil:
+    cdef uint64_t *slots
+    cdef uint32_t mask, i
+    if table.slots == NULL or (<uint64_t>table.count + 1) * 4 > (<uint64_t>table.mask + 1) * 3:
+        mask = table.mask * 2 + 1 if table.slots != NULL else 3
+        slots = <uint64_t *>calloc(<size_t>mask + 1, sizeof(uint64_t))
+        if slots == NULL:
+            return False
+        if table.slots != NULL:
+            for i in range(table.mask + 1):
+                if table.slots[i] != 0:
+                    place(slots, mask, table.slots[i], slot_item(table.slots[i]).hash)
+            free(table.slots)
+        table.slots = slots
+        table.mask = mask
+    place(table.slots, table.mask, pack(item), item.hash)
+    table.count += 1
+    return True
+
+
+cdef void table_remove(Table *table, Keyed *item) noexcept nogil:
+    cdef uint32_t i = item.hash & table.mask
+    cdef uint32_t gap, home
+    cdef uint64_t wanted = pack(item)
+    while table.slots[i] != wanted:
+        i = (i + 1) & table.mask
+    table.count -= 1
+    if table.count == 0:   # an empty table costs nothing
+        free(table.slots)
+        table.slots = NULL
+        table.mask = 0
+        return
+    gap = i
+    while True:   # move back whatever may not stay behind a gap
+        i = (i + 1) & table.mask
+        if table.slots[i] == 0:
+            break
+        home = slot_item(table.slots[i]).hash & table.mask
+        if ((i - home) & table.mask) >= ((i - gap) & table.mask):
+            table.slots[gap] = table.slots[i]
+            gap = i
+    table.slots[gap] = 0

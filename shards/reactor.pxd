@@ -1,0 +1,104 @@
+# The sockets of one shard: who is ready, one read each, one send per peer with something to say.
+#
+#   uvloop ── one descriptor ──→ epoll set `ready` ─┬ clients, links, listeners        (level-triggered)
+#                                                   ├ tick: timerfd of the patient set
+#                                                   └ epoll set `patient`: publishers in small writes, looked at by the clock
+#
+# A Source is in the set by address. BORROWED BY THE KERNEL: it lives until it was taken out (`sources` keeps it).
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from broker.fanout cimport Fanout
+from broker.outbuf cimport OutBuf, Outbox
+from broker.peer cimport Peer
+from shards.page cimport ShardSlot
+
+cdef enum:
+    # One read of this size instead of 16 KiB costs 1.7 to 2 times less per small message (measured; see
+    # ARCHITECTURE.md). It is shared, so it costs once per shard.
+    READ_BYTES = 262144
+    MOST_EVENTS = 256
+    MOST_PARTS = 64          # iovecs of one gathering write
+
+cdef class Source:
+    cdef Reactor reactor
+    cdef int fd                  # -1: closed
+    cdef uint32_t armed          # epoll events asked for
+    cdef int at                  # index in reactor.sources; -1: not there
+    cdef int on_event(self, uint32_t events) except -1
+
+cdef class Socket(Source):
+    cdef Peer peer
+    cdef readonly object owner   # Python: on_closed(reason), once
+    cdef bint is_patient         # in the patient set
+    cdef bint was_sent           # something was sent to it since its last read
+    cdef bint is_lingering       # said its last; what still comes in is thrown away until the peer closes
+    cdef uint8_t small_reads     # quick small reads in a row
+    cdef uint64_t read_us        # when it was last read
+    cdef uint64_t opened_us
+    cdef uint64_t linger_until_us
+    cdef uint64_t held_us        # since when its feeding waits
+    cdef int read(self) except -1
+    cdef int after_operations(self) except -1
+    cdef int discard(self) except -1
+    cdef void flush(self) noexcept
+    cdef void arm(self, uint32_t events) noexcept
+    cdef int end(self) except -1
+    cdef int close(self) except -1
+
+cdef class Listener(Source):
+    cdef object on_accept
+    cdef object on_error
+    cdef int set_events(self, uint32_t events) except -1
+
+cdef class Tick(Source):
+    pass
+
+cdef class PatientSet(Source):
+    pass
+
+cdef class Reactor:
+    cdef readonly Fanout fanout
+    cdef Outbox *box
+    cdef readonly int fd               # the epoll set: for the event loop to watch
+    cdef int patient_fd                # epoll set of patient sockets
+    cdef int tick_fd                   # timerfd: when they are looked at
+    cdef bint is_ticking
+    cdef uint32_t tick_us
+    cdef uint32_t idle_ticks
+    cdef uint32_t n_patient
+    cdef uint8_t *shared               # the read buffer
+    cdef list sources                  # every Source that is open
+    cdef list gone                     # Sources closed in this round
+    cdef list leaving                  # gone clients whose subscriptions are being taken out, slice by slice
+    cdef list held                     # Sockets whose feeding waits for somebody slow
+    cdef size_t bytes_read             # in this round
+    cdef uint64_t swept_at
+    cdef object page                   # keeps `slot` valid
+    cdef ShardSlot *slot
+    cdef uint64_t base[8]              # the slot's counters before this shard started
+    cdef uint64_t ping_interval_us
+    cdef uint32_t ping_max
+    cdef uint64_t auth_timeout_us
+    cdef uint64_t write_deadline_us
+    cdef Tick tick
+    cdef PatientSet patient_set
+    cdef readonly uint64_t rounds
+    cdef readonly uint64_t stalls
+    cdef readonly uint64_t slow_consumers
+
+    cdef int add(self, Source source, int fd, uint32_t events) except -1
+    cdef void forget(self, Source source) noexcept
+    cdef int attend(self) except -1
+    cdef void flush_dirty(self) noexcept
+    cdef int finish_round(self) except -1
+    cdef int look_at_patient(self) except -1
+    cdef void note_read(self, Socket socket, Py_ssize_t n) noexcept
+    cdef void start_ticking(self) noexcept
+    cdef void stop_ticking(self) noexcept
+    cdef void publish_counters(self) noexcept
+    cdef int resume_held(self) except -1
+    cdef int check(self, Socket socket) except -1
+    cdef void make_patient(self, Socket socket) noexcept
+    cdef void make_impatient(self, Socket socket) noexcept
+    cdef void set_tick(self, uint32_t us) noexcept

@@ -1,0 +1,166 @@
+"""One shard process: wires engine, sockets and control channel together, and runs until the router says stop.
+
+The router has made everything that outlives a shard (listeners, page, link directory). A control channel that ends
+means that the router is gone: the shard goes at once, whatever its clients are doing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from broker.connection import Fence
+from broker.errors import CloseReason
+from broker.fanout import Fanout
+from broker.info import InfoTemplate
+from broker.sublist import InterestSink, Sublist
+from shards import control, logs
+from shards.clients import Clients
+from shards.page import Page
+from shards.reactor import Reactor
+
+if TYPE_CHECKING:
+    from shards.control import Message
+
+logger = logging.getLogger("gnatswarm.shard")
+
+# Deadlines (idle, log-in, write) are looked at in tenths of all sockets, ten times a second.
+SWEEP_S = 0.1
+# Out of descriptors: accepting is tried again after so long, as nats-server does.
+ACCEPT_AGAIN_S = 1.0
+PR_SET_PDEATHSIG = 1
+
+
+def run(control_fd: int) -> int:
+    """The whole life of one shard; its exit code."""
+    uvloop.install()
+    return asyncio.run(_run(control_fd))
+
+
+async def _run(control_fd: int) -> int:
+    shard = Shard(socket.socket(fileno=control_fd))
+    return await shard.done
+
+
+class Shard:
+    """The state of one shard process."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[int] = self._loop.create_future()
+        self._channel = control.Channel(sock, control.ToShard, self._on_message, self._on_control_closed)
+        self._boot: control.Boot | None = None
+        self._listeners: list[object] = []
+
+    # ---- control channel
+
+    def _on_message(self, message: Message) -> None:
+        match message:
+            case control.Boot():
+                self._start(message)
+            case control.Ping(seq):
+                self._channel.send(control.Pong(seq))
+            case control.Stop():
+                self._stop()
+            case control.ReopenLog():
+                logs.reopen()
+            case control.LogLevel(debug, trace):
+                logs.set_level(debug, trace)
+            case _:
+                logger.debug("%s is not for us yet", type(message).__name__)
+
+    def _on_control_closed(self, error: control.ControlError | None) -> None:
+        if not self.done.done():
+            logger.error("the router is gone%s", f": {error}" if error else "")
+            os._exit(1)  # at once: it holds the port that the next broker wants
+
+    def _fatal(self, reason: str) -> None:
+        self._channel.send(control.Fatal(reason))
+        self._finish(1)
+
+    def _finish(self, code: int) -> None:
+        if not self.done.done():
+            self._channel.close_silently()
+            self.done.set_result(code)
+
+    # ---- life
+
+    def _start(self, boot: control.Boot) -> None:
+        if boot.version != control.CONTROL_VERSION:
+            self._fatal(f"router speaks version {boot.version} of the control channel, this shard {control.CONTROL_VERSION}")
+            return
+        _die_with(boot.router_pid)
+        self._boot = boot
+        options = boot.options
+        logs.configure(options.logging, process_label=f"shard {boot.shard}")
+        self._page = Page.attach(boot.page_fd)
+        self._fanout = Fanout(prefers_local=options.swarm.prefer_local)
+        self._reactor = Reactor(self._fanout, self._page, boot.shard, options.limits)
+        self._sublist = Sublist(b"$G", InterestSink())
+        info = InfoTemplate(
+            server_id=boot.server_id,
+            server_name=boot.server_name,
+            host=boot.host,
+            port=boot.port,
+            shard=boot.shard,
+            headers=options.headers,
+            max_payload_bytes=options.limits.max_payload_bytes,
+            auth_required=bool(options.auth_token or options.auth_user or options.users),
+        )
+        self._clients = Clients(
+            shard=boot.shard,
+            options=options,
+            info=info,
+            reactor=self._reactor,
+            fanout=self._fanout,
+            sublist=self._sublist,
+            fence=Fence(),
+            page=self._page,
+        )
+        self._loop.add_reader(self._reactor.fd, self._reactor.turn)
+        self._listeners = [
+            self._reactor.listen(fd, self._clients.on_accept, self._on_accept_error) for fd in boot.listener_fds
+        ]
+        self._loop.call_later(SWEEP_S, self._sweep)
+        # What was made up to here stays for good: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        self._channel.send(control.Linked(os.path.join(boot.link_dir, f"{boot.shard}.{boot.boot_id}.sock")))
+        self._channel.send(control.Ready())
+
+    def _sweep(self) -> None:
+        self._loop.call_later(SWEEP_S, self._sweep)
+        self._reactor.sweep()
+
+    def _on_accept_error(self, errno: int) -> None:
+        logger.error("cannot accept connections: %s; trying again in %g s", os.strerror(errno), ACCEPT_AGAIN_S)
+        self._loop.call_later(ACCEPT_AGAIN_S, self._accept_again)
+
+    def _accept_again(self) -> None:
+        for listener in self._listeners:
+            listener.resume()
+
+    def _stop(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._clients.close_all(CloseReason.SERVER_SHUTDOWN)
+        self._finish(0)
+
+
+def _die_with(router_pid: int) -> None:
+    """Asks the kernel to kill us when the router dies; exits if it has died already."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != router_pid:
+        os._exit(1)
