@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from router import supervision as s
 from router.supervision import Phase, ShardState, step
-from shards.control import Drain, LameDuck, Message, Ping, Stop
+from shards.control import Drain, LameDuck, Ping, Stop
 
 DRAIN = Drain(10.0)
 SAMPLES: dict[type[s.Event], s.Event] = {
@@ -22,7 +22,7 @@ SAMPLES: dict[type[s.Event], s.Event] = {
     s.Pong: s.Pong(1),
     s.Fatal: s.Fatal("bad option"),
     s.Drained: s.Drained(),
-    s.ChannelEnded: s.ChannelEnded("its control channel closed"),
+    s.ChannelEnded: s.ChannelEnded("undecodable"),
     s.Exited: s.Exited("signal 9"),
     s.Tick: s.Tick(),
     s.Late: s.Late(1.0),
@@ -116,24 +116,29 @@ def test_silence_first_makes_suspect_then_kills() -> None:
     state, actions = step(in_phase(Phase.READY, ping_sent_at=None, next_ping_at=100.0), s.Tick(), 100.0)
     assert actions == (s.Send(Ping(2)),)
     state, actions = step(state, s.Tick(), 100.5)
-    assert state.is_accepting and not actions
+    assert state.is_accepting
+    assert not actions
     state, actions = step(state, s.Tick(), 101.0)
-    assert not state.is_accepting and state.phase is Phase.READY
+    assert not state.is_accepting
+    assert state.phase is Phase.READY
     answered, _ = step(state, s.Pong(2), 101.1)
     assert answered.is_accepting
     state, actions = step(state, s.Tick(), 102.0)
-    assert state.phase is Phase.KILLED and actions == (s.Kill(),)
+    assert state.phase is Phase.KILLED
+    assert actions == (s.Kill(),)
 
 
 def test_a_router_that_did_not_run_blames_nobody() -> None:
     state, _ = step(in_phase(Phase.READY), s.Late(5.0), 105.0)
     state, actions = step(state, s.Tick(), 105.1)
-    assert state.is_accepting and not actions
+    assert state.is_accepting
+    assert not actions
 
 
 def test_the_wrong_answer_is_not_an_answer() -> None:
     state, actions = step(in_phase(Phase.READY), s.Pong(7), 100.1)
-    assert actions == (s.Kill(),) and state.phase is Phase.KILLED
+    assert actions == (s.Kill(),)
+    assert state.phase is Phase.KILLED
 
 
 def test_back_off_doubles_up_to_ten_seconds_and_is_forgotten_when_stable() -> None:
@@ -165,36 +170,41 @@ def test_a_founder_that_dies_three_times_before_ready_stops_the_router() -> None
 def test_a_later_shard_that_cannot_boot_stops_nobody() -> None:
     state, _ = step(in_phase(Phase.STARTING, was_ready=False, is_founder=False), s.Fatal("no descriptors"), 100.0)
     state, actions = step(state, s.Exited("exit code 1"), 100.1)
-    assert state.phase is Phase.STOPPED and kinds(actions) == ["Forget", "Report"]
+    assert state.phase is Phase.STOPPED
+    assert kinds(actions) == ["Forget", "Report"]
 
 
 def test_a_shard_that_was_ready_once_is_tried_again_for_ever() -> None:
     state = in_phase(Phase.STARTING)
     state, _ = step(state, s.Fatal("no memory"), 100.0)
-    state, actions = step(state, s.Exited("exit code 1"), 100.1)
-    assert state.phase is Phase.BACKING_OFF and state.deadline == 100.1 + s.BACKOFF_LONGEST_S
+    state, _ = step(state, s.Exited("exit code 1"), 100.1)
+    assert state.phase is Phase.BACKING_OFF
+    assert state.deadline == 100.1 + s.BACKOFF_LONGEST_S
 
 
 def test_leaving_waits_until_ready_so_that_waiting_connections_are_served() -> None:
     state, actions = step(in_phase(Phase.LINKED), s.LeaveWanted(DRAIN), 100.0)
     assert not actions
     state, actions = step(state, s.Ready(), 100.1)
-    assert state.phase is Phase.DRAINING and actions == (s.Send(DRAIN),)
+    assert state.phase is Phase.DRAINING
+    assert actions == (s.Send(DRAIN),)
 
 
 def test_a_drained_shard_that_exits_is_not_replaced() -> None:
     state, _ = step(in_phase(Phase.DRAINING), s.Drained(), 100.0)
-    state, _ = step(state, s.ChannelEnded("its control channel closed"), 100.1)
+    state, _ = step(state, s.ChannelEnded(""), 100.1)
     assert state.phase is Phase.DRAINING
     state, actions = step(state, s.Exited("exit code 0"), 100.2)
-    assert state.phase is Phase.STOPPED and kinds(actions) == ["Forget", "Report"]
+    assert state.phase is Phase.STOPPED
+    assert kinds(actions) == ["Forget", "Report"]
 
 
 def test_scaling_up_while_it_leaves_starts_it_again() -> None:
     state, _ = step(in_phase(Phase.DRAINING), s.Drained(), 100.0)
     state, _ = step(state, s.StartWanted(), 100.1)
     state, actions = step(state, s.Exited("exit code 0"), 100.2)
-    assert state.phase is Phase.STARTING and kinds(actions) == ["Forget", "Report", "Spawn"]
+    assert state.phase is Phase.STARTING
+    assert kinds(actions) == ["Forget", "Report", "Spawn"]
 
 
 def test_a_shard_that_does_not_stop_is_killed_and_not_replaced() -> None:
@@ -215,7 +225,7 @@ def test_a_drain_that_takes_too_long_ends_in_a_kill_and_no_restart() -> None:
     assert state.phase is Phase.STOPPED
 
 
-messages: st.SearchStrategy[Message] = st.sampled_from([DRAIN, LameDuck(1.0, 2.0)])
+messages: st.SearchStrategy[Drain | LameDuck] = st.sampled_from([DRAIN, LameDuck(1.0, 2.0)])
 events = st.one_of(
     st.sampled_from([SAMPLES[kind] for kind in SAMPLES if kind not in (s.LeaveWanted, s.Pong)]),
     messages.map(s.LeaveWanted),

@@ -1,4 +1,4 @@
-"""The control channel carries every message however its bytes are cut, and says one thing about bytes that are wrong."""
+"""The control channel carries every message however its bytes are cut, and says one thing about wrong bytes."""
 
 from __future__ import annotations
 
@@ -250,16 +250,20 @@ async def test_closing_inside_a_message_delivers_no_other() -> None:
     left, right = socket.socketpair()
     got: list[Message] = []
     closed: list[ControlError | None] = []
+    ended = asyncio.Event()
+
+    def on_closed(error: ControlError | None) -> None:
+        closed.append(error)
+        ended.set()
 
     def on_message(message: Message) -> None:
         got.append(message)
         channel.close()
 
-    channel = Channel(left, control.ToRouter, on_message, closed.append)
+    channel = Channel(left, control.ToRouter, on_message, on_closed)
     right.sendall(encode(control.Pong(1)) + encode(control.Pong(2)))
     async with asyncio.timeout(5):
-        while not closed:
-            await asyncio.sleep(0)
+        await ended.wait()
     assert got == [control.Pong(1)]
     assert closed == [None]
     right.close()
