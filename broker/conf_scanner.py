@@ -198,7 +198,7 @@ class Scanner:
         if match is None:
             self.offset = len(self.text)
             advice = "end it with a ) that stands alone at the very beginning of a line"
-            raise self._unreadable(start, "unexpected end of file processing a block string", advice)
+            raise self._unreadable(start, "unexpected end of file processing block string", advice)
         self.offset = match.end()
         return Scalar(self.position(start), match[1], "( … )")
 

@@ -34,7 +34,10 @@ class Problem(msgspec.Struct, frozen=True, order=True):
     advice: str = ""
 
     def __str__(self) -> str:
-        return f"{self.at}: {self.what} — {self.advice}" if self.advice else f"{self.at}: {self.what}"
+        # A file as a whole is named in what is said of it ("open x.conf: no such file or directory").
+        is_named = not self.at.line and self.at.file and self.at.file in self.what
+        said = self.what if is_named else f"{self.at}: {self.what}"
+        return f"{said} — {self.advice}" if self.advice else said
 
 
 # A file that is something else altogether yields a problem a line; nobody reads more than these.

@@ -129,9 +129,8 @@ class _Building:
 
     def _unoffered(self, entry: Entry, name: str) -> bool:
         """Whether the key is the real server's and not ours: then what has to be said is said."""
-        empty = isinstance(entry.value, Block | List) and not (
-            entry.value.entries if isinstance(entry.value, Block) else entry.value.items
-        )
+        # An empty block restricts nothing; a port of 0 (https) opens nothing.
+        empty = _plain(entry.value) in ({}, [], 0)
         if name in not_offered.RESTRICTS:
             if not empty:
                 self.problems.append(not_enforced(entry.at, f'"{entry.key}": {not_offered.RESTRICTS[name]}'))

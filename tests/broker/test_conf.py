@@ -206,7 +206,7 @@ def test_an_empty_file_is_legal_and_noticed(tmp_path: pathlib.Path) -> None:
         ('a: "x', "1:4: unexpected end of file in a quoted string"),
         ("a: 'x", "1:4: unexpected end of file in a quoted string"),
         ('"a: 1', "1:1: unexpected end of file in a quoted key"),
-        ("a: (x)", "1:4: unexpected end of file processing a block string"),
+        ("a: (x)", "1:4: unexpected end of file processing block string"),
         ('a: "b\\q"', "1:6: invalid escape character 'q'"),
         ('a: "\\xZZ"', "1:5: expected two hexadecimal digits after '\\x', but got 'ZZ'"),
         ('a: "\\xff"', "1:5: the \\x escapes here are not UTF-8 text"),

@@ -382,3 +382,7 @@ def test_the_tables_of_keys_do_not_overlap() -> None:
     names = [name for table in tables for name in table]
     assert len(names) == len(set(names))
     assert conf.parse_text("", environment={}).problems == []
+
+
+def test_a_port_that_is_off_needs_no_tls(built: Build) -> None:
+    assert built("https_port: 0", "-ms", "0").options.notices == ()

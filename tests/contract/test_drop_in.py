@@ -1,0 +1,343 @@
+"""The same flags and files given to the installed nats-server and to us: same exit code, same words, same places.
+
+Where we differ on purpose the case stands in a table of its own with the reason, and both sides are tested, so that a
+real server that changes its mind is noticed. The first line of each file is a comment: on line 1 the real server
+counts columns from 0, on all others from 1, as we do everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.servers import oracle_is_required
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ORACLE = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/bin")
+ENVIRONMENT = {"NUMBER": "4555", "BROKEN": "{a:", "BLANKS": "a b"}
+DEADLINE_S = 20.0
+
+
+class Outcome(NamedTuple):
+    """How a program that only prints ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def places(self) -> set[str]:
+        """`line:column` of everything said about the file."""
+        return set(re.findall(r"t\.conf:(\d+:\d+)", self.err))
+
+
+def run(program: str, *words: str, directory: pathlib.Path) -> Outcome:
+    """Run a program that ends by itself."""
+    environment = os.environ | ENVIRONMENT
+    done = subprocess.run(
+        [program, *words], cwd=directory, env=environment, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="session")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Us, under the name of the real server."""
+    path = tmp_path_factory.mktemp("bin") / "nats-server"
+    code = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom router.cli import main\nsys.exit(main())\n"
+    path.write_text(f"#!{sys.executable}\n{code}")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def theirs() -> str:
+    """The real server."""
+    if ORACLE is None:
+        if oracle_is_required():
+            pytest.fail("nats-server is not installed")
+        pytest.skip("nats-server is not installed")
+    return ORACLE
+
+
+@pytest.fixture
+def tested(tmp_path: pathlib.Path, ours: str, theirs: str) -> BothTest:
+    """Runs -t on the same file with both."""
+    return BothTest(tmp_path, ours, theirs)
+
+
+class BothTest:
+    """A directory with a file t.conf in it, and both programs."""
+
+    def __init__(self, directory: pathlib.Path, ours: str, theirs: str) -> None:
+        self.directory = directory
+        self.programs = (ours, theirs)
+
+    def __call__(self, text: str, **files: str) -> tuple[Outcome, Outcome]:
+        """Our outcome, and theirs."""
+        (self.directory / "t.conf").write_text("# first\n" + text)
+        for name, content in files.items():
+            (self.directory / f"{name}.conf").write_text(content)
+        us, them = (run(program, "-t", "-c", "t.conf", directory=self.directory) for program in self.programs)
+        return us, them
+
+
+VALID = [
+    "",
+    "port: 4222",
+    "port = 4222",
+    "port 4222",
+    "port\n4222",
+    '"port": 4222',
+    "{port: 4222}",
+    "PORT: -1;",
+    "port: 0, host: x",
+    "host: 127.0.0.1",
+    "net: localhost",
+    "listen: 4222",
+    "listen: '[::1]:4222'",
+    "listen: :4222",
+    "http: 8222",
+    "http: 'localhost:8222'",
+    "monitor_port: -1",
+    "http_base_path: /x",
+    "server_name: 'a b'",
+    "server_name: http://u:p@h:1/x#y",
+    "server_name: (\nabc\n)\n",
+    'server_name: "a\\tb\\x41"',
+    "server_tags: [a\nb, 'c d']",
+    "client_advertise: 'a:1'",
+    "debug: on\ntrace: No\nlogtime: FALSE",
+    "log_file: x\nlogfile_size_limit: 1k\nmax_traced_msg_len: 10",
+    "pidfile: x\nports_file_dir: d",
+    "max_payload: 1k",
+    "max_payload: 1KiB",
+    "max_payload: 8MB",
+    "max_payload: 0",
+    "max_payload: -1",
+    "max_control_line: 32KB",
+    "max_conn: -1\nmax_subs: 0\nmax_pending: 2MB",
+    "write_deadline: '2s'\nping_interval: 1h30m\nping_max: 0",
+    "lame_duck_duration: '30s'\nlame_duck_grace_period: '1s'",
+    "no_header_support: true",
+    "authorization { user: a, pass: b }",
+    "authorization: { username = a\n password = b\n timeout: 0.5 }",
+    "authorization\n{\ntoken: x\n}",
+    "authorization { users [ {user: a, pass: b}, {user: c} ] }\nno_auth_user: a",
+    "authorization {}",
+    "X: 4222\nport: $X",
+    "port: $NUMBER",
+    "A: 1\nB: $A\nport: $B",
+    "include inc.conf",
+    "INCLUDE 'inc.conf'",
+    "authorization { include ./user.conf }",
+    "jetstream: enabled\ncluster {}\nleafnodes {}\ngateway {}\nwebsocket {}\nmqtt {}",
+    "jetstream { store_dir: x, max_mem: 1G }",
+    "store_dir: x",
+    "disable_sublist_cache: true\nconnect_error_reports: 1\nno_system_account: true\nallow_non_tls: true",
+]
+
+
+@pytest.mark.parametrize("text", VALID)
+def test_what_is_valid_there_is_valid_here(tested: BothTest, text: str) -> None:
+    us, them = tested(text, inc="port: 5", user="user: a\npass: b")
+    assert (us.code, them.code) == (0, 0), us.err + them.err
+    last = "nats-server: configuration file t.conf is valid"
+    assert us.err.splitlines()[-1] == them.err.splitlines()[-1] == last
+    assert us.out == them.out == ""
+
+
+INVALID = [
+    ("foo: 1", 'unknown field "foo"'),
+    ("port: 1\n  foo: 1\n\tbar: 2", 'unknown field "bar"'),
+    ("authorization { user: a\n bogus: 1 }", 'unknown field "bogus"'),
+    ("port: abc", ""),
+    ("port: '4222'", ""),
+    ("port: 1.5", ""),
+    ("port: true", ""),
+    ("port: {}", ""),
+    ("host: 5", ""),
+    ("debug: 1", ""),
+    ("debug: 'true'", ""),
+    ("max_payload: '64MB'", ""),
+    ("max_payload: 8T", "max_payload"),
+    ("max_control_line: 9GB", "max_control_line"),
+    ("listen: abc", 'could not parse address string "abc"'),
+    ("listen: abc:def", 'could not parse port "def"'),
+    ("http: a:b", 'could not parse port "b"'),
+    ("write_deadline: 2", "should be converted to a duration"),
+    ("ping_interval: 1", "should be converted to a duration"),
+    ("write_deadline: '2x'", 'unknown unit "x" in duration "2x"'),
+    ("write_deadline: '2'", 'missing unit in duration "2"'),
+    ("lame_duck_duration: '1s'", "minimum is 30 seconds"),
+    ("lame_duck_duration: 60", ""),
+    ("cluster: 5", "Expected map to define cluster"),
+    ("jetstream: bogus", "Expected 'enabled' or 'disabled' for string value"),
+    ("authorization { user: x, users [ {user: a} ] }", "Can not have a single user/pass and a users array"),
+    ("authorization { token: x, users [ {user: a} ] }", "Can not have a token and a users array"),
+    ("authorization { token: x, user: a }", "Cannot have a user/pass and token"),
+    ("authorization { users: {} }", "Expected users field to be an array"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), INVALID)
+def test_what_is_wrong_there_is_wrong_here_at_the_same_place(tested: BothTest, text: str, words: str) -> None:
+    us, them = tested(text)
+    assert (us.code, them.code) == (1, 1)
+    assert us.places == them.places
+    assert words in them.err
+    assert words in us.err
+
+
+def test_a_user_without_a_name_is_found_on_its_line(tested: BothTest) -> None:
+    us, them = tested("authorization { users [ {user: a, pass: b}\n {pass: c} ] }")
+    assert (us.code, them.code) == (1, 1)
+    for outcome in (us, them):  # they count from behind the brace
+        assert re.search(r"t\.conf:3:[23]: User entry requires a user", outcome.err)
+
+
+UNREADABLE = [
+    ("port: 4222 host: x", 2, "Expected a top-level value to end"),
+    ("\nport:\n4222", 3, "found new line"),
+    (": 1", 2, "Unexpected key separator ':'"),
+    ("server_name: 'abc", 2, "Unexpected EOF"),
+    ('server_name: "a\\q"', 2, "Invalid escape character 'q'"),
+    ('server_name: "a\\xZZ"', 2, "Expected two hexadecimal digits"),
+    ("server_tags: [a,,b]", 2, "Unexpected array value terminator ','"),
+    ("server_tags: [a b]", 2, "but got 'b' instead"),
+    ("server_name (abc)", 2, "Unexpected EOF processing block"),
+    ("include [", 2, "Expected include value but found start of an array"),
+    ("port: $NOPE", 2, "variable reference for 'NOPE'"),
+    ("host: $BROKEN", 2, "variable reference for 'BROKEN'"),
+    ("host: $BLANKS", 2, "variable reference for 'BLANKS'"),
+    ("A { X: 1 }\nport: $X", 3, "variable reference for 'X'"),
+    ("port: 99999999999999999999", 2, "integer '99999999999999999999' is out of the range"),
+    ("include nope.conf", 2, "nope.conf: no such file or directory"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "words"), UNREADABLE)
+def test_what_cannot_be_read_there_cannot_be_read_here(tested: BothTest, text: str, line: int, words: str) -> None:
+    us, them = tested(text)
+    assert (us.code, them.code) == (1, 1)
+    aliases = {"found new line": "found a new line", "unexpected eof": "unexpected end of file"}
+    wanted = words.lower()
+    assert wanted in them.err.lower()
+    for theirs, ours in aliases.items():
+        wanted = wanted.replace(theirs, ours)
+    assert wanted in us.err.lower()
+    # The real server says at which line it gave up, we where the mistake is: for `port:` that is one before.
+    assert any(int(place.split(":")[0]) in (line, line - 1) for place in us.places)
+
+
+STRICTER = {
+    "authorization": "a key without a value is nothing there, and the broker open",
+    "authorization { pass: x }": "a password without a user locks nothing there",
+    "authorization { token: '' }": "an empty token locks nothing there",
+    "authorization { users [] }": "an empty list of users locks nothing there",
+    "authorization { timeout: x }": "taken for one second there",
+    "authorization { user: a }\nauthorization {}": "the last one counts there, and opens the broker",
+    "port{4222}": "a key without a value there",
+    "[": "a key without a value there",
+    "port: 99999": "found out at start there",
+    "max_control_line: -5": "closes every client there",
+    "max_payload: 65MB\nmax_pending: 1GB": "one payload has to fit one allocation here",
+    "lame_duck_grace_period: '200s'": "found out at start there",
+    "no_auth_user: x": "found out at start there",
+    "client_advertise: 'a:b'": "found out at start there",
+    "max_payload: 64mBb": "an unknown unit is taken for a known one there",
+    "tls {\n timeout: 1 }": "not offered, and restricts access",
+    "accounts { A { users [ {user: a, pass: b} ] } }": "not offered, and restricts access",
+    "resolver: MEMORY": "not offered, and restricts access",
+    "authorization { user: a, pass: $2a$11$3kIDaCxw.Glsl1.u5nKa6eUnNDLV5HV9tIuUp7EHhMt6Nm9myW1aS }": "not offered yet",
+    "authorization { users [ {user: a, permissions { publish: x }} ] }": "not offered, and restricts access",
+    "mappings { a: b }": "not offered, and changes what is delivered",
+    "host: a\0b": "the file ends at the NUL there",
+}
+
+
+@pytest.mark.parametrize("text", STRICTER)
+def test_where_we_are_stricter_it_is_on_purpose(tested: BothTest, text: str) -> None:
+    us, them = tested(text)
+    assert (us.code, them.code) == (1, 0), STRICTER[text]
+    assert us.places
+
+
+MORE_LENIENT = {
+    "server_tags: ['a', b]\nTAG: [1]\nOTHER: $TAG\nserver_name: $OTHER": "a list cannot end behind a number there",
+    "server_name: 10-20": "taken for a broken date there",
+    "log_file: ./x": "taken for a broken number there",
+    "port: 1\nauthorization { user: a, pass: $2b$11$3kIDaCxw }": "only $2a$ is a password without quotes there",
+}
+
+
+@pytest.mark.parametrize("text", MORE_LENIENT)
+def test_where_we_read_more_it_is_on_purpose(tested: BothTest, text: str) -> None:
+    us, them = tested(text)
+    assert them.code == 1, MORE_LENIENT[text]
+    # Read, if not always allowed: a list is no name, and bcrypt is another matter.
+    assert us.code == 0 or "expected text, not a list" in us.err or "bcrypt" in us.err
+
+
+@pytest.mark.parametrize(
+    "words", [["-v"], ["--version"], ["version"], ["-p", "4222", "-v"], ["-D", "--v=true"], ["-V", "version"]]
+)
+def test_the_version_is_theirs_to_the_byte(ours: str, theirs: str, tmp_path: pathlib.Path, words: list[str]) -> None:
+    us, them = (run(program, *words, directory=tmp_path) for program in (ours, theirs))
+    assert us == them
+    assert us.code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["foo"],
+        ["-T", "maybe"],
+        ["-p", "4222", "extra"],
+        ["-"],
+        ["--", "foo"],
+        ["-t"],
+        ["-t", "-c", "/nonexistent"],
+        ["-c", "/nonexistent"],
+        ["--signal", "quit=/nonexistent"],
+        ["-sl", "bogus=99999999"],
+    ],
+)
+def test_a_bad_command_line_ends_alike(ours: str, theirs: str, tmp_path: pathlib.Path, words: list[str]) -> None:
+    us, them = (run(program, *words, directory=tmp_path) for program in (ours, theirs))
+    assert (us.code, us.out) == (them.code, them.out) == (1, "")
+    assert us.err.startswith(them.err.rstrip()) or "unknown signal" in us.err
+
+
+@pytest.mark.parametrize("words", [["-bogus"], ["-p"], ["-p", "abc"], ["-p=12x"], ["-D=x"], ["---p"], ["-=x"]])
+def test_a_bad_flag_is_named_alike_but_is_a_failure_here(
+    ours: str, theirs: str, tmp_path: pathlib.Path, words: list[str]
+) -> None:
+    """There the whole help follows, and the exit code is 0: a service that never ran counts as a success."""
+    us, them = (run(program, *words, directory=tmp_path) for program in (ours, theirs))
+    assert (us.code, them.code) == (1, 0)
+    assert them.err.strip() in us.err
+
+
+def test_every_flag_of_theirs_is_known_here(ours: str, theirs: str, tmp_path: pathlib.Path) -> None:
+    them = run(theirs, "-h", directory=tmp_path)
+    us = run(ours, "-h", directory=tmp_path)
+    assert (us.code, them.code) == (0, 0)
+    names = {name for name in re.findall(r"(?<![\w<-])--?([a-zA-Z_]+)\b", them.out) if name != "config]"}
+    assert len(names) > 40
+    for name in names:
+        assert re.search(rf"(?<![\w-])--?{name}(?!\w)", us.out), name
+
+
+def test_flags_do_not_reach_a_file_that_is_tested(tested: BothTest) -> None:
+    us, them = tested("port: 1")
+    for program, outcome in zip(tested.programs, (us, them), strict=True):
+        again = run(program, "-c", "t.conf", "-p", "5", "-DV", "-t", directory=tested.directory)
+        assert again == outcome
