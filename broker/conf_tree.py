@@ -51,6 +51,12 @@ class ConfigError(Exception):
         self.problems = tuple(dict.fromkeys(problems))
         super().__init__(str(self))
 
+    @property
+    def in_one_line(self) -> str:
+        """The first problem, and how many more there are: for a log, as when a reload is refused."""
+        more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
+        return f"{self.problems[0]}{more}" if self.problems else ""
+
     def __str__(self) -> str:
         lines = [str(problem) for problem in self.problems[:MOST_PROBLEMS_SHOWN]]
         if len(self.problems) > MOST_PROBLEMS_SHOWN:

@@ -231,6 +231,15 @@ def test_all_errors_come_at_once_in_the_order_of_the_file() -> None:
     assert plain(conf.parse_text(text, environment={}).tree)["host"] == "ok"
 
 
+def test_an_error_has_a_line_for_the_log_and_all_of_them_for_people() -> None:
+    error = ConfigError(conf.parse_text("port 1 2\na: 'x", file="t.conf", environment={}).problems)
+    assert error.in_one_line.startswith("t.conf:1:8: ")
+    assert error.in_one_line.endswith(" (and 1 more)")
+    assert len(str(error).splitlines()) == 2
+    many = ConfigError(conf.parse_text("]\n" * 100, file="t.conf", environment={}).problems)
+    assert str(many).splitlines()[-1] == "and 75 more problems"
+
+
 def test_a_key_given_twice_counts_last_and_is_noticed() -> None:
     parsed = conf.parse_text("port: 1\nport: 2", environment={})
     assert plain(parsed.tree) == {"port": 2}

@@ -7,17 +7,20 @@ counts columns from 0, on all others from 1, as we do everywhere.
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import re
 import shutil
+import socket
 import subprocess
 import sys
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.servers import oracle_is_required
+from tests.support.servers import HOST, Broker, Kind, oracle_is_required, wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ORACLE = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/bin")
@@ -341,3 +344,48 @@ def test_flags_do_not_reach_a_file_that_is_tested(tested: BothTest) -> None:
     for program, outcome in zip(tested.programs, (us, them), strict=True):
         again = run(program, "-c", "t.conf", "-p", "5", "-DV", "-t", directory=tested.directory)
         assert again == outcome
+
+
+def info_of(broker: Broker) -> dict[str, Any]:
+    """The first line a client is sent."""
+    with socket.create_connection((HOST, broker.port), timeout=DEADLINE_S) as connection:
+        line = connection.makefile("rb").readline()
+    assert line.startswith(b"INFO ")
+    found: dict[str, Any] = json.loads(line[5:])
+    return found
+
+
+StartBroker = Callable[..., Broker]
+
+
+def test_a_file_reaches_the_clients_and_flags_win(start_broker: StartBroker, tmp_path: pathlib.Path) -> None:
+    config = 'server_name: "from the file"\nMAX: 2kb\nmax_payload: $MAX\nauthorization { user: u, pass: p }\nport: 1'
+    info = info_of(start_broker(config=config))
+    assert (info["server_name"], info["max_payload"], info["auth_required"]) == ("from the file", 2048, True)
+    assert info["port"] not in (0, 1)
+
+
+def test_the_log_goes_to_the_file_in_the_servers_format(kind: Kind, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.log"
+    broker = Broker(kind, args=["-l", str(path), "-P", str(tmp_path / "x.pid")])
+    broker.launch()
+    try:
+        wait_until(lambda: path.exists() and "Server is ready" in path.read_text(), DEADLINE_S)
+        lines = path.read_text().splitlines()
+        assert all(re.match(r"\[\d+\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} \[(INF|WRN)\] ", line) for line in lines)
+        assert any(re.search(r"\[INF\] Listening for client connections on 127\.0\.0\.1:\d+$", line) for line in lines)
+    finally:
+        broker.stop()
+    assert broker.log.text == ""
+
+
+def test_without_logtime_a_line_has_no_date(start_broker: StartBroker) -> None:
+    broker = start_broker(args=["-T=false"])
+    assert re.fullmatch(r"\[\d+\] \[INF\] Server is ready", broker.log.lines[-1])
+
+
+@pytest.mark.parametrize("words", [["-l", "/nonexistent/x.log"]])
+def test_what_cannot_be_opened_ends_a_start_with_1(kind: Kind, words: list[str]) -> None:
+    broker = Broker(kind, args=words).launch()
+    assert broker.wait_exit() == 1
+    assert "no such file or directory" in broker.log.text.lower()
