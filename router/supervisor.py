@@ -22,6 +22,7 @@ import msgspec
 from broker.options import Options
 from router import packages, supervision
 from router.cores import MAX_SHARDS, usable_cores
+from router.footprint import Footprint
 from router.listeners import ListenError, Listeners
 from router.shard_process import GROUP_SIGNALS, ShardProcess, shard_command
 from router.steering import Steering
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from router.handoff import Handoff
-    from router.operator_socket import Reply, ScaleRequest, Status, StatusRequest
+    from router.operator_socket import Reply, ScaleRequest, StatusRequest
 
 log = logging.getLogger("gnatswarm.router")
 
@@ -43,9 +44,6 @@ LATE_S = 0.5
 # What an operator's scale command waits for, at most.
 SCALE_POLL_S = 0.05
 SCALE_DEADLINE_S = 50.0
-
-# Sockets, directories and identity are made once; a reload cannot change them.
-_FIXED = ("host", "port", "server_name", "pid_file", "ports_file_dir")
 
 _HANDLED_SIGNALS = (*GROUP_SIGNALS, signal.SIGTERM)
 
@@ -88,26 +86,25 @@ class Supervisor:
             raise CannotStart(f"shards must be 1..{MAX_SHARDS}, not {wanted}")
         if options.swarm.accept not in ("reuseport", "handoff"):
             raise CannotStart(f"accept must be 'reuseport' or 'handoff', not {options.swarm.accept!r}")
-        self._is_handoff = options.swarm.accept == "handoff"
-        self._wanted = wanted
-        self._started_at = time.monotonic()
+        self.is_handoff = options.swarm.accept == "handoff"
+        self.wanted = wanted
+        self.started_at = time.monotonic()
         # As long as a server's public key, as some clients' tests want it; ours signs nothing.
         self._server_id = "N" + base64.b32encode(os.urandom(35)).decode()[:55]
-        self._server_name = options.server_name or self._server_id
+        self.server_name = options.server_name or self._server_id
         try:
-            self.listeners = Listeners(options.host, options.port, 1 if self._is_handoff else wanted)
+            self.listeners = Listeners(options.host, options.port, 1 if self.is_handoff else wanted)
         except ListenError as error:
             raise CannotStart(str(error)) from None
-        self.page = Page.create()
-        self._directories: list[linkdir.LinkDirectory] = []
         try:
-            self._make_directories()
+            self._footprint = Footprint(options, port=self.listeners.port, server_name=self.server_name)
         except linkdir.LinkDirectoryError as error:
-            self.close()
+            self.listeners.close()
             raise CannotStart(str(error)) from None
+        self.page = Page.create()
         self.steering = Steering(self.listeners.sockets)
-        self._handoff: Handoff | None = None
         self.shards: list[Shard] = []
+        self._handoff: Handoff | None = None
         self._peers: list[control.Peer] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._done: asyncio.Future[int] | None = None
@@ -116,24 +113,19 @@ class Supervisor:
         self._is_leaving = False  # lame duck: no process is started any more
         self._exit_code: int | None = None  # set: the broker stops
 
-    def _make_directories(self) -> None:
-        owner = linkdir.Owner(os.getpid(), self.listeners.port, self._server_name)
-        self._operator_directory = linkdir.LinkDirectory(linkdir.default_base(), owner)
-        self._directories.append(self._operator_directory)
-        self._link_directory = self._operator_directory
-        if self.options.swarm.link_dir:
-            self._link_directory = linkdir.LinkDirectory(self.options.swarm.link_dir, owner)
-            self._directories.append(self._link_directory)
-
     def start(self) -> None:
         """Start the founders. No event loop is needed for that yet."""
-        if self._is_handoff:
+        if self.is_handoff:
             from router.handoff import Handoff
 
             self._handoff = Handoff(self.listeners.sockets[0], self.page, self._accepting)
-        self.shards = [Shard(number, is_founder=True) for number in range(self._wanted)]
+        self.shards = [Shard(number, is_founder=True) for number in range(self.wanted)]
         for shard in self.shards:
             self._deliver(shard, supervision.StartWanted())
+        try:
+            self._footprint.write_pid_file(self.options.pid_file)
+        except OSError as error:
+            raise CannotStart(f"Could not write pidfile: {error}") from None
 
     @property
     def shard_pids(self) -> list[int]:
@@ -159,8 +151,7 @@ class Supervisor:
         self._last_tick = time.monotonic()
         self._tick()
         self._publish()
-        path = os.path.join(self._operator_directory.path, linkdir.OPERATOR_SOCKET)
-        operators = await serve_operators(path, self._answer)
+        operators = await serve_operators(self._footprint.operator_path, self._answer)
         try:
             return await self._done
         finally:
@@ -172,18 +163,15 @@ class Supervisor:
 
     def close(self) -> None:
         """Give everything back: no process, descriptor, socket file or directory of ours stays."""
-        for shard in getattr(self, "shards", []):
+        for shard in self.shards:
             if shard.process is not None:
                 shard.process.kill()
                 shard.process.wait_exit()
                 self._forget(shard)
-        if getattr(self, "_handoff", None) is not None:
-            assert self._handoff is not None
+        if self._handoff is not None:
             self._handoff.close()
         self.listeners.close()
-        for directory in self._directories:
-            directory.remove()
-        self._directories.clear()
+        self._footprint.remove()
         self.page.close()
 
     # ---- events in ----
@@ -204,7 +192,7 @@ class Supervisor:
         elif number == signal.SIGUSR2:
             self.become_lame_duck()
         elif number in (signal.SIGTTIN, signal.SIGTTOU):
-            error = self.scale(self._wanted + (1 if number == signal.SIGTTIN else -1))
+            error = self.scale(self.wanted + (1 if number == signal.SIGTTIN else -1))
             if error:
                 log.warning("%s: %s", name, error)
 
@@ -295,9 +283,9 @@ class Supervisor:
         boot = control.Boot(
             version=control.CONTROL_VERSION,
             shard=number,
-            shards=self._wanted,
+            shards=self.wanted,
             server_id=self._server_id,
-            server_name=self._server_name,
+            server_name=self.server_name,
             boot_id=boot_id,
             options=self.options,
             host=self.options.host,
@@ -305,7 +293,7 @@ class Supervisor:
             listener_fds=[] if self._handoff else [self.listeners.sockets[number].fileno()],
             handoff_fd=self._handoff.shard_fd(number) if self._handoff else -1,
             page_fd=self.page.fd,
-            link_dir=self._link_directory.path,
+            link_dir=self._footprint.link_dir,
             created_us=self.page.created_us,
             router_pid=os.getpid(),
         )
@@ -375,11 +363,17 @@ class Supervisor:
         if all(shard.state.phase is Phase.READY for shard in self.shards if shard.state.is_founder):
             self._is_serving = True
             self._steer()
-            if not self._is_handoff and not self.steering.works:
+            if not self.is_handoff and not self.steering.works:
                 log.warning(
                     "Cannot steer connections (%s): the kernel spreads them over all shards by hash",
                     self.steering.error.strerror if self.steering.error else "",
                 )
+            try:
+                self._footprint.write_ports_file(
+                    self.options.ports_file_dir, self._program, self.listeners.host, self.listeners.port
+                )
+            except OSError as error:
+                log.error("Error writing ports file to %s: %s", self.options.ports_file_dir, error)
             log.info("Server is ready")
 
     def _steer(self) -> None:
@@ -442,13 +436,13 @@ class Supervisor:
             return "the broker is shutting down"
         if not self._is_serving:
             return "the broker is still starting"
-        if not self._is_handoff:
+        if not self.is_handoff:
             try:
                 self.listeners.grow_to(wanted)
             except OSError as error:
                 return f"cannot open another listener: {error.strerror}"
-        log.info("Scaling from %d to %d shards", self._wanted, wanted)
-        self._wanted = wanted
+        log.info("Scaling from %d to %d shards", self.wanted, wanted)
+        self.wanted = wanted
         while len(self.shards) < wanted:
             self.shards.append(Shard(len(self.shards), is_founder=False))
         leave = control.Drain(self.options.limits.lame_duck_grace_s)
@@ -457,7 +451,7 @@ class Supervisor:
                 self._deliver(shard, supervision.StartWanted())
             else:
                 self._deliver(shard, supervision.LeaveWanted(leave))
-        if not self._is_handoff and not self.steering.works:
+        if not self.is_handoff and not self.steering.works:
             # The kernel would go on choosing listeners that nobody serves. What waits in them is lost; the shard
             # itself has accepted until its queue was empty, so that is a moment's worth.
             self.listeners.shrink_to(wanted)
@@ -469,19 +463,29 @@ class Supervisor:
             log.warning("Reload: there is no configuration to read again")
             return
         from broker.conf_tree import ConfigError
+        from router.reload import diff
 
         try:
             options = self._reparse()
         except (ConfigError, OSError, ValueError) as error:
             log.error("Reload failed, nothing was changed: %s", error)
             return
-        fixed = [name for name in _FIXED if getattr(options, name) != getattr(self.options, name)]
-        if fixed:
-            log.warning("Reload: %s cannot be changed while the broker runs", ", ".join(fixed))
-            options = msgspec.structs.replace(options, **{name: getattr(self.options, name) for name in fixed})
+        reloaded = diff(self.options, options)
+        if reloaded.is_refused:
+            for line in reloaded.refused:
+                log.error("%s", line)
+            log.error("Reload failed, nothing was changed")
+            return
+        for change in reloaded.live:
+            log.info("Reloaded: %s", change)
         old, self.options = self.options, options
         if old.logging != options.logging:
             self._configure_logs(old)
+        if old.pid_file != options.pid_file:
+            try:
+                self._footprint.write_pid_file(options.pid_file)
+            except OSError as error:
+                log.error("Could not write pidfile: %s", error)
         for shard in self.shards:
             if shard.process is not None:
                 shard.process.send(control.Reload(self.options))
@@ -511,16 +515,17 @@ class Supervisor:
         import asyncio
 
         from router.operator_socket import Reply, ScaleRequest
+        from router.status import status
 
         if not isinstance(request, ScaleRequest):
-            return Reply(status=await self.status(request.sample_s))
-        before = self._wanted
+            return Reply(status=await status(self, request.sample_s))
+        before = self.wanted
         error = self.scale(request.shards)
         if error:
             return Reply(error=error)
         deadline = time.monotonic() + SCALE_DEADLINE_S
         while not self._is_scaled(request.shards):
-            if time.monotonic() > deadline or self._wanted != request.shards:
+            if time.monotonic() > deadline or self.wanted != request.shards:
                 return Reply(error="the broker has not the wanted shards yet; `gnatswarm status` says why")
             await asyncio.sleep(SCALE_POLL_S)
         return Reply(text=f"{request.shards} shards serve (before: {before})")
@@ -529,64 +534,6 @@ class Supervisor:
         return all(
             shard.state.phase is (Phase.READY if shard.number < wanted else Phase.STOPPED) for shard in self.shards
         )
-
-    async def status(self, sample_s: float) -> Status:
-        """What the shards do; rates over sample_s, at most 10 s."""
-        import asyncio
-
-        from router.operator_socket import ShardStatus, Status
-
-        before = [self._sample(shard) for shard in self.shards]
-        began = time.monotonic()
-        await asyncio.sleep(max(0.01, min(sample_s, 10.0)))
-        took_s = time.monotonic() - began
-        rows = []
-        for shard, (pid, cpu_s, in_msgs, out_msgs) in zip(self.shards, before, strict=False):
-            if shard.number >= self._wanted and not shard.state.has_process:
-                continue
-            slot = self.page.snapshot(shard.number)
-            now_pid, now_cpu_s, now_in, now_out = self._sample(shard)
-            rows.append(
-                ShardStatus(
-                    shard=shard.number,
-                    pid=now_pid,
-                    phase=shard.state.phase.value,
-                    connections=slot["connections"],
-                    subscriptions=slot["subscriptions"],
-                    in_msgs_per_s=(now_in - in_msgs) / took_s,
-                    out_msgs_per_s=(now_out - out_msgs) / took_s,
-                    loop_lag_us=slot["loop_lag_us"],
-                    cpu_percent=100 * (now_cpu_s - cpu_s) / took_s if now_pid == pid else 0.0,
-                    links=slot["links"],
-                    starts=shard.state.starts,
-                    last_reason=shard.state.last_reason,
-                )
-            )
-        return Status(
-            pid=os.getpid(),
-            address=self.listeners.address,
-            server_name=self._server_name,
-            accept=self.options.swarm.accept,
-            steering=self._is_handoff or self.steering.works,
-            connections=self.page.connections,
-            uptime_s=time.monotonic() - self._started_at,
-            shards=rows,
-        )
-
-    def _sample(self, shard: Shard) -> tuple[int, float, int, int]:
-        slot = self.page.snapshot(shard.number)
-        pid = shard.process.pid if shard.process is not None else 0
-        return pid, _cpu_s(pid) if pid else 0.0, slot["in_msgs"], slot["out_msgs"]
-
-
-def _cpu_s(pid: int) -> float:
-    """CPU time of a process so far; 0 when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def serve(
@@ -619,13 +566,18 @@ def serve(
         return 1
     try:
         supervisor.start()
+        address = supervisor.listeners.address
         if program != "nats-server":
             from router.first_screen import first_screen, show
 
-            address = supervisor.listeners.address
             show(first_screen(address, os.getpid(), supervisor.shard_pids, options.swarm.accept))
-        log.info("Listening for client connections on %s", supervisor.listeners.address)
+        for notice in options.notices:
+            log.warning("%s", notice)
+        log.info("Listening for client connections on %s", address)
         exit_code = _run(supervisor)
+    except CannotStart as error:
+        log.critical("%s", error)
+        return 1
     finally:
         supervisor.close()
     log.info("Server Exiting..")
