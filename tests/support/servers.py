@@ -107,6 +107,10 @@ def selected_kinds(among: Sequence[str] | None = None) -> list[Kind]:
     return [KINDS[name] for name in names if among is None or name in among]
 
 
+class NotOffered(BrokerFailed):
+    """The program refused its configuration because this version does not have that feature, and said so."""
+
+
 class Log:
     """The lines a process wrote on stderr so far; a thread reads them, so a full pipe never stops the process."""
 
@@ -275,6 +279,9 @@ class Broker:
             self.log.wait_line(READY, START_DEADLINE_S)
         except TimeoutError as error:
             self.kill()
+            refused = re.search(r"(?m)^.*not offered by this version", self.log.text)
+            if refused:
+                raise NotOffered(refused[0]) from None
             raise BrokerFailed(f"{self.kind} {' '.join(self.args)} did not start: {error}") from None
         return self
 

@@ -163,6 +163,7 @@ async def run(transcript: Transcript, cluster: Cluster, piece_bytes: int | None 
     """Play it; the client side in segments of `piece_bytes`, or as large as they come. AssertionError says where."""
     steps = joined(transcript.steps)
     numbers = sorted({step.client for step in steps})
+    speaks_of_pings = any(step.what == "expect" and step.data.startswith(b"PING\r\n") for step in steps)
     clients: dict[int, Client] = {}
     said: dict[int, bytes] = {}
     for step in steps:
@@ -171,6 +172,7 @@ async def run(transcript: Transcript, cluster: Cluster, piece_bytes: int | None 
                 on = numbers.index(step.client)
                 # A broker with options of its own may count connections: no tries for placement there.
                 client = await (cluster.raw() if transcript.wants_own_broker else cluster.raw_on(on))
+                client.ignores_pings = not speaks_of_pings
                 clients[step.client] = client
                 if step.what == "match" and step.pattern.startswith("INFO"):
                     line = client.info_line[:-2].decode("utf-8", "surrogateescape")

@@ -142,7 +142,7 @@ async def test_noise_after_good_operations(cluster, subject, bystanders):
 
 
 async def _subscribe_many(client, subject: str, count: int, deadline_s: float) -> None:
-    """SUB `count` times, then prove by publishing that they are there, then UNSUB them, and prove that they are gone."""
+    """SUB `count` times and prove by publishing that they are there; UNSUB them and prove that they are gone."""
     step = 5_000
     for start in range(0, count, step):
         lines = (f"SUB {subject}.{number} {number}\r\n" for number in range(start, min(start + step, count)))

@@ -8,6 +8,7 @@ import asyncio
 async def test_the_first_ping_comes_early(cluster):
     """About two seconds after CONNECT, so that the round trip is known; the interval itself is two minutes."""
     client = await cluster.client()
+    client.ignores_pings = False
     await client.expect("PING\r\n", deadline_s=10)
     await client.send("PONG\r\n")
     await client.expect_quiet()
@@ -16,6 +17,7 @@ async def test_the_first_ping_comes_early(cluster):
 async def test_a_client_that_answers_pings_stays_and_one_that_does_not_goes(start_broker, cluster_of):
     broker = start_broker(config='ping_interval: "200ms"\nping_max: 2\n')
     alive, dead = await cluster_of(broker).clients(2, on_different_shards=True)
+    alive.ignores_pings = False
 
     async def answer_until(stop: asyncio.Event) -> int:
         pings = 0
