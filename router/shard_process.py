@@ -1,8 +1,9 @@
 """One running shard as the router holds it: a pid that cannot be another's, and the control channel.
 
-Started by exec, never by a fork of this process; gets the descriptors that Boot names, under the same numbers, and no
-other. SIGHUP, SIGINT, SIGUSR1, SIGUSR2, SIGTTIN and SIGTTOU are blocked in it from its first instruction: the terminal
-sends those to the whole process group, and the router decides. It is reaped by its pidfd.
+Forked by the zygote, or started by exec where there is none; never a fork of this process. It gets the descriptors
+that Boot names, under the same numbers, and no other. SIGHUP, SIGINT, SIGUSR1, SIGUSR2, SIGTTIN and SIGTTOU are blocked
+in it from its first instruction: the terminal sends those to the whole process group, and the router decides. It is
+our child in both cases, and is reaped by its pidfd.
 """
 
 from __future__ import annotations
@@ -14,16 +15,8 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 
+from router.zygote import GROUP_SIGNALS, Zygote, child_environment
 from shards.control import Boot, Channel, ControlError, Message, ToRouter, encode
-
-GROUP_SIGNALS = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGTTIN,
-    signal.SIGTTOU,
-)
 
 # What a Unix socket takes at once, with the kernel's defaults (212,992 bytes) and some room. A larger Boot, of a
 # configuration with thousands of users, goes out when the event loop runs.
@@ -33,17 +26,6 @@ BOOT_SENT_AT_ONCE_BYTES = 128 * 1024
 def shard_command() -> list[str]:
     """What runs a shard; --control-fd and its number follow. -P: a folder `shards` in the current one is not ours."""
     return [sys.executable, "-P", "-m", "shards"]
-
-
-def shard_environment() -> dict[str, str]:
-    """Our environment; from a source tree also where our packages are, because of -P."""
-    environment = dict(os.environ)
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if os.path.basename(root) not in ("site-packages", "dist-packages"):
-        before = environment.get("PYTHONPATH", "")
-        if root not in before.split(os.pathsep):
-            environment["PYTHONPATH"] = root + os.pathsep + before if before else root
-    return environment
 
 
 def exit_text(status: int) -> str:
@@ -58,26 +40,32 @@ def exit_text(status: int) -> str:
 
 
 class ShardProcess:
-    """Starts the process at once and says Boot to it; OSError when that is not possible.
+    """Has a shard started and says Boot to it. OSError and ZygoteGone when that is not possible.
 
-    `open_channel` follows when an event loop runs. `close` has to follow the death.
+    `meet` follows, which may have to wait for the zygote; then, when an event loop runs, `open_channel`. `close` has to
+    follow the death.
     """
 
-    def __init__(self, command: Sequence[str], boot: Boot) -> None:
+    def __init__(self, boot: Boot, launcher: Zygote | Sequence[str]) -> None:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._zygote = launcher if isinstance(launcher, Zygote) else None
+        self.pid = 0  # known from meet() on
         try:
-            inherited = [*boot.listener_fds, boot.page_fd, theirs.fileno()]
+            inherited = [theirs.fileno(), boot.page_fd, *boot.listener_fds]
             if boot.handoff_fd >= 0:
                 inherited.append(boot.handoff_fd)
-            arguments = [*command, "--control-fd", str(theirs.fileno())]
-            # dup2() onto itself clears close-on-exec in the child (glibc 2.29, musl 1.1.24, POSIX 2024).
-            self.pid = os.posix_spawnp(
-                arguments[0],
-                arguments,
-                shard_environment(),
-                file_actions=[(os.POSIX_SPAWN_DUP2, fd, fd) for fd in inherited],
-                setsigmask=GROUP_SIGNALS,
-            )
+            if isinstance(launcher, Zygote):
+                launcher.request(inherited)
+            else:
+                arguments = [*launcher, "--control-fd", str(theirs.fileno())]
+                # dup2() onto itself clears close-on-exec in the child (glibc 2.29, musl 1.1.24, POSIX 2024).
+                self.pid = os.posix_spawnp(
+                    arguments[0],
+                    arguments,
+                    child_environment(),
+                    file_actions=[(os.POSIX_SPAWN_DUP2, fd, fd) for fd in inherited],
+                    setsigmask=GROUP_SIGNALS,
+                )
         except BaseException:
             self._sock.close()
             raise
@@ -94,6 +82,12 @@ class ShardProcess:
             # It may be dead already; its exit status says why.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self._sock.sendall(frame)
+
+    def meet(self) -> None:
+        """Wait until the process is there. OSError and ZygoteGone when it is not going to be."""
+        if self.pid == 0:
+            assert self._zygote is not None
+            self.pid = self._zygote.answer()
 
     def open_channel(
         self,
@@ -134,12 +128,12 @@ class ShardProcess:
 
     def kill(self) -> None:
         """SIGKILL; nothing once it was reaped, because the pid may be another's then."""
-        if not self._is_reaped:
+        if self.pid and not self._is_reaped:
             os.kill(self.pid, signal.SIGKILL)
 
     def wait_exit(self) -> None:
         """Block until it is dead and reaped; after kill()."""
-        if not self._is_reaped:
+        if self.pid and not self._is_reaped:
             os.waitpid(self.pid, 0)
             self._is_reaped = True
 

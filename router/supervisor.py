@@ -2,8 +2,8 @@
 
 Owns whatever outlives a shard: listeners, the shared page, the link directory, the queues of hand-off. It holds no
 client's bytes. Signals, control messages, deaths and time become events; steering and the list of peers follow from
-the states, and are published whenever they differ from what was published last. Starts shards before it imports what
-it does not need for that, so that both cost the same time once.
+the states, and are published whenever they differ from what was published last. Asks for its shards before it imports
+what it does not need for that, so that both take the same time once.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from router import packages, supervision
 from router.cores import MAX_SHARDS, usable_cores
 from router.footprint import Footprint
 from router.listeners import ListenError, Listeners
-from router.shard_process import GROUP_SIGNALS, ShardProcess, shard_command
+from router.shard_process import ShardProcess, shard_command
 from router.steering import Steering
 from router.supervision import Phase, ShardState
-from shards import control, linkdir, logs
+from router.zygote import GROUP_SIGNALS, Zygote, ZygoteGone, prepare, take_prepared
+from shards import control, linkdir, logs, parentage
 from shards.page import Page
 
 if TYPE_CHECKING:
@@ -81,6 +82,10 @@ class Supervisor:
         self._program = program
         self._reparse = reparse
         self._command = list(command) if command is not None else shard_command()
+        self._zygote: Zygote | None = None
+        if command is None and parentage.adopt_orphans():
+            prepare()
+            self._zygote = take_prepared()
         wanted = options.swarm.shards or usable_cores()
         if not 1 <= wanted <= MAX_SHARDS:
             raise CannotStart(f"shards must be 1..{MAX_SHARDS}, not {wanted}")
@@ -127,6 +132,12 @@ class Supervisor:
         except OSError as error:
             raise CannotStart(f"Could not write pidfile: {error}") from None
 
+    def meet(self) -> None:
+        """Wait until the processes of the founders are there."""
+        for shard in self.shards:
+            if shard.process is not None:
+                self._meet(shard)
+
     @property
     def shard_pids(self) -> list[int]:
         """Of those that have a process."""
@@ -144,8 +155,8 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal, number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
         for shard in self.shards:
-            if shard.process is not None:
-                self._open(shard.process)
+            if shard.process is not None and not shard.process.is_open:
+                shard.process.open_channel(self._on_message, self._on_channel_ended, self._on_exited)
         if self._handoff is not None:
             self._handoff.start()
         self._last_tick = time.monotonic()
@@ -163,6 +174,9 @@ class Supervisor:
 
     def close(self) -> None:
         """Give everything back: no process, descriptor, socket file or directory of ours stays."""
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
         for shard in self.shards:
             if shard.process is not None:
                 shard.process.kill()
@@ -297,19 +311,49 @@ class Supervisor:
             created_us=self.page.created_us,
             router_pid=os.getpid(),
         )
+        shard.link_path = ""
         try:
-            shard.process = ShardProcess(self._command, boot)
+            shard.process = self._launch(boot)
         except OSError as error:
             self._deliver(shard, supervision.SpawnFailed(f"cannot start a process: {error.strerror}"))
             return
-        shard.link_path = ""
-        self.page.note_boot(number, shard.process.pid)
-        log.debug("Shard %d started as process %d, boot id %s", number, shard.process.pid, boot_id)
         if self._loop is not None:
-            self._open(shard.process)
+            self._meet(shard)
 
-    def _open(self, process: ShardProcess) -> None:
-        process.open_channel(self._on_message, self._on_channel_ended, self._on_exited)
+    def _launch(self, boot: control.Boot) -> ShardProcess:
+        if self._zygote is not None:
+            try:
+                return ShardProcess(boot, self._zygote)
+            except ZygoteGone as error:
+                self._give_zygote_up(error)
+        return ShardProcess(boot, self._command)
+
+    def _give_zygote_up(self, error: ZygoteGone) -> None:
+        if self._zygote is not None:
+            log.warning("The process that forks shards is gone (%s): starting them by exec, which takes longer", error)
+            self._zygote.close()
+            self._zygote = None
+
+    def _meet(self, shard: Shard) -> None:
+        """The process that was asked for is there, or something is to be done about it."""
+        process = shard.process
+        assert process is not None
+        try:
+            try:
+                process.meet()
+            except ZygoteGone as error:
+                self._give_zygote_up(error)
+                process.close()
+                process = shard.process = self._launch(process.boot)
+        except OSError as error:
+            process.close()
+            shard.process = None
+            self._deliver(shard, supervision.SpawnFailed(f"cannot start a process: {error.strerror}"))
+            return
+        self.page.note_boot(shard.number, process.pid)
+        log.debug("Shard %d is process %d, boot id %s", shard.number, process.pid, process.boot.boot_id)
+        if self._loop is not None:
+            process.open_channel(self._on_message, self._on_channel_ended, self._on_exited)
 
     def _forget(self, shard: Shard) -> None:
         """The process is reaped: exactly once for each that was started."""
@@ -566,6 +610,12 @@ def serve(
         return 1
     try:
         supervisor.start()
+        # The zygote is still importing: so can we.
+        import asyncio
+
+        import uvloop
+
+        supervisor.meet()
         address = supervisor.listeners.address
         if program != "nats-server":
             from router.first_screen import first_screen, show
@@ -574,7 +624,8 @@ def serve(
         for notice in options.notices:
             log.warning("%s", notice)
         log.info("Listening for client connections on %s", address)
-        exit_code = _run(supervisor)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            exit_code = runner.run(supervisor.run())
     except CannotStart as error:
         log.critical("%s", error)
         return 1
@@ -582,15 +633,6 @@ def serve(
         supervisor.close()
     log.info("Server Exiting..")
     return exit_code
-
-
-def _run(supervisor: Supervisor) -> int:
-    import asyncio
-
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(supervisor.run())
 
 
 def _raise_descriptor_limit() -> None:

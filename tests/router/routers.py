@@ -60,7 +60,7 @@ def option_tree(shards: int, port: int, accept: str, **more: Any) -> dict[str, A
 
 
 class Router:
-    """One router process with fake shards; stopped and checked for leftovers at the end of the `with`."""
+    """One router process with fake shards, or real ones; stopped and checked for leftovers at the end of the `with`."""
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class Router:
         environment: dict[str, str] | None = None,
         descriptors: int | None = None,
         program: str = "gnatswarm",
+        is_real: bool = False,
         stderr: int | IO[bytes] = subprocess.PIPE,
         **options: Any,
     ) -> None:
@@ -85,7 +86,8 @@ class Router:
             **(environment or {}),
         }
         tree = option_tree(shards, port, accept, **options)
-        arguments = json.dumps([tree, program, [sys.executable, str(FAKE_SHARD)]])
+        command = [] if is_real else [sys.executable, str(FAKE_SHARD)]
+        arguments = json.dumps([tree, program, command])
 
         def limit() -> None:
             if descriptors is not None:

@@ -315,6 +315,37 @@ def test_stopping_does_not_wait_for_a_hung_shard(tmp_path: Path) -> None:
         assert router.leftovers() == []
 
 
+def test_a_router_that_did_not_run_for_a_while_blames_no_shard(tmp_path: Path) -> None:
+    with Router(tmp_path, 2) as router:
+        router.wait_ready()
+        before = [row["pid"] for row in router.status()["shards"]]
+        router.process.send_signal(signal.SIGSTOP)
+        time.sleep(2.5)  # longer than a shard may be silent
+        router.process.send_signal(signal.SIGCONT)
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            assert [row["pid"] for row in router.status()["shards"]] == before
+
+
+def test_restarts_leak_no_descriptor(tmp_path: Path) -> None:
+    with Router(tmp_path, 2) as router:
+        router.wait_ready()
+        router.status()
+        before = len(os.listdir(f"/proc/{router.process.pid}/fd"))
+        for _ in range(4):
+            starts = router.status()["shards"][0]["starts"]
+            os.kill(router.pid_of(0), signal.SIGKILL)
+            wait_until(partial(_has_started, router, starts + 1), "shard 0 is back")
+        assert len(os.listdir(f"/proc/{router.process.pid}/fd")) == before
+        assert len(os.listdir(router.boots()[0]["link_dir"])) == 4  # lock, operator socket, two link sockets
+        router.note_pids()
+
+
+def _has_started(router: Router, starts: int) -> bool:
+    row = router.status()["shards"][0]
+    return bool(row["starts"] == starts and row["phase"] == "ready")
+
+
 def test_a_closed_standard_output_is_no_reason_not_to_serve(tmp_path: Path) -> None:
     with Router(tmp_path, 1) as router:
         assert router.process.stdout is not None
