@@ -3,6 +3,11 @@
 `kind` is a broker kind (every test that uses it runs once per selected kind), `broker` the shared running one of that
 kind, `cluster` that broker with clients that are closed in the end, and `start_broker` makes one with options of the
 test's own. `@pytest.mark.kinds("nats-server", …)` narrows a test to some kinds.
+
+    GNATSWARM_TEST_KINDS=gnatswarm-2,nats-server   which kinds to run on
+    GNATSWARM_REQUIRE_ORACLE=1                     an absent nats-server is a failure, not a skip
+    GNATSWARM_COMMAND="…"                          another command than `gnatswarm` beside this Python
+    GNATSWARM_SLOW=1                               also what takes minutes or gigabytes
 """
 
 from __future__ import annotations

@@ -127,11 +127,12 @@ class Model:
         return None
 
     def subscribe(self, client: str, subject: str, queue: str, sid: str) -> bool:
-        """SUB. False when the subject is refused; a sid in use is accepted and changes nothing."""
+        """SUB. False when the subject is refused; a sid in use is accepted and changes nothing, even with a bad one."""
+        if self.find(client, sid) is not None:
+            return True
         if not is_valid_subject(subject):
             return False
-        if self.find(client, sid) is None:
-            self.subscriptions.append(Subscription(client, sid, subject, queue))
+        self.subscriptions.append(Subscription(client, sid, subject, queue))
         return True
 
     def unsubscribe(self, client: str, sid: str, max: int | None = None) -> None:

@@ -101,6 +101,13 @@ def test_a_duplicate_sid_keeps_the_first_subject():
     assert model.publish("a", "x").plain == [("a", "1")]
 
 
+def test_a_duplicate_sid_is_accepted_before_its_subject_is_looked_at():
+    model = Model()
+    assert model.subscribe("a", "x", "", "1")
+    assert model.subscribe("a", "x..y", "", "1")
+    assert not model.subscribe("a", "x..y", "", "2")
+
+
 def test_a_bad_subject_makes_no_subscription():
     model = Model()
     assert not model.subscribe("a", "x..y", "", "1")
