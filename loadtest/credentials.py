@@ -1,0 +1,101 @@
+"""How a client says who it is: user and password, token, nkey, JWT with its key, or nothing.
+
+Knows URLs and files, no sockets. Signing needs the package nkeys, imported only by whoever signs.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+DEFAULT_PORT = 4222
+
+
+class BadCredentials(Exception):
+    """What was given cannot be used to log in; says why."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens, and whether TLS is wanted from us whatever it says itself."""
+
+    host: str
+    port: int
+    tls: bool = False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What goes into CONNECT; everything empty: an anonymous client."""
+
+    user: str = ""
+    password: str = ""
+    token: str = ""
+    nkey_seed: str = ""  # SU…; signs the server's nonce
+    jwt: str = ""  # with nkey_seed
+
+    @classmethod
+    def from_file(cls, path: str) -> Credentials:
+        """A .creds file (JWT and seed between marker lines), or a file with a bare seed."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            raise BadCredentials(f"{path}: cannot be read: {error}") from None
+        found = re.findall(r"-----BEGIN [^\n]*-----\s*(\S+)\s*-+END [^\n]*", text)
+        if len(found) == 2:
+            return cls(jwt=found[0], nkey_seed=found[1])
+        seed = re.search(r"(?m)^\s*(S[A-Z2-7]{57})\s*$", text)
+        if not found and seed:
+            return cls(nkey_seed=seed[1])
+        raise BadCredentials(f"{path}: neither a .creds file nor a seed")
+
+    def connect_keys(self, nonce: str) -> dict[str, str]:
+        """The keys of CONNECT that log this client in; `nonce` is INFO's, "" when it gave none."""
+        keys = {"user": self.user, "pass": self.password, "auth_token": self.token, "jwt": self.jwt}
+        if self.nkey_seed and nonce:
+            public, signature = _signed(self.nkey_seed, nonce)
+            keys["sig"] = signature
+            if not self.jwt:  # a JWT names its key itself
+                keys["nkey"] = public
+        return {key: value for key, value in keys.items() if value}
+
+
+ANONYMOUS = Credentials()
+
+
+def _signed(seed: str, nonce: str) -> tuple[str, str]:
+    try:
+        import nkeys
+    except ImportError:
+        raise BadCredentials(
+            "signing in with an nkey needs the package nkeys (pip install gnatswarm[loadtest])"
+        ) from None
+    try:
+        pair = nkeys.from_seed(seed.encode())
+        signature = base64.urlsafe_b64encode(pair.sign(nonce.encode())).rstrip(b"=").decode()
+        return pair.public_key.decode(), signature
+    except (ValueError, nkeys.NkeysError) as error:
+        raise BadCredentials(f"the nkey seed cannot be used: {error or type(error).__name__}") from None
+
+
+def parse_url(url: str) -> tuple[Address, Credentials]:
+    """`[nats://|tls://][user:password@|token@]host[:port]`; ValueError with the reason when it is none."""
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    if parts.scheme not in ("nats", "tls"):
+        raise ValueError(f"{url}: a NATS address begins with nats:// or tls://")
+    try:
+        port = parts.port or DEFAULT_PORT
+    except ValueError:
+        raise ValueError(f"{url}: the port is no number from 1 to 65535") from None
+    if not parts.hostname:
+        raise ValueError(f"{url}: no host")
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    if user and parts.password is None:
+        return Address(parts.hostname, port, parts.scheme == "tls"), Credentials(token=user)
+    return Address(parts.hostname, port, parts.scheme == "tls"), Credentials(user=user, password=password)

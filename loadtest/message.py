@@ -1,0 +1,62 @@
+"""One delivered message as a callback sees it, and header blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from loadtest.natswire import Client, Subscription
+
+HEADER_LINE = b"NATS/1.0"
+
+
+class Message:
+    """What came for a subscription. `payload` is bytes; `reply` is "" when nobody wants an answer."""
+
+    __slots__ = ("_header_block", "client", "payload", "reply", "subject", "subscription")
+
+    def __init__(
+        self, client: Client, subscription: Subscription, subject: str, reply: str, header_block: bytes, payload: bytes
+    ) -> None:
+        self.client = client
+        self.subscription = subscription
+        self.subject = subject
+        self.reply = reply
+        self.payload = payload
+        self._header_block = header_block
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Its headers by name as sent; the last of several with one name; {} when there are none."""
+        found: dict[str, str] = {}
+        for line in self._header_block.split(b"\r\n")[1:]:
+            name, colon, value = line.partition(b":")
+            if colon:
+                found[name.decode("utf-8", "replace")] = value.strip().decode("utf-8", "replace")
+        return found
+
+    @property
+    def status(self) -> int:
+        """The status in the first header line (503: nobody there to answer); 0 when there is none."""
+        word = self._header_block[len(HEADER_LINE) :].lstrip(b" ")[:3]
+        return int(word) if word.isdigit() else 0
+
+    def respond(self, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Publish to `reply`; ValueError when nobody asked."""
+        if not self.reply:
+            raise ValueError(f"the message on {self.subject} wants no answer")
+        self.client.publish(self.reply, payload, headers=headers)
+
+    def __repr__(self) -> str:
+        return f"Message({self.subject!r}, {self.payload[:40]!r}, reply={self.reply!r})"
+
+
+def header_block(headers: Mapping[str, str]) -> bytes:
+    """The block that HPUB carries; ValueError for a name or value that would break out of its line."""
+    lines = [HEADER_LINE]
+    for name, value in headers.items():
+        if not name or any(forbidden in name for forbidden in ":\r\n ") or "\r" in value or "\n" in value:
+            raise ValueError(f"not a header: {name!r}: {value!r}")
+        lines.append(f"{name}: {value}".encode())
+    return b"\r\n".join((*lines, b"", b""))

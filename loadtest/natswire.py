@@ -1,0 +1,523 @@
+"""A small NATS client on plain sockets, for load tests, scripts and examples; works with any NATS server.
+
+    from loadtest import natswire
+
+    with natswire.connect("nats://127.0.0.1:4222") as client:
+        client.subscribe("greet.*", lambda message: message.respond(b"hello " + message.payload))
+        print(client.request("greet.joe", b"joe").payload)
+
+One thread per connection reads and runs the callbacks; publishing is safe from any thread. Blocking throughout, so
+under gevent's monkey-patching (locust) thread and waits are greenlets. Invariant: a wait has a deadline, and the end of
+the connection ends every wait. Not built for peaks: `gnatswarm bench` is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from loadtest.credentials import ANONYMOUS, Address, BadCredentials, Credentials, parse_url
+from loadtest.errors import (
+    AuthenticationError,
+    Disconnected,
+    NatsError,
+    NoResponders,
+    Refused,
+    RequestTimeout,
+    ServerError,
+)
+from loadtest.message import Message, header_block
+from loadtest.subscription import Subscription
+from loadtest.wireparser import Err, Frame, Info, Msg, Parser, Ping, Pong, ProtocolViolation
+
+__all__ = [
+    "AuthenticationError",
+    "BadCredentials",
+    "Client",
+    "Credentials",
+    "Disconnected",
+    "Message",
+    "NatsError",
+    "NoResponders",
+    "ProtocolViolation",
+    "Refused",
+    "RequestTimeout",
+    "ServerError",
+    "Settings",
+    "Subscription",
+    "connect",
+]
+
+logger = logging.getLogger("gnatswarm.loadtest")
+
+READ_BYTES = 256 * 1024
+INBOX_PREFIX = "_INBOX"
+NO_RESPONDERS = 503
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a client may be told beside where its servers are."""
+
+    credentials: Credentials = ANONYMOUS  # URLs may carry others, which win
+    name: str = "natswire"
+    verbose: bool = False
+    pedantic: bool = False
+    echo: bool = True
+    no_responders: bool = True
+    tls: ssl.SSLContext | None = None  # for tls:// and servers that require it; None: the system's trust
+    timeout_s: float = 5.0  # connecting, and how long a full socket may refuse to take anything
+    ping_interval_s: float = 30.0  # idle; after two pings without an answer the connection is given up
+    max_reconnects: int = 0  # attempts after a lost connection; 0: none, -1: for ever
+    reconnect_wait_s: float = 0.25
+    congestion_control: str = ""  # cubic, reno, bbr …; "": the system's
+    # All called on the reading thread.
+    on_error: Callable[[NatsError], None] | None = None  # -ERR, and what callbacks raise
+    on_disconnect: Callable[[NatsError], None] | None = None
+    on_reconnect: Callable[[], None] | None = None
+
+
+@dataclass
+class _Wait:
+    """Somebody waits for an answer or a PONG; `failure` when it will not come."""
+
+    done: threading.Event = field(default_factory=threading.Event)
+    message: Message | None = None
+    failure: NatsError | None = None
+    on_pong: Callable[[], None] | None = None
+
+
+def connect(url: str | Sequence[str] = "nats://127.0.0.1:4222", settings: Settings | None = None) -> Client:
+    """A connected client. Several URLs are tried in turn, and again when reconnecting."""
+    client = Client(url, settings)
+    client.connect()
+    return client
+
+
+class Client:
+    """One connection to a NATS server, and again another when it is lost and `max_reconnects` allows."""
+
+    def __init__(self, url: str | Sequence[str], settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        urls = [url] if isinstance(url, str) else list(url)
+        self._servers = [parse_url(one) for one in urls]
+        if not self._servers:
+            raise ValueError("no server to connect to")
+        self.info: dict[str, Any] = {}
+        self.sent_msgs = 0
+        self.received_msgs = 0
+        self.reconnects = 0
+        self.closed_because: NatsError | None = None
+        self._next_sid = 0
+        self._subscriptions: dict[int, Subscription] = {}
+        self._pongs: list[_Wait] = []
+        self._requests: dict[str, _Wait] = {}
+        self._inbox = f"{INBOX_PREFIX}.{secrets.token_hex(11)}"
+        self._next_request = 0
+        self._inbox_subscription: Subscription | None = None
+        self._sock: socket.socket | None = None
+        self._parser = Parser()
+        self._lock = threading.RLock()  # the socket's sending side, and what is sent in step with it
+        self._reader: threading.Thread | None = None
+        self._is_closing = False
+        self._unanswered_pings = 0
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Refused, AuthenticationError, ServerError or ProtocolViolation when no server of the list takes us."""
+        frames = self._open_any()
+        self._reader = threading.Thread(target=self._read, args=(frames,), name="natswire", daemon=True)
+        self._reader.start()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._sock is not None
+
+    def close(self) -> None:
+        """Close at once; what was published may still be on its way. Never fails; twice is fine."""
+        self._is_closing = True
+        sock = self._sock
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        reader = self._reader
+        if reader is not None and reader is not threading.current_thread():
+            reader.join(self.settings.timeout_s)
+
+    def drain(self, timeout_s: float = 5.0) -> None:
+        """Unsubscribe everything, wait until what was on its way has been handled, close."""
+        try:
+            for sid in list(self._subscriptions):  # they stay known until the PONG: messages may be on their way
+                self._send(f"UNSUB {sid}\r\n".encode())
+            self.flush(timeout_s)
+        finally:
+            self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # -- talking --------------------------------------------------------------------------------------------------
+
+    def publish(
+        self, subject: str, payload: bytes = b"", reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send one message. Nobody answers: `flush` says that it has arrived."""
+        self._check_subject(subject)
+        words = f"{subject} {reply}" if reply else subject
+        if headers:
+            block = header_block(headers)
+            line = f"HPUB {words} {len(block)} {len(block) + len(payload)}\r\n".encode()
+            self._send(b"".join((line, block, payload, b"\r\n")))
+        else:
+            self._send(b"".join((f"PUB {words} {len(payload)}\r\n".encode(), payload, b"\r\n")))
+        self.sent_msgs += 1
+
+    def subscribe(
+        self, subject: str, callback: Callable[[Message], None] | None = None, queue: str = "", max_messages: int = 0
+    ) -> Subscription:
+        """Want what is published on `subject` (wildcards * and >), one member of `queue` each, `max_messages` at most.
+
+        The callback runs on the reading thread: it may publish and subscribe, not wait for answers.
+        """
+        self._check_subject(subject)
+        with self._lock:
+            self._next_sid += 1
+            subscription = Subscription(self, self._next_sid, subject, queue, callback, max_messages)
+            self._subscriptions[subscription.sid] = subscription
+            self._send(subscription.subscribe_lines())
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription, max_messages: int = 0) -> None:
+        """End it: now, or after `max_messages` counted from its beginning. One that has ended already is fine."""
+        with self._lock:
+            if subscription.sid not in self._subscriptions:
+                return
+            subscription.max_messages = max_messages
+            if not max_messages or subscription.delivered >= max_messages:
+                del self._subscriptions[subscription.sid]
+                self._send(f"UNSUB {subscription.sid}\r\n".encode())
+            else:
+                self._send(f"UNSUB {subscription.sid} {max_messages}\r\n".encode())
+
+    def request(
+        self, subject: str, payload: bytes = b"", timeout_s: float = 5.0, headers: Mapping[str, str] | None = None
+    ) -> Message:
+        """The first answer; RequestTimeout, NoResponders or Disconnected when there is none."""
+        self._forbid_on_reader("request")
+        wait = _Wait()
+        with self._lock:
+            if self._inbox_subscription is None:
+                self._inbox_subscription = self.subscribe(f"{self._inbox}.*", self._on_answer)
+            self._next_request += 1
+            reply = f"{self._inbox}.{self._next_request}"
+            self._requests[reply] = wait
+        try:
+            self.publish(subject, payload, reply, headers)
+            if not wait.done.wait(timeout_s):
+                raise RequestTimeout(f"no answer from {subject} within {timeout_s} s")
+        finally:
+            self._requests.pop(reply, None)
+        if wait.failure is not None:
+            raise wait.failure
+        assert wait.message is not None
+        if wait.message.status == NO_RESPONDERS and not wait.message.payload:
+            raise NoResponders(f"nobody subscribes to {subject}")
+        return wait.message
+
+    def flush(self, timeout_s: float = 5.0, on_pong: Callable[[], None] | None = None) -> None:
+        """Return when everything sent so far has taken effect; with `on_pong`, return now and call it then."""
+        wait = _Wait(on_pong=on_pong)
+        if on_pong is None:
+            self._forbid_on_reader("flush")
+        with self._lock:
+            self._pongs.append(wait)
+            try:
+                self._send(b"PING\r\n")
+            except NatsError:
+                if wait in self._pongs:
+                    self._pongs.remove(wait)
+                raise
+        if on_pong is not None:
+            return
+        if not wait.done.wait(timeout_s):
+            raise RequestTimeout(f"no PONG within {timeout_s} s")
+        if wait.failure is not None:
+            raise wait.failure
+
+    def send_raw(self, data: bytes) -> None:
+        """Bytes as they are, for tests of what no client should send."""
+        self._send(data)
+
+    # -- inside: sending --------------------------------------------------------------------------------------------
+
+    def _send(self, data: bytes) -> None:
+        with self._lock:
+            sock = self._sock
+            if sock is None:
+                raise Disconnected(f"not connected: {self.closed_because or 'closed'}")
+            try:
+                sock.sendall(data)
+            except OSError as error:
+                # The rest of a half-sent operation cannot follow: this connection is over.
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+                raise Disconnected(f"the connection was lost while sending: {_reason(error)}") from None
+
+    @staticmethod
+    def _check_subject(subject: str) -> None:
+        if not subject or any(blank in subject for blank in " \t\r\n\0"):
+            raise ValueError(f"not a subject: {subject!r}")
+
+    def _forbid_on_reader(self, what: str) -> None:
+        if threading.current_thread() is self._reader:
+            raise RuntimeError(f"{what}() in a callback would wait for itself")
+
+    # -- inside: connecting -----------------------------------------------------------------------------------------
+
+    def _open_any(self) -> list[Frame]:
+        failure: NatsError | ProtocolViolation | None = None
+        for address, credentials in self._servers:
+            try:
+                return self._open(address, credentials if credentials != ANONYMOUS else self.settings.credentials)
+            except (NatsError, ProtocolViolation) as error:
+                failure = error
+        assert failure is not None
+        raise failure
+
+    def _open(self, address: Address, credentials: Credentials) -> list[Frame]:
+        """A connection past its first PONG; the frames that came with that."""
+        parser = Parser()
+        try:
+            sock = self._dial(address)
+        except OSError as error:
+            raise Refused(f"{address}: cannot connect: {_reason(error)}") from None
+        try:
+            frames = _frames_until(sock, parser, Info)
+            first = frames.pop(0)
+            if not isinstance(first, Info):
+                raise _as_error(address, first)
+            if address.tls or first.keys.get("tls_required"):
+                context = self.settings.tls or ssl.create_default_context()
+                sock = context.wrap_socket(sock, server_hostname=address.host)
+            keys = self._connect_keys(first.keys, credentials, bool(address.tls))
+            sock.sendall(b"CONNECT " + json.dumps(keys).encode() + b"\r\nPING\r\n")
+            frames += _frames_until(sock, parser, Pong)
+            for frame in frames:
+                if isinstance(frame, Err):
+                    raise _as_error(address, frame)
+            self.info = first.keys
+        except OSError as error:
+            sock.close()
+            raise Refused(f"{address}: while logging in: {_reason(error)}") from None
+        except BaseException:
+            sock.close()
+            raise
+        with self._lock:
+            self._parser = parser
+            self._unanswered_pings = 0
+            self._sock = sock
+        return [frame for frame in frames if not isinstance(frame, Pong)]
+
+    def _dial(self, address: Address) -> socket.socket:
+        sock = socket.create_connection((address.host, address.port), self.settings.timeout_s)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.settings.congestion_control:
+                name = self.settings.congestion_control.encode()
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+    def _connect_keys(self, info: dict[str, Any], credentials: Credentials, tls: bool) -> dict[str, Any]:
+        has_headers = bool(info.get("headers"))
+        return {
+            "verbose": self.settings.verbose,
+            "pedantic": self.settings.pedantic,
+            "echo": self.settings.echo,
+            "tls_required": tls,
+            "name": self.settings.name,
+            "lang": "python-natswire",
+            "version": "1",
+            "protocol": 1,
+            "headers": has_headers,
+            "no_responders": has_headers and self.settings.no_responders,
+            **credentials.connect_keys(str(info.get("nonce", ""))),
+        }
+
+    # -- inside: the reading thread -----------------------------------------------------------------------------------
+
+    def _read(self, frames: list[Frame]) -> None:
+        while True:
+            lost = self._read_connection(frames)
+            self._disconnect(lost)
+            if self._is_closing or isinstance(lost, AuthenticationError):
+                return
+            again = self._reconnect()
+            if again is None:
+                return
+            frames = again
+
+    def _read_connection(self, frames: list[Frame]) -> NatsError:
+        """Handle what comes until the connection ends; why it did."""
+        sock = self._sock
+        assert sock is not None
+        error: NatsError | None = None
+        idle_since = time.monotonic()
+        while True:
+            for frame in frames:
+                failed = self._on_frame(frame)
+                error = failed or error
+            try:
+                data = sock.recv(READ_BYTES)
+                frames = self._parser.feed(data)
+            except TimeoutError:
+                frames = []
+                if time.monotonic() - idle_since < self.settings.ping_interval_s:
+                    continue
+                idle_since = time.monotonic()
+                self._unanswered_pings += 1
+                if self._unanswered_pings > 2:
+                    return Disconnected("the server does not answer pings")
+                with contextlib.suppress(NatsError):
+                    self.flush(on_pong=_nothing)
+                continue
+            except OSError as failure:
+                return error or Disconnected(f"the connection was lost: {_reason(failure)}")
+            except ProtocolViolation as violation:
+                return NatsError(str(violation))
+            idle_since = time.monotonic()
+            if not data:
+                return error or Disconnected("the server closed the connection")
+
+    def _on_frame(self, frame: Frame) -> NatsError | None:
+        if isinstance(frame, Msg):
+            self._on_msg(frame)
+        elif isinstance(frame, Pong):
+            self._unanswered_pings = 0
+            if self._pongs:
+                wait = self._pongs.pop(0)
+                if wait.on_pong is not None:
+                    self._call(wait.on_pong)
+                wait.done.set()
+        elif isinstance(frame, Ping):
+            with contextlib.suppress(Disconnected):
+                self._send(b"PONG\r\n")
+        elif isinstance(frame, Info):
+            self.info = {**self.info, **frame.keys}
+        elif isinstance(frame, Err):
+            error = _as_error(None, frame)
+            self._report(error)
+            return error
+        return None
+
+    def _on_msg(self, frame: Msg) -> None:
+        self.received_msgs += 1
+        subscription = self._subscriptions.get(frame.sid)
+        if subscription is None:
+            return  # unsubscribed while it was on its way
+        subscription.delivered += 1
+        if subscription.max_messages and subscription.delivered >= subscription.max_messages:
+            self._subscriptions.pop(frame.sid, None)
+        message = Message(self, subscription, frame.subject, frame.reply, frame.headers, frame.payload)
+        self._call(subscription.deliver, message)
+
+    def _on_answer(self, message: Message) -> None:
+        wait = self._requests.pop(message.subject, None)
+        if wait is not None:
+            wait.message = message
+            wait.done.set()
+
+    def _call(self, callback: Callable[..., None], *arguments: Any) -> None:
+        try:
+            callback(*arguments)
+        except Exception as error:
+            # Somebody else's code: it must not end the connection that other subscriptions share.
+            logger.debug("a callback failed", exc_info=True)
+            self._report(NatsError(f"a callback raised {type(error).__name__}: {error}"))
+
+    def _report(self, error: NatsError) -> None:
+        if self.settings.on_error is not None:
+            self.settings.on_error(error)
+
+    def _disconnect(self, lost: NatsError) -> None:
+        """Close the socket; every wait ends with the reason."""
+        with self._lock:
+            sock, self._sock = self._sock, None
+            self.closed_because = Disconnected("closed") if self._is_closing else lost
+            pongs, self._pongs = self._pongs, []
+            waits = [*pongs, *self._requests.values()]
+            self._requests.clear()
+        if sock is not None:
+            sock.close()
+        for wait in waits:
+            wait.failure = Disconnected(str(self.closed_because))
+            wait.done.set()
+        if not self._is_closing and self.settings.on_disconnect is not None:
+            self.settings.on_disconnect(lost)
+
+    def _reconnect(self) -> list[Frame] | None:
+        attempts = 0
+        pause = threading.Event()
+        while not self._is_closing and attempts != self.settings.max_reconnects:
+            attempts += 1
+            try:
+                frames = self._open_any()
+            except AuthenticationError as error:
+                self.closed_because = error
+                return None
+            except (NatsError, ProtocolViolation) as error:
+                self.closed_because = error if isinstance(error, NatsError) else NatsError(str(error))
+                pause.wait(self.settings.reconnect_wait_s)
+                continue
+            with self._lock, contextlib.suppress(Disconnected):
+                for subscription in self._subscriptions.values():
+                    self._send(subscription.subscribe_lines())
+            self.reconnects += 1
+            if self._is_closing:
+                self.close()
+            elif self.settings.on_reconnect is not None:
+                self.settings.on_reconnect()
+            return frames
+        return None
+
+
+def _frames_until(sock: socket.socket, parser: Parser, wanted: type[Frame]) -> list[Frame]:
+    """What comes up to a frame of that kind, or up to an -ERR, whichever is first."""
+    frames: list[Frame] = []
+    while not any(isinstance(frame, wanted | Err) for frame in frames):
+        data = sock.recv(READ_BYTES)
+        if not data:
+            raise ConnectionResetError("the server closed the connection")
+        frames += parser.feed(data)
+    return frames
+
+
+def _as_error(address: Address | None, frame: Frame) -> NatsError:
+    text = frame.text if isinstance(frame, Err) else f"{type(frame).__name__.upper()} where INFO was expected"
+    where = f"{address}: " if address else ""
+    is_about_login = text.lower().startswith(("authorization", "authentication", "user authentication"))
+    return (AuthenticationError if is_about_login else ServerError)(where + text)
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error) or type(error).__name__).lower()
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,274 @@
+"""The load generator's own client, on our broker and on the real server."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import signal
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import nkeys
+import pytest
+
+from loadtest import natswire
+from loadtest.natswire import Client, Message, Settings
+from tests.support.servers import Broker, wait_until
+
+StartBroker = Callable[..., Broker]
+
+
+@pytest.fixture
+def client(broker: Broker) -> Iterator[Client]:
+    with natswire.connect(broker.url) as client:
+        yield client
+
+
+@pytest.fixture
+def subject(request: pytest.FixtureRequest) -> str:
+    """A subject of this test's own: brokers are shared."""
+    return f"natswire.{abs(hash(request.node.nodeid))}"
+
+
+def test_what_is_published_comes_to_every_subscriber(client: Client, subject: str):
+    first, second = client.subscribe(subject), client.subscribe(f"{subject[:-3]}*".rpartition(".")[0] + ".>")
+    client.publish(subject, b"a\r\nb", reply="somewhere")
+    for subscription in (first, second):
+        message = subscription.next()
+        assert (message.subject, message.payload, message.reply) == (subject, b"a\r\nb", "somewhere")
+
+
+def test_a_request_is_answered_and_headers_travel_both_ways(client: Client, subject: str):
+    def answer(message: Message) -> None:
+        message.respond(message.payload.upper(), {"Seen": message.headers["Trace"]})
+
+    client.subscribe(subject, answer)
+    reply = client.request(subject, b"hi", headers={"Trace": "a: b"})
+    assert (reply.payload, reply.headers) == (b"HI", {"Seen": "a: b"})
+
+
+def test_a_request_to_nobody_fails_at_once(client: Client, subject: str):
+    with pytest.raises(natswire.NoResponders, match=subject):
+        client.request(subject)
+
+
+def test_a_request_that_nobody_answers_times_out(client: Client, subject: str):
+    client.subscribe(subject)
+    with pytest.raises(natswire.RequestTimeout, match=f"no answer from {subject}"):
+        client.request(subject, timeout_s=0.05)
+
+
+def test_one_member_of_a_queue_group_gets_each_message(broker: Broker, client: Client, subject: str):
+    with natswire.connect(broker.url) as other:
+        got: list[bytes] = []
+        for member in (client, other):
+            member.subscribe(subject, lambda message: got.append(message.payload), queue="workers")
+            member.flush()
+        for number in range(50):
+            client.publish(subject, b"%d" % number)
+        client.flush()
+        other.flush()
+        assert sorted(got) == sorted(b"%d" % number for number in range(50))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_subscription_ends_after_its_most_messages(client: Client, subject: str, at_once: bool):
+    got: list[bytes] = []
+    subscription = client.subscribe(subject, lambda message: got.append(message.payload), max_messages=2 * at_once)
+    if not at_once:
+        client.unsubscribe(subscription, max_messages=2)
+    for number in range(4):
+        client.publish(subject, b"%d" % number)
+    client.flush()
+    assert got == [b"0", b"1"]
+
+
+def test_nothing_comes_after_unsubscribe(client: Client, subject: str):
+    got: list[Message] = []
+    subscription = client.subscribe(subject, got.append)
+    subscription.unsubscribe()
+    subscription.unsubscribe()
+    client.publish(subject)
+    client.flush()
+    assert got == []
+
+
+def test_flush_calls_back_on_pong_when_asked_to(client: Client, subject: str):
+    got: list[str] = []
+    done = threading.Event()
+    client.subscribe(subject, lambda message: got.append("message"))
+    client.publish(subject)
+    client.flush(on_pong=lambda: (got.append("pong"), done.set()))
+    assert done.wait(5)
+    assert got == ["message", "pong"]
+
+
+def test_drain_handles_what_is_on_its_way_and_closes(client: Client, subject: str):
+    got: list[Message] = []
+    client.subscribe(subject, got.append)
+    for _ in range(100):
+        client.publish(subject)
+    client.drain()
+    assert len(got) == 100
+    assert not client.is_connected
+    with pytest.raises(natswire.Disconnected):
+        client.publish(subject)
+
+
+def test_waiting_inside_a_callback_is_refused_and_the_connection_lives_on(broker: Broker, subject: str):
+    errors: queue.SimpleQueue[natswire.NatsError] = queue.SimpleQueue()
+    with natswire.connect(broker.url, Settings(on_error=errors.put)) as client:
+        client.subscribe(subject, lambda message: client.flush())
+        client.publish(subject)
+        assert "would wait for itself" in str(errors.get(timeout=5))
+        client.flush()
+
+
+@pytest.mark.parametrize("subject", ["", "a b", "a\r\nPING", "a\tb"])
+def test_what_would_break_out_of_its_line_is_refused(client: Client, subject: str):
+    with pytest.raises(ValueError, match="not a subject"):
+        client.publish(subject)
+    with pytest.raises(ValueError, match="not a header"):
+        client.publish("a", headers={"A": f"{subject}\r\nB: c"})
+    client.flush()
+
+
+def test_verbose_clients_count_their_ok_s(broker: Broker, subject: str):
+    with natswire.connect(broker.url, Settings(verbose=True)) as client:
+        client.publish(subject)
+        client.flush()
+
+
+def test_an_error_that_leaves_the_connection_open_is_reported(broker: Broker):
+    errors: list[natswire.NatsError] = []
+    with natswire.connect(broker.url, Settings(on_error=errors.append)) as client:
+        client.send_raw(b"SUB a..b 1\r\n")
+        client.flush()
+        assert [str(error) for error in errors] == ["Invalid Subject"]
+
+
+def test_an_error_that_closes_is_the_reason_given_to_whoever_waits(broker: Broker):
+    client = natswire.connect(broker.url)
+    client.send_raw(b"NONSENSE\r\n")
+    with pytest.raises(natswire.Disconnected, match="Unknown Protocol Operation"):
+        client.flush()
+    client.close()
+
+
+# ------------------------------------------------------------------------------------------------------- logging in
+
+
+def test_user_and_password(start_broker: StartBroker):
+    broker = start_broker(args=["--user", "joe", "--pass", "p@ss"])
+    with natswire.connect(f"nats://joe:p%40ss@127.0.0.1:{broker.port}") as client:
+        client.flush()
+    for url in (broker.url, f"nats://joe:wrong@127.0.0.1:{broker.port}"):
+        with pytest.raises(natswire.AuthenticationError, match="Authorization Violation"):
+            natswire.connect(url)
+
+
+def test_token(start_broker: StartBroker):
+    broker = start_broker(args=["--auth", "secret"])
+    with natswire.connect(f"nats://secret@127.0.0.1:{broker.port}") as client:
+        client.flush()
+    with natswire.connect(broker.url, Settings(credentials=natswire.Credentials(token="secret"))) as client:
+        client.flush()
+
+
+def test_nkey(start_broker: StartBroker, tmp_path: Path):
+    seed = nkeys.encode_seed(b"0123456789abcdef0123456789abcdef", nkeys.PREFIX_BYTE_USER)
+    public = nkeys.from_seed(bytearray(seed)).public_key.decode()
+    broker = start_broker(config=f"authorization {{ users [ {{ nkey: {public} }} ] }}")
+    path = tmp_path / "user.nk"
+    path.write_text(f"{seed.decode()}\n")
+    credentials = natswire.Credentials.from_file(str(path))
+    with natswire.connect(broker.url, Settings(credentials=credentials)) as client:
+        client.flush()
+    with pytest.raises(natswire.BadCredentials, match="cannot be used"):
+        natswire.connect(broker.url, Settings(credentials=natswire.Credentials(nkey_seed="SUNONSENSE")))
+
+
+def test_a_creds_file_is_a_jwt_and_a_seed(tmp_path: Path):
+    path = tmp_path / "user.creds"
+    path.write_text(
+        "-----BEGIN NATS USER JWT-----\nabc.def\n------END NATS USER JWT------\n\nA line.\n\n"
+        "-----BEGIN USER NKEY SEED-----\nSUX\n------END USER NKEY SEED------\n"
+    )
+    assert natswire.Credentials.from_file(str(path)) == natswire.Credentials(jwt="abc.def", nkey_seed="SUX")
+    path.write_text("nothing of the kind")
+    with pytest.raises(natswire.BadCredentials, match="neither"):
+        natswire.Credentials.from_file(str(path))
+
+
+@pytest.mark.kinds("nats-server")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_tls(start_broker: StartBroker, tmp_path: Path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*make, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    broker = start_broker(args=["--tls", "--tlscert", str(certificate), "--tlskey", str(key)])
+    trust = ssl.create_default_context(cafile=str(certificate))
+    with natswire.connect(f"tls://127.0.0.1:{broker.port}", Settings(tls=trust)) as client:
+        client.flush()
+    with pytest.raises(natswire.Refused, match="certificate verify failed"):
+        natswire.connect(f"tls://127.0.0.1:{broker.port}")
+
+
+# ------------------------------------------------------------------------------------------------ lost connections
+
+
+def test_nobody_listens(unused_port: int):
+    with pytest.raises(natswire.Refused, match=f"127.0.0.1:{unused_port}: cannot connect: connection refused"):
+        natswire.connect(f"nats://127.0.0.1:{unused_port}")
+
+
+def test_the_next_server_of_the_list_is_tried(broker: Broker, unused_port: int):
+    with natswire.connect([f"nats://127.0.0.1:{unused_port}", broker.url]) as client:
+        client.flush()
+
+
+def test_a_server_that_goes_ends_every_wait(start_broker: StartBroker):
+    broker = start_broker()
+    lost: queue.SimpleQueue[natswire.NatsError] = queue.SimpleQueue()
+    client = natswire.connect(broker.url, Settings(on_disconnect=lost.put))
+    client.subscribe("service")
+    broker.send_signal(signal.SIGKILL)
+    with pytest.raises(natswire.Disconnected):
+        client.request("service")
+    assert lost.get(timeout=5)
+    assert not client.is_connected
+
+
+def test_a_client_comes_back_with_its_subscriptions(start_broker: StartBroker):
+    broker = start_broker()
+    back = threading.Event()
+    settings = Settings(max_reconnects=-1, reconnect_wait_s=0.02, on_reconnect=back.set)
+    with natswire.connect(broker.url, settings) as client:
+        client.subscribe("limited", max_messages=3)
+        subscription = client.subscribe("service")
+        client.flush()
+        broker.stop(signal.SIGINT)
+        wait_until(lambda: not client.is_connected)
+        start_broker(port=broker.port)
+        assert back.wait(10)
+        client.publish("service", b"again")
+        assert subscription.next().payload == b"again"
+        assert client.reconnects == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://h:1", "begins with nats://"),
+        ("nats://h:0x", "the port is no number"),
+        ("nats://h:99999", "the port is no number"),
+        ("nats://:4222", "no host"),
+    ],
+)
+def test_what_is_no_address_is_refused(url: str, why: str):
+    with pytest.raises(ValueError, match=why):
+        natswire.connect(url)
