@@ -77,6 +77,14 @@ def _members_of(raw: bytes) -> dict[str, Any]:
     return document
 
 
+def require_object(raw: bytes) -> None:
+    """BadArguments unless `raw` is one JSON object, or null."""
+    try:
+        _members_of(raw)
+    except ValueError:
+        raise BadArguments from None
+
+
 def overlay(current: ConnectOptions, raw: bytes) -> ConnectOptions:
     """`current` with what the CONNECT argument `raw` says over it; `current` itself is not changed.
 

@@ -67,6 +67,7 @@ cdef class ClientConnection(Peer):
     def __cinit__(self, Fanout fanout not None, Sublist sublist not None, Fence fence not None, uint64_t cid,
                   limits, *, bint offers_headers=True, bint must_authenticate=False):
         self.fanout = fanout
+        self.box_owner = fanout
         self.sublist = sublist
         self.fence = fence
         self.cid = cid
@@ -166,7 +167,15 @@ cdef class ClientConnection(Peer):
             self.fail(errors.BadArguments())
         elif kind == OP_ERR:
             self.fail(errors.PeerSaidError())
-        # INFO and +OK are ignored
+        elif kind == OP_INFO:
+            try:
+                self.session.on_info(op.argument.at[:op.argument.size] if op.argument.size else b'')
+            except errors.ProtocolError as error:
+                self.fail(error)
+        # +OK is ignored
+        if unlikely(self.out.box.stalling != NULL):   # a sibling that is told of subscriptions faster than it reads
+            self.out.box.stalling = NULL
+            self.holds |= HOLD_STALL
         return size if self.is_closing else op.line_size
 
     # ---- publishing
@@ -185,6 +194,9 @@ cdef class ClientConnection(Peer):
             self.fail(errors.BadArguments())
             return size
         if size < total:
+            if size == total - 1 and data[size - 1] != c'\r':
+                self.fail(errors.UnknownProtocolOperation())
+                return size
             self.needs = total
             return 0
         if unlikely(data[total - 2] != c'\r' or data[total - 1] != c'\n'):
@@ -264,14 +276,11 @@ cdef class ClientConnection(Peer):
         cdef const uint8_t *reply = message.reply.at
         cdef size_t size = message.reply.size
         cdef Entry *entry = self.sublist.find(reply, size, hash_bytes(reply, size, self.sublist.seed))
-        cdef uint32_t i, n
+        cdef uint32_t i
         cdef Sub *sub
         if entry == NULL:
             return 0
-        n = entry.n_plain
-        for i in range(entry.n_choices):
-            n += entry.choices[i].n_local
-        for i in range(n):
+        for i in range(entry.n_plain):   # a member of a queue group is not told, as on nats-server
             sub = entry.targets[i].sub
             if sub.out == &self.out:
                 out_append(&self.out, entry.text + entry.targets[i].prefix_at, entry.targets[i].prefix_size)
@@ -384,6 +393,7 @@ cdef class ClientConnection(Peer):
         if self.out.close_reason == CLOSE_NONE:
             self.out.close_reason = CLOSE_CLIENT_CLOSED
         out_release(&self.out)
+        self.forget_input()   # the session of a closed client is kept for /connz, and this with it
         while self.subs.slots != NULL and self.left_at <= self.subs.mask:
             if self.subs.slots[self.left_at]:
                 if most_subs == 0:

@@ -6,6 +6,10 @@ from broker.outbuf cimport Blob, OutBuf, Outbox
 from broker.parser cimport Token
 from broker.sublist cimport MOST_SHARDS, Choice, Entry, QueueName, Sub, Sublist, Target
 
+cdef enum:
+    MOST_QUEUES = 64          # queue groups named in one frame to a sibling,
+    MOST_NAME_BYTES = 32768   # and all their names together, unless it is one
+
 # A message on its way. All pointers: VALID UNTIL deliver() RETURNS.
 ctypedef struct Publish:
     const uint8_t *tail       # " [reply] [header] size\r\n<header><payload>\r\n"
@@ -43,11 +47,12 @@ cdef class Fanout:
     # Bit i of the result: queue i (of at most 64) found no member. The entry may be stale afterwards.
     cdef uint64_t deliver_here(self, Entry *entry, Publish *publish, bint plainly,
                                const Token *queues, int n_queues) noexcept
-    # A message to some queue groups of one sibling, behind `prefix` (RMSG … or QMSG …, the subject last).
-    cdef bint send_queued(self, OutBuf *link, const uint8_t *prefix, size_t prefix_size,
-                          const Token *queues, int n_queues, Publish *publish) noexcept
-    cdef uint8_t *queued_prefix(self, Entry *entry, uint64_t visited, size_t *size) noexcept
-    # Room for a rebuilt tail or prefix; NULL: no memory. Valid until the next call.
+    # A message for some queue groups of one sibling: RMSG, which serves its plain subscriptions too, or QMSG (its id 0:
+    # nobody waits for a QACK).
+    cdef bint send_queued(self, OutBuf *link, const Entry *entry, const Token *queues, int n_queues, Publish *publish,
+                          bint only_queues, uint64_t id, uint64_t visited) noexcept
+    cdef Blob *share(self, Publish *publish, uint32_t receivers) noexcept
+    # Room for a rebuilt tail; NULL: no memory. Valid until the next call.
     cdef uint8_t *scratch_for(self, size_t size) noexcept
     cdef bint send_target(self, Entry *entry, Target *target, Publish *publish) noexcept
     cdef bint send_stripped(self, OutBuf *out, const uint8_t *prefix, size_t prefix_size, Publish *publish) noexcept

@@ -10,8 +10,8 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy
 
 from broker.outbuf cimport (
-    BLOB_BYTES, blob_new, blob_release, out_append, out_append_blob, out_mark_dirty, out_reserve, outbox_free,
-    outbox_new)
+    BLOB_BYTES, blob_new, blob_release, out_append, out_append_blob, out_mark_dirty, out_reserve, outbox_new,
+    outbox_release)
 from broker.peer cimport Peer
 from broker.word cimport SLACK, copy_bytes, decimal, likely, unlikely
 
@@ -45,7 +45,7 @@ cdef class Fanout:
     def __dealloc__(self):
         free(self.finished)
         free(self.scratch)
-        outbox_free(self.box)
+        outbox_release(self.box)
 
     cdef uint8_t *scratch_for(self, size_t size) noexcept:
         cdef uint8_t *scratch
@@ -156,10 +156,10 @@ cdef class Fanout:
         self.link_out_msgs += 1
         return True
 
-    cdef bint send_queued(self, OutBuf *link, const uint8_t *prefix, size_t prefix_size,
-                          const Token *queues, int n_queues, Publish *publish) noexcept:
-        cdef size_t size = prefix_size + publish.reply.size + publish.size + 64
-        cdef size_t n = prefix_size
+    cdef bint send_queued(self, OutBuf *link, const Entry *entry, const Token *queues, int n_queues, Publish *publish,
+                          bint only_queues, uint64_t id, uint64_t visited) noexcept:
+        cdef size_t size = entry.rmsg_size + publish.reply.size + publish.size + 128
+        cdef size_t n = 0
         cdef uint8_t *to
         cdef int i
         for i in range(n_queues):
@@ -167,9 +167,16 @@ cdef class Fanout:
         to = out_reserve(link, size)
         if to == NULL:
             return False
-        memcpy(to, prefix, prefix_size)
-        if publish.header_size:
-            to[0] = c'H'
+        if only_queues:
+            memcpy(to, b'QHMG ' if publish.header_size else b'QMSG ', 5)
+            n = 5 + decimal(to + 5, id)
+            to[n] = c' '
+            n += 1 + decimal(to + n + 1, visited)
+        else:
+            memcpy(to, b'HMSG' if publish.header_size else b'RMSG', 4)
+            n = 4
+        memcpy(to + n, entry.text + entry.rmsg_at + 4, entry.rmsg_size - 4)   # " <account> <subject>"
+        n += entry.rmsg_size - 4
         to[n] = c' '
         to[n + 1] = c'+' if publish.reply.size else c'|'
         n += 2
@@ -209,9 +216,10 @@ cdef class Fanout:
 
         Every member is equally likely, wherever it is.
         """
-        cdef Token names[MOST_SHARDS]     # the groups that go to the sibling of the same place in `shards`
-        cdef uint8_t shards[MOST_SHARDS]
+        cdef Token names[MOST_QUEUES]     # the groups that go to the sibling of the same place in `shards`
+        cdef uint8_t shards[MOST_QUEUES]
         cdef int n_remote = 0
+        cdef size_t name_bytes = 0
         cdef uint32_t n = 0, k, w, shard = 0
         cdef uint64_t pick, plain = entry.remote
         cdef Choice *choice
@@ -238,9 +246,12 @@ cdef class Fanout:
                 if self.choose_here(entry, choice, sublist.random(), publish, avoided):
                     n += 1
                 continue
-            if n_remote == MOST_SHARDS:   # more groups than one frame names; a frame of its own serves no plain one
+            if n_remote == MOST_QUEUES or (n_remote and name_bytes + choice.name.key.size > MOST_NAME_BYTES):
+                # More groups than one frame names: those so far get frames of their own, which serve no plain one.
                 self.send_choices(entry, publish, names, shards, n_remote, True)
                 n_remote = 0
+                name_bytes = 0
+            name_bytes += choice.name.key.size
             names[n_remote].at = <const uint8_t *>choice.name + sizeof(QueueName)
             names[n_remote].size = choice.name.key.size
             shards[n_remote] = <uint8_t>shard
@@ -260,13 +271,9 @@ cdef class Fanout:
                                int n_remote, bint only_queues) noexcept:
         """One frame to each sibling among `shards`, naming its groups; the mask of those that got one. An RMSG serves
         the plain subscriptions there too, a QMSG (nobody visited yet) only the groups."""
-        cdef Token queues[MOST_SHARDS]
+        cdef Token queues[MOST_QUEUES]
         cdef uint64_t done = 0, bit
-        cdef const uint8_t *prefix = entry.text + entry.rmsg_at
-        cdef size_t prefix_size = entry.rmsg_size
         cdef int i, j, n_queues
-        if only_queues:
-            prefix = self.queued_prefix(entry, 0, &prefix_size)
         for i in range(n_remote):
             bit = <uint64_t>1 << shards[i]
             if done & bit:
@@ -276,40 +283,35 @@ cdef class Fanout:
                 if shards[j] == shards[i]:
                     queues[n_queues] = names[j]
                     n_queues += 1
-            if self.send_queued(self.links[shards[i]], prefix, prefix_size, queues, n_queues, publish):
+            if self.send_queued(self.links[shards[i]], entry, queues, n_queues, publish, only_queues, 0, 0):
                 done |= bit
         self.touched |= done
         return done
 
-    cdef uint8_t *queued_prefix(self, Entry *entry, uint64_t visited, size_t *size) noexcept:
-        """"QMSG <visited> <account> <subject>", in the scratch."""
-        cdef uint8_t *to = self.scratch_for(entry.rmsg_size + 32)
-        cdef size_t n
-        if to == NULL:
-            size[0] = 0
-            return NULL
-        memcpy(to, b'QMSG ', 5)
-        n = 5 + decimal(to + 5, visited)
-        memcpy(to + n, entry.text + entry.rmsg_at + 4, entry.rmsg_size - 4)
-        size[0] = n + entry.rmsg_size - 4
-        return to
+    cdef Blob *share(self, Publish *publish, uint32_t receivers) noexcept:
+        """Decides how the tail goes out: copied to each receiver, or, where it is big, by reference.
 
-    cdef uint32_t deliver(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *origin, bint echo) noexcept:
-        cdef uint32_t n = 0, i
-        cdef OutBuf *avoided = NULL if echo else origin
-        cdef Target *target = entry.targets
+        A big one that lies in the read buffer and is wanted more than once is copied once, to a blob of its own, which
+        the caller releases; NULL: there is none.
+        """
         cdef Blob *blob = NULL
-        self.touched = 0
-        if publish.tail_size >= BLOB_BYTES and publish.blob == NULL and entry.n_plain > 1:
-            # Big, in the read buffer, and wanted more than once: copied once, shared by all.
+        if likely(publish.tail_size < BLOB_BYTES):
+            publish.blob = NULL
+        elif publish.blob == NULL and receivers > 1:
             blob = blob_new(self.box, publish.tail_size)
             if blob != NULL:
                 memcpy(blob.data, publish.tail, publish.tail_size)
                 publish.payload = blob.data + (publish.payload - publish.tail)
                 publish.tail = blob.data
                 publish.blob = blob
-        elif publish.tail_size < BLOB_BYTES:
-            publish.blob = NULL
+        return blob
+
+    cdef uint32_t deliver(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *origin, bint echo) noexcept:
+        cdef uint32_t n = 0, i
+        cdef OutBuf *avoided = NULL if echo else origin
+        cdef Target *target = entry.targets
+        cdef Blob *blob = self.share(publish, entry.n_plain + (entry.remote != 0))
+        self.touched = 0
         for i in range(entry.n_plain):
             if target.out != avoided and self.send_target(entry, target, publish):
                 n += 1
@@ -323,7 +325,7 @@ cdef class Fanout:
         self.in_bytes += publish.size
         self.out_msgs += n
         self.out_bytes += <uint64_t>n * publish.size
-        if blob != NULL:
+        if unlikely(blob != NULL):
             blob_release(self.box, blob)
         if unlikely(self.n_finished):
             self.finish()
@@ -337,8 +339,9 @@ cdef class Fanout:
         cdef Target *target = entry.targets
         cdef Choice *choice
         cdef bint served
-        if publish.tail_size < BLOB_BYTES:
-            publish.blob = NULL
+        cdef const uint8_t *tail = publish.tail
+        cdef const uint8_t *payload = publish.payload
+        cdef Blob *blob = self.share(publish, entry.n_plain)
         if plainly:
             for i in range(entry.n_plain):
                 if self.send_target(entry, target, publish):
@@ -361,6 +364,11 @@ cdef class Fanout:
         self.link_in_msgs += 1
         self.out_msgs += n
         self.out_bytes += <uint64_t>n * publish.size
+        if unlikely(blob != NULL):
+            blob_release(self.box, blob)
+            publish.tail = tail
+            publish.payload = payload
+            publish.blob = NULL
         if unlikely(self.n_finished):
             self.finish()
         return orphans

@@ -57,8 +57,9 @@ ctypedef struct Chunk:
     size_t capacity      # bytes it can hold itself; 0: refers to a blob
     Blob *blob
 
-# One per shard: chunk pool, dirty list, who flushes. Owned by the shard, outlives every OutBuf.
+# One per shard: chunk pool, dirty list, who flushes. Shared by the shard and its peers: the last one to let go frees it.
 ctypedef struct Outbox:
+    size_t refs
     OutBuf *dirty        # peers with bytes appended since their last flush
     OutBuf *called       # peers that need their owner's attention: to be closed, or read again
     void (*flush)(void *owner, OutBuf *out) noexcept   # sends what it can; may only take and block
@@ -97,8 +98,10 @@ ctypedef struct OutBuf:
     uint8_t close_reason     # CloseReason; not 0: appends are refused
 
 cdef Outbox *outbox_new() except NULL
-cdef void outbox_free(Outbox *box) noexcept nogil
+# Lets go of one reference.
+cdef void outbox_release(Outbox *box) noexcept nogil
 
+# The peer gains a reference to the box, and lets go of it with outbox_release() after out_release().
 cdef void out_init(OutBuf *out, Outbox *box, size_t max_pending) noexcept nogil
 # Gives every chunk back; nothing more can be appended. The OutBuf leaves the dirty list.
 cdef void out_release(OutBuf *out) noexcept nogil

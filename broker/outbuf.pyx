@@ -24,11 +24,15 @@ cdef Outbox *outbox_new() except NULL:
     cdef Outbox *box = <Outbox *>calloc(1, sizeof(Outbox))
     if box == NULL:
         raise MemoryError
+    box.refs = 1
     return box
 
 
-cdef void outbox_free(Outbox *box) noexcept nogil:
+cdef void outbox_release(Outbox *box) noexcept nogil:
     cdef Chunk *chunk
+    box.refs -= 1
+    if box.refs:
+        return
     while box.free_chunks != NULL:
         chunk = box.free_chunks
         box.free_chunks = chunk.next
@@ -102,6 +106,7 @@ cdef void chunk_free(Outbox *box, Chunk *chunk) noexcept nogil:
 cdef void out_init(OutBuf *out, Outbox *box, size_t max_pending) noexcept nogil:
     memset(out, 0, sizeof(OutBuf))
     out.box = box
+    box.refs += 1
     out.max_pending = max_pending
 
 

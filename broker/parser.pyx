@@ -11,6 +11,11 @@ from libc.string cimport memchr
 from broker.word cimport SLACK, token_end
 
 
+cdef enum:
+    # nats-server skips what follows PING on its line however long it is; we hold a line until it ends.
+    MOST_IGNORED_BYTES = 65536
+
+
 cdef int match_verb(const uint8_t *p, const uint8_t *end, const char *verb, size_t size) noexcept nogil:
     cdef size_t i
     for i in range(size):
@@ -48,22 +53,30 @@ cdef int split_line(const uint8_t *p, const uint8_t *end, Token *tokens, int roo
             p += 1
             continue
         if p[0] == c'\n':
-            if blanks != 1 or p[-1] != c'\r':
+            if blanks != 1 or (p - 1)[0] != c'\r':
                 single[0] = False
             after[0] = p + 1
-            return n
+            return n if n <= room else -2
         if blanks != (1 if n else 0):
             single[0] = False
         blanks = 0
         e = token_end(p, end)
         if e >= end:
             return -1
-        if n == room:
-            return -2
-        tokens[n].at = p
-        tokens[n].size = e - p
+        if n < room:
+            tokens[n].at = p
+            tokens[n].size = e - p
         n += 1
         p = e
+
+
+cdef inline bint is_too_long(const uint8_t *args, const uint8_t *end, size_t max_line) noexcept nogil:
+    """Are the arguments before `end`, a line end that may be there already not counted, over the limit?"""
+    if end > args and (end - 1)[0] == c'\n':
+        end -= 1
+    if end > args and (end - 1)[0] == c'\r':
+        end -= 1
+    return <size_t>(end - args) > max_line
 
 
 cdef inline OpKind finish(Op *op, OpKind kind) noexcept nogil:
@@ -81,12 +94,12 @@ cdef OpKind parse_publish(const uint8_t *data, const uint8_t *args, const uint8_
     cdef int numbers = 2 if with_header else 1
     cdef int64_t size, header = 0
     if n == -1:
-        return finish(op, OP_LINE_TOO_LONG if <size_t>(end - args) > max_line + 2 else OP_MORE)
+        return finish(op, OP_LINE_TOO_LONG if is_too_long(args, end, max_line) else OP_MORE)
+    op.line_size = after - data
+    if is_too_long(args, after, max_line):
+        return finish(op, OP_LINE_TOO_LONG)
     if n < numbers + 1:   # too few, or -2: too many
         return finish(op, OP_BAD_ARGUMENTS)
-    op.line_size = after - data
-    if <size_t>(after - args) > max_line + 2:
-        return finish(op, OP_LINE_TOO_LONG)
     size = parse_number(tokens[n - 1])
     if with_header:
         header = parse_number(tokens[n - 2])
@@ -112,12 +125,12 @@ cdef OpKind parse_subscribe(const uint8_t *data, const uint8_t *args, const uint
     cdef bint single = True
     cdef int n = split_line(args, end, tokens, 3, &after, &single)
     if n == -1:
-        return finish(op, OP_LINE_TOO_LONG if <size_t>(end - args) > max_line + 2 else OP_MORE)
+        return finish(op, OP_LINE_TOO_LONG if is_too_long(args, end, max_line) else OP_MORE)
+    op.line_size = after - data
+    if is_too_long(args, after, max_line):
+        return finish(op, OP_LINE_TOO_LONG)
     if n < 2:
         return finish(op, OP_BAD_ARGUMENTS)
-    op.line_size = after - data
-    if <size_t>(after - args) > max_line + 2:
-        return finish(op, OP_LINE_TOO_LONG)
     op.subject = tokens[0]
     op.sid = tokens[n - 1]
     if n == 3:
@@ -136,12 +149,12 @@ cdef OpKind parse_unsubscribe(const uint8_t *data, const uint8_t *args, const ui
     cdef bint single = True
     cdef int n = split_line(args, end, tokens, 2, &after, &single)
     if n == -1:
-        return finish(op, OP_LINE_TOO_LONG if <size_t>(end - args) > max_line + 2 else OP_MORE)
+        return finish(op, OP_LINE_TOO_LONG if is_too_long(args, end, max_line) else OP_MORE)
+    op.line_size = after - data
+    if is_too_long(args, after, max_line):
+        return finish(op, OP_LINE_TOO_LONG)
     if n < 1:
         return finish(op, OP_BAD_ARGUMENTS)
-    op.line_size = after - data
-    if <size_t>(after - args) > max_line + 2:
-        return finish(op, OP_LINE_TOO_LONG)
     op.sid = tokens[0]
     op.max_msgs = 0
     if n == 2:
@@ -156,16 +169,18 @@ cdef OpKind parse_rest(const uint8_t *data, const uint8_t *args, const uint8_t *
     """An operation whose argument is the rest of its line."""
     cdef const uint8_t *newline = <const uint8_t *>memchr(args, c'\n', end - args)
     cdef const uint8_t *stop
+    if args < end and (args[0] == c' ' or args[0] == c'\t'):   # one blank belongs to the verb; more are held, and counted
+        args += 1
     if newline == NULL:
-        return finish(op, OP_LINE_TOO_LONG if <size_t>(end - args) > max_line + 2 else OP_MORE)
+        return finish(op, OP_LINE_TOO_LONG if is_too_long(args, end, max_line) else OP_MORE)
     op.line_size = newline + 1 - data
     stop = newline
-    if stop > args and stop[-1] == c'\r':
+    if stop > args and (stop - 1)[0] == c'\r':
         stop -= 1
-    while args < stop and (args[0] == c' ' or args[0] == c'\t'):
-        args += 1
     if <size_t>(stop - args) > max_line:
         return finish(op, OP_LINE_TOO_LONG)
+    while args < stop and (args[0] == c' ' or args[0] == c'\t'):
+        args += 1
     op.argument.at = args
     op.argument.size = stop - args
     return finish(op, kind)
@@ -214,7 +229,9 @@ cdef OpKind parse_op(const uint8_t *data, size_t size, size_t max_line, Op *op) 
     if matched == 0 or size == verb_size:
         return finish(op, OP_MORE)
     args = data + verb_size
-    if kind == OP_PING or kind == OP_PONG or kind == OP_OK or kind == OP_CONNECT or kind == OP_INFO:
+    if kind == OP_PING or kind == OP_PONG or kind == OP_OK:   # whatever follows on the line is looked over
+        return parse_rest(data, args, end, MOST_IGNORED_BYTES, op, kind)
+    if kind == OP_CONNECT or kind == OP_INFO:
         return parse_rest(data, args, end, max_line, op, kind)
     if args[0] != c' ' and args[0] != c'\t':
         return finish(op, OP_UNKNOWN)

@@ -17,6 +17,7 @@ cdef enum Hold:
 
 cdef class Peer:
     cdef OutBuf out
+    cdef object box_owner      # keeps out.box alive for as long as this
     cdef Blob *blob            # a big operation on its way, all its bytes: filled up to blob_filled
     cdef size_t blob_filled
     cdef uint8_t *partial      # an incomplete operation, or what was not read while held
@@ -40,6 +41,8 @@ cdef class Peer:
     cdef int carry_out(self, const uint8_t *data, size_t size) except -1
     # Keeps data[0:size] for the next read. False: no memory.
     cdef bint keep(self, const uint8_t *data, size_t size) noexcept
+    # Nothing more is read: lets go of what was kept.
+    cdef void forget_input(self) noexcept
     # UNSUB max was reached by the delivery that is going on: the subscription ends after it.
     cdef void on_finished(self, Sub *sub) noexcept
     cdef void close(self, CloseReason reason) noexcept

@@ -8,18 +8,19 @@ kept whole from its first byte, a big one in a blob of exactly its size that the
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from broker.outbuf cimport BLOB_BYTES, CLOSE_NONE, CLOSE_READ_ERROR, blob_new, blob_release, out_call, out_release
+from broker.outbuf cimport (
+    BLOB_BYTES, CLOSE_NONE, CLOSE_READ_ERROR, blob_new, blob_release, out_call, out_condemn,
+    out_release, outbox_release)
 from broker.word cimport SLACK
 
 
 cdef class Peer:
 
     def __dealloc__(self):
-        free(self.partial)
-        if self.blob != NULL:
-            blob_release(self.out.box, self.blob)
+        self.forget_input()
         if self.out.box != NULL:
             out_release(&self.out)
+            outbox_release(self.out.box)
 
     cdef Py_ssize_t consume(self, const uint8_t *data, size_t size, Blob *whole) except -1:
         raise NotImplementedError
@@ -32,7 +33,7 @@ cdef class Peer:
         if not self.is_closing:
             self.is_closing = True
             if self.out.close_reason == CLOSE_NONE:
-                self.out.close_reason = reason
+                out_condemn(&self.out, reason)   # nothing comes behind the last word
 
     cdef int read_parts(self, uint8_t *shared, size_t room, iovec *parts) noexcept:
         if self.holds or self.is_closing:
@@ -103,6 +104,14 @@ cdef class Peer:
         memcpy(self.partial, data, size)
         self.partial_size = size
         return True
+
+    cdef void forget_input(self) noexcept:
+        free(self.partial)
+        self.partial = NULL
+        self.partial_size = 0
+        if self.blob != NULL:
+            blob_release(self.out.box, self.blob)
+            self.blob = NULL
 
     cdef void release(self, uint8_t hold) noexcept:
         self.holds &= ~hold

@@ -10,7 +10,7 @@ The cache is validated, not emptied: see `is_current`.
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcpy, memmove, memset
 
-from broker.outbuf cimport out_init, Outbox, outbox_free, outbox_new
+from broker.outbuf cimport out_init, out_release, Outbox, outbox_new, outbox_release
 from broker.subject cimport SUBJECT_BAD, SUBJECT_WILDCARD, has_empty_token, subject_kind
 from broker.table cimport slot_item, table_find, table_free, table_init, table_insert, table_remove
 from broker.word cimport SLACK, decimal, hash_bytes
@@ -853,7 +853,9 @@ cdef class SublistProbe:
         self.subs = {}
 
     def __dealloc__(self):
-        outbox_free(self.box)
+        out_release(&self.out)
+        outbox_release(self.box)
+        outbox_release(self.box)   # the buffer's
 
     def subscribe(self, int number, bytes subject not None, bytes queue not None = b""):
         """Adds subscription `number` (its sid); ValueError for a bad subject."""

@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from broker.auth import Authenticator
-from broker.connect import ConnectOptions, overlay
+from broker.connect import ConnectOptions, overlay, require_object
 from broker.connection import ClientConnection
 from broker.errors import AuthorizationViolation, CloseReason, MaximumConnectionsExceeded, ProtocolError
 
@@ -70,6 +70,10 @@ class ClientSession:
             protocol=options.protocol,
         )
         self.connection.authenticated()
+
+    def on_info(self, raw: bytes) -> None:
+        """An INFO line came: of no interest, as long as it is one. Raises BadArguments."""
+        require_object(raw)
 
     def on_error(self, error: ProtocolError) -> None:
         """The client broke the protocol and has been told, or is about to be closed in silence."""

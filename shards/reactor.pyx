@@ -11,7 +11,7 @@ from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, errno
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
-from posix.unistd cimport close as close_fd
+from posix.unistd cimport close as close_fd, read as read_fd
 
 from broker.connection cimport ClientConnection
 from broker.outbuf cimport (
@@ -26,7 +26,7 @@ from broker import errors
 
 cdef extern from "<sys/epoll.h>" nogil:
     enum:
-        EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP, EPOLLET, EPOLLONESHOT, EPOLL_CLOEXEC
+        EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP, EPOLLONESHOT, EPOLL_CLOEXEC
         EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD
     ctypedef union epoll_data_t:
         void *ptr
@@ -360,6 +360,8 @@ cdef class Tick(Source):
     """The clock of the patient sockets."""
 
     cdef int on_event(self, uint32_t events) except -1:
+        cdef uint64_t expirations
+        read_fd(self.fd, &expirations, sizeof(expirations))   # until then a periodic timer does not run on
         return self.reactor.look_at_patient()
 
 
@@ -413,7 +415,7 @@ cdef class Reactor:
     def __init__(self, *args):
         self.tick = Tick()
         self.patient_set = PatientSet()
-        self.add(self.tick, self.tick_fd, EPOLLIN | EPOLLET)
+        self.add(self.tick, self.tick_fd, EPOLLIN)
         self.add(self.patient_set, self.patient_fd, EPOLLIN | EPOLLONESHOT)
 
     def __dealloc__(self):

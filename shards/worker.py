@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from broker.connection import Fence
 from broker.errors import CloseReason
 from broker.fanout import Fanout
+from broker.fence import MeshFence
 from broker.info import InfoTemplate
-from broker.sublist import InterestSink, Sublist
+from broker.mesh import Mesh
+from broker.sublist import Sublist
 from shards import control, logs
 from shards.clients import Clients
+from shards.links import LINK_VERSION, Hello, Links
 from shards.page import Page
 from shards.reactor import Reactor
 
@@ -67,6 +69,8 @@ class Shard:
         match message:
             case control.Boot():
                 self._start(message)
+            case control.Peers(peers):
+                self._links.on_peers(peers)
             case control.Ping(seq):
                 self._channel.send(control.Pong(seq))
             case control.Stop():
@@ -105,7 +109,10 @@ class Shard:
         self._page = Page.attach(boot.page_fd)
         self._fanout = Fanout(prefers_local=options.swarm.prefer_local)
         self._reactor = Reactor(self._fanout, self._page, boot.shard, options.limits)
-        self._sublist = Sublist(b"$G", InterestSink())
+        mesh = Mesh(self._fanout, boot.shard)
+        fence = MeshFence(mesh)
+        self._sublist = Sublist(b"$G", mesh)
+        mesh.add_account(self._sublist)
         info = InfoTemplate(
             server_id=boot.server_id,
             server_name=boot.server_name,
@@ -123,18 +130,33 @@ class Shard:
             reactor=self._reactor,
             fanout=self._fanout,
             sublist=self._sublist,
-            fence=Fence(),
+            fence=fence,
             page=self._page,
         )
         self._loop.add_reader(self._reactor.fd, self._reactor.turn)
-        self._listeners = [
-            self._reactor.listen(fd, self._clients.on_accept, self._on_accept_error) for fd in boot.listener_fds
-        ]
         self._loop.call_later(SWEEP_S, self._sweep)
+        path = os.path.join(boot.link_dir, f"{boot.shard}.{boot.boot_id}.sock")
+        self._links = Links(
+            loop=self._loop,
+            reactor=self._reactor,
+            mesh=mesh,
+            fence=fence,
+            hello=Hello(boot.server_id, boot.shard, boot.boot_id, LINK_VERSION),
+            path=path,
+            on_ready=self._on_ready,
+            on_change=lambda n: self._page.store(boot.shard, "links", n),
+        )
         # What was made up to here stays for good: the collector need not look at it again.
         gc.collect()
         gc.freeze()
-        self._channel.send(control.Linked(os.path.join(boot.link_dir, f"{boot.shard}.{boot.boot_id}.sock")))
+        self._channel.send(control.Linked(path))
+
+    def _on_ready(self) -> None:
+        """In step with every sibling: only now may clients come, or they would miss what others subscribed to."""
+        assert self._boot is not None
+        self._listeners = [
+            self._reactor.listen(fd, self._clients.on_accept, self._on_accept_error) for fd in self._boot.listener_fds
+        ]
         self._channel.send(control.Ready())
 
     def _sweep(self) -> None:
@@ -153,6 +175,7 @@ class Shard:
         for listener in self._listeners:
             listener.close()
         self._clients.close_all(CloseReason.SERVER_SHUTDOWN)
+        self._links.close()
         self._finish(0)
 
 

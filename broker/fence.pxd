@@ -1,0 +1,30 @@
+# The PONG fence: a client's PONG promises that every sibling has seen what the client sent before its PING.
+#
+# Links are FIFO, so a route PING behind it and its PONG prove it. Per link one PING is in flight and one waits;
+# all the clients that ask meanwhile share the one that waits.
+
+from libc.stdint cimport uint8_t, uint64_t
+
+from broker.connection cimport ClientConnection, Fence
+from broker.mesh cimport Mesh
+from broker.sublist cimport MOST_SHARDS
+
+cdef class Waiter:
+    cdef ClientConnection client   # None: it is gone
+    cdef int links_left            # that have not acknowledged
+
+cdef class MeshFence(Fence):
+    cdef Mesh mesh
+    cdef list in_flight            # per shard: Waiters that the PING on its way stands for
+    cdef list waiting              # per shard: Waiters for the PING after it
+    cdef dict due                  # client → deque of Waiters, in the order of its PINGs
+    cdef uint8_t is_pinging[MOST_SHARDS]
+    cdef uint64_t frames_pinged[MOST_SHARDS]   # frames sent to it when the PING on its way was
+    cdef uint64_t frames_acked[MOST_SHARDS]    # frames it is known to have seen
+
+    cdef int ping(self, int shard) except -1
+    # A sibling's PONG came.
+    cdef int on_pong(self, int shard) except -1
+    # Its link is gone: nobody waits for it.
+    cdef int on_part(self, int shard) except -1
+    cdef int acknowledge(self, list waiters) except -1

@@ -1,0 +1,100 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""The PONG fence (promise 2 of the design), for a broker of several shards.
+
+Costs nothing to a client whose earlier operations reached no sibling, or whose siblings have acknowledged
+everything since; otherwise one or two round trips over a Unix socket, shared by all who ask meanwhile.
+"""
+
+from collections import deque
+
+from broker.outbuf cimport out_append
+from broker.peer cimport HOLD_FENCE
+
+
+cdef class Waiter:
+    """One client's PING that waits for siblings."""
+
+
+cdef class MeshFence(Fence):
+
+    def __cinit__(self, Mesh mesh not None):
+        self.mesh = mesh
+        self.in_flight = [[] for _ in range(MOST_SHARDS)]
+        self.waiting = [[] for _ in range(MOST_SHARDS)]
+        self.due = {}
+
+    cdef bint passes(self, ClientConnection client) noexcept:
+        cdef uint64_t left = client.touched & self.mesh.up
+        cdef Waiter waiter = None
+        cdef int shard = 0
+        client.touched = 0
+        while left:
+            if left & 1 and (self.is_pinging[shard] or self.frames_acked[shard] != self.mesh.frames_to(shard)):
+                if waiter is None:
+                    waiter = Waiter()
+                    waiter.client = client
+                waiter.links_left += 1
+                if self.is_pinging[shard]:
+                    (<list>self.waiting[shard]).append(waiter)
+                else:
+                    (<list>self.in_flight[shard]).append(waiter)
+                    self.ping(shard)
+            left >>= 1
+            shard += 1
+        if waiter is None:
+            if client.pongs_due == 0:
+                return True
+            waiter = Waiter()   # its earlier PONGs come first
+            waiter.client = client
+        if client.pongs_due == 0:
+            self.due[client] = deque()
+        self.due[client].append(waiter)
+        return False
+
+    cdef int ping(self, int shard) except -1:
+        self.is_pinging[shard] = 1
+        self.frames_pinged[shard] = self.mesh.frames_to(shard)
+        out_append(self.mesh.fanout.links[shard], b'PING\r\n', 6)
+        return 0
+
+    cdef int on_pong(self, int shard) except -1:
+        cdef list done = self.in_flight[shard]
+        self.is_pinging[shard] = 0
+        self.frames_acked[shard] = self.frames_pinged[shard]
+        self.in_flight[shard] = self.waiting[shard]
+        self.waiting[shard] = []
+        if self.in_flight[shard]:
+            self.ping(shard)
+        return self.acknowledge(done)
+
+    cdef int on_part(self, int shard) except -1:
+        cdef list done = self.in_flight[shard] + self.waiting[shard]
+        self.in_flight[shard] = []
+        self.waiting[shard] = []
+        self.is_pinging[shard] = 0
+        self.frames_acked[shard] = self.frames_pinged[shard] = 0
+        return self.acknowledge(done)
+
+    cdef int acknowledge(self, list waiters) except -1:
+        cdef Waiter waiter
+        cdef ClientConnection client
+        for item in waiters:
+            waiter = <Waiter>item
+            waiter.links_left -= 1
+            client = waiter.client
+            if waiter.links_left or client is None:
+                continue
+            queue = self.due[client]
+            while queue and (<Waiter>queue[0]).links_left == 0:
+                queue.popleft()
+                client.pongs_due -= 1
+                client.release_pong()
+            if not queue:
+                del self.due[client]
+                if client.holds & HOLD_FENCE:
+                    client.release(HOLD_FENCE)
+        return 0
+
+    cdef void forget(self, ClientConnection client) noexcept:
+        for item in self.due.pop(client, ()):
+            (<Waiter>item).client = None

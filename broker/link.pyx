@@ -1,0 +1,342 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""One sibling's frames, and what they cause.
+
+A message that came over a link goes to local subscriptions only (one hop); the one exception is a queue message
+whose group has no member here any more: Reroutes sends it on to a shard that has one. The sibling's PING is not
+answered before those have arrived. Whatever is no frame of ours ends the link; its session says so.
+"""
+
+from libc.string cimport memcmp, memcpy
+
+from broker.outbuf cimport (
+    CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, out_append, out_call, out_init, out_pending, out_release)
+from broker.peer cimport HOLD_STALL
+from broker.routewire cimport (
+    ROUTE_CONNECT, ROUTE_INFO, ROUTE_MORE, ROUTE_MSG, ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK,
+    ROUTE_QUEUE_MSG, ROUTE_SUB, ROUTE_UNSUB, RouteOpKind, parse_route_op)
+from broker.parser cimport Token
+from broker.subject cimport SUBJECT_BAD, subject_kind
+from broker.sublist cimport QueueName
+from broker.fanout cimport write_tail_head
+from broker.word cimport copy_bytes, hash_bytes, likely, same_bytes, unlikely
+
+
+cdef class SiblingLink(Peer):
+    """The engine's side of one link; `session` is its Python side."""
+
+    def __cinit__(self, Mesh mesh not None, MeshFence fence not None, Reroutes reroutes not None):
+        self.mesh = mesh
+        self.fanout = mesh.fanout
+        self.box_owner = mesh.fanout
+        self.fence = fence
+        self.reroutes = reroutes
+        self.shard = -1
+        self.orphans = set()
+        self.pings_due = []
+        out_init(&self.out, self.fanout.box, 0)
+        self.out.peer = <void *>self
+
+    cdef int broken(self, str why) except -1:
+        self.close(CLOSE_PARSE_ERROR)
+        self.session.on_broken(why)
+        return 0
+
+    cdef Py_ssize_t consume(self, const uint8_t *data, size_t size, Blob *whole) except -1:
+        cdef const uint8_t *p = data
+        cdef const uint8_t *end = data + size
+        cdef RouteRepeat *repeat = &self.repeat
+        cdef Publish message
+        cdef Py_ssize_t done
+        while p < end:
+            if repeat.line_size and <size_t>(end - p) >= repeat.total \
+                    and same_bytes(p, repeat.line, repeat.line_size) and repeat.epoch == self.sublist.cache_epoch \
+                    and self.sublist.is_current(repeat.entry) \
+                    and p[repeat.total - 2] == c'\r' and p[repeat.total - 1] == c'\n':
+                repeat.misses = 0
+                message.tail = p + repeat.tail_at
+                message.tail_size = repeat.total - repeat.tail_at
+                message.payload = p + repeat.line_size
+                message.reply.at = p + repeat.reply_at
+                message.reply.size = repeat.reply_size
+                message.header_size = repeat.header_size
+                message.size = repeat.size
+                message.blob = NULL
+                p += repeat.total
+                self.in_msgs += 1
+                self.in_bytes += message.size
+                self.fanout.deliver_here(repeat.entry, &message, True, NULL, 0)
+            else:
+                done = self.operate(p, end - p, whole)
+                if done == 0:
+                    break
+                p += done
+            if unlikely(self.out.box.stalling != NULL):
+                # A slow client makes us wait; a sibling never does, or two could wait for each other.
+                if self.out.box.stalling.max_pending:
+                    self.holds |= HOLD_STALL
+                self.out.box.stalling = NULL
+            if unlikely(self.holds or self.is_closing):
+                break
+        return p - data
+
+    cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1:
+        cdef RouteOp op
+        cdef RouteOpKind kind = parse_route_op(data, size, &op)
+        if kind == ROUTE_MORE:
+            return 0
+        if not self.is_joined and kind != ROUTE_INFO and kind != ROUTE_CONNECT:
+            self.broken("the first frames must be INFO and CONNECT")
+        elif kind == ROUTE_MSG or kind == ROUTE_QUEUE_MSG:
+            return self.message(data, size, &op, whole)
+        elif kind == ROUTE_SUB or kind == ROUTE_UNSUB:
+            self.interest(&op, kind == ROUTE_SUB)
+        elif kind == ROUTE_PING:
+            self.on_ping()
+        elif kind == ROUTE_PONG:
+            self.heard_pong = True
+            self.fence.on_pong(self.shard)
+            self.check_synchronised()
+        elif kind == ROUTE_QUEUE_ACK:
+            self.reroutes.settled(op.id)
+        elif kind == ROUTE_INFO:
+            self.session.on_info(op.argument.at[:op.argument.size])
+        elif kind == ROUTE_CONNECT:
+            self.session.on_connect(op.argument.at[:op.argument.size])
+        else:
+            self.broken("no frame of a sibling: " + repr(data[:min(size, 40)]))
+        return size if self.is_closing else op.line_size
+
+    cdef int interest(self, RouteOp *op, bint wanted) except -1:
+        cdef Sublist sublist = self.mesh.sublist_of(op.account.at, op.account.size)
+        if sublist is None:
+            return self.broken("unknown account " + repr(op.account.at[:op.account.size]))
+        if subject_kind(op.subject.at, op.subject.size) == SUBJECT_BAD or op.subject.size > 65000:
+            return self.broken("bad subject in RS")
+        if op.n_queues:
+            sublist.set_remote_queue(self.shard, op.subject.at, op.subject.size, op.queues[0].at, op.queues[0].size,
+                                     op.members if wanted else 0)
+        else:
+            sublist.set_remote(self.shard, op.subject.at, op.subject.size, wanted)
+        return 0
+
+    cdef Py_ssize_t message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1:
+        cdef size_t total = op.line_size + op.size + 2
+        cdef const uint8_t *tail = op.subject.at + op.subject.size
+        cdef RouteRepeat *repeat = &self.repeat
+        cdef Publish message
+        cdef Sublist sublist = self.sublist
+        cdef Entry *entry
+        cdef uint8_t *to
+        cdef size_t head
+        cdef uint64_t orphans
+        cdef int queue
+        if size < total:
+            self.needs = total
+            return 0
+        if data[total - 2] != c'\r' or data[total - 1] != c'\n':
+            self.broken("a payload without its end")
+            return size
+        if sublist is None or op.account.size != <size_t>len(sublist.account) \
+                or op.account.at[:op.account.size] != sublist.account:
+            sublist = self.mesh.sublist_of(op.account.at, op.account.size)
+            if sublist is None:
+                self.broken("unknown account " + repr(op.account.at[:op.account.size]))
+                return size
+            self.sublist = sublist
+            repeat.line_size = 0
+        message.reply = op.reply
+        message.header_size = op.header_size
+        message.size = op.size
+        message.payload = data + op.line_size
+        message.blob = whole
+        if likely(op.is_plain):
+            message.tail = tail
+            message.tail_size = total - (tail - data)
+        else:
+            to = self.fanout.scratch_for(op.reply.size + 32 + op.size + 2)
+            if to == NULL:
+                self.broken("no memory for a message")
+                return size
+            head = write_tail_head(to, op.reply, op.header_size != 0, op.header_size, op.size)
+            memcpy(to + head, message.payload, op.size + 2)
+            message.tail = to
+            message.tail_size = head + op.size + 2
+            message.payload = to + head
+            message.blob = NULL
+        entry = sublist.find(op.subject.at, op.subject.size,
+                             hash_bytes(op.subject.at, op.subject.size, sublist.seed))
+        if entry == NULL:
+            self.broken("no memory for a match")
+            return size
+        if op.is_plain and op.line_size <= MOST_REPEAT_BYTES and whole == NULL:
+            repeat.misses += 1
+            if repeat.misses <= 16 or not repeat.misses & 15:
+                copy_bytes(repeat.line, data, op.line_size)
+                repeat.entry = entry
+                repeat.epoch = sublist.cache_epoch
+                repeat.line_size = op.line_size
+                repeat.total = total
+                repeat.tail_at = tail - data
+                repeat.reply_size = op.reply.size
+                repeat.reply_at = op.reply.at - data if op.reply.size else 0
+                repeat.header_size = op.header_size
+                repeat.size = op.size
+            else:
+                repeat.line_size = 0
+        self.in_msgs += 1
+        self.in_bytes += op.size
+        orphans = self.fanout.deliver_here(entry, &message, op.kind == ROUTE_MSG, op.queues, op.n_queues)
+        if op.kind == ROUTE_MSG:
+            op.id = op.visited = 0
+        if op.id:   # one queue, and its sender waits to hear: taken, or nobody anywhere
+            if not orphans or not self.reroutes.send_on(self, sublist, op, 0, &message, op.visited):
+                self.acknowledge(op.id)
+        else:
+            queue = 0
+            while unlikely(orphans != 0):
+                if orphans & 1:
+                    self.reroutes.send_on(self, sublist, op, queue, &message, op.visited)
+                orphans >>= 1
+                queue += 1
+        return total
+
+    cdef int acknowledge(self, uint64_t id) except -1:
+        cdef bytes frame = b"QACK %d\r\n" % id
+        out_append(&self.out, frame, len(frame))
+        return 0
+
+    cdef int on_ping(self) except -1:
+        """Answered when everything that came before it has arrived: at once, but for messages being sent on."""
+        if self.orphans:
+            self.pings_due.append(set(self.orphans))
+        else:
+            self.say_pong()
+        return 0
+
+    cdef int say_pong(self) except -1:
+        out_append(&self.out, b'PONG\r\n', 6)
+        if not self.heard_ping:
+            self.heard_ping = True
+            self.check_synchronised()
+        return 0
+
+    cdef int on_settled(self, uint64_t id, uint64_t id_there) except -1:
+        """A queue message of this sibling that was sent on has arrived, or is lost."""
+        self.orphans.discard(id)
+        if id_there:
+            self.acknowledge(id_there)
+        for ids in self.pings_due:
+            ids.discard(id)
+        while self.pings_due and not self.pings_due[0]:
+            self.pings_due.pop(0)
+            self.say_pong()
+        return 0
+
+    cdef int check_synchronised(self) except -1:
+        if not self.is_synchronised and self.heard_ping and self.heard_pong:
+            self.is_synchronised = True
+            self.session.on_synchronised()
+        return 0
+
+    # ---- for the session and the owner of the socket
+
+    def join(self, int shard):
+        """INFO and CONNECT are done: from here on it carries interest and messages."""
+        self.shard = shard
+        self.is_joined = True
+        self.mesh.join(shard, &self.out)
+        self.fence.ping(shard)
+
+    def leave(self):
+        """The socket is gone: what the sibling wanted counts no more. Twice is harmless."""
+        if self.out.close_reason == CLOSE_NONE:
+            self.out.close_reason = CLOSE_CLIENT_CLOSED
+        if self.is_joined:
+            self.is_joined = False
+            self.mesh.part(self.shard)
+            self.fence.on_part(self.shard)
+            self.reroutes.on_part(self.shard)
+        out_release(&self.out)
+
+    def send(self, bytes data not None):
+        """Queues bytes as they are."""
+        out_append(&self.out, data, len(data))
+
+    def end(self, str why not None):
+        """Ends the link; the session hears why."""
+        self.broken(why)
+        out_call(&self.out)
+
+    @property
+    def pending_bytes(self) -> int:
+        return out_pending(&self.out)
+
+    @property
+    def out_msgs(self) -> int:
+        return self.out.msgs
+
+    @property
+    def out_bytes(self) -> int:
+        return self.out.payload_bytes
+
+
+cdef class Reroutes:
+    """Queue messages on their way to another shard, because their group had no member where they were sent."""
+
+    def __cinit__(self, Mesh mesh not None):
+        self.mesh = mesh
+        self.waiting = {}
+
+    cdef bint send_on(self, SiblingLink origin, Sublist sublist, RouteOp *op, int queue,
+                      Publish *message, uint64_t visited) except *:
+        cdef Fanout fanout = self.mesh.fanout
+        cdef Entry *entry = sublist.find(op.subject.at, op.subject.size,
+                                         hash_bytes(op.subject.at, op.subject.size, sublist.seed))
+        cdef Token *name = &op.queues[queue]
+        cdef Choice *choice
+        cdef uint64_t members = 0, pick
+        cdef uint32_t i, w, shard = 0
+        visited |= <uint64_t>1 << self.mesh.shard
+        if entry == NULL:
+            return False
+        for i in range(entry.n_choices):
+            choice = &entry.choices[i]
+            if choice.name.key.size == name.size and \
+                    memcmp(<uint8_t *>choice.name + sizeof(QueueName), name.at, name.size) == 0:
+                break
+        else:
+            self.n_lost += 1
+            return False
+        for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
+            if not (visited >> entry.weights[w].shard) & 1 and fanout.links[entry.weights[w].shard] != NULL:
+                members += entry.weights[w].members
+        if members == 0:
+            self.n_lost += 1
+            return False
+        pick = sublist.random() % members
+        for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
+            shard = entry.weights[w].shard
+            if not (visited >> shard) & 1 and fanout.links[shard] != NULL:
+                if pick < entry.weights[w].members:
+                    break
+                pick -= entry.weights[w].members
+        self.last_id += 1
+        if not fanout.send_queued(fanout.links[shard], entry, name, 1, message, True, self.last_id, visited):
+            self.n_lost += 1
+            return False
+        self.waiting[self.last_id] = (origin, op.id, shard)
+        origin.orphans.add(self.last_id)
+        self.n_sent_on += 1
+        return True
+
+    cdef int settled(self, uint64_t id) except -1:
+        found = self.waiting.pop(id, None)
+        if found is not None and not (<SiblingLink>found[0]).is_closing:
+            (<SiblingLink>found[0]).on_settled(id, found[1])
+        return 0
+
+    cdef int on_part(self, int shard) except -1:
+        """What a dead sibling was sent counts as arrived, as a message to a client that has just gone does."""
+        for id in [id for id, (_, _, to) in self.waiting.items() if to == shard]:
+            self.settled(id)
+        return 0

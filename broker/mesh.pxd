@@ -1,0 +1,30 @@
+# This shard's siblings: who is linked, and what all of them are told.
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from broker.fanout cimport Fanout
+from broker.outbuf cimport OutBuf
+from broker.sublist cimport MOST_SHARDS, InterestSink, Sublist
+
+cdef enum:
+    # A link's pending bytes past which the publishers that feed it wait, until it is under half of them. Two siblings
+    # that flood each other hold twice this much; a fence waits behind at most this much.
+    LINK_STALL_BYTES = 4194304
+
+cdef class Mesh(InterestSink):
+    cdef readonly Fanout fanout
+    cdef readonly int shard                  # our own number
+    cdef readonly uint64_t up                # siblings that are linked, a bit each
+    cdef uint64_t interest_frames[MOST_SHARDS]   # RS+ and RS- sent to each
+    cdef dict accounts                       # name → Sublist
+
+    # The account's subscriptions; None: no such account.
+    cdef Sublist sublist_of(self, const uint8_t *account, size_t size)
+    cdef void tell_all(self, Sublist sublist, const uint8_t *subject, size_t size,
+                       const uint8_t *queue, size_t queue_size, uint32_t members) noexcept
+    # Everything sent to a sibling that a fence has to wait for, counted.
+    cdef uint64_t frames_to(self, int shard) noexcept
+    # A link is there: it may be sent messages, and is told this shard's whole interest.
+    cdef int join(self, int shard, OutBuf *link) except -1
+    # It is gone, and what that sibling wanted with it.
+    cdef int part(self, int shard) except -1

@@ -1,0 +1,86 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""This shard's siblings: who is linked, and what all of them are told.
+
+Interest is counted per account and subject, by the sublist: a sibling hears of a subject's first and last plain
+subscription here, and of every change of a queue group's size. Not here: messages (fan-out), what siblings say
+(their links).
+"""
+
+from broker.routewire cimport write_interest
+
+
+cdef class Replay(InterestSink):
+    """Tells one sibling this shard's whole interest."""
+
+    cdef OutBuf *link
+    cdef uint64_t n
+
+    cdef void on_interest(self, Sublist sublist, const uint8_t *subject, size_t size, bint wanted) noexcept:
+        cdef const uint8_t *account = sublist.account
+        write_interest(self.link, account, len(sublist.account), subject, size, NULL, 0, 1)
+        self.n += 1
+
+    cdef void on_queue_interest(self, Sublist sublist, const uint8_t *subject, size_t size,
+                                const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
+        cdef const uint8_t *account = sublist.account
+        write_interest(self.link, account, len(sublist.account), subject, size, queue, queue_size, members)
+        self.n += 1
+
+
+cdef class Mesh(InterestSink):
+    """The sibling shards, by number."""
+
+    def __cinit__(self, Fanout fanout not None, int shard):
+        self.fanout = fanout
+        self.shard = shard
+        self.accounts = {}
+
+    def add_account(self, Sublist sublist not None):
+        """From here on siblings' messages and interest for this account are understood."""
+        self.accounts[sublist.account] = sublist
+
+    cdef Sublist sublist_of(self, const uint8_t *account, size_t size):
+        return self.accounts.get(account[:size])
+
+    cdef uint64_t frames_to(self, int shard) noexcept:
+        cdef OutBuf *link = self.fanout.links[shard]
+        return 0 if link == NULL else link.msgs + self.interest_frames[shard]
+
+    cdef void on_interest(self, Sublist sublist, const uint8_t *subject, size_t size, bint wanted) noexcept:
+        self.tell_all(sublist, subject, size, NULL, 0, 1 if wanted else 0)
+
+    cdef void on_queue_interest(self, Sublist sublist, const uint8_t *subject, size_t size,
+                                const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
+        self.tell_all(sublist, subject, size, queue, queue_size, members)
+
+    cdef void tell_all(self, Sublist sublist, const uint8_t *subject, size_t size,
+                       const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
+        cdef const uint8_t *account = sublist.account
+        cdef size_t account_size = len(sublist.account)
+        cdef uint64_t left = self.up
+        cdef int shard = 0
+        while left:
+            if left & 1 and write_interest(self.fanout.links[shard], account, account_size, subject, size,
+                                           queue, queue_size, members):
+                self.interest_frames[shard] += 1
+                self.fanout.touched |= <uint64_t>1 << shard
+            left >>= 1
+            shard += 1
+
+    cdef int join(self, int shard, OutBuf *link) except -1:
+        cdef Replay replay = Replay()
+        link.stall_mark = LINK_STALL_BYTES
+        self.fanout.links[shard] = link
+        self.up |= <uint64_t>1 << shard
+        replay.link = link
+        for sublist in self.accounts.values():
+            (<Sublist>sublist).replay(replay)
+        self.interest_frames[shard] += replay.n
+        return 0
+
+    cdef int part(self, int shard) except -1:
+        self.fanout.links[shard] = NULL
+        self.up &= ~(<uint64_t>1 << shard)
+        for sublist in self.accounts.values():
+            (<Sublist>sublist).drop_remote(shard)
+        return 0

@@ -1,0 +1,57 @@
+# The frames between shards: the NATS server's own route protocol of the 2.x generation (protocol.md, section 3).
+#
+#   RS+ <account> <subject> [<queue> <members>]      RMSG <account> <subject> [reply] <size>\r\n<payload>\r\n
+#   RS- <account> <subject> [<queue>]                RMSG <account> <subject> | <queue>… <size>          and with + <reply>
+#                                                    HMSG … <header size> <size>: RMSG with a header
+# and two of our own, for a queue message that found no member where it was sent (promise 4 of the design):
+#   QMSG <id> <visited> <account> <subject> …        for the queue groups named only; visited: mask of shards without a member
+#   QHMG …                                           QMSG with a header
+#   QACK <id>                                        it has a taker, or there is none anywhere
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from broker.fanout cimport MOST_QUEUES
+from broker.outbuf cimport OutBuf
+from broker.parser cimport Token
+
+cdef enum RouteOpKind:
+    ROUTE_MORE = 0
+    ROUTE_MSG          # RMSG, HMSG
+    ROUTE_QUEUE_MSG    # QMSG, QHMG
+    ROUTE_SUB          # RS+
+    ROUTE_UNSUB        # RS-
+    ROUTE_QUEUE_ACK
+    ROUTE_PING
+    ROUTE_PONG
+    ROUTE_INFO
+    ROUTE_CONNECT
+    ROUTE_ERR
+    ROUTE_BAD          # no frame of ours: the link is closed
+
+cdef enum:
+    # Account, subject, reply and the queue names of one frame, with room to spare: each but the names comes from one
+    # control line of a client, and names are spread over frames (fanout.MOST_NAME_BYTES).
+    MOST_ROUTE_LINE_BYTES = 229376
+
+# Pointers VALID UNTIL THE NEXT READ.
+ctypedef struct RouteOp:
+    RouteOpKind kind
+    size_t line_size
+    Token argument           # INFO, CONNECT, -ERR: the rest of the line
+    Token account
+    Token subject
+    Token reply              # size 0: none
+    Token queues[MOST_QUEUES]
+    int n_queues
+    uint32_t members         # RS+ with a queue
+    uint32_t header_size
+    uint32_t size
+    uint64_t id              # QMSG, QACK
+    uint64_t visited         # QMSG
+    bint is_plain            # RMSG without queues, as canonical as we write it: its tail can go out as it came in
+
+cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) noexcept nogil
+
+# RS+ or RS-; queue_size 0: plain interest; members 0: RS-. False: refused.
+cdef bint write_interest(OutBuf *link, const uint8_t *account, size_t account_size, const uint8_t *subject, size_t size,
+                         const uint8_t *queue, size_t queue_size, uint32_t members) noexcept

@@ -1,0 +1,236 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""The frames between shards, read and written; keeps nothing between calls.
+
+A sibling is our own program on the same host: whatever is not exactly a frame of ours is ROUTE_BAD, and ends the
+link. Sizes are checked before anything is allocated, all the same.
+"""
+
+from libc.string cimport memchr, memcpy
+
+from broker.limits import LARGEST_MAX_PAYLOAD_BYTES
+from broker.outbuf cimport out_mark_dirty, out_reserve
+from broker.parser cimport match_verb, parse_number, split_line
+from broker.word cimport SLACK, decimal
+
+cdef uint64_t MOST_PAYLOAD_BYTES = LARGEST_MAX_PAYLOAD_BYTES
+
+cdef enum:
+    MOST_ROUTE_TOKENS = MOST_QUEUES + 9
+
+
+cdef inline RouteOpKind finish(RouteOp *op, RouteOpKind kind) noexcept nogil:
+    op.kind = kind
+    return kind
+
+
+cdef bint parse_u64(Token token, uint64_t *value) noexcept nogil:
+    cdef size_t i
+    value[0] = 0
+    if token.size == 0 or token.size > 20:
+        return False
+    for i in range(token.size):
+        if token.at[i] < c'0' or token.at[i] > c'9':
+            return False
+        value[0] = value[0] * 10 + token.at[i] - c'0'
+    return True
+
+
+cdef RouteOpKind parse_message(const uint8_t *data, const uint8_t *args, const uint8_t *end, RouteOp *op,
+                               bint with_header, bint only_queues) noexcept nogil:
+    cdef Token tokens[MOST_ROUTE_TOKENS]
+    cdef const uint8_t *after = NULL
+    cdef bint single = True
+    cdef int n = split_line(args, end, tokens, MOST_ROUTE_TOKENS, &after, &single)
+    cdef int numbers = 2 if with_header else 1
+    cdef int first = 0, i
+    cdef int64_t number
+    if n == -1:
+        return finish(op, ROUTE_BAD if end - args > MOST_ROUTE_LINE_BYTES else ROUTE_MORE)
+    op.line_size = after - data
+    if only_queues:
+        if n < 2 or not parse_u64(tokens[0], &op.id) or not parse_u64(tokens[1], &op.visited):
+            return finish(op, ROUTE_BAD)
+        first = 2
+    if n < first + 2 + numbers:
+        return finish(op, ROUTE_BAD)
+    number = parse_number(tokens[n - 1])
+    if number < 0 or <uint64_t>number > MOST_PAYLOAD_BYTES:
+        return finish(op, ROUTE_BAD)
+    op.size = <uint32_t>number
+    op.header_size = 0
+    if with_header:
+        number = parse_number(tokens[n - 2])
+        if number < 0 or number > op.size:
+            return finish(op, ROUTE_BAD)
+        op.header_size = <uint32_t>number
+    op.account = tokens[first]
+    op.subject = tokens[first + 1]
+    op.reply.at = NULL
+    op.reply.size = 0
+    op.n_queues = 0
+    op.is_plain = False
+    n -= numbers
+    first += 2
+    if n - first <= 1:
+        if only_queues:
+            return finish(op, ROUTE_BAD)
+        if n > first:
+            op.reply = tokens[first]
+        op.is_plain = single
+        return finish(op, ROUTE_MSG)
+    if tokens[first].size != 1:
+        return finish(op, ROUTE_BAD)
+    if tokens[first].at[0] == c'+':
+        op.reply = tokens[first + 1]
+        first += 2
+    elif tokens[first].at[0] == c'|':
+        first += 1
+    else:
+        return finish(op, ROUTE_BAD)
+    if n - first < 1 or n - first > MOST_QUEUES:
+        return finish(op, ROUTE_BAD)
+    for i in range(first, n):
+        op.queues[op.n_queues] = tokens[i]
+        op.n_queues += 1
+    return finish(op, ROUTE_QUEUE_MSG if only_queues else ROUTE_MSG)
+
+
+cdef RouteOpKind parse_interest(const uint8_t *data, const uint8_t *args, const uint8_t *end, RouteOp *op,
+                                bint wanted) noexcept nogil:
+    cdef Token tokens[5]
+    cdef const uint8_t *after = NULL
+    cdef bint single = True
+    cdef int n = split_line(args, end, tokens, 5, &after, &single)
+    cdef int64_t members
+    if n == -1:
+        return finish(op, ROUTE_BAD if end - args > MOST_ROUTE_LINE_BYTES else ROUTE_MORE)
+    if n < 2:
+        return finish(op, ROUTE_BAD)
+    op.line_size = after - data
+    op.account = tokens[0]
+    op.subject = tokens[1]
+    op.n_queues = 0
+    op.members = 0
+    if n > 2:
+        op.queues[0] = tokens[2]
+        op.n_queues = 1
+    if n == 2 or (n == 3 and not wanted):
+        return finish(op, ROUTE_SUB if wanted else ROUTE_UNSUB)
+    if n != 4 or not wanted:
+        return finish(op, ROUTE_BAD)
+    members = parse_number(tokens[3])
+    if members < 1:
+        return finish(op, ROUTE_BAD)
+    op.members = <uint32_t>members
+    return finish(op, ROUTE_SUB)
+
+
+cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) noexcept nogil:
+    cdef const uint8_t *end = data + size
+    cdef const uint8_t *newline
+    cdef const uint8_t *args
+    cdef RouteOpKind kind
+    cdef const char *verb
+    cdef size_t verb_size
+    cdef int matched
+    if size < 5:   # no frame is shorter than its verb and one byte more
+        return finish(op, ROUTE_MORE)
+    if data[0] == c'R' and data[1] == c'M':
+        kind, verb, verb_size = ROUTE_MSG, b'rmsg ', 5
+    elif data[0] == c'H':
+        kind, verb, verb_size = ROUTE_MSG, b'hmsg ', 5
+    elif data[0] == c'R' and data[1] == c'S':
+        if data[2] == c'+':
+            kind, verb, verb_size = ROUTE_SUB, b'rs+ ', 4
+        else:
+            kind, verb, verb_size = ROUTE_UNSUB, b'rs- ', 4
+    elif data[0] == c'P' and data[1] == c'I':
+        kind, verb, verb_size = ROUTE_PING, b'ping', 4
+    elif data[0] == c'P':
+        kind, verb, verb_size = ROUTE_PONG, b'pong', 4
+    elif data[0] == c'Q' and data[1] == c'M':
+        kind, verb, verb_size = ROUTE_QUEUE_MSG, b'qmsg ', 5
+    elif data[0] == c'Q' and data[1] == c'H':
+        kind, verb, verb_size = ROUTE_QUEUE_MSG, b'qhmg ', 5
+    elif data[0] == c'Q':
+        kind, verb, verb_size = ROUTE_QUEUE_ACK, b'qack ', 5
+    elif data[0] == c'I':
+        kind, verb, verb_size = ROUTE_INFO, b'info ', 5
+    elif data[0] == c'C':
+        kind, verb, verb_size = ROUTE_CONNECT, b'connect ', 8
+    else:
+        kind, verb, verb_size = ROUTE_ERR, b'-err', 4
+    matched = match_verb(data, end, verb, verb_size)
+    if matched <= 0:
+        return finish(op, ROUTE_BAD if matched < 0 else ROUTE_MORE)
+    args = data + verb_size
+    if kind == ROUTE_MSG:
+        return parse_message(data, args, end, op, data[0] == c'H', False)
+    if kind == ROUTE_QUEUE_MSG:
+        return parse_message(data, args, end, op, data[1] == c'H', True)
+    if kind == ROUTE_SUB or kind == ROUTE_UNSUB:
+        return parse_interest(data, args, end, op, kind == ROUTE_SUB)
+    newline = <const uint8_t *>memchr(args, c'\n', end - args)
+    if newline == NULL:
+        return finish(op, ROUTE_BAD if end - args > MOST_ROUTE_LINE_BYTES else ROUTE_MORE)
+    op.line_size = newline + 1 - data
+    op.argument.at = args
+    op.argument.size = newline - args
+    if op.argument.size and (newline - 1)[0] == c'\r':
+        op.argument.size -= 1
+    if kind == ROUTE_QUEUE_ACK and not parse_u64(op.argument, &op.id):
+        return finish(op, ROUTE_BAD)
+    return finish(op, kind)
+
+
+cdef bint write_interest(OutBuf *link, const uint8_t *account, size_t account_size, const uint8_t *subject, size_t size,
+                         const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
+    cdef uint8_t *to = out_reserve(link, account_size + size + queue_size + 24)
+    cdef size_t n
+    if to == NULL:
+        return False
+    memcpy(to, b'RS+ ' if members else b'RS- ', 4)
+    n = 4
+    memcpy(to + n, account, account_size)
+    n += account_size
+    to[n] = c' '
+    memcpy(to + n + 1, subject, size)
+    n += 1 + size
+    if queue_size:
+        to[n] = c' '
+        memcpy(to + n + 1, queue, queue_size)
+        n += 1 + queue_size
+        if members:
+            to[n] = c' '
+            n += 1
+            n += decimal(to + n, members)
+    to[n] = c'\r'
+    to[n + 1] = c'\n'
+    link.pos += n + 2
+    out_mark_dirty(link)
+    return True
+
+
+def parse_route(bytes data not None) -> dict:
+    """One frame of `data` as a dictionary (for tests)."""
+    cdef bytes padded = data + bytes(SLACK)
+    cdef RouteOp op
+    cdef RouteOpKind kind = parse_route_op(<const uint8_t *><const char *>padded, len(data), &op)
+    names = {ROUTE_MORE: "MORE", ROUTE_MSG: "MSG", ROUTE_QUEUE_MSG: "QUEUE_MSG", ROUTE_SUB: "SUB",
+             ROUTE_UNSUB: "UNSUB", ROUTE_QUEUE_ACK: "QUEUE_ACK", ROUTE_PING: "PING", ROUTE_PONG: "PONG",
+             ROUTE_INFO: "INFO", ROUTE_CONNECT: "CONNECT", ROUTE_ERR: "ERR", ROUTE_BAD: "BAD"}
+    found = {"op": names[kind]}
+    if kind in (ROUTE_MSG, ROUTE_QUEUE_MSG, ROUTE_SUB, ROUTE_UNSUB):
+        found["account"] = op.account.at[:op.account.size]
+        found["subject"] = op.subject.at[:op.subject.size]
+        found["queues"] = [op.queues[i].at[:op.queues[i].size] for i in range(op.n_queues)]
+    if kind in (ROUTE_MSG, ROUTE_QUEUE_MSG):
+        found["reply"] = op.reply.at[:op.reply.size] if op.reply.size else b""
+        found.update(size=op.size, header_size=op.header_size, line_size=op.line_size)
+    if kind == ROUTE_QUEUE_MSG:
+        found.update(id=op.id, visited=op.visited)
+    if kind == ROUTE_SUB:
+        found["members"] = op.members
+    if kind == ROUTE_QUEUE_ACK:
+        found["id"] = op.id
+    return found

@@ -1,0 +1,317 @@
+"""The links of one shard to its siblings: who dials whom, the first words, and when all of them are in step.
+
+The higher number dials the lower, over the Unix socket that the router's Peers message names. Both say INFO, the
+one that dialled says CONNECT; then the engine's SiblingLink carries interest and messages. A boot id in the first
+words keeps a dead shard's successor apart from it. Not here: frames after the first (broker.link), waiting (fences).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from broker.errors import CloseReason
+from broker.link import Reroutes, SiblingLink
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from broker.fence import MeshFence
+    from broker.mesh import Mesh
+    from shards.control import Peer
+    from shards.reactor import Listener, Reactor, Socket
+
+logger = logging.getLogger("gnatswarm.links")
+
+# Raised with every change of a frame or of the first words. Shards of one broker come from one installation; a
+# mismatch is an upgrade under a running broker.
+LINK_VERSION = 1
+
+# A sibling that connects and does not finish its first words in time is not one of ours.
+HANDSHAKE_S = 2.0
+DIAL_AGAIN_S = 0.1
+BACKLOG = 128
+
+# A link should take what one round of reading a busy client makes, or each round ends in EAGAIN.
+SOCKET_BUFFER_BYTES = 1024 * 1024
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What INFO and CONNECT between shards say; keys the real server would add are ignored."""
+
+    server_id: str
+    shard: int
+    boot_id: str
+    link_version: int
+
+
+_hello_decoder = msgspec.json.Decoder(Hello)
+
+
+class LinkSession:
+    """One link: its engine side, and how far its first words have come."""
+
+    def __init__(self, links: Links, link: SiblingLink, *, dialled: Peer | None) -> None:
+        self._links = links
+        self.link = link
+        self.dialled = dialled
+        self.hello: Hello | None = None
+        self.socket: Socket | None = None
+        link.session = self
+
+    def __str__(self) -> str:
+        return f"link to shard {self.hello.shard}" if self.hello else "link to somebody"
+
+    def on_info(self, raw: bytes) -> None:
+        """The other end's INFO."""
+        if self.hello is not None:
+            self.link.end("INFO came twice")
+            return
+        try:
+            hello = _hello_decoder.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self.link.end(f"INFO is not a sibling's: {error}")
+            return
+        why = self._links.objection(hello, self.dialled)
+        if why:
+            self.link.end(why)
+            return
+        self.hello = hello
+        if self.dialled is not None:
+            self._links.on_linked(self)
+
+    def on_connect(self, raw: bytes) -> None:
+        """The other end, which dialled us, has said who it is."""
+        if self.hello is None or self.dialled is not None or self.link.is_joined:
+            self.link.end("CONNECT out of place")
+            return
+        self._links.on_linked(self)
+
+    def on_synchronised(self) -> None:
+        """Both have each other's whole interest."""
+        self._links.on_synchronised(self)
+
+    def on_broken(self, why: str) -> None:
+        """The other end broke the protocol between shards; the link is being closed."""
+        logger.error("%s: %s; closing it", self, why)
+
+    def on_closed(self, reason: int) -> None:
+        """The link is over."""
+        self.link.leave()
+        self._links.on_closed(self, CloseReason(reason))
+
+
+class Links:
+    """All links of one shard. `on_ready` is called once, when it is in step with every peer it was told of."""
+
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        reactor: Reactor,
+        mesh: Mesh,
+        fence: MeshFence,
+        hello: Hello,
+        path: str,
+        on_ready: Callable[[], None],
+        on_change: Callable[[int], None],
+    ) -> None:
+        self._loop = loop
+        self._reactor = reactor
+        self._mesh = mesh
+        self._fence = fence
+        self._reroutes = Reroutes(mesh)
+        self._hello = hello
+        self._path = path
+        self._on_ready = on_ready
+        self._on_change = on_change
+        self._is_ready = False
+        self._peers: dict[int, Peer] = {}
+        self._sessions: dict[int, LinkSession] = {}  # joined ones, by the sibling's number
+        self._greeting: set[LinkSession] = set()  # the others
+        # INFO is the first line from both sides; CONNECT tells who dialled.
+        words = msgspec.json.encode(hello)
+        self._info = b"INFO " + words + b" \r\n"
+        self._connect = b"CONNECT " + words + b"\r\n"
+        self._listening = self._listen()
+        self._listener: Listener = reactor.listen(self._listening.fileno(), self._on_accept, self._on_accept_error)
+
+    @property
+    def sessions(self) -> list[LinkSession]:
+        """The links that carry messages, by the sibling's number."""
+        return [self._sessions[shard] for shard in sorted(self._sessions)]
+
+    # ---- sockets
+
+    def _listen(self) -> socket.socket:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        # Its directory is private (0700); the socket is, too.
+        before = os.umask(0o177)
+        try:
+            listening.bind(self._path)
+        finally:
+            os.umask(before)
+        listening.listen(BACKLOG)
+        return listening
+
+    def close(self) -> None:
+        """Stops listening and removes the socket file; links end with the process."""
+        self._listener.close()
+        self._listening.close()
+        try:
+            os.unlink(self._path)
+        except FileNotFoundError:
+            pass
+
+    def _on_accept(self, fd: int, _host: str, _port: int) -> None:
+        sock = socket.socket(fileno=fd)
+        _pid, uid, _gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != os.geteuid():
+            logger.error("a process of user %d connected to the link socket; closing it", uid)
+            sock.close()
+            return
+        self._start(sock, dialled=None)
+
+    def _on_accept_error(self, errno: int) -> None:
+        logger.error("cannot accept links: %s", os.strerror(errno))
+        self._loop.call_later(DIAL_AGAIN_S, self._listener.resume)
+
+    def _dial(self, peer: Peer) -> None:
+        if self._peers.get(peer.shard) is not peer or peer.shard in self._sessions:
+            return
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            sock.connect(peer.path)
+        except OSError as error:  # it has just died, or its backlog is full: the next Peers says which
+            sock.close()
+            logger.debug("cannot reach shard %d: %s", peer.shard, error)
+            self._loop.call_later(DIAL_AGAIN_S, self._dial, peer)
+            return
+        self._start(sock, dialled=peer)
+
+    def _start(self, sock: socket.socket, *, dialled: Peer | None) -> None:
+        for name in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, name, SOCKET_BUFFER_BYTES)
+        session = LinkSession(self, SiblingLink(self._mesh, self._fence, self._reroutes), dialled=dialled)
+        self._greeting.add(session)
+        session.socket = self._reactor.open(sock.detach(), session.link, session)
+        session.link.send(self._info if dialled is None else self._info + self._connect)
+        self._loop.call_later(HANDSHAKE_S, self._give_up, session)
+        self._flush()
+
+    def _flush(self) -> None:
+        """What is said from outside a turn of the reactor goes out soon."""
+        self._loop.call_soon(self._reactor.finish)
+
+    def _give_up(self, session: LinkSession) -> None:
+        if session in self._greeting:
+            session.link.end(f"no INFO and CONNECT within {HANDSHAKE_S:g} s")
+            self._reactor.finish()
+
+    # ---- who is there
+
+    def on_peers(self, peers: list[Peer]) -> None:
+        """The router says who is linked, ourselves included."""
+        known = {peer.shard: peer for peer in peers}
+        us = known.pop(self._hello.shard, None)
+        for shard, peer in known.items():
+            before = self._peers.get(shard)
+            if before is not None and before.boot_id == peer.boot_id:
+                known[shard] = before  # the same object: what is under way to it goes on
+        self._peers = known
+        for shard, session in list(self._sessions.items()):
+            peer = known.get(shard)
+            if peer is None or session.hello is None or session.hello.boot_id != peer.boot_id:
+                self._drop(session, "its shard is gone")
+        for shard, peer in known.items():
+            if shard < self._hello.shard and shard not in self._sessions:
+                if not any(session.dialled is peer for session in self._greeting):
+                    self._dial(peer)
+        if us is not None:
+            self._look_whether_ready()
+
+    def objection(self, hello: Hello, dialled: Peer | None) -> str:
+        """Why whoever says this may not be linked; "" if it may."""
+        if hello.link_version != LINK_VERSION:
+            return f"a shard that speaks version {hello.link_version} between shards, not {LINK_VERSION}"
+        if hello.server_id != self._hello.server_id:
+            return "a shard of another broker"
+        if not 0 <= hello.shard < 64 or hello.shard == self._hello.shard:
+            return f"a shard that calls itself {hello.shard}"
+        if dialled is not None and (hello.shard, hello.boot_id) != (dialled.shard, dialled.boot_id):
+            return f"shard {dialled.shard} is not the one that was dialled"
+        if dialled is None and hello.shard < self._hello.shard:
+            return f"shard {hello.shard} dialled, which is ours to dial"
+        return ""
+
+    def on_linked(self, session: LinkSession) -> None:
+        """The first words are done."""
+        assert session.hello is not None
+        shard = session.hello.shard
+        before = self._sessions.get(shard)
+        if before is not None:  # a successor dials before we have seen its predecessor's end
+            self._drop(before, "its successor is here")
+        self._greeting.discard(session)
+        self._sessions[shard] = session
+        session.link.join(shard)
+        logger.debug("linked to shard %d", shard)
+
+    def _drop(self, session: LinkSession, why: str) -> None:
+        logger.debug("%s: %s", session, why)
+        # At once, not when the socket is closed: a successor's interest must not be mixed with it.
+        session.link.leave()
+        if session.hello is not None and self._sessions.get(session.hello.shard) is session:
+            del self._sessions[session.hello.shard]
+        if session.socket is not None:
+            session.socket.kick(CloseReason.SERVER_SHUTDOWN)
+        self._flush()
+
+    def on_synchronised(self, session: LinkSession) -> None:
+        """A sibling and we are in step."""
+        self._on_change(self._in_step())
+        self._look_whether_ready()
+
+    def on_closed(self, session: LinkSession, reason: CloseReason) -> None:
+        """A link has ended: its shard's interest is gone; dialled again if the router says that it is still there."""
+        self._greeting.discard(session)
+        shard = session.hello.shard if session.hello else -1
+        if self._sessions.get(shard) is session:
+            del self._sessions[shard]
+            logger.debug("%s closed: %s", session, reason.text)
+        self._on_change(self._in_step())
+        peer = session.dialled
+        if peer is not None and self._peers.get(peer.shard) is peer:
+            self._loop.call_later(DIAL_AGAIN_S, self._dial, peer)
+
+    def _in_step(self) -> int:
+        return sum(1 for session in self._sessions.values() if session.link.is_synchronised)
+
+    def _look_whether_ready(self) -> None:
+        if self._is_ready:
+            return
+        for shard in self._peers:
+            session = self._sessions.get(shard)
+            if session is None or not session.link.is_synchronised:
+                return
+        self._is_ready = True
+        self._on_ready()
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """One dictionary per link, for status and monitoring."""
+        return [
+            {
+                "shard": session.link.shard,
+                "in_msgs": session.link.in_msgs,
+                "in_bytes": session.link.in_bytes,
+                "out_msgs": session.link.out_msgs,
+                "out_bytes": session.link.out_bytes,
+                "pending_bytes": session.link.pending_bytes,
+            }
+            for session in self.sessions
+        ]
