@@ -36,6 +36,11 @@ class Footprint:
             self._directories.append(links)
             self.link_dir = links.path
 
+    @property
+    def directories(self) -> list[str]:
+        """The private directories."""
+        return [directory.path for directory in self._directories]
+
     def write_pid_file(self, path: str) -> None:
         """Our pid, in place of the pid file there was; "" is none. OSError when it cannot be written."""
         old, self._pid_file = self._pid_file, None

@@ -82,10 +82,6 @@ class Supervisor:
         self._program = program
         self._reparse = reparse
         self._command = list(command) if command is not None else shard_command()
-        self._zygote: Zygote | None = None
-        if command is None and parentage.adopt_orphans():
-            prepare()
-            self._zygote = take_prepared()
         wanted = options.swarm.shards or usable_cores()
         if not 1 <= wanted <= MAX_SHARDS:
             raise CannotStart(f"shards must be 1..{MAX_SHARDS}, not {wanted}")
@@ -101,12 +97,21 @@ class Supervisor:
             self.listeners = Listeners(options.host, options.port, 1 if self.is_handoff else wanted)
         except ListenError as error:
             raise CannotStart(str(error)) from None
+        self._zygote: Zygote | None = None
+        if command is None and parentage.adopt_orphans():
+            prepare()
+            self._zygote = take_prepared()
         try:
             self._footprint = Footprint(options, port=self.listeners.port, server_name=self.server_name)
         except linkdir.LinkDirectoryError as error:
             self.listeners.close()
+            if self._zygote is not None:
+                self._zygote.close()
             raise CannotStart(str(error)) from None
         self.page = Page.create()
+        if self._zygote is not None:
+            for path in self._footprint.directories:
+                self._zygote.remove_when_gone(path)
         self.steering = Steering(self.listeners.sockets)
         self.shards: list[Shard] = []
         self._handoff: Handoff | None = None

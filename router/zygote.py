@@ -8,6 +8,7 @@ shards are started by exec, which differs in nothing but time.
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import signal
 import socket
@@ -26,7 +27,7 @@ GROUP_SIGNALS = (
 # Importing takes a tenth of a second; on a machine so busy that it takes this long, exec would not be faster.
 ANSWER_DEADLINE_S = 20.0
 
-_REQUEST = struct.Struct("=16i")
+_REQUEST = struct.Struct("=c16i")
 _ANSWER = struct.Struct("=i")
 
 
@@ -56,7 +57,7 @@ class Zygote:
             # -P: a folder `shards` in the current directory is not ours.
             self.pid = os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-P", "-m", "shards.zygote", str(number)],
+                [sys.executable, "-P", "-m", "shards.zygote", str(number), str(os.getpid())],
                 child_environment(),
                 file_actions=[(os.POSIX_SPAWN_DUP2, number, number)],
                 setsigmask=GROUP_SIGNALS,
@@ -68,10 +69,15 @@ class Zygote:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         try:
             self._sock.sendmsg(
-                [_REQUEST.pack(*descriptors, *[-1] * (16 - len(descriptors)))], rights, socket.MSG_NOSIGNAL
+                [_REQUEST.pack(b"F", *descriptors, *[-1] * (16 - len(descriptors)))], rights, socket.MSG_NOSIGNAL
             )
         except OSError as error:
             raise ZygoteGone(str(error)) from None
+
+    def remove_when_gone(self, link_dir: str) -> None:
+        """Should this process die without removing this directory, the zygote does it."""
+        with contextlib.suppress(OSError):
+            self._sock.send(b"D" + os.fsencode(link_dir), socket.MSG_NOSIGNAL)
 
     def answer(self) -> int:
         """The pid of the oldest shard requested and not answered yet, our child by now. ZygoteGone, OSError."""

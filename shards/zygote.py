@@ -1,32 +1,76 @@
-"""`python -P -m shards.zygote FD`: one process that has imported all a shard needs, and forks shards when asked.
+"""`python -P -m shards.zygote FD ROUTER_PID`: a process that has imported all a shard needs, and forks shards from it.
 
 Importing is most of what a shard's start costs; here it is paid once, beside the router's own start, and a shard is
 there in a few milliseconds. It never runs an event loop or a thread, so that a fork of it is whole. A shard is forked
 twice: its first parent ends at once, and the router, which adopts orphans, becomes the parent of the shard: it reaps
 it, and its death is the shard's. Ends when the router does.
 
-A request is one SOCK_SEQPACKET packet: the numbers that its descriptors should have in the shard, the first one the
-control channel's, and the descriptors (SCM_RIGHTS). The answer is the shard's pid, or -errno.
+Packets on its SOCK_SEQPACKET: `F` and the numbers that the descriptors sent along (SCM_RIGHTS) should have in the
+shard, the control channel's first, answered by the shard's pid or -errno; `D` and the path of a link directory, to be
+removed should the router die without doing so.
 """
 
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import signal
 import socket
 import struct
 import sys
+import time
 
-from shards import parentage
+from shards import linkdir, parentage
 
-REQUEST = struct.Struct("=16i")  # descriptor numbers in the shard, the rest -1
+REQUEST = struct.Struct("=c16i")  # b"F", descriptor numbers in the shard, the rest -1
 ANSWER = struct.Struct("=i")
 
 
-def main(fd: int) -> int:
+MAX_PACKET_BYTES = 4096
+ROUTER_DEATH_S = 2.0
+
+
+class Zygote:
+    """Serves the requests that come over this socket."""
+
+    def __init__(self, fd: int, router_pid: int) -> None:
+        self.router_pid = router_pid
+        self.sock = socket.socket(fileno=fd)
+        self.link_dirs: list[str] = []
+        self.requests: list[tuple[list[int], list[int]]] = []
+
+    def read(self, flags: int = 0) -> bool:
+        """Take one packet in. False: the router is gone."""
+        data, ancillary, _flags, _address = self.sock.recvmsg(
+            MAX_PACKET_BYTES, socket.CMSG_SPACE(16 * 4), socket.MSG_CMSG_CLOEXEC | flags
+        )
+        if data[:1] == b"D":
+            self.link_dirs.append(os.fsdecode(data[1:]))
+        elif data[:1] == b"F":
+            descriptors = array.array("i")
+            for _level, _kind, payload in ancillary:
+                descriptors.frombytes(payload)
+            self.requests.append((descriptors.tolist(), list(REQUEST.unpack(data)[1 : 1 + len(descriptors)])))
+        return bool(data)
+
+    def go(self, *_: object) -> None:
+        """The end, at once; also as a signal handler. A router that still lives tidies up itself."""
+        if os.getppid() != self.router_pid:
+            # It may have told us of its directory while we were importing.
+            with contextlib.suppress(OSError):
+                while self.read(socket.MSG_DONTWAIT):
+                    pass
+            for path in self.link_dirs:
+                linkdir.remove(path)
+        os._exit(0)
+
+
+def main(fd: int, router_pid: int) -> int:
     """Serve requests until the router is gone."""
-    parentage.die_with_parent(signal.SIGKILL)
+    zygote = Zygote(fd, router_pid)
+    signal.signal(signal.SIGTERM, zygote.go)
+    parentage.die_with_parent(signal.SIGTERM)
     parentage.name_process("gnat-zygote")
     # Allocations of imports are not garbage; looking for some among them costs a fifth of the start.
     import gc
@@ -36,20 +80,19 @@ def main(fd: int) -> int:
 
     gc.freeze()
     gc.enable()
-    with socket.socket(fileno=fd) as requests:
-        while True:
-            data, ancillary, _flags, _address = requests.recvmsg(
-                REQUEST.size, socket.CMSG_SPACE(16 * 4), socket.MSG_CMSG_CLOEXEC
-            )
-            if len(data) != REQUEST.size:
-                return 0
-            descriptors = array.array("i")
-            for _level, _kind, payload in ancillary:
-                descriptors.frombytes(payload)
-            numbers = list(REQUEST.unpack(data))[: len(descriptors)]
-            _fork_shard(requests, descriptors.tolist(), numbers, shards.worker.run)
+    while zygote.read():
+        while zygote.requests:
+            descriptors, numbers = zygote.requests.pop()
+            _fork_shard(zygote.sock, descriptors, numbers, shards.worker.run)
             for descriptor in descriptors:
                 os.close(descriptor)
+    # A dying process closes its sockets a moment before it stops being a parent. One that lives and closes them kills
+    # us.
+    give_up_at = time.monotonic() + ROUTER_DEATH_S
+    while os.getppid() == router_pid and time.monotonic() < give_up_at:
+        time.sleep(0.001)
+    zygote.go()
+    return 0
 
 
 def _fork_shard(requests: socket.socket, descriptors: list[int], numbers: list[int], run: object) -> None:
@@ -81,6 +124,7 @@ def _become_shard(
     try:
         while os.getppid() == between:
             os.sched_yield()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         requests.close()
         place_descriptors(descriptors, numbers)
         parentage.name_process("gnat-shard")
@@ -110,4 +154,4 @@ def place_descriptors(descriptors: list[int], numbers: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

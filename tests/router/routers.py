@@ -125,6 +125,14 @@ class Router:
             self.process.stdout.close()
         assert wait_pids_gone(sorted(self.pids), 5.0) == [], "shards outlived their router"
 
+    def kill(self) -> None:
+        """SIGKILL the router, and wait until its log has ended: until all that could write to it have gone."""
+        self.process.kill()
+        self.process.wait()
+        self.log.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
     @property
     def port(self) -> int:
         return int(self.log.wait_line(r"Listening for client connections on \S*:(\d+)", DEADLINE_S)[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -36,6 +37,15 @@ def children_of(pid: int) -> dict[int, str]:
     return found
 
 
+def sockets_of(pid: int) -> set[str]:
+    """The kernel's names of the sockets it holds."""
+    found = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return {name for name in found if name.startswith("socket:")}
+
+
 def shard_pids(router: Router) -> list[int]:
     return [row["pid"] for row in router.status()["shards"]]
 
@@ -55,11 +65,8 @@ def test_shards_are_the_routers_children_and_hold_what_they_were_given(tmp_path:
         pids = shard_pids(router)
         assert set(children_of(router.process.pid)) == {*pids, zygote_of(router)}
         assert info_from(router.port).startswith(b"INFO ")
-        sockets = [[os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")] for pid in pids]
-        of_router = {
-            os.readlink(f"/proc/{router.process.pid}/fd/{n}") for n in os.listdir(f"/proc/{router.process.pid}/fd")
-        }
-        listeners = [{name for name in held if name in of_router and name.startswith("socket:")} for held in sockets]
+        of_router = sockets_of(router.process.pid)
+        listeners = [sockets_of(pid) & of_router for pid in pids]
         # Each holds its own listener, and not its sibling's.
         assert len(listeners[0]) == len(listeners[1]) == 1
         assert listeners[0] != listeners[1]
@@ -95,12 +102,9 @@ def test_a_killed_router_takes_all_with_it(tmp_path: Path) -> None:
     router.wait_ready()
     below = list(children_of(router.process.pid))
     assert len(below) == 4
-    router.process.kill()
-    router.process.wait()
+    router.kill()
     assert wait_pids_gone(below, 5.0) == []
-    router.log.join()
-    assert router.process.stdout is not None
-    router.process.stdout.close()
+    assert router.leftovers() == []
 
 
 def test_a_router_killed_at_any_moment_of_its_start_leaves_nobody(tmp_path: Path) -> None:
@@ -108,12 +112,9 @@ def test_a_router_killed_at_any_moment_of_its_start_leaves_nobody(tmp_path: Path
         router = Router(tmp_path, 2, is_real=True)
         time.sleep(delay_ms / 1000)  # not a wait: the moment of death is the test's input
         session = router.process.pid
-        router.process.kill()
-        router.process.wait()
-        router.log.join()  # ends when the last process that could write to it has gone
-        assert router.process.stdout is not None
-        router.process.stdout.close()
+        router.kill()
         wait_until(partial(_is_empty, session), "nobody is left", 5.0)
+        assert router.leftovers() == [], f"killed after {delay_ms} ms"
 
 
 def _is_empty(session: int) -> bool:
@@ -133,6 +134,16 @@ def test_many_shards_start_at_once(tmp_path: Path) -> None:
         router.wait_log("Server is ready", 30.0)
         assert len(set(shard_pids(router))) == 64
         assert info_from(router.port).startswith(b"INFO ")
+
+
+def test_a_zygote_that_is_told_to_stop_removes_nothing_of_a_living_router(tmp_path: Path) -> None:
+    with Router(tmp_path, 1, is_real=True) as router:
+        router.wait_ready()
+        zygote = zygote_of(router)
+        os.kill(zygote, signal.SIGTERM)
+        wait_pids_gone([zygote], 5.0)
+        assert len(router.leftovers()) == 1
+        assert router.status()["shards"][0]["phase"] == "ready"
 
 
 def test_a_zygote_that_died_says_so() -> None:
