@@ -88,8 +88,7 @@ def require_object(raw: bytes) -> None:
 def overlay(current: ConnectOptions, raw: bytes) -> ConnectOptions:
     """`current` with what the CONNECT argument `raw` says over it; `current` itself is not changed.
 
-    BadArguments, InvalidClientProtocol, NoRespondersRequiresHeaders or AuthorizationViolation for what a client
-    may not say.
+    BadArguments for what cannot be read, and AuthorizationViolation for a client that names its account.
     """
     changes: dict[str, Any] = {}
     try:
@@ -106,10 +105,14 @@ def overlay(current: ConnectOptions, raw: bytes) -> ConnectOptions:
     options = msgspec.structs.replace(current, **changes)
     if not -(2**63) <= options.protocol < 2**63:
         raise BadArguments
-    if options.protocol not in (0, 1):
-        raise InvalidClientProtocol
     if options.account:  # only an operator's server lets a client choose
         raise AuthorizationViolation
+    return options
+
+
+def require_sense(options: ConnectOptions) -> None:
+    """InvalidClientProtocol or NoRespondersRequiresHeaders; looked at once a client is known to be let in."""
+    if options.protocol not in (0, 1):
+        raise InvalidClientProtocol
     if options.no_responders and not options.headers:
         raise NoRespondersRequiresHeaders
-    return options

@@ -31,7 +31,7 @@ ctypedef struct Repeat:
 
 # Answers a PING once every sibling in a mask has seen what the client sent it (promise 2 of the design).
 cdef class Fence:
-    # True: answered at once by the caller; False: release_pong() follows.
+    # True: answered at once by the caller; False: the client is held, release_pong() follows.
     cdef bint passes(self, ClientConnection client) noexcept
     # The client is gone.
     cdef void forget(self, ClientConnection client) noexcept
@@ -45,8 +45,6 @@ cdef class ClientConnection(Peer):
     cdef uint32_t left_at             # leave(): the next slot of subs
     cdef Repeat *repeat
     cdef uint64_t touched             # siblings sent something since they last acknowledged everything
-    cdef uint32_t pongs_due           # PINGs that wait for a fence
-    cdef uint32_t link_waited         # 1 + the sibling whose link holds this publisher back; 0: none
     cdef size_t max_line_bytes
     cdef size_t max_payload_bytes
     cdef size_t max_subs              # 0: no limit

@@ -140,14 +140,10 @@ cdef class ClientConnection(Peer):
         elif kind == OP_UNSUB:
             self.unsubscribe(&op)
         elif kind == OP_PING:
-            if self.pongs_due == 0 and self.touched == 0:
+            if self.touched == 0 or self.fence.passes(self):
                 self.release_pong()
-            elif self.fence.passes(self):
-                self.release_pong()
-            else:
-                self.pongs_due += 1
-                if self.is_verbose:
-                    self.holds |= HOLD_FENCE
+            else:   # what its later operations cause must not overtake the PONG
+                self.holds |= HOLD_FENCE
         elif kind == OP_PONG:
             if self.pings_out:
                 self.pings_out = 0
@@ -293,14 +289,15 @@ cdef class ClientConnection(Peer):
     cdef int subscribe(self, Op *op) except -1:
         cdef uint32_t hash
         cdef Sub *sub
-        if subject_kind(op.subject.at, op.subject.size) == SUBJECT_BAD or op.subject.size > MOST_KEY_BYTES:
-            return self.fail(errors.InvalidSubject())
+        # In nats-server's order: at the limit every SUB is an error, a sid in use is ignored unseen.
+        if self.max_subs and self.subs.count >= self.max_subs:
+            return self.fail(errors.MaximumSubscriptionsExceeded())
         if op.sid.size > MOST_KEY_BYTES or op.queue.size > MOST_KEY_BYTES:
             return self.fail(errors.BadArguments())
         hash = <uint32_t>hash_bytes(op.sid.at, op.sid.size, self.sublist.seed)
         if table_find(&self.subs, op.sid.at, op.sid.size, hash) == NULL:
-            if self.max_subs and self.subs.count >= self.max_subs:
-                return self.fail(errors.MaximumSubscriptionsExceeded())
+            if subject_kind(op.subject.at, op.subject.size) == SUBJECT_BAD or op.subject.size > MOST_KEY_BYTES:
+                return self.fail(errors.InvalidSubject())
             self.fanout.touched = 0
             sub = self.sublist.insert(&self.out, op.subject.at, op.subject.size, op.queue.at, op.queue.size,
                                       op.sid.at, op.sid.size, hash)

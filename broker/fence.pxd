@@ -17,7 +17,7 @@ cdef class MeshFence(Fence):
     cdef Mesh mesh
     cdef list in_flight            # per shard: Waiters that the PING on its way stands for
     cdef list waiting              # per shard: Waiters for the PING after it
-    cdef dict due                  # client → deque of Waiters, in the order of its PINGs
+    cdef dict due                  # client → its Waiter
     cdef uint8_t is_pinging[MOST_SHARDS]
     cdef uint64_t frames_pinged[MOST_SHARDS]   # frames sent to it when the PING on its way was
     cdef uint64_t frames_acked[MOST_SHARDS]    # frames it is known to have seen

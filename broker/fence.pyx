@@ -5,8 +5,6 @@ Costs nothing to a client whose earlier operations reached no sibling, or whose 
 everything since; otherwise one or two round trips over a Unix socket, shared by all who ask meanwhile.
 """
 
-from collections import deque
-
 from broker.outbuf cimport out_append
 from broker.peer cimport HOLD_FENCE
 
@@ -42,13 +40,8 @@ cdef class MeshFence(Fence):
             left >>= 1
             shard += 1
         if waiter is None:
-            if client.pongs_due == 0:
-                return True
-            waiter = Waiter()   # its earlier PONGs come first
-            waiter.client = client
-        if client.pongs_due == 0:
-            self.due[client] = deque()
-        self.due[client].append(waiter)
+            return True
+        self.due[client] = waiter
         return False
 
     cdef int ping(self, int shard) except -1:
@@ -82,19 +75,13 @@ cdef class MeshFence(Fence):
             waiter = <Waiter>item
             waiter.links_left -= 1
             client = waiter.client
-            if waiter.links_left or client is None:
-                continue
-            queue = self.due[client]
-            while queue and (<Waiter>queue[0]).links_left == 0:
-                queue.popleft()
-                client.pongs_due -= 1
-                client.release_pong()
-            if not queue:
+            if waiter.links_left == 0 and client is not None:
                 del self.due[client]
-                if client.holds & HOLD_FENCE:
-                    client.release(HOLD_FENCE)
+                client.release_pong()
+                client.release(HOLD_FENCE)
         return 0
 
     cdef void forget(self, ClientConnection client) noexcept:
-        for item in self.due.pop(client, ()):
-            (<Waiter>item).client = None
+        cdef Waiter waiter = self.due.pop(client, None)
+        if waiter is not None:
+            waiter.client = None

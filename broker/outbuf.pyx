@@ -299,3 +299,91 @@ cdef int out_gather(OutBuf *out, iovec *parts, int room) noexcept nogil:
             n += 1
         chunk = chunk.next
     return n
+
+
+cdef void probe_flush(void *owner, OutBuf *out) noexcept:
+    (<OutBufProbe>owner).on_flush()
+
+
+cdef class OutBufProbe:
+    """A buffer in an outbox of its own as tests see it. `kernel` is asked how much it takes when a chunk is full."""
+
+    cdef Outbox *box
+    cdef OutBuf out
+    cdef object kernel     # called with the pending bytes; returns how many it takes; None: nobody flushes
+
+    def __cinit__(self, size_t max_pending=0, *, size_t stall_mark=0, kernel=None):
+        self.box = outbox_new()
+        out_init(&self.out, self.box, max_pending)
+        self.out.stall_mark = stall_mark
+        self.kernel = kernel
+        if kernel is not None:
+            self.box.flush = probe_flush
+            self.box.flush_owner = <void *>self
+
+    def __dealloc__(self):
+        out_release(&self.out)
+        outbox_release(self.box)
+        outbox_release(self.box)   # the buffer's reference
+
+    cdef void on_flush(self) noexcept:
+        cdef size_t n = self.kernel(out_pending(&self.out))
+        if n:
+            self.out.taken_us = self.box.now_us
+        out_take(&self.out, n)
+
+    def append(self, bytes data not None) -> bool:
+        """False: refused."""
+        return out_append(&self.out, data, len(data))
+
+    def append_blob(self, bytes data not None, size_t start=0) -> bool:
+        """Appends a blob's bytes from `start` on, by reference. False: refused."""
+        cdef Blob *blob = blob_new(self.box, len(data))
+        if blob == NULL:
+            raise MemoryError
+        memcpy(blob.data, <const uint8_t *>data, len(data))
+        cdef bint taken = out_append_blob(&self.out, blob, blob.data + start, len(data) - start)
+        blob_release(self.box, blob)
+        return taken
+
+    def gather(self, int room=64) -> list:
+        """What a gathering write of at most `room` parts would send."""
+        cdef iovec parts[64]
+        cdef int n = out_gather(&self.out, parts, min(room, 64)), i
+        return [(<uint8_t *>parts[i].iov_base)[:parts[i].iov_len] for i in range(n)]
+
+    def take(self, size_t n):
+        assert n <= out_pending(&self.out)
+        out_take(&self.out, n)
+
+    def condemn(self, int reason):
+        out_condemn(&self.out, <CloseReason>reason)
+
+    def release(self):
+        out_release(&self.out)
+
+    def set_clock(self, uint64_t now_us):
+        self.box.now_us = now_us
+
+    @property
+    def pending(self) -> int:
+        return out_pending(&self.out)
+
+    @property
+    def close_reason(self) -> int:
+        return self.out.close_reason
+
+    @property
+    def flags(self) -> set:
+        """Which of dirty, called, behind, stalling, relieved hold; the last two are told once."""
+        cdef bint stalling = self.box.stalling == &self.out, relieved = self.box.relieved
+        self.box.stalling = NULL
+        self.box.relieved = 0
+        names = {"dirty": self.out.is_dirty, "called": self.out.is_called, "behind": self.out.is_behind,
+                 "stalling": stalling, "relieved": relieved}
+        return {name for name, holds in names.items() if holds}
+
+    @property
+    def memory(self) -> dict:
+        return {"in_use": self.box.bytes_in_chunks, "free_chunks": self.box.n_free_chunks,
+                "free_small": self.box.n_free_small}

@@ -71,7 +71,12 @@ cdef int split_line(const uint8_t *p, const uint8_t *end, Token *tokens, int roo
 
 
 cdef inline bint is_too_long(const uint8_t *args, const uint8_t *end, size_t max_line) noexcept nogil:
-    """Are the arguments before `end`, a line end that may be there already not counted, over the limit?"""
+    """Are the arguments before `end` over the limit? Neither blanks in front of them count, nor a line end that may
+    be there already; but the blanks are held too, so that they cannot be without end."""
+    if <size_t>(end - args) > max_line + MOST_IGNORED_BYTES:
+        return True
+    while args < end and (args[0] == c' ' or args[0] == c'\t'):
+        args += 1
     if end > args and (end - 1)[0] == c'\n':
         end -= 1
     if end > args and (end - 1)[0] == c'\r':

@@ -12,7 +12,7 @@ from broker.sublist cimport Sub
 # Why no operation is carried out for now; a mask.
 cdef enum Hold:
     HOLD_STALL = 1     # somebody it feeds is behind
-    HOLD_FENCE = 2     # a verbose client's PONG is due: its later +OKs would overtake it
+    HOLD_FENCE = 2     # its PONG is due: what its later operations cause must not overtake it
     HOLD_LOGIN = 4     # its log-in is being looked at
 
 cdef class Peer:

@@ -149,6 +149,7 @@ cdef class Sublist:
     cdef readonly uint64_t n_inserts
     cdef readonly uint64_t n_removes
     cdef readonly uint64_t n_builds  # cache misses
+    cdef readonly uint64_t n_steps   # trie nodes that those looked below
 
     # Adds a subscription (the subject is valid); NULL: no memory.
     cdef Sub *insert(self, OutBuf *out, const uint8_t *subject, size_t size, const uint8_t *queue, size_t queue_size,

@@ -590,6 +590,7 @@ cdef class Sublist:
         """Collects the patterns below `at` that match the tokens from s on. False: no memory."""
         cdef const uint8_t *e = <const uint8_t *>memchr(s, c'.', end - s)
         cdef Pattern *child
+        self.n_steps += 1
         if e == NULL:
             e = end
         if at.rest != NULL and not self.add_found(&at.rest.node):
@@ -909,11 +910,20 @@ cdef class SublistProbe:
         shards = {i for i in range(MOST_SHARDS) if (entry.remote >> i) & 1}
         return {"plain": sorted(sids), "queues": queues, "remote": shards}
 
+    def slots_probed(self, bytes subject not None) -> int:
+        """How many slots of its literal table lie between the subject's first one and the first empty one."""
+        cdef uint32_t hash = <uint32_t>hash_bytes(subject, len(subject), self.sublist.seed)
+        cdef Table *table = &self.sublist.literals[hash >> 26]
+        cdef int n = 0
+        while table.slots != NULL and table.slots[(hash + n) & table.mask]:
+            n += 1
+        return n
+
     @property
     def counts(self) -> dict:
         return {"subscriptions": self.sublist.n_subs, "builds": self.sublist.n_builds,
                 "cached": self.sublist.cache_count, "cache_bytes": self.sublist.cache_bytes,
-                "queue_names": self.sublist.queue_names.count,
+                "steps": self.sublist.n_steps, "queue_names": self.sublist.queue_names.count,
                 "literals": sum([self.sublist.literals[i].count for i in range(LITERAL_TABLES)]),
                 "patterns": self.sublist.root.tokens.count + (self.sublist.root.star != NULL)
                 + (self.sublist.root.rest != NULL)}

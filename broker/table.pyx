@@ -5,8 +5,9 @@ Load at most 3/4. Removal shifts back, so there are no tombstones and churn cost
 the slots once; a holder that may grow to millions splits its keys over several tables to keep that short.
 """
 
-from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp
+from libc.stdint cimport int64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcmp, memcpy, memset
 
 
 cdef inline uint64_t pack(Keyed *item) noexcept nogil:
@@ -94,3 +95,67 @@ cdef void table_remove(Table *table, Keyed *item) noexcept nogil:
             table.slots[gap] = table.slots[i]
             gap = i
     table.slots[gap] = 0
+
+
+ctypedef struct Named:
+    Keyed key
+    int64_t value
+
+
+cdef class TableProbe:
+    """A table as tests see it: from bytes to numbers, every hash chosen by the caller."""
+
+    cdef Table table
+
+    def __cinit__(self):
+        table_init(&self.table, sizeof(Named))
+
+    def __dealloc__(self):
+        cdef uint32_t i
+        if self.table.slots != NULL:
+            for i in range(self.table.mask + 1):
+                free(slot_item(self.table.slots[i]))
+        table_free(&self.table)
+
+    def insert(self, bytes key not None, uint32_t hash, int64_t value):
+        """The key must not be there yet."""
+        cdef Named *item = <Named *>malloc(sizeof(Named) + len(key))
+        if item == NULL:
+            raise MemoryError
+        memset(item, 0, sizeof(Named))
+        item.key.hash = hash
+        item.key.size = <uint16_t>len(key)
+        item.value = value
+        memcpy(<uint8_t *>item + sizeof(Named), <const uint8_t *>key, len(key))
+        if not table_insert(&self.table, &item.key):
+            free(item)
+            raise MemoryError
+
+    def find(self, bytes key not None, uint32_t hash) -> int | None:
+        cdef Named *item = <Named *>table_find(&self.table, key, len(key), hash)
+        return item.value if item != NULL else None
+
+    def remove(self, bytes key not None, uint32_t hash):
+        """KeyError: it is not there."""
+        cdef Keyed *item = table_find(&self.table, key, len(key), hash)
+        if item == NULL:
+            raise KeyError(key)
+        table_remove(&self.table, item)
+        free(item)
+
+    def __len__(self) -> int:
+        return self.table.count
+
+    @property
+    def slots(self) -> int:
+        """How many slots there are; 0 for an empty table."""
+        return self.table.mask + 1 if self.table.slots != NULL else 0
+
+    def values(self) -> list:
+        """Every value, in the order of the slots."""
+        cdef uint32_t i
+        found = []
+        for i in range(self.slots):
+            if self.table.slots[i]:
+                found.append((<Named *>slot_item(self.table.slots[i])).value)
+        return found

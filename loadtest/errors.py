@@ -29,3 +29,7 @@ class RequestTimeout(NatsError):
 
 class NoResponders(NatsError):
     """Nobody subscribes to the subject of the request; the server said so at once."""
+
+
+class LoadFailed(NatsError):
+    """A run that cannot be made or was cut short; its one line of text is all the user sees."""

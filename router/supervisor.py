@@ -23,12 +23,13 @@ from broker.options import Options
 from router import packages, supervision
 from router.cores import MAX_SHARDS, usable_cores
 from router.footprint import Footprint
+from router.launcher import Launcher
 from router.listeners import ListenError, Listeners
-from router.shard_process import ShardProcess, shard_command
+from router.shard_process import ShardProcess
 from router.steering import Steering
 from router.supervision import Phase, ShardState
-from router.zygote import GROUP_SIGNALS, Zygote, ZygoteGone, prepare, take_prepared
-from shards import control, linkdir, logs, parentage
+from router.zygote import GROUP_SIGNALS
+from shards import control, linkdir, logs
 from shards.page import Page
 
 if TYPE_CHECKING:
@@ -81,7 +82,6 @@ class Supervisor:
         self.options = options
         self._program = program
         self._reparse = reparse
-        self._command = list(command) if command is not None else shard_command()
         wanted = options.swarm.shards or usable_cores()
         if not 1 <= wanted <= MAX_SHARDS:
             raise CannotStart(f"shards must be 1..{MAX_SHARDS}, not {wanted}")
@@ -97,21 +97,15 @@ class Supervisor:
             self.listeners = Listeners(options.host, options.port, 1 if self.is_handoff else wanted)
         except ListenError as error:
             raise CannotStart(str(error)) from None
-        self._zygote: Zygote | None = None
-        if command is None and parentage.adopt_orphans():
-            prepare()
-            self._zygote = take_prepared()
+        self._launcher = Launcher(command)
         try:
             self._footprint = Footprint(options, port=self.listeners.port, server_name=self.server_name)
         except linkdir.LinkDirectoryError as error:
             self.listeners.close()
-            if self._zygote is not None:
-                self._zygote.close()
+            self._launcher.close()
             raise CannotStart(str(error)) from None
         self.page = Page.create()
-        if self._zygote is not None:
-            for path in self._footprint.directories:
-                self._zygote.remove_when_gone(path)
+        self._launcher.remove_when_gone(self._footprint.directories)
         self.steering = Steering(self.listeners.sockets)
         self.shards: list[Shard] = []
         self._handoff: Handoff | None = None
@@ -179,9 +173,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Give everything back: no process, descriptor, socket file or directory of ours stays."""
-        if self._zygote is not None:
-            self._zygote.close()
-            self._zygote = None
+        self._launcher.close()
         for shard in self.shards:
             if shard.process is not None:
                 shard.process.kill()
@@ -318,40 +310,19 @@ class Supervisor:
         )
         shard.link_path = ""
         try:
-            shard.process = self._launch(boot)
+            shard.process = self._launcher.launch(boot)
         except OSError as error:
             self._deliver(shard, supervision.SpawnFailed(f"cannot start a process: {error.strerror}"))
             return
         if self._loop is not None:
             self._meet(shard)
 
-    def _launch(self, boot: control.Boot) -> ShardProcess:
-        if self._zygote is not None:
-            try:
-                return ShardProcess(boot, self._zygote)
-            except ZygoteGone as error:
-                self._give_zygote_up(error)
-        return ShardProcess(boot, self._command)
-
-    def _give_zygote_up(self, error: ZygoteGone) -> None:
-        if self._zygote is not None:
-            log.warning("The process that forks shards is gone (%s): starting them by exec, which takes longer", error)
-            self._zygote.close()
-            self._zygote = None
-
     def _meet(self, shard: Shard) -> None:
         """The process that was asked for is there, or something is to be done about it."""
-        process = shard.process
-        assert process is not None
+        assert shard.process is not None
         try:
-            try:
-                process.meet()
-            except ZygoteGone as error:
-                self._give_zygote_up(error)
-                process.close()
-                process = shard.process = self._launch(process.boot)
+            process = shard.process = self._launcher.meet(shard.process)
         except OSError as error:
-            process.close()
             shard.process = None
             self._deliver(shard, supervision.SpawnFailed(f"cannot start a process: {error.strerror}"))
             return

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 from broker.auth import Authenticator
-from broker.connect import ConnectOptions, overlay, require_object
+from broker.connect import ConnectOptions, overlay, require_object, require_sense
 from broker.connection import ClientConnection
 from broker.errors import AuthorizationViolation, CloseReason, MaximumConnectionsExceeded, ProtocolError
+from shards.closed import SLOW, Closed
 
 if TYPE_CHECKING:
     from broker.connection import Fence
@@ -27,11 +27,6 @@ if TYPE_CHECKING:
     from shards.reactor import Reactor, Socket
 
 logger = logging.getLogger("gnatswarm.clients")
-
-# Closed connections kept for /connz?state=closed, as many as nats-server keeps.
-MOST_CLOSED = 10_000
-
-_SLOW = (CloseReason.SLOW_CONSUMER_PENDING_BYTES, CloseReason.SLOW_CONSUMER_WRITE_DEADLINE)
 
 
 class ClientSession:
@@ -58,6 +53,7 @@ class ClientSession:
         """A CONNECT line came. Raises the ProtocolError that it deserves."""
         options = overlay(self.connect, raw)
         self.user = self._clients.authenticator.user_of(options)
+        require_sense(options)
         # Secrets have served: nothing keeps them.
         options.auth_token = options.password = options.jwt = options.sig = ""
         self.connect = options
@@ -120,7 +116,7 @@ class Clients:
         self.info = info
         self.authenticator = Authenticator(options)
         self.open: dict[int, ClientSession] = {}
-        self.closed: deque[ClientSession] = deque(maxlen=MOST_CLOSED)
+        self.closed = Closed()
 
     def on_accept(self, fd: int, host: str, port: int) -> None:
         """Takes over a new connection."""
@@ -161,8 +157,8 @@ class Clients:
         del self.open[session.connection.cid]
         session.socket = None
         self._page.remove_connection(self._shard)
-        self.closed.append(session)
-        if session.reason in _SLOW:
+        self.closed.note(session)
+        if session.reason in SLOW:
             logger.warning("%s - Slow Consumer Detected: %s", session, session.reason.text)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s - Client connection closed: %s", session, session.reason.text)

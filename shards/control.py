@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Raised with every change of a message. Router and shards come from one installation; a mismatch is an upgrade under
 # a running broker, and the shard says so instead of guessing.
-CONTROL_VERSION = 1
+CONTROL_VERSION = 2
 
 # The largest thing sent is one shard's page of ten thousand connections with all their subscriptions.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -130,8 +130,8 @@ class Snapshot(Message, frozen=True):
     """Answer this monitoring request for your own clients."""
 
     seq: int
-    page: str  # "connz", "subsz", …
-    query: str  # the URL's query string, unparsed
+    page: str  # one of shards.rows.QUERIES
+    query: str  # that query, as JSON
 
 
 # ---- shard → router ----
@@ -164,10 +164,11 @@ class Drained(Message, frozen=True):
 
 
 class SnapshotReply(Message, frozen=True):
-    """The answer to Snapshot(seq)."""
+    """One part of the answer to Snapshot(seq), in order. No body and the last: the question made no sense."""
 
     seq: int
-    body: bytes  # JSON
+    body: bytes  # shards.rows: the page's part, in MessagePack
+    is_last: bool = True
 
 
 ToShard = Boot | Ping | Peers | Reload | ReopenLog | LogLevel | Steered | Drain | LameDuck | Stop | Snapshot

@@ -29,6 +29,7 @@ from shards.clients import Clients
 from shards.links import LINK_VERSION, Hello, Links
 from shards.page import Page
 from shards.reactor import Reactor
+from shards.snapshots import Snapshots
 
 if TYPE_CHECKING:
     from shards.control import Message
@@ -37,6 +38,8 @@ logger = logging.getLogger("gnatswarm.shard")
 
 # Deadlines (idle, log-in, write) are looked at in tenths of all sockets, ten times a second.
 SWEEP_S = 0.1
+# A lag is halved in 0.7 s, so that one late timer does not make a shard look slow for long.
+LAG_FADES = 0.9
 # Out of descriptors: accepting is tried again after so long, as nats-server does.
 ACCEPT_AGAIN_S = 1.0
 PR_SET_PDEATHSIG = 1
@@ -62,6 +65,7 @@ class Shard:
         self._channel = control.Channel(sock, control.ToShard, self._on_message, self._on_control_closed)
         self._boot: control.Boot | None = None
         self._listeners: list[object] = []
+        self._lag_s = 0.0
 
     # ---- control channel
 
@@ -79,6 +83,8 @@ class Shard:
                 logs.reopen()
             case control.LogLevel(debug, trace):
                 logs.set_level(debug, trace)
+            case control.Snapshot():
+                self._snapshots.answer(message)
             case _:
                 logger.debug("%s is not for us yet", type(message).__name__)
 
@@ -134,7 +140,8 @@ class Shard:
             page=self._page,
         )
         self._loop.add_reader(self._reactor.fd, self._reactor.turn)
-        self._loop.call_later(SWEEP_S, self._sweep)
+        self._sweep_at_s = self._loop.time() + SWEEP_S
+        self._loop.call_at(self._sweep_at_s, self._sweep)
         path = os.path.join(boot.link_dir, f"{boot.shard}.{boot.boot_id}.sock")
         self._links = Links(
             loop=self._loop,
@@ -145,6 +152,13 @@ class Shard:
             path=path,
             on_ready=self._on_ready,
             on_change=lambda n: self._page.store(boot.shard, "links", n),
+        )
+        self._snapshots = Snapshots(
+            channel=self._channel,
+            clients=self._clients,
+            sublist=self._sublist,
+            fanout=self._fanout,
+            links=self._links,
         )
         # What was made up to here stays for good: the collector need not look at it again.
         gc.collect()
@@ -160,8 +174,18 @@ class Shard:
         self._channel.send(control.Ready())
 
     def _sweep(self) -> None:
-        self._loop.call_later(SWEEP_S, self._sweep)
+        now_s = self._loop.time()
+        self._show_gauges(now_s - self._sweep_at_s)
+        self._sweep_at_s = now_s + SWEEP_S
+        self._loop.call_at(self._sweep_at_s, self._sweep)
         self._reactor.sweep()
+
+    def _show_gauges(self, late_s: float) -> None:
+        """On the shared page, for whoever looks; the lag is the worst of the last second or so."""
+        assert self._boot is not None
+        self._lag_s = max(late_s, self._lag_s * LAG_FADES)
+        self._page.store(self._boot.shard, "loop_lag_us", int(self._lag_s * 1_000_000))
+        self._page.store(self._boot.shard, "subscriptions", self._sublist.n_subs)
 
     def _on_accept_error(self, errno: int) -> None:
         logger.error("cannot accept connections: %s; trying again in %g s", os.strerror(errno), ACCEPT_AGAIN_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.router.routers import DEADLINE_S, Dialled, Router, dial, wait_until
+from tests.router.routers import DEADLINE_S, Dialled, Router, dial, option_tree, wait_until
 from tests.support.servers import wait_pids_gone
 
 
@@ -304,6 +305,56 @@ def test_reload_without_a_configuration_changes_nothing(tmp_path: Path) -> None:
         router.wait_log("there is no configuration to read again")
         router.process.send_signal(signal.SIGUSR1)
         assert router.status()["shards"][0]["phase"] == "ready"
+
+
+def test_reload_takes_all_or_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "options.json"
+    with Router(tmp_path, 1, environment={"RELOADED_OPTIONS": str(path)}) as router:
+        router.wait_ready()
+        router.process.send_signal(signal.SIGHUP)
+        router.wait_log(r"\[ERR\] Reload failed, nothing was changed: .*No such file")
+        tree = option_tree(2, -1, "reuseport")
+        path.write_text(json.dumps({**tree, "host": "0.0.0.0"}))
+        router.process.send_signal(signal.SIGHUP)
+        router.wait_log("reload not supported for host")
+        path.write_text(json.dumps({**tree, "limits": {"max_connections": 3}}))
+        router.process.send_signal(signal.SIGHUP)
+        router.wait_log("Reloaded server configuration")
+        wait_until(lambda: [row["phase"] for row in router.status()["shards"]] == ["ready", "ready"], "two shards")
+        pid_file = tmp_path / "pid"
+        path.write_text(json.dumps({**tree, "pid_file": str(pid_file)}))
+        router.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: pid_file.exists() and pid_file.read_text() == str(router.process.pid), "a pid file")
+        router.note_pids()
+    assert not pid_file.exists()
+
+
+def test_pid_and_ports_file(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    with Router(tmp_path, 1, pid_file=str(pid_file), ports_file_dir=str(tmp_path)) as router:
+        router.wait_ready()
+        assert pid_file.read_text() == str(router.process.pid)
+        ports = json.loads((tmp_path / f"gnatswarm_{router.process.pid}.ports").read_text())
+        assert ports["nats"] == [f"nats://127.0.0.1:{router.port}"]
+    assert not pid_file.exists()
+    assert list(tmp_path.glob("*.ports")) == []
+
+
+def test_a_pid_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
+    with Router(tmp_path, 1, pid_file=str(tmp_path / "no" / "pid")) as router:
+        assert router.process.wait(DEADLINE_S) == 1
+        router.wait_log(r"\[FTL\] Could not write pidfile")
+        assert router.leftovers() == []
+
+
+def test_an_operator_with_several_brokers_has_to_say_which(tmp_path: Path) -> None:
+    with Router(tmp_path, 1) as first, Router(tmp_path, 1) as second:
+        first.wait_ready()
+        second.wait_ready()
+        done = first.operator("status")
+        assert done.returncode == 1
+        assert "several brokers are running, say which by --pid or --port" in done.stderr
+        assert f"pid {second.process.pid} on port {second.port}" in done.stderr
 
 
 def test_too_few_descriptors_is_a_clear_error(tmp_path: Path) -> None:
