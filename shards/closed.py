@@ -1,0 +1,81 @@
+"""Connections that have ended, as rows, and slow consumers kept apart: they must outlive a flood of ordinary ends.
+
+Nothing of the connection itself is kept. Bounded as the real server bounds it; called by the clients.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from broker import census
+from broker.errors import CloseReason
+from shards.rows import ConnectionRow, SubscriptionRow
+
+if TYPE_CHECKING:
+    from shards.clients import ClientSession
+
+# For /connz?state=closed, as many as nats-server keeps.
+MOST_CLOSED = 10_000
+MOST_SLOW = 256
+# A closed connection is remembered with this many slots of its subscriptions, so some 32 to 64 of them.
+SUBSCRIPTION_SLOTS = 64
+
+SLOW = frozenset({CloseReason.SLOW_CONSUMER_PENDING_BYTES, CloseReason.SLOW_CONSUMER_WRITE_DEADLINE})
+
+
+class Closed:
+    """The history of one shard."""
+
+    def __init__(self) -> None:
+        self.latest: deque[ConnectionRow] = deque(maxlen=MOST_CLOSED)
+        self.slow: deque[ConnectionRow] = deque(maxlen=MOST_SLOW)
+
+    def note(self, session: ClientSession) -> None:
+        """A session has just ended; its connection still has its subscriptions and what was pending."""
+        row = connection_row(session, wall_offset_us())
+        row.stop_us = int(session.ended_s * 1_000_000)
+        row.reason = session.reason.text
+        if row.subscriptions:
+            found, _next = census.subscriptions(session.connection, 0, SUBSCRIPTION_SLOTS)
+            row.subs = [SubscriptionRow(*one, row.cid) for one in found]
+        self.latest.append(row)
+        if session.reason in SLOW:
+            self.slow.append(row)
+
+
+def wall_offset_us() -> int:
+    """What makes a time of the monotonic clock one since 1970; both in µs."""
+    return (time.time_ns() - time.monotonic_ns()) // 1000
+
+
+def connection_row(session: ClientSession, offset_us: int) -> ConnectionRow:
+    """A connection as it is now, without its subscriptions."""
+    cid, in_msgs, out_msgs, in_bytes, out_bytes, pending, subs, active_us, rtt_us = census.counters(session.connection)
+    connect = session.connect
+    return ConnectionRow(
+        cid,
+        session.host,
+        session.port,
+        int(session.started_s * 1_000_000),
+        active_us + offset_us,
+        0,
+        "",
+        rtt_us,
+        pending,
+        in_msgs,
+        out_msgs,
+        in_bytes,
+        out_bytes,
+        subs,
+        _printable(connect.name),
+        _printable(connect.lang),
+        _printable(connect.version),
+        _printable(session.user or connect.user),
+    )
+
+
+def _printable(text: str) -> str:
+    """Lone surrogates, which JSON can smuggle in, have no bytes in UTF-8."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

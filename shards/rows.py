@@ -1,0 +1,251 @@
+"""Rows of the monitoring pages, as they travel from a shard to the router: typed, compact, not yet formatted.
+
+A shard's core is the dear one, so it says numbers, and the router makes of them what the real server would show.
+A question is one of the *Query structs (JSON in Snapshot.query), an answer one or more *Part structs (MessagePack, one
+in each SnapshotReply.body). Times are µs since 1970; 0 is "not".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+
+class Row(msgspec.Struct, array_like=True):
+    """Base of everything on the way."""
+
+
+class SubscriptionRow(Row):
+    """One subscription."""
+
+    subject: str
+    queue: str  # "": none
+    sid: str
+    msgs: int  # delivered
+    max_msgs: int  # 0: none
+    cid: int
+
+
+class ConnectionRow(Row):
+    """One client connection, open or closed."""
+
+    cid: int
+    ip: str
+    port: int
+    start_us: int
+    active_us: int
+    stop_us: int  # 0: open
+    reason: str  # as /connz shows it; "": open
+    rtt_us: int  # 0: not known yet
+    pending_bytes: int
+    in_msgs: int
+    out_msgs: int
+    in_bytes: int
+    out_bytes: int
+    subscriptions: int
+    name: str
+    lang: str
+    version: str
+    user: str
+    subs: list[SubscriptionRow] = []
+
+
+class SubjectRow(Row):
+    """What was published to one subject since its answer was cached."""
+
+    subject: str
+    msgs: int  # from clients of this shard
+    payload_bytes: int
+    deliveries: int  # to clients of this shard
+    subscriptions: int  # plain ones here
+    queue_groups: int  # anywhere
+    queue_members: int  # here
+    is_wanted: bool  # by anybody, here or elsewhere
+    folded: int = 0  # so many subjects are this row together; 0: it is one
+
+
+class QueueRow(Row):
+    """One member of a queue group."""
+
+    subject: str
+    queue: str
+    sid: str
+    msgs: int  # delivered to this member
+    cid: int
+    name: str
+
+
+class LinkRow(Row):
+    """One end of a link to a sibling."""
+
+    shard: int  # the sibling
+    start_us: int
+    pending_bytes: int
+    in_msgs: int
+    out_msgs: int
+    in_bytes: int
+    out_bytes: int
+
+
+class ConnectionsQuery(Row):
+    """The first `most` connections that match, in order."""
+
+    sort: str = "cid"
+    most: int = 1024
+    state: str = "open"  # open, closed, all
+    cid: int = 0  # 0: any
+    user: str = ""  # "": any
+    with_subs: bool = False
+    now_us: int = 0  # one moment for all shards, by which `idle` and `uptime` are sorted
+
+
+class ConnectionsPart(Row):
+    """Some of them. A connection with many subscriptions comes in several rows, one after another."""
+
+    total: int  # in that state, whether they match or not
+    rows: list[ConnectionRow]
+    is_over: bool = False  # more subscriptions than one page may show
+
+
+class SubscriptionsQuery(Row):
+    """A page of subscriptions: those that `test` would reach, or all."""
+
+    offset: int = 0
+    most: int = 1024
+    test: str = ""
+
+
+class SubscriptionsPart(Row):
+    """Some of them."""
+
+    total: int  # how many there are, whatever offset and limit
+    rows: list[SubscriptionRow]
+
+
+class SublistQuery(Row):
+    """The sublist's counters."""
+
+
+class SublistPart(Row):
+    """The sublist's counters."""
+
+    subscriptions: int
+    cached: int
+    inserts: int
+    removes: int
+    lookups: int
+    misses: int
+    widest: int  # of the cached answers
+    widths: int  # all together
+
+
+class SubjectsQuery(Row):
+    """The subjects with the most messages or deliveries."""
+
+    most: int = 100
+    fold: str = "_INBOX."  # subjects with this beginning are one row; "": none are
+
+
+class SubjectsPart(Row):
+    """Heaviest first; a folded row last."""
+
+    cached: int
+    rows: list[SubjectRow]
+
+
+class QueuesQuery(Row):
+    """Members of queue groups."""
+
+    most: int = 10_000
+
+
+class QueuesPart(Row):
+    """Some of them, in no order."""
+
+    rows: list[QueueRow]
+    is_over: bool = False  # there are more than were asked for
+
+
+class SlowQuery(Row):
+    """Slow consumers, past and present."""
+
+    least_pending_bytes: int = 65_536
+    most: int = 256
+
+
+class SlowPart(Row):
+    """Present ones with the most pending first, past ones the latest first."""
+
+    present: list[ConnectionRow]
+    past: list[ConnectionRow]
+
+
+class LinksQuery(Row):
+    """The links to the siblings."""
+
+
+class LinksPart(Row):
+    """All of them."""
+
+    rows: list[LinkRow]
+
+
+# /connz?sort=… → the key of a row at a moment, ascending: largest first, but for those that are times or names.
+SORTS: dict[str, Callable[[ConnectionRow, int], int | str]] = {
+    "cid": lambda row, _now_us: row.cid,
+    "start": lambda row, _now_us: row.start_us,
+    "subs": lambda row, _now_us: -row.subscriptions,
+    "pending": lambda row, _now_us: -row.pending_bytes,
+    "msgs_to": lambda row, _now_us: -row.out_msgs,
+    "msgs_from": lambda row, _now_us: -row.in_msgs,
+    "bytes_to": lambda row, _now_us: -row.out_bytes,
+    "bytes_from": lambda row, _now_us: -row.in_bytes,
+    "last": lambda row, _now_us: -row.active_us,
+    "idle": lambda row, now_us: (row.stop_us or now_us) - row.active_us,
+    "uptime": lambda row, now_us: (row.stop_us or now_us) - row.start_us,
+    "stop": lambda row, _now_us: -row.stop_us,
+    "reason": lambda row, _now_us: row.reason,
+    "rtt": lambda row, _now_us: -row.rtt_us,
+}
+
+
+def order(sort: str, now_us: int) -> Callable[[ConnectionRow], tuple[int | str, int]]:
+    """The key by which connections are sorted, on every shard and where they are merged; equals by cid."""
+    key = SORTS[sort]
+    return lambda row: (key(row, now_us), row.cid)
+
+
+Query = ConnectionsQuery | SubscriptionsQuery | SublistQuery | SubjectsQuery | QueuesQuery | SlowQuery | LinksQuery
+Part = ConnectionsPart | SubscriptionsPart | SublistPart | SubjectsPart | QueuesPart | SlowPart | LinksPart
+
+# The page named in Snapshot.page → what is asked, and what each part of the answer is.
+QUERIES: dict[str, type[Query]] = {
+    "connz": ConnectionsQuery,
+    "subscriptions": SubscriptionsQuery,
+    "subsz": SublistQuery,
+    "subjectz": SubjectsQuery,
+    "queuez": QueuesQuery,
+    "slowz": SlowQuery,
+    "linkz": LinksQuery,
+}
+PAGES: dict[type[Row], str] = {query: page for page, query in QUERIES.items()}
+
+_encode_json = msgspec.json.Encoder().encode
+_encode_part = msgspec.msgpack.Encoder().encode
+_query_decoders = {page: msgspec.json.Decoder(query) for page, query in QUERIES.items()}
+
+
+def encode_query(query: Query) -> str:
+    """For Snapshot.query."""
+    return _encode_json(query).decode()
+
+
+def decode_query(page: str, text: str) -> Query:
+    """The reverse. KeyError for no such page, msgspec.ValidationError for no such query."""
+    return _query_decoders[page].decode(text)
+
+
+def encode_part(part: Part) -> bytes:
+    """For SnapshotReply.body."""
+    return _encode_part(part)

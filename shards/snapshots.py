@@ -1,0 +1,395 @@
+"""One shard's part of a monitoring page: its own connections, subscriptions, subjects and links, as rows.
+
+Built in slices, so that no page, however long, holds the loop: what changes between two slices is shown as it was
+when its row was made. One question at a time, the others wait; what the router does not read yet is waited for, so
+that memory stays bounded. Called by the worker with the router's questions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from broker import census
+from shards import rows
+from shards.closed import connection_row, wall_offset_us
+from shards.control import SnapshotReply
+from shards.pace import Pace
+from shards.rows import ConnectionRow, QueueRow, SubjectRow, SubscriptionRow
+
+if TYPE_CHECKING:
+    from broker.fanout import Fanout
+    from broker.sublist import Sublist
+    from shards.clients import Clients, ClientSession
+    from shards.control import Channel, Snapshot
+    from shards.links import Links
+
+logger = logging.getLogger("gnatswarm.monitoring")
+
+# Encoding so many rows takes a fifth of a slice.
+PART_ROWS = 128
+PART_SUBSCRIPTIONS = 512
+# What is looked at in one step: some 100 µs.
+STEP_ROWS = 32
+STEP_SLOTS = 256
+STEP_CACHE_SLOTS = 1024
+# A run is sorted in one step; runs are merged.
+RUN_ROWS = 256
+# More subscriptions than this are not listed in one answer of /connz: /subsz shows them page by page.
+MOST_SUBSCRIPTIONS = 200_000
+# A pong to the router waits behind at most so much of a page.
+MOST_UNREAD_BYTES = 1024 * 1024
+UNREAD_POLL_S = 0.005
+# The router asks one thing at a time; one that asks more than this has lost count.
+MOST_WAITING = 64
+
+
+class Snapshots:
+    """Answers the router's questions about one shard, in the order they came."""
+
+    def __init__(
+        self, *, channel: Channel, clients: Clients, sublist: Sublist, fanout: Fanout, links: Links | None = None
+    ) -> None:
+        self._channel = channel
+        self._clients = clients
+        self._sublist = sublist
+        self._fanout = fanout
+        self._links = links
+        self._waiting: deque[Snapshot] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self.longest_s = 0.0  # that any answer has held the loop in one go
+
+    def answer(self, question: Snapshot) -> None:
+        """Answer it when its turn comes."""
+        if len(self._waiting) >= MOST_WAITING:
+            self._channel.send(SnapshotReply(question.seq, b""))
+            return
+        self._waiting.append(question)
+        if self._task is None:
+            self._start()
+
+    def _start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work())
+        self._task.add_done_callback(self._on_done)
+
+    async def _work(self) -> None:
+        while self._waiting:
+            question = self._waiting[0]
+            try:
+                query = rows.decode_query(question.page, question.query)
+            except (KeyError, msgspec.DecodeError) as error:
+                logger.error("the router asked for %s, which makes no sense: %s", question.page, error)
+            else:
+                pace = Pace()
+                async for part in self._parts(query, pace):
+                    self._channel.send(SnapshotReply(question.seq, rows.encode_part(part), is_last=False))
+                    # Rare, and the channel has no event for it.
+                    while self._channel.pending_bytes > MOST_UNREAD_BYTES and not self._channel.is_closed:  # noqa: ASYNC110
+                        await asyncio.sleep(UNREAD_POLL_S)
+                    await pace()
+                self.longest_s = max(self.longest_s, pace.longest_s)
+                logger.debug("%s took %d slices, the longest %.2f ms", question.page, pace.slices, pace.longest_s * 1e3)
+            self._channel.send(SnapshotReply(question.seq, b""))
+            self._waiting.popleft()
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled() and task.exception() is not None:
+            # A page is not worth a shard: it is missing, and the log says why.
+            question = self._waiting.popleft()
+            logger.error("cannot build %s", question.page, exc_info=task.exception())
+            self._channel.send(SnapshotReply(question.seq, b""))
+        if self._waiting:
+            self._start()
+
+    def _parts(self, query: rows.Query, pace: Pace) -> AsyncIterator[rows.Part]:
+        match query:
+            case rows.ConnectionsQuery():
+                return self._connections(query, pace)
+            case rows.SubscriptionsQuery():
+                return self._subscriptions(query, pace)
+            case rows.SublistQuery():
+                return self._sublist_counters(pace)
+            case rows.SubjectsQuery():
+                return self._subjects(query, pace)
+            case rows.QueuesQuery():
+                return self._queues(query, pace)
+            case rows.SlowQuery():
+                return self._slow(query, pace)
+            case rows.LinksQuery():
+                return self._link_rows()
+
+    # ---- connections
+
+    async def _connections(self, query: rows.ConnectionsQuery, pace: Pace) -> AsyncIterator[rows.ConnectionsPart]:
+        total = (len(self._clients.open) if query.state != "closed" else 0) + (
+            len(self._clients.closed.latest) if query.state != "open" else 0
+        )
+        part = rows.ConnectionsPart(total, [])
+        listed = waiting = 0
+        for row in await self._chosen(query, pace):
+            if not query.with_subs:
+                part.rows.append(msgspec.structs.replace(row, subs=[]) if row.subs else row)
+            else:
+                session = self._clients.open.get(row.cid)
+                async for piece in _with_subscriptions(row, session, pace):
+                    part.rows.append(piece)
+                    listed += len(piece.subs)
+                    waiting += len(piece.subs)
+                    if waiting >= PART_SUBSCRIPTIONS:
+                        yield part
+                        part, waiting = rows.ConnectionsPart(total, []), 0
+                    if listed > MOST_SUBSCRIPTIONS:
+                        yield rows.ConnectionsPart(total, [], is_over=True)
+                        return
+            if len(part.rows) >= PART_ROWS:
+                yield part
+                part, waiting = rows.ConnectionsPart(total, []), 0
+            await pace()
+        yield part
+
+    async def _chosen(self, query: rows.ConnectionsQuery, pace: Pace) -> list[ConnectionRow]:
+        """The rows, in order; those of open connections without subscriptions."""
+        if query.cid:
+            session = self._clients.open.get(query.cid) if query.state != "closed" else None
+            if session is not None:
+                return [connection_row(session, wall_offset_us())]
+        runs: list[list[ConnectionRow]] = []
+        key = rows.order(query.sort, query.now_us)
+        if query.state != "closed" and not query.cid:
+            # Client ids ascend as clients come, and so do their times: no need to look at all of them.
+            is_in_order = query.sort in ("cid", "start") and query.state == "open"
+            sessions = list(self._clients.open.values())
+            if is_in_order and not query.user:
+                sessions = sessions[: query.most]
+            offset_us = wall_offset_us()
+            run: list[ConnectionRow] = []
+            for at in range(0, len(sessions), STEP_ROWS):
+                step = [connection_row(session, offset_us) for session in sessions[at : at + STEP_ROWS]]
+                run += [row for row in step if not query.user or row.user == query.user]
+                if len(run) >= RUN_ROWS and not is_in_order:
+                    run.sort(key=key)
+                    runs.append(run)
+                    run = []
+                await pace()
+            if is_in_order:
+                return run[: query.most]
+            run.sort(key=key)
+            runs.append(run)
+        if query.state != "open":
+            closed = list(self._clients.closed.latest)
+            for at in range(0, len(closed), RUN_ROWS):
+                run = [
+                    row
+                    for row in closed[at : at + RUN_ROWS]
+                    if (not query.user or row.user == query.user) and (not query.cid or row.cid == query.cid)
+                ]
+                run.sort(key=key)
+                runs.append(run)
+                await pace()
+        chosen: list[ConnectionRow] = []
+        for row in heapq.merge(*runs, key=key):
+            if len(chosen) >= query.most:
+                break
+            chosen.append(row)
+            if len(chosen) % STEP_ROWS == 0:
+                await pace()
+        return chosen
+
+    # ---- subscriptions
+
+    async def _subscriptions(self, query: rows.SubscriptionsQuery, pace: Pace) -> AsyncIterator[rows.SubscriptionsPart]:
+        if query.test:
+            at, total = query.offset, query.offset + 1
+            while at < min(total, query.offset + query.most):
+                most = min(STEP_SLOTS, query.offset + query.most - at)
+                found, total = census.matching(self._sublist, query.test.encode(), at, most)
+                yield rows.SubscriptionsPart(
+                    total, [SubscriptionRow(*row, max_msgs, cid) for cid, *row, max_msgs in found]
+                )
+                at += max(1, len(found))
+                await pace()
+            return
+        part = rows.SubscriptionsPart(self._sublist.n_subs, [])
+        skip, left = query.offset, query.most
+        for session in list(self._clients.open.values()):
+            if left <= 0:
+                break
+            await pace()
+            count = session.connection.subscriptions
+            if skip >= count:
+                skip -= count
+                continue
+            async for step in _subscription_steps(session, pace):
+                taken = step[skip : skip + left]
+                skip = max(0, skip - len(step))
+                left -= len(taken)
+                part.rows += taken
+                if len(part.rows) >= PART_SUBSCRIPTIONS:
+                    yield part
+                    part = rows.SubscriptionsPart(self._sublist.n_subs, [])
+                if left <= 0:
+                    break
+        yield part
+
+    async def _sublist_counters(self, pace: Pace) -> AsyncIterator[rows.SublistPart]:
+        sublist = self._sublist
+        widest = widths = at = 0
+        while True:
+            _count, most, together, at = census.cache_widths(sublist, at, STEP_CACHE_SLOTS)
+            widest = max(widest, most)
+            widths += together
+            if not at:
+                break
+            await pace()
+        lookups = self._fanout.in_msgs + self._fanout.link_in_msgs
+        yield rows.SublistPart(
+            sublist.n_subs,
+            sublist.cache_count,
+            sublist.n_inserts,
+            sublist.n_removes,
+            lookups,
+            min(sublist.n_builds, lookups),
+            widest,
+            widths,
+        )
+
+    async def _queues(self, query: rows.QueuesQuery, pace: Pace) -> AsyncIterator[rows.QueuesPart]:
+        part = rows.QueuesPart([])
+        left = query.most
+        for session in list(self._clients.open.values()):
+            await pace()
+            if not session.connection.subscriptions:
+                continue
+            name = connection_row(session, 0).name
+            async for step in _subscription_steps(session, pace, queued_only=True):
+                if len(step) > left:
+                    part.is_over = True
+                part.rows += [QueueRow(row.subject, row.queue, row.sid, row.msgs, row.cid, name) for row in step[:left]]
+                left -= len(step)
+                if len(part.rows) >= PART_SUBSCRIPTIONS:
+                    yield part
+                    part = rows.QueuesPart([], part.is_over)
+            if left < 0:
+                break
+        yield part
+
+    # ---- what passes
+
+    async def _subjects(self, query: rows.SubjectsQuery, pace: Pace) -> AsyncIterator[rows.SubjectsPart]:
+        heaviest: list[tuple[int, str]] = []  # a heap of the heaviest, the lightest of them first
+        found: dict[str, SubjectRow] = {}
+        together = SubjectRow(query.fold + ">", 0, 0, 0, 0, 0, 0, False)
+        fold = query.fold.encode()
+        at = 0
+        while True:
+            least = heaviest[0][0] + 1 if len(heaviest) >= query.most else 1
+            step, folded, at = census.cached_answers(self._sublist, at, STEP_CACHE_SLOTS, least, fold)
+            for fields in step:
+                row = SubjectRow(*fields)
+                if row.subject in found:  # the cache was widened between two steps: the entry has moved ahead
+                    continue
+                found[row.subject] = row
+                entry = (max(row.msgs, row.deliveries), row.subject)
+                if len(heaviest) < query.most:
+                    heapq.heappush(heaviest, entry)
+                else:
+                    del found[heapq.heappushpop(heaviest, entry)[1]]
+            together.folded += folded[0]
+            together.msgs += folded[1]
+            together.payload_bytes += folded[2]
+            together.deliveries += folded[3]
+            together.subscriptions += folded[4]
+            together.queue_groups += folded[5]
+            together.queue_members += folded[6]
+            together.is_wanted = together.is_wanted or folded[7]
+            if not at:
+                break
+            await pace()
+        answer = [found[subject] for _weight, subject in sorted(heaviest, reverse=True)]
+        if together.folded:
+            answer.append(together)
+        for at in range(0, max(1, len(answer)), PART_ROWS):
+            yield rows.SubjectsPart(self._sublist.cache_count, answer[at : at + PART_ROWS])
+
+    async def _slow(self, query: rows.SlowQuery, pace: Pace) -> AsyncIterator[rows.SlowPart]:
+        offset_us = wall_offset_us()
+        behind: list[ConnectionRow] = []
+        sessions = list(self._clients.open.values())
+        for at in range(0, len(sessions), STEP_ROWS):
+            for session in sessions[at : at + STEP_ROWS]:
+                if session.connection.pending_bytes >= query.least_pending_bytes:
+                    behind.append(connection_row(session, offset_us))
+            await pace()
+        behind.sort(key=lambda row: -row.pending_bytes)
+        del behind[query.most :]
+        for row in behind:
+            session = self._clients.open.get(row.cid)
+            if session is not None:
+                step, _next = census.subscriptions(session.connection, 0, STEP_SLOTS)
+                row.subs = [SubscriptionRow(*one, row.cid) for one in step]
+            await pace()
+        past = list(self._clients.closed.slow)[-query.most :]
+        past.reverse()
+        for at in range(0, max(1, len(behind), len(past)), STEP_ROWS):
+            yield rows.SlowPart(behind[at : at + STEP_ROWS], past[at : at + STEP_ROWS])
+
+    async def _link_rows(self) -> AsyncIterator[rows.LinksPart]:
+        sessions = self._links.sessions if self._links is not None else []
+        now_us = time.monotonic_ns() // 1000
+        offset_us = time.time_ns() // 1000 - now_us
+        part = rows.LinksPart([])
+        for session in sessions:
+            in_msgs, out_msgs, in_bytes, out_bytes, pending = census.link_counters(session.link)
+            opened_us = session.socket.opened if session.socket is not None else now_us
+            part.rows.append(
+                rows.LinkRow(
+                    session.link.shard,
+                    opened_us + offset_us,
+                    session.dialled is not None,
+                    pending,
+                    in_msgs,
+                    out_msgs,
+                    in_bytes,
+                    out_bytes,
+                )
+            )
+        yield part
+
+
+async def _subscription_steps(
+    session: ClientSession, pace: Pace, *, queued_only: bool = False
+) -> AsyncIterator[list[SubscriptionRow]]:
+    """All subscriptions of a client, some at a time."""
+    at = 0
+    while True:
+        found, at = census.subscriptions(session.connection, at, STEP_SLOTS, queued_only)
+        cid = session.connection.cid
+        if found:
+            yield [SubscriptionRow(*row, cid) for row in found]
+        if not at:
+            return
+        await pace()
+
+
+async def _with_subscriptions(
+    row: ConnectionRow, session: ClientSession | None, pace: Pace
+) -> AsyncIterator[ConnectionRow]:
+    """The row with its subscriptions: several rows where there are many."""
+    if session is None or row.stop_us:
+        yield row
+        return
+    piece = row
+    async for step in _subscription_steps(session, pace):
+        piece.subs = piece.subs + step
+        if len(piece.subs) >= PART_SUBSCRIPTIONS:
+            yield piece
+            piece = msgspec.structs.replace(row, subs=[])
+    yield piece
