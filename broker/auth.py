@@ -5,7 +5,9 @@ A client is never told why it was refused. Every comparison takes as long for a 
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+import os
 from typing import TYPE_CHECKING
 
 from broker.errors import AuthorizationViolation
@@ -13,6 +15,21 @@ from broker.errors import AuthorizationViolation
 if TYPE_CHECKING:
     from broker.connect import ConnectOptions
     from broker.options import Options
+
+
+# What a client gave at its log-in must be checked again when the rules change. Kept is not the secret, but its
+# keyed digest; the key is this process's alone.
+_PROOF_KEY = os.urandom(32)
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.blake2b(secret.encode("utf-8", "surrogatepass"), key=_PROOF_KEY, digest_size=32).digest()
+
+
+def proof_of(connect: ConnectOptions) -> bytes:
+    """What proves the secret in a CONNECT later, without the secret; b"" where it gave none."""
+    secret = connect.auth_token or connect.password
+    return _digest(secret) if secret else b""
 
 
 def _same(given: str, wanted: str) -> bool:
@@ -51,3 +68,14 @@ class Authenticator:
         if wanted is None or not good:
             raise AuthorizationViolation
         return connect.user
+
+    def still_admits(self, user: str, proof: bytes) -> bool:
+        """Would a client that logged in as `user` with the secret behind `proof` be let in by these rules?"""
+        if not self.is_required:
+            return True
+        if self._token:
+            return hmac.compare_digest(proof, _digest(self._token))
+        if not user and self._no_auth_user:
+            return True
+        wanted = self._passwords.get(user)
+        return wanted is not None and hmac.compare_digest(proof, _digest(wanted) if wanted else b"")

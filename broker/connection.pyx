@@ -10,7 +10,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from broker.outbuf cimport (
-    BLOB_BYTES, CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_READ_ERROR, Outbox, out_append, out_init, out_mark_dirty,
+    BLOB_BYTES, CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_READ_ERROR, Outbox, out_append, out_call, out_init, out_mark_dirty,
     out_pending, out_release, out_reserve)
 from broker.parser cimport (
     OP_BAD_ARGUMENTS, OP_CONNECT, OP_ERR, OP_HPUB, OP_INFO, OP_LINE_TOO_LONG, OP_MORE, OP_OK, OP_PING, OP_PONG,
@@ -71,12 +71,9 @@ cdef class ClientConnection(Peer):
         self.sublist = sublist
         self.fence = fence
         self.cid = cid
-        out_init(&self.out, fanout.box, limits.max_pending_bytes)
+        out_init(&self.out, fanout.box, 0)
         self.out.peer = <void *>self
-        self.out.stall_mark = limits.max_pending_bytes // 2
-        self.max_line_bytes = limits.max_control_line_bytes
-        self.max_payload_bytes = limits.max_payload_bytes
-        self.max_subs = limits.max_subscriptions
+        self.set_limits(limits)
         self.is_verbose = self.is_pedantic = self.echoes = True   # until CONNECT says otherwise
         self.offers_headers = offers_headers
         self.must_authenticate = must_authenticate
@@ -355,6 +352,14 @@ cdef class ClientConnection(Peer):
         if self.repeat != NULL:
             self.repeat.line_size = 0
 
+    def set_limits(self, limits):
+        """Limits (broker.limits) that hold from here on."""
+        self.out.max_pending = limits.max_pending_bytes
+        self.out.stall_mark = limits.max_pending_bytes // 2
+        self.max_line_bytes = limits.max_control_line_bytes
+        self.max_payload_bytes = limits.max_payload_bytes
+        self.max_subs = limits.max_subscriptions
+
     def authenticated(self):
         """From here on every operation is allowed."""
         self.must_authenticate = False
@@ -379,8 +384,9 @@ cdef class ClientConnection(Peer):
         self.say(b'PING\r\n', 6)
 
     def end(self, object error not None):
-        """Closes with an error that came from outside the byte stream (a timeout, shutdown)."""
+        """Closes with an error that came from outside the byte stream (a timeout, a reload)."""
         self.fail(error)
+        out_call(&self.out)
 
     def leave(self, uint32_t most_subs=0xFFFFFFFF) -> bool:
         """The socket is gone: nothing of this client counts any more.

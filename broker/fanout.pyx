@@ -47,6 +47,10 @@ cdef class Fanout:
         free(self.scratch)
         outbox_release(self.box)
 
+    def prefer_local(self, bint prefers):
+        """Whether queue groups choose members of this shard first, from here on."""
+        self.prefers_local = prefers
+
     cdef uint8_t *scratch_for(self, size_t size) noexcept:
         cdef uint8_t *scratch
         if size + SLACK > self.scratch_room:

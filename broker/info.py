@@ -22,6 +22,12 @@ def info_line(fields: dict[str, Any]) -> bytes:
     return b"INFO " + orjson.dumps(shown) + b" \r\n"
 
 
+def _template(fields: dict[str, Any]) -> bytes:
+    """An INFO line with places for client_id and client_ip."""
+    line = info_line(fields).replace(b"%", b"%%")
+    return line.replace(b'"client_id":0,"client_ip":"?"', b'"client_id":%d,"client_ip":"%b"', 1)
+
+
 class InfoTemplate:
     """The INFO of one shard, with room for the two values that differ from client to client."""
 
@@ -37,28 +43,32 @@ class InfoTemplate:
         max_payload_bytes: int,
         auth_required: bool = False,
         connect_urls: list[str] | None = None,
-        is_lame_duck: bool = False,
     ) -> None:
-        line = info_line(
-            {
-                "server_id": server_id,
-                "server_name": server_name,
-                "version": SERVER_VERSION,
-                "proto": 1,
-                "host": host,
-                "port": port,
-                "headers": headers,
-                "auth_required": auth_required,
-                "max_payload": max_payload_bytes,
-                "client_id": 0,
-                "client_ip": "?",
-                "connect_urls": connect_urls or [],
-                "ldm": is_lame_duck,
-                "gnatswarm": OWN_VERSION,
-                "shard": shard,
-            }
-        ).replace(b"%", b"%%")
-        self._template = line.replace(b'"client_id":0,"client_ip":"?"', b'"client_id":%d,"client_ip":"%b"', 1)
+        self._fields: dict[str, Any] = {
+            "server_id": server_id,
+            "server_name": server_name,
+            "version": SERVER_VERSION,
+            "proto": 1,
+            "host": host,
+            "port": port,
+            "headers": headers,
+            "auth_required": auth_required,
+            "max_payload": max_payload_bytes,
+            "client_id": 0,
+            "client_ip": "?",
+            "connect_urls": connect_urls or [],
+            "ldm": False,
+            "gnatswarm": OWN_VERSION,
+            "shard": shard,
+        }
+        self._template = _template(self._fields)
+
+    def for_departure(self) -> InfoTemplate:
+        """The same with `ldm`: clients should go elsewhere."""
+        leaving = InfoTemplate.__new__(InfoTemplate)
+        leaving._fields = self._fields | {"ldm": True}
+        leaving._template = _template(leaving._fields)
+        return leaving
 
     def line(self, client_id: int, client_ip: str) -> bytes:
         """For one client. `client_ip` is an address as the kernel writes it: nothing in it needs escaping."""

@@ -353,7 +353,8 @@ cdef class OutBufProbe:
         return [(<uint8_t *>parts[i].iov_base)[:parts[i].iov_len] for i in range(n)]
 
     def take(self, size_t n):
-        assert n <= out_pending(&self.out)
+        if n > out_pending(&self.out):
+            raise ValueError(n)
         out_take(&self.out, n)
 
     def condemn(self, int reason):

@@ -873,10 +873,12 @@ cdef class SublistProbe:
         self.sublist.remove(<Sub *><size_t>self.subs.pop(number))
 
     def set_remote(self, int shard, bytes subject not None, bint wanted):
-        assert self.sublist.set_remote(shard, subject, len(subject), wanted)
+        if not self.sublist.set_remote(shard, subject, len(subject), wanted):   # (asserts are compiled out)
+            raise MemoryError
 
     def set_remote_queue(self, int shard, bytes subject not None, bytes queue not None, int members):
-        assert self.sublist.set_remote_queue(shard, subject, len(subject), queue, len(queue), members)
+        if not self.sublist.set_remote_queue(shard, subject, len(subject), queue, len(queue), members):
+            raise MemoryError
 
     def drop_remote(self, int shard):
         self.sublist.drop_remote(shard)
@@ -892,9 +894,11 @@ cdef class SublistProbe:
             raise MemoryError
         sids = []
         for i in range(entry.n_plain):
-            sids.append(int((<uint8_t *>entry.targets[i].sub + sizeof(Sub))[:entry.targets[i].sub.key.size]))
-            expected = b"HMSG %s %d" % (subject, sids[-1])
-            assert entry.text[entry.targets[i].prefix_at:][:entry.targets[i].prefix_size] == expected
+            sid = (<uint8_t *>entry.targets[i].sub + sizeof(Sub))[:entry.targets[i].sub.key.size]
+            sids.append(int(sid))
+            expected = b"HMSG %s %s" % (subject, sid)
+            if entry.text[entry.targets[i].prefix_at:][:entry.targets[i].prefix_size] != expected:
+                raise AssertionError(expected)
         queues = {}
         for i in range(entry.n_choices):
             choice = &entry.choices[i]
@@ -905,7 +909,8 @@ cdef class SublistProbe:
             remote = {}
             for j in range(choice.first_remote, choice.first_remote + choice.n_remote):
                 remote[entry.weights[j].shard] = remote.get(entry.weights[j].shard, 0) + entry.weights[j].members
-            assert choice.n_members == len(members) + sum(remote.values())
+            if choice.n_members != len(members) + sum(remote.values()):
+                raise AssertionError(name)
             queues[name] = (sorted(members), remote)
         shards = {i for i in range(MOST_SHARDS) if (entry.remote >> i) & 1}
         return {"plain": sorted(sids), "queues": queues, "remote": shards}

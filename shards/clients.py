@@ -11,13 +11,15 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from broker.auth import Authenticator
+from broker.auth import Authenticator, proof_of
 from broker.connect import ConnectOptions, overlay, require_object, require_sense
 from broker.connection import ClientConnection
 from broker.errors import AuthorizationViolation, CloseReason, MaximumConnectionsExceeded, ProtocolError
 from shards.closed import SLOW, Closed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from broker.connection import Fence
     from broker.fanout import Fanout
     from broker.info import InfoTemplate
@@ -32,7 +34,19 @@ logger = logging.getLogger("gnatswarm.clients")
 class ClientSession:
     """One client: its connection, what its CONNECT said, who it is."""
 
-    __slots__ = ("_clients", "connect", "connection", "ended_s", "host", "port", "reason", "socket", "started_s", "user")
+    __slots__ = (
+        "_clients",
+        "connect",
+        "connection",
+        "ended_s",
+        "host",
+        "port",
+        "proof",
+        "reason",
+        "socket",
+        "started_s",
+        "user",
+    )
 
     def __init__(self, clients: Clients, connection: ClientConnection, host: str, port: int) -> None:
         self._clients = clients
@@ -43,6 +57,7 @@ class ClientSession:
         self.ended_s = 0.0
         self.connect = NOT_CONNECTED
         self.user = ""
+        self.proof = b""
         self.reason = CloseReason.NONE
         self.socket: Socket | None = None
 
@@ -54,7 +69,8 @@ class ClientSession:
         options = overlay(self.connect, raw)
         self.user = self._clients.authenticator.user_of(options)
         require_sense(options)
-        # Secrets have served: nothing keeps them.
+        # Secrets have served: nothing keeps them, only what proves them once more after a reload.
+        self.proof = proof_of(options)
         options.auth_token = options.password = options.jwt = options.sig = ""
         self.connect = options
         self.connection.configure(
@@ -115,11 +131,13 @@ class Clients:
         self._page = page
         self.info = info
         self.authenticator = Authenticator(options)
+        self.accepted = 0  # connections taken in so far
         self.open: dict[int, ClientSession] = {}
         self.closed = Closed()
 
     def on_accept(self, fd: int, host: str, port: int) -> None:
         """Takes over a new connection."""
+        self.accepted += 1
         admitted = self._page.try_add_connection(self._shard, self._limits.max_connections)
         cid = self._page.next_client_id()
         info = self.info.line(cid, host)
@@ -163,9 +181,34 @@ class Clients:
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s - Client connection closed: %s", session, session.reason.text)
 
-    def close_all(self, reason: CloseReason) -> None:
-        """Ends every client."""
-        for session in list(self.open.values()):
+    def close(self, sessions: Iterable[ClientSession], reason: CloseReason) -> None:
+        """Ends these clients, after what is queued for them has been sent as far as it goes at once."""
+        for session in sessions:
             if session.socket is not None:
                 session.socket.kick(reason)
+        self._reactor.finish()
+
+    def close_all(self, reason: CloseReason) -> None:
+        """Ends every client."""
+        self.close(list(self.open.values()), reason)
+
+    def announce_departure(self) -> None:
+        """Tells every client that it should go elsewhere (`ldm` in INFO), and every new one from here on."""
+        self.info = self.info.for_departure()
+        for session in self.open.values():
+            session.connection.send_info(self.info.line(session.connection.cid, session.host))
+        self._reactor.finish()
+
+    def reload(self, options: Options, info: InfoTemplate) -> None:
+        """New options: limits hold at once for everybody, who would not be let in any more is closed; says nothing."""
+        self._options = options
+        self._limits = options.limits
+        self.info = info
+        self.authenticator = Authenticator(options)
+        for session in list(self.open.values()):
+            session.connection.set_limits(options.limits)
+            if not session.connection.must_authenticate and not self.authenticator.still_admits(
+                session.connect.user, session.proof
+            ):
+                session.connection.end(AuthorizationViolation())
         self._reactor.finish()

@@ -398,10 +398,7 @@ cdef class Reactor:
             self.base[5] = self.slot.stalls
             self.base[6] = self.slot.link_in_msgs
             self.base[7] = self.slot.link_out_msgs
-        self.ping_interval_us = <uint64_t>(limits.ping_interval_s * 1e6)
-        self.ping_max = limits.ping_max
-        self.auth_timeout_us = <uint64_t>(limits.auth_timeout_s * 1e6)
-        self.write_deadline_us = <uint64_t>(limits.write_deadline_s * 1e6)
+        self.set_limits(limits)
         self.shared = <uint8_t *>malloc(READ_BYTES + SLACK)
         if self.shared == NULL:
             raise MemoryError
@@ -450,6 +447,13 @@ cdef class Reactor:
         source.at = -1
 
     # ---- for the shard, in Python
+
+    def set_limits(self, limits):
+        """Deadlines (broker.limits) that hold from here on."""
+        self.ping_interval_us = <uint64_t>(limits.ping_interval_s * 1e6)
+        self.ping_max = limits.ping_max
+        self.auth_timeout_us = <uint64_t>(limits.auth_timeout_s * 1e6)
+        self.write_deadline_us = <uint64_t>(limits.write_deadline_s * 1e6)
 
     def open(self, int fd, Peer peer not None, owner not None) -> Socket:
         """Takes over a connected, non-blocking socket. `owner.on_closed(reason)` is called once, when it ends."""
@@ -620,14 +624,12 @@ cdef class Reactor:
         elif client.must_authenticate:
             if now - socket.opened_us > self.auth_timeout_us:
                 client.end(errors.AuthenticationTimeout())
-                out_call(out)
         elif client.holds == 0:   # who is not read cannot be stale
             idle = now - (client.active_us if client.active_us > client.pinged_us else client.pinged_us)
             if (client.rtt_us == 0 and client.pings_out == 0 and now - socket.opened_us > FIRST_PING_US) \
                     or idle > self.ping_interval_us:
                 if client.pings_out >= self.ping_max:
                     client.end(errors.StaleConnection())
-                    out_call(out)
                 else:
                     client.ping()
         return 0

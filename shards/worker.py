@@ -18,21 +18,25 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from broker.auth import Authenticator
 from broker.errors import CloseReason
 from broker.fanout import Fanout
 from broker.fence import MeshFence
 from broker.info import InfoTemplate
 from broker.mesh import Mesh
 from broker.sublist import Sublist
-from shards import control, logs
+from shards import control, handoff, logs
 from shards.clients import Clients
+from shards.departure import QUIET_S, Departure
 from shards.links import LINK_VERSION, Hello, Links
 from shards.page import Page
 from shards.reactor import Reactor
 from shards.snapshots import Snapshots
 
 if TYPE_CHECKING:
+    from broker.options import Options
     from shards.control import Message
+    from shards.reactor import Listener
 
 logger = logging.getLogger("gnatswarm.shard")
 
@@ -42,6 +46,8 @@ SWEEP_S = 0.1
 LAG_FADES = 0.9
 # Out of descriptors: accepting is tried again after so long, as nats-server does.
 ACCEPT_AGAIN_S = 1.0
+# Between Drained and the exit: what links still hold goes out.
+LAST_WORDS_S = 0.1
 PR_SET_PDEATHSIG = 1
 
 
@@ -64,7 +70,9 @@ class Shard:
         self.done: asyncio.Future[int] = self._loop.create_future()
         self._channel = control.Channel(sock, control.ToShard, self._on_message, self._on_control_closed)
         self._boot: control.Boot | None = None
-        self._listeners: list[object] = []
+        self._listeners: list[Listener] = []
+        self._handoff: socket.socket | None = None
+        self._departure: Departure | None = None
         self._lag_s = 0.0
 
     # ---- control channel
@@ -79,14 +87,22 @@ class Shard:
                 self._channel.send(control.Pong(seq))
             case control.Stop():
                 self._stop()
+            case control.Drain(deadline_s):
+                # The first half for clients to go by themselves, the second to close who has not.
+                self._leave(deadline_s / 2, deadline_s / 2, quiet_s=QUIET_S)
+            case control.LameDuck(grace_s, duration_s):
+                self._stop_listening()
+                self._leave(grace_s, duration_s, quiet_s=0.0)
+            case control.Reload(options):
+                self._reload(options)
+            case control.Steered():
+                pass  # its listener simply has nobody waiting while it is not
             case control.ReopenLog():
                 logs.reopen()
             case control.LogLevel(debug, trace):
                 logs.set_level(debug, trace)
             case control.Snapshot():
                 self._snapshots.answer(message)
-            case _:
-                logger.debug("%s is not for us yet", type(message).__name__)
 
     def _on_control_closed(self, error: control.ControlError | None) -> None:
         if not self.done.done():
@@ -119,20 +135,10 @@ class Shard:
         fence = MeshFence(mesh)
         self._sublist = Sublist(b"$G", mesh)
         mesh.add_account(self._sublist)
-        info = InfoTemplate(
-            server_id=boot.server_id,
-            server_name=boot.server_name,
-            host=boot.host,
-            port=boot.port,
-            shard=boot.shard,
-            headers=options.headers,
-            max_payload_bytes=options.limits.max_payload_bytes,
-            auth_required=bool(options.auth_token or options.auth_user or options.users),
-        )
         self._clients = Clients(
             shard=boot.shard,
             options=options,
-            info=info,
+            info=self._info_template(boot, options),
             reactor=self._reactor,
             fanout=self._fanout,
             sublist=self._sublist,
@@ -171,7 +177,76 @@ class Shard:
         self._listeners = [
             self._reactor.listen(fd, self._clients.on_accept, self._on_accept_error) for fd in self._boot.listener_fds
         ]
+        if self._boot.handoff_fd >= 0:
+            self._handoff = socket.socket(fileno=self._boot.handoff_fd)
+            self._loop.add_reader(self._handoff.fileno(), self._on_handoff)
         self._channel.send(control.Ready())
+
+    def _info_template(self, boot: control.Boot, options: Options) -> InfoTemplate:
+        return InfoTemplate(
+            server_id=boot.server_id,
+            server_name=boot.server_name,
+            host=boot.host,
+            port=boot.port,
+            shard=boot.shard,
+            headers=options.headers,
+            max_payload_bytes=options.limits.max_payload_bytes,
+            auth_required=Authenticator(options).is_required,
+        )
+
+    def _on_handoff(self) -> None:
+        """Sockets that the router has accepted for us."""
+        assert self._handoff is not None
+        descriptors = handoff.receive_descriptors(self._handoff)
+        if descriptors is None:
+            self._loop.remove_reader(self._handoff.fileno())
+            return
+        for fd in descriptors:
+            try:
+                with socket.socket(fileno=fd) as sock:
+                    host, port = sock.getpeername()[:2]
+                    sock.setblocking(False)
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    sock.detach()
+            except OSError:
+                continue  # gone already, and closed with `sock`
+            self._clients.on_accept(fd, host.removeprefix("::ffff:"), port)
+        self._reactor.finish()
+
+    def _reload(self, options: Options) -> None:
+        assert self._boot is not None
+        logs.configure(options.logging, process_label=f"shard {self._boot.shard}")
+        self._reactor.set_limits(options.limits)
+        self._fanout.prefer_local(options.swarm.prefer_local)
+        self._clients.reload(options, self._info_template(self._boot, options))
+
+    def _leave(self, grace_s: float, spread_s: float, *, quiet_s: float) -> None:
+        if self._departure is None:
+            self._departure = Departure(
+                self._loop,
+                self._clients,
+                grace_s=grace_s,
+                spread_s=spread_s,
+                quiet_s=quiet_s,
+                on_done=self._on_departed,
+            )
+
+    def _on_departed(self) -> None:
+        self._stop_listening()
+        self._channel.send(control.Drained())
+        self._links.close()
+        # Links may still hold frames for siblings; they go before the process does.
+        self._reactor.finish()
+        self._loop.call_later(LAST_WORDS_S, self._finish, 0)
+
+    def _stop_listening(self) -> None:
+        """Our copies of the listening sockets too, or the kernel would go on completing connections."""
+        for listener in self._listeners:
+            listener.close()
+        if self._boot is not None and self._listeners:
+            for fd in self._boot.listener_fds:
+                os.close(fd)
+        self._listeners = []
 
     def _sweep(self) -> None:
         now_s = self._loop.time()
@@ -196,8 +271,7 @@ class Shard:
             listener.resume()
 
     def _stop(self) -> None:
-        for listener in self._listeners:
-            listener.close()
+        self._stop_listening()
         self._clients.close_all(CloseReason.SERVER_SHUTDOWN)
         self._links.close()
         self._finish(0)
