@@ -15,9 +15,8 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from broker.options import Options
 from router import packages, supervision
@@ -36,16 +35,12 @@ if TYPE_CHECKING:
     import asyncio
 
     from router.handoff import Handoff
-    from router.operator_socket import Reply, ScaleRequest, StatusRequest
 
 log = logging.getLogger("gnatswarm.router")
 
 TICK_S = 0.25
 # A tick that comes so much later than it should means that this process did not run.
 LATE_S = 0.5
-# What an operator's scale command waits for, at most.
-SCALE_POLL_S = 0.05
-SCALE_DEADLINE_S = 50.0
 
 _HANDLED_SIGNALS = (*GROUP_SIGNALS, signal.SIGTERM)
 
@@ -82,6 +77,10 @@ class Supervisor:
         self.options = options
         self._program = program
         self._reparse = reparse
+        self.configured_us = 0  # when the options were last reloaded, µs since 1970; 0: never
+        # For whoever asks shards questions through tell(): what they answer, and that a process is gone.
+        self.on_snapshot_reply: Callable[[int, control.SnapshotReply], None] = lambda shard, reply: None
+        self.on_shard_gone: Callable[[int], None] = lambda shard: None
         wanted = options.swarm.shards or usable_cores()
         if not 1 <= wanted <= MAX_SHARDS:
             raise CannotStart(f"shards must be 1..{MAX_SHARDS}, not {wanted}")
@@ -91,21 +90,21 @@ class Supervisor:
         self.wanted = wanted
         self.started_at = time.monotonic()
         # As long as a server's public key, as some clients' tests want it; ours signs nothing.
-        self._server_id = "N" + base64.b32encode(os.urandom(35)).decode()[:55]
-        self.server_name = options.server_name or self._server_id
+        self.server_id = "N" + base64.b32encode(os.urandom(35)).decode()[:55]
+        self.server_name = options.server_name or self.server_id
         try:
             self.listeners = Listeners(options.host, options.port, 1 if self.is_handoff else wanted)
         except ListenError as error:
             raise CannotStart(str(error)) from None
         self._launcher = Launcher(command)
         try:
-            self._footprint = Footprint(options, port=self.listeners.port, server_name=self.server_name)
+            self.footprint = Footprint(options, port=self.listeners.port, server_name=self.server_name)
         except linkdir.LinkDirectoryError as error:
             self.listeners.close()
             self._launcher.close()
             raise CannotStart(str(error)) from None
         self.page = Page.create()
-        self._launcher.remove_when_gone(self._footprint.directories)
+        self._launcher.remove_when_gone(self.footprint.directories)
         self.steering = Steering(self.listeners.sockets)
         self.shards: list[Shard] = []
         self._handoff: Handoff | None = None
@@ -113,7 +112,7 @@ class Supervisor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._done: asyncio.Future[int] | None = None
         self._last_tick = 0.0
-        self._is_serving = False  # every founder was ready: "Server is ready" has been said
+        self.is_serving = False  # every founder was ready: "Server is ready" has been said
         self._is_leaving = False  # lame duck: no process is started any more
         self._exit_code: int | None = None  # set: the broker stops
 
@@ -127,7 +126,7 @@ class Supervisor:
         for shard in self.shards:
             self._deliver(shard, supervision.StartWanted())
         try:
-            self._footprint.write_pid_file(self.options.pid_file)
+            self.footprint.write_pid_file(self.options.pid_file)
         except OSError as error:
             raise CannotStart(f"Could not write pidfile: {error}") from None
 
@@ -146,6 +145,7 @@ class Supervisor:
         """Supervise until the broker has stopped; the exit code."""
         import asyncio
 
+        from router.operator_answers import answer
         from router.operator_socket import serve_operators
 
         self._loop = loop = asyncio.get_running_loop()
@@ -161,7 +161,7 @@ class Supervisor:
         self._last_tick = time.monotonic()
         self._tick()
         self._publish()
-        operators = await serve_operators(self._footprint.operator_path, self._answer)
+        operators = await serve_operators(self.footprint.operator_path, partial(answer, self))
         try:
             return await self._done
         finally:
@@ -182,7 +182,7 @@ class Supervisor:
         if self._handoff is not None:
             self._handoff.close()
         self.listeners.close()
-        self._footprint.remove()
+        self.footprint.remove()
         self.page.close()
 
     # ---- events in ----
@@ -223,8 +223,7 @@ class Supervisor:
         elif isinstance(message, control.Drained):
             self._deliver(shard, supervision.Drained())
         elif isinstance(message, control.SnapshotReply):
-            # Nobody has asked yet: Snapshot belongs to the monitoring pages.
-            log.warning("Shard %d answered snapshot %d, which was not asked", shard.number, message.seq)
+            self.on_snapshot_reply(shard.number, message)
 
     def _on_channel_ended(self, process: ShardProcess, error: control.ControlError | None) -> None:
         shard = self._shard_of(process)
@@ -295,7 +294,7 @@ class Supervisor:
             version=control.CONTROL_VERSION,
             shard=number,
             shards=self.wanted,
-            server_id=self._server_id,
+            server_id=self.server_id,
             server_name=self.server_name,
             boot_id=boot_id,
             options=self.options,
@@ -304,7 +303,7 @@ class Supervisor:
             listener_fds=[] if self._handoff else [self.listeners.sockets[number].fileno()],
             handoff_fd=self._handoff.shard_fd(number) if self._handoff else -1,
             page_fd=self.page.fd,
-            link_dir=self._footprint.link_dir,
+            link_dir=self.footprint.link_dir,
             created_us=self.page.created_us,
             router_pid=os.getpid(),
         )
@@ -346,6 +345,7 @@ class Supervisor:
             log.debug("Shard %d took %d connections with it", shard.number, gone)
         if self._handoff is not None:
             self._handoff.take_back(shard.number)
+        self.on_shard_gone(shard.number)
 
     def _accepting(self) -> list[int]:
         return [shard.number for shard in self.shards if shard.state.is_accepting]
@@ -363,7 +363,7 @@ class Supervisor:
                 if shard.state.is_peer and shard.process is not None:
                     shard.process.send(control.Peers(peers))
         self._check_ready()
-        if self._is_serving:
+        if self.is_serving:
             self._steer()
         self._check_done()
 
@@ -378,10 +378,10 @@ class Supervisor:
                 self._done.set_result(0)
 
     def _check_ready(self) -> None:
-        if self._is_serving or self._exit_code is not None or self._is_leaving:
+        if self.is_serving or self._exit_code is not None or self._is_leaving:
             return
         if all(shard.state.phase is Phase.READY for shard in self.shards if shard.state.is_founder):
-            self._is_serving = True
+            self.is_serving = True
             self._steer()
             if not self.is_handoff and not self.steering.works:
                 log.warning(
@@ -389,7 +389,7 @@ class Supervisor:
                     self.steering.error.strerror if self.steering.error else "",
                 )
             try:
-                self._footprint.write_ports_file(
+                self.footprint.write_ports_file(
                     self.options.ports_file_dir, self._program, self.listeners.host, self.listeners.port
                 )
             except OSError as error:
@@ -410,6 +410,19 @@ class Supervisor:
                 shard.process.send(control.Steered(is_steered))
 
     # ---- what operators want ----
+
+    def tell(self, shard: int, message: control.Message) -> bool:
+        """Say this to one shard. False when it has no process."""
+        process = self.shards[shard].process if shard < len(self.shards) else None
+        if process is None:
+            return False
+        process.send(message)
+        return True
+
+    def tell_all(self, message: control.Message) -> None:
+        """Say this to every shard that has a process."""
+        for shard in self.shards:
+            self.tell(shard.number, message)
 
     def stop(self, exit_code: int) -> None:
         """Stop every shard, bounded in time; a second call kills those that have not stopped."""
@@ -454,7 +467,7 @@ class Supervisor:
             return f"shards must be 1..{MAX_SHARDS}, not {wanted}"
         if self._is_leaving or self._exit_code is not None:
             return "the broker is shutting down"
-        if not self._is_serving:
+        if not self.is_serving:
             return "the broker is still starting"
         if not self.is_handoff:
             try:
@@ -479,81 +492,15 @@ class Supervisor:
 
     def reload(self) -> None:
         """Read the configuration anew and give it to all; an error in it changes nothing."""
-        if self._reparse is None:
-            log.warning("Reload: there is no configuration to read again")
-            return
-        from broker.conf_tree import ConfigError
-        from router.reload import diff
+        from router.reloader import reload
 
-        try:
-            options = self._reparse()
-        except (ConfigError, OSError, ValueError) as error:
-            log.error("Reload failed, nothing was changed: %s", error)
-            return
-        reloaded = diff(self.options, options)
-        if reloaded.is_refused:
-            for line in reloaded.refused:
-                log.error("%s", line)
-            log.error("Reload failed, nothing was changed")
-            return
-        for change in reloaded.live:
-            log.info("Reloaded: %s", change)
-        old, self.options = self.options, options
-        if old.logging != options.logging:
-            self._configure_logs(old)
-        if old.pid_file != options.pid_file:
-            try:
-                self._footprint.write_pid_file(options.pid_file)
-            except OSError as error:
-                log.error("Could not write pidfile: %s", error)
-        for shard in self.shards:
-            if shard.process is not None:
-                shard.process.send(control.Reload(self.options))
-        log.info("Reloaded server configuration")
-        wanted = options.swarm.shards
-        if wanted and wanted != old.swarm.shards:
-            error_text = self.scale(wanted)
-            if error_text:
-                log.warning("Reload: %s", error_text)
-
-    def _configure_logs(self, old: Options) -> None:
-        try:
-            logs.configure(self.options.logging, process_label=logs.ROUTER_LABEL)
-        except OSError as error:
-            log.error("Reload: cannot open the log file, it stays as it was: %s", error)
-            self.options = msgspec.structs.replace(self.options, logging=old.logging)
+        reload(self, self._reparse)
 
     def _reopen_logs(self) -> None:
         problem = logs.reopen()
         if problem:
             log.error("%s", problem)
-        for shard in self.shards:
-            if shard.process is not None:
-                shard.process.send(control.ReopenLog())
-
-    async def _answer(self, request: StatusRequest | ScaleRequest) -> Reply:
-        import asyncio
-
-        from router.operator_socket import Reply, ScaleRequest
-        from router.status import status
-
-        if not isinstance(request, ScaleRequest):
-            return Reply(status=await status(self, request.sample_s))
-        before = self.wanted
-        error = self.scale(request.shards)
-        if error:
-            return Reply(error=error)
-        deadline = time.monotonic() + SCALE_DEADLINE_S
-        while not self._is_scaled(request.shards):
-            if time.monotonic() > deadline or self.wanted != request.shards:
-                return Reply(error="the broker has not the wanted shards yet; `gnatswarm status` says why")
-            await asyncio.sleep(SCALE_POLL_S)
-        return Reply(text=f"{request.shards} shards serve (before: {before})")
-
-    def _is_scaled(self, wanted: int) -> bool:
-        return all(
-            shard.state.phase is (Phase.READY if shard.number < wanted else Phase.STOPPED) for shard in self.shards
-        )
+        self.tell_all(control.ReopenLog())
 
 
 def serve(

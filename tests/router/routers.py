@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,12 +50,17 @@ def runtime_directory(tmp_path: Path) -> Path:
     return _runtime_directories[tmp_path]
 
 
+def pause(length_s: float) -> None:
+    """Let time pass, for a test whose input is a moment or a length of time; to wait for something is wait_until."""
+    threading.Event().wait(length_s)
+
+
 def wait_until(claim: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
     """Wait for a condition. AssertionError with its name when it does not come."""
     until = time.monotonic() + deadline_s
     while not claim():
         assert time.monotonic() < until, f"not within {deadline_s} s: {what}"
-        time.sleep(0.01)
+        pause(0.01)
 
 
 def option_tree(shards: int, port: int, accept: str, **more: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.router.routers import DEADLINE_S, Dialled, Router, dial, option_tree, wait_until
+from tests.router.routers import DEADLINE_S, Dialled, Router, dial, option_tree, pause, wait_until
 from tests.support.servers import wait_pids_gone
 
 
@@ -380,7 +380,7 @@ def test_a_router_that_did_not_run_for_a_while_blames_no_shard(tmp_path: Path) -
         router.wait_ready()
         before = [row["pid"] for row in router.status()["shards"]]
         router.process.send_signal(signal.SIGSTOP)
-        time.sleep(2.5)  # longer than a shard may be silent
+        pause(2.5)  # longer than a shard may be silent
         router.process.send_signal(signal.SIGCONT)
         until = time.monotonic() + 1.0
         while time.monotonic() < until:

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 
 from router.zygote import Zygote, ZygoteGone
 from shards import zygote as shard_side
-from tests.router.routers import ROOT, Router, wait_until
+from tests.router.routers import ROOT, Router, pause, wait_until
 from tests.support.servers import wait_pids_gone
 
 
@@ -110,7 +109,7 @@ def test_a_killed_router_takes_all_with_it(tmp_path: Path) -> None:
 def test_a_router_killed_at_any_moment_of_its_start_leaves_nobody(tmp_path: Path) -> None:
     for delay_ms in range(0, 240, 20):
         router = Router(tmp_path, 2, is_real=True)
-        time.sleep(delay_ms / 1000)  # not a wait: the moment of death is the test's input
+        pause(delay_ms / 1000)  # the moment of death is the test's input
         session = router.process.pid
         router.kill()
         wait_until(partial(_is_empty, session), "nobody is left", 5.0)

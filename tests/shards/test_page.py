@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -154,7 +155,7 @@ def test_processes_killed_inside_their_changes_leave_the_count_exact() -> None:
         for process in processes:
             assert process.stdout is not None
             assert process.stdout.readline() == "on\n"
-        time.sleep(seed.uniform(0.0, 0.01))  # not a wait: the moment of death is the test's input
+        threading.Event().wait(seed.uniform(0.0, 0.01))  # the moment of death is the test's input
         for shard, process in enumerate(processes):
             process.send_signal(signal.SIGKILL)
             process.wait()

@@ -1,0 +1,64 @@
+"""The reloader: reads the configuration anew and gives it to a running broker, all of it or nothing.
+
+What may change is decided by `router.reload`; here it is carried out. Called by the supervisor at SIGHUP.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from broker.conf_tree import ConfigError
+from router.reload import diff
+from shards import logs
+from shards.control import Reload
+
+if TYPE_CHECKING:
+    from broker.options import Options
+    from router.supervisor import Supervisor
+
+log = logging.getLogger("gnatswarm.router")
+
+
+def reload(supervisor: Supervisor, reparse: Callable[[], Options] | None) -> None:
+    """Every problem is a line in the log, and then nothing has changed."""
+    if reparse is None:
+        log.warning("Reload: there is no configuration to read again")
+        return
+    try:
+        options = reparse()
+    except (ConfigError, OSError, ValueError) as error:
+        log.error("Reload failed, nothing was changed: %s", error)
+        return
+    old = supervisor.options
+    reloaded = diff(old, options)
+    if reloaded.is_refused:
+        for line in reloaded.refused:
+            log.error("%s", line)
+        log.error("Reload failed, nothing was changed")
+        return
+    for change in reloaded.live:
+        log.info("Reloaded: %s", change)
+    if old.logging != options.logging:
+        try:
+            logs.configure(options.logging, process_label=logs.ROUTER_LABEL)
+        except OSError as error:
+            log.error("Reload: cannot open the log file, logging stays as it was: %s", error)
+            options = msgspec.structs.replace(options, logging=old.logging)
+    if old.pid_file != options.pid_file:
+        try:
+            supervisor.footprint.write_pid_file(options.pid_file)
+        except OSError as error:
+            log.error("Could not write pidfile: %s", error)
+    supervisor.options = options
+    supervisor.configured_us = time.time_ns() // 1000
+    supervisor.tell_all(Reload(options))
+    log.info("Reloaded server configuration")
+    if options.swarm.shards and options.swarm.shards != old.swarm.shards:
+        problem = supervisor.scale(options.swarm.shards)
+        if problem:
+            log.warning("Reload: %s", problem)
