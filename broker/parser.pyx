@@ -174,16 +174,14 @@ cdef OpKind parse_rest(const uint8_t *data, const uint8_t *args, const uint8_t *
     """An operation whose argument is the rest of its line."""
     cdef const uint8_t *newline = <const uint8_t *>memchr(args, c'\n', end - args)
     cdef const uint8_t *stop
-    if args < end and (args[0] == c' ' or args[0] == c'\t'):   # one blank belongs to the verb; more are held, and counted
-        args += 1
     if newline == NULL:
         return finish(op, OP_LINE_TOO_LONG if is_too_long(args, end, max_line) else OP_MORE)
     op.line_size = newline + 1 - data
+    if is_too_long(args, newline + 1, max_line):
+        return finish(op, OP_LINE_TOO_LONG)
     stop = newline
     if stop > args and (stop - 1)[0] == c'\r':
         stop -= 1
-    if <size_t>(stop - args) > max_line:
-        return finish(op, OP_LINE_TOO_LONG)
     while args < stop and (args[0] == c' ' or args[0] == c'\t'):
         args += 1
     op.argument.at = args

@@ -8,12 +8,12 @@ The cache is validated, not emptied: see `is_current`.
 """
 
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memchr, memcpy, memmove, memset
+from libc.string cimport memchr, memcpy, memset
 
 from broker.outbuf cimport out_init, out_release, Outbox, outbox_new, outbox_release
 from broker.subject cimport SUBJECT_BAD, SUBJECT_WILDCARD, has_empty_token, subject_kind
 from broker.table cimport slot_item, table_find, table_free, table_init, table_insert, table_remove
-from broker.word cimport SLACK, decimal, hash_bytes
+from broker.word cimport SLACK, hash_bytes
 
 import os
 
@@ -897,7 +897,7 @@ cdef class SublistProbe:
             sid = (<uint8_t *>entry.targets[i].sub + sizeof(Sub))[:entry.targets[i].sub.key.size]
             sids.append(int(sid))
             expected = b"HMSG %s %s" % (subject, sid)
-            if entry.text[entry.targets[i].prefix_at:][:entry.targets[i].prefix_size] != expected:
+            if (entry.text + entry.targets[i].prefix_at)[:entry.targets[i].prefix_size] != expected:
                 raise AssertionError(expected)
         queues = {}
         for i in range(entry.n_choices):

@@ -1,0 +1,266 @@
+"""Who wants a subject: every order of changes and questions against the model, and what answers cost.
+
+A question is asked again and again between the changes, so that an answer that stays in the match cache after it
+ceased to be true would show.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from broker.sublist import SublistProbe
+from tests.support.model import is_valid_subject, matches
+
+tokens = st.sampled_from(["a", "b", "c"])
+literal_subjects = st.lists(tokens, min_size=1, max_size=4).map(".".join)
+pattern_subjects = (
+    st.lists(st.sampled_from(["a", "b", "*", "*", "c*"]), min_size=1, max_size=4)
+    .flatmap(lambda parts: st.sampled_from([parts, [*parts, ">"], [*parts[:-1], ">"]]))
+    .map(".".join)
+)
+subscription_subjects = literal_subjects | pattern_subjects
+# What may be published to: literals, wildcards taken literally, empty tokens.
+published_subjects = literal_subjects | st.text(alphabet="ab.*>", min_size=1, max_size=6)
+queues = st.sampled_from(["", "", "", "q", "r"])
+shards = st.integers(0, 3) | st.just(63)
+
+
+class SublistAgainstModel(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.probe = SublistProbe()
+        self.subscriptions = {}  # number → (subject, queue)
+        self.remote = set()  # (shard, subject)
+        self.remote_queues = {}  # (shard, subject, queue) → members
+        self.asked = ["a", "a.b", "a.b.c", "b"]
+        self.number = 0
+
+    def expected(self, subject):
+        plain, groups, weights = [], {}, {}
+        for number, (pattern, queue) in self.subscriptions.items():
+            if matches(pattern, subject):
+                (groups.setdefault(queue, []) if queue else plain).append(number)
+        for (shard, pattern, queue), members in self.remote_queues.items():
+            if matches(pattern, subject):
+                here = weights.setdefault(queue, {})
+                here[shard] = here.get(shard, 0) + members
+        return {
+            "plain": sorted(plain),
+            "queues": {
+                queue.encode(): (sorted(groups.get(queue, [])), weights.get(queue, {})) for queue in {*groups, *weights}
+            },
+            "remote": {shard for shard, pattern in self.remote if matches(pattern, subject)},
+        }
+
+    @rule(subject=subscription_subjects, queue=queues)
+    def subscribe(self, subject, queue):
+        self.number += 1
+        self.probe.subscribe(self.number, subject.encode(), queue.encode())
+        self.subscriptions[self.number] = (subject, queue)
+
+    @precondition(lambda self: self.subscriptions)
+    @rule(data=st.data())
+    def unsubscribe(self, data):
+        number = data.draw(st.sampled_from(sorted(self.subscriptions)))
+        self.probe.unsubscribe(number)
+        del self.subscriptions[number]
+
+    @rule(shard=shards, subject=subscription_subjects, wanted=st.booleans())
+    def set_remote(self, shard, subject, wanted):
+        self.probe.set_remote(shard, subject.encode(), wanted)
+        (self.remote.add if wanted else self.remote.discard)((shard, subject))
+
+    @rule(shard=shards, subject=subscription_subjects, queue=st.sampled_from(["q", "r"]), members=st.integers(0, 3))
+    def set_remote_queue(self, shard, subject, queue, members):
+        self.probe.set_remote_queue(shard, subject.encode(), queue.encode(), members)
+        if members:
+            self.remote_queues[shard, subject, queue] = members
+        else:
+            self.remote_queues.pop((shard, subject, queue), None)
+
+    @precondition(lambda self: self.remote or self.remote_queues)
+    @rule(data=st.data())
+    def end_remote(self, data):
+        """The end of an interest that is there; set_remote() would seldom find one."""
+        key = data.draw(st.sampled_from(sorted(self.remote) + sorted(self.remote_queues)))
+        if len(key) == 2:
+            self.probe.set_remote(key[0], key[1].encode(), False)
+            self.remote.remove(key)
+        else:
+            self.probe.set_remote_queue(key[0], key[1].encode(), key[2].encode(), 0)
+            del self.remote_queues[key]
+
+    @rule(shard=shards)
+    def drop_remote(self, shard):
+        self.probe.drop_remote(shard)
+        self.remote = {key for key in self.remote if key[0] != shard}
+        self.remote_queues = {key: n for key, n in self.remote_queues.items() if key[0] != shard}
+
+    @rule(subject=published_subjects)
+    def ask_of_another(self, subject):
+        assert self.probe.match(subject.encode()) == self.expected(subject)
+        self.asked.append(subject)
+
+    @invariant()
+    def answers_are_true(self):
+        for subject in self.asked[:4] + self.asked[-4:]:
+            assert self.probe.match(subject.encode()) == self.expected(subject)
+
+    @invariant()
+    def holds_no_more_than_it_was_given(self):
+        counts = self.probe.counts
+        wanted = {subject for subject, _ in self.subscriptions.values()}
+        wanted |= {subject for _, subject in self.remote} | {subject for _, subject, _ in self.remote_queues}
+        names = {queue for _, queue in self.subscriptions.values() if queue} | {key[2] for key in self.remote_queues}
+        literal = {subject for subject in wanted if "*" not in subject.split(".") and ">" not in subject.split(".")}
+        assert counts["subscriptions"] == len(self.subscriptions)
+        assert counts["queue_names"] == len(names)
+        assert counts["literals"] == len(literal)
+        assert counts["patterns"] == len({subject.split(".")[0] for subject in wanted - literal})
+
+
+SublistAgainstModel.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+test_answers_are_the_models_in_every_order_of_changes = SublistAgainstModel.TestCase
+
+
+def plain(probe, subject):
+    return probe.match(subject)["plain"]
+
+
+@pytest.mark.parametrize("subject", [b"", b".", b"a.", b"a..b", b"a.>.b"])
+def test_a_bad_subject_is_no_subscription(subject):
+    assert not is_valid_subject(subject.decode())
+    with pytest.raises(ValueError, match="not a subscription subject"):
+        SublistProbe().subscribe(1, subject)
+
+
+def test_an_answer_is_made_once_and_found_again():
+    probe = SublistProbe()
+    probe.subscribe(1, b"a.b")
+    for _ in range(10):
+        assert plain(probe, b"a.b") == [1]
+    assert probe.counts["builds"] == 1
+    assert probe.counts["cached"] == 1
+
+
+# A change of the subscription on the left → does the answer for the subject on the right have to be made anew?
+@pytest.mark.parametrize(
+    ("changed", "subject", "is_made_anew"),
+    [
+        (b"a.b", b"a.b", True),
+        (b"a.c", b"a.b", False),
+        (b"_INBOX.x", b"a.b", False),
+        (b"_INBOX.x.*", b"a.b", False),
+        (b"_INBOX.x.*", b"_INBOX.y.1", False),
+        (b"_INBOX.x.*", b"_INBOX.x.1", True),
+        (b"a.*", b"a.b", True),
+        (b"a.*", b"b.b", False),
+        (b"a.>", b"a.b.c", True),
+        (b"a.b.>", b"a.b.c", True),
+        (b"a.b.*.d", b"a.b.c.d", True),
+        (b"*.b", b"a.b", True),
+        (b">", b"a.b", True),
+    ],
+)
+def test_a_change_makes_only_answers_stale_that_it_may_have_a_part_in(changed, subject, is_made_anew):
+    probe = SublistProbe()
+    probe.match(subject)
+    before = probe.counts["builds"]
+    probe.subscribe(1, changed)
+    probe.match(subject)
+    probe.unsubscribe(1)
+    probe.match(subject)
+    assert probe.counts["builds"] - before == (2 if is_made_anew else 0)
+
+
+def test_churn_of_inboxes_leaves_a_steady_subject_in_the_cache():
+    probe = SublistProbe()
+    probe.subscribe(0, b"steady.>")
+    probe.match(b"steady.subject")
+    for i in range(1, 2000):
+        probe.subscribe(i, b"_INBOX.%d.*" % i)
+        probe.unsubscribe(i)
+    before = probe.counts["builds"]
+    assert plain(probe, b"steady.subject") == [0]
+    # A slot of the counters may be shared by accident, once in 4,096; 2,000 churns then spoil the answer once.
+    assert probe.counts["builds"] - before <= 1
+
+
+def test_the_cache_is_bounded_in_entries():
+    probe = SublistProbe()
+    most = 65_536 * 4
+    for i in range(most + 20_000):
+        probe.match(b"s.%d" % i)
+    counts = probe.counts
+    assert counts["builds"] == most + 20_000
+    assert most // 2 < counts["cached"] <= most
+
+
+def test_the_cache_is_bounded_in_bytes():
+    probe = SublistProbe()
+    long = b"x" * 30_000
+    for i in range(2000):
+        probe.match(b"%s.%d" % (long, i))
+    counts = probe.counts
+    assert 60_000_000 < counts["cache_bytes"] <= 67_108_864
+    assert counts["cached"] < 2000
+
+
+def test_an_answer_larger_than_the_bound_is_given_all_the_same():
+    probe = SublistProbe()
+    subject = b"x" * 60_000
+    for i in range(600):
+        probe.subscribe(i, subject)
+    assert len(plain(probe, subject)) == 600  # 600 prefixes of 60 KB are 36 MB; twice that does not fit
+    probe.match(b"a")
+    assert len(plain(probe, subject)) == 600
+    for i in range(600, 1200):
+        probe.subscribe(i, subject)
+    assert len(plain(probe, subject)) == 1200
+    assert probe.counts["cached"] == 1  # it alone, past the bound
+    assert len(plain(probe, subject)) == 1200
+    probe.match(b"a")
+    assert probe.counts["cache_bytes"] < 67_108_864
+
+
+def test_a_million_literals_cost_a_publish_no_more_than_one():
+    """Cost is counted, not timed: what a match of one subject looks at."""
+    probe = SublistProbe()
+    for i in range(1_000_000):
+        probe.subscribe(i, b"device.%d.status" % i)
+    assert probe.counts["literals"] == 1_000_000
+    assert probe.counts["patterns"] == 0
+    subjects = [b"device.%d.status" % i for i in range(0, 1_000_000, 997)]
+    probed = [probe.slots_probed(subject) for subject in subjects]
+    assert sum(probed) / len(probed) < 8  # to the end of a run; 8.5 is what a table three quarters full would give
+    for i, subject in zip(range(0, 1_000_000, 997), subjects, strict=True):
+        assert plain(probe, subject) == [i]
+    assert probe.counts["steps"] == len(subjects)  # the root, once each: there is no pattern below it
+
+
+def test_wildcards_cost_a_publish_only_what_shares_its_tokens():
+    probe = SublistProbe()
+    for i in range(100_000):
+        probe.subscribe(i, b"device.%d.*" % i)
+    asked = range(0, 100_000, 997)
+    for i in asked:
+        assert plain(probe, b"device.%d.status" % i) == [i]
+    assert probe.counts["steps"] == 3 * len(asked)  # the root, `device`, its number; the star is the end
+
+
+def test_a_subject_of_very_many_tokens():
+    probe = SublistProbe()
+    deep = b".".join([b"a"] * 30_000)
+    probe.subscribe(1, deep)
+    probe.subscribe(2, b".".join([b"*"] * 30_000))
+    probe.subscribe(3, b".".join([b"*"] * 29_999 + [b">"]))
+    probe.set_remote(1, b".".join([b"*"] * 29_999 + [b">"]), True)
+    assert probe.match(deep) == {"plain": [1, 2, 3], "queues": {}, "remote": {1}}
+    probe.drop_remote(1)
+    for number in (1, 2, 3):
+        probe.unsubscribe(number)
+    assert probe.match(deep) == {"plain": [], "queues": {}, "remote": set()}
+    assert probe.counts["patterns"] == 0

@@ -1,0 +1,75 @@
+"""The hash table of C structs, against a dict."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from broker.table import TableProbe
+
+# Few low bits, so that keys crowd in the same slots and shifting back has work; few high ones, so that tags are equal.
+hashes = st.sampled_from([0, 1, 2, 3, 5, 7, 0x10001, 0x10003, 0xFFFF0003, 0xFFFFFFFF, 0x80000000])
+keys = st.binary(max_size=2)
+
+
+class TableAgainstDict(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.table = TableProbe()
+        self.model = {}
+        self.values = 0
+
+    @rule(key=keys, hash=hashes)
+    def insert(self, key, hash):
+        if (key, hash) not in self.model:
+            self.values += 1
+            self.table.insert(key, hash, self.values)
+            self.model[key, hash] = self.values
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def remove(self, data):
+        key, hash = data.draw(st.sampled_from(sorted(self.model)))
+        self.table.remove(key, hash)
+        del self.model[key, hash]
+
+    @rule(key=keys, hash=hashes)
+    def find(self, key, hash):
+        assert self.table.find(key, hash) == self.model.get((key, hash))
+
+    @invariant()
+    def holds_what_the_dict_holds(self):
+        assert len(self.table) == len(self.model)
+        assert sorted(self.table.values()) == sorted(self.model.values())
+        for (key, hash), value in self.model.items():
+            assert self.table.find(key, hash) == value
+
+    @invariant()
+    def is_at_most_three_quarters_full_and_nothing_when_empty(self):
+        assert len(self.table) * 4 <= self.table.slots * 3
+        assert bool(self.model) == bool(self.table.slots)
+
+
+TableAgainstDict.TestCase.settings = settings(max_examples=60, stateful_step_count=60)
+test_a_table_holds_what_a_dict_holds = TableAgainstDict.TestCase
+
+
+def test_a_table_grows_by_doubling_and_keeps_every_item():
+    table = TableProbe()
+    for i in range(10_000):
+        table.insert(b"%d" % i, i * 2654435761 & 0xFFFFFFFF, i)
+    assert table.slots == 16_384
+    assert all(table.find(b"%d" % i, i * 2654435761 & 0xFFFFFFFF) == i for i in range(10_000))
+
+
+def test_keys_of_one_hash_are_told_apart():
+    table = TableProbe()
+    for i in range(50):
+        table.insert(b"%d" % i, 12345, i)
+    for i in range(0, 50, 2):
+        table.remove(b"%d" % i, 12345)
+    assert [table.find(b"%d" % i, 12345) for i in range(50)] == [i if i % 2 else None for i in range(50)]
+    with pytest.raises(KeyError):
+        table.remove(b"0", 12345)

@@ -1,0 +1,200 @@
+"""The compiled engine without sockets, as tests talk to it: bytes to a client in, what each client was sent out.
+
+A thin layer over broker.probe: a session in Python for each connection (as shards.clients has), and a reader of what
+clients are sent that shares nothing with the broker's parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from broker.auth import Authenticator
+from broker.connect import ConnectOptions, overlay, require_object
+from broker.connection import ClientConnection
+from broker.errors import CloseReason, ProtocolError
+from broker.limits import Limits
+from broker.options import Options
+from broker.probe import Probe, ProbeSocket
+
+QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
+WITH_HEADERS = b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n'
+NO_RESPONDERS = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true}\r\n'
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One thing a client or sibling was sent. `line` is its control line without CRLF, `body` header and payload."""
+
+    line: bytes
+    body: bytes = b""
+    header_size: int = 0
+
+    @property
+    def is_message(self) -> bool:
+        return self.line.startswith((b"MSG ", b"HMSG ", b"RMSG ", b"QMSG ", b"QHMG "))
+
+    @property
+    def words(self) -> list[bytes]:
+        return self.line.split(b" ")
+
+    @property
+    def subject(self) -> bytes:
+        return self.words[1]
+
+    @property
+    def sid(self) -> bytes:
+        return self.words[2]
+
+    @property
+    def reply(self) -> bytes:
+        """Of a MSG or HMSG to a client; b"" for none."""
+        return self.words[3] if len(self.words) == (6 if self.words[0] == b"HMSG" else 5) else b""
+
+    @property
+    def payload(self) -> bytes:
+        return self.body[self.header_size :]
+
+
+def frames(data: bytes) -> list[Frame]:
+    """Everything in `data`, which must end where a frame ends."""
+    found = []
+    at = 0
+    while at < len(data):
+        end = data.index(b"\r\n", at)
+        line = data[at:end]
+        at = end + 2
+        words = line.split(b" ")
+        if words[0] in (b"MSG", b"HMSG", b"RMSG", b"QMSG", b"QHMG"):
+            size = int(words[-1])
+            has_header = words[0] in (b"HMSG", b"QHMG")
+            body = data[at : at + size]
+            assert len(body) == size and data[at + size : at + size + 2] == b"\r\n", f"cut short: {line!r}"
+            at += size + 2
+            found.append(Frame(line, body, int(words[-2]) if has_header else 0))
+        else:
+            found.append(Frame(line))
+    return found
+
+
+@dataclass
+class Session:
+    """What Python has of one connection: its CONNECT, and the errors it was told of."""
+
+    connection: ClientConnection
+    authenticator: Authenticator
+    options: ConnectOptions = field(default_factory=ConnectOptions)
+    errors: list[ProtocolError] = field(default_factory=list)
+
+    def on_connect(self, raw: bytes) -> None:
+        options = overlay(self.options, raw)
+        self.authenticator.user_of(options)
+        self.options = options
+        self.connection.configure(
+            verbose=options.verbose,
+            pedantic=options.pedantic,
+            echo=options.echo,
+            headers=options.headers,
+            no_responders=options.no_responders,
+            protocol=options.protocol,
+        )
+        self.connection.authenticated()
+
+    def on_info(self, raw: bytes) -> None:
+        require_object(raw)
+
+    def on_error(self, error: ProtocolError) -> None:
+        self.errors.append(error)
+
+
+class EngineClient:
+    """One client. `feed` says something, `take` is what it was sent since."""
+
+    def __init__(self, engine: Engine, connect: bytes) -> None:
+        self._engine = engine
+        self._taken = 0
+        self.session: Session | None = None
+        self.socket: ProbeSocket = engine.probe.open(
+            self._make_session,
+            offers_headers=engine.options.headers,
+            must_authenticate=engine.authenticator.asks_before_connect,
+        )
+        if connect:
+            self.feed(connect)
+
+    def _make_session(self, connection: ClientConnection) -> Session:
+        self.session = Session(connection, self._engine.authenticator)
+        return self.session
+
+    @property
+    def connection(self) -> ClientConnection:
+        assert self.session is not None
+        return self.session.connection
+
+    @property
+    def errors(self) -> list[type[ProtocolError]]:
+        assert self.session is not None
+        return [type(error) for error in self.session.errors]
+
+    def feed(self, data: bytes, pieces: Iterable[int] = (), *, finish: bool = True) -> None:
+        self._engine.probe.feed(self.socket, data, pieces, finish=finish)
+
+    def take(self) -> bytes:
+        data = bytes(self.socket.sent[self._taken :])
+        self._taken = len(self.socket.sent)
+        return data
+
+    def talk(self, data: bytes, pieces: Iterable[int] = ()) -> bytes:
+        """What it was sent because it said this."""
+        self.take()
+        self.feed(data, pieces)
+        return self.take()
+
+    def messages(self) -> list[tuple[bytes, bytes]]:
+        """Sid and payload of the messages it was sent since the last take."""
+        return [(frame.sid, frame.payload) for frame in frames(self.take()) if frame.is_message]
+
+    def close(self) -> None:
+        self._engine.probe.end(self.socket)
+
+    @property
+    def is_over(self) -> bool:
+        return self.socket.is_over
+
+    @property
+    def reason(self) -> CloseReason:
+        return CloseReason(self.socket.reason)
+
+
+class Engine:
+    """One sublist, one fan-out, and the clients on them."""
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        *,
+        options: Options | None = None,
+        seed: int = 1,
+        room: int = 262144,
+        prefers_local: bool = False,
+    ) -> None:
+        self.options = options or Options()
+        self.limits = limits or Limits()
+        self.authenticator = Authenticator(self.options)
+        self.probe = Probe(self.limits, seed=seed, room=room, prefers_local=prefers_local)
+
+    def client(self, connect: bytes = QUIET) -> EngineClient:
+        return EngineClient(self, connect)
+
+    def clients(self, count: int, connect: bytes = QUIET) -> list[EngineClient]:
+        return [self.client(connect) for _ in range(count)]
+
+    def assert_empty(self) -> None:
+        """Nothing is held for anybody: every client has left."""
+        assert self.probe.memory == {
+            "bytes_in_chunks": 0,
+            "subscriptions": 0,
+            "queue_names": 0,
+            "dirty": False,
+            "called": False,
+        }
