@@ -80,7 +80,7 @@ def subscriptions(ClientConnection client not None, uint32_t start, uint32_t slo
 
 
 def matching(Sublist sublist not None, bytes subject not None, uint32_t start, uint32_t most) -> tuple:
-    """([(cid, subject, queue, sid, messages delivered, max)], all there are) of whom a message would reach here."""
+    """([(cid, as in subscriptions())], all there are) of whom a message would reach here."""
     cdef bytes padded = subject + bytes(SLACK)
     cdef const uint8_t *s = padded
     cdef Entry *entry = sublist.find(s, len(subject), hash_bytes(s, len(subject), sublist.seed))
@@ -97,7 +97,7 @@ def matching(Sublist sublist not None, bytes subject not None, uint32_t start, u
     end = min(<uint64_t>start + most, total)
     for i in range(start, <uint32_t>end):
         sub = entry.targets[i].sub
-        rows.append((cid_of(sub), *subscription_row(sublist, sub)))
+        rows.append((cid_of(sub), subscription_row(sublist, sub)))
     return rows, total
 
 
@@ -115,7 +115,8 @@ cdef inline size_t cache_end(Sublist sublist, size_t start, size_t slots) noexce
     return min(start + slots, (<size_t>sublist.cache_mask + 1) * CACHE_WAYS)
 
 
-def cached_answers(Sublist sublist not None, size_t start, size_t slots, uint64_t least, bytes folded not None) -> tuple:
+def cached_answers(Sublist sublist not None, size_t start, size_t slots, uint64_t least,
+                   bytes folded not None) -> tuple:
     """([(subject, msgs, bytes, deliveries, plain subscriptions, queue groups, members, is wanted)], the same, next).
 
     Rows of subjects with at least so many messages or deliveries. Those that begin with `folded` (unless it is empty)

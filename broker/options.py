@@ -11,7 +11,7 @@ import msgspec
 
 from broker.limits import Limits
 
-SECRET_FIELDS = frozenset({"auth_token", "auth_password", "password"})
+SECRET_FIELDS = frozenset({"auth_token", "auth_password", "http_password", "password"})
 
 
 class _Discreet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,9 +66,11 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     swarm: Swarm = Swarm()
     pid_file: str = ""  # written at start, removed at exit
     ports_file_dir: str = ""  # a file <program>_<pid>.ports with the ports in use is written here
-    http_host: str = ""  # monitoring address; "": same as host
+    http_host: str = ""  # monitoring address; "": same as host, and loopback where that is "" too
     http_port: int = 0  # monitoring port; 0: off, -1: any free one
     http_base_path: str = ""  # what stands before every monitoring path, as a proxy may need
+    http_user: str = ""  # with http_password: who may see the monitoring pages; "": everybody who reaches them
+    http_password: str = ""
     client_advertise: str = ""  # host[:port] to show in connect_urls instead of our own
     headers: bool = True  # offer message headers (HPUB, HMSG)
     auth_token: str = ""  # token every client must give; "": none

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from shards import linkdir
 
 if TYPE_CHECKING:
+    import socket
+
     from broker.options import Options
     from router.portsfile import TemporaryFile
 
@@ -20,6 +22,7 @@ class Footprint:
     """Made with its directories; LinkDirectoryError when they cannot be had."""
 
     def __init__(self, options: Options, *, port: int, server_name: str) -> None:
+        self._options = options
         self._pid_file: TemporaryFile | None = None
         self._ports_file: TemporaryFile | None = None
         owner = linkdir.Owner(os.getpid(), port, server_name)
@@ -51,12 +54,16 @@ class Footprint:
 
             self._pid_file = write_pid_file(path)
 
-    def write_ports_file(self, directory: str, program: str, host: str, port: int) -> None:
+    def write_ports_file(
+        self, directory: str, program: str, host: str, port: int, monitor: socket.socket | None
+    ) -> None:
         """The ports that answer now; "" is none. OSError when it cannot be written."""
         if directory:
+            from router import monitor_socket
             from router.portsfile import Listening, write_ports_file
 
-            self._ports_file = write_ports_file(directory, program, nats=Listening(host, port))
+            pages = None if monitor is None else Listening(*monitor_socket.address(monitor, self._options))
+            self._ports_file = write_ports_file(directory, program, nats=Listening(host, port), monitoring=pages)
 
     def remove(self) -> None:
         """Everything goes."""

@@ -52,6 +52,8 @@ KEYS = (
     Key(("http",), _http),
     Key(("http_port", "monitor_port"), _sets("http_port", values.http_port)),
     Key(("http_base_path",), _sets("http_base_path", values.http_base_path)),
+    Key(("http_user",), _sets("http_user", values.text)),  # ours, and the next
+    Key(("http_password",), _sets("http_password", values.text)),
     Key(("debug",), _sets("logging.debug", values.boolean)),
     Key(("trace",), _sets("logging.trace", values.boolean)),
     Key(("logtime",), _sets("logging.logtime", values.boolean)),

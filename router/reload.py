@@ -18,6 +18,8 @@ LIVE = frozenset(
         "server_tags",
         "pid_file",
         "client_advertise",
+        "http_user",
+        "http_password",
         "auth_token",
         "auth_user",
         "auth_password",

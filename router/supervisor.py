@@ -33,6 +33,7 @@ from shards.page import Page
 
 if TYPE_CHECKING:
     import asyncio
+    import socket
 
     from router.handoff import Handoff
 
@@ -96,6 +97,7 @@ class Supervisor:
             self.listeners = Listeners(options.host, options.port, 1 if self.is_handoff else wanted)
         except ListenError as error:
             raise CannotStart(str(error)) from None
+        self._monitor_socket = self._listen_for_monitoring()
         self._launcher = Launcher(command)
         try:
             self.footprint = Footprint(options, port=self.listeners.port, server_name=self.server_name)
@@ -115,6 +117,21 @@ class Supervisor:
         self.is_serving = False  # every founder was ready: "Server is ready" has been said
         self._is_leaving = False  # lame duck: no process is started any more
         self._exit_code: int | None = None  # set: the broker stops
+
+    def _listen_for_monitoring(self) -> socket.socket | None:
+        """Before any shard runs, so that a taken port stops the start."""
+        if not self.options.http_port:
+            return None
+        from router import monitor_socket
+
+        try:
+            return monitor_socket.listen(self.options)
+        except OSError as error:
+            self.listeners.close()
+            host = monitor_socket.monitoring_host(self.options)
+            raise CannotStart(
+                f"Can't start monitoring: cannot listen on {host}:{self.options.http_port}: {error.strerror or error}"
+            ) from None
 
     def start(self) -> None:
         """Start the founders. No event loop is needed for that yet."""
@@ -162,10 +179,18 @@ class Supervisor:
         self._tick()
         self._publish()
         operators = await serve_operators(self.footprint.operator_path, partial(answer, self))
+        monitor = None
+        if self._monitor_socket is not None:
+            from router.monitor import Monitor  # and with it all that only the pages need
+
+            monitor = Monitor(self, self._monitor_socket)
+            await monitor.start()
         try:
             return await self._done
         finally:
             operators.close()
+            if monitor is not None:
+                monitor.close()
             # A second signal must not end us between here and the last socket file's removal.
             signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
             for number in _HANDLED_SIGNALS:
@@ -182,6 +207,8 @@ class Supervisor:
         if self._handoff is not None:
             self._handoff.close()
         self.listeners.close()
+        if self._monitor_socket is not None:
+            self._monitor_socket.close()
         self.footprint.remove()
         self.page.close()
 
@@ -390,7 +417,11 @@ class Supervisor:
                 )
             try:
                 self.footprint.write_ports_file(
-                    self.options.ports_file_dir, self._program, self.listeners.host, self.listeners.port
+                    self.options.ports_file_dir,
+                    self._program,
+                    self.listeners.host,
+                    self.listeners.port,
+                    self._monitor_socket,
                 )
             except OSError as error:
                 log.error("Error writing ports file to %s: %s", self.options.ports_file_dir, error)

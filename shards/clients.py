@@ -173,9 +173,9 @@ class Clients:
     def on_closed(self, session: ClientSession) -> None:
         """A session has ended; its subscriptions go with it."""
         del self.open[session.connection.cid]
-        session.socket = None
         self._page.remove_connection(self._shard)
         self.closed.note(session)
+        session.socket = None
         if session.reason in SLOW:
             logger.warning("%s - Slow Consumer Detected: %s", session, session.reason.text)
         if logger.isEnabledFor(logging.DEBUG):

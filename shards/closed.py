@@ -54,6 +54,8 @@ def connection_row(session: ClientSession, offset_us: int) -> ConnectionRow:
     """A connection as it is now, without its subscriptions."""
     cid, in_msgs, out_msgs, in_bytes, out_bytes, pending, subs, active_us, rtt_us = census.counters(session.connection)
     connect = session.connect
+    if session.socket is not None and session.socket.work == in_msgs + out_msgs + subs:
+        active_us = session.socket.used_us  # what came since then were pings
     return ConnectionRow(
         cid,
         session.host,

@@ -36,6 +36,8 @@ cdef class Socket(Source):
     cdef uint8_t small_reads     # quick small reads in a row
     cdef uint64_t read_us        # when it was last read
     cdef uint64_t opened_us
+    cdef readonly uint64_t used_us     # when it was last used: messages and subscriptions, not pings …
+    cdef readonly uint64_t work        # … as of this count of them
     cdef uint64_t linger_until_us
     cdef uint64_t held_us        # since when its feeding waits
     cdef int read(self) except -1

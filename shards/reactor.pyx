@@ -460,7 +460,7 @@ cdef class Reactor:
         cdef Socket socket = Socket()
         socket.peer = peer
         socket.owner = owner
-        socket.opened_us = socket.read_us = self.box.now_us
+        socket.opened_us = socket.read_us = socket.used_us = self.box.now_us
         self.add(socket, fd, EPOLLIN)
         peer.out.owner = <void *>socket
         peer.out.taken_us = self.box.now_us
@@ -611,7 +611,7 @@ cdef class Reactor:
         cdef uint64_t now = self.box.now_us
         cdef OutBuf *out = &socket.peer.out
         cdef ClientConnection client
-        cdef uint64_t idle
+        cdef uint64_t idle, work
         if socket.is_lingering:
             if now >= socket.linger_until_us:
                 socket.close()
@@ -619,6 +619,10 @@ cdef class Reactor:
         if not isinstance(socket.peer, ClientConnection):
             return 0
         client = <ClientConnection>socket.peer
+        work = client.in_msgs + out.msgs + client.subs.count
+        if work != socket.work:
+            socket.work = work
+            socket.used_us = max(client.active_us, out.taken_us)
         if out.is_blocked and now - out.taken_us > self.write_deadline_us:
             out_condemn(out, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE)
         elif client.must_authenticate:

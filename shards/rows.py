@@ -81,6 +81,7 @@ class LinkRow(Row):
 
     shard: int  # the sibling
     start_us: int
+    is_dialled: bool  # this end dialled
     pending_bytes: int
     in_msgs: int
     out_msgs: int

@@ -211,9 +211,7 @@ class Snapshots:
             while at < min(total, query.offset + query.most):
                 most = min(STEP_SLOTS, query.offset + query.most - at)
                 found, total = census.matching(self._sublist, query.test.encode(), at, most)
-                yield rows.SubscriptionsPart(
-                    total, [SubscriptionRow(*row, max_msgs, cid) for cid, *row, max_msgs in found]
-                )
+                yield rows.SubscriptionsPart(total, [SubscriptionRow(*fields, cid) for cid, fields in found])
                 at += max(1, len(found))
                 await pace()
             return
@@ -331,9 +329,9 @@ class Snapshots:
         behind.sort(key=lambda row: -row.pending_bytes)
         del behind[query.most :]
         for row in behind:
-            session = self._clients.open.get(row.cid)
-            if session is not None:
-                step, _next = census.subscriptions(session.connection, 0, STEP_SLOTS)
+            still_open = self._clients.open.get(row.cid)
+            if still_open is not None:
+                step, _next = census.subscriptions(still_open.connection, 0, STEP_SLOTS)
                 row.subs = [SubscriptionRow(*one, row.cid) for one in step]
             await pace()
         past = list(self._clients.closed.slow)[-query.most :]

@@ -1,0 +1,504 @@
+"""From facts and shards' rows to the documents of the pages: one broker, whatever the number of shards. Pure.
+
+Field names, their order, types and formats are the real server's; what is ours alone stands behind its fields
+(`shard`, `gnatswarm`) or on pages of our own. Shards' rows come as (shard, rows) pairs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from broker.version import OWN_VERSION, SERVER_VERSION
+from router.facts import Facts, ShardFacts
+from router.goformat import age_text, duration_text, time_text
+from shards.rows import (
+    ConnectionRow,
+    LinkRow,
+    QueueRow,
+    SubjectRow,
+    SublistPart,
+    SubscriptionRow,
+    order,
+)
+
+Document = dict[str, Any]
+
+# The real server's one account of clients that belong to none.
+GLOBAL_ACCOUNT = "$G"
+SYSTEM_ACCOUNT = "$SYS"
+# A loop that is so late makes clients wait noticeably; a health check should then prefer another broker.
+LAGGING_US = 1_000_000
+
+
+def head(facts: Facts) -> Document:
+    """What most documents begin with."""
+    return {"server_id": facts.server_id, "now": time_text(facts.now_us)}
+
+
+def total(facts: Facts, name: str) -> int:
+    """A counter or gauge of all shards together."""
+    return sum(getattr(shard, name) for shard in facts.shards)
+
+
+# ---- general
+
+
+def varz(facts: Facts, requests: dict[str, int]) -> Document:
+    """General figures. Counters never fall, not even when a shard dies."""
+    options, limits = facts.options, facts.options.limits
+    document: Document = {
+        "server_id": facts.server_id,
+        "server_name": facts.server_name,
+        "version": SERVER_VERSION,
+        "proto": 1,
+        "go": f"python{sys.version_info[0]}.{sys.version_info[1]}.{sys.version_info[2]}",
+        "host": facts.host,
+        "port": facts.port,
+    }
+    if options.auth_token or options.auth_user or options.users:
+        document["auth_required"] = True
+    document |= {
+        "max_connections": limits.max_connections,
+        "ping_interval": _nanoseconds(limits.ping_interval_s),
+        "ping_max": limits.ping_max,
+        "http_host": facts.http_host,
+        "http_port": facts.http_port,
+        "http_base_path": options.http_base_path,
+        "https_port": 0,
+        "auth_timeout": _number(limits.auth_timeout_s),
+        "max_control_line": limits.max_control_line_bytes,
+        "max_payload": limits.max_payload_bytes,
+        "max_pending": limits.max_pending_bytes,
+        "cluster": {},
+        "gateway": {},
+        "leaf": {},
+        "mqtt": {},
+        "websocket": {},
+        "jetstream": {},
+        "tls_timeout": 2,
+        "write_deadline": _nanoseconds(limits.write_deadline_s),
+        "start": time_text(facts.created_us),
+        "now": time_text(facts.now_us),
+        "uptime": age_text(facts.now_us - facts.created_us),
+        "mem": total(facts, "resident_bytes") + facts.router_resident_bytes,
+        "cores": facts.cores,
+        "gomaxprocs": sum(shard.pid != 0 for shard in facts.shards),
+        "cpu": _number(round(total(facts, "cpu_percent") + facts.router_cpu_percent, 1)),
+        "connections": total(facts, "connections"),
+        "total_connections": total(facts, "total_connections"),
+        "routes": 0,
+        "remotes": 0,
+        "leafnodes": 0,
+        "in_msgs": total(facts, "in_msgs"),
+        "out_msgs": total(facts, "out_msgs"),
+        "in_bytes": total(facts, "in_bytes"),
+        "out_bytes": total(facts, "out_bytes"),
+        "slow_consumers": total(facts, "slow_consumers"),
+        "subscriptions": total(facts, "subscriptions"),
+        "http_req_stats": dict(sorted(requests.items())),
+        "config_load_time": time_text(facts.configured_us),
+    }
+    if options.server_tags:
+        document["tags"] = list(options.server_tags)
+    document |= {"system_account": SYSTEM_ACCOUNT, "gnatswarm": OWN_VERSION, "shards": len(facts.shards)}
+    return document
+
+
+def health(facts: Facts) -> str:
+    """Why the broker should not be given new clients; "" when it is well."""
+    if not facts.is_serving:
+        return "the broker is not ready"
+    faults = []
+    for shard in facts.shards:
+        if not shard.is_wanted:
+            continue
+        if shard.phase != "ready":
+            faults.append(f"shard {shard.shard} is {shard.phase}")
+        elif shard.is_suspect:
+            faults.append(f"shard {shard.shard} does not answer")
+        elif shard.loop_lag_us > LAGGING_US:
+            faults.append(f"shard {shard.shard} lags by {duration_text(shard.loop_lag_us // 1000 * 1000)}")
+    return ", ".join(faults)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1_000_000_000)
+
+
+def _number(value: float) -> int | float:
+    """Go writes a whole float without a point."""
+    return int(value) if value == int(value) else value
+
+
+# ---- connections
+
+
+def merged(
+    answers: Sequence[tuple[int, Iterable[ConnectionRow]]], sort: str, now_us: int, offset: int, limit: int
+) -> Iterator[tuple[int, ConnectionRow]]:
+    """(shard, connection) in order over all shards, from offset on; every answer is in that order already."""
+    key = order(sort, now_us)
+    marked = [_marked(shard, rows) for shard, rows in answers]
+    return islice(heapq.merge(*marked, key=lambda pair: key(pair[1])), offset, offset + limit)
+
+
+def _marked(shard: int, rows: Iterable[ConnectionRow]) -> Iterator[tuple[int, ConnectionRow]]:
+    return ((shard, row) for row in rows)
+
+
+def joined(rows: Iterable[ConnectionRow]) -> list[ConnectionRow]:
+    """One row per connection, where its subscriptions came in several."""
+    whole: list[ConnectionRow] = []
+    for row in rows:
+        if whole and whole[-1].cid == row.cid:
+            whole[-1].subs = whole[-1].subs + row.subs
+        else:
+            whole.append(row)
+    return whole
+
+
+def connection(shard: int, row: ConnectionRow, now_us: int, *, shows_user: bool = False, subs: str = "") -> Document:
+    """One connection, as /connz shows it."""
+    until_us = row.stop_us or now_us
+    document: Document = {
+        "cid": row.cid,
+        "kind": "Client",
+        "type": "nats",
+        "ip": row.ip,
+        "port": row.port,
+        "start": time_text(row.start_us),
+        "last_activity": time_text(max(row.active_us, row.start_us)),
+    }
+    if row.stop_us:
+        document["stop"] = time_text(row.stop_us)
+        document["reason"] = row.reason
+    document |= {
+        "rtt": duration_text(row.rtt_us),
+        "uptime": age_text(until_us - row.start_us),
+        "idle": age_text(until_us - max(row.active_us, row.start_us)),
+        "pending_bytes": row.pending_bytes,
+        "in_msgs": row.in_msgs,
+        "out_msgs": row.out_msgs,
+        "in_bytes": row.in_bytes,
+        "out_bytes": row.out_bytes,
+        "subscriptions": row.subscriptions,
+    }
+    if row.name:
+        document["name"] = row.name
+    if row.lang:
+        document["lang"] = row.lang
+    if row.version:
+        document["version"] = row.version
+    if shows_user and row.user:
+        document["authorized_user"] = row.user
+    if subs == "list" and row.subs:
+        document["subscriptions_list"] = [sub.subject for sub in row.subs]
+    elif subs == "detail" and row.subs:
+        document["subscriptions_list_detail"] = [subscription(sub) for sub in row.subs]
+    document["shard"] = shard
+    return document
+
+
+def subscription(row: SubscriptionRow, *, account: str = "", shard: int | None = None) -> Document:
+    """One subscription, in /connz or (with its account) in /subsz."""
+    document: Document = {"account": account} if account else {}
+    document["subject"] = row.subject
+    if row.queue:
+        document["qgroup"] = row.queue
+    document |= {"sid": row.sid, "msgs": row.msgs}
+    if row.max_msgs:
+        document["max"] = row.max_msgs
+    document["cid"] = row.cid
+    if shard is not None:
+        document["shard"] = shard
+    return document
+
+
+# ---- subscriptions
+
+
+def sublist(parts: Iterable[SublistPart]) -> Document:
+    """The counters of all sublists together."""
+    parts = list(parts)
+    lookups = sum(part.lookups for part in parts)
+    cached = sum(part.cached for part in parts)
+    return {
+        "num_subscriptions": sum(part.subscriptions for part in parts),
+        "num_cache": cached,
+        "num_inserts": sum(part.inserts for part in parts),
+        "num_removes": sum(part.removes for part in parts),
+        "num_matches": lookups,
+        "cache_hit_rate": _share(lookups - sum(part.misses for part in parts), lookups),
+        "max_fanout": max((part.widest for part in parts), default=0),
+        "avg_fanout": _share(sum(part.widths for part in parts), cached),
+    }
+
+
+def _share(part: int, whole: int) -> int | float:
+    return _number(part / whole) if whole else 0
+
+
+# ---- accounts, and what this broker does not have
+
+
+def accountz(facts: Facts) -> Document:
+    """The accounts there are."""
+    return {**head(facts), "system_account": SYSTEM_ACCOUNT, "accounts": [SYSTEM_ACCOUNT, GLOBAL_ACCOUNT]}
+
+
+def account(facts: Facts, name: str, counters: Document) -> Document:
+    """One account in detail; `counters` are its sublist's."""
+    is_global = name == GLOBAL_ACCOUNT
+    detail: Document = {
+        "account_name": name,
+        "update_time": time_text(facts.created_us),
+        "expired": False,
+        "complete": True,
+        "jetstream_enabled": False,
+        "leafnode_connections": 0,
+        "client_connections": total(facts, "connections") if is_global else 0,
+        "subscriptions": counters["num_subscriptions"],
+        "sublist_stats": counters,
+    }
+    if not is_global:
+        detail = {"account_name": name, "update_time": detail["update_time"], "is_system": True, **detail}
+    return {**head(facts), "system_account": SYSTEM_ACCOUNT, "account_detail": detail}
+
+
+def accstatz(facts: Facts, *, unused: bool) -> Document:
+    """Traffic by account."""
+    statistics = []
+    if unused or total(facts, "connections"):
+        statistics.append(
+            _account_statistics(
+                GLOBAL_ACCOUNT,
+                total(facts, "connections"),
+                (total(facts, "out_msgs"), total(facts, "out_bytes")),
+                (total(facts, "in_msgs"), total(facts, "in_bytes")),
+                total(facts, "slow_consumers"),
+            )
+        )
+    if unused:
+        statistics.append(_account_statistics(SYSTEM_ACCOUNT, 0, (0, 0), (0, 0), 0))
+    return {**head(facts), "account_statz": statistics}
+
+
+def _account_statistics(
+    name: str, connections: int, sent: tuple[int, int], received: tuple[int, int], slow_consumers: int
+) -> Document:
+    return {
+        "acc": name,
+        "conns": connections,
+        "leafnodes": 0,
+        "total_conns": connections,
+        "sent": {"msgs": sent[0], "bytes": sent[1]},
+        "received": {"msgs": received[0], "bytes": received[1]},
+        "slow_consumers": slow_consumers,
+    }
+
+
+def jsz(facts: Facts) -> Document:
+    """JetStream, which there is not."""
+    return {
+        **head(facts),
+        "disabled": True,
+        "config": {"max_memory": 0, "max_storage": 0},
+        "memory": 0,
+        "storage": 0,
+        "reserved_memory": 0,
+        "reserved_storage": 0,
+        "accounts": 0,
+        "ha_assets": 0,
+        "api": {"total": 0, "errors": 0},
+        "streams": 0,
+        "consumers": 0,
+        "messages": 0,
+        "bytes": 0,
+    }
+
+
+# ---- shards and links
+
+
+def shardz(facts: Facts, links: Sequence[tuple[int, Sequence[LinkRow]]]) -> Document:
+    """The shards side by side, how unevenly they are loaded, and the links between them."""
+    wanted = [shard for shard in facts.shards if shard.is_wanted]
+    return {
+        **head(facts),
+        "router": {
+            "pid": facts.router_pid,
+            "cpu": round(facts.router_cpu_percent, 1),
+            "mem": facts.router_resident_bytes,
+        },
+        "num_shards": len(facts.shards),
+        "skew": {
+            name: skew([getattr(shard, name) for shard in wanted])
+            for name in ("connections", "subscriptions", "in_msgs", "out_msgs", "cpu_s")
+        },
+        "shards": [_shard(shard) for shard in facts.shards],
+        "links": [link(shard, row, facts.now_us) for shard, rows in links for row in rows],
+    }
+
+
+def _shard(shard: ShardFacts) -> Document:
+    return {
+        "shard": shard.shard,
+        "pid": shard.pid,
+        "state": shard.phase,
+        "accepting": shard.is_accepting,
+        "suspect": shard.is_suspect,
+        "starts": shard.starts,
+        "last_exit": shard.last_reason,
+        "cpu": round(shard.cpu_percent, 1),
+        "cpu_seconds": round(shard.cpu_s, 2),
+        "mem": shard.resident_bytes,
+        "loop_lag_us": shard.loop_lag_us,
+        "connections": shard.connections,
+        "total_connections": shard.total_connections,
+        "subscriptions": shard.subscriptions,
+        "in_msgs": shard.in_msgs,
+        "out_msgs": shard.out_msgs,
+        "in_bytes": shard.in_bytes,
+        "out_bytes": shard.out_bytes,
+        "slow_consumers": shard.slow_consumers,
+        "stalls": shard.stalls,
+        "links": shard.links,
+        "link_in_msgs": shard.link_in_msgs,
+        "link_out_msgs": shard.link_out_msgs,
+    }
+
+
+def link(shard: int, row: LinkRow, now_us: int) -> Document:
+    """One end of a link: what `shard` has sent to and got from its sibling."""
+    return {
+        "shard": shard,
+        "remote_shard": row.shard,
+        "did_solicit": row.is_dialled,
+        "start": time_text(row.start_us),
+        "uptime": age_text(now_us - row.start_us),
+        "pending_size": row.pending_bytes,
+        "in_msgs": row.in_msgs,
+        "out_msgs": row.out_msgs,
+        "in_bytes": row.in_bytes,
+        "out_bytes": row.out_bytes,
+    }
+
+
+def skew(values: Sequence[float]) -> Document:
+    """How uneven: the largest over the mean (1: even) and the Gini coefficient (0: even, 1: one has all)."""
+    whole = sum(values)
+    if not whole:
+        return {"max_over_mean": 1.0, "gini": 0.0}
+    count = len(values)
+    weighted = sum(rank * value for rank, value in enumerate(sorted(values), 1))
+    gini = 2 * weighted / (count * whole) - (count + 1) / count
+    return {"max_over_mean": round(max(values) * count / whole, 3), "gini": round(max(gini, 0.0), 3)}
+
+
+# ---- subjects, queues, slow consumers
+
+
+def subjects(answers: Iterable[tuple[int, Iterable[SubjectRow]]]) -> list[Document]:
+    """Each subject once; a message is counted where it was published, a delivery where it was made."""
+    found: dict[str, Document] = {}
+    for shard, rows in answers:
+        for row in rows:
+            entry = found.get(row.subject)
+            if entry is None:
+                entry = found[row.subject] = {
+                    "subject": row.subject,
+                    "msgs": 0,
+                    "bytes": 0,
+                    "deliveries": 0,
+                    "fanout": 0.0,
+                    "subscriptions": 0,
+                    "queue_groups": 0,
+                    "queue_members": 0,
+                    "wanted": False,
+                    "folded": 0,
+                    "shards": {},
+                }
+            entry["msgs"] += row.msgs
+            entry["bytes"] += row.payload_bytes
+            entry["deliveries"] += row.deliveries
+            entry["subscriptions"] += row.subscriptions
+            entry["queue_groups"] = max(entry["queue_groups"], row.queue_groups)
+            entry["queue_members"] += row.queue_members
+            entry["wanted"] = entry["wanted"] or row.is_wanted
+            entry["folded"] += row.folded
+            entry["shards"][str(shard)] = {"msgs": row.msgs, "deliveries": row.deliveries}
+    for entry in found.values():
+        entry["fanout"] = round(entry["deliveries"] / entry["msgs"], 3) if entry["msgs"] else 0.0
+    return list(found.values())
+
+
+SUBJECT_SORTS = ("msgs", "bytes", "deliveries", "fanout")
+
+
+def top_subjects(entries: Iterable[Document], sort: str, limit: int) -> list[Document]:
+    """The first in that order; equals by name."""
+    return heapq.nsmallest(limit, entries, key=lambda entry: (-entry[sort], entry["subject"]))
+
+
+def queues(answers: Iterable[tuple[int, Iterable[QueueRow]]]) -> list[Document]:
+    """Queue groups with their members and each one's share of what the group got; busiest group first."""
+    groups: dict[tuple[str, str], list[tuple[int, QueueRow]]] = {}
+    for shard, rows in answers:
+        for row in rows:
+            groups.setdefault((row.subject, row.queue), []).append((shard, row))
+    documents: list[Document] = []
+    for (subject, queue), members in groups.items():
+        msgs = sum(row.msgs for _shard, row in members)
+        members.sort(key=lambda pair: (-pair[1].msgs, pair[1].cid))
+        documents.append(
+            {
+                "subject": subject,
+                "queue": queue,
+                "msgs": msgs,
+                "num_members": len(members),
+                "skew": skew([row.msgs for _shard, row in members]),
+                "members": [
+                    {
+                        "cid": row.cid,
+                        "sid": row.sid,
+                        "name": row.name,
+                        "shard": shard,
+                        "msgs": row.msgs,
+                        "share": round(row.msgs / msgs, 4) if msgs else 0.0,
+                    }
+                    for shard, row in members
+                ],
+            }
+        )
+    return sorted(documents, key=lambda group: (-group["msgs"], group["subject"], group["queue"]))
+
+
+MOST_SHOWN_SUBSCRIPTIONS = 8
+
+
+def slow_consumer(shard: int, row: ConnectionRow, now_us: int) -> Document:
+    """A connection that does not keep up, or did not: who, what it subscribes to, how much waits or waited, why."""
+    busiest = sorted(row.subs, key=lambda sub: -sub.msgs)[:MOST_SHOWN_SUBSCRIPTIONS]
+    document: Document = {
+        "cid": row.cid,
+        "ip": row.ip,
+        "port": row.port,
+        "name": row.name,
+        "authorized_user": row.user,
+        "lang": row.lang,
+        "version": row.version,
+        "start": time_text(row.start_us),
+        "pending_bytes": row.pending_bytes,
+        "out_msgs": row.out_msgs,
+        "out_bytes": row.out_bytes,
+        "subscriptions": row.subscriptions,
+        "subscriptions_list_detail": [subscription(sub) for sub in busiest],
+        "shard": shard,
+    }
+    if row.stop_us:
+        document |= {"stop": time_text(row.stop_us), "ago": age_text(now_us - row.stop_us), "reason": row.reason}
+    return document

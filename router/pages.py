@@ -1,0 +1,375 @@
+"""The monitoring pages: which path shows what, put together from the router's facts and the shards' answers.
+
+Each page is a coroutine from a query to a JSON document's bytes. General pages ask no shard. Those that do are few at a
+time, so that any number of people looking costs a shard no more than a few of them would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import orjson
+
+from router import aggregate, metrics
+from router.aggregate import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, Document
+from router.facts import Facts
+from router.page_query import BadQuery, PageQuery
+from router.shard_questions import ShardQuestions
+from shards import rows
+from shards.pace import Pace
+
+# Pages that ask shards, built at once, and waiting for that.
+MOST_BUILT = 4
+MOST_WAITING = 64
+# Subjects and queue groups are looked for over everything a shard has; many who look share one look.
+LOOK_S = 1.0
+MOST_SUBJECTS = 1000
+DEFAULT_SUBJECTS = 100
+MOST_METRIC_SUBJECTS = 100
+DEFAULT_METRIC_SUBJECTS = 20
+MOST_QUEUE_MEMBERS = 10_000
+MOST_SLOW = 256
+ROWS_IN_ONE_STEP = 32
+
+_Part = TypeVar("_Part", bound=rows.Row)
+_Value = TypeVar("_Value")
+
+
+class Busy(Exception):
+    """Too many pages are asked for at once."""
+
+
+class Pages:
+    """All pages of one broker."""
+
+    def __init__(self, gather: Callable[[], Facts], questions: ShardQuestions, requests: dict[str, int]) -> None:
+        self._gather = gather
+        self._questions = questions
+        self._requests = requests
+        self._building = asyncio.Semaphore(MOST_BUILT)
+        self._waiting = 0
+        self._looks: dict[str, tuple[float, asyncio.Task[Any]]] = {}
+        self.by_path: dict[str, Callable[[PageQuery], Awaitable[bytes]]] = {
+            "/varz": self.varz,
+            "/connz": self.connz,
+            "/routez": self.routez,
+            "/subsz": self.subsz,
+            "/subscriptionsz": self.subsz,
+            "/accountz": self.accountz,
+            "/accstatz": self.accstatz,
+            "/leafz": self.leafz,
+            "/gatewayz": self.gatewayz,
+            "/jsz": self.jsz,
+            "/shardz": self.shardz,
+            "/subjectz": self.subjectz,
+            "/queuez": self.queuez,
+            "/slowz": self.slowz,
+        }
+
+    # ---- pages that ask no shard
+
+    async def varz(self, query: PageQuery) -> bytes:
+        """General figures."""
+        return _json(aggregate.varz(self._facts(query), self._requests))
+
+    async def accstatz(self, query: PageQuery) -> bytes:
+        """Traffic by account."""
+        return _json(aggregate.accstatz(self._facts(query), unused=query.flag("unused")))
+
+    async def leafz(self, query: PageQuery) -> bytes:
+        """Leaf nodes, which there are not."""
+        return _json({**aggregate.head(self._facts(query)), "leafnodes": 0, "leafs": None})
+
+    async def gatewayz(self, query: PageQuery) -> bytes:
+        """Gateways, which there are not."""
+        return _json({**aggregate.head(self._facts(query)), "outbound_gateways": {}, "inbound_gateways": {}})
+
+    async def jsz(self, query: PageQuery) -> bytes:
+        """JetStream, which there is not."""
+        return _json(aggregate.jsz(self._facts(query)))
+
+    def health(self) -> str:
+        """What is wrong; "": nothing."""
+        return aggregate.health(self._gather())
+
+    # ---- pages that ask shards
+
+    async def connz(self, query: PageQuery) -> bytes:
+        """Connections, open and closed."""
+        facts = self._facts(query)
+        state = query.state
+        sort = query.sort(state)
+        shows_user, subs, offset, limit, cid = (
+            query.flag("auth"),
+            query.subs,
+            query.offset,
+            query.limit,
+            query.unsigned("cid"),
+        )
+        if cid:
+            offset, limit = 0, 1
+        account = query.text("acc")
+        if account and account != GLOBAL_ACCOUNT:
+            empty = {"num_connections": 0, "total": 0, "offset": offset, "limit": limit, "connections": None}
+            return _json({"server_id": "", "now": aggregate.head(facts)["now"], **empty})
+        question = rows.ConnectionsQuery(
+            sort, offset + limit, state, cid, query.text("user"), with_subs=bool(subs), now_us=facts.now_us
+        )
+        async with self._turn():
+            answers = await self._ask_all(facts, question, rows.ConnectionsPart)
+            if any(part.is_over for _shard, parts in answers for part in parts):
+                raise BadQuery("too many subscriptions for one page: ask for less with limit, or see /subsz")
+            pace = Pace()
+            found = [(shard, aggregate.joined(row for part in parts for row in part.rows)) for shard, parts in answers]
+            await pace()
+            documents: list[Document] = []
+            texts: list[bytes] = []
+            count = 0
+            for shard, row in aggregate.merged(found, sort, facts.now_us, offset, limit):
+                documents.append(aggregate.connection(shard, row, facts.now_us, shows_user=shows_user, subs=subs))
+                if len(documents) == ROWS_IN_ONE_STEP:
+                    count += len(documents)
+                    texts.append(_items(documents))
+                    documents = []
+                    await pace()
+            count += len(documents)
+            if documents:
+                texts.append(_items(documents))
+            document = {
+                **aggregate.head(facts),
+                "num_connections": count,
+                "total": sum(parts[0].total for _shard, parts in answers if parts),
+                "offset": offset,
+                "limit": limit,
+            }
+            return _with_list(document, "connections", texts)
+
+    async def subsz(self, query: PageQuery) -> bytes:
+        """Subscriptions: their counters, and with subs=1 themselves."""
+        facts = self._facts(query)
+        account = query.text("acc")
+        test, offset, limit = query.test_subject, query.offset, query.limit
+        shows_list = query.subs == "list" or query.subs == "detail"
+        if account and account != GLOBAL_ACCOUNT:
+            return _json(aggregate.sublist([]))
+        async with self._turn():
+            counters = await self._sublist(facts)
+            if not shows_list:
+                return _json(counters)
+            listed: list[tuple[int, rows.SubscriptionRow]] = []
+            skip = offset
+            for shard in _numbers(facts):
+                if len(listed) >= limit:
+                    break
+                question = rows.SubscriptionsQuery(skip, limit - len(listed), test)
+                parts = await self._questions.ask(shard, question, rows.SubscriptionsPart)
+                listed += [(shard, row) for part in parts for row in part.rows]
+                skip = max(0, skip - (parts[0].total if parts else 0))
+            if not listed:
+                return _json(counters)
+            pace = Pace()
+            texts = []
+            for at in range(0, len(listed), ROWS_IN_ONE_STEP):
+                step = listed[at : at + ROWS_IN_ONE_STEP]
+                texts.append(
+                    _items([aggregate.subscription(row, account=GLOBAL_ACCOUNT, shard=shard) for shard, row in step])
+                )
+                await pace()
+            document = {**aggregate.head(facts), **counters, "total": len(listed), "offset": offset, "limit": limit}
+            return _with_list(document, "subscriptions_list", texts)
+
+    async def accountz(self, query: PageQuery) -> bytes:
+        """Accounts, or one in detail."""
+        facts = self._facts(query)
+        name = query.text("acc")
+        if not name:
+            return _json(aggregate.accountz(facts))
+        if name not in (GLOBAL_ACCOUNT, SYSTEM_ACCOUNT):
+            raise BadQuery(f"Account {name[:80]} does not exist")
+        async with self._turn():
+            counters = await self._sublist(facts) if name == GLOBAL_ACCOUNT else aggregate.sublist([])
+            return _json(aggregate.account(facts, name, counters))
+
+    async def routez(self, query: PageQuery) -> bytes:
+        """Routes to other servers, of which there are none; with shards=1 the links between shards."""
+        facts = self._facts(query)
+        document: Document = {**aggregate.head(facts), "num_routes": 0, "routes": []}
+        if query.flag("shards"):
+            links = [
+                aggregate.link(shard, row, facts.now_us) for shard, found in await self._links(facts) for row in found
+            ]
+            document |= {"num_shard_links": len(links), "shard_links": links}
+        return _json(document)
+
+    async def shardz(self, query: PageQuery) -> bytes:
+        """Shards side by side, and the links between them."""
+        facts = self._facts(query)
+        return _json(aggregate.shardz(facts, await self._links(facts)))
+
+    async def subjectz(self, query: PageQuery) -> bytes:
+        """The hottest subjects, and those that nobody wants."""
+        facts = self._facts(query)
+        sort = query.text("sort") or "msgs"
+        if sort not in aggregate.SUBJECT_SORTS:
+            raise BadQuery(f"invalid sorting option: {sort[:80]}")
+        limit = query.number("limit", DEFAULT_SUBJECTS, MOST_SUBJECTS)
+        entries, cached = await self._subjects(facts, folds=not query.flag("inboxes"))
+        unwanted = [entry for entry in entries if not entry["wanted"]]
+        return _json(
+            {
+                **aggregate.head(facts),
+                "num_cached": cached,
+                "limit": limit,
+                "subjects": aggregate.top_subjects(entries, sort, limit),
+                "unwanted": aggregate.top_subjects(unwanted, "msgs", limit),
+            }
+        )
+
+    async def queuez(self, query: PageQuery) -> bytes:
+        """Queue groups and how evenly their members are served."""
+        facts = self._facts(query)
+        limit = query.number("limit", DEFAULT_SUBJECTS, MOST_SUBJECTS)
+
+        async def look() -> tuple[list[Document], bool]:
+            async with self._turn():
+                answers = await self._ask_all(facts, rows.QueuesQuery(MOST_QUEUE_MEMBERS), rows.QueuesPart)
+            is_over = any(part.is_over for _shard, parts in answers for part in parts)
+            members = [(shard, [row for part in parts for row in part.rows]) for shard, parts in answers]
+            return aggregate.queues(members), is_over
+
+        groups, is_over = await self._look(f"queues {query.text('shard')}", look)
+        return _json(
+            {
+                **aggregate.head(facts),
+                "num_queues": len(groups),
+                "limit": limit,
+                "complete": not is_over,
+                "queues": groups[:limit],
+            }
+        )
+
+    async def slowz(self, query: PageQuery) -> bytes:
+        """Slow consumers, present and past."""
+        facts = self._facts(query)
+        limit = query.number("limit", DEFAULT_SUBJECTS, MOST_SLOW)
+        question = rows.SlowQuery(most=limit)
+        if query.text("pending"):
+            question.least_pending_bytes = query.number("pending", 1, 2**40)
+        async with self._turn():
+            answers = await self._ask_all(facts, question, rows.SlowPart)
+        present = [(shard, row) for shard, parts in answers for part in parts for row in part.present]
+        past = [(shard, row) for shard, parts in answers for part in parts for row in part.past]
+        present = heapq.nsmallest(limit, present, key=lambda pair: (-pair[1].pending_bytes, pair[1].cid))
+        past = heapq.nsmallest(limit, past, key=lambda pair: (-pair[1].stop_us, pair[1].cid))
+        return _json(
+            {
+                **aggregate.head(facts),
+                "slow_consumers": aggregate.total(facts, "slow_consumers"),
+                "stalls": aggregate.total(facts, "stalls"),
+                "present": [aggregate.slow_consumer(shard, row, facts.now_us) for shard, row in present],
+                "past": [aggregate.slow_consumer(shard, row, facts.now_us) for shard, row in past],
+            }
+        )
+
+    async def metrics(self, query: PageQuery) -> bytes:
+        """Everything countable, for Prometheus."""
+        facts = self._facts(query)
+        wanted = query.number("subjects", DEFAULT_METRIC_SUBJECTS, MOST_METRIC_SUBJECTS)
+        if query.text("subjects") == "0":
+            wanted = 0
+        entries = (await self._subjects(facts, folds=True))[0] if wanted else []
+        return metrics.exposition(facts, aggregate.top_subjects(entries, "msgs", wanted), dict(self._requests)).encode()
+
+    # ---- asking
+
+    def _facts(self, query: PageQuery) -> Facts:
+        facts = self._gather()
+        return facts.only(query.shard([shard.shard for shard in facts.shards]))
+
+    async def _ask_all(self, facts: Facts, query: rows.Query, kind: type[_Part]) -> list[tuple[int, list[_Part]]]:
+        numbers = _numbers(facts)
+        answers = await asyncio.gather(*(self._questions.ask(shard, query, kind) for shard in numbers))
+        return list(zip(numbers, answers, strict=True))
+
+    async def _sublist(self, facts: Facts) -> Document:
+        answers = await self._ask_all(facts, rows.SublistQuery(), rows.SublistPart)
+        return aggregate.sublist(part for _shard, parts in answers for part in parts)
+
+    async def _links(self, facts: Facts) -> list[tuple[int, Sequence[rows.LinkRow]]]:
+        if sum(shard.links for shard in facts.shards) == 0:
+            return []
+        answers = await self._ask_all(facts, rows.LinksQuery(), rows.LinksPart)
+        return [(shard, [row for part in parts for row in part.rows]) for shard, parts in answers]
+
+    async def _subjects(self, facts: Facts, *, folds: bool) -> tuple[list[Document], int]:
+        numbers = _numbers(facts)
+
+        async def look() -> tuple[list[Document], int]:
+            question = rows.SubjectsQuery(MOST_SUBJECTS, "_INBOX." if folds else "")
+            async with self._turn():
+                answers = await self._ask_all(facts, question, rows.SubjectsPart)
+            cached = sum(parts[0].cached for _shard, parts in answers if parts)
+            found = [(shard, [row for part in parts for row in part.rows]) for shard, parts in answers]
+            return aggregate.subjects(found), cached
+
+        return await self._look(f"subjects {numbers} {folds}", look)
+
+    async def _look(self, what: str, look: Callable[[], Awaitable[_Value]]) -> _Value:
+        """The value of one look, shared by all who want the same within LOOK_S."""
+        now = time.monotonic()
+        for key in [key for key, (at, task) in self._looks.items() if task.done() and now - at >= LOOK_S]:
+            del self._looks[key]
+        if what not in self._looks:
+            self._looks[what] = (now, asyncio.ensure_future(look()))
+        task: asyncio.Task[_Value] = self._looks[what][1]
+        # Who gives up waiting must not take the look from the others.
+        return await asyncio.shield(task)
+
+    def _turn(self) -> _Turn:
+        return _Turn(self)
+
+
+class _Turn:
+    """One of the few pages that ask shards at a time."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
+
+    async def __aenter__(self) -> None:
+        if self._pages._waiting >= MOST_WAITING:
+            raise Busy
+        self._pages._waiting += 1
+        try:
+            await self._pages._building.acquire()
+        finally:
+            self._pages._waiting -= 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._pages._building.release()
+
+
+def _numbers(facts: Facts) -> list[int]:
+    """The shards that can answer."""
+    return [shard.shard for shard in facts.shards if shard.phase in ("ready", "draining")]
+
+
+def _json(document: Document) -> bytes:
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2)
+
+
+def _items(documents: Iterable[Document]) -> bytes:
+    """Some items of a list that is a member of a document, indented as there."""
+    text = orjson.dumps(list(documents), option=orjson.OPT_INDENT_2)
+    return text[1:-2].replace(b"\n", b"\n  ")
+
+
+def _with_list(document: Document, name: str, texts: list[bytes]) -> bytes:
+    """The document with one more member, a list whose items are serialized already."""
+    begin = orjson.dumps(document, option=orjson.OPT_INDENT_2)[:-2]
+    if not texts:
+        return b'%b,\n  "%b": []\n}' % (begin, name.encode())
+    return b'%b,\n  "%b": [%b\n  ]\n}' % (begin, name.encode(), b",".join(texts))
