@@ -4,7 +4,7 @@
 #   ARGS=…                what run passes to gnatswarm, and test, debug, bench and fuzz to pytest
 #   PYTHON=… CC=…         another interpreter (3.11 or newer), another compiler
 #   WORKERS=2             processes the tests run in; 0: in this one, for a debugger
-#   EXTRAS=test,dev       optional dependencies that are installed (also: spark, loadtest)
+#   EXTRAS=test,dev,loadtest   optional dependencies that are installed (also: spark)
 #   FUZZ_S=60             seconds for each fuzzer
 #   GNATSWARM_NATIVE=1    compile for this machine's processor alone
 
@@ -13,7 +13,7 @@ PY := $(VENV)/bin/python
 ARGS ?=
 PYTHON ?=
 WORKERS ?= 2
-EXTRAS ?= test,dev
+EXTRAS ?= test,dev,loadtest
 FUZZ_S ?= 60
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -21,7 +21,7 @@ PIP_INSTALL = $(PY) -m pip install -qq --progress-bar off --constraint constrain
 # -P: the packages are found as a user's process finds them, not because they happen to lie in the current directory.
 PYTEST = $(PY) -P -m pytest
 
-COMPILED_SOURCES := $(shell find broker shards -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
+COMPILED_SOURCES := $(shell find broker shards loadtest -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 # cython-lint fails when it is given nothing to read, and calls pycodestyle by its name alone.
 CYTHON_SOURCES := $(filter %.pyx %.pxd,$(COMPILED_SOURCES))
 
@@ -78,7 +78,7 @@ debug: $(VENV)/.installed ## assertions, AddressSanitizer and UBSan on: build ap
 
 clean: ## remove what was built (.venv stays)
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find broker shards -name '*.so' -delete
+	@find broker shards loadtest -name '*.so' -delete
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 # Set-up. Each step leaves a stamp, and is done again when what it was made from changed.

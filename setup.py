@@ -1,4 +1,4 @@
-"""Builds the compiled modules: every .pyx under broker/ and shards/, in parallel, and only what changed.
+"""Builds the compiled modules: every .pyx under broker/, shards/ and loadtest/, in parallel, and only what changed.
 
 The rest of the package's description stands in pyproject.toml. Environment:
 GNATSWARM_NATIVE=1 adds -march=native (such a wheel does not travel); GNATSWARM_DEBUG=1 turns on assertions,
@@ -17,7 +17,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-COMPILED_FOLDERS = ("broker", "shards")
+COMPILED_FOLDERS = ("broker", "shards", "loadtest")
 DIRECTIVES = {"language_level": 3}  # every other directive is a file's own, at its top; there it wins over this
 ROOT_MODULES = ("gnatswarm", "gnatswarm_pytest")
 

@@ -14,7 +14,6 @@ the connection ends every wait. Not built for peaks: `gnatswarm bench` is.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import secrets
 import socket
@@ -36,6 +35,7 @@ from loadtest.errors import (
     RequestTimeout,
     ServerError,
 )
+from loadtest.handshake import READ_BYTES, as_error, log_in, reason
 from loadtest.message import Message, header_block
 from loadtest.subscription import Subscription
 from loadtest.wireparser import Err, Frame, Info, Msg, Parser, Ping, Pong, ProtocolViolation
@@ -60,7 +60,6 @@ __all__ = [
 
 logger = logging.getLogger("gnatswarm.loadtest")
 
-READ_BYTES = 256 * 1024
 INBOX_PREFIX = "_INBOX"
 NO_RESPONDERS = 503
 
@@ -275,7 +274,7 @@ class Client:
                 # The rest of a half-sent operation cannot follow: this connection is over.
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
-                raise Disconnected(f"the connection was lost while sending: {_reason(error)}") from None
+                raise Disconnected(f"the connection was lost while sending: {reason(error)}") from None
 
     @staticmethod
     def _check_subject(subject: str) -> None:
@@ -300,65 +299,24 @@ class Client:
 
     def _open(self, address: Address, credentials: Credentials) -> list[Frame]:
         """A connection past its first PONG; the frames that came with that."""
-        parser = Parser()
-        try:
-            sock = self._dial(address)
-        except OSError as error:
-            raise Refused(f"{address}: cannot connect: {_reason(error)}") from None
-        try:
-            frames = _frames_until(sock, parser, Info)
-            first = frames.pop(0)
-            if not isinstance(first, Info):
-                raise _as_error(address, first)
-            if address.tls or first.keys.get("tls_required"):
-                context = self.settings.tls or ssl.create_default_context()
-                sock = context.wrap_socket(sock, server_hostname=address.host)
-            keys = self._connect_keys(first.keys, credentials, bool(address.tls))
-            sock.sendall(b"CONNECT " + json.dumps(keys).encode() + b"\r\nPING\r\n")
-            frames += _frames_until(sock, parser, Pong)
-            for frame in frames:
-                if isinstance(frame, Err):
-                    raise _as_error(address, frame)
-            self.info = first.keys
-        except OSError as error:
-            sock.close()
-            raise Refused(f"{address}: while logging in: {_reason(error)}") from None
-        except BaseException:
-            sock.close()
-            raise
-        with self._lock:
-            self._parser = parser
-            self._unanswered_pings = 0
-            self._sock = sock
-        return [frame for frame in frames if not isinstance(frame, Pong)]
-
-    def _dial(self, address: Address) -> socket.socket:
-        sock = socket.create_connection((address.host, address.port), self.settings.timeout_s)
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self.settings.congestion_control:
-                name = self.settings.congestion_control.encode()
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
-        except OSError:
-            sock.close()
-            raise
-        return sock
-
-    def _connect_keys(self, info: dict[str, Any], credentials: Credentials, tls: bool) -> dict[str, Any]:
-        has_headers = bool(info.get("headers"))
-        return {
-            "verbose": self.settings.verbose,
-            "pedantic": self.settings.pedantic,
-            "echo": self.settings.echo,
-            "tls_required": tls,
-            "name": self.settings.name,
+        settings = self.settings
+        keys = {
+            "verbose": settings.verbose,
+            "pedantic": settings.pedantic,
+            "echo": settings.echo,
+            "name": settings.name,
             "lang": "python-natswire",
             "version": "1",
             "protocol": 1,
-            "headers": has_headers,
-            "no_responders": has_headers and self.settings.no_responders,
-            **credentials.connect_keys(str(info.get("nonce", ""))),
+            "no_responders": settings.no_responders,
         }
+        opened = log_in(address, credentials, keys, settings.timeout_s, settings.congestion_control, settings.tls)
+        self.info = opened.info
+        with self._lock:
+            self._parser = opened.parser
+            self._unanswered_pings = 0
+            self._sock = opened.sock
+        return opened.frames
 
     # -- inside: the reading thread -----------------------------------------------------------------------------------
 
@@ -398,7 +356,7 @@ class Client:
                     self.flush(on_pong=_nothing)
                 continue
             except OSError as failure:
-                return error or Disconnected(f"the connection was lost: {_reason(failure)}")
+                return error or Disconnected(f"the connection was lost: {reason(failure)}")
             except ProtocolViolation as violation:
                 return NatsError(str(violation))
             idle_since = time.monotonic()
@@ -421,7 +379,7 @@ class Client:
         elif isinstance(frame, Info):
             self.info = {**self.info, **frame.keys}
         elif isinstance(frame, Err):
-            error = _as_error(None, frame)
+            error = as_error(frame)
             self._report(error)
             return error
         return None
@@ -495,28 +453,6 @@ class Client:
                 self.settings.on_reconnect()
             return frames
         return None
-
-
-def _frames_until(sock: socket.socket, parser: Parser, wanted: type[Frame]) -> list[Frame]:
-    """What comes up to a frame of that kind, or up to an -ERR, whichever is first."""
-    frames: list[Frame] = []
-    while not any(isinstance(frame, wanted | Err) for frame in frames):
-        data = sock.recv(READ_BYTES)
-        if not data:
-            raise ConnectionResetError("the server closed the connection")
-        frames += parser.feed(data)
-    return frames
-
-
-def _as_error(address: Address | None, frame: Frame) -> NatsError:
-    text = frame.text if isinstance(frame, Err) else f"{type(frame).__name__.upper()} where INFO was expected"
-    where = f"{address}: " if address else ""
-    is_about_login = text.lower().startswith(("authorization", "authentication", "user authentication"))
-    return (AuthenticationError if is_about_login else ServerError)(where + text)
-
-
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error) or type(error).__name__).lower()
 
 
 def _nothing() -> None:

@@ -1,0 +1,72 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""What the generator's processes tell each other while a run lasts: messages sent, done, received; who waits.
+
+Anonymous shared memory, made before the processes are forked. Publishers read the subscribers' counters to stay within
+the window, whoever shows progress reads all. Each counter has one writer.
+"""
+
+import mmap
+import os
+
+cimport cython
+from libc.stdint cimport int64_t, uint64_t
+from posix.unistd cimport write as write_fd
+
+
+@cython.final
+cdef class Board:
+    def __init__(self, int publishers, int subscribers, int processes):
+        cdef Py_ssize_t slots = (2 * publishers + subscribers + processes + 1) * STRIDE
+        cdef unsigned char[::1] view
+        self.publishers = publishers
+        self.subscribers = subscribers
+        self.processes = processes
+        self.memory = mmap.mmap(-1, slots * sizeof(int64_t))
+        view = self.memory
+        self.view = view
+        self.slots = <int64_t *>&view[0]
+        self.wakers = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(processes)]
+
+    def close(self):
+        """Close the descriptors; the memory goes with the object."""
+        while self.wakers:
+            os.close(self.wakers.pop())
+
+    cdef int64_t *sent(self, int publisher) noexcept:
+        return self.slots + STRIDE * publisher
+
+    cdef int64_t *done(self, int publisher) noexcept:
+        return self.slots + STRIDE * (self.publishers + publisher)
+
+    cdef int64_t *got(self, int subscriber) noexcept:
+        return self.slots + STRIDE * (2 * self.publishers + subscriber)
+
+    cdef int64_t *waiting(self, int process) noexcept:
+        return self.slots + STRIDE * (2 * self.publishers + self.subscribers + process)
+
+    cdef void wake_waiting(self, int but) noexcept:
+        """Wake the processes that said they wait, this one excepted."""
+        cdef uint64_t one = 1
+        cdef int process
+        if self.processes == 1:
+            return
+        for process in range(self.processes):
+            if process != but and board_read(self.waiting(process)):
+                board_write(self.waiting(process), 0)
+                write_fd(<int>self.wakers[process], &one, sizeof(one))
+
+    cdef void wake_all(self, int but) noexcept:
+        cdef int process
+        for process in range(self.processes):
+            board_write(self.waiting(process), 1)
+        self.wake_waiting(but)
+
+    @property
+    def sent_msgs(self):
+        """Sent by all publishers so far."""
+        return sum([board_read(self.sent(publisher)) for publisher in range(self.publishers)])
+
+    @property
+    def received_msgs(self):
+        """Delivered to all subscribers so far."""
+        return sum([board_read(self.got(subscriber)) for subscriber in range(self.subscribers)])

@@ -1,0 +1,162 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Many connections as fast as one process can make them, and subscriptions that come and go.
+
+Connections are made in batches, each past its first PONG before the next batch begins, so that a listen backlog is
+never overrun. Nothing is read beyond what a log-in needs.
+"""
+
+from libc.errno cimport errno
+from libc.stdint cimport int64_t
+from libc.string cimport memcpy
+from posix.unistd cimport close as close_fd
+
+from loadtest.board cimport Board, board_write
+from loadtest.stream cimport (
+    Delivery, Stream, next_delivery, now_ns, send_all, stream_close, stream_drop, stream_fill, stream_open,
+    wait_readable)
+
+from loadtest.errors import LoadFailed
+
+import os
+
+cdef extern from "<string.h>" nogil:
+    void *memmem(const void *data, size_t size, const void *wanted, size_t wanted_size)
+
+cdef extern from "<stdio.h>" nogil:
+    int snprintf(char *to, size_t size, const char *format, ...)
+
+cdef extern from "<netinet/tcp.h>" nogil:
+    enum:
+        TCP_NODELAY
+
+cdef extern from "<sys/socket.h>" nogil:
+    enum:
+        SOCK_STREAM, SOCK_CLOEXEC, IPPROTO_TCP "6", SOL_SOCKET, SO_RCVTIMEO, SO_SNDTIMEO
+    struct sockaddr:
+        pass
+    int socket(int family, int kind, int protocol)
+    int connect(int fd, const sockaddr *address, unsigned size)
+    int setsockopt(int fd, int level, int name, const void *value, unsigned size)
+    Py_ssize_t recv(int fd, void *to, size_t n, int flags)
+
+cdef extern from "<sys/time.h>" nogil:
+    struct timeval:
+        long tv_sec
+        long tv_usec
+
+cdef enum:
+    BATCH = 64                   # connections that are made at once
+    ANSWER_BYTES = 16384         # INFO and PONG fit
+    PAIRS = 100                  # SUB and UNSUB between two PINGs
+    BATCHES_AHEAD = 2
+
+
+def dial_many(int family, bytes address, int count, bytes before, bytes behind):
+    """Open `count` connections and log each in with `before`, its number, `behind`.
+
+    The hello must end in PING. Returns descriptors and nanoseconds; LoadFailed when the server will not have them all.
+    """
+    cdef list opened = []
+    cdef int64_t start = now_ns()
+    cdef int first, number, fd
+    try:
+        for first in range(0, count, BATCH):
+            for number in range(first, min(first + BATCH, count)):
+                fd = dial(family, address, number)
+                opened.append(fd)
+                hello = before + str(number).encode() + behind
+                send_all(fd, <char *>hello, len(hello))
+            for number in range(first, min(first + BATCH, count)):
+                wait_pong(<int>opened[number], number)
+    except BaseException:
+        for fd in opened:
+            close_fd(fd)
+        raise
+    return opened, now_ns() - start
+
+
+cdef int dial(int family, bytes address, int number) except -1:
+    cdef int one = 1
+    cdef timeval patience
+    cdef int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0)
+    if fd < 0:
+        raise LoadFailed(f"connection {number + 1:,} could not be made: {os.strerror(errno).lower()} (see ulimit -n)")
+    patience.tv_sec, patience.tv_usec = 5, 0
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience))
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience))
+    if connect(fd, <const sockaddr *><char *>address, len(address)) < 0:
+        why = os.strerror(errno).lower()
+        close_fd(fd)
+        raise LoadFailed(f"connection {number + 1:,} could not be made: {why}")
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))
+    return fd
+
+
+cdef int wait_pong(int fd, int number) except -1:
+    cdef char answer[ANSWER_BYTES]
+    cdef Py_ssize_t filled = 0
+    cdef Py_ssize_t got
+    while memmem(answer, filled, b"PONG\r\n", 6) == NULL:
+        got = recv(fd, answer + filled, ANSWER_BYTES - filled, 0)
+        if got > 0:
+            filled += got
+        if memmem(answer, filled, b"-ERR", 4) != NULL:
+            text = (<bytes>answer[:filled]).partition(b"-ERR")[2].split(b"\r\n")[0]
+            raise LoadFailed(f"the server refused connection {number + 1:,}: {text.decode('utf-8', 'replace').strip()}")
+        if got <= 0 or filled == ANSWER_BYTES:
+            why = "closed it" if got == 0 else "did not answer within 5 s"
+            raise LoadFailed(f"the server took connection {number + 1:,} and {why} (its own descriptor limit?)")
+    return 0
+
+
+def churn(Board board, int index, int descriptor, double seconds):
+    """SUB and UNSUB of a new subject again and again, a PING behind every hundred, at most two of them unanswered.
+
+    Returns how many pairs were acknowledged, and the nanoseconds that took; counts pairs on the board.
+    """
+    cdef char out[PAIRS * 80 + 16]
+    cdef Stream stream
+    cdef int64_t start = now_ns()
+    cdef int64_t limit_ns = <int64_t>(seconds * 1e9)
+    cdef int64_t sent = 0
+    cdef int64_t done = 0
+    stream_open(&stream, descriptor)
+    try:
+        while True:
+            while sent - done < BATCHES_AHEAD and now_ns() - start < limit_ns:
+                send_all(descriptor, out, churn_lines(out, sent))
+                sent += 1
+            if done == sent:
+                return done * PAIRS, now_ns() - start
+            done += pongs(&stream)
+            board_write(board.sent(index), done * PAIRS)
+    finally:
+        stream_close(&stream)
+
+
+cdef size_t churn_lines(char *out, int64_t batch) noexcept:
+    cdef size_t size = 0
+    cdef int pair
+    cdef long long sid
+    for pair in range(PAIRS):
+        sid = batch * PAIRS + pair + 10
+        size += snprintf(out + size, 80, b"SUB churn.%09lld.x %lld\r\nUNSUB %lld\r\n", sid, sid, sid)
+    memcpy(out + size, b"PING\r\n", 6)
+    return size + 6
+
+
+cdef int pongs(Stream *stream) except -1:
+    """Wait until something comes; how many PONGs are in it."""
+    cdef Delivery delivery
+    cdef int count = 0
+    cdef size_t at = 0
+    cdef Py_ssize_t size
+    wait_readable(stream.fd)
+    stream_fill(stream)
+    while True:
+        size = next_delivery(stream, at, &delivery)
+        if size == 0:
+            stream_drop(stream, at)
+            return count
+        count += size == 6 and stream.data[at] == c"P" and stream.data[at + 1] == c"O"
+        at += size

@@ -1,0 +1,127 @@
+"""One connection to a NATS server, from dialling to the first PONG.
+
+What a client does before it is one; blocking, with a deadline. Every failure is a NatsError with one line of text that
+names the server.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from loadtest.credentials import Address, Credentials
+from loadtest.errors import AuthenticationError, NatsError, Refused, ServerError
+from loadtest.wireparser import Err, Frame, Info, Parser, Pong, ProtocolViolation
+
+READ_BYTES = 256 * 1024
+
+
+class Opened(NamedTuple):
+    """A connection that the server has let in."""
+
+    sock: socket.socket
+    parser: Parser  # may hold the beginning of a frame
+    info: dict[str, Any]
+    frames: list[Frame]  # what came with the PONG, without it
+
+
+def log_in(
+    address: Address,
+    credentials: Credentials,
+    keys: Mapping[str, Any],
+    timeout_s: float = 5.0,
+    congestion_control: str = "",
+    tls: ssl.SSLContext | None = None,
+) -> Opened:
+    """Connect, read INFO, send CONNECT with `keys` and the credentials', wait for a PONG.
+
+    `headers` and `no_responders` are sent as the server allows them. Refused, AuthenticationError, ServerError,
+    BadCredentials or ProtocolViolation.
+    """
+    try:
+        sock = dial(address, timeout_s, congestion_control)
+    except OSError as error:
+        raise Refused(f"{address}: cannot connect: {reason(error)}") from None
+    try:
+        return _converse(sock, address, credentials, keys, tls)
+    except OSError as error:
+        sock.close()
+        raise Refused(f"{address}: while logging in: {reason(error)}") from None
+    except BaseException:
+        sock.close()
+        raise
+
+
+def dial(address: Address, timeout_s: float, congestion_control: str = "") -> socket.socket:
+    """A TCP connection with Nagle's algorithm off; OSError."""
+    sock = socket.create_connection((address.host, address.port), timeout_s)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if congestion_control:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
+    except OSError as error:
+        sock.close()
+        if congestion_control:
+            raise OSError(error.errno, f"congestion control {congestion_control}: {reason(error)}") from None
+        raise
+    return sock
+
+
+def _converse(
+    sock: socket.socket,
+    address: Address,
+    credentials: Credentials,
+    keys: Mapping[str, Any],
+    tls: ssl.SSLContext | None,
+) -> Opened:
+    parser = Parser()
+    frames = _frames_until(sock, parser, Info)
+    first = frames.pop(0)
+    if not isinstance(first, Info):
+        raise as_error(first, address)
+    if address.tls or first.keys.get("tls_required"):
+        sock = (tls or ssl.create_default_context()).wrap_socket(sock, server_hostname=address.host)
+    has_headers = bool(first.keys.get("headers"))
+    words = {
+        **keys,
+        "tls_required": address.tls,
+        "headers": has_headers and keys.get("headers", True),
+        "no_responders": has_headers and keys.get("no_responders", True),
+        **credentials.connect_keys(str(first.keys.get("nonce", ""))),
+    }
+    sock.sendall(b"CONNECT " + json.dumps(words).encode() + b"\r\nPING\r\n")
+    frames += _frames_until(sock, parser, Pong)
+    for frame in frames:
+        if isinstance(frame, Err):
+            raise as_error(frame, address)
+    return Opened(sock, parser, first.keys, [frame for frame in frames if not isinstance(frame, Pong)])
+
+
+def _frames_until(sock: socket.socket, parser: Parser, wanted: type[Frame]) -> list[Frame]:
+    """What comes up to a frame of that kind, or up to an -ERR, whichever is first."""
+    frames: list[Frame] = []
+    while not any(isinstance(frame, wanted | Err) for frame in frames):
+        data = sock.recv(READ_BYTES)
+        if not data:
+            raise ConnectionResetError("the server closed the connection")
+        try:
+            frames += parser.feed(data)
+        except ProtocolViolation as violation:
+            raise ServerError(f"this is no NATS server: {violation}") from None
+    return frames
+
+
+def as_error(frame: Frame, address: Address | None = None) -> NatsError:
+    """The error that an -ERR is."""
+    text = frame.text if isinstance(frame, Err) else f"{type(frame).__name__.upper()} where INFO was expected"
+    is_about_login = text.lower().startswith(("authorization", "authentication", "user authentication"))
+    return (AuthenticationError if is_about_login else ServerError)(f"{address}: {text}" if address else text)
+
+
+def reason(error: OSError) -> str:
+    """What an OSError says, in a form that goes behind a colon."""
+    text = str(error.strerror or error or type(error).__name__)
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,16 @@
+from loadtest.board import Board
+from loadtest.histogram import Histogram
+from loadtest.plan import Share
+
+class Paced:
+    latency: Histogram
+    service: Histogram
+    lateness: Histogram
+    unsent_msgs: int
+    first_ns: int
+    last_ns: int
+    def __init__(self, board: Board, process: int, plan: Share) -> None: ...
+    def run(self) -> None: ...
+    def surplus(self) -> int: ...
+    def received(self) -> dict[int, int]: ...
+    def sent(self) -> dict[int, int]: ...

@@ -1,0 +1,302 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Messages at a fixed rate, and how long each took from the moment it was due.
+
+An open model: the schedule does not wait for the server. A message that could not be sent when it was due (full socket,
+full window, a late generator) counts from when it was due, so that a server that stands still is not forgiven the
+messages it held up (coordinated omission). The same from the actual sending is kept beside it, and how late the
+generator itself was: where that is as long as the latency, it was the generator that was measured.
+Every payload begins with both times; they mean something on one machine only.
+"""
+
+cimport cython
+from libc.stdint cimport int64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
+from posix.time cimport CLOCK_MONOTONIC, timespec
+from posix.unistd cimport close as close_fd, read as read_fd
+
+from loadtest.board cimport Board, board_read, board_write
+from loadtest.histogram cimport Histogram
+from loadtest.stream cimport (
+    EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLET, EPOLL_CLOEXEC, Delivery, Stream, epoll_create1, epoll_event, fence,
+    next_delivery, now_ns, send_some, stream_close, stream_drop, stream_fill, stream_open, wait_events, watch)
+
+from loadtest.errors import LoadFailed
+
+cdef extern from "<sys/timerfd.h>" nogil:
+    enum:
+        TFD_NONBLOCK, TFD_CLOEXEC, TFD_TIMER_ABSTIME
+    struct itimerspec:
+        timespec it_interval
+        timespec it_value
+    int timerfd_create(int clock, int flags)
+    int timerfd_settime(int fd, int flags, const itimerspec *new, itimerspec *old)
+
+cdef enum:
+    PUBLISHER = 0x10000000       # in an event's number; the rest is an index
+    TIMER = 0x20000000
+    MOST_EVENTS = 256
+    OUT_BYTES = 65536            # of one write
+    STAMP_BYTES = 16             # due, sent; nanoseconds
+    # After the schedule has ended what is on its way may take so long.
+    LINGER_MS = 10000
+
+cdef struct Pacer:
+    int index                    # on the board
+    bint is_writable
+    int64_t due_ns               # of the next message
+    int64_t sent
+    size_t out_at
+    size_t out_filled
+    char *out                    # OWNED
+
+
+@cython.final
+cdef class Paced:
+    cdef Board board
+    cdef Stream *streams         # publishers, then subscribers
+    cdef Pacer *pacers
+    cdef int publishers
+    cdef int subscribers
+    cdef list subscriber_indices
+    cdef bytes head
+    cdef size_t payload_bytes
+    cdef size_t frame_bytes
+    cdef int64_t interval_ns     # between one publisher's messages
+    cdef int64_t duration_ns
+    cdef int64_t window_msgs
+    cdef int64_t start_ns
+    cdef int epoll
+    cdef int timer
+    cdef readonly Histogram latency      # from when it was due
+    cdef readonly Histogram service      # from when it was sent
+    cdef readonly Histogram lateness     # from due to sent
+    cdef readonly int64_t unsent_msgs    # due, and never sent
+    cdef readonly int64_t first_ns
+    cdef readonly int64_t last_ns
+
+    def __init__(self, Board board, int process, plan):
+        cdef int i
+        self.board = board
+        self.payload_bytes = max(STAMP_BYTES, plan.payload_bytes)
+        self.head = b"PUB %s %d\r\n" % (plan.subject_of(0, 0), self.payload_bytes)
+        self.frame_bytes = len(self.head) + self.payload_bytes + 2
+        self.interval_ns = max(1, <int64_t>(1e9 * board.publishers / plan.rate_per_s))
+        self.duration_ns = <int64_t>(plan.limit_s * 1e9)
+        self.window_msgs = max(10, plan.window_bytes // self.frame_bytes)
+        self.latency, self.service, self.lateness = Histogram(), Histogram(), Histogram()
+        self.publishers, self.subscribers = len(plan.publishers), len(plan.subscribers)
+        self.subscriber_indices = [index for index, _, _ in plan.subscribers]
+        self.pacers = <Pacer *>calloc(max(1, self.publishers), sizeof(Pacer))
+        self.streams = <Stream *>calloc(max(1, self.publishers + self.subscribers), sizeof(Stream))
+        if self.pacers == NULL or self.streams == NULL:
+            raise MemoryError
+        self.epoll = epoll_create1(EPOLL_CLOEXEC)
+        self.timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)
+        watch(self.epoll, self.timer, EPOLLIN, TIMER)
+        for i, (index, _, descriptor) in enumerate([*plan.publishers, *plan.subscribers]):
+            stream_open(&self.streams[i], descriptor)
+            if i < self.publishers:
+                watch(self.epoll, descriptor, EPOLLIN | EPOLLOUT | EPOLLET, PUBLISHER + i)
+                self.pacers[i].index = index
+                self.pacers[i].is_writable = True
+                self.pacers[i].out = <char *>malloc(OUT_BYTES + self.frame_bytes)
+                if self.pacers[i].out == NULL:
+                    raise MemoryError
+            else:
+                watch(self.epoll, descriptor, EPOLLIN, i)
+
+    def __dealloc__(self):
+        cdef int i
+        if self.streams != NULL:
+            for i in range(self.publishers + self.subscribers):
+                stream_close(&self.streams[i])
+        if self.pacers != NULL:
+            for i in range(self.publishers):
+                free(self.pacers[i].out)
+        free(self.streams)
+        free(self.pacers)
+        if self.epoll > 0:
+            close_fd(self.epoll)
+        if self.timer > 0:
+            close_fd(self.timer)
+
+    def run(self):
+        """The whole schedule, and until what was sent has come."""
+        cdef int count, i
+        cdef int64_t t = now_ns()
+        cdef epoll_event events[MOST_EVENTS]
+        cdef bint is_over = False
+        self.start_ns = self.first_ns = t
+        for i in range(self.publishers):
+            # Spread over one interval, as independent clients would be.
+            self.pacers[i].due_ns = t + self.interval_ns * self.pacers[i].index // self.board.publishers
+        while True:
+            for i in range(self.publishers):
+                self.send_due(i, is_over)
+            if not is_over and t - self.start_ns >= self.duration_ns:
+                is_over = True
+                self.end_schedule(t)
+            if is_over and (self.is_complete() or t - self.start_ns > self.duration_ns + <int64_t>LINGER_MS * 1000000):
+                return
+            if not is_over:
+                self.set_timer()
+            count = wait_events(self.epoll, events, MOST_EVENTS, 2 if is_over or self.is_held() else 100)
+            for i in range(count):
+                self.on_event(&events[i])
+            t = now_ns()
+
+    cdef bint is_held(self) noexcept:
+        """Whether something is due that the window does not let out: other processes' progress is not an event here."""
+        cdef int i
+        for i in range(self.publishers):
+            if self.pacers[i].due_ns <= now_ns():
+                return True
+        return False
+
+    cdef void set_timer(self) noexcept:
+        cdef itimerspec when
+        cdef int64_t due = self.start_ns + self.duration_ns
+        cdef int64_t t = now_ns()
+        cdef int i
+        for i in range(self.publishers):
+            if self.pacers[i].due_ns > t and self.pacers[i].due_ns < due:
+                due = self.pacers[i].due_ns
+        memset(&when, 0, sizeof(when))
+        when.it_value.tv_sec = due // 1000000000
+        when.it_value.tv_nsec = due % 1000000000
+        timerfd_settime(self.timer, TFD_TIMER_ABSTIME, &when, NULL)
+
+    cdef int64_t room(self) noexcept:
+        cdef int64_t least = <int64_t>1 << 62
+        cdef int64_t sent = 0
+        cdef int i
+        for i in range(self.board.subscribers):
+            least = min(least, board_read(self.board.got(i)))
+        for i in range(self.board.publishers):
+            sent += board_read(self.board.sent(i))
+        return least + self.window_msgs - sent if self.board.subscribers else least
+
+    cdef int send_due(self, int i, bint is_over) except -1:
+        cdef Pacer *pacer = &self.pacers[i]
+        cdef int64_t t = now_ns()
+        cdef int64_t end = self.start_ns + self.duration_ns
+        cdef int64_t room = self.room()
+        cdef Py_ssize_t written
+        while True:
+            if pacer.out_at < pacer.out_filled:
+                if not pacer.is_writable:
+                    return 0
+                written = send_some(self.streams[i].fd, pacer.out + pacer.out_at, pacer.out_filled - pacer.out_at)
+                if written == 0:
+                    pacer.is_writable = False
+                    return 0
+                pacer.out_at += written
+                continue
+            pacer.out_at = pacer.out_filled = 0
+            while (not is_over and pacer.due_ns <= t and pacer.due_ns < end and room > 0
+                   and pacer.out_filled < OUT_BYTES - self.frame_bytes):
+                self.append(pacer, t)
+                room -= 1
+            if pacer.out_filled == 0:
+                return 0
+            board_write(self.board.sent(pacer.index), pacer.sent)
+
+    cdef void append(self, Pacer *pacer, int64_t t) noexcept:
+        cdef char *to = pacer.out + pacer.out_filled
+        memcpy(to, <char *>self.head, len(self.head))
+        to += len(self.head)
+        memcpy(to, &pacer.due_ns, 8)
+        memcpy(to + 8, &t, 8)
+        memset(to + STAMP_BYTES, c"x", self.payload_bytes - STAMP_BYTES)
+        memcpy(to + self.payload_bytes, b"\r\n", 2)
+        self.lateness.add(t - pacer.due_ns, 1)
+        pacer.out_filled += self.frame_bytes
+        pacer.due_ns += self.interval_ns
+        pacer.sent += 1
+
+    cdef void end_schedule(self, int64_t t) noexcept:
+        """Count what was due and never sent, and let it weigh in the latencies with the time it has waited."""
+        cdef int i
+        cdef int64_t end = self.start_ns + self.duration_ns
+        for i in range(self.publishers):
+            while self.pacers[i].due_ns < end:
+                self.unsent_msgs += 1
+                self.latency.add(t - self.pacers[i].due_ns, 1)
+                self.pacers[i].due_ns += self.interval_ns
+            board_write(self.board.done(self.pacers[i].index), 1)
+
+    cdef bint is_complete(self) noexcept:
+        cdef int64_t sent = 0
+        cdef int i
+        for i in range(self.board.publishers):
+            if not board_read(self.board.done(i)):
+                return False
+            sent += board_read(self.board.sent(i))
+        for i in self.subscriber_indices:
+            if board_read(self.board.got(i)) < sent:
+                return False
+        for i in range(self.publishers):
+            if self.pacers[i].out_at < self.pacers[i].out_filled:
+                return False
+        return True
+
+    cdef int on_event(self, epoll_event *event) except -1:
+        cdef int number = event.data.u32
+        cdef char count[8]
+        if number == TIMER:
+            read_fd(self.timer, count, 8)
+            return 0
+        if number >= PUBLISHER:
+            if event.events & EPOLLOUT:
+                self.pacers[number - PUBLISHER].is_writable = True
+            if event.events & (EPOLLIN | EPOLLERR | EPOLLHUP):
+                # All that is there: this one is told of edges alone.
+                while self.read(&self.streams[number - PUBLISHER], -1):
+                    pass
+            return 0
+        self.read(&self.streams[number], <int>self.subscriber_indices[number - self.publishers])
+        return 0
+
+    cdef bint read(self, Stream *stream, int index) except -1:
+        """One read; False: nothing was there."""
+        cdef Delivery delivery
+        cdef int64_t stamps[2]
+        cdef int64_t t
+        cdef int64_t got = 0
+        cdef size_t at = 0
+        cdef Py_ssize_t size
+        if stream_fill(stream) == 0:
+            return False
+        t = now_ns()
+        while True:
+            size = next_delivery(stream, at, &delivery)
+            if size == 0:
+                break
+            at += size
+            if delivery.payload == NULL:
+                continue
+            if delivery.payload_bytes != self.payload_bytes:
+                raise LoadFailed(f"a payload of {delivery.payload_bytes} bytes came, {self.payload_bytes} were sent")
+            memcpy(stamps, delivery.payload, STAMP_BYTES)
+            self.latency.add(t - stamps[0], 1)
+            self.service.add(t - stamps[1], 1)
+            got += 1
+        stream_drop(stream, at)
+        if got and index >= 0:
+            self.last_ns = t
+            board_write(self.board.got(index), board_read(self.board.got(index)) + got)
+        return True
+
+    def surplus(self):
+        """Messages that come before each subscriber's PONG though all had come."""
+        return sum([fence(self.streams[self.publishers + i].fd, &self.streams[self.publishers + i])
+                    for i in range(self.subscribers)])
+
+    def received(self):
+        """Deliveries by subscriber (index on the board)."""
+        return {index: board_read(self.board.got(index)) for index in self.subscriber_indices}
+
+    def sent(self):
+        """Messages by publisher (index on the board)."""
+        return {self.pacers[i].index: self.pacers[i].sent for i in range(self.publishers)}

@@ -1,0 +1,257 @@
+"""What a run does: a scenario as the user describes it, and each generator process's share of it.
+
+Scenarios come from scenarios.toml or the command line; both are checked here, all that is wrong at once.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+KINDS = ("flow", "request", "latency", "connections", "subscriptions", "churn")
+PLACES = ("any", "same", "different")
+
+# The unread bytes that publishers may be ahead of the slowest subscriber. A server drops a client with more than its
+# max_pending (64 MiB) before it; a fifteenth of that keeps every server busy and none in danger.
+WINDOW_BYTES = 4 * 1024 * 1024
+# One write of a publisher in full flow: what a client library that buffers sends.
+WRITE_BYTES = 64 * 1024
+# A payload that holds both times of a paced message.
+STAMP_BYTES = 16
+MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
+MAX_CONNECTIONS = 100_000
+MAX_CLIENTS = 1_000  # of those that publish or subscribe at full speed
+# Rotating subjects are numbered with six digits.
+MAX_SUBJECTS = 1_000_000
+MAX_SECONDS = 3600.0
+
+
+class BadPlan(ValueError):
+    """A scenario that cannot be run; the text has a line for each fault."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One kind of work, its sizes, and what section of a comparison it is for."""
+
+    name: str
+    title: str = ""
+    kind: str = "flow"
+    publishers: int = 1  # requesters
+    subscribers: int = 1  # responders
+    groups: int = 1  # subjects with their own publishers and subscribers, dealt out in turn
+    payload_bytes: int = 16
+    messages: int = 0  # per publisher; 0: as many as the seconds allow
+    seconds: float = 20.0  # at most
+    write_bytes: int = WRITE_BYTES  # 1: each message is a write of its own
+    subjects: int = 1  # rotated through by each publisher; from 2 on the subscribers use a wildcard
+    is_queue: bool = False
+    rate_per_s: float = 0.0  # latency, churn: of all publishers together
+    place: str = "any"  # same, different: which shards publishers and subscribers are on, where INFO tells
+    window_bytes: int = WINDOW_BYTES
+    connections: int = 0  # connections: how many
+    subscriptions: int = 0  # subscriptions: how many on one connection; connections: on each
+    subject: str = "foo"
+    figures: tuple[str, ...] = ()  # what a comparison shows of it: cpu, rate, memory, p50, p99
+    must: tuple[float, ...] = ()  # the ratio wanted for each figure
+    aim: tuple[float, ...] = ()
+
+    def faults(self) -> list[str]:
+        """What is wrong with it, a line each; nothing: it can be run."""
+        checks = [
+            (self.kind in KINDS, f"kind {self.kind!r} is none of {', '.join(KINDS)}"),
+            (self.place in PLACES, f"place {self.place!r} is none of {', '.join(PLACES)}"),
+            (0 <= self.publishers <= MAX_CONNECTIONS, f"publishers: 0 to {MAX_CONNECTIONS:,}, not {self.publishers:,}"),
+            (
+                0 <= self.subscribers <= MAX_CONNECTIONS,
+                f"subscribers: 0 to {MAX_CONNECTIONS:,}, not {self.subscribers:,}",
+            ),
+            (self.publishers + self.subscribers > 0, "neither a publisher nor a subscriber"),
+            (
+                1 <= self.groups <= max(1, self.publishers, self.subscribers),
+                f"groups: 1 up to the number of publishers or subscribers, not {self.groups}",
+            ),
+            (0 <= self.payload_bytes <= MAX_PAYLOAD_BYTES, f"payload: 0 to {MAX_PAYLOAD_BYTES:,} bytes"),
+            (self.messages >= 0, "messages: 0 or more"),
+            (0 < self.seconds <= MAX_SECONDS, f"seconds: more than 0, at most {MAX_SECONDS:.0f}"),
+            (1 <= self.write_bytes <= 1 << 24, "write bytes: 1 to 16 MiB"),
+            (1 <= self.subjects <= MAX_SUBJECTS, f"subjects: 1 to {MAX_SUBJECTS:,}"),
+            (self.subjects == 1 or self.groups == 1, "rotating subjects and several groups do not go together"),
+            (self.window_bytes >= 1024, "window: 1,024 bytes or more"),
+            (self.kind != "latency" or self.rate_per_s > 0, "latency needs a rate of more than 0 messages a second"),
+            (
+                self.kind != "latency" or self.payload_bytes >= STAMP_BYTES,
+                f"latency: {STAMP_BYTES} payload bytes or more",
+            ),
+            (
+                self.kind not in ("latency", "request") or min(self.publishers, self.subscribers) > 0,
+                f"{self.kind} needs both sides",
+            ),
+            (
+                self.kind not in ("connections", "subscriptions") or max(self.connections, self.subscriptions) > 0,
+                f"{self.kind}: how many?",
+            ),
+            (0 <= self.connections <= MAX_CONNECTIONS, f"connections: at most {MAX_CONNECTIONS:,}"),
+            (
+                bool(self.subject) and all(33 <= ord(letter) < 127 and letter not in "*>" for letter in self.subject),
+                f"subject {self.subject!r}: letters, digits and dots",
+            ),
+        ]
+        return [fault for is_right, fault in checks if not is_right]
+
+    def checked(self) -> Scenario:
+        """Itself; BadPlan when it cannot be run."""
+        faults = self.faults()
+        if faults:
+            raise BadPlan("\n".join(f"{self.name}: {fault}" for fault in faults))
+        return self
+
+    def scaled(self, factor: float) -> Scenario:
+        """The same with so many times the messages, connections and seconds."""
+        return replace(
+            self,
+            messages=max(1, round(self.messages * factor)) if self.messages else 0,
+            connections=max(1, round(self.connections * factor)) if self.connections else 0,
+            subscriptions=max(1, round(self.subscriptions * factor)) if self.subscriptions > 1 else self.subscriptions,
+            seconds=self.seconds if self.messages else max(0.1, self.seconds * factor),
+        )
+
+    # -- subjects -------------------------------------------------------------------------------------------------
+
+    @property
+    def varying_bytes(self) -> int:
+        """How many digits at a subject's end differ between rotations or groups."""
+        if self.subjects > 1:
+            return 6
+        return len(str(self.groups - 1)) if self.groups > 1 else 0
+
+    def subject_of(self, group: int, rotation: int) -> bytes:
+        """What a publisher of that group publishes on."""
+        if self.varying_bytes == 0:
+            return self.subject.encode()
+        number = rotation if self.subjects > 1 else group
+        return f"{self.subject}.{number:0{self.varying_bytes}d}".encode()
+
+    def pattern_of(self, group: int) -> bytes:
+        """What a subscriber of that group subscribes to."""
+        return f"{self.subject}.*".encode() if self.subjects > 1 else self.subject_of(group, 0)
+
+
+@dataclass
+class Share:
+    """What one generator process does of a scenario: connections are (index on the board, group, descriptor)."""
+
+    scenario: Scenario
+    publishers: list[tuple[int, int, int]] = field(default_factory=list)
+    subscribers: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def subject_of(self, group: int, rotation: int) -> bytes:
+        """As the scenario's."""
+        return self.scenario.subject_of(group, rotation)
+
+    def _members(self, count: int) -> list[list[int]]:
+        groups: list[list[int]] = [[] for _ in range(self.scenario.groups)]
+        for index in range(count):
+            groups[index % self.scenario.groups].append(index)
+        return groups
+
+    @property
+    def groups_publishers(self) -> list[list[int]]:
+        """Every group's publishers, those of other processes too."""
+        return self._members(self.scenario.publishers)
+
+    @property
+    def groups_subscribers(self) -> list[list[int]]:
+        """Every group's subscribers, those of other processes too."""
+        return self._members(self.scenario.subscribers)
+
+    # What the compiled loops read; the names are theirs.
+
+    @property
+    def varying_bytes(self) -> int:
+        return self.scenario.varying_bytes
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.scenario.payload_bytes
+
+    @property
+    def messages(self) -> int:
+        return self.scenario.messages
+
+    @property
+    def wanted_msgs(self) -> int:
+        """Without publishers of ours: how many deliveries end it."""
+        return 0 if self.scenario.publishers else self.scenario.messages
+
+    @property
+    def limit_s(self) -> float:
+        return self.scenario.seconds
+
+    @property
+    def write_bytes(self) -> int:
+        return self.scenario.write_bytes
+
+    @property
+    def window_bytes(self) -> int:
+        return self.scenario.window_bytes
+
+    @property
+    def subjects(self) -> int:
+        return self.scenario.subjects
+
+    @property
+    def is_queue(self) -> bool:
+        return self.scenario.is_queue
+
+    @property
+    def rate_per_s(self) -> float:
+        return self.scenario.rate_per_s
+
+    @property
+    def inbox(self) -> bytes:
+        """Of requesters; as long as the inboxes that client libraries make."""
+        return b"_INBOX.Pq8dLwXk2mZ5tRfG0bVyN1"
+
+
+def read_scenarios(path: Path) -> list[Scenario]:
+    """The scenarios of a TOML file, `[name]` tables with Scenario's fields as keys; BadPlan with every fault in it."""
+    try:
+        with path.open("rb") as file:
+            tables = tomllib.load(file)
+    except OSError as error:
+        raise BadPlan(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadPlan(f"{path}: {error}") from None
+    scenarios: list[Scenario] = []
+    faults: list[str] = []
+    for name, table in tables.items():
+        try:
+            scenarios.append(_scenario(name, table).checked())
+        except BadPlan as bad:
+            faults += [f"{path}: {line}" for line in str(bad).splitlines()]
+    if faults:
+        raise BadPlan("\n".join(faults))
+    return scenarios
+
+
+def _scenario(name: str, table: object) -> Scenario:
+    if not isinstance(table, Mapping):
+        raise BadPlan(f"{name}: not a table")
+    known = {one.name: one.default for one in fields(Scenario) if one.name != "name"}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            raise BadPlan(f"{name}: unknown key {key!r}")
+        wanted = type(known[key])
+        if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if wanted is tuple and isinstance(value, list):
+            value = tuple(value if key == "figures" else map(float, value))
+        if type(value) is not wanted:
+            raise BadPlan(f"{name}: {key} = {value!r} is no {wanted.__name__}")
+        values[key] = value
+    return Scenario(name, **values)

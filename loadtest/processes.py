@@ -1,0 +1,116 @@
+"""What the processes of a server use: CPU to the nanosecond, waiting for a CPU, resident memory.
+
+Read from /proc; Linux only. A process is a server's when it is below its first one, or listens on its port.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PROC = Path("/proc")
+_LISTEN = "0A"
+
+
+def tree(pids: Iterable[int]) -> list[int]:
+    """These processes and all below them."""
+    children: dict[int, list[int]] = {}
+    for entry in os.scandir(PROC):
+        if entry.name.isdigit():
+            try:
+                # The command name is in parentheses and may hold spaces; what follows is: state ppid …
+                parent = int(Path(entry.path, "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found: list[int] = []
+    waiting = list(pids)
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.append(pid)
+            waiting += children.get(pid, [])
+    return sorted(found)
+
+
+def listening_pids(port: int) -> list[int]:
+    """The processes of ours to see that hold a listening TCP socket on that port."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (PROC / "net" / table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            words = line.split()
+            if words[3] == _LISTEN and int(words[1].rpartition(":")[2], 16) == port:
+                inodes.add(f"socket:[{words[9]}]")
+    found = []
+    for entry in os.scandir(PROC):
+        if not entry.name.isdigit():
+            continue
+        try:
+            links = [os.readlink(one.path) for one in os.scandir(f"{entry.path}/fd")]
+        except OSError:
+            continue
+        if inodes.intersection(links):
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """CPU used and waited for until now, in ns, by thread (its number in the whole system)."""
+
+    run_ns: dict[int, int] = field(default_factory=dict)
+    wait_ns: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Between two readings."""
+
+    run_ns: int  # all threads
+    wait_ns: int
+    busiest_ns: int  # of one thread
+
+
+def read_cpu(pids: Iterable[int]) -> Reading:
+    """What every thread of these processes has used; one that is gone counts as nothing."""
+    reading = Reading()
+    for pid in pids:
+        try:
+            threads = os.listdir(PROC / str(pid) / "task")
+        except OSError:
+            continue
+        for thread in threads:
+            try:
+                words = (PROC / str(pid) / "task" / thread / "schedstat").read_text().split()
+            except OSError:
+                continue
+            reading.run_ns[int(thread)] = int(words[0])
+            reading.wait_ns[int(thread)] = int(words[1])
+    return reading
+
+
+def usage(before: Reading, after: Reading) -> Usage:
+    """What was used in between; threads that began in between count whole."""
+    ran = [used - before.run_ns.get(thread, 0) for thread, used in after.run_ns.items()]
+    waited = sum(used - before.wait_ns.get(thread, 0) for thread, used in after.wait_ns.items())
+    return Usage(sum(ran), waited, max(ran, default=0))
+
+
+def resident_bytes(pids: Iterable[int]) -> int:
+    """Rss of these processes together; pages that they share count in each."""
+    total = 0
+    for pid in pids:
+        try:
+            text = (PROC / str(pid) / "smaps_rollup").read_text()
+        except OSError:
+            continue
+        found = re.search(r"(?m)^Rss:\s+(\d+) kB", text)
+        total += int(found[1]) * 1024 if found else 0
+    return total
