@@ -16,7 +16,6 @@ SMALL = 2_048
 # Around the sizes of chunks, and ordinary.
 edges = [SMALL - 1, SMALL, SMALL + 1, CHUNK - 1, CHUNK, CHUNK + 1, 100_000]
 sizes = st.integers(1, 300) | st.sampled_from(edges)
-)
 
 
 def pattern(size: int, start: int) -> bytes:
