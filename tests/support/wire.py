@@ -253,6 +253,13 @@ class Client:
         await self._wait(lambda buffer: len(buffer) >= count, f"{count} bytes", deadline_s)
         return self._take(count)
 
+    async def read_units(self, unit_bytes: int) -> bytes:
+        """As many whole units of that size as are here, at least one. Waits without a deadline of its own."""
+        while len(self._buffer) < unit_bytes:
+            if not await self._fill():
+                raise Closed("the server closed while more was expected", bytes(self._buffer))
+        return self._take(len(self._buffer) // unit_bytes * unit_bytes)
+
     async def read_line(self, deadline_s: float | None = None) -> bytes:
         """The next line, CRLF included."""
         await self._wait(lambda buffer: buffer.find(b"\r\n") >= 0, "a line", deadline_s)
@@ -408,9 +415,10 @@ class Cluster:
         """`count` more clients. On different shards: spread as evenly as the broker's number of shards allows."""
         if not on_different_shards:
             return [await self.client(connect, **options) for _ in range(count)]
-        return [await self._client_on(index, connect, options) for index in range(count)]
+        return [await self.client_on(index, connect, **options) for index in range(count)]
 
-    async def _client_on(self, shard: int, connect: dict[str, Any] | None, options: dict[str, Any]) -> Client:
+    async def client_on(self, shard: int, connect: dict[str, Any] | None = None, **options: Any) -> Client:
+        """One more client, on the shard with that number (modulo the number of shards)."""
         client = await self.raw_on(shard, **options)
         keys = orjson.dumps({"verbose": False, **(connect or {})})
         await client.talk(b"CONNECT " + keys + b"\r\nPING\r\n", expect_last=b"PONG\r\n")

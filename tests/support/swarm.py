@@ -1,0 +1,112 @@
+"""The shards of a running broker, as an operator sees and treats them: their processes, how many there are.
+
+What it knows it asks `gnatswarm status`, as an operator would. It signals only processes of that broker's own session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.support.servers import Broker, session_pids
+from tests.support.wire import Client, Closed, Cluster
+
+# Restarting takes a shard some 50 ms; a loaded machine that runs another test worker takes seconds.
+BACK_DEADLINE_S = 20.0
+# A shard that leaves has ten seconds for its clients.
+SCALE_DEADLINE_S = 30.0
+
+
+def operate(broker: Broker, *words: str, deadline_s: float = SCALE_DEADLINE_S) -> str:
+    """What `gnatswarm WORDS…` says about this broker. AssertionError when it fails."""
+    program = broker.kind.command()[: -len(["--shards", "1"])]
+    # A broker's parent asks for it: what the command needs from its environment is the broker's own.
+    done = subprocess.run(
+        [*program, *words, "-p", str(broker.port)], capture_output=True, text=True, timeout=deadline_s, check=False
+    )
+    assert done.returncode == 0, f"gnatswarm {' '.join(words)}: {done.stderr}"
+    return done.stdout
+
+
+async def scale(broker: Broker, shards: int) -> str:
+    """Has the broker run so many shards, and waits until it does."""
+    return await asyncio.to_thread(operate, broker, "scale", str(shards))
+
+
+def status(broker: Broker) -> dict[str, Any]:
+    """`gnatswarm status --json`."""
+    return dict(json.loads(operate(broker, "status", "--json")))
+
+
+def rows(broker: Broker) -> dict[int, dict[str, Any]]:
+    """One row of the status per shard, by its number."""
+    return {row["shard"]: row for row in status(broker)["shards"]}
+
+
+async def pids(broker: Broker) -> dict[int, int]:
+    """The process of each shard, by its number."""
+    found = await asyncio.to_thread(rows, broker)
+    return {shard: row["pid"] for shard, row in found.items() if row["pid"]}
+
+
+def signal_shard(broker: Broker, pid: int, what: signal.Signals = signal.SIGKILL) -> None:
+    """To a process of this broker, and to no other."""
+    assert pid > 1 and pid != broker.pid and pid in session_pids(broker.pid), f"{pid} is no shard of this broker"
+    os.kill(pid, what)
+
+
+async def kill(broker: Broker, shard: int) -> int:
+    """End the shard with that number by SIGKILL; its pid."""
+    pid = (await pids(broker))[shard]
+    signal_shard(broker, pid)
+    return pid
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of one process; 0 when it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+async def client_on(
+    cluster: Cluster,
+    shard: int,
+    connect: dict[str, Any] | None = None,
+    deadline_s: float = BACK_DEADLINE_S,
+    **options: Any,
+) -> Client:
+    """A client of the shard with exactly that number, as soon as there is one: shards may be starting or leaving."""
+    until = time.monotonic() + deadline_s
+    while time.monotonic() < until:
+        try:
+            client = await Client.connect(cluster.broker.port, None, **options)
+        except (ConnectionError, Closed):
+            continue
+        if client.shard == shard:
+            cluster.all.append(client)
+            words = json.dumps({"verbose": False, **(connect or {})})
+            await client.talk(f"CONNECT {words}\r\nPING\r\n", expect_last="PONG\r\n")
+            return client
+        client.close()
+    raise TimeoutError(f"no connection met shard {shard} within {deadline_s} s; {status(cluster.broker)}")
+
+
+def link_sockets(broker: Broker) -> dict[int, str]:
+    """The path of each shard's link socket, by its number, from the kernel's table."""
+    pattern = re.compile(rf"\S+/{broker.pid}-[0-9a-f]+/(\d+)\.[0-9a-f]+\.sock$")
+    found = {}
+    for line in Path("/proc/net/unix").read_text().splitlines():
+        is_listening = line.split()[3:4] == ["00010000"]
+        if is_listening and (match := pattern.search(line)):
+            found[int(match[1])] = match[0].strip()
+    return found
