@@ -1,33 +1,17 @@
 # One client's operations, and what they cause.
 #
-# A publish that repeats the last control line byte for byte (the usual case: one subject, one size) skips parsing,
-# hashing and look-up: `Repeat` remembers the line and its answer.
+# The usual publish repeats the last control line byte for byte: see repeat.pxd.
 
+cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from broker.fanout cimport Fanout, Publish
 from broker.outbuf cimport Blob, OutBuf
 from broker.parser cimport Op
 from broker.peer cimport Peer
+from broker.repeat cimport Repeat
 from broker.sublist cimport Entry, Sub, Sublist
 from broker.table cimport Table
-
-cdef enum:
-    # The longest line worth remembering: verb, subject of some 100 bytes, reply, size.
-    MOST_REPEAT_BYTES = 192
-
-ctypedef struct Repeat:
-    Entry *entry             # valid while epoch is the sublist's and the entry is current
-    uint64_t epoch
-    size_t line_size         # 0: nothing remembered
-    size_t total             # line, payload and CRLF
-    size_t tail_at           # where the tail begins in the line
-    size_t reply_at
-    size_t reply_size
-    uint32_t header_size
-    uint32_t size
-    uint32_t misses          # in a row
-    uint8_t line[MOST_REPEAT_BYTES + 64]
 
 # Answers a PING once every sibling in a mask has seen what the client sent it (promise 2 of the design).
 cdef class Fence:
@@ -36,6 +20,7 @@ cdef class Fence:
     # The client is gone.
     cdef void forget(self, ClientConnection client) noexcept
 
+@cython.final
 cdef class ClientConnection(Peer):
     cdef Fanout fanout
     cdef Sublist sublist
@@ -69,7 +54,6 @@ cdef class ClientConnection(Peer):
     cdef Py_ssize_t publish(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
     cdef int deliver(self, Entry *entry, Publish *message) noexcept
     cdef int tell_no_responders(self, Publish *message) noexcept
-    cdef void remember(self, const uint8_t *line, Op *op, Entry *entry, const uint8_t *tail) noexcept
     cdef int subscribe(self, Op *op) except -1
     cdef int unsubscribe(self, Op *op) noexcept
     cdef void end_subscription(self, Sub *sub) noexcept

@@ -14,8 +14,10 @@ from broker.outbuf cimport (
     out_pending, out_release, out_reserve)
 from broker.parser cimport (
     OP_BAD_ARGUMENTS, OP_CONNECT, OP_ERR, OP_HPUB, OP_INFO, OP_LINE_TOO_LONG, OP_MORE, OP_OK, OP_PING, OP_PONG,
-    OP_PUB, OP_SUB, OP_UNKNOWN, OP_UNSUB, OpKind, Token, parse_op)
+    OP_PUB, OP_SUB, OP_UNKNOWN, OP_UNSUB, OpKind, Token, parse_op,
+    parse_plain_publish)
 from broker.peer cimport HOLD_FENCE, HOLD_STALL
+from broker.repeat cimport Repeat, repeat_remember, repeat_run
 from broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
 from broker.sublist cimport MOST_SHARDS
 from broker.table cimport Keyed, slot_item, table_find, table_free, table_init, table_insert, table_remove
@@ -29,8 +31,6 @@ cdef enum:
     # A key's size is 16 bits wide (broker.table); a longer subject or sid is refused. Past max_control_line's
     # default by far.
     MOST_KEY_BYTES = 65000
-    # After so many publishes in a row that repeated nothing, only every 16th line is remembered.
-    MISSES_TO_GIVE_UP = 16
 
 
 cdef class Fence:
@@ -89,32 +89,20 @@ cdef class ClientConnection(Peer):
     cdef Py_ssize_t consume(self, const uint8_t *data, size_t size, Blob *whole) except -1:
         cdef const uint8_t *p = data
         cdef const uint8_t *end = data + size
-        cdef Repeat *repeat = self.repeat
         cdef Publish message
+        cdef uint32_t n
         cdef Py_ssize_t done
         self.active_us = self.out.box.now_us
         while p < end:
-            if repeat != NULL and repeat.line_size and <size_t>(end - p) >= repeat.total \
-                    and same_bytes(p, repeat.line, repeat.line_size) and repeat.epoch == self.sublist.cache_epoch \
-                    and self.sublist.is_current(repeat.entry) \
-                    and p[repeat.total - 2] == c'\r' and p[repeat.total - 1] == c'\n':
-                repeat.misses = 0
-                message.tail = p + repeat.tail_at
-                message.tail_size = repeat.total - repeat.tail_at
-                message.payload = p + repeat.line_size
-                message.reply.at = p + repeat.reply_at
-                message.reply.size = repeat.reply_size
-                message.header_size = repeat.header_size
-                message.size = repeat.size
-                message.blob = NULL
-                p += repeat.total
-                self.deliver(repeat.entry, &message)
+            n = repeat_run(self.repeat, self.sublist, p, end, &message)
+            if likely(n):
+                p += n * message.stride
+                self.deliver(self.repeat.entry, &message)
             else:
                 done = self.operate(p, end - p, whole)
                 if done == 0:
                     break
                 p += done
-                repeat = self.repeat
             if unlikely(self.holds or self.is_closing):
                 break
         return p - data
@@ -127,6 +115,8 @@ cdef class ClientConnection(Peer):
         if self.must_authenticate and data[0] | 0x20 != c'c':
             self.fail(errors.AuthorizationViolation())
             return size
+        if parse_plain_publish(data, size, self.max_line_bytes, &op):
+            return self.publish(data, size, &op, whole)
         kind = parse_op(data, size, self.max_line_bytes, &op)
         if kind == OP_PUB or kind == OP_HPUB:
             return self.publish(data, size, &op, whole)
@@ -187,7 +177,7 @@ cdef class ClientConnection(Peer):
             self.fail(errors.BadArguments())
             return size
         if size < total:
-            if size == total - 1 and data[size - 1] != c'\r':
+            if size == total - 1 and total < BLOB_BYTES and data[size - 1] != c'\r':   # (a big one is looked at whole)
                 self.fail(errors.UnknownProtocolOperation())
                 return size
             self.needs = total
@@ -202,6 +192,8 @@ cdef class ClientConnection(Peer):
         message.header_size = op.header_size
         message.size = op.size
         message.blob = whole
+        message.count = 1
+        message.stride = total
         message.payload = data + op.line_size
         if likely(op.is_canonical and (op.kind == OP_PUB or op.header_size)):
             message.tail = tail
@@ -224,38 +216,20 @@ cdef class ClientConnection(Peer):
         if entry == NULL:
             self.close(CLOSE_READ_ERROR)
             return size
-        if op.is_canonical and not self.is_verbose and not self.is_pedantic and op.line_size <= MOST_REPEAT_BYTES \
-                and message.blob == NULL and (op.kind == OP_PUB or op.header_size):
-            self.remember(data, op, entry, tail)
+        if message.tail == tail and whole == NULL and not (self.is_verbose or self.is_pedantic) \
+                and not (op.reply.size and self.wants_no_responders):   # which must be answered one by one
+            if self.repeat == NULL:
+                self.repeat = <Repeat *>calloc(1, sizeof(Repeat))
+            if self.repeat != NULL:
+                repeat_remember(self.repeat, self.sublist, entry, data, op.line_size, &message)
         self.deliver(entry, &message)
         return total
-
-    cdef void remember(self, const uint8_t *line, Op *op, Entry *entry, const uint8_t *tail) noexcept:
-        cdef Repeat *repeat = self.repeat
-        if repeat == NULL:
-            repeat = self.repeat = <Repeat *>calloc(1, sizeof(Repeat))
-            if repeat == NULL:
-                return
-        repeat.misses += 1
-        if repeat.misses > MISSES_TO_GIVE_UP and repeat.misses & 15:
-            repeat.line_size = 0
-            return
-        copy_bytes(repeat.line, line, op.line_size)
-        repeat.entry = entry
-        repeat.epoch = self.sublist.cache_epoch
-        repeat.line_size = op.line_size
-        repeat.total = op.line_size + op.size + 2
-        repeat.tail_at = tail - line
-        repeat.reply_size = op.reply.size
-        repeat.reply_at = op.reply.at - line if op.reply.size else 0
-        repeat.header_size = op.header_size
-        repeat.size = op.size
 
     cdef int deliver(self, Entry *entry, Publish *message) noexcept:
         cdef Fanout fanout = self.fanout
         cdef uint32_t n = fanout.deliver(self.sublist, entry, message, &self.out, self.echoes)
-        self.in_msgs += 1
-        self.in_bytes += message.size
+        self.in_msgs += message.count
+        self.in_bytes += <uint64_t>message.count * message.size
         self.touched |= fanout.touched
         if unlikely(n == 0) and message.reply.size and self.wants_no_responders and fanout.touched == 0:
             self.tell_no_responders(message)

@@ -1,5 +1,6 @@
 # One published message to everybody who wants it: local subscriptions, queue groups, sibling shards.
 
+cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from broker.outbuf cimport Blob, OutBuf, Outbox
@@ -10,8 +11,11 @@ cdef enum:
     MOST_QUEUES = 64          # queue groups named in one frame to a sibling,
     MOST_NAME_BYTES = 32768   # and all their names together, unless it is one
 
-# A message on its way. All pointers: VALID UNTIL deliver() RETURNS.
+# A message on its way, or a run of messages that differ in their payload only: the next one's bytes begin `stride`
+# bytes further on, pointers are the first one's. All pointers: VALID UNTIL deliver() RETURNS.
 ctypedef struct Publish:
+    uint32_t count            # 1, or more in a run
+    size_t stride
     const uint8_t *tail       # " [reply] [header] size\r\n<header><payload>\r\n"
     size_t tail_size
     const uint8_t *payload    # header block and payload, inside the tail
@@ -21,6 +25,7 @@ ctypedef struct Publish:
     Blob *blob                # what the tail lies in, where it is big; NULL: copy it
 
 
+@cython.final
 cdef class Fanout:
     cdef Outbox *box
     cdef OutBuf *links[MOST_SHARDS]      # to the siblings that are up; NULL: none. Owned by their links
@@ -41,7 +46,7 @@ cdef class Fanout:
     cdef readonly uint64_t link_in_msgs
 
     # A client's message to everybody. origin: the publisher's OutBuf, not echoed to if `echo` is false.
-    # Returns the deliveries here; `touched` has the siblings that got it. The entry may be stale afterwards.
+    # Of a run, all messages at once. Returns the deliveries here; `touched` has the siblings that got it. The entry may be stale afterwards.
     cdef uint32_t deliver(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *origin, bint echo) noexcept
     # A sibling's message to the subscriptions here: plain ones if `plainly`, and one member of each group named.
     # Bit i of the result: queue i (of at most 64) found no member. The entry may be stale afterwards.
@@ -54,11 +59,19 @@ cdef class Fanout:
     cdef Blob *share(self, Publish *publish, uint32_t receivers) noexcept
     # Room for a rebuilt tail; NULL: no memory. Valid until the next call.
     cdef uint8_t *scratch_for(self, size_t size) noexcept
-    cdef bint send_target(self, Entry *entry, Target *target, Publish *publish) noexcept
-    cdef bint send_stripped(self, OutBuf *out, const uint8_t *prefix, size_t prefix_size, Publish *publish) noexcept
-    cdef bint send_plain_link(self, OutBuf *link, Entry *entry, Publish *publish) noexcept
+    # All of a run to one subscription, or to one link; how many were taken.
+    cdef uint32_t send_target(self, Entry *entry, Target *target, Publish *publish) noexcept
+    cdef uint32_t send_run(self, OutBuf *out, const uint8_t *prefix, size_t prefix_size, Publish *publish,
+                           uint32_t count) noexcept
+    cdef uint32_t send_stripped(self, OutBuf *out, const uint8_t *prefix, size_t prefix_size, Publish *publish,
+                                uint32_t count) noexcept
+    cdef uint32_t send_plain_link(self, OutBuf *link, Entry *entry, Publish *publish) noexcept
     cdef bint choose_here(self, Entry *entry, Choice *choice, uint64_t start, Publish *publish, OutBuf *avoided) noexcept
     cdef uint32_t deliver_choices(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided) noexcept
+    cdef uint32_t deliver_to_group(self, Sublist sublist, Entry *entry, Publish *publish) noexcept
+    cdef uint32_t deliver_singly(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided) noexcept
+    cdef uint32_t deliver_doubled(self, Entry *entry, Publish *publish) noexcept
+    cdef void deliver_remote(self, Entry *entry, Publish *publish, uint64_t shards) noexcept
     cdef uint64_t send_choices(self, Entry *entry, Publish *publish, const Token *names, const uint8_t *shards,
                                int n_remote, bint only_queues) noexcept
     cdef void note_finished(self, Sub *sub) noexcept

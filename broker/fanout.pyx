@@ -13,7 +13,7 @@ from broker.outbuf cimport (
     BLOB_BYTES, blob_new, blob_release, out_append, out_append_blob, out_mark_dirty, out_reserve, outbox_new,
     outbox_release)
 from broker.peer cimport Peer
-from broker.word cimport SLACK, copy_bytes, decimal, likely, unlikely
+from broker.word cimport SLACK, copy_run, decimal, likely, unlikely
 
 
 cdef size_t write_tail_head(uint8_t *to, Token reply, bint with_header, uint32_t header_size,
@@ -61,57 +61,76 @@ cdef class Fanout:
             self.scratch_room = size + SLACK
         return self.scratch
 
-    cdef bint send_stripped(self, OutBuf *out, const uint8_t *prefix, size_t prefix_size, Publish *publish) noexcept:
-        """The message without its header block, for a client that does not take headers."""
+    cdef uint32_t send_stripped(self, OutBuf *out, const uint8_t *prefix, size_t prefix_size, Publish *publish,
+                                uint32_t count) noexcept:
+        """The run without its header blocks, for a client that does not take headers."""
         cdef uint32_t size = publish.size - publish.header_size
-        cdef uint8_t *to = out_reserve(out, prefix_size + publish.reply.size + 32 + size + 2)
+        cdef const uint8_t *payload = publish.payload + publish.header_size
+        cdef uint8_t *to
         cdef size_t n
-        if to == NULL:
-            return False
-        memcpy(to, prefix, prefix_size)
-        n = prefix_size
-        n += write_tail_head(to + n, publish.reply, False, 0, size)
-        memcpy(to + n, publish.payload + publish.header_size, size)
-        n += size
-        to[n] = c'\r'
-        to[n + 1] = c'\n'
-        out.pos += n + 2
-        return True
+        cdef uint32_t i
+        for i in range(count):
+            to = out_reserve(out, prefix_size + publish.reply.size + 32 + size + 2)
+            if to == NULL:
+                return i
+            memcpy(to, prefix, prefix_size)
+            n = prefix_size
+            n += write_tail_head(to + n, publish.reply, False, 0, size)
+            memcpy(to + n, payload + i * publish.stride, size)
+            n += size
+            to[n] = c'\r'
+            to[n + 1] = c'\n'
+            out.pos += n + 2
+            out_mark_dirty(out)
+        return count
 
-    cdef inline bint send_target(self, Entry *entry, Target *target, Publish *publish) noexcept:
-        """One delivery; False where it was refused (a peer that is closing or over its limit)."""
+    cdef inline uint32_t send_run(self, OutBuf *out, const uint8_t *prefix, size_t prefix_size, Publish *publish,
+                                  uint32_t count) noexcept:
+        """`count` messages of a run behind a prefix; how many were taken."""
+        cdef size_t size = prefix_size + publish.tail_size
+        cdef const uint8_t *tail = publish.tail
+        cdef uint32_t left = count
+        cdef size_t n
+        if unlikely(publish.blob != NULL):   # never a run
+            if not out_append(out, prefix, prefix_size) \
+                    or not out_append_blob(out, publish.blob, tail, publish.tail_size):
+                return 0
+            return 1
+        while True:
+            if unlikely(out_reserve(out, size) == NULL):
+                return count - left
+            n = 1 if left == 1 else min(<size_t>left, <size_t>(out.limit - out.pos) // size)
+            out.pos = copy_run(out.pos, prefix, prefix_size, tail, publish.tail_size, publish.stride, n)
+            left -= <uint32_t>n
+            if left == 0:
+                break
+            tail += n * publish.stride
+        out_mark_dirty(out)
+        return count
+
+    cdef inline uint32_t send_target(self, Entry *entry, Target *target, Publish *publish) noexcept:
+        """The run to one subscription; fewer where its max is reached, or the peer is closing or over its limit."""
         cdef OutBuf *out = target.out
         cdef const uint8_t *prefix = entry.text + target.prefix_at
         cdef size_t prefix_size = target.prefix_size
-        cdef size_t tail_size = publish.tail_size
+        cdef uint32_t n = publish.count
         cdef Sub *sub = target.sub
-        cdef uint8_t *to
+        if unlikely(sub.max_msgs != 0):
+            if sub.delivered >= sub.max_msgs:
+                return 0
+            n = min(<uint64_t>n, sub.max_msgs - sub.delivered)
         if likely(publish.header_size == 0):   # "MSG …" is "HMSG …" without its first letter
-            prefix += 1
-            prefix_size -= 1
-        elif not out.takes_headers:
-            if not self.send_stripped(out, prefix + 1, prefix_size - 1, publish):
-                return False
-            tail_size = 0
-        if likely(publish.blob == NULL):
-            if likely(tail_size):
-                to = out_reserve(out, prefix_size + tail_size)
-                if unlikely(to == NULL):
-                    return False
-                copy_bytes(to, prefix, prefix_size)
-                copy_bytes(to + prefix_size, publish.tail, tail_size)
-                out.pos = to + prefix_size + tail_size
-        elif tail_size:
-            if not out_append(out, prefix, prefix_size) or \
-                    not out_append_blob(out, publish.blob, publish.tail, tail_size):
-                return False
-        out_mark_dirty(out)
-        out.msgs += 1
-        out.payload_bytes += publish.size
-        sub.delivered += 1
+            n = self.send_run(out, prefix + 1, prefix_size - 1, publish, n)
+        elif out.takes_headers:
+            n = self.send_run(out, prefix, prefix_size, publish, n)
+        else:
+            n = self.send_stripped(out, prefix + 1, prefix_size - 1, publish, n)
+        out.msgs += n
+        out.payload_bytes += <uint64_t>n * publish.size
+        sub.delivered += n
         if unlikely(sub.max_msgs != 0) and sub.delivered >= sub.max_msgs:
             self.note_finished(sub)
-        return True
+        return n
 
     cdef void note_finished(self, Sub *sub) noexcept:
         cdef Sub **finished
@@ -133,32 +152,16 @@ cdef class Fanout:
             (<Peer>self.finished[i].out.peer).on_finished(self.finished[i])
         self.n_finished = 0
 
-    cdef bint send_plain_link(self, OutBuf *link, Entry *entry, Publish *publish) noexcept:
-        """RMSG (or HMSG) <account> <subject> and the tail as it is."""
-        cdef size_t prefix_size = entry.rmsg_size
-        cdef uint8_t *to
-        if publish.blob == NULL:
-            to = out_reserve(link, prefix_size + publish.tail_size)
-            if to == NULL:
-                return False
-            copy_bytes(to, entry.text + entry.rmsg_at, prefix_size)
-            copy_bytes(to + prefix_size, publish.tail, publish.tail_size)
-            link.pos = to + prefix_size + publish.tail_size
-        else:
-            to = out_reserve(link, prefix_size)
-            if to == NULL:
-                return False
-            copy_bytes(to, entry.text + entry.rmsg_at, prefix_size)
-            link.pos = to + prefix_size
-            if not out_append_blob(link, publish.blob, publish.tail, publish.tail_size):
-                return False
-        if publish.header_size:
-            to[0] = c'H'
-        out_mark_dirty(link)
-        link.msgs += 1
-        link.payload_bytes += publish.size
-        self.link_out_msgs += 1
-        return True
+    cdef uint32_t send_plain_link(self, OutBuf *link, Entry *entry, Publish *publish) noexcept:
+        """RMSG (or HMSG) <account> <subject> and the tails as they are."""
+        cdef uint8_t *prefix = entry.text + entry.rmsg_at
+        cdef uint32_t n
+        prefix[0] = c'H' if publish.header_size else c'R'
+        n = self.send_run(link, prefix, entry.rmsg_size, publish, publish.count)
+        link.msgs += n
+        link.payload_bytes += <uint64_t>n * publish.size
+        self.link_out_msgs += n
+        return n
 
     cdef bint send_queued(self, OutBuf *link, const Entry *entry, const Token *queues, int n_queues, Publish *publish,
                           bint only_queues, uint64_t id, uint64_t visited) noexcept:
@@ -216,18 +219,17 @@ cdef class Fanout:
         return False
 
     cdef uint32_t deliver_choices(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided) noexcept:
-        """One member of each queue group, here or at a sibling, and the frames to siblings; how many got it here.
+        """One message to one member of each queue group, here or at a sibling, and to siblings with plain interest.
 
-        Every member is equally likely, wherever it is.
+        Every member is equally likely, wherever it is. Returns how many got it here.
         """
         cdef Token names[MOST_QUEUES]     # the groups that go to the sibling of the same place in `shards`
         cdef uint8_t shards[MOST_QUEUES]
         cdef int n_remote = 0
         cdef size_t name_bytes = 0
         cdef uint32_t n = 0, k, w, shard = 0
-        cdef uint64_t pick, plain = entry.remote
+        cdef uint64_t pick
         cdef Choice *choice
-        cdef OutBuf *link
         for k in range(entry.n_choices):
             choice = &entry.choices[k]
             if choice.n_members == 0:
@@ -260,15 +262,54 @@ cdef class Fanout:
             names[n_remote].size = choice.name.key.size
             shards[n_remote] = <uint8_t>shard
             n_remote += 1
-        plain &= ~self.send_choices(entry, publish, names, shards, n_remote, False)
-        shard = 0
-        while plain:
-            if plain & 1:
-                link = self.links[shard]
-                if link != NULL and self.send_plain_link(link, entry, publish):
-                    self.touched |= <uint64_t>1 << shard
-            plain >>= 1
+        self.deliver_remote(
+            entry, publish, entry.remote & ~self.send_choices(entry, publish, names, shards, n_remote, False))
+        return n
+
+    cdef void deliver_remote(self, Entry *entry, Publish *publish, uint64_t shards) noexcept:
+        """A run to the plain subscriptions of each sibling in a mask."""
+        cdef int shard = 0
+        while shards:
+            if shards & 1 and self.links[shard] != NULL and self.send_plain_link(self.links[shard], entry, publish):
+                self.touched |= <uint64_t>1 << shard
+            shards >>= 1
             shard += 1
+
+    cdef uint32_t deliver_to_group(self, Sublist sublist, Entry *entry, Publish *publish) noexcept:
+        """A run to one queue group with members here only: the usual work queue."""
+        cdef Choice *choice = entry.choices
+        cdef Publish message = publish[0]
+        cdef uint32_t n = 0, i
+        cdef uint64_t pick
+        message.count = 1
+        for i in range(publish.count):
+            pick = ((sublist.random() >> 32) * choice.n_local) >> 32
+            if self.send_target(entry, &entry.targets[choice.first + pick], &message) \
+                    or self.choose_here(entry, choice, pick + 1, &message, NULL):
+                n += 1
+            message.tail += publish.stride
+            message.payload += publish.stride
+        return n
+
+    cdef uint32_t deliver_singly(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided) noexcept:
+        """A run message by message, where it cannot go out as one: a queue group chooses anew for each, and a client
+        with two subscriptions gets the first message on both before the second on either."""
+        cdef Publish message = publish[0]
+        cdef uint32_t n = 0, i, k
+        cdef Target *target
+        message.count = 1
+        for i in range(publish.count):
+            target = entry.targets
+            for k in range(entry.n_plain):
+                if target.out != avoided:
+                    n += self.send_target(entry, target, &message)
+                target += 1
+            if entry.n_choices:
+                n += self.deliver_choices(sublist, entry, &message, avoided)
+            else:
+                self.deliver_remote(entry, &message, entry.remote)
+            message.tail += publish.stride
+            message.payload += publish.stride
         return n
 
     cdef uint64_t send_choices(self, Entry *entry, Publish *publish, const Token *names, const uint8_t *shards,
@@ -316,23 +357,41 @@ cdef class Fanout:
         cdef Target *target = entry.targets
         cdef Blob *blob = self.share(publish, entry.n_plain + (entry.remote != 0))
         self.touched = 0
-        for i in range(entry.n_plain):
-            if target.out != avoided and self.send_target(entry, target, publish):
-                n += 1
-            target += 1
-        if entry.n_choices or entry.remote:
-            n += self.deliver_choices(sublist, entry, publish, avoided)
-        entry.msgs += 1
-        entry.payload_bytes += publish.size
+        if likely(entry.n_choices == 0 and (publish.count == 1 or not entry.is_doubled)):
+            for i in range(entry.n_plain):
+                if target.out != avoided:
+                    n += self.send_target(entry, target, publish)
+                target += 1
+            if entry.remote:
+                self.deliver_remote(entry, publish, entry.remote)
+        elif entry.n_choices == 1 and entry.n_plain == 0 and entry.choices.n_remote == 0 and entry.remote == 0 \
+                and avoided == NULL:
+            n = self.deliver_to_group(sublist, entry, publish)
+        else:
+            n = self.deliver_singly(sublist, entry, publish, avoided)
+        entry.msgs += publish.count
+        entry.payload_bytes += <uint64_t>publish.count * publish.size
         entry.deliveries += n
-        self.in_msgs += 1
-        self.in_bytes += publish.size
+        self.in_msgs += publish.count
+        self.in_bytes += <uint64_t>publish.count * publish.size
         self.out_msgs += n
         self.out_bytes += <uint64_t>n * publish.size
         if unlikely(blob != NULL):
             blob_release(self.box, blob)
         if unlikely(self.n_finished):
             self.finish()
+        return n
+
+    cdef uint32_t deliver_doubled(self, Entry *entry, Publish *publish) noexcept:
+        """A sibling's run to plain subscriptions of which several are one client's: message by message."""
+        cdef Publish message = publish[0]
+        cdef uint32_t n = 0, i, k
+        message.count = 1
+        for i in range(publish.count):
+            for k in range(entry.n_plain):
+                n += self.send_target(entry, &entry.targets[k], &message)
+            message.tail += publish.stride
+            message.payload += publish.stride
         return n
 
     cdef uint64_t deliver_here(self, Entry *entry, Publish *publish, bint plainly,
@@ -346,11 +405,12 @@ cdef class Fanout:
         cdef const uint8_t *tail = publish.tail
         cdef const uint8_t *payload = publish.payload
         cdef Blob *blob = self.share(publish, entry.n_plain)
-        if plainly:
+        if plainly and (publish.count == 1 or not entry.is_doubled):
             for i in range(entry.n_plain):
-                if self.send_target(entry, target, publish):
-                    n += 1
+                n += self.send_target(entry, target, publish)
                 target += 1
+        elif plainly:
+            n = self.deliver_doubled(entry, publish)
         for q in range(n_queues):
             served = False
             for i in range(entry.n_choices):
@@ -365,7 +425,7 @@ cdef class Fanout:
                 orphans |= <uint64_t>1 << q
         self.pick += 1   # the sender chose this shard by its members; among them, in turn
         entry.deliveries += n
-        self.link_in_msgs += 1
+        self.link_in_msgs += publish.count
         self.out_msgs += n
         self.out_bytes += <uint64_t>n * publish.size
         if unlikely(blob != NULL):

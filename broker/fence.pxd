@@ -3,16 +3,19 @@
 # Links are FIFO, so a route PING behind it and its PONG prove it. Per link one PING is in flight and one waits;
 # all the clients that ask meanwhile share the one that waits.
 
+cimport cython
 from libc.stdint cimport uint8_t, uint64_t
 
 from broker.connection cimport ClientConnection, Fence
 from broker.mesh cimport Mesh
 from broker.sublist cimport MOST_SHARDS
 
+@cython.final
 cdef class Waiter:
     cdef ClientConnection client   # None: it is gone
     cdef int links_left            # that have not acknowledged
 
+@cython.final
 cdef class MeshFence(Fence):
     cdef Mesh mesh
     cdef list in_flight            # per shard: Waiters that the PING on its way stands for

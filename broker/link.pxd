@@ -1,5 +1,6 @@
 # One sibling's frames, and what they cause.
 
+cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from broker.fanout cimport Fanout, Publish
@@ -7,26 +8,11 @@ from broker.fence cimport MeshFence
 from broker.mesh cimport Mesh
 from broker.outbuf cimport Blob
 from broker.peer cimport Peer
+from broker.repeat cimport Repeat
 from broker.routewire cimport RouteOp
 from broker.sublist cimport Choice, Entry, Sublist
 
-cdef enum:
-    MOST_REPEAT_BYTES = 192
-
-# The last plain RMSG line and its answer: see connection.pxd.
-ctypedef struct RouteRepeat:
-    Entry *entry
-    uint64_t epoch
-    size_t line_size
-    size_t total
-    size_t tail_at
-    size_t reply_at
-    size_t reply_size
-    uint32_t header_size
-    uint32_t size
-    uint32_t misses
-    uint8_t line[MOST_REPEAT_BYTES + 64]
-
+@cython.final
 cdef class SiblingLink(Peer):
     cdef Mesh mesh
     cdef Fanout fanout
@@ -39,7 +25,7 @@ cdef class SiblingLink(Peer):
     cdef bint heard_ping                 # it asked for an acknowledgement of its whole interest
     cdef bint heard_pong
     cdef Sublist sublist                 # of the account named last
-    cdef RouteRepeat repeat
+    cdef Repeat repeat                   # the last plain RMSG line: see repeat.pxd
     cdef set orphans                     # ids of its queue messages that are on their way to another sibling
     cdef list pings_due                  # per PING of it that waits for some of those: which
     cdef readonly uint64_t in_msgs
@@ -56,6 +42,7 @@ cdef class SiblingLink(Peer):
     cdef int check_synchronised(self) except -1
 
 # Queue messages that found no member where they were sent, on their way to a shard that has one.
+@cython.final
 cdef class Reroutes:
     cdef Mesh mesh
     cdef uint64_t last_id

@@ -11,6 +11,7 @@ from libc.string cimport memcmp, memcpy
 from broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, out_append, out_call, out_init, out_pending, out_release)
 from broker.peer cimport HOLD_STALL
+from broker.repeat cimport repeat_remember, repeat_run
 from broker.routewire cimport (
     ROUTE_CONNECT, ROUTE_INFO, ROUTE_MORE, ROUTE_MSG, ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK,
     ROUTE_QUEUE_MSG, ROUTE_SUB, ROUTE_UNSUB, RouteOpKind, parse_route_op)
@@ -18,7 +19,7 @@ from broker.parser cimport Token
 from broker.subject cimport SUBJECT_BAD, subject_kind
 from broker.sublist cimport QueueName
 from broker.fanout cimport write_tail_head
-from broker.word cimport copy_bytes, hash_bytes, likely, same_bytes, unlikely
+from broker.word cimport hash_bytes, likely, unlikely
 
 
 cdef class SiblingLink(Peer):
@@ -44,27 +45,17 @@ cdef class SiblingLink(Peer):
     cdef Py_ssize_t consume(self, const uint8_t *data, size_t size, Blob *whole) except -1:
         cdef const uint8_t *p = data
         cdef const uint8_t *end = data + size
-        cdef RouteRepeat *repeat = &self.repeat
         cdef Publish message
+        cdef uint32_t n = 0
         cdef Py_ssize_t done
         while p < end:
-            if repeat.line_size and <size_t>(end - p) >= repeat.total \
-                    and same_bytes(p, repeat.line, repeat.line_size) and repeat.epoch == self.sublist.cache_epoch \
-                    and self.sublist.is_current(repeat.entry) \
-                    and p[repeat.total - 2] == c'\r' and p[repeat.total - 1] == c'\n':
-                repeat.misses = 0
-                message.tail = p + repeat.tail_at
-                message.tail_size = repeat.total - repeat.tail_at
-                message.payload = p + repeat.line_size
-                message.reply.at = p + repeat.reply_at
-                message.reply.size = repeat.reply_size
-                message.header_size = repeat.header_size
-                message.size = repeat.size
-                message.blob = NULL
-                p += repeat.total
-                self.in_msgs += 1
-                self.in_bytes += message.size
-                self.fanout.deliver_here(repeat.entry, &message, True, NULL, 0)
+            if self.sublist is not None:
+                n = repeat_run(&self.repeat, self.sublist, p, end, &message)
+            if likely(n):
+                p += n * message.stride
+                self.in_msgs += n
+                self.in_bytes += <uint64_t>n * message.size
+                self.fanout.deliver_here(self.repeat.entry, &message, True, NULL, 0)
             else:
                 done = self.operate(p, end - p, whole)
                 if done == 0:
@@ -122,7 +113,6 @@ cdef class SiblingLink(Peer):
     cdef Py_ssize_t message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1:
         cdef size_t total = op.line_size + op.size + 2
         cdef const uint8_t *tail = op.subject.at + op.subject.size
-        cdef RouteRepeat *repeat = &self.repeat
         cdef Publish message
         cdef Sublist sublist = self.sublist
         cdef Entry *entry
@@ -143,12 +133,14 @@ cdef class SiblingLink(Peer):
                 self.broken("unknown account " + repr(op.account.at[:op.account.size]))
                 return size
             self.sublist = sublist
-            repeat.line_size = 0
+            self.repeat.line_size = 0
         message.reply = op.reply
         message.header_size = op.header_size
         message.size = op.size
         message.payload = data + op.line_size
         message.blob = whole
+        message.count = 1
+        message.stride = total
         if likely(op.is_plain):
             message.tail = tail
             message.tail_size = total - (tail - data)
@@ -168,21 +160,8 @@ cdef class SiblingLink(Peer):
         if entry == NULL:
             self.broken("no memory for a match")
             return size
-        if op.is_plain and op.line_size <= MOST_REPEAT_BYTES and whole == NULL:
-            repeat.misses += 1
-            if repeat.misses <= 16 or not repeat.misses & 15:
-                copy_bytes(repeat.line, data, op.line_size)
-                repeat.entry = entry
-                repeat.epoch = sublist.cache_epoch
-                repeat.line_size = op.line_size
-                repeat.total = total
-                repeat.tail_at = tail - data
-                repeat.reply_size = op.reply.size
-                repeat.reply_at = op.reply.at - data if op.reply.size else 0
-                repeat.header_size = op.header_size
-                repeat.size = op.size
-            else:
-                repeat.line_size = 0
+        if op.is_plain and whole == NULL:
+            repeat_remember(&self.repeat, sublist, entry, data, op.line_size, &message)
         self.in_msgs += 1
         self.in_bytes += op.size
         orphans = self.fanout.deliver_here(entry, &message, op.kind == ROUTE_MSG, op.queues, op.n_queues)

@@ -1,5 +1,6 @@
 # This shard's siblings: who is linked, and what all of them are told.
 
+cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from broker.fanout cimport Fanout
@@ -11,6 +12,7 @@ cdef enum:
     # that flood each other hold twice this much; a fence waits behind at most this much.
     LINK_STALL_BYTES = 4194304
 
+@cython.final
 cdef class Mesh(InterestSink):
     cdef readonly Fanout fanout
     cdef readonly int shard                  # our own number

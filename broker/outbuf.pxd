@@ -89,6 +89,7 @@ ctypedef struct OutBuf:
     void *owner              # of the socket: borrowed, set and cleared by it
     void *peer               # the Peer this belongs to: borrowed, for as long as it lives
     size_t stall_mark        # pending bytes past which whoever feeds this peer is to wait
+    uint64_t match           # scratch of a match being built (sublist): the last one this peer was in
     uint8_t is_dirty
     uint8_t is_blocked       # the kernel takes no more: waits for writability
     uint8_t is_bulk          # filled more than a small chunk in its last flush

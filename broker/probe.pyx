@@ -294,6 +294,7 @@ cdef class Probe:
         message.reply.size = len(reply)
         message.header_size = header_size
         message.size = len(payload)
+        message.count = 1
         message.tail = to
         message.tail_size = write_tail_head(to, message.reply, header_size != 0, header_size, len(payload))
         message.payload = to + message.tail_size

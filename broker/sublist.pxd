@@ -6,6 +6,7 @@
 # Ownership: the Sublist owns nodes, groups, queue names and entries; a Sub is owned by it too, but its client holds the
 # pointer until it calls remove(). A Sub points at its client's OutBuf: the client removes its subs before it goes.
 
+cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from broker.outbuf cimport OutBuf
@@ -25,7 +26,7 @@ cdef enum:
     SECOND_TOKEN_SLOTS = 4096
     CACHE_WAYS = 4
     # The cache is bounded twice: this many sets of CACHE_WAYS entries, and this many bytes of entries.
-    MOST_CACHE_SETS = 65536
+    MOST_CACHE_SETS = 131072
     MOST_CACHE_BYTES = 67108864
 
 cdef extern from *:
@@ -104,6 +105,7 @@ ctypedef struct Entry:
     uint32_t subject_at
     uint32_t rmsg_at         # text[rmsg_at:][:rmsg_size] is "RMSG <account> <subject>"
     uint32_t rmsg_size
+    bint is_doubled          # some client has more than one plain subscription among the targets
     uint64_t remote          # siblings with plain interest
     Target *targets          # the plain ones first
     Choice *choices
@@ -122,6 +124,7 @@ cdef class InterestSink:
                                 const uint8_t *queue, size_t queue_size, uint32_t members) noexcept
 
 
+@cython.final
 cdef class Sublist:
     cdef readonly bytes account
     cdef InterestSink sink

@@ -704,6 +704,9 @@ cdef class Sublist:
             sub = node.subs
             while sub != NULL:
                 at = fill_target(entry, first, sub, at)
+                if sub.out.match == self.match:
+                    entry.is_doubled = True
+                sub.out.match = self.match
                 first += 1
                 sub = sub.next
             group = node.groups
@@ -759,12 +762,15 @@ cdef class Sublist:
         return True
 
     cdef bint store(self, Entry *entry) noexcept:
-        """Puts a new entry in: instead of a stale one for its subject, in a free way, or instead of any other."""
+        """Puts a new entry in: instead of a stale one for its subject, in a free way, or instead of any other.
+
+        A quarter full is wide enough: at half, one set in twenty has more subjects than ways, and those thrash.
+        """
         cdef uint64_t *ways
         cdef uint64_t *way = NULL
         cdef Entry *other
         cdef size_t i, n
-        if self.cache_count > (self.cache_mask + 1) * (CACHE_WAYS // 2) and self.cache_mask + 1 < MOST_CACHE_SETS:
+        if self.cache_count > self.cache_mask and self.cache_mask + 1 < MOST_CACHE_SETS:
             self.widen_cache()
         ways = self.cache + <size_t>(entry.hash & self.cache_mask) * CACHE_WAYS
         for i in range(CACHE_WAYS):

@@ -63,6 +63,28 @@ static inline void gn_copy(uint8_t *to, const uint8_t *from, size_t n) {
     for (size_t i = 0; i < n; i += 32) memcpy(to + i, from + i, 32);
 }
 
+/* A run of `count` messages: each time the same prefix, then tail_size bytes from `tail`, which steps on by
+ * `stride`. Returns where the next byte goes. Copies in blocks as gn_copy does; the sizes are looked at once. */
+static inline uint8_t *gn_copy_run(uint8_t *to, const uint8_t *prefix, size_t prefix_size, const uint8_t *tail,
+                                   size_t tail_size, size_t stride, size_t count) {
+    if (GN_LIKELY(prefix_size <= 32 && tail_size <= 32)) {
+        for (; count; count--, tail += stride) {
+            memcpy(to, prefix, 32);
+            to += prefix_size;
+            memcpy(to, tail, 32);
+            to += tail_size;
+        }
+    } else {
+        for (; count; count--, tail += stride) {
+            gn_copy(to, prefix, prefix_size);
+            to += prefix_size;
+            gn_copy(to, tail, tail_size);
+            to += tail_size;
+        }
+    }
+    return to;
+}
+
 static inline uint64_t gn_fold(uint64_t a, uint64_t b) {
     __uint128_t m = (__uint128_t)a * b;
     return (uint64_t)m ^ (uint64_t)(m >> 64);

@@ -11,5 +11,6 @@ cdef extern from "word.h" nogil:
     const uint8_t *token_end "gn_token_end"(const uint8_t *, const uint8_t *)
     bint same_bytes "gn_same"(const uint8_t *, const uint8_t *, size_t)
     void copy_bytes "gn_copy"(uint8_t *, const uint8_t *, size_t)
+    uint8_t *copy_run "gn_copy_run"(uint8_t *, const uint8_t *, size_t, const uint8_t *, size_t, size_t, size_t)
     uint64_t hash_bytes "gn_hash"(const uint8_t *, size_t, uint64_t)
     unsigned decimal "gn_decimal"(uint8_t *, uint64_t)

@@ -86,6 +86,10 @@ def _test(line: CommandLine, program: str) -> int:
 
 
 def _serve(line: CommandLine, program: str) -> int:
+    # What shards are forked from imports while we read the configuration.
+    from router.zygote import prepare
+
+    prepare()
     from broker.conf_tree import ConfigError
     from router.options_build import build
 

@@ -131,13 +131,16 @@ class Clients:
         self._page = page
         self.info = info
         self.authenticator = Authenticator(options)
-        self.accepted = 0  # connections taken in so far
+        # Connections taken in so far, refused ones included; a restarted shard goes on from its predecessor's count.
+        self.accepted = page.snapshot(shard)["accepted_sockets"]
         self.open: dict[int, ClientSession] = {}
         self.closed = Closed()
 
     def on_accept(self, fd: int, host: str, port: int) -> None:
         """Takes over a new connection."""
         self.accepted += 1
+        self._page.store(self._shard, "accepted_sockets", self.accepted)
+        self._page.store(self._shard, "total_connections", self.accepted)
         admitted = self._page.try_add_connection(self._shard, self._limits.max_connections)
         cid = self._page.next_client_id()
         info = self.info.line(cid, host)

@@ -39,7 +39,7 @@ class Closed:
         row.reason = session.reason.text
         if row.subscriptions:
             found, _next = census.subscriptions(session.connection, 0, SUBSCRIPTION_SLOTS)
-            row.subs = [SubscriptionRow(*one, row.cid) for one in found]
+            row.subs = tuple(SubscriptionRow(*one, row.cid) for one in found)
         self.latest.append(row)
         if session.reason in SLOW:
             self.slow.append(row)

@@ -6,6 +6,7 @@
 #
 # A Source is in the set by address. BORROWED BY THE KERNEL: it lives until it was taken out (`sources` keeps it).
 
+cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from broker.fanout cimport Fanout
@@ -27,6 +28,7 @@ cdef class Source:
     cdef int at                  # index in reactor.sources; -1: not there
     cdef int on_event(self, uint32_t events) except -1
 
+@cython.final
 cdef class Socket(Source):
     cdef Peer peer
     cdef readonly object owner   # Python: on_closed(reason), once
@@ -48,17 +50,21 @@ cdef class Socket(Source):
     cdef int end(self) except -1
     cdef int close(self) except -1
 
+@cython.final
 cdef class Listener(Source):
     cdef object on_accept
     cdef object on_error
     cdef int set_events(self, uint32_t events) except -1
 
+@cython.final
 cdef class Tick(Source):
     pass
 
+@cython.final
 cdef class PatientSet(Source):
     pass
 
+@cython.final
 cdef class Reactor:
     cdef readonly Fanout fanout
     cdef Outbox *box

@@ -12,8 +12,12 @@ from collections.abc import Callable
 import msgspec
 
 
-class Row(msgspec.Struct, array_like=True):
-    """Base of everything on the way."""
+class Row(msgspec.Struct, array_like=True, gc=False):
+    """Base of everything on the way.
+
+    Nothing in it refers back, so the garbage collector need not know of it: ten thousand rows would make it look through
+    all there is, which takes longer than a page may hold the loop.
+    """
 
 
 class SubscriptionRow(Row):
@@ -48,7 +52,7 @@ class ConnectionRow(Row):
     lang: str
     version: str
     user: str
-    subs: list[SubscriptionRow] = []
+    subs: tuple[SubscriptionRow, ...] = ()
 
 
 class SubjectRow(Row):

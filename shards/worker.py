@@ -7,8 +7,6 @@ means that the router is gone: the shard goes at once, whatever its clients are 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -30,6 +28,7 @@ from shards.clients import Clients
 from shards.departure import QUIET_S, Departure
 from shards.links import LINK_VERSION, Hello, Links
 from shards.page import Page
+from shards.parentage import die_with_parent
 from shards.reactor import Reactor
 from shards.snapshots import Snapshots
 
@@ -48,7 +47,6 @@ LAG_FADES = 0.9
 ACCEPT_AGAIN_S = 1.0
 # Between Drained and the exit: what links still hold goes out.
 LAST_WORDS_S = 0.1
-PR_SET_PDEATHSIG = 1
 
 
 def run(control_fd: int) -> int:
@@ -167,7 +165,6 @@ class Shard:
             links=self._links,
         )
         # What was made up to here stays for good: the collector need not look at it again.
-        gc.collect()
         gc.freeze()
         self._channel.send(control.Linked(path))
 
@@ -281,7 +278,6 @@ def _die_with(router_pid: int) -> None:
     """Asks the kernel to kill us when the router dies; exits if it has died already."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent(signal.SIGKILL)
     if os.getppid() != router_pid:
         os._exit(1)
