@@ -6,6 +6,7 @@ broker, print) and imports only what that job needs: `-v` and `-h` cost little m
 
 from __future__ import annotations
 
+import os
 import sys
 
 from router.flags import BadCommandLine, CommandLine, parse
@@ -46,6 +47,9 @@ def _run(line: CommandLine, program: str) -> int:
         return 0
     if command in ("scale", "status"):
         return _operate(line, program)
+    if command == "bench":
+        # A program of its own: a load generator shares nothing with the broker.
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "loadtest.bench", *line.words[1:]])
     if command:
         raise BadCommandLine(f'unrecognized command: "{line.words[0]}"')
     return _test(line, program) if line.asks("t") else _serve(line, program)

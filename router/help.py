@@ -49,6 +49,7 @@ A running broker:
     {program} scale <n>              add or remove shards while clients talk
     {program} status                 how the shards are; --json for programs
                                        both: -p <port> or -P <pid> say which broker, when several run
+    {program} bench                  measure a broker, or compare several; {program} bench -h says how
 
     -h, --help                       this text
     -v, --version                    the version

@@ -1,0 +1,350 @@
+"""`gnatswarm bench`: how fast a NATS server is, and how it stands beside others.
+
+The command line of the generator: words in, tables and files out. Exit code 0: measured; 1: it could not be, or
+messages were lost or came twice; 2: the command line is wrong. What goes wrong is one line on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from loadtest import compare, machine, report
+from loadtest.credentials import BadCredentials, Credentials, parse_url
+from loadtest.errors import NatsError
+from loadtest.measure import Progress, Result, Target, find_pids, measure
+from loadtest.plan import BadPlan, Scenario, read_scenarios
+from loadtest.servers import ServerSpec, default_specs
+
+SCENARIOS = Path(__file__).with_name("scenarios.toml")
+DEFAULT_URL = "nats://127.0.0.1:4222"
+
+# What each kind of work is when nothing more is said.
+WORK: dict[str, tuple[Scenario, str]] = {
+    "pub": (Scenario("pub", subscribers=0, seconds=3), "publish; nobody subscribes"),
+    "sub": (Scenario("sub", publishers=0, seconds=10), "count what others publish (same --subject and --size there)"),
+    "pubsub": (Scenario("pubsub", seconds=3), "publish to subscribers who each get everything (-P 4 -S 10: 4 to 10)"),
+    "pairs": (Scenario("pairs", publishers=4, subscribers=4, groups=4, seconds=3), "a subscriber for each publisher"),
+    "queue": (Scenario("queue", subscribers=4, is_queue=True, seconds=3), "publish to a queue group"),
+    "request": (
+        Scenario("request", kind="request", seconds=3),
+        "requests and their answers, one at a time each",
+    ),
+    "latency": (Scenario("latency", kind="latency", rate_per_s=10_000, seconds=3), "latency at a fixed --rate"),
+    "connect": (Scenario("connect", kind="connections", connections=1_000), "connections per second, and their memory"),
+    "idle": (
+        Scenario("idle", kind="connections", connections=1_000, subscriptions=1),
+        "memory of idle connections with a subscription each",
+    ),
+    "subscriptions": (
+        Scenario("subscriptions", kind="subscriptions", subscriptions=100_000),
+        "memory of subscriptions on one connection",
+    ),
+    "churn": (
+        Scenario("churn", kind="churn", rate_per_s=20_000, seconds=3),
+        "SUB+UNSUB pairs per second beside a publisher at --rate",
+    ),
+}
+
+EXAMPLES = """\
+examples:
+  gnatswarm bench pubsub                          one publisher, one subscriber, on port 4222 of this machine
+  gnatswarm bench pubsub -P 4 -S 10 --size 1k     4 publishers to 10 subscribers, 1 KiB
+  gnatswarm bench latency --rate 50000            percentiles at 50,000 messages a second
+  gnatswarm bench --scenario '1:1.*'              from the comparison's scenarios (--list shows them)
+  gnatswarm bench --compare                       ours with 1, 2, 4 shards and nats-server, every scenario, a report
+  gnatswarm bench --compare --server 'a=nats-server -a 127.0.0.1 -p {port}' --server b=nats://127.0.0.1:4222
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(f"{self.prog}: {message}\n")
+        raise SystemExit(2)
+
+
+def size_bytes(text: str) -> int:
+    """`16`, `4k`, `1M`: bytes."""
+    match = re.fullmatch(r"(\d+)\s*([kKmM]?)i?[bB]?", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size (write 16, 4k or 1M)")
+    return int(match[1]) * {"": 1, "k": 1024, "m": 1024**2}[match[2].lower()]
+
+
+def count(text: str) -> int:
+    """`1000000`, `1_000_000`, `5k`, `1M`: how many."""
+    match = re.fullmatch(r"([\d_,]+)([kKmM]?)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number")
+    return int(match[1].replace(",", "").replace("_", "")) * {"": 1, "k": 1000, "m": 1_000_000}[match[2].lower()]
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The command line."""
+    kinds = "\n".join(f"  {name:14} {text}" for name, (_, text) in WORK.items())
+    parser = _Parser(
+        "gnatswarm bench",
+        description=f"Measure a NATS server.\n\nwhat:\n{kinds}",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("what", nargs="?", metavar="what", help="the kind of work (above)")
+    which = parser.add_argument_group("the server")
+    add = which.add_argument
+    add("-s", "--server", action="append", metavar="URL", help=f"default {DEFAULT_URL}; with --compare LABEL=…")
+    add("--creds", metavar="FILE", help="a .creds file or an nkey seed to log in with")
+    add("--server-pid", type=int, metavar="PID", help="whose CPU and memory count (default: who listens on the port)")
+    work = parser.add_argument_group("the work")
+    add = work.add_argument
+    add("-P", "--publishers", type=count, metavar="N", help="publishers or requesters")
+    add("-S", "--subscribers", type=count, metavar="N", help="subscribers or responders")
+    add("-n", "--messages", type=count, metavar="N", help="per publisher, instead of --seconds")
+    add("-t", "--seconds", type=float, metavar="S", help="how long; with --messages how long at most")
+    add("--size", type=size_bytes, metavar="BYTES", help="of a payload (default 16)")
+    add("--rate", type=float, metavar="N", help="messages a second, all publishers together (latency, churn)")
+    add("--subjects", type=count, metavar="N", help="rotate through so many subjects, subscribers use a wildcard")
+    add("--subject", metavar="NAME", help="default foo")
+    add("--write", type=size_bytes, metavar="BYTES", help="of one write (default 64k; 1: each message by itself)")
+    add("--window", type=size_bytes, metavar="BYTES", help="unread bytes ahead of the slowest subscriber (default 4M)")
+    add("--connections", type=count, metavar="N", help="connect, idle: how many")
+    add("--subscriptions", type=count, metavar="N", help="subscriptions: how many")
+    add("--place", choices=("any", "same", "different"), help="shards of publishers and subscribers (gnatswarm)")
+    how = parser.add_argument_group("how")
+    add = how.add_argument
+    add("--processes", type=int, default=1, metavar="N", help="that generate (default 1; more when they are saturated)")
+    add("--repeat", type=int, metavar="N", help="runs of each (default 1; with --compare 3)")
+    add("--congestion", default="", metavar="NAME", help="TCP congestion control of our sockets: cubic, reno, bbr …")
+    add("--scenario", action="append", metavar="REGEX", help="ready-made work by name, instead of `what`")
+    add("--scenarios", type=Path, default=SCENARIOS, metavar="FILE", help="where they are (default: those shipped)")
+    add("--scale", type=float, default=1.0, metavar="X", help="so many times the scenarios' messages and connections")
+    add("--list", action="store_true", help="show the scenarios, and end")
+    add("--compare", action="store_true", help="run the scenarios on several servers in turn, and write a report")
+    add("--reference", default="", metavar="LABEL", help="the server that ratios are to (default nats-server)")
+    out = parser.add_argument_group("output")
+    add = out.add_argument
+    add("--json", metavar="FILE", help="all numbers; - for standard output")
+    add("--csv", metavar="FILE", help="a row for each run; - for standard output")
+    add("--out", type=Path, metavar="DIR", help="of a comparison (default loadtest/results/<date>)")
+    add("-q", "--quiet", action="store_true", help="no progress, no table")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run with these arguments; the exit code."""
+    parser = arguments()
+    options = parser.parse_args(argv)
+    try:
+        return _run(options, parser)
+    except (NatsError, BadPlan, BadCredentials, ValueError) as error:
+        lines = [f"gnatswarm bench: {line}" for line in (str(error) or type(error).__name__).splitlines()]
+        print("\n".join(lines), file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1
+    except BrokenPipeError:  # whoever read our output has gone
+        sys.stdout = None
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"gnatswarm bench: {where}{(error.strerror or str(error)).lower()}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("gnatswarm bench: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if options.list:
+        for scenario in read_scenarios(options.scenarios):
+            print(f"{scenario.name:22} {scenario.title}")
+        return 0
+    scenarios = _scenarios(options)
+    if not 1 <= options.processes <= 64 or not 1 <= (options.repeat or 1) <= 1000 or not 0 < options.scale <= 1000:
+        raise ValueError("--processes: 1 to 64; --repeat: 1 to 1000; --scale: more than 0")
+    if options.compare:
+        return _compare(options, scenarios)
+    if not options.what and not options.scenario:
+        parser.print_help()
+        return 2
+    return _measure(options, scenarios)
+
+
+def _scenarios(options: argparse.Namespace) -> list[Scenario]:
+    given = {
+        "publishers": options.publishers,
+        "subscribers": options.subscribers,
+        "messages": options.messages,
+        "seconds": options.seconds,
+        "payload_bytes": options.size,
+        "rate_per_s": options.rate,
+        "subjects": options.subjects,
+        "subject": options.subject,
+        "write_bytes": options.write,
+        "window_bytes": options.window,
+        "connections": options.connections,
+        "subscriptions": options.subscriptions,
+        "place": options.place,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    if options.what is not None:
+        if options.scenario or options.compare:
+            raise ValueError(f"{options.what}: name a kind of work, or --scenario and --compare, not both")
+        if options.what not in WORK:
+            raise ValueError(f"{options.what}: no kind of work (there are {', '.join(WORK)})")
+        scenario = WORK[options.what][0]
+        if options.what == "pairs":
+            pairs = changes.get("publishers") or changes.get("subscribers") or scenario.groups
+            changes |= {"publishers": pairs, "subscribers": pairs, "groups": pairs}
+        if options.messages is not None and options.seconds is None:
+            changes["seconds"] = Scenario.seconds * 3
+        return [replace(scenario, **changes).checked()]
+    found = read_scenarios(options.scenarios)
+    if options.scenario:
+        try:
+            wanted = [re.compile(pattern) for pattern in options.scenario]
+        except re.error as error:
+            raise ValueError(f"--scenario: {error}") from None
+        found = [one for one in found if any(pattern.fullmatch(one.name) for pattern in wanted)]
+        if not found:
+            raise ValueError(f"--scenario: nothing is called {' or '.join(options.scenario)} (--list shows the names)")
+    return [replace(one.scaled(options.scale), **changes).checked() for one in found]
+
+
+# -------------------------------------------------------------------------------------------------------- one server
+
+
+def _measure(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
+    servers = options.server or [DEFAULT_URL]
+    if len(servers) > 1:
+        raise ValueError("--server: several servers are for --compare")
+    address, credentials = parse_url(servers[0])
+    if options.creds:
+        credentials = Credentials.from_file(options.creds)
+    pids = (options.server_pid,) if options.server_pid else find_pids(address)
+    target = Target(str(address), address, credentials, pids, options.congestion)
+    results: list[Result] = []
+    is_quiet = options.quiet or "-" in (options.json, options.csv)
+    for scenario in scenarios:
+        for _ in range(options.repeat or 1):
+            result = measure(scenario, target, options.processes, _progress(scenario.name, is_quiet))
+            results.append(result)
+            if not is_quiet:
+                if len(results) == 1:
+                    print(HEAD)
+                print(row(result), *(f"  {note}" for note in result.notes), sep="\n", flush=True)
+    _write(options.json, lambda: report.json_text(results, machine.describe()))
+    _write(options.csv, lambda: report.csv_text(results))
+    return 0 if all(result.is_ok for result in results) else 1
+
+
+HEAD = f"{'work':18} {'units':>13} {'s':>7} {'rate':>15} {'CPU µs/unit':>11} {'p50 µs':>8} {'p99 µs':>9} {'memory':>9}"
+
+
+def row(result: Result) -> str:
+    """A result as a line of the table."""
+    cpu = "–" if result.cpu_us is None else f"{result.cpu_us:.4f}"
+    p50, p99 = (f"{result.latency_us[name]:,.1f}" if result.latency_us else "" for name in ("p50", "p99"))
+    memory = report.shown(result.memory_bytes, "memory") if result.memory_bytes is not None else ""
+    rate = f"{result.rate_per_s:,.0f}/s"
+    is_wrong = "" if result.is_ok else f"   WRONG: {result.expected_units:,} expected, {result.surplus:,} surplus"
+    return (
+        f"{result.scenario:18} {result.units:13,} {result.seconds:7.3f} {rate:>15} {cpu:>11} {p50:>8} {p99:>9}"
+        f" {memory:>9}{is_wrong}"
+    )
+
+
+def _write(where: str | None, text: Callable[[], str]) -> None:
+    if where == "-":
+        print(text(), end="")
+    elif where:
+        Path(where).write_text(text(), encoding="utf-8")
+
+
+def _progress(label: str, is_quiet: bool) -> Progress | None:
+    """A bar on standard error while a run lasts; None where nobody would see it."""
+    if is_quiet or not sys.stderr.isatty():
+        return None
+
+    def show(units: int, whole: int) -> None:
+        width = max(10, min(40, shutil.get_terminal_size().columns - 50))
+        filled = min(width, units * width // whole) if whole else 0
+        bar = f"[{'█' * filled}{'·' * (width - filled)}] " if whole else ""
+        sys.stderr.write(f"\r{label[:20]:20} {bar}{units:,}\x1b[K\r")
+        sys.stderr.flush()
+
+    return show
+
+
+# ----------------------------------------------------------------------------------------------------------- comparison
+
+
+def _compare(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
+    specs = [ServerSpec.parse(text) for text in options.server] if options.server else default_specs()
+    labels = [spec.label for spec in specs]
+    if len(specs) < 2 or len(set(labels)) < len(labels):
+        raise ValueError("--compare needs two servers or more, each with a name of its own")
+    if options.reference and options.reference not in labels:
+        raise ValueError(f"--reference: no server is called {options.reference} (there are {', '.join(labels)})")
+    is_quiet = options.quiet or "-" in (options.json, options.csv)
+    if not is_quiet:
+        print(f"{'server':14} {HEAD}")
+
+    def on_result(result: Result) -> None:
+        if not is_quiet:
+            print(f"{result.server[:14]:14} {row(result)}", flush=True)
+
+    described = machine.describe()
+    comparison = compare.compare(
+        specs,
+        scenarios,
+        options.repeat or 3,
+        options.reference,
+        options.congestion,
+        options.processes,
+        on_result,
+        _progress("", is_quiet),
+    )
+    if not comparison.results:
+        raise NatsError(next(iter(comparison.skipped.values()), "nothing was measured"))
+    congestion = options.congestion or str(described.get("congestion_control", "the system's"))
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    folder = options.out or Path("loadtest") / "results" / date
+    written = report.write(comparison, folder, described, congestion, date)
+    _write(options.json, lambda: report.json_text(comparison.results, described, comparison, date))
+    _write(options.csv, lambda: report.csv_text(comparison.results))
+    if not is_quiet:
+        _print_ratios(comparison)
+        print(f"\nwritten: {', '.join(os.fspath(path) for path in written)}")
+        if not any(path.suffix == ".svg" for path in written):
+            print("no plots: matplotlib is not installed (pip install 'gnatswarm[loadtest]')")
+    return 0 if all(result.is_ok for result in comparison.results) else 1
+
+
+def _print_ratios(comparison: compare.Comparison) -> None:
+    print(f"\nbetter than {comparison.reference} by (medians of {comparison.rounds}):")
+    for scenario in comparison.scenarios:
+        for label in comparison.others:
+            ratios = []
+            for index, figure in enumerate(scenario.figures):
+                ratio = comparison.ratio(scenario.name, label, figure)
+                if ratio is None:
+                    continue
+                must, aim = report.wanted(scenario, index)
+                of = f" (must {must:g}, aim {aim:g})" if must and aim and label == comparison.judged(scenario) else ""
+                ratios.append(f"{figure} ×{ratio:.2f}{of}")
+            if ratios:
+                print(f"  {scenario.name:22} {label:14} {'   '.join(ratios)}")
+    for (scenario_name, label), why in comparison.skipped.items():
+        print(f"  {scenario_name:22} {label:14} not run: {why}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,131 @@
+"""The same work on several servers in turn, A B A B, and what came of it as ratios.
+
+Taking turns spreads the noise of a shared machine over all; medians of a few rounds drop the worst of it. Scenarios
+about memory get a fresh server each time: a server that has grown once shows nothing when it grows again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from loadtest.errors import NatsError
+from loadtest.measure import Progress, Result, measure
+from loadtest.plan import Scenario
+from loadtest.servers import Server, ServerSpec
+
+MEMORY_KINDS = ("connections", "subscriptions")
+# Of these less is better.
+LESS_IS_BETTER = ("cpu", "memory", "p50", "p99", "p99.9")
+
+
+def figure_of(result: Result, figure: str) -> float | None:
+    """One number of a result; None when it has no such."""
+    if figure == "cpu":
+        return result.cpu_us
+    if figure == "rate":
+        return result.rate_per_s
+    if figure == "memory":
+        return result.memory_bytes
+    return result.latency_us.get(figure)
+
+
+@dataclass
+class Comparison:
+    """Every run, in the order made, and why others were not."""
+
+    specs: list[ServerSpec]
+    scenarios: list[Scenario]
+    reference: str  # the label of the server that ratios are to
+    rounds: int
+    results: list[Result] = field(default_factory=list)
+    skipped: dict[tuple[str, str], str] = field(default_factory=dict)  # (scenario, label) → why
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def of(self, scenario: str, label: str) -> list[Result]:
+        """The rounds of one scenario on one server."""
+        return [result for result in self.results if (result.scenario, result.server) == (scenario, label)]
+
+    def median(self, scenario: str, label: str, figure: str) -> float | None:
+        """None when it was not measured."""
+        found = [value for result in self.of(scenario, label) if (value := figure_of(result, figure)) is not None]
+        return statistics.median(found) if found else None
+
+    def ratio(self, scenario: str, label: str, figure: str) -> float | None:
+        """By how many times this server is better than the reference; None where one of them has no such figure."""
+        ours, theirs = self.median(scenario, label, figure), self.median(scenario, self.reference, figure)
+        if not ours or not theirs:
+            return None
+        return theirs / ours if figure in LESS_IS_BETTER else ours / theirs
+
+    @property
+    def others(self) -> list[str]:
+        """Labels of the servers that are not the reference."""
+        return [spec.label for spec in self.specs if spec.label != self.reference]
+
+    def judged(self, scenario: Scenario) -> str | None:
+        """The server that a row's must and aim speak of: the first that could run it."""
+        return next((label for label in self.others if self.of(scenario.name, label)), None)
+
+
+def compare(
+    specs: Sequence[ServerSpec],
+    scenarios: Sequence[Scenario],
+    rounds: int = 3,
+    reference: str = "",
+    congestion_control: str = "",
+    generator_processes: int = 1,
+    on_result: Callable[[Result], None] | None = None,
+    on_progress: Progress | None = None,
+) -> Comparison:
+    """Run every scenario `rounds` times on every server. NatsError when a server cannot be started.
+
+    A run that fails is left out with its reason; the others go on.
+    """
+    labels = [spec.label for spec in specs]
+    comparison = Comparison(
+        list(specs),
+        list(scenarios),
+        reference or _default_reference(labels),
+        rounds,
+        versions=dict.fromkeys(labels, ""),
+    )
+    with contextlib.ExitStack() as stack:
+        servers = {spec.label: stack.enter_context(Server(spec)).start() for spec in specs}
+        for label, server in servers.items():
+            comparison.versions[label] = server.version
+        for scenario in scenarios:
+            for _ in range(rounds):
+                for spec in specs:
+                    why = _unfit(scenario, servers[spec.label])
+                    if why:
+                        comparison.skipped[scenario.name, spec.label] = why
+                        continue
+                    if (scenario.name, spec.label) in comparison.skipped:
+                        continue
+                    try:
+                        if scenario.kind in MEMORY_KINDS and spec.command:
+                            with Server(spec).start() as fresh:
+                                result = measure(scenario, fresh.target(congestion_control), 1, on_progress)
+                        else:
+                            target = servers[spec.label].target(congestion_control)
+                            result = measure(scenario, target, generator_processes, on_progress)
+                    except NatsError as error:
+                        comparison.skipped[scenario.name, spec.label] = str(error)
+                        continue
+                    comparison.results.append(result)
+                    if on_result:
+                        on_result(result)
+    return comparison
+
+
+def _default_reference(labels: Sequence[str]) -> str:
+    return "nats-server" if "nats-server" in labels else labels[0]
+
+
+def _unfit(scenario: Scenario, server: Server) -> str:
+    if scenario.place == "different" and server.shards == 1:
+        return "it has one shard"
+    return ""

@@ -1,0 +1,250 @@
+"""A comparison as files: a page in Markdown, all numbers as JSON and CSV, plots.
+
+`loadtest/results/<date>/README.md` is what people read; the numbers behind it are beside it. Plots need matplotlib, and
+are left out with a word where it is missing.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtest.compare import Comparison
+from loadtest.measure import Result
+from loadtest.plan import Scenario
+
+UNIT_OF = {"cpu": "µs", "rate": "/s", "memory": "B", "p50": "µs", "p99": "µs", "p99.9": "µs"}
+TITLE_OF = {"cpu": "CPU", "rate": "rate", "memory": "memory"}
+
+METHOD = """\
+Each scenario runs on every server in turn, {rounds} rounds (A B A B …), with the same compiled generator in processes
+of its own; shown are medians. **CPU** is the on-CPU time of all threads of a server's process tree
+(`/proc/PID/task/*/schedstat`, nanoseconds) from the first message to the last, divided by deliveries. **Rate** is
+deliveries (answers, connections, pairs) per second of wall time; on a machine whose cores generator and server share it
+says as much about the machine as about the server, so read the CPU column first. Publishers stay at most {window} of
+unread bytes ahead of the slowest subscriber, so that no server has a reason to drop; every delivery is compared with
+what it must look like and counted, and a PING at the end finds those that nobody should have got. **Memory** is what
+the resident memory of a freshly started process tree has grown by, 1.5 s after the last connection. Latencies at a
+fixed rate count from the moment a message was *due* (no coordinated omission); those of request/reply are of a closed
+loop. Where a scenario does not say on which shards its clients are, chance decides, and a server with several shards
+may or may not carry its messages between two of them. The generator's sockets use TCP congestion control
+`{congestion}`. A **ratio** is "better by so many times": the reference's CPU, memory or latency ÷ the server's, the
+server's rate ÷ the reference's. Times and rates hold for this machine and hour alone; ratios travel better.
+"""
+
+
+def write(comparison: Comparison, folder: Path, machine: dict[str, Any], congestion: str, date: str) -> list[Path]:
+    """All files of a comparison; returns those written. OSError when the folder cannot be written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plots = _plots(comparison, folder)
+    files = {
+        "README.md": page(
+            comparison, machine, congestion, date, [path.name for path in plots if path.suffix == ".svg"]
+        ),
+        "results.json": json_text(comparison.results, machine, comparison, date),
+        "results.csv": csv_text(comparison.results),
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [*(folder / name for name in files), *plots]
+
+
+# ------------------------------------------------------------------------------------------------------------ numbers
+
+
+def shown(value: float | None, figure: str) -> str:
+    """A figure for people."""
+    if value is None:
+        return "–"
+    unit = UNIT_OF[figure]
+    if figure == "rate":
+        return f"{value:,.0f}{unit}"
+    if figure == "memory":
+        return f"{value / 1024:,.2f} KB" if value >= 1024 else f"{value:,.0f} B"
+    digits = 4 if value < 1 else 2 if value < 100 else 0
+    return f"{value:,.{digits}f} {unit}"
+
+
+def verdict(ratio: float | None, must: float | None, aim: float | None) -> str:
+    """Where a ratio stands."""
+    if ratio is None or must is None:
+        return ""
+    if aim is not None and ratio >= aim:
+        return "aim reached"
+    return "must reached" if ratio >= must else "**below must**"
+
+
+def wanted(scenario: Scenario, index: int) -> tuple[float | None, float | None]:
+    """Must and aim of a scenario's figure by its index."""
+    must = scenario.must[index] if index < len(scenario.must) else None
+    aim = scenario.aim[index] if index < len(scenario.aim) else None
+    return must, aim
+
+
+# --------------------------------------------------------------------------------------------------------------- pages
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(head)} |", f"|{'|'.join('---' for _ in head)}|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def ratio_rows(comparison: Comparison) -> list[list[str]]:
+    """What must be reached, row by row: work, figure, both sides, ratio, must, aim, verdict."""
+    rows = []
+    for scenario in comparison.scenarios:
+        label = comparison.judged(scenario)
+        for index, figure in enumerate(scenario.figures):
+            must, aim = wanted(scenario, index)
+            if must is None:
+                continue
+            if label is None:
+                rows.append([scenario.title, TITLE_OF.get(figure, figure), *["–"] * 4, f"{must:g}", "", "not run"])
+                continue
+            ratio = comparison.ratio(scenario.name, label, figure)
+            rows.append(
+                [
+                    scenario.title,
+                    TITLE_OF.get(figure, figure),
+                    label,
+                    shown(comparison.median(scenario.name, label, figure), figure),
+                    shown(comparison.median(scenario.name, comparison.reference, figure), figure),
+                    f"**{ratio:.2f}**" if ratio else "–",
+                    f"{must:g}",
+                    f"{aim:g}" if aim else "",
+                    verdict(ratio, must, aim),
+                ]
+            )
+    return rows
+
+
+def page(comparison: Comparison, machine: dict[str, Any], congestion: str, date: str, plots: Sequence[str]) -> str:
+    """The report."""
+    window = max((scenario.window_bytes for scenario in comparison.scenarios), default=0)
+    parts = [f"# Comparison of {date}", ""]
+    parts.append(table(["server", "started as", "version"], _server_rows(comparison)))
+    parts += ["", "## What must be reached", ""]
+    head = ["work", "figure", "server", "ours", comparison.reference, "ratio", "must", "aim", ""]
+    parts.append(table(head, ratio_rows(comparison)))
+    parts += [f"\n![{name}]({name})" for name in plots]
+    parts += ["", "## Everything that was measured", ""]
+    parts.append(_all_table(comparison))
+    notes = _notes(comparison)
+    if notes:
+        parts += ["", "## To know about these numbers", "", *(f"- {note}" for note in notes)]
+    parts += ["", "## Method", "", METHOD.format(
+        rounds=comparison.rounds, window=f"{window / 1024**2:g} MiB", congestion=congestion
+    )]  # fmt: skip
+    parts += ["## Machine", "", table(["what", "is"], [[key, str(value)] for key, value in machine.items()])]
+    parts += ["", "All runs with every number: [results.json](results.json), [results.csv](results.csv).", ""]
+    return "\n".join(parts)
+
+
+def _server_rows(comparison: Comparison) -> list[list[str]]:
+    return [
+        [spec.label + (" (reference)" if spec.label == comparison.reference else ""), f"`{spec.shown}`", version]
+        for spec, version in zip(comparison.specs, comparison.versions.values(), strict=True)
+    ]
+
+
+def _all_table(comparison: Comparison) -> str:
+    rows = []
+    for scenario in comparison.scenarios:
+        for figure in scenario.figures:
+            row = [f"{scenario.title}: {TITLE_OF.get(figure, figure)}"]
+            for spec in comparison.specs:
+                cell = shown(comparison.median(scenario.name, spec.label, figure), figure)
+                ratio = comparison.ratio(scenario.name, spec.label, figure)
+                is_other = spec.label != comparison.reference
+                row.append(f"{cell} (×{ratio:.2f})" if ratio and is_other else cell)
+            rows.append(row)
+    return table(["work", *(spec.label for spec in comparison.specs)], rows)
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    notes = [f"{scenario} on {label}: not run: {why}" for (scenario, label), why in comparison.skipped.items()]
+    for scenario in comparison.scenarios:
+        for spec in comparison.specs:
+            results = comparison.of(scenario.name, spec.label)
+            bound = sum(result.is_generator_bound for result in results)
+            if bound:
+                notes.append(
+                    f"{scenario.name} on {spec.label}: the generator was saturated in {bound} of {len(results)} rounds:"
+                    " the rate is its own, and the server could do more"
+                )
+            for text in sorted({note for result in results for note in result.notes}):
+                if text.startswith(("wrong", "impossible", "the generator was late")):
+                    notes.append(f"{scenario.name} on {spec.label}: {text}")
+    waited = [result for result in comparison.results if any("was busy" in note for note in result.notes)]
+    if waited:
+        notes.append(
+            f"in {len(waited)} of {len(comparison.results)} runs the server waited for a CPU more than half as long"
+            " as it had one: rates and latencies are the machine's as much as the server's"
+        )
+    return notes
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def json_text(
+    results: Sequence[Result], machine: dict[str, Any], comparison: Comparison | None = None, date: str = ""
+) -> str:
+    """Every number of every run."""
+    whole: dict[str, Any] = {"date": date, "machine": machine}
+    if comparison is not None:
+        whole["reference"] = comparison.reference
+        whole["servers"] = {
+            spec.label: {"command": spec.shown, "version": comparison.versions[spec.label]} for spec in comparison.specs
+        }
+        whole["skipped"] = {f"{scenario} on {label}": why for (scenario, label), why in comparison.skipped.items()}
+    whole["runs"] = [result.as_words() for result in results]
+    return json.dumps({key: value for key, value in whole.items() if value != ""}, indent=1, ensure_ascii=False) + "\n"
+
+
+COLUMNS = (
+    *("scenario", "server", "kind", "unit", "units", "expected_units", "surplus", "seconds", "rate_per_s", "cpu_us"),
+    *("server_cpu_share", "server_busiest_share", "server_waited_share", "memory_bytes", "is_generator_bound", "is_ok"),
+)
+LATENCIES = ("p50", "p90", "p99", "p99.9", "p99.99", "max")
+
+
+class _Lines:
+    """What csv writes to."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, line: str) -> int:
+        self.text += line
+        return len(line)
+
+
+def csv_text(results: Sequence[Result]) -> str:
+    """A row for each run."""
+    lines = _Lines()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow([*COLUMNS, *(f"{name}_us" for name in LATENCIES), "generator_cpu_share", "notes"])
+    for result in results:
+        words = result.as_words()
+        writer.writerow(
+            [
+                *(words[name] for name in COLUMNS),
+                *(result.latency_us.get(name, "") for name in LATENCIES),
+                max(result.generator_cpu_shares, default=""),
+                "; ".join(result.notes),
+            ]
+        )
+    return lines.text
+
+
+def _plots(comparison: Comparison, folder: Path) -> list[Path]:
+    try:
+        from loadtest import plots
+    except ImportError:
+        return []
+    return plots.draw(comparison, folder)

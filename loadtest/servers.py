@@ -1,0 +1,207 @@
+"""Servers to compare: started here on free loopback ports, or given by their address.
+
+Ends only what it started: the process itself first, by its id, then what is left of its session. A server that does not
+come up is one line with the last thing it said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from loadtest import processes
+from loadtest.credentials import ANONYMOUS, Address, Credentials, parse_url
+from loadtest.errors import LoadFailed, NatsError
+from loadtest.handshake import log_in
+from loadtest.measure import Target, find_pids
+
+START_DEADLINE_S = 20.0
+STOP_DEADLINE_S = 10.0
+# To meet each of four shards among so many connections is all but certain (misses: 1e-7).
+PROBES = 64
+_PR_SET_PDEATHSIG = 1
+_KEYS = {"verbose": False, "pedantic": False, "name": "gnatswarm bench", "version": "1", "protocol": 1}
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """A server as the user names it: a command with {port} in it, or an address."""
+
+    label: str
+    command: tuple[str, ...] = ()
+    url: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> ServerSpec:
+        """`label=command … {port} …` or `label=nats://host:port`; ValueError."""
+        label, equals, what = text.partition("=")
+        if not equals or not label or not what:
+            raise ValueError(f"{text!r}: write LABEL=COMMAND with {{port}} in it, or LABEL=nats://host:port")
+        if what.startswith(("nats://", "tls://")):
+            parse_url(what)
+            return cls(label, url=what)
+        if "{port}" not in what:
+            raise ValueError(f"{text!r}: the command does not say {{port}}, so it would not know where to listen")
+        return cls(label, command=tuple(shlex.split(what)))
+
+    @property
+    def shown(self) -> str:
+        """For reports: the program's name without its place on this machine."""
+        if self.url:
+            return "already running"
+        words = list(self.command)
+        if words[:3] == [sys.executable, "-P", "-m"]:
+            words = ["gnatswarm", *words[4:]]
+        return shlex.join([Path(words[0]).name, *words[1:]]).replace("'{port}'", "PORT")
+
+
+def default_specs() -> list[ServerSpec]:
+    """Ours with one, two and four shards, and nats-server where it is installed."""
+    listen = ("-a", "127.0.0.1", "-p", "{port}")
+    ours = (sys.executable, "-P", "-m", "router", *listen, "--shards")
+    specs = [ServerSpec(f"gnatswarm-{shards}", (*ours, str(shards))) for shards in (1, 2, 4)]
+    found = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/bin")
+    if found:
+        specs.append(ServerSpec("nats-server", (found, *listen)))
+    return specs
+
+
+@dataclass
+class Server:
+    """One server that runs."""
+
+    spec: ServerSpec
+    address: Address = field(default_factory=lambda: Address("127.0.0.1", 0))
+    credentials: Credentials = ANONYMOUS
+    info: dict[str, Any] = field(default_factory=dict)
+    shards: int = 0  # seen by their number in INFO; 0: it does not say
+    _process: subprocess.Popen[bytes] | None = None
+    _log: Path | None = None
+
+    def start(self) -> Server:
+        """Start it, or find it, and wait until it takes clients; LoadFailed."""
+        if self.spec.url:
+            self.address, self.credentials = parse_url(self.spec.url)
+        else:
+            self._launch()
+        self.info = self._wait_ready()
+        self.shards = self._count_shards() if "shard" in self.info else 0
+        return self
+
+    def target(self, congestion_control: str = "") -> Target:
+        """What measure() wants to know of it."""
+        pids = (self._process.pid,) if self._process else find_pids(self.address)
+        return Target(self.spec.label, self.address, self.credentials, pids, congestion_control)
+
+    @property
+    def version(self) -> str:
+        """As it says itself."""
+        own = self.info.get("gnatswarm")
+        return f"gnatswarm {own}" if own else f"nats-server {self.info.get('version', '?')}"
+
+    def stop(self) -> None:
+        """End it if we started it. Never fails."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        below = processes.tree([process.pid])
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for pid in below:
+            if pid != process.pid and _session_of(pid) == process.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        if self._log is not None:
+            self._log.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def _launch(self) -> None:
+        port = free_port()
+        self.address = Address("127.0.0.1", port)
+        descriptor, name = tempfile.mkstemp(prefix="gnatswarm-bench-", suffix=".log")
+        self._log = Path(name)
+        words = [word.replace("{port}", str(port)) for word in self.spec.command]
+        try:
+            self._process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                start_new_session=True,
+                preexec_fn=_die_with_us,
+            )
+        except OSError as error:
+            self._log.unlink()
+            raise LoadFailed(f"{self.spec.label}: {words[0]}: {(error.strerror or str(error)).lower()}") from None
+        finally:
+            os.close(descriptor)
+
+    def _wait_ready(self) -> dict[str, Any]:
+        until = time.monotonic() + START_DEADLINE_S
+        while True:
+            try:
+                opened = log_in(self.address, self.credentials, _KEYS)
+            except NatsError as error:
+                if self._process is None:
+                    raise LoadFailed(f"{self.spec.label}: {error}") from None
+                if self._process.poll() is not None:
+                    raise LoadFailed(f"{self.spec.label}: it ended at once{self._last_words()}") from None
+                if time.monotonic() > until:
+                    self.stop()
+                    raise LoadFailed(f"{self.spec.label}: not ready within {START_DEADLINE_S:.0f} s: {error}") from None
+                time.sleep(0.02)
+                continue
+            opened.sock.close()
+            return opened.info
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(errors="replace").strip().splitlines() if self._log else []
+        return f": {lines[-1]}" if lines else f", exit code {self._process.returncode if self._process else '?'}"
+
+    def _count_shards(self) -> int:
+        seen = set()
+        for _ in range(PROBES):
+            opened = log_in(self.address, self.credentials, _KEYS)
+            opened.sock.close()
+            seen.add(opened.info.get("shard"))
+        return len(seen)
+
+
+def free_port() -> int:
+    """A loopback port that is free now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return -1
+
+
+def _die_with_us() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
