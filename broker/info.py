@@ -22,6 +22,16 @@ def info_line(fields: dict[str, Any]) -> bytes:
     return b"INFO " + orjson.dumps(shown) + b" \r\n"
 
 
+def advertised(client_advertise: str, host: str, port: int) -> tuple[str, int]:
+    """Host and port that clients are told: `client_advertise` (host, host:port or [v6]:port) before our own."""
+    if not client_advertise:
+        return host, port
+    name, colon, number = client_advertise.rpartition(":")
+    if colon and number.isdigit() and (":" not in name or name.startswith("[")):
+        return name.strip("[]"), int(number)
+    return client_advertise.strip("[]"), port
+
+
 def _template(fields: dict[str, Any]) -> bytes:
     """An INFO line with places for client_id and client_ip."""
     line = info_line(fields).replace(b"%", b"%%")

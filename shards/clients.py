@@ -15,7 +15,9 @@ from broker.auth import Authenticator, proof_of
 from broker.connect import ConnectOptions, overlay, require_object, require_sense
 from broker.connection import ClientConnection
 from broker.errors import AuthorizationViolation, CloseReason, MaximumConnectionsExceeded, ProtocolError
+from broker.trace import Tracer
 from shards.closed import SLOW, Closed
+from shards.logs import TRACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,6 +47,7 @@ class ClientSession:
         "reason",
         "socket",
         "started_s",
+        "tracers",
         "user",
     )
 
@@ -60,6 +63,7 @@ class ClientSession:
         self.proof = b""
         self.reason = CloseReason.NONE
         self.socket: Socket | None = None
+        self.tracers: tuple[Tracer, Tracer] | None = None
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port} - cid:{self.connection.cid}"
@@ -95,6 +99,20 @@ class ClientSession:
             logger.error("%s - %s", self, error.text or error.reason.text)
         else:
             logger.debug("%s - %s", self, error.text)
+
+    def on_bytes_in(self, data: bytes) -> None:
+        """Tracing is on: this came from the client."""
+        self._trace(0, data)
+
+    def on_bytes_out(self, data: bytes) -> None:
+        """Tracing is on: this went to the client."""
+        self._trace(1, data)
+
+    def _trace(self, direction: int, data: bytes) -> None:
+        if self.tracers is None:
+            self.tracers = self._clients.new_tracers()
+        for line in self.tracers[direction].feed(data):
+            logger.log(TRACE, "%s - %s", self, line)
 
     def on_closed(self, reason: int) -> None:
         """The connection is over."""
@@ -135,6 +153,11 @@ class Clients:
         self.accepted = page.snapshot(shard)["accepted_sockets"]
         self.open: dict[int, ClientSession] = {}
         self.closed = Closed()
+
+    def new_tracers(self) -> tuple[Tracer, Tracer]:
+        """For what comes from a client, and for what goes to it."""
+        most = self._options.logging.trace_payload_bytes
+        return Tracer(is_incoming=True, payload_bytes=most), Tracer(is_incoming=False, payload_bytes=most)
 
     def on_accept(self, fd: int, host: str, port: int) -> None:
         """Takes over a new connection."""

@@ -10,7 +10,7 @@ cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from broker.fanout cimport Fanout
-from broker.outbuf cimport OutBuf, Outbox
+from broker.outbuf cimport OutBuf, Outbox, iovec
 from broker.peer cimport Peer
 from shards.page cimport ShardSlot
 
@@ -45,6 +45,8 @@ cdef class Socket(Source):
     cdef int read(self) except -1
     cdef int after_operations(self) except -1
     cdef int discard(self) except -1
+    cdef int show_read(self, iovec *parts, int n, Py_ssize_t size) except -1
+    cdef void show_sent(self, iovec *parts, int n, Py_ssize_t size) noexcept
     cdef void flush(self) noexcept
     cdef void arm(self, uint32_t events) noexcept
     cdef int end(self) except -1
@@ -81,6 +83,7 @@ cdef class Reactor:
     cdef list leaving                  # gone clients whose subscriptions are being taken out, slice by slice
     cdef list held                     # Sockets whose feeding waits for somebody slow
     cdef size_t bytes_read             # in this round
+    cdef public bint is_tracing        # owners of client sockets are shown all bytes: on_bytes_in, on_bytes_out
     cdef uint64_t swept_at
     cdef object page                   # keeps `slot` valid
     cdef ShardSlot *slot

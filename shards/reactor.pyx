@@ -114,6 +114,18 @@ cdef inline uint64_t monotonic_us() noexcept nogil:
     return <uint64_t>t.tv_sec * 1000000 + t.tv_nsec // 1000
 
 
+cdef bytes joined(iovec *parts, int n, Py_ssize_t size):
+    """The first `size` bytes of some parts."""
+    cdef list pieces = []
+    cdef Py_ssize_t take
+    cdef int i
+    for i in range(n):
+        take = min(size, <Py_ssize_t>parts[i].iov_len)
+        pieces.append((<uint8_t *>parts[i].iov_base)[:take])
+        size -= take
+    return b"".join(pieces)
+
+
 cdef void flush_peer(void *owner, OutBuf *out) noexcept:
     """What the engine calls when a chunk is full."""
     if out.owner != NULL:
@@ -172,6 +184,8 @@ cdef class Socket(Source):
         if likely(got > 0):
             reactor.bytes_read += got
             reactor.note_read(self, got)
+            if unlikely(reactor.is_tracing):
+                self.show_read(parts, n, got)
             peer.received(reactor.shared, READ_BYTES, got)
             return self.after_operations()
         if got < 0 and (errno == EAGAIN or errno == EINTR):
@@ -231,6 +245,8 @@ cdef class Socket(Source):
                     return
                 took = 0
             if took:
+                if unlikely(self.reactor.is_tracing):
+                    self.show_sent(parts, n, took)
                 self.was_sent = True
                 out.taken_us = self.reactor.box.now_us
                 out_take(out, took)
@@ -243,6 +259,17 @@ cdef class Socket(Source):
                         self.reactor.make_impatient(self)
                     self.arm(self.armed | EPOLLOUT)
                 return
+
+    cdef int show_read(self, iovec *parts, int n, Py_ssize_t size) except -1:
+        """Shows the owner what came in, for a trace."""
+        if isinstance(self.peer, ClientConnection):
+            self.owner.on_bytes_in(joined(parts, n, size))
+        return 0
+
+    cdef void show_sent(self, iovec *parts, int n, Py_ssize_t size) noexcept:
+        """Shows the owner what went out, for a trace."""
+        if isinstance(self.peer, ClientConnection):
+            self.owner.on_bytes_out(joined(parts, n, size))
 
     cdef int end(self) except -1:
         """The peer is done with: says what it still has to say, closes, and lets its owner know."""

@@ -15,8 +15,8 @@ import msgspec
 class Row(msgspec.Struct, array_like=True, gc=False):
     """Base of everything on the way.
 
-    Nothing in it refers back, so the garbage collector need not know of it: ten thousand rows would make it look through
-    all there is, which takes longer than a page may hold the loop.
+    Nothing in it refers back, so the garbage collector need not know of it: ten thousand rows would make it look
+    through all there is, which takes longer than a page may hold the loop.
     """
 
 
@@ -101,6 +101,7 @@ class ConnectionsQuery(Row):
     state: str = "open"  # open, closed, all
     cid: int = 0  # 0: any
     user: str = ""  # "": any
+    search: str = ""  # in the client's name, address, user, language or id, whatever its case; "": any
     with_subs: bool = False
     now_us: int = 0  # one moment for all shards, by which `idle` and `uptime` are sorted
 
@@ -213,6 +214,18 @@ SORTS: dict[str, Callable[[ConnectionRow, int], int | str]] = {
     "reason": lambda row, _now_us: row.reason,
     "rtt": lambda row, _now_us: -row.rtt_us,
 }
+
+
+def is_found(row: ConnectionRow, query: ConnectionsQuery) -> bool:
+    """Whether a connection matches what is looked for beside its state."""
+    if query.user and row.user != query.user:
+        return False
+    if query.cid and row.cid != query.cid:
+        return False
+    if not query.search:
+        return True
+    text = f"{row.name}\n{row.ip}:{row.port}\n{row.user}\n{row.lang} {row.version}\n{row.cid}"
+    return query.search.lower() in text.lower()
 
 
 def order(sort: str, now_us: int) -> Callable[[ConnectionRow], tuple[int | str, int]]:

@@ -169,13 +169,13 @@ class Snapshots:
             # Client ids ascend as clients come, and so do their times: no need to look at all of them.
             is_in_order = query.sort in ("cid", "start") and query.state == "open"
             sessions = list(self._clients.open.values())
-            if is_in_order and not query.user:
+            if is_in_order and not query.user and not query.search:
                 sessions = sessions[: query.most]
             offset_us = wall_offset_us()
             run: list[ConnectionRow] = []
             for at in range(0, len(sessions), STEP_ROWS):
                 step = [connection_row(session, offset_us) for session in sessions[at : at + STEP_ROWS]]
-                run += [row for row in step if not query.user or row.user == query.user]
+                run += [row for row in step if rows.is_found(row, query)]
                 if len(run) >= RUN_ROWS and not is_in_order:
                     run.sort(key=key)
                     runs.append(run)
@@ -188,11 +188,7 @@ class Snapshots:
         if query.state != "open":
             closed = list(self._clients.closed.latest)
             for at in range(0, len(closed), RUN_ROWS):
-                run = [
-                    row
-                    for row in closed[at : at + RUN_ROWS]
-                    if (not query.user or row.user == query.user) and (not query.cid or row.cid == query.cid)
-                ]
+                run = [row for row in closed[at : at + RUN_ROWS] if rows.is_found(row, query)]
                 run.sort(key=key)
                 runs.append(run)
                 await pace()

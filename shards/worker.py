@@ -20,7 +20,7 @@ from broker.auth import Authenticator
 from broker.errors import CloseReason
 from broker.fanout import Fanout
 from broker.fence import MeshFence
-from broker.info import InfoTemplate
+from broker.info import InfoTemplate, advertised
 from broker.mesh import Mesh
 from broker.sublist import Sublist
 from shards import control, handoff, logs
@@ -99,6 +99,7 @@ class Shard:
                 logs.reopen()
             case control.LogLevel(debug, trace):
                 logs.set_level(debug, trace)
+                self._reactor.is_tracing = trace
             case control.Snapshot():
                 self._snapshots.answer(message)
 
@@ -129,6 +130,7 @@ class Shard:
         self._page = Page.attach(boot.page_fd)
         self._fanout = Fanout(prefers_local=options.swarm.prefer_local)
         self._reactor = Reactor(self._fanout, self._page, boot.shard, options.limits)
+        self._reactor.is_tracing = options.logging.trace
         mesh = Mesh(self._fanout, boot.shard)
         fence = MeshFence(mesh)
         self._sublist = Sublist(b"$G", mesh)
@@ -180,11 +182,12 @@ class Shard:
         self._channel.send(control.Ready())
 
     def _info_template(self, boot: control.Boot, options: Options) -> InfoTemplate:
+        host, port = advertised(options.client_advertise, boot.host, boot.port)
         return InfoTemplate(
             server_id=boot.server_id,
             server_name=boot.server_name,
-            host=boot.host,
-            port=boot.port,
+            host=host,
+            port=port,
             shard=boot.shard,
             headers=options.headers,
             max_payload_bytes=options.limits.max_payload_bytes,
@@ -214,6 +217,7 @@ class Shard:
         assert self._boot is not None
         logs.configure(options.logging, process_label=f"shard {self._boot.shard}")
         self._reactor.set_limits(options.limits)
+        self._reactor.is_tracing = options.logging.trace
         self._fanout.prefer_local(options.swarm.prefer_local)
         self._clients.reload(options, self._info_template(self._boot, options))
 

@@ -1,0 +1,68 @@
+"""What -V shows: one direction of one client's bytes, as lines in nats-server's wording. Bytes in, lines out.
+
+Only for looking: it parses nothing that the engine relies on, and a stream that the engine has refused ends as it
+ends. Slow by nature; nothing of it runs unless tracing is on. Secrets of CONNECT are hidden by the log itself.
+"""
+
+from __future__ import annotations
+
+# A line or payload that grows past this is shown cut: a trace is for reading.
+MOST_LINE_BYTES = 4096
+
+_IN_PAYLOAD = ("PUB", "HPUB")
+_OUT_PAYLOAD = ("MSG", "HMSG")
+
+
+def _quoted(data: bytes) -> str:
+    text = data.decode("utf-8", "backslashreplace")
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\r", "\\r").replace("\n", "\\n") + '"'
+
+
+class Tracer:
+    """Cuts one direction of a connection into operations."""
+
+    def __init__(self, *, is_incoming: bool, payload_bytes: int) -> None:
+        """`payload_bytes`: longest piece of a payload that is shown; 0: all of it."""
+        self._verbs = _IN_PAYLOAD if is_incoming else _OUT_PAYLOAD
+        self._arrow = "<<-" if is_incoming else "->>"
+        self._shows_payload = is_incoming
+        self._payload_bytes = payload_bytes
+        self._data = bytearray()
+        self._payload_left = -1  # bytes of payload and CRLF that are awaited; -1: a line is
+
+    def feed(self, data: bytes) -> list[str]:
+        """The operations that are complete now, one line each."""
+        self._data += data
+        lines: list[str] = []
+        while True:
+            if self._payload_left >= 0:
+                if len(self._data) < self._payload_left:
+                    return lines
+                if self._shows_payload:
+                    lines.append(self._payload_line(bytes(self._data[: max(0, self._payload_left - 2)])))
+                del self._data[: self._payload_left]
+                self._payload_left = -1
+            end = self._data.find(b"\n")
+            if end < 0:
+                if len(self._data) > 64 * MOST_LINE_BYTES:
+                    self._data.clear()
+                return lines
+            line = bytes(self._data[:end]).rstrip(b"\r")
+            del self._data[: end + 1]
+            lines.append(self._line(line))
+
+    def _line(self, line: bytes) -> str:
+        text = line[:MOST_LINE_BYTES].decode("utf-8", "backslashreplace").rstrip()
+        words = text.split()
+        if words and words[0].upper() in self._verbs and words[-1].isdigit():
+            self._payload_left = int(words[-1]) + 2
+        if text == "+OK":
+            text = "OK"
+        elif text.startswith("-ERR "):
+            text = "-ERR " + text[5:].strip("'")
+        return f"{self._arrow} [{text}]"
+
+    def _payload_line(self, payload: bytes) -> str:
+        if self._payload_bytes and len(payload) > self._payload_bytes:
+            return f"{self._arrow} MSG_PAYLOAD: [{_quoted(payload[: self._payload_bytes])}...]"
+        return f"{self._arrow} MSG_PAYLOAD: [{_quoted(payload)}]"
