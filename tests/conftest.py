@@ -96,6 +96,8 @@ def start_broker(kind: Kind) -> Iterator[Callable[..., Broker]]:
             broker.stop()
         else:
             broker.kill()
+        # pytest shows it with a test that failed.
+        print(f"the log of {kind} {broker.pid}:", broker.log.text[-8_000:], sep="\n")
 
 
 @pytest.fixture

@@ -258,6 +258,8 @@ class Client:
         while len(self._buffer) < unit_bytes:
             if not await self._fill():
                 raise Closed("the server closed while more was expected", bytes(self._buffer))
+        while len(self._buffer) < 16 * _READ_BYTES and not self.is_ended and self._fill_now():
+            pass
         return self._take(len(self._buffer) // unit_bytes * unit_bytes)
 
     async def read_line(self, deadline_s: float | None = None) -> bytes:

@@ -1,0 +1,95 @@
+"""Connections are limited and counted over the whole broker: max_connections is exact, whatever shards they are on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.support import swarm
+from tests.support.wire import Client
+
+pytestmark = pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "gnatswarm-4")
+
+MOST = 20
+REFUSED = b"-ERR 'maximum connections exceeded'\r\n"
+
+
+async def ask(cluster) -> tuple[Client, bool]:
+    """One more connection, and whether it was let in."""
+    client = await cluster.raw()
+    await client.send('CONNECT {"verbose":false}\r\nPING\r\n')
+    line = await client.read_line()
+    assert line in (b"PONG\r\n", REFUSED)
+    return client, line != REFUSED
+
+
+async def fill(cluster, until: int) -> list[Client]:
+    """Connect until so many are in; a place that has just become free may be noticed a moment late."""
+    taken: list[Client] = []
+    async with asyncio.timeout(10):
+        while len(taken) < until:
+            client, is_in = await ask(cluster)
+            if is_in:
+                taken.append(client)
+            else:
+                cluster.all.remove(client)
+                client.close()
+    return taken
+
+
+async def test_exactly_as_many_as_allowed_get_in_at_once(start_broker, cluster_of):
+    """Sixty connections at the same time; those too many are told and closed."""
+    cluster = cluster_of(start_broker(config=f"max_connections: {MOST}\n"))
+    answers = await asyncio.gather(*(ask(cluster) for _ in range(3 * MOST)))
+    assert sum(is_in for _, is_in in answers) == MOST
+    for client, is_in in answers:
+        if is_in:
+            await client.expect_quiet()
+        else:
+            assert await client.wait_closed() == b""
+
+
+async def test_a_place_that_becomes_free_on_one_shard_is_free_on_all(start_broker, cluster_of):
+    broker = start_broker(config=f"max_connections: {MOST}\n")
+    cluster = cluster_of(broker)
+    inside = await fill(cluster, MOST)
+    for shard in range(broker.kind.shards):
+        leaving = [client for client in inside if client.shard == shard][:2]
+        for client in leaving:
+            inside.remove(client)
+            cluster.all.remove(client)
+            client.close()
+        inside += await fill(cluster, len(leaving))
+        answers = await asyncio.gather(*(ask(cluster) for _ in range(10)))
+        assert not any(is_in for _, is_in in answers)
+    for client in inside:
+        await client.expect_quiet()
+
+
+async def test_a_killed_shards_connections_no_longer_count(start_broker, cluster_of):
+    broker = start_broker(config=f"max_connections: {MOST}\n")
+    cluster = cluster_of(broker)
+    inside = await fill(cluster, MOST)
+    for shard in range(broker.kind.shards):
+        lost = [client for client in inside if client.shard == shard]
+        await swarm.kill(broker, shard)
+        for client in lost:
+            await client.wait_closed()
+        inside = [client for client in inside if client.shard != shard]
+        inside += await fill(cluster, len(lost))
+        answers = await asyncio.gather(*(ask(cluster) for _ in range(10)))
+        assert not any(is_in for _, is_in in answers)
+
+
+async def test_status_counts_the_connections_of_all_shards(start_broker, cluster_of):
+    broker = start_broker()
+    cluster = cluster_of(broker)
+    clients = await cluster.clients(12)
+    for client in clients:
+        await client.talk("SUB a 1\r\nSUB b 2\r\nPING\r\n", expect="PONG\r\n")
+    said = await asyncio.to_thread(swarm.status, broker)
+    assert said["connections"] == 12
+    by_shard = {row["shard"]: row["connections"] for row in said["shards"]}
+    assert by_shard == {shard: sum(client.shard == shard for client in clients) for shard in range(broker.kind.shards)}
+    assert sum(row["subscriptions"] for row in said["shards"]) == 24
