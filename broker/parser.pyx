@@ -261,8 +261,14 @@ def parse(bytes data not None, size_t max_line=4096) -> dict:
     """One operation of `data` as a dictionary: `op`, `line_size` and the fields that operation has (for tests)."""
     cdef bytes padded = data + bytes(SLACK)
     cdef Op op
+    cdef Op plain
     cdef OpKind kind = parse_op(<const uint8_t *><const char *>padded, len(data), max_line, &op)
     found = {"op": _NAMES[kind]}
+    if parse_plain_publish(<const uint8_t *><const char *>padded, len(data), max_line, &plain) and not (
+            kind == OP_PUB and plain.line_size == op.line_size and plain.subject.at == op.subject.at
+            and plain.subject.size == op.subject.size and op.reply.size == 0 and plain.reply.size == 0
+            and plain.size == op.size and plain.header_size == 0 and op.is_canonical and plain.is_canonical):
+        raise AssertionError(f"the short way to a PUB says something else than {found}")
     if kind == OP_MORE or kind >= OP_UNKNOWN:
         return found
     found["line_size"] = op.line_size

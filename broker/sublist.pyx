@@ -934,6 +934,7 @@ cdef class SublistProbe:
     def counts(self) -> dict:
         return {"subscriptions": self.sublist.n_subs, "builds": self.sublist.n_builds,
                 "cached": self.sublist.cache_count, "cache_bytes": self.sublist.cache_bytes,
+                "most_cached": MOST_CACHE_SETS * CACHE_WAYS, "most_cache_bytes": MOST_CACHE_BYTES,
                 "steps": self.sublist.n_steps, "queue_names": self.sublist.queue_names.count,
                 "literals": sum([self.sublist.literals[i].count for i in range(LITERAL_TABLES)]),
                 "patterns": self.sublist.root.tokens.count + (self.sublist.root.star != NULL)

@@ -191,7 +191,7 @@ def test_churn_of_inboxes_leaves_a_steady_subject_in_the_cache():
 
 def test_the_cache_is_bounded_in_entries():
     probe = SublistProbe()
-    most = 65_536 * 4
+    most = probe.counts["most_cached"]
     for i in range(most + 20_000):
         probe.match(b"s.%d" % i)
     counts = probe.counts
@@ -205,7 +205,7 @@ def test_the_cache_is_bounded_in_bytes():
     for i in range(2000):
         probe.match(b"%s.%d" % (long, i))
     counts = probe.counts
-    assert 60_000_000 < counts["cache_bytes"] <= 67_108_864
+    assert counts["most_cache_bytes"] * 0.9 < counts["cache_bytes"] <= counts["most_cache_bytes"]
     assert counts["cached"] < 2000
 
 
@@ -223,7 +223,7 @@ def test_an_answer_larger_than_the_bound_is_given_all_the_same():
     assert probe.counts["cached"] == 1  # it alone, past the bound
     assert len(plain(probe, subject)) == 1200
     probe.match(b"a")
-    assert probe.counts["cache_bytes"] < 67_108_864
+    assert probe.counts["cache_bytes"] <= probe.counts["most_cache_bytes"]
 
 
 def test_a_million_literals_cost_a_publish_no_more_than_one():
