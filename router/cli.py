@@ -47,6 +47,8 @@ def _run(line: CommandLine, program: str) -> int:
         return 0
     if command in ("scale", "status"):
         return _operate(line, program)
+    if command == "top":
+        return _top(line)
     if command == "bench":
         # A program of its own: a load generator shares nothing with the broker.
         os.execv(sys.executable, [sys.executable, "-P", "-m", "loadtest.bench", *line.words[1:]])
@@ -69,6 +71,19 @@ def _operate(line: CommandLine, program: str) -> int:
     if asked.command == "scale":
         return operator_commands.scale(asked.shards, pid=pid, port=asked.port)
     return operator_commands.status(pid=pid, port=asked.port, as_json=asked.as_json)
+
+
+def _top(line: CommandLine) -> int:
+    """The monitoring pages at an address, at -m's port, or at the usual one of this host."""
+    words = line.words[1:]
+    url = words.pop(0) if words and not words[0].startswith("-") else ""
+    behind = parse(words)
+    if behind.words:
+        raise BadCommandLine(f'unexpected "{behind.words[0]}" after top')
+    port = (line.values | behind.values).get("m", 8222)
+    from router.top import run
+
+    return run(url or f"http://127.0.0.1:{port}")
 
 
 def _test(line: CommandLine, program: str) -> int:

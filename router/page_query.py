@@ -18,6 +18,7 @@ MOST_ROWS = 65_536
 MOST_OFFSET = 2**31
 MOST_FIELDS = 32
 MOST_SUBJECT_CHARACTERS = 4096
+MOST_SEARCH_CHARACTERS = 200
 
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
@@ -118,6 +119,11 @@ class PageQuery:
         if text.isascii() and text.isdigit() and len(text) <= 3 and int(text) in known:
             return int(text)
         raise BadQuery(f"no such shard: {text[:20]}")
+
+    @property
+    def search(self) -> str:
+        """What connections are looked for by; ours, the real server has no such key."""
+        return self.text("search")[:MOST_SEARCH_CHARACTERS]
 
     @property
     def test_subject(self) -> str:

@@ -117,7 +117,14 @@ class Pages:
             empty = {"num_connections": 0, "total": 0, "offset": offset, "limit": limit, "connections": None}
             return _json({"server_id": "", "now": aggregate.head(facts)["now"], **empty})
         question = rows.ConnectionsQuery(
-            sort, offset + limit, state, cid, query.text("user"), with_subs=bool(subs), now_us=facts.now_us
+            sort,
+            offset + limit,
+            state,
+            cid,
+            query.text("user"),
+            query.search,
+            with_subs=bool(subs),
+            now_us=facts.now_us,
         )
         async with self._turn():
             answers = await self._ask_all(facts, question, rows.ConnectionsPart)

@@ -56,8 +56,8 @@ def reload(supervisor: Supervisor, reparse: Callable[[], Options] | None) -> Non
             log.error("Could not write pidfile: %s", error)
     supervisor.options = options
     supervisor.configured_us = time.time_ns() // 1000
+    supervisor.await_reloaded()
     supervisor.tell_all(Reload(options))
-    log.info("Reloaded server configuration")
     if options.swarm.shards and options.swarm.shards != old.swarm.shards:
         problem = supervisor.scale(options.swarm.shards)
         if problem:

@@ -80,6 +80,7 @@ class Supervisor:
         self._reparse = reparse
         self.configured_us = 0  # when the options were last reloaded, µs since 1970; 0: never
         # For whoever asks shards questions through tell(): what they answer, and that a process is gone.
+        self._reloading: set[int] = set()  # shards that have not said that the last reload holds
         self.on_snapshot_reply: Callable[[int, control.SnapshotReply], None] = lambda shard, reply: None
         self.on_shard_gone: Callable[[int], None] = lambda shard: None
         wanted = options.swarm.shards or usable_cores()
@@ -249,12 +250,25 @@ class Supervisor:
             self._deliver(shard, supervision.Fatal(message.reason))
         elif isinstance(message, control.Drained):
             self._deliver(shard, supervision.Drained())
+        elif isinstance(message, control.Reloaded):
+            self._note_reloaded(shard.number)
         elif isinstance(message, control.SnapshotReply):
             self.on_snapshot_reply(shard.number, message)
+
+    def await_reloaded(self) -> None:
+        """Log that the reload is done once every shard has said so, or is gone."""
+        self._reloading = {shard.number for shard in self.shards if shard.process is not None}
+
+    def _note_reloaded(self, number: int) -> None:
+        if number in self._reloading:
+            self._reloading.discard(number)
+            if not self._reloading:
+                log.info("Reloaded server configuration")
 
     def _on_channel_ended(self, process: ShardProcess, error: control.ControlError | None) -> None:
         shard = self._shard_of(process)
         if shard is not None:
+            self._note_reloaded(shard.number)
             self._deliver(shard, supervision.ChannelEnded("" if error is None else str(error)))
 
     def _on_exited(self, process: ShardProcess, reason: str) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Raised with every change of a message. Router and shards come from one installation; a mismatch is an upgrade under
 # a running broker, and the shard says so instead of guessing.
-CONTROL_VERSION = 2
+CONTROL_VERSION = 3
 
 # The largest thing sent is one shard's page of ten thousand connections with all their subscriptions.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -159,6 +159,10 @@ class Fatal(Message, frozen=True):
     reason: str
 
 
+class Reloaded(Message, frozen=True):
+    """The options of the last Reload hold here from now on."""
+
+
 class Drained(Message, frozen=True):
     """Every client is gone; I exit now."""
 
@@ -172,7 +176,7 @@ class SnapshotReply(Message, frozen=True):
 
 
 ToShard = Boot | Ping | Peers | Reload | ReopenLog | LogLevel | Steered | Drain | LameDuck | Stop | Snapshot
-ToRouter = Linked | Ready | Pong | Fatal | Drained | SnapshotReply
+ToRouter = Linked | Ready | Pong | Fatal | Reloaded | Drained | SnapshotReply
 
 _encoder = msgspec.msgpack.Encoder()
 

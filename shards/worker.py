@@ -93,6 +93,7 @@ class Shard:
                 self._leave(grace_s, duration_s, quiet_s=0.0)
             case control.Reload(options):
                 self._reload(options)
+                self._channel.send(control.Reloaded())
             case control.Steered():
                 pass  # its listener simply has nobody waiting while it is not
             case control.ReopenLog():

@@ -51,6 +51,8 @@ class FakeShard:
                 self.channel.send(control.Ready())
         elif isinstance(message, control.Ping):
             self.channel.send(control.Pong(message.seq))
+        elif isinstance(message, control.Reload):
+            self.channel.send(control.Reloaded())
         elif isinstance(message, control.Stop):
             self.finish(0)
         elif isinstance(message, control.Drain | control.LameDuck):

@@ -51,6 +51,7 @@ TO_ROUTER: list[Message] = [
     control.Ready(),
     control.Pong(3),
     control.Fatal("no \N{GREEK SMALL LETTER ALPHA}ccount"),
+    control.Reloaded(),
     control.Drained(),
     control.SnapshotReply(1, b"\x00" * 70_000),
 ]

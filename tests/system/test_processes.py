@@ -201,9 +201,8 @@ async def test_a_reload_raises_max_payload_for_everybody_and_says_nothing(start_
     assert before.info["max_payload"] == 100
     write_configuration(broker, "max_payload: 200\n")
     broker.send_signal(signal.SIGHUP)
-    async with asyncio.timeout(5):
-        while (await cluster.raw()).info["max_payload"] != 200:
-            pass
+    await asyncio.to_thread(broker.log.wait_line, r"Reloaded server configuration")
+    assert (await cluster.raw()).info["max_payload"] == 200
     await before.talk(b"PUB a 150\r\n" + b"x" * 150 + b"\r\nPING\r\n", expect="PONG\r\n")
     await before.send("PUB a 201\r\n")
     assert await before.wait_closed() == b"-ERR 'Maximum Payload Violation'\r\n"
