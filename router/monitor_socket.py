@@ -5,9 +5,11 @@ Who names no host at all gets pages that this machine alone can see: they show w
 
 from __future__ import annotations
 
+import os
 import socket
 
 from broker.options import Options
+from router.listeners import ListenError
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 128
@@ -18,17 +20,24 @@ def monitoring_host(options: Options) -> str:
     return options.http_host or options.host or LOOPBACK
 
 
-def listen(options: Options) -> socket.socket:
-    """A socket on http_port (-1: any free one). OSError when it cannot be had."""
+def listen(options: Options) -> socket.socket | None:
+    """A socket on http_port (-1: any free one), None where that is 0. ListenError when it cannot be had."""
+    if not options.http_port:
+        return None
     host = monitoring_host(options)
     port = max(options.http_port, 0)
-    if host in ("0.0.0.0", "::"):
-        is_dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if is_dual else socket.AF_INET
-        return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=is_dual)
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-    return socket.create_server((str(found[0][4][0]), port), family=found[0][0], backlog=BACKLOG)
+    try:
+        if host in ("0.0.0.0", "::"):
+            is_dual = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if is_dual else socket.AF_INET
+            return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=is_dual)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+        return socket.create_server((str(found[0][4][0]), port), family=found[0][0], backlog=BACKLOG)
+    except OSError as error:
+        raise ListenError(
+            f"Can't start monitoring: cannot listen on {host}:{options.http_port}: {error.strerror or error}"
+        ) from None
 
 
 def address(sock: socket.socket, options: Options) -> tuple[str, int]:

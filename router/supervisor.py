@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.options import Options
-from router import packages, supervision
+from router import monitor_socket, packages, supervision
 from router.cores import MAX_SHARDS, usable_cores
 from router.footprint import Footprint
 from router.launcher import Launcher
@@ -33,7 +33,6 @@ from shards.page import Page
 
 if TYPE_CHECKING:
     import asyncio
-    import socket
 
     from router.handoff import Handoff
 
@@ -95,10 +94,10 @@ class Supervisor:
         self.server_id = "N" + base64.b32encode(os.urandom(35)).decode()[:55]
         self.server_name = options.server_name or self.server_id
         try:
+            self._monitor_socket = monitor_socket.listen(options)
             self.listeners = Listeners(options.host, options.port, 1 if self.is_handoff else wanted)
         except ListenError as error:
             raise CannotStart(str(error)) from None
-        self._monitor_socket = self._listen_for_monitoring()
         self._launcher = Launcher(command)
         try:
             self.footprint = Footprint(options, port=self.listeners.port, server_name=self.server_name)
@@ -118,21 +117,6 @@ class Supervisor:
         self.is_serving = False  # every founder was ready: "Server is ready" has been said
         self._is_leaving = False  # lame duck: no process is started any more
         self._exit_code: int | None = None  # set: the broker stops
-
-    def _listen_for_monitoring(self) -> socket.socket | None:
-        """Before any shard runs, so that a taken port stops the start."""
-        if not self.options.http_port:
-            return None
-        from router import monitor_socket
-
-        try:
-            return monitor_socket.listen(self.options)
-        except OSError as error:
-            self.listeners.close()
-            host = monitor_socket.monitoring_host(self.options)
-            raise CannotStart(
-                f"Can't start monitoring: cannot listen on {host}:{self.options.http_port}: {error.strerror or error}"
-            ) from None
 
     def start(self) -> None:
         """Start the founders. No event loop is needed for that yet."""
