@@ -339,6 +339,8 @@ class Client:
         idle_since = time.monotonic()
         while True:
             for frame in frames:
+                if self._is_closing:
+                    break
                 failed = self._on_frame(frame)
                 error = failed or error
             try:

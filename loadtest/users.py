@@ -1,0 +1,211 @@
+"""Locust users that speak NATS: subclass NatsUser, and write tasks.
+
+    class Greeter(NatsUser):
+        rate_per_s = 100
+
+        @task
+        def greet(self):
+            self.request("greet.joe", b"hello")
+
+Every operation is a locust request (CONNECT, PUB, SUB for a delivery, REQ, FLUSH), every fault a locust failure: lost,
+doubled and disordered messages too. Rates are an open model: a task is due when the schedule says so, and latencies
+count from then, so that a server that stands still is not forgiven the requests it held up. Times are kept to the
+microsecond (locust alone rounds to milliseconds); what they contain of this process's own slowness the README says.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from locust import User
+from locust.exception import StopUser
+from locust.runners import STATE_CLEANUP, STATE_STOPPED, STATE_STOPPING
+
+from loadtest import natswire, submillisecond
+from loadtest.correctness import STAMP_BYTES, Ledger, Stamp, Stamper
+from loadtest.distributions import Arrivals
+from loadtest.natswire import Client, Message, NatsError, Settings, Subscription
+
+__all__ = ["STAMP_BYTES", "NatsUser", "Stamp"]
+
+submillisecond.mend()
+
+# Between two attempts to connect to a server that is not there.
+CONNECT_AGAIN_S = 0.5
+# Timers under gevent are whole milliseconds, rounded up. So much of a late start is the timer's and is forgiven; the
+# schedule does not move for it, and what is later than that counts.
+TIMER_GRAIN_S = 0.0015
+# What fails while locust takes its users away one by one, fails for want of the others.
+STOPPING = (STATE_STOPPING, STATE_STOPPED, STATE_CLEANUP)
+
+
+class NatsUser(User):
+    """A user with a connection of its own, made when it starts and closed when it stops.
+
+    `host` (locust's --host) is a NATS URL: nats://user:password@host:port. Class attributes are the settings.
+    """
+
+    abstract = True
+    host = "nats://127.0.0.1:4222"
+    rate_per_s: float = 1.0  # tasks of each user
+    is_poisson = True  # False: evenly spaced
+    request_timeout_s = 5.0
+    settings = Settings(name="locust", max_reconnects=-1)
+
+    def __init__(self, environment: Any) -> None:
+        super().__init__(environment)
+        self.rng = random.Random()
+        self.client: Client
+        self.due_s = 0.0  # when the running task was due, on time.monotonic()'s clock
+        self._arrivals: Arrivals
+        self._stamper = Stamper()
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def on_start(self) -> None:
+        """Connect; try again while nobody is there, each time as a failure. A subclass calls this first."""
+        self.client = self.connect()
+        self.due_s = time.monotonic()
+        self._arrivals = Arrivals(self.rate_per_s, self.due_s, self.rng, self.is_poisson)
+
+    def on_stop(self) -> None:
+        if hasattr(self, "client"):
+            self.client.close()
+
+    def connect(self, settings: Settings | None = None) -> Client:
+        """A connection, recorded as CONNECT. StopUser when the server does not want us."""
+        while True:
+            start_s = time.perf_counter()
+            client = Client(self.host or NatsUser.host, settings or self._reporting(self.settings))
+            try:
+                client.connect()
+            except natswire.AuthenticationError as error:
+                self.record("CONNECT", "connect", time.perf_counter() - start_s, failure=error)
+                raise StopUser from None
+            except (NatsError, natswire.BadCredentials) as error:
+                self.record("CONNECT", "connect", time.perf_counter() - start_s, failure=error)
+                time.sleep(CONNECT_AGAIN_S)
+                continue
+            self.record("CONNECT", "connect", time.perf_counter() - start_s)
+            return client
+
+    def _reporting(self, settings: Settings) -> Settings:
+        """The settings, with what goes wrong in between made a failure."""
+        return replace(
+            settings,
+            on_error=lambda error: self.record("ERROR", "server or callback", 0.0, failure=error),
+            on_disconnect=lambda error: self.record("CONNECT", "disconnected", 0.0, failure=error),
+        )
+
+    # -- the schedule -------------------------------------------------------------------------------------------------
+
+    def wait_time(self) -> float:
+        """Wait until the next task is due; at once when it is overdue. Locust has nothing more to wait for."""
+        scheduled_s = self._arrivals.next_s()
+        time.sleep(max(0.0, scheduled_s - time.monotonic()))
+        self.due_s = max(scheduled_s, min(time.monotonic(), scheduled_s + TIMER_GRAIN_S))
+        return 0.0
+
+    # -- operations ---------------------------------------------------------------------------------------------------
+
+    def publish(self, subject: str, payload: bytes = b"", name: str = "", reply: str = "") -> bool:
+        """One message, recorded as PUB: from when the task was due until the socket had taken it."""
+        try:
+            self.client.publish(subject, payload, reply)
+        except (NatsError, ValueError) as error:
+            self.record("PUB", name or subject, self.overdue_s, failure=error)
+            return False
+        self.record("PUB", name or subject, self.overdue_s, len(payload))
+        return True
+
+    def publish_checked(self, subject: str, size_bytes: int = STAMP_BYTES, name: str = "", reply: str = "") -> bool:
+        """A stamped message, which `subscribe_checked` finds lost, doubled or out of order."""
+        return self.publish(subject, self._stamper.stamp(subject, self.due_s).payload(size_bytes), name, reply)
+
+    def request(
+        self, subject: str, payload: bytes = b"", name: str = "", headers: Mapping[str, str] | None = None
+    ) -> Message | None:
+        """A request and its first answer, recorded as REQ from when the task was due; None: a failure was recorded."""
+        try:
+            answer = self.client.request(subject, payload, self.request_timeout_s, headers)
+        except (NatsError, ValueError) as error:
+            self.record("REQ", name or subject, self.overdue_s, failure=error)
+            return None
+        self.record("REQ", name or subject, self.overdue_s, len(answer.payload))
+        return answer
+
+    def subscribe(
+        self, subject: str, callback: Callable[[Message], None] | None = None, queue: str = ""
+    ) -> Subscription | None:
+        """As the client's; None when it failed, which is recorded."""
+        try:
+            return self.client.subscribe(subject, callback, queue)
+        except (NatsError, ValueError) as error:
+            self.record("SUB", subject, 0.0, failure=error)
+            return None
+
+    def subscribe_checked(self, subject: str, name: str = "", queue: str = "") -> Subscription | None:
+        """Every stamped delivery is recorded as SUB, its time from when it was due; what is wrong is a failure.
+
+        In a queue group numbers are missing by design: there only what comes twice or late is wrong.
+        """
+        ledger = Ledger()
+
+        def on_message(message: Message) -> None:
+            stamp = Stamp.read(message.payload)
+            if stamp is None:
+                return
+            fault = ledger.fault(message.subject, stamp)
+            if queue and fault.startswith("lost"):
+                fault = ""
+            self.record(
+                "SUB", name or subject, stamp.latency_s(), len(message.payload), DeliveryFault(fault) if fault else None
+            )
+
+        return self.subscribe(subject, on_message, queue)
+
+    def flush(self, name: str = "flush") -> bool:
+        """Wait for a PONG, recorded as FLUSH."""
+        start_s = time.perf_counter()
+        try:
+            self.client.flush(self.request_timeout_s)
+        except NatsError as error:
+            self.record("FLUSH", name, time.perf_counter() - start_s, failure=error)
+            return False
+        self.record("FLUSH", name, time.perf_counter() - start_s)
+        return True
+
+    # -- recording ----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether locust has begun to take its users away."""
+        return getattr(self.environment.runner, "state", "") in STOPPING
+
+    @property
+    def overdue_s(self) -> float:
+        """Since the running task was due."""
+        return max(0.0, time.monotonic() - self.due_s)
+
+    def record(
+        self, kind: str, name: str, took_s: float | None, size_bytes: int = 0, failure: Exception | None = None
+    ) -> None:
+        """One line of locust's statistics gets one more; `took_s` None: counted without a time."""
+        if failure is not None and self.is_stopping:
+            return
+        self.environment.events.request.fire(
+            request_type=kind,
+            name=name,
+            response_time=None if took_s is None else took_s * 1000,
+            response_length=size_bytes,
+            exception=failure,
+            context={},
+        )
+
+
+class DeliveryFault(Exception):
+    """A message that came, and shows that something is wrong."""
