@@ -106,13 +106,8 @@ cdef class Page:
         return page_next_client_id(self.header)
 
     def try_add_connection(self, int shard, int64_t max_connections):
-        """Count one connection for the shard, unless the broker has max_connections already (<= 0: no limit).
-
-        Refused ones are in total_connections too, as on nats-server.
-        """
-        cdef ShardSlot* slot = self.slot(shard)
-        page_store(&slot.total_connections, slot.total_connections + 1)
-        return page_try_add_connection(self.header, slot, max_connections) == 1
+        """Count one connection for the shard, unless the broker has max_connections already (<= 0: no limit)."""
+        return page_try_add_connection(self.header, self.slot(shard), max_connections) == 1
 
     def remove_connection(self, int shard):
         """Undo one successful try_add_connection."""
