@@ -25,7 +25,7 @@ def is_compiled() -> bool:
 def first_screen(address: str, pid: int, shard_pids: Sequence[int], accept: str) -> str:
     """The text; `address` as clients dial it, HOST:PORT."""
     host, _, port = address.rpartition(":")
-    dial = f"127.0.0.1 {port}" if host in ("0.0.0.0", "[::]") else f"{host.strip('[]')} {port}"
+    dial = f"127.0.0.1/{port}" if host in ("0.0.0.0", "[::]") else f"{host.strip('[]')}/{port}"
     compiled = "compiled" if is_compiled() else "NOT compiled: run `make build`"
     pids = " ".join(str(shard) for shard in shard_pids[:8]) + (" …" if len(shard_pids) > 8 else "")
     shards = f"{len(shard_pids)} shard{'' if len(shard_pids) == 1 else 's'}"
@@ -33,7 +33,8 @@ def first_screen(address: str, pid: int, shard_pids: Sequence[int], accept: str)
         f"gnatswarm {version.OWN_VERSION} ({compiled}, speaks like nats-server {version.SERVER_VERSION})\n"
         f"  listening   {address}\n"
         f"  processes   router {pid}, {shards} ({accept}): {pids}\n"
-        f"  try         printf 'SUB greet 1\\r\\nPUB greet 5\\r\\nhello\\r\\nPING\\r\\n' | nc -q 1 {dial}\n"
+        # bash alone, because that is what every host has.
+        f"  try         exec 3<>/dev/tcp/{dial}; printf 'SUB hi 1\\r\\nPUB hi 5\\r\\nhello\\r\\n' >&3; timeout 1 cat <&3\n"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from broker.version import OWN_VERSION
@@ -13,15 +15,23 @@ def test_it_has_version_address_processes_and_something_to_try() -> None:
     assert text.startswith(f"gnatswarm {OWN_VERSION} (")
     assert "0.0.0.0:4222" in text
     assert "router 100, 2 shards (reuseport): 101 102" in text
-    assert text.endswith("| nc -q 1 127.0.0.1 4222\n")
-    assert max(len(line) for line in text.splitlines()) <= 100
+    assert max(len(line) for line in text.splitlines()) <= 120
+
+
+def test_the_line_to_try_gets_its_message_back(start_broker) -> None:
+    """What it says is typed into bash, against a broker."""
+    broker = start_broker()
+    text = first_screen(f"127.0.0.1:{broker.port}", 100, [101], "reuseport")
+    line = text.splitlines()[-1].removeprefix("  try         ")
+    done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=30, check=False)
+    assert b"MSG hi 1 5\r\nhello\r\n" in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("address", "dial"), [("[::1]:4222", "::1 4222"), ("[::]:1", "127.0.0.1 1"), ("10.0.0.1:5", "10.0.0.1 5")]
+    ("address", "dial"), [("[::1]:4222", "::1/4222"), ("[::]:1", "127.0.0.1/1"), ("10.0.0.1:5", "10.0.0.1/5")]
 )
 def test_what_to_dial(address: str, dial: str) -> None:
-    assert first_screen(address, 1, [2], "handoff").endswith(f"nc -q 1 {dial}\n")
+    assert first_screen(address, 1, [2], "handoff").splitlines()[-1].startswith(f"  try         exec 3<>/dev/tcp/{dial};")
 
 
 def test_many_shards_are_not_a_wall_of_numbers() -> None:
