@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.engine import QUIET, WITH_HEADERS, Engine, frames
+from tests.support.engine import QUIET, WITH_HEADERS, Engine, EngineClient, frames
 from tests.support.model import Model
 
 HEADER = b"NATS/1.0\r\nA: b\r\n\r\n"
@@ -191,7 +193,7 @@ def test_many_groups_at_many_siblings_get_a_message_each(engine):
         engine.probe.set_remote(shard, b"a", name, 1)
     engine.probe.set_remote(7, b"a")
     publisher.feed(b"PUB  a r 2\r\nhi\r\n")  # not canonical: its tail is rebuilt
-    served = Counter()
+    served: Counter[bytes] = Counter()
     for shard, link in links.items():
         plain_frames = 0
         for frame in frames(bytes(link.sent)):
@@ -266,7 +268,7 @@ def payload_of(number: int, repeat: int) -> bytes:
     return b"payload %03d.%d" % (number, repeat)
 
 
-def line_of(operation: tuple, number: int, repeat: int = 0) -> bytes:
+def line_of(operation: tuple[Any, ...], number: int, repeat: int = 0) -> bytes:
     match operation:
         case ("SUB", subject, queue, sid):
             return " ".join(filter(None, ("SUB", subject, queue, sid))).encode() + b"\r\n"
@@ -286,7 +288,12 @@ def line_of(operation: tuple, number: int, repeat: int = 0) -> bytes:
     raise AssertionError(operation)
 
 
-def check_publish(model: Model, clients: list, who: int, operation: tuple, number: int) -> None:
+def taken_among(keys: list[tuple[str, str]], queue: str, members: set[tuple[str, str]]) -> tuple[str, str]:
+    """The member of a queue group that the broker chose."""
+    return next(key for key in keys if key in members)
+
+
+def check_publish(model: Model, clients: list[EngineClient], who: int, operation: tuple[Any, ...], number: int) -> None:
     """Whether every client was sent what a PUB that came several times in a row causes, and in its order."""
     _, subject, has_reply, has_header, repeats = operation
     got: list[list[tuple[str, str]]] = [[] for _ in range(repeats)]
@@ -304,7 +311,7 @@ def check_publish(model: Model, clients: list, who: int, operation: tuple, numbe
         assert repeats_in_order == sorted(repeats_in_order)
     for keys in got:
         assert model.candidates(str(who), subject).permits(keys)
-        model.publish(str(who), subject, lambda _, members, keys=keys: next(key for key in keys if key in members))
+        model.publish(str(who), subject, partial(taken_among, keys))
 
 
 @settings(max_examples=300, deadline=None)

@@ -39,7 +39,9 @@ class SublistAgainstModel(RuleBasedStateMachine):
         self.number = 0
 
     def expected(self, subject):
-        plain, groups, weights = [], {}, {}
+        plain: list[int] = []
+        groups: dict[str, list[int]] = {}
+        weights: dict[str, dict[int, int]] = {}
         for number, (pattern, queue) in self.subscriptions.items():
             if matches(pattern, subject):
                 (groups.setdefault(queue, []) if queue else plain).append(number)

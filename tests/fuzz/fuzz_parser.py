@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from broker.parser import parse
 from tests.fuzz.programs import TENDER, mutated, operations, publish, seeds, subscribe, unsubscribe
@@ -29,7 +30,7 @@ def test_an_answer_never_changes_when_more_bytes_come():
         rng = random.Random(seed)
         data = mutated(rng, line(rng)) if rng.random() < 0.8 else line(rng)
         max_line = rng.choice([8, 64, 4096])
-        answer = {"op": "MORE"}
+        answer: dict[str, Any] = {"op": "MORE"}
         for size in range(len(data) + 1):
             now = parse(data[:size], max_line)
             if answer["op"] != "MORE":

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from broker.auth import Authenticator
-from broker.connect import ConnectOptions, overlay, require_object
+from broker.connect import ConnectOptions, overlay, require_object, require_sense
 from broker.connection import ClientConnection
 from broker.errors import CloseReason, ProtocolError
 from broker.limits import Limits
@@ -89,6 +89,7 @@ class Session:
     def on_connect(self, raw: bytes) -> None:
         options = overlay(self.options, raw)
         self.authenticator.user_of(options)
+        require_sense(options)
         self.options = options
         self.connection.configure(
             verbose=options.verbose,

@@ -1,0 +1,3 @@
+from typing import Any
+
+def parse(data: bytes, max_line: int = 4096) -> dict[str, Any]: ...

@@ -1,0 +1,3 @@
+class Peer:
+    @property
+    def is_closing(self) -> bool: ...

@@ -1,0 +1,3 @@
+from typing import Any
+
+def parse_route(data: bytes) -> dict[str, Any]: ...

@@ -1,0 +1,142 @@
+"""Who may connect: by token, one user or several; who is asked first; and the engine's part in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.auth import Authenticator, proof_of
+from broker.connect import ConnectOptions
+from broker.errors import AuthorizationViolation, CloseReason
+from broker.options import Options, User
+from tests.support.engine import Engine
+
+TOKEN = Options(auth_token="s3cret")
+ONE_USER = Options(auth_user="derek", auth_password="pass")
+USERS = Options(users=(User("a", "1"), User("b", "2"), User("open")))
+GUESTS = Options(users=(User("a", "1"), User("guest")), no_auth_user="guest")
+
+
+def said(token: str = "", user: str = "", password: str = "") -> ConnectOptions:
+    return ConnectOptions(auth_token=token, user=user, password=password)
+
+
+@pytest.mark.parametrize(
+    ("options", "connect", "who"),
+    [
+        (Options(), said(), ""),
+        (Options(), said("t", "u", "p"), ""),  # nobody asked
+        (TOKEN, said("s3cret"), ""),
+        (TOKEN, said("s3cret", "x", "y"), ""),
+        (ONE_USER, said(user="derek", password="pass"), "derek"),
+        (USERS, said(user="a", password="1"), "a"),
+        (USERS, said(user="b", password="2"), "b"),
+        (USERS, said(user="open"), "open"),
+        (GUESTS, said(), "guest"),
+        (GUESTS, said(user="a", password="1"), "a"),
+    ],
+)
+def test_who_is_let_in(options, connect, who):
+    rules = Authenticator(options)
+    assert rules.user_of(connect) == who
+    assert rules.still_admits(who, proof_of(connect))
+
+
+@pytest.mark.parametrize(
+    ("options", "connect"),
+    [
+        (TOKEN, said()),
+        (TOKEN, said("S3cret")),
+        (TOKEN, said("s3cret ")),
+        (TOKEN, said(password="s3cret")),
+        (TOKEN, said("\ud800")),
+        (ONE_USER, said()),
+        (ONE_USER, said(user="derek")),
+        (ONE_USER, said(user="derek", password="pass?")),
+        (ONE_USER, said(user="Derek", password="pass")),
+        (ONE_USER, said(token="pass")),
+        (ONE_USER, said(user="other", password="")),
+        (USERS, said(user="a", password="2")),
+        (USERS, said(user="c", password="1")),
+        (USERS, said()),
+        (USERS, said(user="open", password="x")),
+        (GUESTS, said(user="a", password="")),
+        (GUESTS, said(user="nobody")),
+    ],
+)
+def test_who_is_not(options, connect):
+    with pytest.raises(AuthorizationViolation):
+        Authenticator(options).user_of(connect)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_required", "asks"),
+    [
+        (Options(), False, False),
+        (TOKEN, True, True),
+        (ONE_USER, True, True),
+        (USERS, True, True),
+        (GUESTS, True, False),
+    ],
+)
+def test_a_connect_must_come_first_where_nobody_is_let_in_without(options, is_required, asks):
+    rules = Authenticator(options)
+    assert (rules.is_required, rules.asks_before_connect) == (is_required, asks)
+
+
+@pytest.mark.parametrize(
+    ("before", "connect", "after", "stays"),
+    [
+        (TOKEN, said("s3cret"), Options(auth_token="other"), False),
+        (TOKEN, said("s3cret"), TOKEN, True),
+        (TOKEN, said("s3cret"), Options(), True),
+        (USERS, said(user="a", password="1"), Options(users=(User("a", "1"),)), True),
+        (USERS, said(user="a", password="1"), Options(users=(User("a", "changed"),)), False),
+        (USERS, said(user="b", password="2"), Options(users=(User("a", "1"),)), False),
+        (USERS, said(user="open"), Options(users=(User("open", "now"),)), False),
+        (Options(), said(), TOKEN, False),
+        (Options(), said(), GUESTS, True),
+        (GUESTS, said(), USERS, False),
+    ],
+)
+def test_who_stays_when_the_rules_change(before, connect, after, stays):
+    who = Authenticator(before).user_of(connect)
+    assert Authenticator(after).still_admits(who, proof_of(connect)) is stays
+
+
+def test_a_proof_is_not_the_secret():
+    assert b"s3cret" not in proof_of(said("s3cret"))
+    assert proof_of(said("s3cret")) == proof_of(said("s3cret")) != proof_of(said("other"))
+    assert proof_of(said()) == b""
+
+
+# ---- in the engine
+
+GOOD = b'CONNECT {"verbose":false,"auth_token":"s3cret"}\r\n'
+VIOLATION = b"-ERR 'Authorization Violation'\r\n"
+
+
+@pytest.mark.parametrize(
+    "first", [b"PING\r\n", b"PUB a 0\r\n\r\n", b"SUB a 1\r\n", b"P", b"\r\n", b"INFO {}\r\n", b"X"]
+)
+def test_anything_but_connect_first_is_a_violation(first):
+    client = Engine(options=TOKEN).client(b"")
+    assert client.talk(first + GOOD) == VIOLATION
+    assert client.is_over and client.reason == CloseReason.AUTHENTICATION_FAILURE
+
+
+def test_the_right_token_opens_the_rest():
+    client = Engine(options=TOKEN).client(b"")
+    assert client.talk(GOOD + b"PING\r\n", [1] * 200) == b"PONG\r\n"
+    assert not client.connection.must_authenticate
+
+
+@pytest.mark.parametrize("connect", [b"CONNECT {}\r\n", b'CONNECT {"auth_token":"wrong"}\r\nPING\r\n'])
+def test_the_wrong_token_closes(connect):
+    client = Engine(options=TOKEN).client(b"")
+    assert client.talk(connect) == VIOLATION
+    assert client.is_over
+
+
+def test_a_client_may_come_without_credentials_where_it_is_somebody_then():
+    client = Engine(options=GUESTS).client(b"")
+    assert client.talk(b"PING\r\n") == b"PONG\r\n"
