@@ -19,6 +19,8 @@ cdef class ProbeSocket:
     cdef size_t unread_at            # how much of `unread` was read
     cdef bytearray unread            # what waits while the peer is held
     cdef Py_ssize_t takes            # bytes that the kernel takes from now on; -1: all
+    cdef public bint is_counting     # what it is sent is counted, not remembered: for benches
+    cdef readonly uint64_t taken     # bytes that it was sent
     cdef readonly bint is_over       # closed, and its peer has left
     cdef readonly int reason         # why: CloseReason
     cdef void flush(self) noexcept

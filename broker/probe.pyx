@@ -14,7 +14,7 @@ from broker.fanout cimport Publish, write_tail_head
 from broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_SLOW_CONSUMER_PENDING_BYTES, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE,
     iovec, out_gather, out_init, out_pending, out_take)
-from broker.parser cimport Token
+from broker.parser cimport OP_HPUB, OP_MORE, OP_PUB, OP_UNKNOWN, Op, OpKind, Token, parse_op, parse_plain_publish
 from broker.peer cimport HOLD_STALL
 from broker.sublist cimport MOST_SHARDS, Entry, InterestSink
 from broker.word cimport SLACK, hash_bytes
@@ -59,7 +59,8 @@ cdef class ProbeSocket:
                 n = parts[i].iov_len
                 if self.takes >= 0 and n > <size_t>self.takes:
                     n = self.takes
-                self.sent += (<uint8_t *>parts[i].iov_base)[:n]
+                if not self.is_counting:
+                    self.sent += (<uint8_t *>parts[i].iov_base)[:n]
                 took += n
                 if self.takes >= 0:
                     self.takes -= n
@@ -68,6 +69,7 @@ cdef class ProbeSocket:
                     break
             if took:
                 out.taken_us = out.box.now_us
+            self.taken += took
             out_take(out, took)
 
     cdef int pump(self, pieces) except -1:
@@ -307,6 +309,31 @@ cdef class Probe:
 
     # ---- what tests and benches ask
 
+    def match_all(self, list subjects not None, int times) -> int:
+        """Finds the answer for each subject, so many times over; how many targets they had."""
+        cdef bytes joined = b"".join([subject + bytes(SLACK) for subject in subjects])
+        cdef size_t n = len(subjects), i, at = 0
+        cdef size_t *starts = <size_t *>malloc(n * sizeof(size_t))
+        cdef size_t *sizes = <size_t *>malloc(n * sizeof(size_t))
+        if n == 0 or starts == NULL or sizes == NULL:
+            raise MemoryError
+        cdef const uint8_t *text = joined
+        cdef Entry *entry
+        cdef uint64_t found = 0
+        for i in range(n):
+            starts[i] = at
+            sizes[i] = len(<bytes>subjects[i])
+            at += sizes[i] + SLACK
+        while times > 0:
+            times -= 1
+            for i in range(n):
+                entry = self.sublist.find(text + starts[i], sizes[i],
+                                          hash_bytes(text + starts[i], sizes[i], self.sublist.seed))
+                found += entry.n_plain
+        free(starts)
+        free(sizes)
+        return found
+
     @property
     def memory(self) -> dict:
         """Bytes in chunks and blobs, subscriptions, and what is in the lists that the reactor goes through."""
@@ -322,3 +349,28 @@ cdef class Probe:
     @property
     def cached(self) -> int:
         return self.sublist.cache_count
+
+
+def parse_all(bytes data not None, int times) -> int:
+    """Parses all operations of `data`, so many times over, as a connection does; how many there were."""
+    cdef bytes padded = data + bytes(SLACK)
+    cdef const uint8_t *start = padded
+    cdef size_t size = len(data), at
+    cdef Op op
+    cdef OpKind kind
+    cdef uint64_t n = 0
+    while times > 0:
+        times -= 1
+        at = 0
+        while at < size:
+            if parse_plain_publish(start + at, size - at, 4096, &op):
+                kind = OP_PUB
+            else:
+                kind = parse_op(start + at, size - at, 4096, &op)
+            if kind == OP_MORE or kind >= OP_UNKNOWN:
+                raise ValueError(data[at:at + 40])
+            at += op.line_size
+            if kind == OP_PUB or kind == OP_HPUB:
+                at += op.size + 2
+            n += 1
+    return n
