@@ -28,13 +28,14 @@ cdef class Source:
     cdef int at                  # index in reactor.sources; -1: not there
     cdef int on_event(self, uint32_t events) except -1
 
-@cython.final
+# What is on the wire are the peer's bytes. Subclass: shards.layered, where they are not.
 cdef class Socket(Source):
     cdef Peer peer
     cdef readonly object owner   # Python: on_closed(reason), once
     cdef bint is_patient         # in the patient set
     cdef bint was_sent           # something was sent to it since its last read
     cdef bint is_lingering       # said its last; what still comes in is thrown away until the peer closes
+    cdef bint is_opening         # a handshake comes before the protocol: no log-in deadline, no pings yet
     cdef uint8_t small_reads     # quick small reads in a row
     cdef uint64_t read_us        # when it was last read
     cdef uint64_t opened_us
@@ -43,11 +44,18 @@ cdef class Socket(Source):
     cdef uint64_t linger_until_us
     cdef uint64_t held_us        # since when its feeding waits
     cdef int read(self) except -1
+    # The peer may be read again: goes on with what has come and was not read.
+    cdef int read_on(self) except -1
     cdef int after_operations(self) except -1
     cdef int discard(self) except -1
     cdef int show_read(self, iovec *parts, int n, Py_ssize_t size) except -1
     cdef void show_sent(self, iovec *parts, int n, Py_ssize_t size) noexcept
     cdef void flush(self) noexcept
+    cdef void block(self) noexcept
+    # Everything is said: what the layers below the peer have to say before the end.
+    cdef void part(self, int reason) noexcept
+    # Looks at the deadline of a handshake (is_opening).
+    cdef int check_opening(self) except -1
     cdef void arm(self, uint32_t events) noexcept
     cdef int end(self) except -1
     cdef int close(self) except -1
@@ -83,6 +91,7 @@ cdef class Reactor:
     cdef list leaving                  # gone clients whose subscriptions are being taken out, slice by slice
     cdef list held                     # Sockets whose feeding waits for somebody slow
     cdef size_t bytes_read             # in this round
+    cdef uint64_t opening_us           # spent on handshakes in this round
     cdef public bint is_tracing        # owners of client sockets are shown all bytes: on_bytes_in, on_bytes_out
     cdef uint64_t swept_at
     cdef object page                   # keeps `slot` valid
@@ -103,6 +112,7 @@ cdef class Reactor:
     cdef int attend(self) except -1
     cdef void flush_dirty(self) noexcept
     cdef int finish_round(self) except -1
+    cdef int settle(self) except -1
     cdef int look_at_patient(self) except -1
     cdef void note_read(self, Socket socket, Py_ssize_t n) noexcept
     cdef void start_ticking(self) noexcept

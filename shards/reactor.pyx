@@ -92,6 +92,7 @@ cdef enum:
     MOST_ACCEPTS = 64               # in a row from one listener, so that a storm does not stop traffic
     BUSY_ROUND_BYTES = 16384        # a round that read so much looks again before it goes back to the event loop,
     MOST_TURN_US = 2000             # for at most so long
+    MOST_UNSETTLED_BYTES = 2097152  # read in one round before what they caused is sent: bounds its latency
     LINGER_US = 1000000             # a peer that was told why it is closed has so long to read it
     FIRST_PING_US = 2000000         # after so long a client's round trip is measured (nats-server: about 2 s)
     STALL_US = 100000               # a feeder waits for a slow client at most so long at a time
@@ -160,13 +161,17 @@ cdef class Socket(Source):
         return 0
 
     cdef void arm(self, uint32_t events) noexcept:
+        """Asks for these events. None at all takes it out of the set: the kernel reports a hang-up to whoever is in it,
+        asked or not, and a held client whose peer is gone would spin."""
         cdef epoll_event event
+        cdef int set_ = self.reactor.patient_fd if self.is_patient else self.reactor.fd
         if self.fd < 0 or events == self.armed:
             return
-        self.armed = events
         event.events = events
         event.data.ptr = <void *>self
-        epoll_ctl(self.reactor.patient_fd if self.is_patient else self.reactor.fd, EPOLL_CTL_MOD, self.fd, &event)
+        epoll_ctl(set_, EPOLL_CTL_DEL if events == 0 else EPOLL_CTL_ADD if self.armed == 0 else EPOLL_CTL_MOD,
+                  self.fd, &event)
+        self.armed = events
 
     cdef int read(self) except -1:
         cdef iovec parts[2]
@@ -192,6 +197,9 @@ cdef class Socket(Source):
             return 0
         peer.close(CLOSE_CLIENT_CLOSED if got == 0 else CLOSE_READ_ERROR)
         out_call(&peer.out)
+        return 0
+
+    cdef int read_on(self) except -1:
         return 0
 
     cdef int after_operations(self) except -1:
@@ -251,14 +259,23 @@ cdef class Socket(Source):
                 out.taken_us = self.reactor.box.now_us
                 out_take(out, took)
             if <size_t>took < total:
-                if not out.is_blocked:
-                    out.is_blocked = 1
-                    if took == 0:
-                        out.taken_us = self.reactor.box.now_us
-                    if self.is_patient:
-                        self.reactor.make_impatient(self)
-                    self.arm(self.armed | EPOLLOUT)
+                if took == 0:
+                    out.taken_us = self.reactor.box.now_us
+                self.block()
                 return
+
+    cdef void block(self) noexcept:
+        """The kernel takes no more for now."""
+        self.peer.out.is_blocked = 1
+        if self.is_patient:
+            self.reactor.make_impatient(self)
+        self.arm(self.armed | EPOLLOUT)
+
+    cdef void part(self, int reason) noexcept:
+        pass
+
+    cdef int check_opening(self) except -1:
+        return 0
 
     cdef int show_read(self, iovec *parts, int n, Py_ssize_t size) except -1:
         """Shows the owner what came in, for a trace."""
@@ -283,6 +300,7 @@ cdef class Socket(Source):
             self.reactor.make_impatient(self)
         if speaks:
             self.flush()
+        self.part(reason)
         if reason == CLOSE_SLOW_CONSUMER_PENDING_BYTES or reason == CLOSE_SLOW_CONSUMER_WRITE_DEADLINE:
             self.reactor.slow_consumers += 1
         self.owner.on_closed(reason)
@@ -482,9 +500,13 @@ cdef class Reactor:
         self.auth_timeout_us = <uint64_t>(limits.auth_timeout_s * 1e6)
         self.write_deadline_us = <uint64_t>(limits.write_deadline_s * 1e6)
 
-    def open(self, int fd, Peer peer not None, owner not None) -> Socket:
-        """Takes over a connected, non-blocking socket. `owner.on_closed(reason)` is called once, when it ends."""
-        cdef Socket socket = Socket()
+    def open(self, int fd, Peer peer not None, owner not None, Socket socket=None) -> Socket:
+        """Takes over a connected, non-blocking socket, into a fresh `socket` if that is to be no plain one.
+
+        `owner.on_closed(reason)` is called once, when it ends.
+        """
+        if socket is None:
+            socket = Socket()
         socket.peer = peer
         socket.owner = owner
         socket.opened_us = socket.read_us = socket.used_us = self.box.now_us
@@ -505,6 +527,7 @@ cdef class Reactor:
         """Serves who is ready; goes on while there is much to read, for at most two milliseconds."""
         cdef epoll_event events[MOST_EVENTS]
         cdef uint64_t started = 0, now
+        cdef size_t settled
         cdef int n, i
         cdef Source source
         while True:
@@ -516,10 +539,14 @@ cdef class Reactor:
             if n <= 0:
                 break
             self.bytes_read = 0
+            self.opening_us = 0
             for i in range(n):
                 source = <Source>events[i].data.ptr
                 if source.fd >= 0:
                     source.on_event(events[i].events)
+                if self.bytes_read - settled > MOST_UNSETTLED_BYTES:
+                    settled = self.bytes_read
+                    self.settle()
             self.finish_round()
             self.rounds += 1
             if self.bytes_read < BUSY_ROUND_BYTES or now - started > MOST_TURN_US:
@@ -561,9 +588,7 @@ cdef class Reactor:
 
     cdef int finish_round(self) except -1:
         """Sends what there is to send, closes who is to be closed, lets go on who waited."""
-        while self.box.dirty != NULL or self.box.called != NULL:
-            self.flush_dirty()
-            self.attend()
+        self.settle()
         if self.held:
             self.resume_held()
         if self.leaving:
@@ -572,6 +597,13 @@ cdef class Reactor:
             self.gone.clear()
         if self.slot != NULL:
             self.publish_counters()
+        return 0
+
+    cdef int settle(self) except -1:
+        """Sends what was appended, and attends to who was called."""
+        while self.box.dirty != NULL or self.box.called != NULL:
+            self.flush_dirty()
+            self.attend()
         return 0
 
     cdef void flush_dirty(self) noexcept:
@@ -600,6 +632,7 @@ cdef class Reactor:
                 socket.after_operations()
                 if not socket.peer.holds:
                     socket.arm(socket.armed | EPOLLIN)
+                    socket.read_on()
         return 0
 
     cdef int resume_held(self) except -1:
@@ -617,10 +650,7 @@ cdef class Reactor:
                 socket.peer.release(HOLD_STALL)
             else:
                 self.held.append(socket)
-        while self.box.dirty != NULL or self.box.called != NULL:
-            self.attend()
-            self.flush_dirty()
-        return 0
+        return self.settle()
 
     cdef void publish_counters(self) noexcept:
         self.slot.in_msgs = self.base[0] + self.fanout.in_msgs
@@ -645,6 +675,8 @@ cdef class Reactor:
             return 0
         if not isinstance(socket.peer, ClientConnection):
             return 0
+        if socket.is_opening:
+            return socket.check_opening()
         client = <ClientConnection>socket.peer
         work = client.in_msgs + out.msgs + client.subs.count
         if work != socket.work:
@@ -698,7 +730,8 @@ cdef class Reactor:
         epoll_ctl(self.patient_fd, EPOLL_CTL_DEL, socket.fd, &event)
         event.events = socket.armed
         event.data.ptr = <void *>socket
-        epoll_ctl(self.fd, EPOLL_CTL_ADD, socket.fd, &event)
+        if socket.armed:
+            epoll_ctl(self.fd, EPOLL_CTL_ADD, socket.fd, &event)
         socket.is_patient = False
         socket.small_reads = 0
         self.n_patient -= 1
