@@ -198,7 +198,9 @@ def connection(shard: int, row: ConnectionRow, now_us: int, *, shows_user: bool 
     if subs == "list" and row.subs:
         document["subscriptions_list"] = [sub.subject for sub in row.subs]
     elif subs == "detail" and row.subs:
-        document["subscriptions_list_detail"] = [subscription(sub) for sub in row.subs]
+        # Of closed connections the real server says the account as well.
+        account = GLOBAL_ACCOUNT if row.stop_us else ""
+        document["subscriptions_list_detail"] = [subscription(sub, account=account) for sub in row.subs]
     document["shard"] = shard
     return document
 

@@ -18,7 +18,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Per shard: name, type, help, field of ShardFacts, what one of it is in the name's unit.
 _PER_SHARD = (
     ("connections", "gauge", "Open client connections.", "connections", 1),
-    ("connections_total", "counter", "Client connections that came, refused ones included.", "total_connections", 1),
+    ("accepted_connections_total", "counter", "Client connections that came, refused ones included.", "total_connections", 1),
     ("subscriptions", "gauge", "Subscriptions of clients.", "subscriptions", 1),
     ("received_messages_total", "counter", "Messages that clients published.", "in_msgs", 1),
     ("received_bytes_total", "counter", "Bytes of those messages, headers included.", "in_bytes", 1),

@@ -35,9 +35,9 @@ def listen(options: Options) -> socket.socket | None:
         found.sort(key=lambda entry: entry[0] != socket.AF_INET)
         return socket.create_server((str(found[0][4][0]), port), family=found[0][0], backlog=BACKLOG)
     except OSError as error:
-        raise ListenError(
-            f"Can't start monitoring: cannot listen on {host}:{options.http_port}: {error.strerror or error}"
-        ) from None
+        # A name that has no address has a negative number; socket's own text of the others repeats the address.
+        why = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+        raise ListenError(f"Can't start monitoring: cannot listen on {host}:{options.http_port}: {why}") from None
 
 
 def address(sock: socket.socket, options: Options) -> tuple[str, int]:

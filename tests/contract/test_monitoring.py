@@ -1,0 +1,276 @@
+"""The monitoring pages have the real server's fields, types, formats, order and errors, seen side by side with it.
+
+The same clients do the same on both; then every page is asked of both. What is ours alone, and what the real server has
+and we do not, stands in two tables with the reasons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import pytest
+import pytest_asyncio
+
+from tests.support.pages import Pages
+from tests.support.servers import KINDS, Broker, BrokerUnavailable, oracle_is_required
+from tests.support.wire import Client, Cluster
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+# Fields of ours that the real server has not: which version of us it is, and the shard.
+OURS = {"gnatswarm", "shards", "shard"}
+# The real server's system account exports services to every account; we have no such services.
+MISSING = {"imports", "exports"}
+
+FORMATS = (
+    ("time", re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z")),
+    ("age", re.compile(r"(\d+y)?(\d+d)?(\d+h)?(\d+m)?\d+s")),
+    ("duration", re.compile(r"\d+(\.\d+)?(µs|ms|s)")),
+    ("address", re.compile(r"\d+\.\d+\.\d+\.\d+")),
+    ("id", re.compile(r"N[A-Z2-7]{55}")),
+)
+
+
+class Side(NamedTuple):
+    """One of the two brokers, with the same things done to it."""
+
+    broker: Broker
+    pages: Pages
+
+
+async def scenario(broker: Broker, cluster: Cluster) -> None:
+    """Four open connections that differ in everything a page can be sorted by, and two that have ended."""
+    about = {"lang": "go", "version": "1.31.0", "headers": True}
+    alpha = await cluster.client({"name": "alpha", **about})
+    await alpha.send("SUB big.* 1\r\nSUB bar q 2\r\nSUB z 3\r\nUNSUB 3 5\r\n")
+    await alpha.flush()
+    beta = await cluster.client({"name": "beta"})
+    await beta.send("SUB small 1\r\n")
+    await beta.flush()
+    gamma = await cluster.client({"name": "gamma"})
+    delta = await cluster.client({"name": "delta"})
+    await delta.send("SUB q1 1\r\nSUB q2 2\r\nSUB q3 3\r\nSUB q4 4\r\n")
+    await delta.flush()
+    await gamma.talk("PUB big.one 5\r\nhello\r\nPING\r\n", expect_last="PONG\r\n")
+    await beta.talk(f"PUB small 100\r\n{'x' * 100}\r\nPUB small 1\r\nx\r\nPING\r\n", expect_last="PONG\r\n")
+    await alpha.talk("PUB q1 1\r\nx\r\nPUB q1 1\r\nx\r\nPUB q1 1\r\nx\r\nPING\r\n", expect_last="PONG\r\n")
+    for client, count in ((alpha, 1), (beta, 2), (delta, 3)):
+        await client.messages(count)
+    for name, text in (("first", "SUB gone 1\r\nSUB gone.too q 2\r\n"), ("second", "PUB nowhere 2\r\nhi\r\n")):
+        leaver = await Client.connect(broker.port, {"verbose": False, "name": name})
+        await leaver.send(text)
+        await leaver.flush()
+        leaver.shut_writing()
+        await leaver.wait_closed()
+        leaver.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sides() -> AsyncIterator[tuple[Side, Side]]:
+    """The real server and us."""
+    try:
+        KINDS["nats-server"].command()
+    except BrokerUnavailable as error:
+        if not oracle_is_required():
+            pytest.skip(str(error))
+        raise
+    found, clusters = [], []
+    for kind in ("nats-server", "gnatswarm-2"):
+        broker = Broker(KINDS[kind], args=["-m", "-1"]).start()
+        clusters.append(Cluster(broker))
+        found.append(Side(broker, Pages.of(broker)))
+    try:
+        for side, cluster in zip(found, clusters, strict=True):
+            await scenario(side.broker, cluster)
+            await side.pages.wait("/connz?state=closed", lambda page: page["total"] == 2)
+        yield found[0], found[1]
+    finally:
+        for side, cluster in zip(found, clusters, strict=True):
+            cluster.close()
+            side.broker.stop()
+
+
+def shape(value: Any) -> Any:
+    """A document without its values: names in order, types, and the formats of texts."""
+    if isinstance(value, dict):
+        shapes = {name: shape(inner) for name, inner in value.items() if name not in OURS | MISSING}
+        # A round trip that is not known yet is 0s, which could be either.
+        return shapes | ({"rtt": "duration"} if shapes.get("rtt") in ("age", "duration") else {})
+    if isinstance(value, list):
+        merged: dict[str, Any] = {}
+        for item in value:
+            if isinstance(item, dict):
+                merged |= shape(item)
+            else:
+                return [shape(item)]
+        return [merged] if merged else []
+    if isinstance(value, str):
+        return next((name for name, pattern in FORMATS if pattern.fullmatch(value)), "text")
+    # Go writes whole floats without a point.
+    return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
+
+
+def names(value: Any) -> Any:
+    """The names of a document's members, in order. Lists of subscriptions have none on the real server."""
+    if isinstance(value, dict):
+        left_out = OURS | MISSING | {"subscriptions_list", "subscriptions_list_detail"}
+        return [(name, names(inner)) for name, inner in value.items() if name not in left_out]
+    return [names(item) for item in value[:1]] if isinstance(value, list) else None
+
+
+def without_counts(page: dict[str, Any]) -> dict[str, Any]:
+    """Which pages were asked for differs."""
+    return {name: 0 if name == "http_req_stats" else inner for name, inner in page.items()}
+
+
+SHAPES = (
+    "/varz",
+    "/connz",
+    "/connz?subs=1",
+    "/connz?subs=detail",
+    "/connz?auth=1",
+    # Once the real server was asked for closed connections in detail it shows them so on every page: that comes last.
+    "/connz?state=closed",
+    "/connz?state=all&limit=100",
+    "/connz?state=all&subs=true",
+    "/connz?state=closed&subs=detail",
+    "/connz?limit=1&offset=1",
+    "/connz?offset=100",
+    "/connz?limit=-5",
+    "/connz?limit=",
+    "/connz?cid=4000000",
+    "/connz?user=nobody",
+    "/connz?acc=$G",
+    "/connz?acc=none",
+    "/routez",
+    "/routez?subs=1",
+    "/subsz",
+    "/subscriptionsz",
+    "/subsz?subs=1",
+    "/subsz?subs=1&test=big.one",
+    "/subsz?subs=1&acc=$G&limit=100",
+    "/subsz?subs=1&acc=none",
+    "/subsz?subs=1&offset=100000",
+    "/accountz",
+    "/accountz?acc=$G",
+    "/accstatz",
+    "/accstatz?unused=1",
+    "/leafz",
+    "/gatewayz",
+    "/jsz",
+    "/healthz",
+    "/healthz?js-enabled=1",
+)
+
+
+@pytest.mark.parametrize("path", SHAPES)
+async def test_a_page_has_the_real_servers_shape(sides, path):
+    theirs, ours = (side.pages.get(path) for side in sides)
+    assert (ours.status, ours.content_type) == (theirs.status, theirs.content_type)
+    our_shape, their_shape = shape(without_counts(ours.json)), shape(without_counts(theirs.json))
+    assert our_shape == their_shape, f"{our_shape}\n{their_shape}"
+    assert names(without_counts(ours.json)) == names(without_counts(theirs.json))
+
+
+ERRORS = (
+    "/connz?sort=bogus",
+    "/connz?sort=stop",
+    "/connz?sort=reason",
+    "/connz?sort=stop&state=all",
+    "/connz?limit=x",
+    "/connz?limit=1.5",
+    "/connz?limit=99999999999999999999",
+    "/connz?offset=1_0",
+    "/connz?cid=x",
+    "/connz?cid=-1",
+    "/connz?cid=99999999999999999999",
+    "/connz?state=bogus",
+    "/connz?subs=7",
+    "/connz?auth=zz",
+    "/subsz?test=foo..",
+    "/subsz?test=foo.*",
+    "/subsz?test=%3E",
+    "/subsz?subs=maybe",
+    "/accountz?acc=nope",
+    "/nope",
+    "/varz/",
+)
+
+
+@pytest.mark.parametrize("path", ERRORS)
+async def test_an_error_is_the_real_servers_to_the_letter(sides, path):
+    theirs, ours = (side.pages.get(path) for side in sides)
+    assert (ours.status, ours.text.strip(), ours.content_type) == (
+        theirs.status,
+        theirs.text.strip(),
+        theirs.content_type,
+    )
+
+
+# By what our scenario makes differ on both sides; ties are in no order on the real server.
+OPEN_SORTS = ("cid", "start", "subs", "msgs_to", "bytes_to", "bytes_from", "last", "idle", "uptime")
+CLOSED_SORTS = ("cid", "start", "stop", "subs", "bytes_from", "uptime")
+
+
+@pytest.mark.parametrize(
+    ("sort", "state"), [*((s, "open") for s in OPEN_SORTS), *((s, "closed") for s in CLOSED_SORTS)]
+)
+async def test_connections_are_sorted_as_on_the_real_server(sides, sort, state):
+    found = []
+    for side in sides:
+        page = side.pages.json(f"/connz?sort={sort}&state={state}")
+        found.append([connection["name"] for connection in page["connections"]])
+    if sort in ("uptime", "bytes_from", "last", "idle"):
+        # Whole seconds, or equal numbers: only the first, or nothing, is told apart.
+        found = [[order[0]] if sort == "bytes_from" else sorted(order) for order in found]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("path", ["/varz", "/connz?limit=1", "/subsz", "/healthz"])
+async def test_jsonp_wraps_the_same_way(sides, path):
+    separator = "&" if "?" in path else "?"
+    for side in sides:
+        page = side.pages.get(f"{path}{separator}callback=a.b")
+        assert page.status == 200
+        if path != "/healthz":
+            assert page.content_type == "application/javascript"
+            assert re.fullmatch(r"a\.b\(\{.*\}\)", page.text, re.DOTALL)
+
+
+async def test_numbers_are_the_same_on_both_sides(sides):
+    counted = ("connections", "total_connections", "in_msgs", "in_bytes", "out_msgs", "out_bytes", "slow_consumers")
+    theirs, ours = [
+        await side.pages.wait("/varz", lambda page: (page["in_msgs"], page["out_msgs"]) == (7, 6)) for side in sides
+    ]
+    assert {name: ours[name] for name in counted} == {name: theirs[name] for name in counted}
+    per_connection = ("name", "in_msgs", "out_msgs", "in_bytes", "out_bytes", "subscriptions", "lang", "version")
+    lists = []
+    for side in sides:
+        page = side.pages.json("/connz?state=all&subs=detail")
+        lists.append(
+            [
+                {name: connection.get(name) for name in per_connection}
+                | {
+                    "subs": sorted(
+                        (sub["subject"], sub.get("qgroup"), sub["sid"], sub["msgs"], sub.get("max"))
+                        for sub in connection.get("subscriptions_list_detail", [])
+                    )
+                }
+                for connection in page["connections"]
+            ]
+        )
+    assert lists[0] == lists[1]
+
+
+async def test_the_root_page_links_to_what_the_real_servers_does(sides):
+    theirs, ours = (set(re.findall(r"<a href=\./(\w+)", side.pages.get("/").text)) for side in sides)
+    assert theirs <= ours
+
+
+async def test_head_has_no_body(sides):
+    for side in sides:
+        page = await asyncio.to_thread(side.pages.get, "/varz", "HEAD")
+        assert (page.status, page.body) == (200, b"")
