@@ -123,9 +123,12 @@ class Browser:
         )
         scheme = "dark" if is_dark else "light"
         self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.value("window.isLeft = true")
-        self._call("Page.navigate", url=url)
-        self.wait("!window.isLeft && document.readyState === 'complete'")
+        # By way of an empty page, so that neither its programs nor its errors are the one's before.
+        for address in ("about:blank", url):
+            self.errors.clear()
+            self.value("window.isLeft = true")
+            self._call("Page.navigate", url=address)
+            self.wait("!window.isLeft && document.readyState === 'complete'")
 
     def value(self, expression: str) -> Any:
         """What this JavaScript expression is now."""

@@ -1,0 +1,223 @@
+"""The dashboard in a real browser, and `gnatswarm top`: what people see is what the clients did.
+
+GNATSWARM_SCREENSHOTS=<directory> keeps pictures of the page: light, dark, and on a phone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.support import browser
+from tests.support.browser import Browser
+from tests.support.pages import Pages
+from tests.support.servers import KINDS, Broker, oracle_is_required
+from tests.support.wire import Cluster
+
+pytestmark = pytest.mark.kinds("gnatswarm-2")
+
+ATTACK = "<img src=x onerror=window.isHurt=1>"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    program = browser.find()
+    if program is None:
+        if oracle_is_required():
+            pytest.fail("chromium is not installed", pytrace=False)
+        pytest.skip("chromium is not installed")
+    with Browser(program) as started:
+        yield started
+
+
+@pytest_asyncio.fixture
+async def lively(start_broker: Callable[..., Broker], cluster_of: Callable[[Broker], Cluster]) -> Any:
+    """A broker with something to see: 60 clients, hot subjects, a queue group, a subject that nobody wants."""
+    broker = start_broker(args=["-m", "-1"], config="http_base_path: /monitoring\n")
+    cluster = cluster_of(broker)
+    for at in range(60):
+        await cluster.client({"name": f"sensor-{at:02}"})
+    subscribers = await cluster.clients(4, on_different_shards=True, connect={"name": "subscriber"})
+    for client in subscribers:
+        await client.send("SUB hot.> 1\r\nSUB jobs workers 2\r\n")
+        await client.flush()
+    publisher = await cluster.client({"name": ATTACK})
+    await publisher.send("PUB hot.a 5\r\nhello\r\n" * 250 + "PUB jobs 1\r\nx\r\n" * 100 + "PUB lost 1\r\nx\r\n" * 7)
+    await publisher.flush()
+    pages = Pages.of(broker, base="/monitoring")
+    await pages.wait("/varz", lambda page: page["out_msgs"] == 1100)
+    return broker, pages, cluster
+
+
+def cells(page: Browser, table: str, column: int) -> list[str]:
+    """What stands in one column."""
+    script = f"[...document.querySelectorAll('#{table} tbody tr')].map(row => row.cells[{column}].textContent)"
+    return list(page.value(script))
+
+
+async def test_the_page_shows_the_broker(chromium, lively):
+    _broker, pages, _cluster = lively
+    for path in ("/", ""):  # with and without a slash behind the base path the links are right
+        chromium.open(f"http://{pages.host}:{pages.port}/monitoring{path}")
+        chromium.wait("document.documentElement.dataset.looks >= 2")
+        assert chromium.value("document.getElementById('health').textContent") == "healthy"
+        tiles = chromium.value(
+            "Object.fromEntries([...document.querySelectorAll('.tile')].map(t => [t.dataset.tile, t.innerText]))"
+        )
+        assert tiles["Connections"].split()[1] == "65"
+        assert tiles["Published"].endswith("357 in all")
+        assert tiles["Delivered"].endswith("1,100 in all")
+        assert tiles["Subscriptions"].split()[1] == "8"
+    assert cells(chromium, "shards", 1) == ["ready", "ready"]
+    assert sum(int(text) for text in cells(chromium, "shards", 2)) == 65
+    subjects = dict(zip(cells(chromium, "subjects", 0), cells(chromium, "subjects", 2), strict=True))
+    assert subjects == {"hot.a": "250", "jobs": "100", "lost": "7"}
+    assert cells(chromium, "subjects", 6) == ["4", "4", "nobody"]
+    assert (cells(chromium, "queues", 0), cells(chromium, "queues", 3)) == (["workers"], ["100"])
+    assert len(chromium.value("[...document.querySelectorAll('.members i')].map(i => i.title)")) == 4
+    links = chromium.value("[...document.querySelectorAll('.matrix td')].map(cell => cell.textContent)")
+    assert (links[0], links[3]) == ("·", "·")
+    assert chromium.value("document.querySelectorAll('footer a').length") == 15
+    assert chromium.value("document.querySelector('footer a[href=varz]') !== null")
+    assert chromium.errors == []
+
+
+async def test_connections_are_searched_sorted_and_paged(chromium, lively):
+    _broker, pages, _cluster = lively
+    chromium.open(f"http://{pages.host}:{pages.port}/monitoring/")
+    chromium.wait("document.querySelectorAll('#connections-table tbody tr').length == 50")
+    chromium.value("document.getElementById('next').click()")
+    chromium.wait("document.querySelectorAll('#connections-table tbody tr').length == 15")
+    assert chromium.value("document.getElementById('connections-count').textContent") == "51–65 of 65"
+    # A slash goes to the search field, and what is typed there is what is shown.
+    chromium.press("/")
+    chromium.wait("document.activeElement.id === 'search'")
+    chromium.enter("sensor-1")
+    chromium.wait("document.querySelectorAll('#connections-table tbody tr').length == 10")
+    assert cells(chromium, "connections-table", 1) == [f"sensor-1{at}" for at in range(10)]
+    chromium.value("document.getElementById('search').value = ''")
+    chromium.enter(" ")
+    # Sorted by what clients got: subscribers first. By keyboard alone.
+    chromium.value("document.querySelector('#connections-table [data-sort=msgs_to]').focus()")
+    chromium.press("Enter")
+    chromium.wait("document.querySelector('#connections-table tbody td:nth-child(2)').textContent === 'subscriber'")
+    heading = "document.querySelector('#connections-table th[aria-sort]')"
+    assert chromium.value(f"{heading}.textContent + ' ' + {heading}.ariaSort") == "Msgs to descending"
+    assert chromium.value("document.activeElement.dataset.sort") == "msgs_to"
+    # A client's name is text, whatever it looks like.
+    chromium.value("document.getElementById('search').value = 'onerror'")
+    chromium.value("document.getElementById('search').dispatchEvent(new Event('input'))")
+    chromium.wait("document.querySelectorAll('#connections-table tbody tr').length == 1")
+    assert cells(chromium, "connections-table", 1) == [ATTACK]
+    assert not chromium.value("window.isHurt")
+    assert chromium.value("document.querySelectorAll('#connections-table img').length") == 0
+    assert chromium.errors == []
+
+
+async def test_only_what_nobody_wants_and_pause(chromium, lively):
+    _broker, pages, _cluster = lively
+    chromium.open(f"http://{pages.host}:{pages.port}/monitoring/")
+    chromium.wait("document.querySelectorAll('#subjects tbody tr').length == 3")
+    chromium.value("document.getElementById('unwanted').click()")
+    chromium.wait("document.querySelectorAll('#subjects tbody tr').length == 1")
+    assert cells(chromium, "subjects", 0) == ["lost"]
+    chromium.press("p")
+    chromium.wait("document.getElementById('pause').getAttribute('aria-pressed') === 'true'")
+    chromium.press("p")
+    looks = chromium.value("document.documentElement.dataset.looks")
+    chromium.wait(f"document.documentElement.dataset.looks > {looks}")
+
+
+@pytest.mark.parametrize("look", ["light", "dark", "phone", "phone-dark"])
+async def test_it_fits_the_screen_and_can_be_read(chromium, lively, tmp_path, look):
+    _broker, pages, _cluster = lively
+    width = 390 if "phone" in look else 1280
+    chromium.open(f"http://{pages.host}:{pages.port}/monitoring/", width=width, is_dark="dark" in look)
+    chromium.wait("document.documentElement.dataset.looks >= 2")
+    assert chromium.value("document.documentElement.scrollWidth") <= width
+    brightness = "Number(getComputedStyle(document.body).{}.match(/\\d+/g)[1])"
+    ground, ink = (chromium.value(brightness.format(name)) for name in ("backgroundColor", "color"))
+    assert (ink - ground > 150) if "dark" in look else (ground - ink > 150)
+    directory = Path(os.environ.get("GNATSWARM_SCREENSHOTS", tmp_path))
+    picture = directory / f"dashboard-{look}.png"
+    chromium.photograph(picture)
+    assert picture.stat().st_size > 10_000
+
+
+async def test_a_broker_that_goes_away_is_said_and_its_return_is_seen(chromium, lively):
+    broker, pages, cluster = lively
+    chromium.open(f"http://{pages.host}:{pages.port}/monitoring/")
+    chromium.wait("document.documentElement.dataset.looks >= 1")
+    cluster.close()
+    broker.stop()
+    chromium.wait("document.getElementById('trouble').textContent.startsWith('The broker does not answer')")
+    chromium.errors.clear()
+
+
+async def test_nothing_is_loaded_from_elsewhere(lively):
+    _broker, pages, _cluster = lively
+    page = pages.get("/", Accept="text/html")
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    # Namespaces are names, not addresses.
+    addresses = re.findall(r"(?:https?:)?//[\w.]+", page.text.replace("http://www.w3.org", ""))
+    assert [address for address in addresses if "." in address] == []
+    assert "<link rel" in page.text and "src=" not in page.text
+
+
+# ---- gnatswarm top
+
+
+def top(kind: Any, *words: str) -> subprocess.CompletedProcess[str]:
+    """One look: standard input is no terminal, so that it goes on until it is stopped; standard output neither."""
+    program = kind.command()[: -len(["--shards", "1"])]
+    process = subprocess.Popen(
+        [*program, "top", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    shown = ""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    for line in process.stdout:
+        shown += line
+        if "quit" in line:
+            process.terminate()
+            break
+    errors = process.stderr.read()
+    process.stdout.close()
+    process.stderr.close()
+    return subprocess.CompletedProcess([], process.wait(10), shown, errors)
+
+
+async def test_top_shows_the_broker_in_a_terminal(lively, kind):
+    _broker, pages, _cluster = lively
+    shown = top(kind, f"{pages.host}:{pages.port}/monitoring").stdout
+    assert re.search(r"connections 65 of \d+ so far", shown)
+    assert re.search(r"357 in all.*\n.*1,100 in all", shown)
+    assert len(re.findall(r"^ +\d  ready", shown, re.MULTILINE)) == 2
+    assert "sensor-00" in shown
+
+
+async def test_top_watches_a_nats_server_too(kind, cluster_of):
+    if shutil.which("nats-server", path="/usr/sbin:/usr/local/bin:/usr/bin") is None and not oracle_is_required():
+        pytest.skip("nats-server is not installed")
+    with Broker(KINDS["nats-server"], args=["-m", "-1"]) as broker:
+        client = await cluster_of(broker).client({"name": "theirs"})
+        await client.talk("PUB a 1\r\nx\r\nPING\r\n", expect_last="PONG\r\n")
+        shown = top(kind, "-m", str(Pages.of(broker).port)).stdout
+        assert "nats-server 2." in shown
+        assert "theirs" in shown
+        assert "SHARD" not in shown
+
+
+async def test_top_says_when_there_is_nothing_to_watch(kind):
+    done = top(kind, "http://127.0.0.1:1")
+    assert done.returncode == 1
+    assert "does not answer" in done.stderr
+    assert top(kind, "ftp://x").returncode == 1
