@@ -221,6 +221,40 @@ def test_an_error_from_outside_the_stream_is_said_and_closes(engine, client):
     assert client.is_over and client.reason == CloseReason.STALE_CONNECTION
 
 
+# ---- log-in
+
+GOOD = b'CONNECT {"verbose":false,"auth_token":"s3cret"}\r\n'
+VIOLATION = b"-ERR 'Authorization Violation'\r\n"
+
+
+@pytest.mark.parametrize(
+    "first", [b"PING\r\n", b"PUB a 0\r\n\r\n", b"SUB a 1\r\n", b"P", b"\r\n", b"INFO {}\r\n", b"X"]
+)
+def test_anything_but_connect_first_is_a_violation(first):
+    client = Engine(token="s3cret").client(b"")
+    assert client.talk(first + GOOD) == VIOLATION
+    assert client.is_over and client.reason == CloseReason.AUTHENTICATION_FAILURE
+
+
+def test_the_right_token_opens_the_rest():
+    client = Engine(token="s3cret").client(b"")
+    assert client.talk(GOOD + b"PING\r\n", [1] * 200) == b"PONG\r\n"
+    assert not client.connection.must_authenticate
+
+
+@pytest.mark.parametrize("connect", [b"CONNECT {}\r\n", b'CONNECT {"auth_token":"wrong"}\r\nPING\r\n'])
+def test_the_wrong_token_closes(connect):
+    client = Engine(token="s3cret").client(b"")
+    assert client.talk(connect) == VIOLATION
+    assert client.is_over
+
+
+def test_headers_that_are_not_offered_are_not_taken():
+    client = Engine(offers_headers=False).client(WITH_HEADERS)
+    assert client.talk(b"HPUB a 0 0\r\n\r\n") == b""
+    assert client.is_over and client.errors == [BadArguments]
+
+
 # ---- subscriptions
 
 

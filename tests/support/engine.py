@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from broker.auth import Authenticator
 from broker.connect import ConnectOptions, overlay, require_object, require_sense
 from broker.connection import ClientConnection
-from broker.errors import CloseReason, ProtocolError
+from broker.errors import AuthorizationViolation, CloseReason, ProtocolError
 from broker.limits import Limits
-from broker.options import Options
 from broker.probe import Probe, ProbeSocket
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
@@ -79,16 +77,17 @@ def frames(data: bytes) -> list[Frame]:
 
 @dataclass
 class Session:
-    """What Python has of one connection: its CONNECT, and the errors it was told of."""
+    """What Python has of one connection: its CONNECT, a token as the rule for a log-in, the errors it was told of."""
 
     connection: ClientConnection
-    authenticator: Authenticator
+    token: str
     options: ConnectOptions = field(default_factory=ConnectOptions)
     errors: list[ProtocolError] = field(default_factory=list)
 
     def on_connect(self, raw: bytes) -> None:
         options = overlay(self.options, raw)
-        self.authenticator.user_of(options)
+        if self.token and options.auth_token != self.token:
+            raise AuthorizationViolation
         require_sense(options)
         self.options = options
         self.connection.configure(
@@ -117,14 +116,14 @@ class EngineClient:
         self.session: Session | None = None
         self.socket: ProbeSocket = engine.probe.open(
             self._make_session,
-            offers_headers=engine.options.headers,
-            must_authenticate=engine.authenticator.asks_before_connect,
+            offers_headers=engine.offers_headers,
+            must_authenticate=bool(engine.token),
         )
         if connect:
             self.feed(connect)
 
     def _make_session(self, connection: ClientConnection) -> Session:
-        self.session = Session(connection, self._engine.authenticator)
+        self.session = Session(connection, self._engine.token)
         return self.session
 
     @property
@@ -174,14 +173,15 @@ class Engine:
         self,
         limits: Limits | None = None,
         *,
-        options: Options | None = None,
+        offers_headers: bool = True,
+        token: str = "",
         seed: int = 1,
         room: int = 262144,
         prefers_local: bool = False,
     ) -> None:
-        self.options = options or Options()
         self.limits = limits or Limits()
-        self.authenticator = Authenticator(self.options)
+        self.offers_headers = offers_headers
+        self.token = token
         self.probe = Probe(self.limits, seed=seed, room=room, prefers_local=prefers_local)
 
     def client(self, connect: bytes = QUIET) -> EngineClient:

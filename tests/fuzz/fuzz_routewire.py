@@ -1,0 +1,51 @@
+"""The frames between shards against broken ones: an answer never changes when more bytes come, nor reaches further."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from broker.routewire import parse_route
+from tests.fuzz.programs import HEADER, QUEUES, SUBJECTS, mutated, seeds
+
+
+def frame(rng: random.Random) -> bytes:
+    subject = rng.choice(SUBJECTS)
+    queues = [queue for queue in rng.sample(QUEUES, rng.randrange(4)) if queue]
+    tail = rng.choice([[], [b"r"], [b"+", b"r", *queues], [b"|", *queues], [b"+"], [b"|"], [b"12"]])
+    size = b"%d" % rng.choice([0, 5, 100, 70_000_000, 999_999_999])
+    match rng.randrange(7):
+        case 0:
+            words = [b"RMSG", b"$G", subject, *tail, size]
+        case 1:
+            words = [b"HMSG", b"$G", subject, *tail, b"%d" % len(HEADER), size]
+        case 2:
+            words = [rng.choice([b"QMSG", b"QHMG"]), b"7", b"3", b"$G", subject, *tail, b"5", size]
+        case 3:
+            words = [b"RS+", b"$G", subject, *rng.choice([[], [b"q"], [b"q", b"3"], [b"q", b"0"], [b"q", b"3", b"x"]])]
+        case 4:
+            words = [b"RS-", b"$G", subject, *rng.choice([[], [b"q"], [b"q", b"3"]])]
+        case 5:
+            words = [b"QACK", rng.choice([b"1", b"18446744073709551615", b"99999999999999999999999", b"", b"-1"])]
+        case _:
+            return rng.choice([b"PING\r\n", b"PONG\r\n", b"INFO {}\r\n", b"CONNECT {}\r\n", b"-ERR 'x'\r\n"])
+    return b" ".join(words) + b"\r\n"
+
+
+def test_an_answer_never_changes_when_more_bytes_come():
+    for seed in seeds("routewire"):
+        rng = random.Random(seed)
+        data = frame(rng) + rng.choice([b"", b"hello\r\n", frame(rng)])
+        if rng.random() < 0.7:
+            data = mutated(rng, data)
+        answer: dict[str, Any] = {"op": "MORE"}
+        for size in range(len(data) + 1):
+            now = parse_route(data[:size])
+            if answer["op"] != "MORE":
+                assert now == answer, f"GNATSWARM_FUZZ_SEED={seed}: {data[:size]!r}"
+            answer = now
+        if "line_size" in answer:
+            line = data[: answer["line_size"]]
+            assert line.endswith(b"\n") and line.count(b"\n") == 1, f"GNATSWARM_FUZZ_SEED={seed}: {data!r}"
+            for part in (answer["account"], answer["subject"], answer["reply"], *answer["queues"]):
+                assert part in line, f"GNATSWARM_FUZZ_SEED={seed}: {data!r}"
