@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Awaitable, Callable
-from email.utils import formatdate
 from typing import NamedTuple
 
 import h11
@@ -160,7 +160,7 @@ async def _write(
     headers = [
         ("content-type", response.content_type),
         ("content-length", str(len(response.body))),
-        ("date", formatdate(usegmt=True)),
+        ("date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())),
         ("cache-control", "no-store"),
         ("x-content-type-options", "nosniff"),
         *response.headers,

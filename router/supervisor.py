@@ -567,6 +567,9 @@ def serve(
 
         import uvloop
 
+        if options.http_port:
+            import router.monitor  # noqa: F401
+
         supervisor.meet()
         address = supervisor.listeners.address
         if program != "nats-server":
