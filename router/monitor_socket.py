@@ -36,7 +36,8 @@ def listen(options: Options) -> socket.socket | None:
         return socket.create_server((str(found[0][4][0]), port), family=found[0][0], backlog=BACKLOG)
     except OSError as error:
         # A name that has no address has a negative number; socket's own text of the others repeats the address.
-        why = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+        number = error.errno or 0
+        why = os.strerror(number) if number > 0 else error.strerror
         raise ListenError(f"Can't start monitoring: cannot listen on {host}:{options.http_port}: {why}") from None
 
 

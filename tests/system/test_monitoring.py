@@ -251,7 +251,7 @@ async def test_counters_go_on_and_health_fails_while_a_shard_is_down(monitored):
 
     def is_back(page: Any) -> bool:
         assert page["shards"][victim]["in_msgs"] == victims_share
-        return page["shards"][victim]["starts"] == 2 and page["shards"][victim]["state"] == "ready"
+        return bool(page["shards"][victim]["starts"] == 2 and page["shards"][victim]["state"] == "ready")
 
     victims_share = pages.json(f"/varz?shard={victim}")["in_msgs"]
     seen = set()
