@@ -1,0 +1,171 @@
+"""Frames between shards: whole, in pieces, wrong ones, and whatever the writer writes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.routewire import parse_route
+
+
+def message(op: str = "MSG", **said: object) -> dict[str, object]:
+    defaults: dict[str, object] = {"op": op, "account": b"$G", "queues": [], "reply": b"", "header_size": 0}
+    return defaults | said
+
+
+FRAMES = [
+    (b"PING\r\n", {"op": "PING"}),
+    (b"PONG\r\n", {"op": "PONG"}),
+    (b'INFO {"shard":1} \r\n', {"op": "INFO"}),
+    (b'CONNECT {"shard":1}\r\n', {"op": "CONNECT"}),
+    (b"QACK 17\r\n", {"op": "QUEUE_ACK", "id": 17}),
+    (b"QACK 18446744073709551615\r\n", {"op": "QUEUE_ACK", "id": 2**64 - 1}),
+    (b"RS+ $G foo.bar\r\n", {"op": "SUB", "account": b"$G", "subject": b"foo.bar", "queues": [], "members": 0}),
+    (b"RS- $G foo.*.>\r\n", {"op": "UNSUB", "account": b"$G", "subject": b"foo.*.>", "queues": []}),
+    (b"RS+ A foo q 12\r\n", {"op": "SUB", "account": b"A", "subject": b"foo", "queues": [b"q"], "members": 12}),
+    (b"RS- A foo q\r\n", {"op": "UNSUB", "account": b"A", "subject": b"foo", "queues": [b"q"]}),
+    (b"RMSG $G a 2\r\nhi\r\n", message(subject=b"a", size=2, line_size=13)),
+    (b"RMSG $G a r 0\r\n\r\n", message(subject=b"a", reply=b"r", size=0, line_size=15)),
+    (b"RMSG $G a | q 2\r\nhi\r\n", message(subject=b"a", queues=[b"q"], size=2, line_size=17)),
+    (
+        b"RMSG $G a + r q1 q2 2\r\nhi\r\n",
+        message(subject=b"a", reply=b"r", queues=[b"q1", b"q2"], size=2, line_size=23),
+    ),
+    (b"HMSG $G a 12 14\r\n", message(subject=b"a", header_size=12, size=14, line_size=17)),
+    (b"HMSG $G a r 12 12\r\n", message(subject=b"a", reply=b"r", header_size=12, size=12, line_size=19)),
+    (b"HMSG $G a | q 12 14\r\n", message(subject=b"a", queues=[b"q"], header_size=12, size=14, line_size=21)),
+    (
+        b"QMSG 5 3 $G a | q 2\r\n",
+        message("QUEUE_MSG", subject=b"a", queues=[b"q"], size=2, line_size=21, id=5, visited=3),
+    ),
+    (
+        b"QHMG 0 0 $G a + r q 12 14\r\n",
+        message("QUEUE_MSG", subject=b"a", reply=b"r", queues=[b"q"], header_size=12, size=14, line_size=27, id=0)
+        | {"visited": 0},
+    ),
+]
+
+
+@pytest.mark.parametrize(("frame", "expected"), FRAMES, ids=lambda value: str(value)[:40])
+def test_a_frame_says_what_it_says_whatever_follows(frame, expected):
+    for trailing in (b"", b"RMSG $G x 1\r\n", b"\xff\x00 junk"):
+        assert parse_route(frame + trailing) == expected
+
+
+@pytest.mark.parametrize("frame", [frame for frame, _ in FRAMES], ids=lambda value: str(value)[:40])
+def test_a_line_that_is_not_complete_is_nothing_yet(frame):
+    line = frame[: frame.index(b"\r\n") + 2]
+    for size in range(len(line) - 1):
+        assert parse_route(line[:size]) == {"op": "MORE"}, line[:size]
+
+
+BAD = [
+    b"HELLO\r\n",
+    b"SUB foo 1\r\n",
+    b"PUB foo 1\r\nx\r\n",
+    b"GET / HTTP/1.1\r\n",
+    b"\x16\x03\x01\x02\x00\x01",
+    b"\x00\x00\x00\x00\x00",
+    b"\r\n\r\n\r\n",
+    b"RS+\r\n\r\n",
+    b"RS+ $G\r\n",
+    b"RS+ $G foo q\r\n",
+    b"RS+ $G foo q 0\r\n",
+    b"RS+ $G foo q -1\r\n",
+    b"RS+ $G foo q many\r\n",
+    b"RS+ $G foo q 1 2\r\n",
+    b"RS- $G\r\n",
+    b"RS- $G foo q 1\r\n",
+    b"RS* $G foo\r\n",
+    b"RMSG\r\n\r\n",
+    b"RMSG $G\r\n",
+    b"RMSG $G a\r\n",
+    b"RMSG $G a x\r\n",
+    b"RMSG $G a -1\r\n",
+    b"RMSG $G a 99999999999\r\n",
+    b"RMSG $G a r q 1\r\n",
+    b"RMSG $G a x r q 1\r\n",
+    b"RMSG $G a + r 1\r\n",
+    b"HMSG $G a 12\r\n",
+    b"HMSG $G a 14 12\r\n",
+    b"HMSG $G a -1 12\r\n",
+    b"QMSG $G a | q 2\r\n",
+    b"QMSG 1 $G a | q 2\r\n",
+    b"QMSG x 1 $G a | q 2\r\n",
+    b"QMSG 1 1 $G a 2\r\n",
+    b"QMSG 1 1 $G a r 2\r\n",
+    b"QMSG 111111111111111111111 1 $G a | q 2\r\n",
+    b"QACK\r\n",
+    b"QACK \r\n",
+    b"QACK x\r\n",
+    b"QACK -1\r\n",
+    b"RMSG $G a | " + b" ".join(b"q%d" % n for n in range(65)) + b" 2\r\n",
+    b"RMSG $G " + b"a" * 230_000,
+    b"RS+ $G " + b"a" * 230_000,
+    b"INFO " + b"a" * 230_000,
+]
+
+
+@pytest.mark.parametrize("data", BAD, ids=lambda value: str(value)[:40])
+def test_what_is_no_frame_is_bad(data):
+    assert parse_route(data) == {"op": "BAD"}
+
+
+def test_sixty_four_queues_fit_into_one_frame():
+    queues = [b"q%d" % number for number in range(64)]
+    found = parse_route(b"RMSG $G a + r " + b" ".join(queues) + b" 2\r\n")
+    assert (found["op"], found["queues"], found["reply"]) == ("MSG", queues, b"r")
+
+
+token = st.binary(min_size=1, max_size=40).filter(lambda data: not set(data) & set(b" \t\r\n\x00"))
+not_a_sign = token.filter(lambda data: data not in (b"+", b"|"))
+
+
+@given(
+    account=token,
+    subject=token,
+    reply=st.one_of(st.just(b""), not_a_sign),
+    queues=st.lists(token, max_size=8),
+    header_size=st.one_of(st.none(), st.integers(1, 500)),
+    payload_size=st.integers(0, 100_000),
+)
+def test_a_message_is_read_as_it_was_written(account, subject, reply, queues, header_size, payload_size):
+    """Frames put together as the specification has them, not by the code under test."""
+    words = [b"HMSG" if header_size else b"RMSG", account, subject]
+    if queues:
+        words += [b"+", reply] if reply else [b"|"]
+        words += queues
+    elif reply:
+        words.append(reply)
+    size = payload_size + (header_size or 0)
+    words += [b"%d" % number for number in ((header_size, size) if header_size else (size,))]
+    line = b" ".join(words) + b"\r\n"
+    assert parse_route(line) == {
+        "op": "MSG",
+        "account": account,
+        "subject": subject,
+        "queues": queues,
+        "reply": reply,
+        "size": size,
+        "header_size": header_size or 0,
+        "line_size": len(line),
+    }
+
+
+@given(data=st.binary(max_size=400))
+def test_no_bytes_make_it_stumble(data):
+    assert parse_route(data)["op"] in {
+        "MORE", "BAD", "MSG", "QUEUE_MSG", "SUB", "UNSUB", "QUEUE_ACK", "PING", "PONG", "INFO", "CONNECT", "ERR"
+    }  # fmt: skip
+
+
+@given(
+    verb=st.sampled_from([b"RMSG ", b"HMSG ", b"QMSG ", b"QHMG ", b"RS+ ", b"RS- ", b"QACK "]),
+    rest=st.binary(max_size=200),
+)
+def test_no_arguments_make_it_stumble(verb, rest):
+    found = parse_route(verb + rest + b"\r\n")
+    if "size" in found:
+        assert 0 <= found["header_size"] <= found["size"]
+        assert found["line_size"] <= len(verb) + len(rest) + 2
