@@ -119,6 +119,8 @@ def arguments() -> argparse.ArgumentParser:
     add("--connections", type=count, metavar="N", help="connect, idle: how many")
     add("--subscriptions", type=count, metavar="N", help="subscriptions: how many")
     add("--place", choices=("any", "same", "different"), help="shards of publishers and subscribers (gnatswarm)")
+    add("--patience", type=float, metavar="S", help="give up when nothing moves for so long (default 10)")
+    add("--settle", type=float, metavar="S", help="wait before measuring (default 0.2; before reading memory 1.5)")
     how = parser.add_argument_group("how")
     add = how.add_argument
     add("--processes", type=int, default=1, metavar="N", help="that generate (default 1; more when they are saturated)")
@@ -192,6 +194,9 @@ def _scenarios(options: argparse.Namespace) -> list[Scenario]:
         "connections": options.connections,
         "subscriptions": options.subscriptions,
         "place": options.place,
+        "patience_s": options.patience,
+        "settle_s": options.settle,
+        "memory_settle_s": options.settle,
     }
     changes = {name: value for name, value in given.items() if value is not None}
     if options.what is not None:

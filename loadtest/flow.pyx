@@ -27,7 +27,6 @@ cdef enum:
     MOST_EVENTS = 256
     LEAST_WINDOW_MSGS = 10
     NEVER_WINDOWED = 0
-    STALLED_MS = 10000           # nothing moved for so long: the run is given up
 
 cdef struct Pub:
     int fd
@@ -69,6 +68,7 @@ cdef class Flow:
     cdef int64_t write_bytes
     cdef int64_t window_msgs
     cdef int64_t limit_ns
+    cdef int64_t patience_ns                 # nothing moved for so long: the run is given up
     cdef int64_t wanted_msgs                 # without publishers: how many deliveries end the run; 0: time alone
     cdef list groups_pubs                    # group → board indices of its publishers
     cdef list groups_subs
@@ -86,6 +86,7 @@ cdef class Flow:
         self.is_queue = plan.is_queue
         self.write_bytes = plan.write_bytes
         self.limit_ns = <int64_t>(plan.limit_s * 1e9)
+        self.patience_ns = <int64_t>(plan.patience_s * 1e9)
         self.wanted_msgs = plan.wanted_msgs
         self.groups_pubs = plan.groups_publishers
         self.groups_subs = plan.groups_subscribers
@@ -200,9 +201,9 @@ cdef class Flow:
                 self.board.wake_waiting(self.process)
             elif self.is_complete(t - start >= self.limit_ns):
                 return
-            elif t - moved_ns > <int64_t>STALLED_MS * 1000000:
+            elif t - moved_ns > self.patience_ns:
                 raise LoadFailed(
-                    f"nothing moved for {STALLED_MS // 1000} s: {self.board.received_msgs:,} deliveries of"
+                    f"nothing moved for {self.patience_ns / 1e9:g} s: {self.board.received_msgs:,} deliveries of"
                     f" {self.board.sent_msgs:,} messages sent")
             if t - start >= self.limit_ns:
                 self.stop_publishing()

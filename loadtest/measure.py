@@ -29,10 +29,6 @@ from loadtest.paced import Paced
 from loadtest.plan import Scenario, Share
 from loadtest.roundtrip import RoundTrip
 
-# Between setting up and measuring: what the connections themselves caused has died down.
-SETTLE_S = 0.2
-# Until a server's memory is what it will be: Go's collector and ours have had their turn.
-MEMORY_SETTLE_S = 1.5
 # Busy for so much of the time is as busy as a loop gets that also waits now and then.
 SATURATED = 0.9
 # Of asked messages that were really sent in time; less is not the rate that was asked for.
@@ -209,17 +205,17 @@ class _Run:
         fleet = Fleet(self.makers)
         self.stack.callback(fleet.end)
         fleet.wait_ready()
-        time.sleep(SETTLE_S)
+        time.sleep(scenario.settle_s)
         is_about_memory = scenario.kind in ("connections", "subscriptions")
         resident_bytes = processes.resident_bytes(target.all_pids()) if is_about_memory else 0
         before, start_ns = processes.read_cpu(target.all_pids()), time.monotonic_ns()
-        limit_s = 120.0 if is_about_memory else scenario.seconds + 30.0
+        limit_s = 120.0 if is_about_memory else scenario.seconds + scenario.patience_s + 30.0
         fleet.run(limit_s, (lambda: on_progress(*self.progress())) if on_progress else None)
         after, end_ns = processes.read_cpu(target.all_pids()), time.monotonic_ns()
         used = processes.usage(before, after) if target.pids else None
         wall_ns = max(1, end_ns - start_ns)
         if is_about_memory:
-            time.sleep(MEMORY_SETTLE_S)
+            time.sleep(scenario.memory_settle_s)
             grown_bytes = processes.resident_bytes(target.all_pids()) - resident_bytes
         reports = fleet.results()
         self.count(reports, wall_ns)
@@ -232,7 +228,7 @@ class _Run:
             result.server_waited_share = round(used.wait_ns / wall_ns, 3)
             if is_about_memory:
                 result.memory_bytes = max(0, grown_bytes) / max(1, result.units)
-        self.judge()
+        judge(result)
         return result
 
     def progress(self) -> tuple[int, int]:
@@ -316,40 +312,40 @@ class _Run:
         if scenario.kind != "churn":
             result.expected_units = wanted_all
 
-    def judge(self) -> None:
-        """Say what the numbers do not show of themselves."""
-        result = self.result
-        busiest = max(result.generator_cpu_shares, default=0.0)
-        server = result.server_cpu_share
-        result.is_generator_bound = busiest >= SATURATED and (server is None or server < SATURATED)
-        if result.surplus:
-            result.notes.append(f"wrong: {result.surplus:,} deliveries more than were sent")
-        if result.is_generator_bound:
-            beside = "" if server is None else f", the server {server:.0%} of one"
-            result.notes.append(
-                f"this measured the generator: its busiest process used {busiest:.0%} of a core{beside};"
-                " the rate is the generator's (try --processes 2)"
-            )
-        if server is None:
-            result.notes.append("the server's processes are not ours to see (another machine?): no CPU, no memory")
-        if server and (result.server_waited_share or 0.0) > WAITED_TOO_LONG * server:
-            waited_s = (result.server_waited_share or 0.0) / server
-            result.notes.append(
-                f"the machine was busy: for each second of CPU the server waited {waited_s:.1f} s for one;"
-                " the rate is the machine's"
-            )
-        late, service = result.lateness_us.get("p99", 0.0), result.service_us.get("p99", 0.0)
-        if late > max(50.0, service) and not any(note.startswith("impossible") for note in result.notes):
-            result.notes.append(
-                f"the generator was late: p99 {late:,.0f} µs from due to sent; the latencies contain that,"
-                " the service times do not"
-            )
-
 
 def _loop(
     make: Callable[[Board, int, Share], Flow | RoundTrip | Paced], board: Board, process: int, share: Share
 ) -> Job:
     return Loop(make(board, process, share))
+
+
+def judge(result: Result) -> None:
+    """Say what the numbers do not show of themselves."""
+    busiest = max(result.generator_cpu_shares, default=0.0)
+    server = result.server_cpu_share
+    result.is_generator_bound = busiest >= SATURATED and (server is None or server < SATURATED)
+    if result.surplus:
+        result.notes.append(f"wrong: {result.surplus:,} deliveries more than were sent")
+    if result.is_generator_bound:
+        beside = "" if server is None else f", the server {server:.0%} of one"
+        result.notes.append(
+            f"this measured the generator: its busiest process used {busiest:.0%} of a core{beside};"
+            " the rate is the generator's (try --processes 2)"
+        )
+    if server is None:
+        result.notes.append("the server's processes are not ours to see (another machine?): no CPU, no memory")
+    if server and (result.server_waited_share or 0.0) > WAITED_TOO_LONG * server:
+        waited_s = (result.server_waited_share or 0.0) / server
+        result.notes.append(
+            f"the machine was busy: for each second of CPU the server waited {waited_s:.1f} s for one;"
+            " the rate is the machine's"
+        )
+    late, service = result.lateness_us.get("p99", 0.0), result.service_us.get("p99", 0.0)
+    if late > max(50.0, service) and not any(note.startswith("impossible") for note in result.notes):
+        result.notes.append(
+            f"the generator was late: p99 {late:,.0f} µs from due to sent; the latencies contain that,"
+            " the service times do not"
+        )
 
 
 def percentiles(histogram: Histogram) -> dict[str, float]:

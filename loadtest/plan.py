@@ -50,6 +50,9 @@ class Scenario:
     subjects: int = 1  # rotated through by each publisher; from 2 on the subscribers use a wildcard
     is_queue: bool = False
     rate_per_s: float = 0.0  # latency, churn: of all publishers together
+    patience_s: float = 10.0  # nothing moved for so long: the run is given up
+    settle_s: float = 0.2  # between setting up and measuring: what connecting itself caused has died down
+    memory_settle_s: float = 1.5  # until memory is what it will be: Go's collector and ours have had their turn
     place: str = "any"  # same, different: which shards publishers and subscribers are on, where INFO tells
     window_bytes: int = WINDOW_BYTES
     connections: int = 0  # connections: how many
@@ -77,6 +80,8 @@ class Scenario:
             (0 <= self.payload_bytes <= MAX_PAYLOAD_BYTES, f"payload: 0 to {MAX_PAYLOAD_BYTES:,} bytes"),
             (self.messages >= 0, "messages: 0 or more"),
             (0 < self.seconds <= MAX_SECONDS, f"seconds: more than 0, at most {MAX_SECONDS:.0f}"),
+            (0 < self.patience_s <= MAX_SECONDS, "patience: more than 0 seconds"),
+            (0 <= min(self.settle_s, self.memory_settle_s) <= 60, "settling: 0 to 60 seconds"),
             (1 <= self.write_bytes <= 1 << 24, "write bytes: 1 to 16 MiB"),
             (1 <= self.subjects <= MAX_SUBJECTS, f"subjects: 1 to {MAX_SUBJECTS:,}"),
             (self.subjects == 1 or self.groups == 1, "rotating subjects and several groups do not go together"),
@@ -190,6 +195,10 @@ class Share:
     @property
     def limit_s(self) -> float:
         return self.scenario.seconds
+
+    @property
+    def patience_s(self) -> float:
+        return self.scenario.patience_s
 
     @property
     def write_bytes(self) -> int:

@@ -25,7 +25,6 @@ cdef extern from "<stdio.h>" nogil:
 cdef enum:
     MOST_EVENTS = 256
     LINE_BYTES = 512
-    STALLED_MS = 10000
 
 cdef struct Requester:
     int index                    # on the board
@@ -46,6 +45,7 @@ cdef class RoundTrip:
     cdef bytes inbox
     cdef int64_t messages        # per requester; 0: until the time is up
     cdef int64_t limit_ns
+    cdef int64_t patience_ns
     cdef char *line              # OWNED: the request that is being made
     cdef char *answers           # OWNED: of one read
     cdef size_t answers_room
@@ -62,6 +62,7 @@ cdef class RoundTrip:
         self.inbox = plan.inbox
         self.messages = plan.messages
         self.limit_ns = <int64_t>(plan.limit_s * 1e9)
+        self.patience_ns = <int64_t>(plan.patience_s * 1e9)
         self.payload_bytes = plan.payload_bytes
         self.latency = Histogram()
         self.responders = [index for index, _, _ in plan.subscribers]
@@ -112,8 +113,8 @@ cdef class RoundTrip:
                 moved_ns = t
             elif self.is_complete():
                 return
-            elif t - moved_ns > <int64_t>STALLED_MS * 1000000:
-                raise LoadFailed(f"no answer for {STALLED_MS // 1000} s, after {self.latency.count:,} of them")
+            elif t - moved_ns > self.patience_ns:
+                raise LoadFailed(f"no answer for {self.patience_ns / 1e9:g} s, after {self.latency.count:,} of them")
             if self.asking and not self.answering and self.is_complete():
                 return
 

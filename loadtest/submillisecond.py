@@ -2,8 +2,8 @@
 
 Locust was built for web pages: it counts response times in whole milliseconds and prints them so. A broker answers in
 tens of microseconds, and every percentile would be 0. After `mend()` times are kept with three significant digits down
-to 1 µs and shown with three decimals, in the console, CSV, JSON, HTML and web pages. Imported by users.py; touches
-locust alone.
+to 1 µs and shown with three decimals, in the console, CSV, JSON, HTML and web pages. CSV files also get what happened
+after their last regular writing, which locust leaves out. Called by users.py; touches locust alone.
 """
 
 from __future__ import annotations
@@ -34,6 +34,19 @@ def mend() -> None:
         entry.to_dict = _to_dict
     writer: Any = stats.StatsCSV
     writer._percentile_fields = _percentile_fields
+    files: Any = stats.StatsCSVFileWriter
+    if not hasattr(files, "_close_as_they_are"):
+        files._close_as_they_are = files.close_files
+        files.close_files = _close_files
+
+
+def _close_files(files: Any) -> None:
+    for name in ("requests", "failures", "exceptions"):
+        handle = getattr(files, f"{name}_csv_filehandle")
+        handle.seek(0)
+        getattr(files, f"{name}_csv")(getattr(files, f"{name}_csv_writer"))
+        handle.truncate()
+    files._close_as_they_are()
 
 
 def _to_dict(entry: Any, escape_string_values: bool = False) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import pytest
 
 from loadtest import natswire
 from loadtest.natswire import Client, Message, Settings
+from tests.loadtest.bad_server import INFO, BadServer
 from tests.support.servers import Broker, wait_until
 
 StartBroker = Callable[..., Broker]
@@ -101,7 +102,12 @@ def test_flush_calls_back_on_pong_when_asked_to(client: Client, subject: str):
     done = threading.Event()
     client.subscribe(subject, lambda message: got.append("message"))
     client.publish(subject)
-    client.flush(on_pong=lambda: got.append("pong") or done.set())
+
+    def on_pong() -> None:
+        got.append("pong")
+        done.set()
+
+    client.flush(on_pong=on_pong)
     assert done.wait(5)
     assert got == ["message", "pong"]
 
@@ -224,6 +230,11 @@ def test_tls(start_broker: StartBroker, tmp_path: Path):
 def test_nobody_listens(unused_port: int):
     with pytest.raises(natswire.Refused, match=f"127.0.0.1:{unused_port}: cannot connect: connection refused"):
         natswire.connect(f"nats://127.0.0.1:{unused_port}")
+
+
+def test_a_server_that_says_nothing_is_not_waited_for():
+    with BadServer(info=INFO[:20]) as server, pytest.raises(natswire.Refused, match="while logging in: timed out"):
+        natswire.connect(server.url, Settings(timeout_s=0.1))
 
 
 def test_the_next_server_of_the_list_is_tried(broker: Broker, unused_port: int):

@@ -1,0 +1,268 @@
+"""`gnatswarm bench` as its users run it: a process, against our broker, the real server, and servers that misbehave."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest import processes
+from loadtest.measure import Result, judge
+from tests.loadtest.bad_server import BadServer
+from tests.support.servers import Broker, wait_until
+
+BENCH = [sys.executable, "-P", "-m", "loadtest.bench"]
+Ran = subprocess.CompletedProcess[str]
+
+
+def bench(*words: str, **options: Any) -> Ran:
+    return subprocess.run([*BENCH, *words], capture_output=True, text=True, timeout=60, check=False, **options)
+
+
+def measured(*words: str) -> list[dict[str, Any]]:
+    """Its JSON's runs; it must have ended well."""
+    ran = bench(*words, "--settle", "0.02", "--json", "-")
+    assert ran.returncode == 0, ran.stderr
+    runs: list[dict[str, Any]] = json.loads(ran.stdout)["runs"]
+    return runs
+
+
+def failure(*words: str, **options: Any) -> str:
+    """The one line that a failed run says."""
+    ran = bench(*words, **options)
+    lines = ran.stderr.splitlines()
+    assert ran.returncode in (1, 2) and len(lines) == 1, ran
+    assert lines[0].startswith("gnatswarm bench: ")
+    return lines[0].removeprefix("gnatswarm bench: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "units"),
+    [
+        ("pub -n 50000", 50_000),
+        ("pubsub -n 20000", 20_000),
+        ("pubsub -P 2 -S 3 -n 5000 --size 100", 30_000),
+        ("pubsub -n 20000 --subjects 1000", 20_000),
+        ("pubsub -n 2000 --write 1", 2_000),
+        ("pubsub -n 50 --size 300k", 50),
+        ("pubsub -P 2 -S 3 -n 5000 --processes 2", 30_000),
+        ("pairs -P 3 -n 5000", 15_000),
+        ("pairs -P 3 -n 5000 --processes 3", 15_000),
+        ("queue -S 3 -n 20000", 20_000),
+        ("queue -S 3 -n 20000 --processes 2", 20_000),
+        ("request -P 3 -S 2 -n 200", 600),
+        ("request -P 3 -S 2 -n 200 --processes 2", 600),
+        ("latency --rate 2000 -t 0.2", 400),
+        ("latency --rate 2000 -t 0.2 -P 2 -S 2 --processes 2", 800),
+        ("connect --connections 100", 100),
+        ("idle --connections 100", 100),
+        ("subscriptions --subscriptions 2000", 2_000),
+    ],
+)
+def test_every_kind_of_work_counts_all_of_it(broker: Broker, words: str, units: int):
+    subject = f"bench{abs(hash(words))}"
+    (run,) = measured(*words.split(), "-s", broker.url, "--subject", subject)
+    assert (run["units"], run["expected_units"], run["surplus"], run["is_ok"]) == (units, units, 0, True)
+    assert run["rate_per_s"] > 0
+    assert run["cpu_us"] > 0  # found by the port it listens on
+    if run["kind"] in ("request", "latency"):
+        assert 0 < run["latency_us"]["p50"] <= run["latency_us"]["p99"] <= run["latency_us"]["max"]
+
+
+def test_seconds_end_a_run_too(broker: Broker):
+    (run,) = measured("pubsub", "-t", "0.2", "-s", broker.url, "--subject", "bench.seconds")
+    assert run["units"] == run["expected_units"] > 0
+    assert 0.1 < run["seconds"] < 5
+
+
+def test_churn_counts_pairs_beside_a_publisher(broker: Broker):
+    (run,) = measured("churn", "-t", "0.2", "--rate", "1000", "-s", broker.url, "--subject", "bench.churn")
+    assert run["is_ok"] and run["units"] >= 100 and run["unit"] == "pair"
+
+
+def test_sub_counts_what_another_process_publishes(broker: Broker):
+    words = [*BENCH, "sub", "-S", "2", "-n", "1000", "-s", broker.url, "--subject", "bench.sub", "--json", "-"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as subscribers:
+        # Published again and again, because nothing says when the subscribers are there.
+        wait_until(lambda: bench_pub(broker) and subscribers.poll() is not None, 30)
+        assert subscribers.stdout is not None
+        (run,) = json.loads(subscribers.stdout.read())["runs"]
+    assert run["units"] >= 2000
+
+
+def bench_pub(broker: Broker) -> bool:
+    return bench("pub", "-n", "1000", "-s", broker.url, "--subject", "bench.sub", "-q").returncode == 0
+
+
+def test_the_table_and_the_files(broker: Broker, tmp_path: Path):
+    files = ["--json", str(tmp_path / "out.json"), "--csv", str(tmp_path / "out.csv")]
+    ran = bench("pub", "-n", "1000", "--repeat", "2", "-s", broker.url, *files)
+    assert ran.returncode == 0
+    assert len([line for line in ran.stdout.splitlines() if line.startswith("pub ")]) == 2
+    words = json.loads((tmp_path / "out.json").read_text())
+    assert [run["units"] for run in words["runs"]] == [1000, 1000]
+    assert words["machine"]["cores"] >= 1
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
+    assert [row["units"] for row in rows] == ["1000", "1000"]
+
+
+def test_the_command_gnatswarm_has_it():
+    gnatswarm = str(Path(sys.executable).parent / "gnatswarm")
+    ran = subprocess.run([gnatswarm, "bench", "--list"], capture_output=True, text=True, timeout=30, check=False)
+    assert ran.returncode == 0
+    assert "1:1 16 B" in ran.stdout
+
+
+# ----------------------------------------------------------------------------------------------- servers that misbehave
+
+
+def test_a_lost_message_is_found():
+    with BadServer(delivery=lambda number: [] if number == 50 else [number]) as server:
+        said = failure("pubsub", "-n", "100", "--patience", "0.3", "-s", server.url)
+    assert said == "nothing moved for 0.3 s: 99 deliveries of 100 messages sent"
+
+
+def test_a_doubled_message_is_found():
+    with BadServer(delivery=lambda number: [number, number] if number == 99 else [number]) as server:
+        ran = bench("pubsub", "-n", "100", "-s", server.url)
+    assert ran.returncode == 1
+    assert "WRONG" in ran.stdout or "wrong" in ran.stdout
+
+
+def test_a_changed_message_is_found():
+    with BadServer(error_after=(10, b"MSG other 1 16\r\n" + b"x" * 16 + b"\r\n")) as server:
+        assert "a delivery that nobody should get" in failure("pubsub", "-n", "100", "-s", server.url)
+
+
+def test_an_error_in_mid_run_is_said():
+    with BadServer(error_after=(10, b"-ERR 'Stale Connection'\r\n")) as server:
+        assert "Stale Connection" in failure("pubsub", "-n", "100000", "-s", server.url)
+
+
+@pytest.mark.parametrize("work", ["pubsub -n 100000", "request -n 10000", "latency --rate 5000 -t 5"])
+def test_a_server_that_hangs_up_in_mid_run_is_said(work: str):
+    with BadServer(hang_up_after=20) as server:
+        assert "closed a connection" in failure(*work.split(), "-s", server.url)
+
+
+def test_a_killed_server_ends_the_run(start_broker: Callable[..., Broker]):
+    broker = start_broker()
+    words = [*BENCH, "pubsub", "-t", "60", "-s", broker.url]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as running:
+        pids = processes.tree([broker.pid])
+        before = sum(processes.read_cpu(pids).run_ns.values())
+        wait_until(lambda: sum(processes.read_cpu(pids).run_ns.values()) > before + 100_000_000, 20)
+        broker.send_signal(signal.SIGKILL)
+        assert running.wait(20) == 1
+        assert running.stderr is not None
+        said = running.stderr.read()
+    assert len(said.splitlines()) == 1
+    assert "closed a connection" in said
+
+
+def test_what_is_no_nats_server_is_said():
+    with BadServer(info=b"HTTP/1.1 400 Bad Request\r\n\r\n") as server:
+        assert "this is no NATS server" in failure("pub", "-s", server.url)
+
+
+@pytest.mark.parametrize("work", ["pub -n 10", "connect --connections 10", "subscriptions"])
+def test_nobody_listens(unused_port: int, work: str):
+    said = failure(*work.split(), "-s", f"nats://127.0.0.1:{unused_port}")
+    assert said == f"127.0.0.1:{unused_port}: cannot connect: connection refused"
+
+
+def test_login_is_refused(start_broker: Callable[..., Broker]):
+    broker = start_broker(args=["--user", "joe", "--pass", "secret"])
+    assert "Authorization Violation" in failure("pub", "-s", broker.url)
+    (run,) = measured("idle", "--connections", "10", "-s", f"nats://joe:secret@127.0.0.1:{broker.port}")
+    assert run["units"] == 10
+
+
+def test_a_connection_too_many_is_said(start_broker: Callable[..., Broker]):
+    broker = start_broker(config="max_connections: 20")
+    assert "maximum connections exceeded" in failure("connect", "--connections", "50", "-s", broker.url)
+
+
+def test_too_few_descriptors_is_said_before_anything_is_made():
+    def few() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+
+    with BadServer() as server:
+        said = failure("connect", "--connections", "1000", "-s", server.url, preexec_fn=few)
+    assert said.startswith("too few descriptors: 1,000 connections need")
+
+
+def test_an_impossible_rate_is_said(broker: Broker):
+    words = "latency --rate 50000000 -t 0.2 --subject bench.impossible -s"
+    (run,) = measured(*words.split(), broker.url)
+    assert any(note.startswith("impossible rate: 50,000,000/s was asked for") for note in run["notes"])
+
+
+def judged(**numbers: Any) -> Result:
+    result = Result("s", "server", "flow", "delivery", units=1, expected_units=1, **numbers)
+    judge(result)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("generator", "server", "is_bound"),
+    [(0.95, 0.5, True), (0.95, None, True), (0.5, 0.95, False), (0.95, 0.95, False)],
+)
+def test_a_run_that_measured_the_generator_says_so(generator: float, server: float | None, is_bound: bool):
+    result = judged(generator_cpu_shares=[0.1, generator], server_cpu_share=server)
+    assert result.is_generator_bound is is_bound
+    assert any(note.startswith("this measured the generator") for note in result.notes) is is_bound
+
+
+def test_a_run_on_a_busy_machine_says_so():
+    notes = judged(generator_cpu_shares=[0.3], server_cpu_share=0.4, server_waited_share=0.4).notes
+    assert [note.split(":")[0] for note in notes] == ["the machine was busy"]
+    assert judged(generator_cpu_shares=[0.3], server_cpu_share=0.4, server_waited_share=0.1).notes == []
+
+
+def test_a_late_generator_says_so():
+    notes = judged(server_cpu_share=0.1, lateness_us={"p99": 900.0}, service_us={"p99": 60.0}).notes
+    assert notes[0].startswith("the generator was late: p99 900")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("nonsense", "no kind of work"),
+        ("pub --size huge", "is no size"),
+        ("pub --size 100M", "payload: 0 to"),
+        ("pub -P 0", "neither a publisher nor a subscriber"),
+        ("pub --frobnicate", "unrecognized arguments"),
+        ("pub -s http://127.0.0.1", "begins with nats://"),
+        ("pub -s nats://127.0.0.1:99999", "the port is no number"),
+        ("pub -t 0", "seconds: more than 0"),
+        ("pub --processes 0", "--processes: 1 to 64"),
+        ("latency --rate -1", "a rate of more than 0"),
+        ("pubsub --subject a.*", "subject 'a.*'"),
+        ("--scenario nothing.*", "nothing is called"),
+        ("--scenario (", "--scenario: "),
+        ("--compare pub", "not both"),
+        ("--compare --server one=nats://127.0.0.1:1", "two servers or more"),
+        ("--compare --server broker", "write LABEL=COMMAND"),
+        ("--compare --server a=broker --server b=broker", "does not say {port}"),
+        ("--compare --scenarios /nonexistent.toml", "no such file"),
+        ("pub --creds /nonexistent", "cannot be read"),
+        ("pub --congestion nonsense -s nats://127.0.0.1:1", "cannot connect"),
+    ],
+)
+def test_a_bad_command_line_is_one_line(words: str, why: str):
+    assert why in failure(*words.split())
+
+
+def test_an_unknown_congestion_control_is_said():
+    with BadServer() as server:
+        assert "congestion control nonsense" in failure("pub", "-s", server.url, "--congestion", "nonsense")

@@ -1,0 +1,141 @@
+"""Comparisons: taking turns, ratios, and the report."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest import report
+from loadtest.compare import Comparison
+from loadtest.measure import Result
+from loadtest.plan import Scenario
+from loadtest.servers import Server, ServerSpec
+from tests.support.servers import KINDS, Broker
+
+BENCH = [sys.executable, "-P", "-m", "loadtest.bench"]
+
+
+def result(scenario: str, server: str, **numbers: Any) -> Result:
+    return Result(scenario, server, "flow", "delivery", units=1, expected_units=1, **numbers)
+
+
+@pytest.fixture
+def comparison() -> Comparison:
+    """Ours twice as good as the reference, by medians of three."""
+    scenario = Scenario("work", title="some work", figures=("cpu", "rate", "p50"), must=(1.5, 3), aim=(4, 5))
+    other = Scenario("other", title="not run by ours", figures=("cpu",), must=(1,), aim=(2,))
+    specs = [ServerSpec("ours", ("ours", "{port}")), ServerSpec("theirs", url="nats://127.0.0.1:1")]
+    made = Comparison(specs, [scenario, other], "theirs", 3, versions={"ours": "1", "theirs": "2"})
+    for factor in (1, 100, 1.1):
+        latency = {"p50": 10.0 * factor, "p99": 20.0}
+        made.results.append(result("work", "ours", cpu_us=1.0 * factor, rate_per_s=200.0, latency_us=latency))
+        made.results.append(result("work", "theirs", cpu_us=2.2, rate_per_s=100.0, latency_us={"p50": 5.5, "p99": 1.0}))
+    made.skipped["other", "ours"] = "it has one shard"
+    return made
+
+
+def test_a_ratio_is_better_by_so_many_times(comparison: Comparison):
+    assert comparison.ratio("work", "ours", "cpu") == pytest.approx(2.0)
+    assert comparison.ratio("work", "ours", "rate") == pytest.approx(2.0)
+    assert comparison.ratio("work", "ours", "p50") == pytest.approx(0.5)
+    assert comparison.ratio("work", "ours", "memory") is None
+    assert comparison.ratio("other", "ours", "cpu") is None
+
+
+def test_the_page_says_what_was_reached_and_what_was_not_run(comparison: Comparison):
+    page = report.page(comparison, {"cores": 2}, "cubic", "2026-01-01", ["ratios.svg"])
+    assert "| some work | CPU | ours | 1.10 µs | 2.20 µs | **2.00** | 1.5 | 4 | must reached |" in page
+    assert "| some work | rate | ours | 200/s | 100/s | **2.00** | 3 | 5 | **below must** |" in page
+    assert "| not run by ours | CPU |" in page
+    assert "other on ours: not run: it has one shard" in page
+    assert "![ratios.svg](ratios.svg)" in page
+    assert "`cubic`" in page
+
+
+def test_a_saturated_generator_and_wrong_counts_are_in_the_notes(comparison: Comparison):
+    comparison.results[0].is_generator_bound = True
+    comparison.results[1].notes.append("wrong: subscriber 0 got 1 messages, 2 were sent")
+    page = report.page(comparison, {}, "cubic", "2026-01-01", [])
+    assert "work on ours: the generator was saturated in 1 of 3 rounds" in page
+    assert "work on theirs: wrong: subscriber 0 got 1 messages, 2 were sent" in page
+
+
+@pytest.mark.parametrize(
+    ("value", "figure", "text"),
+    [
+        (None, "cpu", "–"),
+        (0.01234, "cpu", "0.0123 µs"),
+        (12.345, "p99", "12.35 µs"),
+        (1234.5, "p99", "1,234 µs"),
+        (1234567.8, "rate", "1,234,568/s"),
+        (512.0, "memory", "512 B"),
+        (2048.0, "memory", "2.00 KB"),
+    ],
+)
+def test_figures_are_shown_with_their_unit(value: float | None, figure: str, text: str):
+    assert report.shown(value, figure) == text
+
+
+def test_a_server_says_its_command_without_places_of_this_machine():
+    assert ServerSpec.parse("a=/usr/sbin/nats-server -p {port}").shown == "nats-server -p PORT"
+    own = ServerSpec("b", (sys.executable, "-P", "-m", "router", "-p", "{port}"))
+    assert own.shown == "gnatswarm -p PORT"
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path):
+    script = tmp_path / "server"
+    script.write_text("#!/bin/sh\necho first; echo 'no good' >&2; exit 3\n")
+    script.chmod(0o755)
+    with pytest.raises(Exception, match=r"^a: it ended at once: no good$"):
+        Server(ServerSpec.parse(f"a={script} {{port}}")).start()
+    with pytest.raises(Exception, match="no such file"):
+        Server(ServerSpec.parse("a=/nonexistent/server {port}")).start()
+
+
+@pytest.mark.kinds("gnatswarm-1")
+def test_a_comparison_from_beginning_to_end(broker: Broker, tmp_path: Path):
+    """The running broker against a fresh one of ours: pages, numbers and plots, and nothing left running."""
+    own = " ".join(KINDS["gnatswarm-1"].command())
+    scenarios = tmp_path / "some.toml"
+    scenarios.write_text(
+        '[flow]\nfigures = ["cpu", "rate"]\nmust = [1]\naim = [2]\nmessages = 20000\n'
+        '[latency]\nkind = "latency"\nrate_per_s = 2000\nseconds = 0.2\nfigures = ["p50"]\n'
+        '[idle]\nkind = "connections"\nconnections = 50\nsubscriptions = 1\nfigures = ["memory"]\n'
+        '[apart]\nplace = "different"\nmessages = 1000\nfigures = ["cpu"]\n'
+    )
+    out = tmp_path / "results"
+    words = ["--compare", "--server", f"fresh={own} -a 127.0.0.1 -p {{port}}", "--server", f"given={broker.url}"]
+    words += ["--repeat", "2", "--reference", "given", "--scenarios", str(scenarios), "--out", str(out)]
+    ran = subprocess.run(
+        [*BENCH, *words, "--settle", "0.02", "--congestion", "reno"],
+        capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    names = {path.name for path in out.iterdir()}
+    assert {"README.md", "results.json", "results.csv", "ratios.svg", "ratios.png", "latency-1.svg"} <= names
+    page = (out / "README.md").read_text()
+    assert "`reno`" in page and "apart on fresh: not run: it has one shard" in page
+    assert str(tmp_path) not in page and os.uname().nodename + " " not in page
+    runs = json.loads((out / "results.json").read_text())["runs"]
+    turns = [run["server"] for run in runs if run["scenario"] == "flow"]
+    assert turns == ["fresh", "given", "fresh", "given"]
+    assert all(run["is_ok"] and run["cpu_us"] > 0 for run in runs)
+    assert len(list(csv.DictReader((out / "results.csv").open()))) == len(runs)
+    assert re.search(r"flow +fresh +cpu ×\d+\.\d\d \(must 1, aim 2\)", ran.stdout)
+
+
+def test_a_server_of_the_comparison_that_cannot_start_is_one_line(tmp_path: Path):
+    false = shutil.which("false")
+    words = ["--compare", "--server", f"a={false} {{port}}", "--server", "b=nats://127.0.0.1:1", "--out", str(tmp_path)]
+    ran = subprocess.run([*BENCH, *words], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines() == ["gnatswarm bench: a: it ended at once, exit code 1"]
