@@ -97,8 +97,8 @@ class HttpServer:
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEAD_BYTES)
         try:
             while True:
-                async with asyncio.timeout(IDLE_DEADLINE_S):
-                    request = await _read_request(connection, reader)
+                async with asyncio.timeout(IDLE_DEADLINE_S) as deadline:
+                    request = await _read_request(connection, reader, deadline)
                 if request is None:
                     break
                 await self._answer(connection, writer, request)
@@ -132,16 +132,22 @@ class HttpServer:
         await _write(connection, writer, response, is_head=method == "HEAD")
 
 
-async def _read_request(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
-    """The next request, its body thrown away; None when there is none any more."""
+async def _read_request(
+    connection: h11.Connection, reader: asyncio.StreamReader, deadline: asyncio.Timeout
+) -> h11.Request | None:
+    """The next request, its body thrown away; None when there is none any more. Once begun it has to come soon."""
     request: h11.Request | None = None
     body_bytes = 0
+    is_begun = False
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:
             if connection.they_are_waiting_for_100_continue:
                 return request
             connection.receive_data(await reader.read(READ_BYTES))
+            if not is_begun:
+                is_begun = True
+                deadline.reschedule(asyncio.get_running_loop().time() + HEAD_DEADLINE_S)
         elif isinstance(event, h11.Request):
             request = event
         elif isinstance(event, h11.Data):
