@@ -16,8 +16,10 @@ cdef enum:
     # Chunks kept for reuse; past that they go back to the allocator (64 MiB and 8 MiB at most).
     MOST_FREE_CHUNKS = 1024
     MOST_FREE_SMALL = 4096
-    # A client that took bytes this recently is slow, not stuck: it is worth waiting for.
-    STALL_IF_TAKEN_US = 100000
+    # A client that took bytes this recently is slow, not stuck: it is worth waiting for. The kernel tells of room only
+    # when a third of its send buffer is free, 1.4 of 4 MB, so a reader of 4 MB/s is seen to take every 350 ms: with
+    # 100 ms it counted as stuck in between, was flooded past max_pending and closed, where nats-server waits for it.
+    STALL_IF_TAKEN_US = 2000000
 
 
 cdef Outbox *outbox_new() except NULL:
