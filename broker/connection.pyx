@@ -233,7 +233,7 @@ cdef class ClientConnection(Peer):
         self.touched |= fanout.touched
         if unlikely(n == 0) and message.reply.size and self.wants_no_responders and fanout.touched == 0:
             self.tell_no_responders(message)
-        if unlikely(self.out.box.stalling != NULL):
+        if unlikely(self.out.box.stalling != NULL or entry.slow_until_us > self.out.box.now_us):
             self.out.box.stalling = NULL
             self.holds |= HOLD_STALL
         return 0

@@ -37,6 +37,8 @@ cdef class SiblingLink(Peer):
     cdef int broken(self, str why) except -1
     cdef int on_ping(self) except -1
     cdef int say_pong(self) except -1
+    cdef void tell_slow(self, Sublist sublist, Entry *entry) noexcept
+    cdef int on_slow(self, RouteOp *op) except -1
     cdef int acknowledge(self, uint64_t id) except -1
     cdef int on_settled(self, uint64_t id, uint64_t id_there) except -1
     cdef int check_synchronised(self) except -1

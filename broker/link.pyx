@@ -9,17 +9,24 @@ answered before those have arrived. Whatever is no frame of ours ends the link; 
 from libc.string cimport memcmp, memcpy
 
 from broker.outbuf cimport (
-    CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, out_append, out_call, out_init, out_pending, out_release)
-from broker.peer cimport HOLD_STALL
+    CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, out_append, out_call, out_init, out_mark_dirty,
+    out_pending, out_release, out_reserve)
 from broker.repeat cimport repeat_remember, repeat_run
 from broker.routewire cimport (
     ROUTE_CONNECT, ROUTE_INFO, ROUTE_MORE, ROUTE_MSG, ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK,
-    ROUTE_QUEUE_MSG, ROUTE_SUB, ROUTE_UNSUB, RouteOpKind, parse_route_op)
+    ROUTE_QUEUE_MSG, ROUTE_SLOW, ROUTE_SUB, ROUTE_UNSUB, RouteOpKind, parse_route_op)
 from broker.parser cimport Token
 from broker.subject cimport SUBJECT_BAD, subject_kind
 from broker.sublist cimport QueueName
 from broker.fanout cimport write_tail_head
 from broker.word cimport hash_bytes, likely, unlikely
+
+
+cdef enum:
+    # A publisher held for a slow subscriber elsewhere gets one run through every 100 ms (the reactor's STALL_US). As
+    # long as that finds the subscriber behind, SLOW is said again before the last one has worn off.
+    SLOW_US = 300000
+    SLOW_AGAIN_US = 50000
 
 
 cdef class SiblingLink(Peer):
@@ -56,16 +63,13 @@ cdef class SiblingLink(Peer):
                 self.in_msgs += n
                 self.in_bytes += <uint64_t>n * message.size
                 self.fanout.deliver_here(self.repeat.entry, &message, True, NULL, 0)
+                if unlikely(self.out.box.stalling != NULL):
+                    self.tell_slow(self.sublist, self.repeat.entry)
             else:
                 done = self.operate(p, end - p, whole)
                 if done == 0:
                     break
                 p += done
-            if unlikely(self.out.box.stalling != NULL):
-                # A slow client makes us wait; a sibling never does, or two could wait for each other.
-                if self.out.box.stalling.max_pending:
-                    self.holds |= HOLD_STALL
-                self.out.box.stalling = NULL
             if unlikely(self.holds or self.is_closing):
                 break
         return p - data
@@ -87,6 +91,8 @@ cdef class SiblingLink(Peer):
             self.heard_pong = True
             self.fence.on_pong(self.shard)
             self.check_synchronised()
+        elif kind == ROUTE_SLOW:
+            self.on_slow(&op)
         elif kind == ROUTE_QUEUE_ACK:
             self.reroutes.settled(op.id)
         elif kind == ROUTE_INFO:
@@ -165,6 +171,8 @@ cdef class SiblingLink(Peer):
         self.in_msgs += 1
         self.in_bytes += op.size
         orphans = self.fanout.deliver_here(entry, &message, op.kind == ROUTE_MSG, op.queues, op.n_queues)
+        if unlikely(self.out.box.stalling != NULL):
+            self.tell_slow(sublist, entry)
         if op.kind == ROUTE_MSG:
             op.id = op.visited = 0
         if op.id:   # one queue, and its sender waits to hear: taken, or nobody anywhere
@@ -178,6 +186,39 @@ cdef class SiblingLink(Peer):
                 orphans >>= 1
                 queue += 1
         return total
+
+    cdef void tell_slow(self, Sublist sublist, Entry *entry) noexcept:
+        """A subscriber here is behind. The link itself never waits, it has others to serve: the sibling lets the
+        publishers of this subject wait."""
+        cdef const uint8_t *account = sublist.account
+        cdef size_t account_size = len(sublist.account)
+        cdef uint64_t now = self.out.box.now_us
+        cdef uint8_t *to
+        self.out.box.stalling = NULL
+        if now - entry.slow_told_us < SLOW_AGAIN_US:
+            return
+        entry.slow_told_us = now
+        to = out_reserve(&self.out, account_size + entry.subject_size + 8)
+        if to != NULL:
+            memcpy(to, b'SLOW ', 5)
+            memcpy(to + 5, account, account_size)
+            to[5 + account_size] = c' '
+            memcpy(to + 6 + account_size, entry.text + entry.subject_at, entry.subject_size)
+            memcpy(to + 6 + account_size + entry.subject_size, b'\r\n', 2)
+            self.out.pos += 8 + account_size + entry.subject_size
+            out_mark_dirty(&self.out)
+
+    cdef int on_slow(self, RouteOp *op) except -1:
+        """A subscriber over there is behind: who publishes to it here waits, until it is not said again."""
+        cdef Sublist sublist = self.mesh.sublist_of(op.account.at, op.account.size)
+        cdef Entry *entry
+        if sublist is None:
+            return self.broken("unknown account " + repr(op.account.at[:op.account.size]))
+        entry = sublist.find(op.subject.at, op.subject.size,
+                             hash_bytes(op.subject.at, op.subject.size, sublist.seed))
+        if entry != NULL:
+            entry.slow_until_us = self.out.box.now_us + SLOW_US
+        return 0
 
     cdef int acknowledge(self, uint64_t id) except -1:
         cdef bytes frame = b"QACK %d\r\n" % id

@@ -17,8 +17,9 @@ cdef enum:
     MOST_FREE_CHUNKS = 1024
     MOST_FREE_SMALL = 4096
     # A client that took bytes this recently is slow, not stuck: it is worth waiting for. The kernel tells of room only
-    # when a third of its send buffer is free, 1.4 of 4 MB, so a reader of 4 MB/s is seen to take every 350 ms: with
-    # 100 ms it counted as stuck in between, was flooded past max_pending and closed, where nats-server waits for it.
+    # when a third of its send buffer is free, 1.4 of 4 MB, so the owner looks itself at what is acknowledged; and on a
+    # busy host a reader may not run for a while. With 100 ms it counted as stuck in between, was flooded past max_pending
+    # and closed, where nats-server waits for it.
     STALL_IF_TAKEN_US = 2000000
 
 
@@ -190,7 +191,8 @@ cdef bint out_admits(OutBuf *out, size_t n) noexcept:
     cdef size_t pending
     if out.close_reason != CLOSE_NONE:
         return False
-    if not out.is_blocked and out.head != NULL and out.box.flush != NULL:
+    if out.head != NULL and out.box.flush != NULL and (not out.is_blocked or out.is_behind):
+        # (Of who is behind the owner finds out whether it takes bytes at all.)
         out_mark_dirty(out)
         out.box.flush(out.box.flush_owner, out)
         if out.close_reason != CLOSE_NONE:
@@ -199,10 +201,10 @@ cdef bint out_admits(OutBuf *out, size_t n) noexcept:
     if out.max_pending and pending + n > out.max_pending:
         out_condemn(out, CLOSE_SLOW_CONSUMER_PENDING_BYTES)
         return False
-    if out.stall_mark and pending > out.stall_mark \
-            and (out.max_pending == 0 or out.box.now_us - out.taken_us < STALL_IF_TAKEN_US):
-        out.box.stalling = out
+    if out.stall_mark and pending > out.stall_mark:
         out.is_behind = 1
+        if out.max_pending == 0 or out.box.now_us - out.taken_us < STALL_IF_TAKEN_US:
+            out.box.stalling = out
     return True
 
 
@@ -221,7 +223,8 @@ cdef uint8_t *out_reserve_slow(OutBuf *out, size_t n) noexcept:
     elif out.max_pending and n > out.max_pending:
         out_condemn(out, CLOSE_SLOW_CONSUMER_PENDING_BYTES)
         return NULL
-    capacity = SMALL_CHUNK_BYTES if n <= SMALL_CHUNK_BYTES and not out.is_bulk else CHUNK_BYTES
+    # Who is behind gets small chunks, so that each message or run comes this way and makes its feeder wait.
+    capacity = SMALL_CHUNK_BYTES if out.is_behind or (n <= SMALL_CHUNK_BYTES and not out.is_bulk) else CHUNK_BYTES
     chunk = chunk_new(out.box, n if n > capacity else capacity)
     if chunk == NULL:
         out_condemn(out, CLOSE_SLOW_CONSUMER_PENDING_BYTES)

@@ -3,10 +3,12 @@
 #   RS+ <account> <subject> [<queue> <members>]      RMSG <account> <subject> [reply] <size>\r\n<payload>\r\n
 #   RS- <account> <subject> [<queue>]                RMSG <account> <subject> | <queue>… <size>          and with + <reply>
 #                                                    HMSG … <header size> <size>: RMSG with a header
-# and two of our own, for a queue message that found no member where it was sent (promise 4 of the design):
+# and some of our own, for a queue message that found no member where it was sent (promise 4 of the design), and for
+# back-pressure:
 #   QMSG <id> <visited> <account> <subject> …        for the queue groups named only; visited: mask of shards without a member
 #   QHMG …                                           QMSG with a header
 #   QACK <id>                                        it has a taker, or there is none anywhere
+#   SLOW <account> <subject>                         a subscriber here is behind: let publishers of it wait a little
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -21,6 +23,7 @@ cdef enum RouteOpKind:
     ROUTE_SUB          # RS+
     ROUTE_UNSUB        # RS-
     ROUTE_QUEUE_ACK
+    ROUTE_SLOW
     ROUTE_PING
     ROUTE_PONG
     ROUTE_INFO

@@ -154,6 +154,8 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
         kind, verb, verb_size = ROUTE_QUEUE_MSG, b'qhmg ', 5
     elif data[0] == c'Q':
         kind, verb, verb_size = ROUTE_QUEUE_ACK, b'qack ', 5
+    elif data[0] == c'S':
+        kind, verb, verb_size = ROUTE_SLOW, b'slow ', 5
     elif data[0] == c'I':
         kind, verb, verb_size = ROUTE_INFO, b'info ', 5
     elif data[0] == c'C':
@@ -170,6 +172,11 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
         return parse_message(data, args, end, op, data[1] == c'H', True)
     if kind == ROUTE_SUB or kind == ROUTE_UNSUB:
         return parse_interest(data, args, end, op, kind == ROUTE_SUB)
+    if kind == ROUTE_SLOW:
+        kind = parse_interest(data, args, end, op, False)
+        if kind == ROUTE_UNSUB:
+            return finish(op, ROUTE_BAD if op.n_queues else ROUTE_SLOW)
+        return kind
     newline = <const uint8_t *>memchr(args, c'\n', end - args)
     if newline == NULL:
         return finish(op, ROUTE_BAD if end - args > MOST_ROUTE_LINE_BYTES else ROUTE_MORE)
@@ -217,10 +224,10 @@ def parse_route(bytes data not None) -> dict:
     cdef RouteOp op
     cdef RouteOpKind kind = parse_route_op(<const uint8_t *><const char *>padded, len(data), &op)
     names = {ROUTE_MORE: "MORE", ROUTE_MSG: "MSG", ROUTE_QUEUE_MSG: "QUEUE_MSG", ROUTE_SUB: "SUB",
-             ROUTE_UNSUB: "UNSUB", ROUTE_QUEUE_ACK: "QUEUE_ACK", ROUTE_PING: "PING", ROUTE_PONG: "PONG",
+             ROUTE_UNSUB: "UNSUB", ROUTE_QUEUE_ACK: "QUEUE_ACK", ROUTE_SLOW: "SLOW", ROUTE_PING: "PING", ROUTE_PONG: "PONG",
              ROUTE_INFO: "INFO", ROUTE_CONNECT: "CONNECT", ROUTE_ERR: "ERR", ROUTE_BAD: "BAD"}
     found = {"op": names[kind]}
-    if kind in (ROUTE_MSG, ROUTE_QUEUE_MSG, ROUTE_SUB, ROUTE_UNSUB):
+    if kind in (ROUTE_MSG, ROUTE_QUEUE_MSG, ROUTE_SUB, ROUTE_UNSUB, ROUTE_SLOW):
         found["account"] = op.account.at[:op.account.size]
         found["subject"] = op.subject.at[:op.subject.size]
         found["queues"] = [op.queues[i].at[:op.queues[i].size] for i in range(op.n_queues)]

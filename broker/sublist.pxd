@@ -112,6 +112,8 @@ ctypedef struct Entry:
     RemoteWeight *weights
     uint8_t *text
     size_t allocated
+    uint64_t slow_until_us   # a sibling said that a subscriber there is behind: publishers are to wait
+    uint64_t slow_told_us    # when the sibling that feeds us was last told the same
     uint64_t msgs            # what was published to it here since it was made …
     uint64_t payload_bytes
     uint64_t deliveries      # … and delivered from here

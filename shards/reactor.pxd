@@ -43,6 +43,7 @@ cdef class Socket(Source):
     cdef readonly uint64_t work        # … as of this count of them
     cdef uint64_t linger_until_us
     cdef uint64_t held_us        # since when its feeding waits
+    cdef int unacknowledged      # bytes in the kernel's send queue when it was last looked at
     cdef int read(self) except -1
     # The peer may be read again: goes on with what has come and was not read.
     cdef int read_on(self) except -1
@@ -51,6 +52,7 @@ cdef class Socket(Source):
     cdef int show_read(self, iovec *parts, int n, Py_ssize_t size) except -1
     cdef void show_sent(self, iovec *parts, int n, Py_ssize_t size) noexcept
     cdef void flush(self) noexcept
+    cdef void look_whether_it_takes(self) noexcept
     cdef void block(self) noexcept
     # Everything is said: what the layers below the peer have to say before the end.
     cdef void part(self, int reason) noexcept
