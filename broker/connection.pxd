@@ -9,6 +9,7 @@ from broker.fanout cimport Fanout, Publish
 from broker.outbuf cimport Blob, OutBuf
 from broker.parser cimport Op
 from broker.peer cimport Peer
+from broker.permissions cimport Permissions
 from broker.repeat cimport Repeat
 from broker.sublist cimport Entry, Sub, Sublist
 from broker.table cimport Table
@@ -25,6 +26,8 @@ cdef class ClientConnection(Peer):
     cdef Fanout fanout
     cdef Sublist sublist
     cdef Fence fence
+    cdef Permissions permissions      # None: everything is allowed
+    cdef dict replies                 # reply subject of a message it got → (when, answers so far), oldest first
     cdef public object session        # Python: who this is. Has on_connect(bytes), on_error(ProtocolError)
     cdef Table subs                   # by sid
     cdef uint32_t left_at             # leave(): the next slot of subs
@@ -54,9 +57,14 @@ cdef class ClientConnection(Peer):
     cdef Py_ssize_t publish(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
     cdef int deliver(self, Entry *entry, Publish *message) noexcept
     cdef int tell_no_responders(self, Publish *message) noexcept
+    cdef bint may_publish(self, Op *op, Entry *entry, bint *once) except -1
+    cdef bint may_answer(self, const uint8_t *reply, size_t size) except -1
+    cdef int refuse(self, Op *op, object error) except -1
+    cdef bint may_subscribe(self, Op *op) noexcept
     cdef int subscribe(self, Op *op) except -1
     cdef int unsubscribe(self, Op *op) noexcept
     cdef void end_subscription(self, Sub *sub) noexcept
+    cdef int end_what_is_not_allowed(self, list ended) except -1
     cdef int fail(self, object error) except -1
     cdef void ok(self) noexcept
     cdef void release_pong(self) noexcept

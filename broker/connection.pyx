@@ -16,10 +16,11 @@ from broker.parser cimport (
     OP_BAD_ARGUMENTS, OP_CONNECT, OP_ERR, OP_HPUB, OP_INFO, OP_LINE_TOO_LONG, OP_MORE, OP_OK, OP_PING, OP_PONG,
     OP_PUB, OP_SUB, OP_UNKNOWN, OP_UNSUB, OpKind, Token, parse_op,
     parse_plain_publish)
-from broker.peer cimport HOLD_FENCE, HOLD_STALL
+from broker.peer cimport HOLD_FENCE, HOLD_LOGIN, HOLD_STALL
+from broker.permissions cimport Permissions
 from broker.repeat cimport Repeat, repeat_remember, repeat_run
 from broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
-from broker.sublist cimport MOST_SHARDS
+from broker.sublist cimport MOST_SHARDS, QueueGroup, QueueName
 from broker.table cimport Keyed, slot_item, table_find, table_free, table_init, table_insert, table_remove
 from broker.fanout cimport write_tail_head
 from broker.word cimport SLACK, copy_bytes, hash_bytes, likely, same_bytes, unlikely
@@ -31,6 +32,15 @@ cdef enum:
     # A key's size is 16 bits wide (broker.table); a longer subject or sid is refused. Past max_control_line's
     # default by far.
     MOST_KEY_BYTES = 65000
+    # Messages that a client may still answer (allow_responses); past that the oldest may not be any more.
+    MOST_REPLIES = 16384
+
+
+cdef bint is_reserved(Token subject, bint as_reply) noexcept:
+    """Is it one of the subjects that a server uses for its own replies?"""
+    if subject.size > 5 and same_bytes(subject.at, <const uint8_t *>b'_GR_.', 5):
+        return True
+    return as_reply and subject.size > 4 and same_bytes(subject.at, <const uint8_t *>b'_R_.', 4)
 
 
 cdef class Fence:
@@ -141,7 +151,8 @@ cdef class ClientConnection(Peer):
             except errors.ProtocolError as error:
                 self.fail(error)
             else:
-                self.ok()
+                if not self.holds & HOLD_LOGIN:
+                    self.ok()
         elif kind == OP_UNKNOWN:
             self.fail(errors.UnknownProtocolOperation())
         elif kind == OP_LINE_TOO_LONG:
@@ -170,6 +181,8 @@ cdef class ClientConnection(Peer):
         cdef Entry *entry
         cdef uint8_t *to
         cdef size_t head
+        cdef uint64_t hash
+        cdef bint once = False
         if unlikely(op.size > self.max_payload_bytes):
             self.fail(errors.MaximumPayloadViolation())
             return size
@@ -187,6 +200,18 @@ cdef class ClientConnection(Peer):
             return size
         if unlikely(self.is_pedantic) and not is_publishable(op.subject.at, op.subject.size):
             self.fail(errors.InvalidPublishSubject())
+        hash = hash_bytes(op.subject.at, op.subject.size, self.sublist.seed)
+        entry = self.sublist.peek(op.subject.at, op.subject.size, hash)
+        if self.permissions is not None and (entry == NULL or entry.permitted != self.permissions.id) \
+                and not self.may_publish(op, entry, &once):
+            self.refuse(op, errors.publish_violation(op.subject.at[:op.subject.size]))
+            return total
+        if unlikely(op.subject.at[0] == c'_') and is_reserved(op.subject, False):
+            self.refuse(op, errors.publish_violation(op.subject.at[:op.subject.size]))
+            return total
+        if op.reply.size and unlikely(op.reply.at[0] == c'_') and is_reserved(op.reply, True):
+            self.refuse(op, errors.reply_violation(op.reply.at[:op.reply.size]))
+            return total
         self.ok()
         message.reply = op.reply
         message.header_size = op.header_size
@@ -211,12 +236,14 @@ cdef class ClientConnection(Peer):
             message.tail_size = head + op.size + 2
             message.payload = to + head
             message.blob = NULL
-        entry = self.sublist.find(op.subject.at, op.subject.size,
-                                  hash_bytes(op.subject.at, op.subject.size, self.sublist.seed))
-        if entry == NULL:
-            self.close(CLOSE_READ_ERROR)
-            return size
-        if message.tail == tail and whole == NULL and not (self.is_verbose or self.is_pedantic) \
+        if unlikely(entry == NULL):
+            entry = self.sublist.build(op.subject.at, op.subject.size, hash)
+            if entry == NULL:
+                self.close(CLOSE_READ_ERROR)
+                return size
+        if self.permissions is not None and not once:
+            entry.permitted = self.permissions.id
+        if message.tail == tail and whole == NULL and not (self.is_verbose or self.is_pedantic or once) \
                 and not (op.reply.size and self.wants_no_responders):   # which must be answered one by one
             if self.repeat == NULL:
                 self.repeat = <Repeat *>calloc(1, sizeof(Repeat))
@@ -224,6 +251,49 @@ cdef class ClientConnection(Peer):
                 repeat_remember(self.repeat, self.sublist, entry, data, op.line_size, &message)
         self.deliver(entry, &message)
         return total
+
+    cdef bint may_publish(self, Op *op, Entry *entry, bint *once) except -1:
+        """What the permissions say; `once`: it is let through as the answer to something, and the next may not be."""
+        if self.permissions.may_publish(op.subject.at, op.subject.size):
+            return True
+        once[0] = True
+        return self.replies is not None and self.may_answer(op.subject.at, op.subject.size)
+
+    cdef bint may_answer(self, const uint8_t *reply, size_t size) except -1:
+        """Counts an answer, if there may be one more."""
+        cdef bytes subject = reply[:size]
+        cdef uint64_t when, n
+        cdef Permissions permissions = self.permissions
+        found = self.replies.get(subject)
+        if found is None:
+            return False
+        when, n = found
+        if permissions.responses_expire_us and self.out.box.now_us - when > permissions.responses_expire_us:
+            del self.replies[subject]
+            return False
+        n += 1
+        if permissions.responses > 0 and n >= <uint64_t>permissions.responses:
+            del self.replies[subject]   # that was the last one
+        else:
+            self.replies[subject] = (when, n)
+        return True
+
+    cdef void on_request(self, const uint8_t *reply, size_t size) noexcept:
+        cdef bytes subject = reply[:size]
+        if self.replies is None:
+            return
+        self.replies.pop(subject, None)   # the latest stand last
+        self.replies[subject] = (self.out.box.now_us, 0)
+        if len(self.replies) > MOST_REPLIES:
+            del self.replies[next(iter(self.replies))]
+
+    cdef int refuse(self, Op *op, object error) except -1:
+        """A publish that goes nowhere. It counts as received, as on nats-server."""
+        self.in_msgs += 1
+        self.in_bytes += op.size
+        self.fanout.in_msgs += 1
+        self.fanout.in_bytes += op.size
+        return self.fail(error)
 
     cdef int deliver(self, Entry *entry, Publish *message) noexcept:
         cdef Fanout fanout = self.fanout
@@ -257,10 +327,19 @@ cdef class ClientConnection(Peer):
 
     # ---- subscribing
 
+    cdef bint may_subscribe(self, Op *op) noexcept:
+        if op.queue.size == 5 and same_bytes(op.queue.at, <const uint8_t *>b'_sys_', 5):   # the system's own
+            return False
+        return self.permissions is None or self.permissions.may_subscribe(
+            op.subject.at, op.subject.size, op.queue.at if op.queue.size else NULL, op.queue.size)
+
     cdef int subscribe(self, Op *op) except -1:
         cdef uint32_t hash
         cdef Sub *sub
-        # In nats-server's order: at the limit every SUB is an error, a sid in use is ignored unseen.
+        # In nats-server's order: permissions, at the limit every SUB is an error, a sid in use is ignored unseen.
+        if not self.may_subscribe(op):
+            return self.fail(errors.subscription_violation(op.subject.at[:op.subject.size],
+                                                           op.queue.at[:op.queue.size] if op.queue.size else b''))
         if self.max_subs and self.subs.count >= self.max_subs:
             return self.fail(errors.MaximumSubscriptionsExceeded())
         if op.sid.size > MOST_KEY_BYTES or op.queue.size > MOST_KEY_BYTES:
@@ -337,6 +416,72 @@ cdef class ClientConnection(Peer):
     def authenticated(self):
         """From here on every operation is allowed."""
         self.must_authenticate = False
+
+    def hold_login(self):
+        """Its CONNECT is being looked at: nothing is said or done before log_in_decided()."""
+        self.holds |= HOLD_LOGIN
+
+    def log_in_decided(self, error=None):
+        """What became of a held CONNECT: +OK or the error, and it goes on."""
+        if error is None:
+            self.ok()
+        else:
+            self.fail(error)
+        self.release(HOLD_LOGIN)
+        out_call(&self.out)
+
+    def enter(self, Sublist sublist not None, Permissions permissions) -> list:
+        """Whose subjects it shares from here on, and its rights (None: all of them).
+
+        Returns (subject, sid) of its subscriptions that those do not allow; they have ended. ValueError: a client
+        with subscriptions cannot change its account.
+        """
+        cdef list ended = []
+        if sublist is not self.sublist:
+            if self.subs.count:
+                raise ValueError("a client with subscriptions cannot change its account")
+            self.sublist = sublist
+        elif permissions is self.permissions:
+            return ended
+        self.permissions = permissions
+        self.out.filter = <void *>permissions if permissions is not None and permissions.subscribe_deny is not None \
+            else NULL
+        self.replies = {} if permissions is not None and permissions.responses else None
+        self.out.may_answer = self.replies is not None
+        if self.repeat != NULL:
+            self.repeat.line_size = 0
+        if self.subs.count:
+            self.sublist.forget_answers()
+            if permissions is not None:
+                self.end_what_is_not_allowed(ended)
+        return ended
+
+    cdef int end_what_is_not_allowed(self, list ended) except -1:
+        cdef uint32_t i = 0
+        cdef Sub *sub
+        cdef QueueGroup *group
+        cdef bytearray subject = bytearray(MOST_KEY_BYTES + SLACK)
+        cdef uint8_t *at = <uint8_t *><char *>subject
+        cdef size_t size
+        cdef list gone = []
+        for i in range(self.subs.mask + 1):
+            if not self.subs.slots[i]:
+                continue
+            sub = <Sub *>slot_item(self.subs.slots[i])
+            group = sub.group
+            size = self.sublist.subject_of(sub.node, at, MOST_KEY_BYTES)
+            if group == NULL:
+                if self.permissions.may_subscribe(at, size, NULL, 0):
+                    continue
+            elif self.permissions.may_subscribe(at, size, <uint8_t *>group.name + sizeof(QueueName), group.name.key.size):
+                continue
+            ended.append((at[:size], (<uint8_t *>sub + sizeof(Sub))[:sub.key.size]))
+            gone.append(<size_t>sub)
+        self.fanout.touched = 0
+        for address in gone:   # the table moves its items when one is taken out
+            self.end_subscription(<Sub *><size_t>address)
+        self.touched |= self.fanout.touched
+        return 0
 
     def send_info(self, bytes line not None):
         """An INFO that nobody asked for: only to clients that know them, and never before their first PONG."""

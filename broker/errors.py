@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import enum
 
+from broker.quoted import quoted
+
 
 class CloseReason(enum.IntEnum):
     """Why a connection ended, in the order of `CloseReason` in outbuf.pxd; the texts are those of /connz."""
@@ -139,3 +141,34 @@ class MaximumSubscriptionsExceeded(ProtocolError):
     text = "maximum subscriptions exceeded"
     closes = False
     reason = CloseReason.MAXIMUM_SUBSCRIPTIONS_EXCEEDED
+
+
+class PermissionsViolation(ProtocolError):
+    """Something that the client's permissions do not allow; the error takes the place of +OK."""
+
+    closes = False
+
+    def __init__(self, text: str = "Permissions Violation") -> None:
+        super().__init__(text)
+        self.text = text
+
+
+def publish_violation(subject: bytes) -> PermissionsViolation:
+    """A publish to a subject."""
+    return PermissionsViolation(f"Permissions Violation for Publish to {quoted(subject)}")
+
+
+def reply_violation(reply: bytes) -> PermissionsViolation:
+    """A publish with a reply subject that is the broker's own."""
+    return PermissionsViolation(f"Permissions Violation for Publish with Reply of {quoted(reply)}")
+
+
+def subscription_violation(subject: bytes, queue: bytes = b"") -> PermissionsViolation:
+    """A subscription."""
+    using = f" using queue {quoted(queue)}" if queue else ""
+    return PermissionsViolation(f"Permissions Violation for Subscription to {quoted(subject)}{using}")
+
+
+def subscription_revoked(subject: bytes, sid: bytes) -> PermissionsViolation:
+    """A subscription that new permissions ended."""
+    return PermissionsViolation(f"Permissions Violation for Subscription to {quoted(subject)} (sid {quoted(sid)})")

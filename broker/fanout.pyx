@@ -128,6 +128,8 @@ cdef class Fanout:
         out.msgs += n
         out.payload_bytes += <uint64_t>n * publish.size
         sub.delivered += n
+        if unlikely(out.may_answer != 0) and publish.reply.size and n:
+            (<Peer>out.peer).on_request(publish.reply.at, publish.reply.size)
         if unlikely(sub.max_msgs != 0) and sub.delivered >= sub.max_msgs:
             self.note_finished(sub)
         return n
@@ -365,7 +367,7 @@ cdef class Fanout:
             if entry.remote:
                 self.deliver_remote(entry, publish, entry.remote)
         elif entry.n_choices == 1 and entry.n_plain == 0 and entry.choices.n_remote == 0 and entry.remote == 0 \
-                and avoided == NULL:
+                and avoided == NULL and entry.choices.n_local:
             n = self.deliver_to_group(sublist, entry, publish)
         else:
             n = self.deliver_singly(sublist, entry, publish, avoided)

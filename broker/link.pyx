@@ -105,8 +105,6 @@ cdef class SiblingLink(Peer):
 
     cdef int interest(self, RouteOp *op, bint wanted) except -1:
         cdef Sublist sublist = self.mesh.sublist_of(op.account.at, op.account.size)
-        if sublist is None:
-            return self.broken("unknown account " + repr(op.account.at[:op.account.size]))
         if subject_kind(op.subject.at, op.subject.size) == SUBJECT_BAD or op.subject.size > 65000:
             return self.broken("bad subject in RS")
         if op.n_queues:
@@ -135,9 +133,6 @@ cdef class SiblingLink(Peer):
         if sublist is None or op.account.size != <size_t>len(sublist.account) \
                 or op.account.at[:op.account.size] != sublist.account:
             sublist = self.mesh.sublist_of(op.account.at, op.account.size)
-            if sublist is None:
-                self.broken("unknown account " + repr(op.account.at[:op.account.size]))
-                return size
             self.sublist = sublist
             self.repeat.line_size = 0
         message.reply = op.reply

@@ -20,7 +20,7 @@ cdef class Mesh(InterestSink):
     cdef uint64_t interest_frames[MOST_SHARDS]   # RS+ and RS- sent to each
     cdef dict accounts                       # name → Sublist
 
-    # The account's subscriptions; None: no such account.
+    # The account's subscriptions, empty ones if nobody has named it yet.
     cdef Sublist sublist_of(self, const uint8_t *account, size_t size)
     cdef void tell_all(self, Sublist sublist, const uint8_t *subject, size_t size,
                        const uint8_t *queue, size_t queue_size, uint32_t members) noexcept

@@ -35,12 +35,25 @@ cdef class Mesh(InterestSink):
         self.shard = shard
         self.accounts = {}
 
-    def add_account(self, Sublist sublist not None):
-        """From here on siblings' messages and interest for this account are understood."""
-        self.accounts[sublist.account] = sublist
+    def account(self, bytes name not None) -> Sublist:
+        """Its subscriptions on this shard."""
+        sublist = self.accounts.get(name)
+        if sublist is None:
+            sublist = self.accounts[name] = Sublist(name, self)
+        return sublist
+
+    @property
+    def n_subs(self) -> int:
+        """Subscriptions of all accounts on this shard."""
+        return sum([(<Sublist>sublist).n_subs for sublist in self.accounts.values()])
+
+    def account_names(self) -> list:
+        """Those that anybody was interested in."""
+        return list(self.accounts)
 
     cdef Sublist sublist_of(self, const uint8_t *account, size_t size):
-        return self.accounts.get(account[:size])
+        # A sibling may have heard of a new account before us: it is taken at its word.
+        return self.account(account[:size])
 
     cdef uint64_t frames_to(self, int shard) noexcept:
         cdef OutBuf *link = self.fanout.links[shard]

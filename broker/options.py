@@ -14,6 +14,11 @@ from broker.limits import Limits
 SECRET_FIELDS = frozenset({"auth_token", "auth_password", "http_password", "password"})
 
 
+# The account of users that are in none, and of clients where nobody has to log in; and the system's own.
+GLOBAL_ACCOUNT = "$G"
+SYSTEM_ACCOUNT = "$SYS"
+
+
 class _Discreet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A struct whose repr names what is set and hides what is secret."""
 
@@ -47,11 +52,38 @@ class Swarm(_Discreet, frozen=True, forbid_unknown_fields=True):
     prefer_local: bool = False  # queue groups: members on the publisher's shard first
 
 
+class Permissions(_Discreet, frozen=True, forbid_unknown_fields=True):
+    """What a user may do. A rule is a subject with wildcards; one for subscriptions may name a queue: "jobs workers"."""
+
+    publish_allow: tuple[str, ...] | None = None  # only to these; None: everywhere
+    publish_deny: tuple[str, ...] = ()  # though allowed, not to these
+    subscribe_allow: tuple[str, ...] | None = None
+    subscribe_deny: tuple[str, ...] = ()
+    responses: int = 0  # messages on the reply subject of each message it got, beside the above; -1: no limit
+    responses_expire_s: float = 120.0  # for so long after that message; 0 and less: no limit
+
+
 class User(_Discreet, frozen=True, forbid_unknown_fields=True):
-    """Somebody who may connect with a user name and a plain password."""
+    """Somebody who may connect: with a name and a password, plain or hashed by bcrypt, or with an nkey."""
+
+    name: str = ""  # "": a user with an nkey
+    password: str = ""
+    nkey: str = ""  # public key, "U…"
+    account: str = GLOBAL_ACCOUNT
+    permissions: Permissions | None = None  # None: everything is allowed
+
+    @property
+    def shown(self) -> str:
+        """As logs and monitoring pages call it."""
+        return self.name or self.nkey
+
+
+class Account(_Discreet, frozen=True, forbid_unknown_fields=True):
+    """Users whose messages nobody outside of it gets. Its limits are each client's."""
 
     name: str
-    password: str = ""
+    max_subscriptions: int = 0  # of each client; 0: the broker's own limit
+    max_payload_bytes: int = 0  # likewise
 
 
 class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
@@ -78,5 +110,6 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     auth_password: str = ""
     users: tuple[User, ...] = ()  # several users instead of the one; (): none
     no_auth_user: str = ""  # one of users: who a client is that gives no credentials; "": it is refused
+    accounts: tuple[Account, ...] = ()  # beside $G and $SYS, which are always there
     config_file: str = ""  # where this came from; "": the command line alone
     notices: tuple[str, ...] = ()  # what was asked for and is not offered; said at start, one line each

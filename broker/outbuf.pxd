@@ -90,10 +90,12 @@ ctypedef struct OutBuf:
     void *peer               # the Peer this belongs to: borrowed, for as long as it lives
     size_t stall_mark        # pending bytes past which whoever feeds this peer is to wait
     uint64_t match           # scratch of a match being built (sublist): the last one this peer was in
+    void *filter             # Permissions that leave messages out of granted subscriptions: borrowed; NULL: none do
     uint8_t is_dirty
     uint8_t is_blocked       # the kernel takes no more: waits for writability
     uint8_t is_bulk          # filled more than a small chunk in its last flush
     uint8_t takes_headers
+    uint8_t may_answer       # what it is sent with a reply subject it may answer: its peer is told of each
     uint8_t is_called
     uint8_t is_behind        # past its stall mark
     uint8_t close_reason     # CloseReason; not 0: appends are refused

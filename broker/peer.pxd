@@ -45,4 +45,6 @@ cdef class Peer:
     cdef void forget_input(self) noexcept
     # UNSUB max was reached by the delivery that is going on: the subscription ends after it.
     cdef void on_finished(self, Sub *sub) noexcept
+    # It was sent a message that may be answered (OutBuf.may_answer).
+    cdef void on_request(self, const uint8_t *reply, size_t size) noexcept
     cdef void close(self, CloseReason reason) noexcept

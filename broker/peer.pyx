@@ -28,6 +28,9 @@ cdef class Peer:
     cdef void on_finished(self, Sub *sub) noexcept:
         pass
 
+    cdef void on_request(self, const uint8_t *reply, size_t size) noexcept:
+        pass
+
     cdef void close(self, CloseReason reason) noexcept:
         """After what is queued has been sent as far as the kernel takes it, the owner closes."""
         if not self.is_closing:

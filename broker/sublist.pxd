@@ -70,6 +70,7 @@ ctypedef struct QueueGroup:
     QueueName *name
     Sub *members
     uint32_t n_members
+    uint32_t n_admitted  # scratch of the match being built: of those
     uint32_t n_remote
     RemoteWeight *remote
 
@@ -107,6 +108,7 @@ ctypedef struct Entry:
     uint32_t rmsg_size
     bint is_doubled          # some client has more than one plain subscription among the targets
     uint64_t remote          # siblings with plain interest
+    uint64_t permitted       # id of the Permissions that were asked last whether this may be published to, and said yes
     Target *targets          # the plain ones first
     Choice *choices
     RemoteWeight *weights
@@ -196,8 +198,8 @@ cdef class Sublist:
         return entry.stamp == (self.any_first + self.first_token[entry.first_slot]
                                + self.second_token[entry.second_slot])
 
-    # The answer for a published subject. NULL: no memory.
-    cdef inline Entry *find(self, const uint8_t *subject, size_t size, uint64_t hash) noexcept:
+    # The answer for a published subject if there is one already, or NULL.
+    cdef inline Entry *peek(self, const uint8_t *subject, size_t size, uint64_t hash) noexcept:
         cdef uint64_t *ways = self.cache + <size_t>(hash & self.cache_mask) * CACHE_WAYS
         cdef Entry *entry
         cdef int i
@@ -207,4 +209,13 @@ cdef class Sublist:
                 if entry != NULL and entry.hash == hash and entry.subject_size == size \
                         and same_bytes(entry.text + entry.subject_at, subject, size) and likely(self.is_current(entry)):
                     return entry
-        return self.build(subject, size, hash)
+        return NULL
+
+    # The answer for a published subject. NULL: no memory.
+    cdef inline Entry *find(self, const uint8_t *subject, size_t size, uint64_t hash) noexcept:
+        cdef Entry *entry = self.peek(subject, size, hash)
+        return entry if likely(entry != NULL) else self.build(subject, size, hash)
+
+    # Every answer is made anew: somebody's permissions have changed.
+    cdef inline void forget_answers(self) noexcept:
+        self.any_first += 1

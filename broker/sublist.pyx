@@ -10,6 +10,7 @@ The cache is validated, not emptied: see `is_current`.
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcpy, memset
 
+from broker.permissions cimport Permissions
 from broker.outbuf cimport out_init, out_release, Outbox, outbox_new, outbox_release
 from broker.subject cimport SUBJECT_BAD, SUBJECT_WILDCARD, has_empty_token, subject_kind
 from broker.table cimport slot_item, table_find, table_free, table_init, table_insert, table_remove
@@ -24,6 +25,17 @@ cdef inline uint8_t *node_key(const Node *node) noexcept nogil:
 
 cdef inline bint is_unused(const Node *node) noexcept nogil:
     return node.subs == NULL and node.groups == NULL and node.remote == 0
+
+
+cdef inline bint is_admitted(const Sub *sub, const uint8_t *subject, size_t size) noexcept:
+    """Does its client's permission let it have messages on `subject`? (Its pattern was granted.)"""
+    cdef const QueueGroup *group = sub.group
+    if sub.out.filter == NULL:
+        return True
+    if group == NULL:
+        return not (<Permissions>sub.out.filter).keeps_out(subject, size, NULL, 0)
+    return not (<Permissions>sub.out.filter).keeps_out(
+        subject, size, <const uint8_t *>group.name + sizeof(QueueName), group.name.key.size)
 
 
 cdef class InterestSink:
@@ -630,8 +642,9 @@ cdef class Sublist:
             node = self.found[i]
             sub = node.subs
             while sub != NULL:
-                n_plain += 1
-                text_size += 6 + size + sub.key.size
+                if is_admitted(sub, subject, size):
+                    n_plain += 1
+                    text_size += 6 + size + sub.key.size
                 sub = sub.next
             group = node.groups
             while group != NULL:
@@ -639,12 +652,15 @@ cdef class Sublist:
                     group.name.match = self.match
                     group.name.choice = n_choices
                     n_choices += 1
-                n_local += group.n_members
+                group.n_admitted = 0
                 n_weights += group.n_remote
                 sub = group.members
                 while sub != NULL:
-                    text_size += 6 + size + sub.key.size
+                    if is_admitted(sub, subject, size):
+                        group.n_admitted += 1
+                        text_size += 6 + size + sub.key.size
                     sub = sub.next
+                n_local += group.n_admitted
                 group = group.next
         targets_at = sizeof(Entry)
         choices_at = targets_at + (<size_t>n_plain + n_local) * sizeof(Target)
@@ -675,7 +691,7 @@ cdef class Sublist:
             while group != NULL:
                 choice = &entry.choices[group.name.choice]
                 choice.name = group.name
-                choice.n_local += group.n_members
+                choice.n_local += group.n_admitted
                 choice.n_remote += group.n_remote
                 group = group.next
         first = n_plain
@@ -703,20 +719,22 @@ cdef class Sublist:
             entry.remote |= node.remote
             sub = node.subs
             while sub != NULL:
-                at = fill_target(entry, first, sub, at)
-                if sub.out.match == self.match:
-                    entry.is_doubled = True
-                sub.out.match = self.match
-                first += 1
+                if is_admitted(sub, subject, size):
+                    at = fill_target(entry, first, sub, at)
+                    if sub.out.match == self.match:
+                        entry.is_doubled = True
+                    sub.out.match = self.match
+                    first += 1
                 sub = sub.next
             group = node.groups
             while group != NULL:
                 choice = &entry.choices[group.name.choice]
-                choice.n_members += group.n_members
+                choice.n_members += group.n_admitted
                 sub = group.members
                 while sub != NULL:
-                    at = fill_target(entry, choice.first + choice.n_local, sub, at)
-                    choice.n_local += 1
+                    if is_admitted(sub, subject, size):
+                        at = fill_target(entry, choice.first + choice.n_local, sub, at)
+                        choice.n_local += 1
                     sub = sub.next
                 for j in range(group.n_remote):
                     entry.weights[choice.first_remote + choice.n_remote] = group.remote[j]

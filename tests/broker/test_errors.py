@@ -31,6 +31,7 @@ CATALOGUE = {
     "InvalidSubject": ("Invalid Subject", False, None),
     "InvalidPublishSubject": ("Invalid Publish Subject", False, None),
     "MaximumSubscriptionsExceeded": ("maximum subscriptions exceeded", False, "Maximum Subscriptions Exceeded"),
+    "PermissionsViolation": ("Permissions Violation", False, None),  # and what it was
 }
 
 # protocol.md, section 6, in the order of connz

@@ -1,0 +1,263 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""What a user may publish and subscribe to.
+
+A subscription is granted where one allowed entry covers its pattern wholly and no denied one matches it; what a
+granted wildcard matches beside is left out when it is delivered (keeps_out, asked by the sublist once per answer).
+Pure: no client, no time. Cost: a walk as long as the subject has tokens, whatever the number of entries.
+"""
+
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memchr, memcmp, memcpy, memset
+
+from broker.subject cimport SUBJECT_BAD, has_empty_token, subject_kind
+from broker.table cimport slot_item, table_find, table_free, table_init, table_insert
+from broker.word cimport SLACK, hash_bytes
+
+import os
+
+cdef uint64_t last_id = 0
+
+
+cdef Rule *new_rule(const uint8_t *token, size_t size, uint32_t hash) except NULL:
+    cdef Rule *rule = <Rule *>malloc(sizeof(Rule) + size)
+    if rule == NULL:
+        raise MemoryError
+    memset(rule, 0, sizeof(Rule))
+    rule.key.hash = hash
+    rule.key.size = <unsigned short>size
+    table_init(&rule.tokens, sizeof(Rule))
+    memcpy(<uint8_t *>rule + sizeof(Rule), token, size)
+    return rule
+
+
+cdef void free_rule(Rule *rule) noexcept:
+    cdef RuleQueue *queue
+    cdef uint32_t i
+    if rule == NULL:
+        return
+    free_rule(rule.star)
+    free_rule(rule.rest)
+    if rule.tokens.slots != NULL:
+        for i in range(rule.tokens.mask + 1):
+            if rule.tokens.slots[i]:
+                free_rule(<Rule *>slot_item(rule.tokens.slots[i]))
+    table_free(&rule.tokens)
+    while rule.queues != NULL:
+        queue = rule.queues
+        rule.queues = queue.next
+        free(queue)
+    free(rule)
+
+
+cdef bint covers_name(const uint8_t *pattern, size_t pattern_size, const uint8_t *name, size_t size) noexcept nogil:
+    """Is a queue's name one that a rule's (which may have wildcards) stands for?"""
+    cdef const uint8_t *pattern_end = pattern + pattern_size
+    cdef const uint8_t *end = name + size
+    cdef const uint8_t *p
+    cdef const uint8_t *n
+    if pattern_size == size and memcmp(pattern, name, size) == 0:   # a name may have wildcard characters of its own
+        return True
+    while True:
+        if pattern_end - pattern == 1 and pattern[0] == c'>':
+            return True
+        p = <const uint8_t *>memchr(pattern, c'.', pattern_end - pattern)
+        n = <const uint8_t *>memchr(name, c'.', end - name)
+        if p == NULL:
+            p = pattern_end
+        if n == NULL:
+            n = end
+        if p - pattern == 1 and pattern[0] == c'*':
+            if n - name == 1 and name[0] == c'>':
+                return False
+        elif p - pattern != n - name or memcmp(pattern, name, p - pattern) != 0:
+            return False
+        if p == pattern_end or n == end:
+            return p == pattern_end and n == end
+        pattern = p + 1
+        name = n + 1
+
+
+cdef void note(const Rule *rule, Found *found) noexcept nogil:
+    cdef const RuleQueue *queue = rule.queues
+    if rule.is_plain:
+        found.is_plain = True
+    while queue != NULL:
+        found.has_queues = True
+        if found.queue != NULL and not found.has_queue:
+            found.has_queue = covers_name(<const uint8_t *>queue + sizeof(RuleQueue), queue.size,
+                                          found.queue, found.queue_size)
+        queue = queue.next
+
+
+cdef void walk(const Rule *at, uint64_t seed, const uint8_t *s, const uint8_t *end, Found *found,
+               bint wholly) noexcept nogil:
+    cdef const uint8_t *e = <const uint8_t *>memchr(s, c'.', end - s)
+    cdef const Rule *child
+    cdef bint is_star, is_rest
+    if e == NULL:
+        e = end
+    is_star = wholly and e - s == 1 and s[0] == c'*'
+    is_rest = wholly and e - s == 1 and s[0] == c'>'
+    if at.rest != NULL:
+        note(at.rest, found)
+    if is_rest:
+        return   # only a '>' covers a '>'
+    if at.star != NULL:
+        if e == end:
+            note(at.star, found)
+        else:
+            walk(at.star, seed, e + 1, end, found, wholly)
+    if is_star or at.tokens.count == 0:
+        return
+    child = <const Rule *>table_find(&at.tokens, s, e - s, <uint32_t>hash_bytes(s, e - s, seed))
+    if child != NULL:
+        if e == end:
+            note(child, found)
+        else:
+            walk(child, seed, e + 1, end, found, wholly)
+
+
+cdef class Rules:
+    """A list of subjects with wildcards, some for one queue only."""
+
+    def __cinit__(self, entries):
+        cdef bytes entry
+        self.seed = int.from_bytes(os.urandom(8), "little")
+        self.root = new_rule(b"", 0, 0)
+        for text in entries:
+            subject, _, queue = text.partition(" ")
+            self.insert(subject.encode("utf-8", "surrogateescape"), queue.strip().encode("utf-8", "surrogateescape"))
+
+    def __dealloc__(self):
+        free_rule(self.root)
+
+    def insert(self, bytes subject not None, bytes queue not None):
+        """Adds one. ValueError for what is no subject."""
+        cdef bytes padded = subject + bytes(SLACK)   # hashing reads over the end
+        cdef const uint8_t *s = padded
+        cdef const uint8_t *end = s + len(subject)
+        cdef const uint8_t *e
+        cdef const uint8_t *name = queue
+        cdef Rule *at = self.root
+        cdef Rule *child
+        cdef RuleQueue *named
+        cdef uint32_t hash
+        if subject_kind(s, len(subject)) == SUBJECT_BAD or len(subject) > 65000:
+            raise ValueError(f"not a subject: {subject!r}")
+        while True:
+            e = <const uint8_t *>memchr(s, c'.', end - s)
+            if e == NULL:
+                e = end
+            if e - s == 1 and s[0] == c'*':
+                if at.star == NULL:
+                    at.star = new_rule(s, 1, 0)
+                child = at.star
+            elif e - s == 1 and s[0] == c'>':
+                if at.rest == NULL:
+                    at.rest = new_rule(s, 1, 0)
+                child = at.rest
+            else:
+                hash = <uint32_t>hash_bytes(s, e - s, self.seed)
+                child = <Rule *>table_find(&at.tokens, s, e - s, hash)
+                if child == NULL:
+                    child = new_rule(s, e - s, hash)
+                    if not table_insert(&at.tokens, &child.key):
+                        free_rule(child)
+                        raise MemoryError
+            at = child
+            if e == end:
+                break
+            s = e + 1
+        if not queue:
+            at.is_plain = True
+        else:
+            named = <RuleQueue *>malloc(sizeof(RuleQueue) + len(queue))
+            if named == NULL:
+                raise MemoryError
+            named.size = len(queue)
+            memcpy(<uint8_t *>named + sizeof(RuleQueue), name, named.size)
+            named.next = at.queues
+            at.queues = named
+        self.count += 1
+
+    cdef void look(self, const uint8_t *subject, size_t size, Found *found, bint wholly) noexcept nogil:
+        walk(self.root, self.seed, subject, subject + size, found, wholly)
+
+
+cdef class Permissions:
+    """The rights of a user, from broker.options.Permissions. Subjects in it are valid; ValueError otherwise."""
+
+    def __cinit__(self, options not None):
+        global last_id
+        last_id += 1
+        self.id = last_id
+        self.options = options
+        self.publish_allow = Rules(options.publish_allow) if options.publish_allow is not None else None
+        self.publish_deny = Rules(options.publish_deny) if options.publish_deny else None
+        self.subscribe_allow = Rules(options.subscribe_allow) if options.subscribe_allow is not None else None
+        self.subscribe_deny = Rules(options.subscribe_deny) if options.subscribe_deny else None
+        self.responses = options.responses
+        self.responses_expire_us = <uint64_t>(options.responses_expire_s * 1e6) if options.responses_expire_s > 0 else 0
+        if self.responses and self.publish_allow is None:   # to answer and nothing else, as on nats-server
+            self.publish_allow = Rules(())
+
+    cdef bint may_publish(self, const uint8_t *subject, size_t size) noexcept nogil:
+        cdef Found found
+        if has_empty_token(subject, size):   # reaches nobody; no rule matches it
+            return self.publish_allow is None
+        if self.publish_allow is not None:
+            memset(&found, 0, sizeof(found))
+            self.publish_allow.look(subject, size, &found, False)
+            if not found.is_plain:
+                return False
+        if self.publish_deny is not None:
+            memset(&found, 0, sizeof(found))
+            self.publish_deny.look(subject, size, &found, False)
+            if found.is_plain:
+                return False
+        return True
+
+    cdef bint may_subscribe(self, const uint8_t *subject, size_t size, const uint8_t *queue,
+                            size_t queue_size) noexcept nogil:
+        cdef Found found
+        if self.subscribe_allow is not None:
+            if subject_kind(subject, size) == SUBJECT_BAD:   # covered by nothing
+                return False
+            memset(&found, 0, sizeof(found))
+            found.queue = queue
+            found.queue_size = queue_size
+            self.subscribe_allow.look(subject, size, &found, True)
+            # Where queues are named, a queue must be one of them; a plain entry alone admits all.
+            if not (found.has_queue if queue != NULL and found.has_queues else found.is_plain):
+                return False
+        return not self.keeps_out(subject, size, queue, queue_size)
+
+    cdef bint keeps_out(self, const uint8_t *subject, size_t size, const uint8_t *queue,
+                        size_t queue_size) noexcept nogil:
+        cdef Found found
+        if self.subscribe_deny is None:
+            return False
+        memset(&found, 0, sizeof(found))
+        found.queue = queue
+        found.queue_size = queue_size
+        self.subscribe_deny.look(subject, size, &found, False)
+        return found.is_plain or found.has_queue
+
+    # ---- for tests and for what happens once per subscription at a reload
+
+    def can_publish(self, bytes subject not None) -> bool:
+        """May a message be published to it?"""
+        cdef bytes padded = subject + bytes(SLACK)
+        return self.may_publish(padded, len(subject))
+
+    def can_subscribe(self, bytes subject not None, bytes queue not None = b"") -> bool:
+        """May it be subscribed to, in a queue group if one is named?"""
+        cdef bytes padded = subject + bytes(SLACK)
+        cdef const uint8_t *name = queue
+        return self.may_subscribe(padded, len(subject), name if queue else NULL, len(queue))
+
+    def is_delivered(self, bytes subject not None, bytes queue not None = b"") -> bool:
+        """Is a message on it delivered to a wildcard subscription that was granted?"""
+        cdef bytes padded = subject + bytes(SLACK)
+        cdef const uint8_t *name = queue
+        return not self.keeps_out(padded, len(subject), name if queue else NULL, len(queue))
