@@ -35,7 +35,7 @@ def advertised(client_advertise: str, host: str, port: int) -> tuple[str, int]:
 def _template(fields: dict[str, Any]) -> bytes:
     """An INFO line with places for client_id and client_ip."""
     line = info_line(fields).replace(b"%", b"%%")
-    return line.replace(b'"client_id":0,"client_ip":"?"', b'"client_id":%d,"client_ip":"%b"', 1)
+    return line.replace(b'"client_id":0,"client_ip":"?"', b'"client_id":%d,"client_ip":"%b"%b', 1)
 
 
 class InfoTemplate:
@@ -80,6 +80,6 @@ class InfoTemplate:
         leaving._template = _template(leaving._fields)
         return leaving
 
-    def line(self, client_id: int, client_ip: str) -> bytes:
-        """For one client. `client_ip` is an address as the kernel writes it: nothing in it needs escaping."""
-        return self._template % (client_id, client_ip.encode())
+    def line(self, client_id: int, client_ip: str, nonce: bytes = b"") -> bytes:
+        """For one client; `nonce` is what it may sign. Neither it nor an address needs escaping."""
+        return self._template % (client_id, client_ip.encode(), b',"nonce":"%b"' % nonce if nonce else b"")

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from broker.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT
 from broker.version import OWN_VERSION, SERVER_VERSION
 from router.facts import Facts, ShardFacts
 from router.goformat import age_text, duration_text, time_text
@@ -27,9 +28,6 @@ from shards.rows import (
 
 Document = dict[str, Any]
 
-# The real server's one account of clients that belong to none.
-GLOBAL_ACCOUNT = "$G"
-SYSTEM_ACCOUNT = "$SYS"
 # A loop that is so late makes clients wait noticeably; a health check should then prefer another broker.
 LAGGING_US = 1_000_000
 
@@ -195,11 +193,13 @@ def connection(shard: int, row: ConnectionRow, now_us: int, *, shows_user: bool 
         document["version"] = row.version
     if shows_user and row.user:
         document["authorized_user"] = row.user
+    if shows_user and row.account not in ("", GLOBAL_ACCOUNT):
+        document["account"] = row.account
     if subs == "list" and row.subs:
         document["subscriptions_list"] = [sub.subject for sub in row.subs]
     elif subs == "detail" and row.subs:
         # Of closed connections the real server says the account as well.
-        account = GLOBAL_ACCOUNT if row.stop_us else ""
+        account = (row.account or GLOBAL_ACCOUNT) if row.stop_us else ""
         document["subscriptions_list_detail"] = [subscription(sub, account=account) for sub in row.subs]
     document["shard"] = shard
     return document
@@ -249,12 +249,11 @@ def _share(part: int, whole: int) -> int | float:
 
 def accountz(facts: Facts) -> Document:
     """The accounts there are."""
-    return {**head(facts), "system_account": SYSTEM_ACCOUNT, "accounts": [SYSTEM_ACCOUNT, GLOBAL_ACCOUNT]}
+    return {**head(facts), "system_account": SYSTEM_ACCOUNT, "accounts": facts.accounts}
 
 
-def account(facts: Facts, name: str, counters: Document) -> Document:
+def account(facts: Facts, name: str, counters: Document, clients: int) -> Document:
     """One account in detail; `counters` are its sublist's."""
-    is_global = name == GLOBAL_ACCOUNT
     detail: Document = {
         "account_name": name,
         "update_time": time_text(facts.created_us),
@@ -262,11 +261,11 @@ def account(facts: Facts, name: str, counters: Document) -> Document:
         "complete": True,
         "jetstream_enabled": False,
         "leafnode_connections": 0,
-        "client_connections": total(facts, "connections") if is_global else 0,
+        "client_connections": clients,
         "subscriptions": counters["num_subscriptions"],
         "sublist_stats": counters,
     }
-    if not is_global:
+    if name == SYSTEM_ACCOUNT:
         detail = {"account_name": name, "update_time": detail["update_time"], "is_system": True, **detail}
     return {**head(facts), "system_account": SYSTEM_ACCOUNT, "account_detail": detail}
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from broker.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT
+
 if TYPE_CHECKING:
     from broker.options import Options
     from router.supervisor import Supervisor
@@ -49,6 +51,7 @@ class ShardFacts(msgspec.Struct):
     link_out_msgs: int
     links: int
     loop_lag_us: int
+    refused_logins: int = 0
 
 
 class Facts(msgspec.Struct):
@@ -70,6 +73,12 @@ class Facts(msgspec.Struct):
     router_resident_bytes: int
     cores: int
     shards: list[ShardFacts]
+
+    @property
+    def accounts(self) -> list[str]:
+        """Their names, the system's and the one of users in none included."""
+        ours = [SYSTEM_ACCOUNT, GLOBAL_ACCOUNT]
+        return ours + [account.name for account in self.options.accounts if account.name not in ours]
 
     def only(self, shard: int | None) -> Facts:
         """The same broker, seen as if it had that one shard alone; None: as it is."""
@@ -160,6 +169,7 @@ _FROM_PAGE = (
     "link_out_msgs",
     "links",
     "loop_lag_us",
+    "refused_logins",
 )
 
 

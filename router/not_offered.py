@@ -8,12 +8,9 @@ understood must never leave a broker open. Whoever builds one of these removes i
 
 from __future__ import annotations
 
-from broker.conf_scanner import BCRYPT_PREFIXES
-
 # Top-level keys that restrict access. An empty block restricts nothing and is let pass.
 RESTRICTS = {
     "tls": "encrypted connections",
-    "accounts": "accounts that are kept apart",
     "operator": "operators and their JWTs",
     "operators": "operators and their JWTs",
     "root": "operators and their JWTs",
@@ -33,25 +30,32 @@ RESTRICTS = {
     "https_port": "monitoring over TLS",
 }
 
-# The same inside `authorization`, and in each of its users.
+# The same inside `authorization`, and in each user.
 RESTRICTS_IN_AUTHORIZATION = {
-    "nkey": "users with nkeys",
-    "permission": "permissions",
-    "permissions": "permissions",
-    "default_permission": "default permissions",
-    "default_permissions": "default permissions",
-    "authorization": "permissions",
     "auth_callout": "authentication by a service",
     "allowed_connection_types": "users limited to some kinds of connection",
     "connection_types": "users limited to some kinds of connection",
     "clients": "users limited to some kinds of connection",
-    "account": "accounts that are kept apart",
+    "account": "users that name their account (write them into it)",
 }
 
 # Top-level keys that change which messages go where.
 CHANGES_DELIVERY = {
     "mappings": "subject mappings",
     "maps": "subject mappings",
+}
+
+# Keys of an account that do so.
+CHANGES_DELIVERY_IN_ACCOUNTS = {
+    "imports": "imports from other accounts",
+    "exports": "exports to other accounts",
+    "mappings": "subject mappings",
+    "maps": "subject mappings",
+}
+
+# Keys of an account that add a feature.
+OPENS_IN_ACCOUNTS = {
+    "jetstream": "JetStream: nothing is stored",
 }
 
 # Top-level keys that open a port or add a feature.
@@ -78,11 +82,11 @@ NO_EFFECT = {
     "disable_sublist_cache": "the match cache is always on",
     "connect_error_reports": "there are no links to other servers",
     "reconnect_error_reports": "there are no links to other servers",
-    "system_account": "there is no system account to put clients into",
-    "system": "there is no system account to put clients into",
-    "no_system_account": "there is no system account anyway",
-    "no_system": "there is no system account anyway",
-    "no_sys_acc": "there is no system account anyway",
+    "system_account": "no system events are published, in no account",
+    "system": "no system events are published, in no account",
+    "no_system_account": "no system events are published anyway",
+    "no_system": "no system events are published anyway",
+    "no_sys_acc": "no system events are published anyway",
     "allow_non_tls": "there is no TLS, every connection is plain",
     "max_sub_tokens": "subjects may have as many tokens as fit a control line",
     "max_subscription_tokens": "subjects may have as many tokens as fit a control line",
@@ -115,11 +119,3 @@ FLAGS_OPEN = {
     "s": OPENS["syslog"],
     "r": OPENS["syslog"],
 }
-
-
-def is_hashed(password: str) -> bool:
-    """Whether a password is a bcrypt hash, which needs a comparison of its own."""
-    return password.startswith(BCRYPT_PREFIXES)
-
-
-HASHED_PASSWORDS = "bcrypt passwords"

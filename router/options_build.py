@@ -13,14 +13,17 @@ from typing import Any
 import msgspec
 
 from broker import conf
+from broker.auth import is_good_hash, is_hashed
 from broker.conf_tree import Block, ConfigError, Entry, List, Node, Position, Problem, Scalar
 from broker.limits import DISCOURAGED_MAX_PAYLOAD_BYTES, Limits
 from broker.options import Logging, Options, Swarm
 from router import not_offered
-from router.authorization import Authorization, not_enforced, unknown_field
+from router.accounts_block import Accounts
+from router.authorization import Authorization
 from router.flags import CommandLine
 from router.option_keys import BY_NAME, Settings
 from router.option_values import BareSeconds, Mistake
+from router.user_list import BAD_HASH, not_enforced, unknown_field
 
 _COMMAND_LINE = Position("")
 _SECTIONS = {"limits": Limits, "logging": Logging, "swarm": Swarm}
@@ -52,6 +55,9 @@ class _Building:
         self.problems: list[Problem] = []
         self.notices: list[Problem] = []
         self.warnings: list[Problem] = []
+        self.accounts: Accounts | None = None
+        self.accounts_at = _COMMAND_LINE
+        self.user_places: dict[str, Position] = {}  # of those in `authorization`
 
     def add_file(self, path: str, environment: Mapping[str, str] | None) -> None:
         """Everything the file says."""
@@ -82,6 +88,7 @@ class _Building:
 
     def finish(self, line: CommandLine) -> Built:
         """Options, after the checks that need to see all of it."""
+        self._add_accounts()
         self._check_credentials()
         sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
         top: dict[str, Any] = {}
@@ -105,7 +112,7 @@ class _Building:
     def _entry(self, entry: Entry) -> None:
         name = entry.key.lower()
         key = BY_NAME.get(name)
-        if entry.replaces is not None and (name == "authorization" or name in not_offered.RESTRICTS):
+        if entry.replaces is not None and (name in ("authorization", "accounts") or name in not_offered.RESTRICTS):
             # The real server takes the last one, and a second block that says less would open the broker unseen.
             self._problem(entry.at, f"{name} is given again", f"keep one; the other is at {entry.replaces}")
         if name == "authorization":
@@ -115,6 +122,12 @@ class _Building:
             # Credentials of a block that is wrong are not compared with flags': it would be said twice.
             if not authorization.problems:
                 self._set(entry.at, authorization.settings)
+            self.user_places = authorization.user_places
+        elif name == "accounts":
+            self.accounts = Accounts(entry)
+            self.accounts_at = entry.at
+            self.problems += self.accounts.problems
+            self.notices += self.accounts.notices
         elif key is not None:
             try:
                 self._set(entry.at, key.read(_plain(entry.value)))
@@ -163,12 +176,36 @@ class _Building:
             return
         self._notice(entry.at, '"jetstream" is not offered and was ignored', not_offered.OPENS["jetstream"])
 
+    def _add_accounts(self) -> None:
+        """Accounts, and their users behind those of `authorization`."""
+        accounts = self.accounts
+        if accounts is None or accounts.problems:
+            return
+        for name, place in self.user_places.items():
+            if name in accounts.user_places:
+                self._problem(
+                    place, f'Duplicate user "{name}" detected', f"the other is at {accounts.user_places[name]}"
+                )
+        if accounts.accounts:
+            self._set(self.accounts_at, {"accounts": accounts.accounts})
+        users = self.settings.get("users")
+        if accounts.users:
+            self._set(self.accounts_at, {"users": (users if isinstance(users, tuple) else ()) + accounts.users})
+        elif accounts.accounts and not users and not any(self.settings.get(field) for field in _CREDENTIALS):
+            self._notice(self.accounts_at, "no account has a user", "nobody has to authenticate")
+
     def _check_credentials(self) -> None:
         settings = self.settings
         users = settings.get("users")
         place = self._place("auth_token", "auth_user", "auth_password", "users")
         if users and any(settings.get(field) for field in _CREDENTIALS):
-            self._problem(place, "credentials on the command line and users in the file", "use one or the other")
+            if self.accounts is not None and self.accounts.users:
+                kind = "token" if settings.get("auth_token") else "single user/pass"
+                self._problem(
+                    place, f"Can not have a {kind} and a users array", "accounts have users; use one or the other"
+                )
+            else:
+                self._problem(place, "credentials on the command line and users in the file", "use one or the other")
         elif settings.get("auth_token") and (settings.get("auth_user") or settings.get("auth_password")):
             self._problem(place, "Cannot have a user/pass and token", "use one or the other")
         elif settings.get("auth_password") and not settings.get("auth_user"):
@@ -178,11 +215,11 @@ class _Building:
                 self._problem(place, f"an empty {flag} lets everybody in", "give a value, or leave it out")
         for field in ("auth_token", "auth_password"):
             value = settings.get(field)
-            if isinstance(value, str) and not_offered.is_hashed(value):
-                self.problems.append(not_enforced(place, not_offered.HASHED_PASSWORDS))
+            if isinstance(value, str) and is_hashed(value) and not is_good_hash(value):
+                self._problem(place, BAD_HASH, "make one with `htpasswd -nbB` or the like")
         anybody = settings.get("no_auth_user")
         if anybody:
-            names = [user.name for user in users] if isinstance(users, tuple) else []
+            names = [user.name for user in users if user.name] if isinstance(users, tuple) else []
             place = self._place("no_auth_user")
             if not names:
                 self._problem(place, f'no_auth_user: "{anybody}" present, but users are not defined', "define users")
@@ -232,6 +269,7 @@ def _plain(node: Node) -> object:
 
 _ALL_NAMES = [
     "authorization",
+    "accounts",
     *BY_NAME,
     *not_offered.RESTRICTS,
     *not_offered.CHANGES_DELIVERY,

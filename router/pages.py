@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import orjson
 
 from router import aggregate, metrics
-from router.aggregate import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, Document
+from router.aggregate import Document
 from router.facts import Facts
 from router.page_query import BadQuery, PageQuery
 from router.shard_questions import ShardQuestions
@@ -113,7 +113,7 @@ class Pages:
         if cid:
             offset, limit = 0, 1
         account = query.text("acc")
-        if account and account != GLOBAL_ACCOUNT:
+        if account and account not in facts.accounts:
             empty = {"num_connections": 0, "total": 0, "offset": offset, "limit": limit, "connections": None}
             return _json({"server_id": "", "now": aggregate.head(facts)["now"], **empty})
         question = rows.ConnectionsQuery(
@@ -122,6 +122,7 @@ class Pages:
             state,
             cid,
             query.text("user"),
+            account,
             query.search,
             with_subs=bool(subs),
             now_us=facts.now_us,
@@ -161,10 +162,10 @@ class Pages:
         account = query.text("acc")
         test, offset, limit = query.test_subject, query.offset, query.limit
         shows_list = query.subs == "list" or query.subs == "detail"
-        if account and account != GLOBAL_ACCOUNT:
+        if account and account not in facts.accounts:
             return _json(aggregate.sublist([]))
         async with self._turn():
-            counters = await self._sublist(facts)
+            counters, _clients = await self._sublist(facts, account)
             if not shows_list:
                 return _json(counters)
             listed: list[tuple[int, rows.SubscriptionRow]] = []
@@ -172,7 +173,7 @@ class Pages:
             for shard in _numbers(facts):
                 if len(listed) >= limit:
                     break
-                question = rows.SubscriptionsQuery(skip, limit - len(listed), test)
+                question = rows.SubscriptionsQuery(skip, limit - len(listed), test, account)
                 parts = await self._questions.ask(shard, question, rows.SubscriptionsPart)
                 listed += [(shard, row) for part in parts for row in part.rows]
                 skip = max(0, skip - (parts[0].total if parts else 0))
@@ -183,7 +184,7 @@ class Pages:
             for at in range(0, len(listed), ROWS_IN_ONE_STEP):
                 step = listed[at : at + ROWS_IN_ONE_STEP]
                 texts.append(
-                    _items([aggregate.subscription(row, account=GLOBAL_ACCOUNT, shard=shard) for shard, row in step])
+                    _items([aggregate.subscription(row, account=row.account, shard=shard) for shard, row in step])
                 )
                 await pace()
             document = {**aggregate.head(facts), **counters, "total": len(listed), "offset": offset, "limit": limit}
@@ -195,11 +196,11 @@ class Pages:
         name = query.text("acc")
         if not name:
             return _json(aggregate.accountz(facts))
-        if name not in (GLOBAL_ACCOUNT, SYSTEM_ACCOUNT):
+        if name not in facts.accounts:
             raise BadQuery(f"Account {name[:80]} does not exist")
         async with self._turn():
-            counters = await self._sublist(facts) if name == GLOBAL_ACCOUNT else aggregate.sublist([])
-            return _json(aggregate.account(facts, name, counters))
+            counters, clients = await self._sublist(facts, name)
+            return _json(aggregate.account(facts, name, counters, clients))
 
     async def routez(self, query: PageQuery) -> bytes:
         """Routes to other servers, of which there are none; with shards=1 the links between shards."""
@@ -302,9 +303,11 @@ class Pages:
         answers = await asyncio.gather(*(self._questions.ask(shard, query, kind) for shard in numbers))
         return list(zip(numbers, answers, strict=True))
 
-    async def _sublist(self, facts: Facts) -> Document:
-        answers = await self._ask_all(facts, rows.SublistQuery(), rows.SublistPart)
-        return aggregate.sublist(part for _shard, parts in answers for part in parts)
+    async def _sublist(self, facts: Facts, account: str = "") -> tuple[Document, int]:
+        """The counters of an account's sublists, or of all, and how many clients share them."""
+        answers = await self._ask_all(facts, rows.SublistQuery(account), rows.SublistPart)
+        parts = [part for _shard, found in answers for part in found]
+        return aggregate.sublist(parts), sum(part.clients for part in parts)
 
     async def _links(self, facts: Facts) -> list[tuple[int, Sequence[rows.LinkRow]]]:
         if sum(shard.links for shard in facts.shards) == 0:

@@ -25,6 +25,7 @@ LIVE = frozenset(
         "auth_password",
         "users",
         "no_auth_user",
+        "accounts",
         "notices",
         "swarm.shards",
         "swarm.prefer_local",
@@ -98,7 +99,7 @@ def _differences(old: msgspec.Struct, new: msgspec.Struct, prefix: str = "") -> 
 
 
 def _change(field: str, before: object, after: object) -> Change:
-    if field in SECRET_FIELDS or field in ("users", "notices"):
+    if field in SECRET_FIELDS or field in ("users", "accounts", "notices"):
         return Change(field, "", "")
     return Change(field, _shown(before), _shown(after))
 

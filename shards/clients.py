@@ -6,44 +6,71 @@ Not here: bytes, deadlines (the reactor's), what other shards do. Called by the 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
 from typing import TYPE_CHECKING
 
-from broker.auth import Authenticator, proof_of
+from broker.auth import Authenticator, HashedPassword, Verdicts
 from broker.connect import ConnectOptions, overlay, require_object, require_sense
 from broker.connection import ClientConnection
-from broker.errors import AuthorizationViolation, CloseReason, MaximumConnectionsExceeded, ProtocolError
+from broker.errors import (
+    AuthenticationTimeout,
+    AuthorizationViolation,
+    CloseReason,
+    MaximumConnectionsExceeded,
+    PermissionsViolation,
+    ProtocolError,
+    subscription_revoked,
+)
+from broker.nkey import new_nonce
+from broker.options import GLOBAL_ACCOUNT
+from broker.quoted import quoted
 from broker.trace import Tracer
 from shards.closed import SLOW, Closed
 from shards.logs import TRACE
+from shards.passwords import Passwords
+from shards.rights import Rights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from broker.auth import Admission, Identity
     from broker.connection import Fence
     from broker.fanout import Fanout
     from broker.info import InfoTemplate
+    from broker.mesh import Mesh
     from broker.options import Options
-    from broker.sublist import Sublist
+    from broker.permissions import Permissions
     from shards.page import Page
     from shards.reactor import Reactor, Socket
 
 logger = logging.getLogger("gnatswarm.clients")
+
+# Of what a client may not do, one line a second: it may try as often as it can write.
+VIOLATIONS_EVERY_US = 1_000_000
+# With more subscriptions than this a client does not become somebody else: looking at all of them takes too long.
+MOST_LOOKED_AT = 20_000
 
 
 class ClientSession:
     """One client: its connection, what its CONNECT said, who it is."""
 
     __slots__ = (
+        "_asking",
         "_clients",
+        "_violated_us",
+        "_violations",
+        "account",
+        "admission",
+        "claimed",
         "connect",
         "connection",
         "ended_s",
         "host",
+        "nonce",
         "port",
-        "proof",
         "reason",
         "socket",
         "started_s",
@@ -60,7 +87,13 @@ class ClientSession:
         self.ended_s = 0.0
         self.connect = NOT_CONNECTED
         self.user = ""
-        self.proof = b""
+        self.account = ""
+        self.claimed = ""  # who it said it was, admitted or not
+        self.nonce = b""
+        self.admission: Admission | None = None
+        self._asking: ConnectOptions | None = None  # a CONNECT whose password is being compared
+        self._violated_us = 0
+        self._violations = 0  # since the last log line about them
         self.reason = CloseReason.NONE
         self.socket: Socket | None = None
         self.tracers: tuple[Tracer, Tracer] | None = None
@@ -71,10 +104,43 @@ class ClientSession:
     def on_connect(self, raw: bytes) -> None:
         """A CONNECT line came. Raises the ProtocolError that it deserves."""
         options = overlay(self.connect, raw)
-        self.user = self._clients.authenticator.user_of(options)
+        self.claimed = options.user or options.nkey
+        outcome = self._clients.authenticator.examine(options, self.nonce)
+        if not isinstance(outcome, HashedPassword):
+            self._log_in(options, outcome)
+        elif self._clients.passwords.ask(outcome, self):
+            self._asking = options
+            self.connection.hold_login()
+        else:
+            raise AuthenticationTimeout
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody waits any more for what its log-in leads to."""
+        return bool(self.reason) or self.connection.is_closing
+
+    def on_compared(self, question: HashedPassword, is_same: bool | None) -> None:
+        """Its password was compared with the hash; None: it never will be, there are too many."""
+        options, self._asking = self._asking, None
+        if options is None:
+            return
+        error: ProtocolError | None = None
+        try:
+            if is_same is None:
+                raise AuthenticationTimeout
+            if not is_same or not self._clients.authenticator.is_current(question):
+                raise AuthorizationViolation
+            self._log_in(options, question.admission)
+        except ProtocolError as why:
+            error = why
+        self.connection.log_in_decided(error)
+        self._clients.finish_soon()
+
+    def _log_in(self, options: ConnectOptions, admission: Admission) -> None:
         require_sense(options)
+        self.enter(admission.identity)
         # Secrets have served: nothing keeps them, only what proves them once more after a reload.
-        self.proof = proof_of(options)
+        self.admission = admission
         options.auth_token = options.password = options.jwt = options.sig = ""
         self.connect = options
         self.connection.configure(
@@ -87,18 +153,61 @@ class ClientSession:
         )
         self.connection.authenticated()
 
+    def enter(self, identity: Identity) -> None:
+        """From here on it is this one. AuthorizationViolation: it cannot become that."""
+        rights = self._clients.rights
+        permissions = rights.permissions(identity.permissions)
+        held = self.connection.subscriptions
+        if held and identity.account != self.account:
+            raise AuthorizationViolation  # or its subscriptions would hear another account's messages
+        if held > MOST_LOOKED_AT and self.admission is not None and identity != self.admission.identity:
+            raise AuthorizationViolation
+        self._enter(identity, permissions)
+
+    def reenter(self, identity: Identity) -> bool:
+        """After a reload: the same user with what it may do now. False: its account is another one."""
+        if identity.account != self.account:
+            return False
+        self._enter(identity, self._clients.rights.permissions(identity.permissions))
+        return True
+
+    def _enter(self, identity: Identity, permissions: Permissions | None) -> None:
+        rights = self._clients.rights
+        ended = self.connection.enter(rights.sublist(identity.account), permissions)
+        self.connection.set_limits(rights.limits(identity.account))
+        self.user = identity.user
+        self.account = identity.account
+        for subject, sid in ended:
+            error = subscription_revoked(subject, sid)
+            self.connection.send(error.wire)
+            logger.info("%s - Removed sub %s (sid %s), not authorized", self, quoted(subject), quoted(sid))
+
     def on_info(self, raw: bytes) -> None:
         """An INFO line came: of no interest, as long as it is one. Raises BadArguments."""
         require_object(raw)
 
     def on_error(self, error: ProtocolError) -> None:
         """The client broke the protocol and has been told, or is about to be closed in silence."""
+        if isinstance(error, AuthorizationViolation | AuthenticationTimeout):
+            self._clients.note_refused()
         if isinstance(error, AuthorizationViolation):
-            logger.error("%s - authentication error%s", self, f' - User "{self.connect.user}"' if self.connect.user else "")
+            logger.error("%s - authentication error%s", self, f" - User {quoted(self.claimed)}" if self.claimed else "")
+        elif isinstance(error, PermissionsViolation):
+            self._note_violation(error)
         elif error.closes:
             logger.error("%s - %s", self, error.text or error.reason.text)
         else:
             logger.debug("%s - %s", self, error.text)
+
+    def _note_violation(self, error: PermissionsViolation) -> None:
+        self._violations += 1
+        now_us = self.connection.active_us
+        if self._violated_us and now_us - self._violated_us < VIOLATIONS_EVERY_US:
+            return
+        more = f" ({self._violations} since the last line)" if self._violations > 1 else ""
+        logger.error("%s - %s - User %s%s", self, error.text, quoted(self.user), more)
+        self._violated_us = now_us
+        self._violations = 0
 
     def on_bytes_in(self, data: bytes) -> None:
         """Tracing is on: this came from the client."""
@@ -135,7 +244,7 @@ class Clients:
         info: InfoTemplate,
         reactor: Reactor,
         fanout: Fanout,
-        sublist: Sublist,
+        mesh: Mesh,
         fence: Fence,
         page: Page,
     ) -> None:
@@ -144,11 +253,15 @@ class Clients:
         self._limits = options.limits
         self._reactor = reactor
         self._fanout = fanout
-        self._sublist = sublist
+        self._mesh = mesh
         self._fence = fence
         self._page = page
         self.info = info
-        self.authenticator = Authenticator(options)
+        self._verdicts = Verdicts()
+        self.passwords = Passwords(self._verdicts)
+        self.authenticator = Authenticator(options, self._verdicts)
+        self.rights = Rights(options, mesh)
+        self.refused_logins = page.snapshot(shard)["refused_logins"]
         # Connections taken in so far, refused ones included; a restarted shard goes on from its predecessor's count.
         self.accepted = page.snapshot(shard)["accepted_sockets"]
         self.open: dict[int, ClientSession] = {}
@@ -166,13 +279,14 @@ class Clients:
         self._page.store(self._shard, "total_connections", self.accepted)
         admitted = self._page.try_add_connection(self._shard, self._limits.max_connections)
         cid = self._page.next_client_id()
-        info = self.info.line(cid, host)
+        nonce = new_nonce() if self.authenticator.wants_nonce else b""
+        info = self.info.line(cid, host, nonce)
         if not admitted:
             self._refuse(fd, info, f"{host}:{port} - cid:{cid}")
             return
         connection = ClientConnection(
             self._fanout,
-            self._sublist,
+            self.rights.sublist(GLOBAL_ACCOUNT),
             self._fence,
             cid,
             self._limits,
@@ -181,6 +295,9 @@ class Clients:
         )
         session = ClientSession(self, connection, host, port)
         connection.session = session
+        session.nonce = nonce
+        if self.authenticator.anonymous is not None:
+            session.enter(self.authenticator.anonymous)
         self.open[cid] = session
         session.socket = self._reactor.open(fd, connection, session)
         connection.send(info)
@@ -207,6 +324,15 @@ class Clients:
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s - Client connection closed: %s", session, session.reason.text)
 
+    def note_refused(self) -> None:
+        """A log-in failed."""
+        self.refused_logins += 1
+        self._page.store(self._shard, "refused_logins", self.refused_logins)
+
+    def finish_soon(self) -> None:
+        """What was said outside of a turn of the reactor, or in the middle of one, goes out."""
+        asyncio.get_running_loop().call_soon(self._reactor.finish)
+
     def close(self, sessions: Iterable[ClientSession], reason: CloseReason) -> None:
         """Ends these clients, after what is queued for them has been sent as far as it goes at once."""
         for session in sessions:
@@ -222,7 +348,7 @@ class Clients:
         """Tells every client that it should go elsewhere (`ldm` in INFO), and every new one from here on."""
         self.info = self.info.for_departure()
         for session in self.open.values():
-            session.connection.send_info(self.info.line(session.connection.cid, session.host))
+            session.connection.send_info(self.info.line(session.connection.cid, session.host, session.nonce))
         self._reactor.finish()
 
     def reload(self, options: Options, info: InfoTemplate) -> None:
@@ -230,11 +356,23 @@ class Clients:
         self._options = options
         self._limits = options.limits
         self.info = info
-        self.authenticator = Authenticator(options)
+        self.authenticator = Authenticator(options, self._verdicts)
+        self.rights = Rights(options, self._mesh, self.rights)
         for session in list(self.open.values()):
-            session.connection.set_limits(options.limits)
-            if not session.connection.must_authenticate and not self.authenticator.still_admits(
-                session.connect.user, session.proof
-            ):
-                session.connection.end(AuthorizationViolation())
+            self._readmit(session)
         self._reactor.finish()
+
+    def _readmit(self, session: ClientSession) -> None:
+        """Looks again at a client under the new rules."""
+        rules = self.authenticator
+        if session.admission is not None:
+            identity = rules.readmit(session.admission)
+        elif not session.connection.must_authenticate:  # it has not said CONNECT, and did not have to
+            identity = rules.anonymous
+        else:  # its CONNECT is still to come, or being looked at
+            session.connection.set_limits(self._limits)
+            return
+        if identity is None:
+            session.connection.end(AuthorizationViolation())
+        elif not session.reenter(identity) and session.socket is not None:
+            session.socket.kick(CloseReason.AUTHENTICATION_EXPIRED)

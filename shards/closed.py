@@ -74,7 +74,8 @@ def connection_row(session: ClientSession, offset_us: int) -> ConnectionRow:
         _printable(connect.name),
         _printable(connect.lang),
         _printable(connect.version),
-        _printable(session.user or connect.user),
+        _printable(session.user or session.claimed),
+        session.account,
     )
 
 

@@ -56,7 +56,8 @@ cdef extern from *:
         uint64_t link_in_bytes;
         uint64_t link_out_msgs;
         uint64_t link_out_bytes;
-        uint64_t spare[12];
+        uint64_t refused_logins;      /* CONNECTs that were not let in, and those that came too late */
+        uint64_t spare[11];
     } ShardSlot;
 
     typedef struct {
@@ -146,6 +147,7 @@ cdef extern from *:
         uint64_t link_in_bytes
         uint64_t link_out_msgs
         uint64_t link_out_bytes
+        uint64_t refused_logins
 
     ctypedef struct PageLayout:
         PageHeader header

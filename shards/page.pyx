@@ -182,6 +182,7 @@ cdef class Page:
             "link_in_bytes": slot.link_in_bytes,
             "link_out_msgs": slot.link_out_msgs,
             "link_out_bytes": slot.link_out_bytes,
+            "refused_logins": slot.refused_logins,
         }
 
     def store(self, int shard, str name, uint64_t value):
@@ -209,6 +210,8 @@ cdef class Page:
             page_store(&slot.slow_consumers, value)
         elif name == "stalls":
             page_store(&slot.stalls, value)
+        elif name == "refused_logins":
+            page_store(&slot.refused_logins, value)
         else:
             raise KeyError(name)
 

@@ -29,6 +29,7 @@ class SubscriptionRow(Row):
     msgs: int  # delivered
     max_msgs: int  # 0: none
     cid: int
+    account: str = ""  # "": that of its connection's row
 
 
 class ConnectionRow(Row):
@@ -52,6 +53,7 @@ class ConnectionRow(Row):
     lang: str
     version: str
     user: str
+    account: str = ""
     subs: tuple[SubscriptionRow, ...] = ()
 
 
@@ -101,6 +103,7 @@ class ConnectionsQuery(Row):
     state: str = "open"  # open, closed, all
     cid: int = 0  # 0: any
     user: str = ""  # "": any
+    account: str = ""  # "": any
     search: str = ""  # in the client's name, address, user, language or id, whatever its case; "": any
     with_subs: bool = False
     now_us: int = 0  # one moment for all shards, by which `idle` and `uptime` are sorted
@@ -120,6 +123,7 @@ class SubscriptionsQuery(Row):
     offset: int = 0
     most: int = 1024
     test: str = ""
+    account: str = ""  # "": all of them
 
 
 class SubscriptionsPart(Row):
@@ -132,9 +136,11 @@ class SubscriptionsPart(Row):
 class SublistQuery(Row):
     """The sublist's counters."""
 
+    account: str = ""  # "": of all of them together
+
 
 class SublistPart(Row):
-    """The sublist's counters."""
+    """The sublist's counters, and how many clients share it."""
 
     subscriptions: int
     cached: int
@@ -144,6 +150,7 @@ class SublistPart(Row):
     misses: int
     widest: int  # of the cached answers
     widths: int  # all together
+    clients: int = 0
 
 
 class SubjectsQuery(Row):
@@ -219,6 +226,8 @@ SORTS: dict[str, Callable[[ConnectionRow, int], int | str]] = {
 def is_found(row: ConnectionRow, query: ConnectionsQuery) -> bool:
     """Whether a connection matches what is looked for beside its state."""
     if query.user and row.user != query.user:
+        return False
+    if query.account and row.account != query.account:
         return False
     if query.cid and row.cid != query.cid:
         return False

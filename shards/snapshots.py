@@ -26,6 +26,7 @@ from shards.rows import ConnectionRow, QueueRow, SubjectRow, SubscriptionRow
 
 if TYPE_CHECKING:
     from broker.fanout import Fanout
+    from broker.mesh import Mesh
     from broker.sublist import Sublist
     from shards.clients import Clients, ClientSession
     from shards.control import Channel, Snapshot
@@ -55,11 +56,11 @@ class Snapshots:
     """Answers the router's questions about one shard, in the order they came."""
 
     def __init__(
-        self, *, channel: Channel, clients: Clients, sublist: Sublist, fanout: Fanout, links: Links | None = None
+        self, *, channel: Channel, clients: Clients, mesh: Mesh, fanout: Fanout, links: Links | None = None
     ) -> None:
         self._channel = channel
         self._clients = clients
-        self._sublist = sublist
+        self._mesh = mesh
         self._fanout = fanout
         self._links = links
         self._waiting: deque[Snapshot] = deque()
@@ -118,7 +119,7 @@ class Snapshots:
             case rows.SubscriptionsQuery():
                 return self._subscriptions(query, pace)
             case rows.SublistQuery():
-                return self._sublist_counters(pace)
+                return self._sublist_counters(query, pace)
             case rows.SubjectsQuery():
                 return self._subjects(query, pace)
             case rows.QueuesQuery():
@@ -127,6 +128,11 @@ class Snapshots:
                 return self._slow(query, pace)
             case rows.LinksQuery():
                 return self._link_rows()
+
+    def _sublists(self, account: str = "") -> list[Sublist]:
+        """Those of one account, or of all."""
+        names = self._mesh.account_names()
+        return [self._mesh.account(name) for name in names if not account or name == account.encode()]
 
     # ---- connections
 
@@ -169,7 +175,7 @@ class Snapshots:
             # Client ids ascend as clients come, and so do their times: no need to look at all of them.
             is_in_order = query.sort in ("cid", "start") and query.state == "open"
             sessions = list(self._clients.open.values())
-            if is_in_order and not query.user and not query.search:
+            if is_in_order and not query.user and not query.account and not query.search:
                 sessions = sessions[: query.most]
             offset_us = wall_offset_us()
             run: list[ConnectionRow] = []
@@ -204,20 +210,34 @@ class Snapshots:
     # ---- subscriptions
 
     async def _subscriptions(self, query: rows.SubscriptionsQuery, pace: Pace) -> AsyncIterator[rows.SubscriptionsPart]:
+        sublists = self._sublists(query.account)
         if query.test:
-            at, total = query.offset, query.offset + 1
-            while at < min(total, query.offset + query.most):
-                most = min(STEP_SLOTS, query.offset + query.most - at)
-                found, total = census.matching(self._sublist, query.test.encode(), at, most)
-                yield rows.SubscriptionsPart(total, [SubscriptionRow(*fields, cid) for cid, fields in found])
-                at += max(1, len(found))
-                await pace()
+            subject = query.test.encode()
+            counts = [census.matching(sublist, subject, 0, 0)[1] for sublist in sublists]
+            yield rows.SubscriptionsPart(sum(counts), [])
+            before = 0  # in the sublists already looked at
+            for sublist, count in zip(sublists, counts, strict=True):
+                account = sublist.account.decode()
+                at = max(0, query.offset - before)
+                while at < count and before + at < query.offset + query.most:
+                    most = min(STEP_SLOTS, query.offset + query.most - before - at)
+                    found, _count = census.matching(sublist, subject, at, most)
+                    if not found:  # they have gone meanwhile
+                        break
+                    listed = [SubscriptionRow(*fields, cid, account) for cid, fields in found]
+                    yield rows.SubscriptionsPart(sum(counts), listed)
+                    at += len(found)
+                    await pace()
+                before += count
             return
-        part = rows.SubscriptionsPart(self._sublist.n_subs, [])
+        all_of_them = sum(sublist.n_subs for sublist in sublists)
+        part = rows.SubscriptionsPart(all_of_them, [])
         skip, left = query.offset, query.most
         for session in list(self._clients.open.values()):
             if left <= 0:
                 break
+            if query.account and session.account != query.account:
+                continue
             await pace()
             count = session.connection.subscriptions
             if skip >= count:
@@ -227,35 +247,41 @@ class Snapshots:
                 taken = step[skip : skip + left]
                 skip = max(0, skip - len(step))
                 left -= len(taken)
+                for row in taken:
+                    row.account = session.account
                 part.rows += taken
                 if len(part.rows) >= PART_SUBSCRIPTIONS:
                     yield part
-                    part = rows.SubscriptionsPart(self._sublist.n_subs, [])
+                    part = rows.SubscriptionsPart(all_of_them, [])
                 if left <= 0:
                     break
         yield part
 
-    async def _sublist_counters(self, pace: Pace) -> AsyncIterator[rows.SublistPart]:
-        sublist = self._sublist
-        widest = widths = at = 0
-        while True:
-            _count, most, together, at = census.cache_widths(sublist, at, STEP_CACHE_SLOTS)
-            widest = max(widest, most)
-            widths += together
-            if not at:
-                break
+    async def _sublist_counters(self, query: rows.SublistQuery, pace: Pace) -> AsyncIterator[rows.SublistPart]:
+        lookups = self._fanout.in_msgs + self._fanout.link_in_msgs  # of all accounts: they are not counted apart
+        sublists = self._sublists(query.account)
+        part = rows.SublistPart(0, 0, 0, 0, lookups if sublists else 0, 0, 0, 0)
+        for sublist in sublists:
+            at = 0
+            while True:
+                _count, most, together, at = census.cache_widths(sublist, at, STEP_CACHE_SLOTS)
+                part.widest = max(part.widest, most)
+                part.widths += together
+                await pace()
+                if not at:
+                    break
+            part.subscriptions += sublist.n_subs
+            part.cached += sublist.cache_count
+            part.inserts += sublist.n_inserts
+            part.removes += sublist.n_removes
+            part.misses += sublist.n_builds
+        part.misses = min(part.misses, part.lookups)
+        sessions = list(self._clients.open.values())
+        for start in range(0, len(sessions), STEP_CACHE_SLOTS):
+            step = sessions[start : start + STEP_CACHE_SLOTS]
+            part.clients += sum(1 for session in step if not query.account or session.account == query.account)
             await pace()
-        lookups = self._fanout.in_msgs + self._fanout.link_in_msgs
-        yield rows.SublistPart(
-            sublist.n_subs,
-            sublist.cache_count,
-            sublist.n_inserts,
-            sublist.n_removes,
-            lookups,
-            min(sublist.n_builds, lookups),
-            widest,
-            widths,
-        )
+        yield part
 
     async def _queues(self, query: rows.QueuesQuery, pace: Pace) -> AsyncIterator[rows.QueuesPart]:
         part = rows.QueuesPart([])
@@ -285,9 +311,11 @@ class Snapshots:
         together = SubjectRow(query.fold + ">", 0, 0, 0, 0, 0, 0, False)
         fold = query.fold.encode()
         at = 0
-        while True:
+        # Of all accounts: a subject that several of them use is the heaviest of these.
+        sublists = self._sublists()
+        while sublists:
             least = heaviest[0][0] + 1 if len(heaviest) >= query.most else 1
-            step, folded, at = census.cached_answers(self._sublist, at, STEP_CACHE_SLOTS, least, fold)
+            step, folded, at = census.cached_answers(sublists[-1], at, STEP_CACHE_SLOTS, least, fold)
             for fields in step:
                 row = SubjectRow(*fields)
                 if row.subject in found:  # the cache was widened between two steps: the entry has moved ahead
@@ -307,13 +335,14 @@ class Snapshots:
             together.queue_members += folded[6]
             together.is_wanted = together.is_wanted or folded[7]
             if not at:
-                break
+                sublists.pop()
             await pace()
+        cached = sum(sublist.cache_count for sublist in self._sublists())
         answer = [found[subject] for _weight, subject in sorted(heaviest, reverse=True)]
         if together.folded:
             answer.append(together)
         for at in range(0, max(1, len(answer)), PART_ROWS):
-            yield rows.SubjectsPart(self._sublist.cache_count, answer[at : at + PART_ROWS])
+            yield rows.SubjectsPart(cached, answer[at : at + PART_ROWS])
 
     async def _slow(self, query: rows.SlowQuery, pace: Pace) -> AsyncIterator[rows.SlowPart]:
         offset_us = wall_offset_us()

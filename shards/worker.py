@@ -22,7 +22,6 @@ from broker.fanout import Fanout
 from broker.fence import MeshFence
 from broker.info import InfoTemplate, advertised
 from broker.mesh import Mesh
-from broker.sublist import Sublist
 from shards import control, handoff, logs
 from shards.clients import Clients
 from shards.departure import QUIET_S, Departure
@@ -134,15 +133,14 @@ class Shard:
         self._reactor.is_tracing = options.logging.trace
         mesh = Mesh(self._fanout, boot.shard)
         fence = MeshFence(mesh)
-        self._sublist = Sublist(b"$G", mesh)
-        mesh.add_account(self._sublist)
+        self._mesh = mesh
         self._clients = Clients(
             shard=boot.shard,
             options=options,
             info=self._info_template(boot, options),
             reactor=self._reactor,
             fanout=self._fanout,
-            sublist=self._sublist,
+            mesh=mesh,
             fence=fence,
             page=self._page,
         )
@@ -163,7 +161,7 @@ class Shard:
         self._snapshots = Snapshots(
             channel=self._channel,
             clients=self._clients,
-            sublist=self._sublist,
+            mesh=mesh,
             fanout=self._fanout,
             links=self._links,
         )
@@ -192,7 +190,7 @@ class Shard:
             shard=boot.shard,
             headers=options.headers,
             max_payload_bytes=options.limits.max_payload_bytes,
-            auth_required=Authenticator(options).is_required,
+            auth_required=Authenticator(options).asks_before_connect,
         )
 
     def _on_handoff(self) -> None:
@@ -262,7 +260,7 @@ class Shard:
         assert self._boot is not None
         self._lag_s = max(late_s, self._lag_s * LAG_FADES)
         self._page.store(self._boot.shard, "loop_lag_us", int(self._lag_s * 1_000_000))
-        self._page.store(self._boot.shard, "subscriptions", self._sublist.n_subs)
+        self._page.store(self._boot.shard, "subscriptions", self._mesh.n_subs)
 
     def _on_accept_error(self, errno: int) -> None:
         logger.error("cannot accept connections: %s; trying again in %g s", os.strerror(errno), ACCEPT_AGAIN_S)

