@@ -317,6 +317,8 @@ def _compare(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
         on_result,
         _progress("", is_quiet),
     )
+    if not comparison.results and comparison.is_interrupted:
+        raise KeyboardInterrupt
     if not comparison.results:
         raise NatsError(next(iter(comparison.skipped.values()), "nothing was measured"))
     congestion = options.congestion or str(described.get("congestion_control", "the system's"))
@@ -330,6 +332,8 @@ def _compare(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
         print(f"\nwritten: {', '.join(os.fspath(path) for path in written)}")
         if not any(path.suffix == ".svg" for path in written):
             print("no plots: matplotlib is not installed (pip install 'gnatswarm[loadtest]')")
+    if comparison.is_interrupted:
+        raise KeyboardInterrupt
     return 0 if all(result.is_ok for result in comparison.results) else 1
 
 

@@ -43,6 +43,7 @@ class Comparison:
     results: list[Result] = field(default_factory=list)
     skipped: dict[tuple[str, str], str] = field(default_factory=dict)  # (scenario, label) → why
     versions: dict[str, str] = field(default_factory=dict)
+    is_interrupted: bool = False  # ^C: what had been measured until then is here
 
     def of(self, scenario: str, label: str) -> list[Result]:
         """The rounds of one scenario on one server."""
@@ -82,7 +83,7 @@ def compare(
 ) -> Comparison:
     """Run every scenario `rounds` times on every server. NatsError when a server cannot be started.
 
-    A run that fails is left out with its reason; the others go on.
+    A run that fails is left out with its reason; the others go on. ^C ends it early, with what there is.
     """
     labels = [spec.label for spec in specs]
     comparison = Comparison(
@@ -96,28 +97,34 @@ def compare(
         servers = {spec.label: stack.enter_context(Server(spec)).start() for spec in specs}
         for label, server in servers.items():
             comparison.versions[label] = server.version
-        for scenario in scenarios:
-            for _ in range(rounds):
-                for spec in specs:
-                    why = _unfit(scenario, servers[spec.label])
-                    if why:
-                        comparison.skipped[scenario.name, spec.label] = why
-                        continue
-                    if (scenario.name, spec.label) in comparison.skipped:
-                        continue
-                    try:
-                        if scenario.kind in MEMORY_KINDS and spec.command:
-                            with Server(spec).start() as fresh:
-                                result = measure(scenario, fresh.target(congestion_control), 1, on_progress)
-                        else:
-                            target = servers[spec.label].target(congestion_control)
-                            result = measure(scenario, target, generator_processes, on_progress)
-                    except NatsError as error:
-                        comparison.skipped[scenario.name, spec.label] = str(error)
-                        continue
-                    comparison.results.append(result)
-                    if on_result:
-                        on_result(result)
+
+        def take_turn(scenario: Scenario, spec: ServerSpec) -> Result | None:
+            key = (scenario.name, spec.label)
+            if why := _unfit(scenario, servers[spec.label]):
+                comparison.skipped[key] = why
+            if key in comparison.skipped:
+                return None
+            try:
+                if scenario.kind in MEMORY_KINDS and spec.command:
+                    with Server(spec).start() as fresh:
+                        return measure(scenario, fresh.target(congestion_control), 1, on_progress)
+                target = servers[spec.label].target(congestion_control)
+                return measure(scenario, target, generator_processes, on_progress)
+            except NatsError as error:
+                comparison.skipped[key] = str(error)
+                return None
+
+        try:
+            for scenario in scenarios:
+                for _ in range(rounds):
+                    for spec in specs:
+                        result = take_turn(scenario, spec)
+                        if result is not None:
+                            comparison.results.append(result)
+                            if on_result:
+                                on_result(result)
+        except KeyboardInterrupt:
+            comparison.is_interrupted = True
     return comparison
 
 

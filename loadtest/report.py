@@ -166,7 +166,8 @@ def _all_table(comparison: Comparison) -> str:
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    notes = [f"{scenario} on {label}: not run: {why}" for (scenario, label), why in comparison.skipped.items()]
+    notes = ["it was interrupted: rounds and scenarios are missing"] if comparison.is_interrupted else []
+    notes += [f"{scenario} on {label}: not run: {why}" for (scenario, label), why in comparison.skipped.items()]
     for scenario in comparison.scenarios:
         for spec in comparison.specs:
             results = comparison.of(scenario.name, spec.label)

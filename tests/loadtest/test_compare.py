@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from loadtest import report
+from loadtest import processes, report
 from loadtest.compare import Comparison
 from loadtest.measure import Result
 from loadtest.plan import Scenario
 from loadtest.servers import Server, ServerSpec
-from tests.support.servers import KINDS, Broker
+from tests.support.servers import KINDS, Broker, Log, wait_pids_gone
 
 BENCH = [sys.executable, "-P", "-m", "loadtest.bench"]
 
@@ -131,6 +132,24 @@ def test_a_comparison_from_beginning_to_end(broker: Broker, tmp_path: Path):
     assert all(run["is_ok"] and run["cpu_us"] > 0 for run in runs)
     assert len(list(csv.DictReader((out / "results.csv").open()))) == len(runs)
     assert re.search(r"flow +fresh +cpu ×\d+\.\d\d \(must 1, aim 2\)", ran.stdout)
+
+
+@pytest.mark.kinds("gnatswarm-1")
+def test_an_interrupted_comparison_leaves_what_there_is_and_no_server(broker: Broker, tmp_path: Path):
+    own = " ".join(KINDS["gnatswarm-1"].command())
+    words = ["--compare", "--server", f"fresh={own} -a 127.0.0.1 -p {{port}}", "--server", f"given={broker.url}"]
+    words += ["--reference", "given", "--scenario", "1:1 16 B", "--scale", "0.002", "--repeat", "1000"]
+    with subprocess.Popen([*BENCH, *words, "--out", str(tmp_path)], stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        log = Log(iter(running.stdout.readline, b""))
+        log.wait_line("^given .*1:1 16 B", 30)
+        started = [pid for pid in processes.tree([running.pid]) if pid != running.pid]
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 130
+        log.join()
+    assert "it was interrupted" in (tmp_path / "README.md").read_text()
+    assert len(started) >= 2
+    assert wait_pids_gone(started, 5.0) == []
 
 
 def test_a_server_of_the_comparison_that_cannot_start_is_one_line(tmp_path: Path):
