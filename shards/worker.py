@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -54,7 +54,15 @@ def run(control_fd: int) -> int:
     return asyncio.run(_run(control_fd))
 
 
+def _die(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Something that cannot happen has happened. A shard that goes on could lose messages in silence: it says what it
+    was, and is started anew by the router; its clients reconnect."""
+    logger.critical("%s", context.get("message", "unexpected error"), exc_info=context.get("exception"))
+    os._exit(70)  # EX_SOFTWARE
+
+
 async def _run(control_fd: int) -> int:
+    asyncio.get_running_loop().set_exception_handler(_die)
     shard = Shard(socket.socket(fileno=control_fd))
     return await shard.done
 
