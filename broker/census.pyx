@@ -13,7 +13,8 @@ from broker.connection cimport ClientConnection
 from broker.link cimport SiblingLink
 from broker.outbuf cimport OutBuf, out_pending
 from broker.peer cimport Peer
-from broker.sublist cimport CACHE_WAYS, Entry, Node, QueueName, Sub, Sublist
+from broker.interest cimport Node, QueueName, Sub
+from broker.sublist cimport CACHE_WAYS, Entry, Sublist
 from broker.table cimport slot_item
 from broker.word cimport SLACK, hash_bytes
 

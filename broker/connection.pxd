@@ -11,7 +11,8 @@ from broker.parser cimport Op
 from broker.peer cimport Peer
 from broker.permissions cimport Permissions
 from broker.repeat cimport Repeat
-from broker.sublist cimport Entry, Sub, Sublist
+from broker.interest cimport Sub
+from broker.sublist cimport Entry, Sublist
 from broker.table cimport Table
 
 # Answers a PING once every sibling in a mask has seen what the client sent it (promise 2 of the design).

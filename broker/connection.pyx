@@ -20,7 +20,7 @@ from broker.peer cimport HOLD_FENCE, HOLD_LOGIN, HOLD_STALL
 from broker.permissions cimport Permissions
 from broker.repeat cimport Repeat, repeat_remember, repeat_run
 from broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
-from broker.sublist cimport MOST_SHARDS, QueueGroup, QueueName
+from broker.interest cimport MOST_SHARDS, QueueGroup, QueueName
 from broker.table cimport Keyed, slot_item, table_find, table_free, table_init, table_insert, table_remove
 from broker.fanout cimport write_tail_head
 from broker.word cimport SLACK, copy_bytes, hash_bytes, likely, same_bytes, unlikely

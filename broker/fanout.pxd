@@ -5,7 +5,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from broker.outbuf cimport Blob, OutBuf, Outbox
 from broker.parser cimport Token
-from broker.sublist cimport MOST_SHARDS, Choice, Entry, QueueName, Sub, Sublist, Target
+from broker.interest cimport MOST_SHARDS, QueueName, Sub
+from broker.sublist cimport Choice, Entry, Sublist, Target
 
 cdef enum:
     MOST_QUEUES = 64          # queue groups named in one frame to a sibling,

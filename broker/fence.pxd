@@ -8,7 +8,7 @@ from libc.stdint cimport uint8_t, uint64_t
 
 from broker.connection cimport ClientConnection, Fence
 from broker.mesh cimport Mesh
-from broker.sublist cimport MOST_SHARDS
+from broker.interest cimport MOST_SHARDS
 
 @cython.final
 cdef class Waiter:

@@ -17,7 +17,7 @@ from broker.routewire cimport (
     ROUTE_QUEUE_MSG, ROUTE_SLOW, ROUTE_SUB, ROUTE_UNSUB, RouteOpKind, parse_route_op)
 from broker.parser cimport Token
 from broker.subject cimport SUBJECT_BAD, subject_kind
-from broker.sublist cimport QueueName
+from broker.interest cimport QueueName
 from broker.fanout cimport write_tail_head
 from broker.word cimport hash_bytes, likely, unlikely
 

@@ -5,7 +5,8 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from broker.fanout cimport Fanout
 from broker.outbuf cimport OutBuf
-from broker.sublist cimport MOST_SHARDS, InterestSink, Sublist
+from broker.interest cimport MOST_SHARDS, Interest, InterestSink
+from broker.sublist cimport Sublist
 
 cdef enum:
     # A link's pending bytes past which the publishers that feed it wait, until it is under half of them. Two siblings
@@ -22,7 +23,7 @@ cdef class Mesh(InterestSink):
 
     # The account's subscriptions, empty ones if nobody has named it yet.
     cdef Sublist sublist_of(self, const uint8_t *account, size_t size)
-    cdef void tell_all(self, Sublist sublist, const uint8_t *subject, size_t size,
+    cdef void tell_all(self, Interest interest, const uint8_t *subject, size_t size,
                        const uint8_t *queue, size_t queue_size, uint32_t members) noexcept
     # Everything sent to a sibling that a fence has to wait for, counted.
     cdef uint64_t frames_to(self, int shard) noexcept

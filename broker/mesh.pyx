@@ -15,15 +15,15 @@ cdef class Replay(InterestSink):
     cdef OutBuf *link
     cdef uint64_t n
 
-    cdef void on_interest(self, Sublist sublist, const uint8_t *subject, size_t size, bint wanted) noexcept:
-        cdef const uint8_t *account = sublist.account
-        write_interest(self.link, account, len(sublist.account), subject, size, NULL, 0, 1)
+    cdef void on_interest(self, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept:
+        cdef const uint8_t *account = interest.account
+        write_interest(self.link, account, len(interest.account), subject, size, NULL, 0, 1)
         self.n += 1
 
-    cdef void on_queue_interest(self, Sublist sublist, const uint8_t *subject, size_t size,
+    cdef void on_queue_interest(self, Interest interest, const uint8_t *subject, size_t size,
                                 const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
-        cdef const uint8_t *account = sublist.account
-        write_interest(self.link, account, len(sublist.account), subject, size, queue, queue_size, members)
+        cdef const uint8_t *account = interest.account
+        write_interest(self.link, account, len(interest.account), subject, size, queue, queue_size, members)
         self.n += 1
 
 
@@ -59,17 +59,17 @@ cdef class Mesh(InterestSink):
         cdef OutBuf *link = self.fanout.links[shard]
         return 0 if link == NULL else link.msgs + self.interest_frames[shard]
 
-    cdef void on_interest(self, Sublist sublist, const uint8_t *subject, size_t size, bint wanted) noexcept:
-        self.tell_all(sublist, subject, size, NULL, 0, 1 if wanted else 0)
+    cdef void on_interest(self, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept:
+        self.tell_all(interest, subject, size, NULL, 0, 1 if wanted else 0)
 
-    cdef void on_queue_interest(self, Sublist sublist, const uint8_t *subject, size_t size,
+    cdef void on_queue_interest(self, Interest interest, const uint8_t *subject, size_t size,
                                 const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
-        self.tell_all(sublist, subject, size, queue, queue_size, members)
+        self.tell_all(interest, subject, size, queue, queue_size, members)
 
-    cdef void tell_all(self, Sublist sublist, const uint8_t *subject, size_t size,
+    cdef void tell_all(self, Interest interest, const uint8_t *subject, size_t size,
                        const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
-        cdef const uint8_t *account = sublist.account
-        cdef size_t account_size = len(sublist.account)
+        cdef const uint8_t *account = interest.account
+        cdef size_t account_size = len(interest.account)
         cdef uint64_t left = self.up
         cdef int shard = 0
         while left:

@@ -7,7 +7,7 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from broker.outbuf cimport Blob, CloseReason, OutBuf, Outbox, iovec
-from broker.sublist cimport Sub
+from broker.interest cimport Sub
 
 # Why no operation is carried out for now; a mask.
 cdef enum Hold:

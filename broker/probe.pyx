@@ -16,7 +16,8 @@ from broker.outbuf cimport (
     iovec, out_gather, out_init, out_pending, out_take)
 from broker.parser cimport OP_HPUB, OP_MORE, OP_PUB, OP_UNKNOWN, Op, OpKind, Token, parse_op, parse_plain_publish
 from broker.peer cimport HOLD_STALL
-from broker.sublist cimport MOST_SHARDS, Entry, InterestSink
+from broker.interest cimport MOST_SHARDS, InterestSink
+from broker.sublist cimport Entry
 from broker.word cimport SLACK, hash_bytes
 
 

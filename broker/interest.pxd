@@ -1,0 +1,120 @@
+# Who is interested in what: the subscriptions of one account on this shard, and what sibling shards asked for.
+#
+#   literals: 64 hash tables of LITERAL nodes by whole subject       patterns: a trie of TOKEN/STAR/REST nodes
+#
+# Ownership: it owns nodes, groups and queue names; a Sub is owned by it too, but its client holds the pointer until it
+# calls remove(). A Sub points at its client's OutBuf: the client removes its subs before it goes.
+
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from broker.outbuf cimport OutBuf
+from broker.table cimport Keyed, Table
+
+cdef enum NodeKind:
+    NODE_LITERAL = 0   # a whole subject without wildcards
+    NODE_TOKEN = 1     # trie: a literal token
+    NODE_STAR = 2      # trie: '*'
+    NODE_REST = 3      # trie: '>'
+
+cdef enum:
+    LITERAL_TABLES = 64
+    MOST_SHARDS = 64   # one bit each in a mask
+
+ctypedef struct Sub:
+    Keyed key            # by sid, in its client's table; the sid stands behind the struct
+    OutBuf *out          # where its messages go
+    Node *node
+    QueueGroup *group    # NULL: a plain subscription
+    Sub *previous        # among the plain subs of the node, or the members of the group
+    Sub *next
+    uint64_t delivered   # since SUB
+    uint64_t max_msgs    # UNSUB sid max; 0: none
+
+ctypedef struct Node:
+    Keyed key            # by subject (LITERAL) or token; it stands behind the struct that the node is part of
+    Sub *subs
+    QueueGroup *groups
+    uint64_t remote      # siblings with plain interest, a bit each
+
+ctypedef struct Pattern:
+    Node node            # first: a Pattern is a Node
+    Pattern *parent      # NULL: the root
+    Pattern *star
+    Pattern *rest
+    Table tokens
+
+ctypedef struct QueueName:
+    Keyed key
+    uint32_t refs
+    uint32_t choice      # scratch of the match being built: its place there …
+    uint64_t match       # … and which match that was
+
+ctypedef struct QueueGroup:
+    QueueGroup *next
+    QueueName *name
+    Sub *members
+    uint32_t n_members
+    uint32_t n_admitted  # scratch of the match being built: of those
+    uint32_t n_remote
+    RemoteWeight *remote
+
+ctypedef struct RemoteWeight:
+    uint32_t shard
+    uint32_t members
+
+
+# Told when this shard's interest in a subject begins or ends, or a queue group's size changes.
+cdef class InterestSink:
+    cdef void on_interest(self, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept
+    cdef void on_queue_interest(self, Interest interest, const uint8_t *subject, size_t size,
+                                const uint8_t *queue, size_t queue_size, uint32_t members) noexcept
+
+
+cdef class Interest:
+    cdef readonly bytes account
+    cdef InterestSink sink
+    cdef Table literals[LITERAL_TABLES]
+    cdef Pattern *root
+    cdef Table queue_names
+    cdef uint64_t seed
+    # counters for monitoring
+    cdef readonly uint64_t n_subs
+    cdef readonly uint64_t n_inserts
+    cdef readonly uint64_t n_removes
+
+    # Adds a subscription (the subject is valid); NULL: no memory.
+    cdef Sub *insert(self, OutBuf *out, const uint8_t *subject, size_t size, const uint8_t *queue, size_t queue_size,
+                     const uint8_t *sid, size_t sid_size, uint32_t sid_hash) noexcept
+    # Takes it out and frees it.
+    cdef void remove(self, Sub *sub) noexcept
+    # What sibling `shard` wants. False: no memory.
+    cdef bint set_remote(self, uint32_t shard, const uint8_t *subject, size_t size, bint wanted) noexcept
+    cdef bint set_remote_queue(self, uint32_t shard, const uint8_t *subject, size_t size,
+                               const uint8_t *queue, size_t queue_size, uint32_t members) noexcept
+    # A sibling is gone: nothing it wanted counts any more.
+    cdef void drop_remote(self, uint32_t shard) noexcept
+    # Tells `sink` all of this shard's own interest (for a new sibling).
+    cdef void replay(self, InterestSink sink) noexcept
+    # A node's subject, if it fits into `room` bytes at `to`; its size.
+    cdef size_t subject_of(self, const Node *node, uint8_t *to, size_t room) noexcept
+    # What is wanted at a node is another now: for who keeps answers.
+    cdef void node_changed(self, Node *node) noexcept
+    cdef Node *node_for(self, const uint8_t *subject, size_t size) noexcept
+    cdef Node *node_at(self, const uint8_t *subject, size_t size) noexcept
+    cdef void node_prune(self, Node *node) noexcept
+    cdef QueueGroup *group_for(self, Node *node, const uint8_t *queue, size_t size) noexcept
+    cdef void group_prune(self, Node *node, QueueGroup *group) noexcept
+    cdef void tell(self, Node *node, QueueGroup *group, InterestSink sink) noexcept
+    cdef void replay_node(self, Node *node, InterestSink sink) noexcept
+    cdef void replay_patterns(self, Pattern *at, InterestSink sink) noexcept
+    cdef void drop_patterns(self, Pattern *at, uint32_t shard) noexcept
+    cdef bint drop_node(self, Node *node, uint32_t shard) noexcept
+    cdef void free_pattern(self, Pattern *at) noexcept
+
+
+cdef inline uint8_t *node_key(const Node *node) noexcept nogil:
+    return <uint8_t *>node + (sizeof(Node) if node.key.kind == NODE_LITERAL else sizeof(Pattern))
+
+
+cdef inline bint is_unused(const Node *node) noexcept nogil:
+    return node.subs == NULL and node.groups == NULL and node.remote == 0

@@ -1,0 +1,520 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""Who is interested in what: one account's subscriptions on this shard, and what sibling shards asked for.
+
+Literal subjects are hash tables (a million of them cost a publish one probe), patterns a trie. A queue group is
+known by its name, whatever its patterns. It answers nothing (broker.sublist does) and tells a sink when interest in
+a subject begins, changes or ends.
+"""
+
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memchr, memcpy, memset
+
+from broker.subject cimport SUBJECT_WILDCARD, subject_kind
+from broker.table cimport slot_item, table_find, table_free, table_init, table_insert, table_remove
+from broker.word cimport hash_bytes
+
+import os
+
+
+cdef class InterestSink:
+    """Hears of this shard's interest; the base class ignores it (a broker of one shard)."""
+
+    cdef void on_interest(self, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept:
+        pass
+
+    cdef void on_queue_interest(self, Interest interest, const uint8_t *subject, size_t size,
+                                const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
+        pass
+
+
+cdef class Interest:
+    """The subscriptions of one account. `sink` hears when interest in a subject begins, changes or ends."""
+
+    def __cinit__(self, bytes account not None, InterestSink sink not None):
+        cdef int i
+        self.account = account
+        self.sink = sink
+        self.seed = int.from_bytes(os.urandom(8), "little")
+        for i in range(LITERAL_TABLES):
+            table_init(&self.literals[i], sizeof(Node))
+        table_init(&self.queue_names, sizeof(QueueName))
+        self.root = <Pattern *>calloc(1, sizeof(Pattern))
+        if self.root == NULL:
+            raise MemoryError
+        self.root.node.key.kind = NODE_TOKEN
+        table_init(&self.root.tokens, sizeof(Pattern))
+
+    def __dealloc__(self):
+        cdef size_t i
+        cdef uint32_t j
+        for i in range(LITERAL_TABLES):
+            if self.literals[i].slots != NULL:
+                for j in range(self.literals[i].mask + 1):
+                    if self.literals[i].slots[j]:
+                        free_node_contents(<Node *>slot_item(self.literals[i].slots[j]))
+                        free(slot_item(self.literals[i].slots[j]))
+            table_free(&self.literals[i])
+        if self.root != NULL:
+            self.free_pattern(self.root)
+        if self.queue_names.slots != NULL:
+            for j in range(self.queue_names.mask + 1):
+                free(slot_item(self.queue_names.slots[j]))
+        table_free(&self.queue_names)
+
+    cdef void free_pattern(self, Pattern *at) noexcept:
+        cdef uint32_t i
+        free_node_contents(&at.node)
+        if at.star != NULL:
+            self.free_pattern(at.star)
+        if at.rest != NULL:
+            self.free_pattern(at.rest)
+        if at.tokens.slots != NULL:
+            for i in range(at.tokens.mask + 1):
+                if at.tokens.slots[i]:
+                    self.free_pattern(<Pattern *>slot_item(at.tokens.slots[i]))
+        table_free(&at.tokens)
+        free(at)
+
+    cdef void node_changed(self, Node *node) noexcept:
+        pass
+
+    # ---- nodes
+
+    cdef Node *node_at(self, const uint8_t *subject, size_t size) noexcept:
+        """The node of a subscription subject, or NULL."""
+        cdef uint32_t hash
+        cdef Pattern *at
+        cdef const uint8_t *end = subject + size
+        cdef const uint8_t *e
+        if subject_kind(subject, size) != SUBJECT_WILDCARD:
+            hash = <uint32_t>hash_bytes(subject, size, self.seed)
+            return <Node *>table_find(&self.literals[hash >> 26], subject, size, hash)
+        at = self.root
+        while at != NULL:
+            e = <const uint8_t *>memchr(subject, c'.', end - subject)
+            if e == NULL:
+                e = end
+            if e - subject == 1 and subject[0] == c'*':
+                at = at.star
+            elif e - subject == 1 and subject[0] == c'>':
+                at = at.rest
+            else:
+                hash = <uint32_t>hash_bytes(subject, e - subject, self.seed)
+                at = <Pattern *>table_find(&at.tokens, subject, e - subject, hash)
+            if e == end:
+                break
+            subject = e + 1
+        return <Node *>at
+
+    cdef Node *node_for(self, const uint8_t *subject, size_t size) noexcept:
+        """The node of a valid subscription subject, made where it is missing. NULL: no memory."""
+        cdef uint32_t hash
+        cdef Node *node
+        cdef Pattern *at
+        cdef Pattern *child
+        cdef const uint8_t *end = subject + size
+        cdef const uint8_t *e
+        cdef NodeKind kind
+        if subject_kind(subject, size) != SUBJECT_WILDCARD:
+            hash = <uint32_t>hash_bytes(subject, size, self.seed)
+            node = <Node *>table_find(&self.literals[hash >> 26], subject, size, hash)
+            if node != NULL:
+                return node
+            node = <Node *>malloc(sizeof(Node) + size)
+            if node == NULL:
+                return NULL
+            memset(node, 0, sizeof(Node))
+            node.key.hash = hash
+            node.key.size = <uint16_t>size
+            node.key.kind = NODE_LITERAL
+            memcpy(<uint8_t *>node + sizeof(Node), subject, size)
+            if not table_insert(&self.literals[hash >> 26], &node.key):
+                free(node)
+                return NULL
+            return node
+        at = self.root
+        while True:
+            e = <const uint8_t *>memchr(subject, c'.', end - subject)
+            if e == NULL:
+                e = end
+            hash = 0
+            if e - subject == 1 and subject[0] == c'*':
+                kind, child = NODE_STAR, at.star
+            elif e - subject == 1 and subject[0] == c'>':
+                kind, child = NODE_REST, at.rest
+            else:
+                kind = NODE_TOKEN
+                hash = <uint32_t>hash_bytes(subject, e - subject, self.seed)
+                child = <Pattern *>table_find(&at.tokens, subject, e - subject, hash)
+            if child == NULL:
+                child = <Pattern *>malloc(sizeof(Pattern) + (e - subject))
+                if child == NULL:
+                    self.node_prune(&at.node)
+                    return NULL
+                memset(child, 0, sizeof(Pattern))
+                child.node.key.hash = hash
+                child.node.key.size = <uint16_t>(e - subject)
+                child.node.key.kind = kind
+                child.parent = at
+                table_init(&child.tokens, sizeof(Pattern))
+                memcpy(<uint8_t *>child + sizeof(Pattern), subject, e - subject)
+                if kind == NODE_STAR:
+                    at.star = child
+                elif kind == NODE_REST:
+                    at.rest = child
+                elif not table_insert(&at.tokens, &child.node.key):
+                    free(child)
+                    self.node_prune(&at.node)
+                    return NULL
+            at = child
+            if e == end:
+                return &at.node
+            subject = e + 1
+
+    cdef void node_prune(self, Node *node) noexcept:
+        """Frees a node that nobody is interested in, and the trie above it as far as it is now empty."""
+        cdef Pattern *at
+        cdef Pattern *parent
+        if not is_unused(node):
+            return
+        if node.key.kind == NODE_LITERAL:
+            table_remove(&self.literals[node.key.hash >> 26], &node.key)
+            free(node)
+            return
+        at = <Pattern *>node
+        while at.parent != NULL and is_unused(&at.node) and at.star == NULL and at.rest == NULL \
+                and at.tokens.count == 0:
+            parent = at.parent
+            if at.node.key.kind == NODE_STAR:
+                parent.star = NULL
+            elif at.node.key.kind == NODE_REST:
+                parent.rest = NULL
+            else:
+                table_remove(&parent.tokens, &at.node.key)
+            table_free(&at.tokens)
+            free(at)
+            at = parent
+
+    cdef size_t subject_of(self, const Node *node, uint8_t *to, size_t room) noexcept:
+        cdef const Pattern *at
+        cdef size_t size, filled
+        if node.key.kind == NODE_LITERAL:
+            size = node.key.size
+            if size <= room:
+                memcpy(to, node_key(node), size)
+            return size
+        size = 0
+        at = <const Pattern *>node
+        while at.parent != NULL:
+            size += at.node.key.size + 1
+            at = at.parent
+        size -= 1
+        if size > room:
+            return size
+        filled = size
+        at = <const Pattern *>node
+        while at.parent != NULL:
+            filled -= at.node.key.size
+            memcpy(to + filled, node_key(&at.node), at.node.key.size)
+            at = at.parent
+            if at.parent != NULL:
+                filled -= 1
+                to[filled] = c'.'
+        return size
+
+    # ---- queue groups
+
+    cdef QueueGroup *group_for(self, Node *node, const uint8_t *queue, size_t size) noexcept:
+        """The node's group of that name, made where it is missing. NULL: no memory."""
+        cdef QueueGroup *group = node.groups
+        cdef uint32_t hash = <uint32_t>hash_bytes(queue, size, self.seed)
+        cdef QueueName *name = <QueueName *>table_find(&self.queue_names, queue, size, hash)
+        while group != NULL:
+            if group.name == name and name != NULL:
+                return group
+            group = group.next
+        group = <QueueGroup *>calloc(1, sizeof(QueueGroup))
+        if group == NULL:
+            return NULL
+        if name == NULL:
+            name = <QueueName *>malloc(sizeof(QueueName) + size)
+            if name == NULL:
+                free(group)
+                return NULL
+            memset(name, 0, sizeof(QueueName))
+            name.key.hash = hash
+            name.key.size = <uint16_t>size
+            memcpy(<uint8_t *>name + sizeof(QueueName), queue, size)
+            if not table_insert(&self.queue_names, &name.key):
+                free(name)
+                free(group)
+                return NULL
+        name.refs += 1
+        group.name = name
+        group.next = node.groups
+        node.groups = group
+        return group
+
+    cdef void group_prune(self, Node *node, QueueGroup *group) noexcept:
+        """Frees a group without members anywhere."""
+        cdef QueueGroup **link = &node.groups
+        if group.members != NULL or group.n_remote:
+            return
+        while link[0] != group:
+            link = &link[0].next
+        link[0] = group.next
+        group.name.refs -= 1
+        if group.name.refs == 0:
+            table_remove(&self.queue_names, &group.name.key)
+            free(group.name)
+        free(group.remote)
+        free(group)
+
+    # ---- this shard's subscriptions
+
+    cdef void tell(self, Node *node, QueueGroup *group, InterestSink sink) noexcept:
+        """Tells the sink what is wanted at a node now: plainly, or by one group."""
+        cdef uint8_t small[512]
+        cdef uint8_t *subject = small
+        cdef size_t size = self.subject_of(node, small, sizeof(small))
+        if size > sizeof(small):
+            subject = <uint8_t *>malloc(size)
+            if subject == NULL:
+                return
+            self.subject_of(node, subject, size)
+        if group == NULL:
+            sink.on_interest(self, subject, size, node.subs != NULL)
+        else:
+            sink.on_queue_interest(self, subject, size, <uint8_t *>group.name + sizeof(QueueName),
+                                   group.name.key.size, group.n_members)
+        if subject != small:
+            free(subject)
+
+    cdef Sub *insert(self, OutBuf *out, const uint8_t *subject, size_t size, const uint8_t *queue, size_t queue_size,
+                     const uint8_t *sid, size_t sid_size, uint32_t sid_hash) noexcept:
+        cdef Sub *sub = <Sub *>malloc(sizeof(Sub) + sid_size)
+        cdef Sub **first
+        cdef Node *node
+        if sub == NULL:
+            return NULL
+        memset(sub, 0, sizeof(Sub))
+        sub.key.hash = sid_hash
+        sub.key.size = <uint16_t>sid_size
+        memcpy(<uint8_t *>sub + sizeof(Sub), sid, sid_size)
+        sub.out = out
+        node = sub.node = self.node_for(subject, size)
+        if node == NULL:
+            free(sub)
+            return NULL
+        if queue_size:
+            sub.group = self.group_for(node, queue, queue_size)
+            if sub.group == NULL:
+                self.node_prune(node)
+                free(sub)
+                return NULL
+            sub.group.n_members += 1
+            first = &sub.group.members
+        else:
+            first = &node.subs
+        sub.next = first[0]
+        if first[0] != NULL:
+            first[0].previous = sub
+        first[0] = sub
+        self.n_subs += 1
+        self.n_inserts += 1
+        self.node_changed(node)
+        if sub.group != NULL or sub.next == NULL:
+            self.tell(node, sub.group, self.sink)
+        return sub
+
+    cdef void remove(self, Sub *sub) noexcept:
+        cdef Node *node = sub.node
+        cdef QueueGroup *group = sub.group
+        if sub.next != NULL:
+            sub.next.previous = sub.previous
+        if sub.previous != NULL:
+            sub.previous.next = sub.next
+        elif group != NULL:
+            group.members = sub.next
+        else:
+            node.subs = sub.next
+        if group != NULL:
+            group.n_members -= 1
+        free(sub)
+        self.n_subs -= 1
+        self.n_removes += 1
+        self.node_changed(node)
+        if group != NULL or node.subs == NULL:
+            self.tell(node, group, self.sink)
+        if group != NULL:
+            self.group_prune(node, group)
+        self.node_prune(node)
+
+    cdef void replay(self, InterestSink sink) noexcept:
+        cdef uint32_t i, j
+        for i in range(LITERAL_TABLES):
+            if self.literals[i].slots == NULL:
+                continue
+            for j in range(self.literals[i].mask + 1):
+                if self.literals[i].slots[j]:
+                    self.replay_node(<Node *>slot_item(self.literals[i].slots[j]), sink)
+        self.replay_patterns(self.root, sink)
+
+    cdef void replay_patterns(self, Pattern *at, InterestSink sink) noexcept:
+        cdef uint32_t i
+        if at != self.root:
+            self.replay_node(&at.node, sink)
+        if at.star != NULL:
+            self.replay_patterns(at.star, sink)
+        if at.rest != NULL:
+            self.replay_patterns(at.rest, sink)
+        if at.tokens.slots != NULL:
+            for i in range(at.tokens.mask + 1):
+                if at.tokens.slots[i]:
+                    self.replay_patterns(<Pattern *>slot_item(at.tokens.slots[i]), sink)
+
+    cdef void replay_node(self, Node *node, InterestSink sink) noexcept:
+        cdef QueueGroup *group = node.groups
+        if node.subs != NULL:
+            self.tell(node, NULL, sink)
+        while group != NULL:
+            if group.n_members:
+                self.tell(node, group, sink)
+            group = group.next
+
+    # ---- what siblings want
+
+    cdef bint set_remote(self, uint32_t shard, const uint8_t *subject, size_t size, bint wanted) noexcept:
+        cdef uint64_t bit = <uint64_t>1 << shard
+        cdef Node *node = self.node_for(subject, size) if wanted else self.node_at(subject, size)
+        if node == NULL:
+            return not wanted
+        if bool(node.remote & bit) == wanted:
+            return True
+        node.remote ^= bit
+        self.node_changed(node)
+        self.node_prune(node)
+        return True
+
+    cdef bint set_remote_queue(self, uint32_t shard, const uint8_t *subject, size_t size,
+                               const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
+        cdef Node *node = self.node_for(subject, size) if members else self.node_at(subject, size)
+        cdef QueueGroup *group
+        cdef RemoteWeight *remote
+        cdef uint32_t i
+        if node == NULL:
+            return not members
+        group = self.group_for(node, queue, queue_size)
+        if group == NULL:
+            self.node_prune(node)
+            return False
+        for i in range(group.n_remote):
+            if group.remote[i].shard == shard:
+                if members:
+                    group.remote[i].members = members
+                else:
+                    group.n_remote -= 1
+                    group.remote[i] = group.remote[group.n_remote]
+                break
+        else:
+            if members:
+                remote = <RemoteWeight *>realloc(group.remote, (group.n_remote + 1) * sizeof(RemoteWeight))
+                if remote == NULL:
+                    self.group_prune(node, group)
+                    self.node_prune(node)
+                    return False
+                group.remote = remote
+                remote[group.n_remote].shard = shard
+                remote[group.n_remote].members = members
+                group.n_remote += 1
+        self.node_changed(node)
+        self.group_prune(node, group)
+        self.node_prune(node)
+        return True
+
+    cdef bint drop_node(self, Node *node, uint32_t shard) noexcept:
+        """Forgets a sibling at one node. Was there anything?"""
+        cdef uint64_t bit = <uint64_t>1 << shard
+        cdef QueueGroup *group = node.groups
+        cdef QueueGroup *following
+        cdef uint32_t i
+        cdef bint changed = (node.remote & bit) != 0
+        node.remote &= ~bit
+        while group != NULL:
+            following = group.next
+            for i in range(group.n_remote):
+                if group.remote[i].shard == shard:
+                    group.n_remote -= 1
+                    group.remote[i] = group.remote[group.n_remote]
+                    changed = True
+                    break
+            self.group_prune(node, group)
+            group = following
+        if changed:
+            self.node_changed(node)
+        return changed
+
+    cdef void drop_patterns(self, Pattern *at, uint32_t shard) noexcept:
+        cdef uint32_t i = 0
+        cdef Pattern *child
+        cdef uint64_t slot
+        if at.star != NULL:
+            self.drop_patterns(at.star, shard)
+        if at.rest != NULL:
+            self.drop_patterns(at.rest, shard)
+        # pruning shifts slots back, and frees an empty table: look at a slot again until it stays
+        while at.tokens.slots != NULL and i <= at.tokens.mask:
+            slot = at.tokens.slots[i]
+            if slot:
+                child = <Pattern *>slot_item(slot)
+                self.drop_patterns(child, shard)
+                if at.tokens.slots == NULL or at.tokens.slots[i] != slot:
+                    continue
+            i += 1
+        if at != self.root:
+            self.drop_node(&at.node, shard)
+            if is_unused(&at.node) and at.star == NULL and at.rest == NULL and at.tokens.count == 0:
+                # only itself: the parent is still being walked
+                if at.node.key.kind == NODE_STAR:
+                    at.parent.star = NULL
+                elif at.node.key.kind == NODE_REST:
+                    at.parent.rest = NULL
+                else:
+                    table_remove(&at.parent.tokens, &at.node.key)
+                table_free(&at.tokens)
+                free(at)
+
+    cdef void drop_remote(self, uint32_t shard) noexcept:
+        cdef uint32_t i, j
+        cdef uint64_t slot
+        cdef Node *node
+        for i in range(LITERAL_TABLES):
+            j = 0
+            while self.literals[i].slots != NULL and j <= self.literals[i].mask:
+                slot = self.literals[i].slots[j]
+                if slot:
+                    node = <Node *>slot_item(slot)
+                    self.drop_node(node, shard)
+                    self.node_prune(node)
+                    if self.literals[i].slots == NULL or self.literals[i].slots[j] != slot:
+                        continue
+                j += 1
+        self.drop_patterns(self.root, shard)
+
+
+cdef void free_node_contents(Node *node) noexcept:
+    cdef QueueGroup *group
+    cdef Sub *sub
+    while node.subs != NULL:
+        sub = node.subs
+        node.subs = sub.next
+        free(sub)
+    while node.groups != NULL:
+        group = node.groups
+        node.groups = group.next
+        while group.members != NULL:
+            sub = group.members
+            group.members = sub.next
+            free(sub)
+        free(group.remote)
+        free(group)
