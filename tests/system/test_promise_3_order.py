@@ -89,9 +89,9 @@ async def test_order_holds_while_other_subscriptions_come_and_go(place, subject)
         for number in range(400):
             pattern = {"literal": f"{subject}.00", "wildcard": f"{subject}.>"}[kind]
             await client.send(f"SUB {pattern} {number}\r\nPING\r\n")
-            await client.read_until_pong()
+            await client.read_until_pong(20)
             await client.send(f"UNSUB {number}\r\nPING\r\n")
-            await client.read_until_pong()
+            await client.read_until_pong(20)
             client.inbox.clear()
 
     await asyncio.gather(*(churn(client, kind) for client, kind in zip(churners, ("literal", "wildcard"), strict=True)))
