@@ -15,12 +15,14 @@ from broker.interest cimport Sub
 from broker.sublist cimport Entry, Sublist
 from broker.table cimport Table
 
+
 # Answers a PING once every sibling in a mask has seen what the client sent it (promise 2 of the design).
 cdef class Fence:
     # True: answered at once by the caller; False: the client is held, release_pong() follows.
     cdef bint passes(self, ClientConnection client) noexcept
     # The client is gone.
     cdef void forget(self, ClientConnection client) noexcept
+
 
 @cython.final
 cdef class ClientConnection(Peer):

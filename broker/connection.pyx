@@ -10,20 +10,20 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from broker.outbuf cimport (
-    BLOB_BYTES, CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_READ_ERROR, Outbox, out_append, out_call, out_init, out_mark_dirty,
-    out_pending, out_release, out_reserve)
+    BLOB_BYTES, CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_READ_ERROR, out_append, out_call, out_init,
+    out_pending, out_release)
 from broker.parser cimport (
-    OP_BAD_ARGUMENTS, OP_CONNECT, OP_ERR, OP_HPUB, OP_INFO, OP_LINE_TOO_LONG, OP_MORE, OP_OK, OP_PING, OP_PONG,
+    OP_BAD_ARGUMENTS, OP_CONNECT, OP_ERR, OP_HPUB, OP_INFO, OP_LINE_TOO_LONG, OP_MORE, OP_PING, OP_PONG,
     OP_PUB, OP_SUB, OP_UNKNOWN, OP_UNSUB, OpKind, Token, parse_op,
     parse_plain_publish)
 from broker.peer cimport HOLD_FENCE, HOLD_LOGIN, HOLD_STALL
 from broker.permissions cimport Permissions
 from broker.repeat cimport Repeat, repeat_remember, repeat_run
 from broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
-from broker.interest cimport MOST_SHARDS, QueueGroup, QueueName
-from broker.table cimport Keyed, slot_item, table_find, table_free, table_init, table_insert, table_remove
+from broker.interest cimport QueueGroup, QueueName
+from broker.table cimport slot_item, table_find, table_free, table_init, table_insert, table_remove
 from broker.fanout cimport write_tail_head
-from broker.word cimport SLACK, copy_bytes, hash_bytes, likely, same_bytes, unlikely
+from broker.word cimport SLACK, hash_bytes, likely, same_bytes, unlikely
 
 from broker import errors
 
@@ -121,7 +121,6 @@ cdef class ClientConnection(Peer):
         """Carries out one operation; how many bytes it was, 0: it is not complete."""
         cdef Op op
         cdef OpKind kind
-        cdef Keyed *found
         if self.must_authenticate and data[0] | 0x20 != c'c':
             self.fail(errors.AuthorizationViolation())
             return size
@@ -473,7 +472,8 @@ cdef class ClientConnection(Peer):
             if group == NULL:
                 if self.permissions.may_subscribe(at, size, NULL, 0):
                     continue
-            elif self.permissions.may_subscribe(at, size, <uint8_t *>group.name + sizeof(QueueName), group.name.key.size):
+            elif self.permissions.may_subscribe(
+                    at, size, <uint8_t *>group.name + sizeof(QueueName), group.name.key.size):
                 continue
             ended.append((at[:size], (<uint8_t *>sub + sizeof(Sub))[:sub.key.size]))
             gone.append(<size_t>sub)

@@ -47,7 +47,8 @@ cdef class Fanout:
     cdef readonly uint64_t link_in_msgs
 
     # A client's message to everybody. origin: the publisher's OutBuf, not echoed to if `echo` is false.
-    # Of a run, all messages at once. Returns the deliveries here; `touched` has the siblings that got it. The entry may be stale afterwards.
+    # Of a run, all messages at once. Returns the deliveries here; `touched` has the siblings that got it. The entry may
+    # be stale afterwards.
     cdef uint32_t deliver(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *origin, bint echo) noexcept
     # A sibling's message to the subscriptions here: plain ones if `plainly`, and one member of each group named.
     # Bit i of the result: queue i (of at most 64) found no member. The entry may be stale afterwards.
@@ -67,7 +68,8 @@ cdef class Fanout:
     cdef uint32_t send_stripped(self, OutBuf *out, const uint8_t *prefix, size_t prefix_size, Publish *publish,
                                 uint32_t count) noexcept
     cdef uint32_t send_plain_link(self, OutBuf *link, Entry *entry, Publish *publish) noexcept
-    cdef bint choose_here(self, Entry *entry, Choice *choice, uint64_t start, Publish *publish, OutBuf *avoided) noexcept
+    cdef bint choose_here(self, Entry *entry, Choice *choice, uint64_t start, Publish *publish,
+                          OutBuf *avoided) noexcept
     cdef uint32_t deliver_choices(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided) noexcept
     cdef uint32_t deliver_to_group(self, Sublist sublist, Entry *entry, Publish *publish) noexcept
     cdef uint32_t deliver_singly(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided) noexcept

@@ -281,10 +281,10 @@ cdef class Fanout:
         """A run to one queue group with members here only: the usual work queue."""
         cdef Choice *choice = entry.choices
         cdef Publish message = publish[0]
-        cdef uint32_t n = 0, i
+        cdef uint32_t n = 0, _i
         cdef uint64_t pick
         message.count = 1
-        for i in range(publish.count):
+        for _i in range(publish.count):
             pick = ((sublist.random() >> 32) * choice.n_local) >> 32
             if self.send_target(entry, &entry.targets[choice.first + pick], &message) \
                     or self.choose_here(entry, choice, pick + 1, &message, NULL):
@@ -297,12 +297,12 @@ cdef class Fanout:
         """A run message by message, where it cannot go out as one: a queue group chooses anew for each, and a client
         with two subscriptions gets the first message on both before the second on either."""
         cdef Publish message = publish[0]
-        cdef uint32_t n = 0, i, k
+        cdef uint32_t n = 0, _i, _k
         cdef Target *target
         message.count = 1
-        for i in range(publish.count):
+        for _i in range(publish.count):
             target = entry.targets
-            for k in range(entry.n_plain):
+            for _k in range(entry.n_plain):
                 if target.out != avoided:
                     n += self.send_target(entry, target, &message)
                 target += 1
@@ -354,13 +354,13 @@ cdef class Fanout:
         return blob
 
     cdef uint32_t deliver(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *origin, bint echo) noexcept:
-        cdef uint32_t n = 0, i
+        cdef uint32_t n = 0, _i
         cdef OutBuf *avoided = NULL if echo else origin
         cdef Target *target = entry.targets
         cdef Blob *blob = self.share(publish, entry.n_plain + (entry.remote != 0))
         self.touched = 0
         if likely(entry.n_choices == 0 and (publish.count == 1 or not entry.is_doubled)):
-            for i in range(entry.n_plain):
+            for _i in range(entry.n_plain):
                 if target.out != avoided:
                     n += self.send_target(entry, target, publish)
                 target += 1
@@ -387,9 +387,9 @@ cdef class Fanout:
     cdef uint32_t deliver_doubled(self, Entry *entry, Publish *publish) noexcept:
         """A sibling's run to plain subscriptions of which several are one client's: message by message."""
         cdef Publish message = publish[0]
-        cdef uint32_t n = 0, i, k
+        cdef uint32_t n = 0, _i, k
         message.count = 1
-        for i in range(publish.count):
+        for _i in range(publish.count):
             for k in range(entry.n_plain):
                 n += self.send_target(entry, &entry.targets[k], &message)
             message.tail += publish.stride
@@ -398,7 +398,7 @@ cdef class Fanout:
 
     cdef uint64_t deliver_here(self, Entry *entry, Publish *publish, bint plainly,
                                const Token *queues, int n_queues) noexcept:
-        cdef uint32_t n = 0, i
+        cdef uint32_t n = 0, i, _i
         cdef uint64_t orphans = 0
         cdef int q
         cdef Target *target = entry.targets
@@ -408,7 +408,7 @@ cdef class Fanout:
         cdef const uint8_t *payload = publish.payload
         cdef Blob *blob = self.share(publish, entry.n_plain)
         if plainly and (publish.count == 1 or not entry.is_doubled):
-            for i in range(entry.n_plain):
+            for _i in range(entry.n_plain):
                 n += self.send_target(entry, target, publish)
                 target += 1
         elif plainly:

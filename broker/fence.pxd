@@ -10,10 +10,12 @@ from broker.connection cimport ClientConnection, Fence
 from broker.mesh cimport Mesh
 from broker.interest cimport MOST_SHARDS
 
+
 @cython.final
 cdef class Waiter:
     cdef ClientConnection client   # None: it is gone
     cdef int links_left            # that have not acknowledged
+
 
 @cython.final
 cdef class MeshFence(Fence):

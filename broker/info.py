@@ -13,11 +13,13 @@ import orjson
 
 from broker.version import OWN_VERSION, SERVER_VERSION
 
-_ALWAYS = ("server_id", "server_name", "version", "proto", "host", "port", "headers", "max_payload", "client_id", "shard")
+_ALWAYS = frozenset(
+    {"server_id", "server_name", "version", "proto", "host", "port", "headers", "max_payload", "client_id", "shard"}
+)
 
 
 def info_line(fields: dict[str, Any]) -> bytes:
-    """`INFO {json} \\r\\n`; fields that are false or empty are left out, but for those a client relies on."""
+    r"""`INFO {json} \r\n`; fields that are false or empty are left out, but for those a client relies on."""
     shown = {key: value for key, value in fields.items() if value or key in _ALWAYS}
     return b"INFO " + orjson.dumps(shown) + b" \r\n"
 

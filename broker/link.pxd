@@ -12,6 +12,7 @@ from broker.repeat cimport Repeat
 from broker.routewire cimport RouteOp
 from broker.sublist cimport Choice, Entry, Sublist
 
+
 @cython.final
 cdef class SiblingLink(Peer):
     cdef Mesh mesh
@@ -42,6 +43,7 @@ cdef class SiblingLink(Peer):
     cdef int acknowledge(self, uint64_t id) except -1
     cdef int on_settled(self, uint64_t id, uint64_t id_there) except -1
     cdef int check_synchronised(self) except -1
+
 
 # Queue messages that found no member where they were sent, on their way to a shard that has one.
 @cython.final

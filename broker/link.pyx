@@ -295,6 +295,16 @@ cdef class SiblingLink(Peer):
         return self.out.payload_bytes
 
 
+cdef uint64_t members_elsewhere(Fanout fanout, const Entry *entry, const Choice *choice, uint64_t visited) noexcept:
+    """How many members a group has on siblings that are not in a mask."""
+    cdef uint64_t members = 0
+    cdef uint32_t w
+    for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
+        if not (visited >> entry.weights[w].shard) & 1 and fanout.links[entry.weights[w].shard] != NULL:
+            members += entry.weights[w].members
+    return members
+
+
 cdef class Reroutes:
     """Queue messages on their way to another shard, because their group had no member where they were sent."""
 
@@ -322,9 +332,12 @@ cdef class Reroutes:
         else:
             self.n_lost += 1
             return False
-        for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
-            if not (visited >> entry.weights[w].shard) & 1 and fanout.links[entry.weights[w].shard] != NULL:
-                members += entry.weights[w].members
+        members = members_elsewhere(fanout, entry, choice, visited)
+        if members == 0:
+            # Who was visited and has a member now got it since: a sibling says RS- before it sends a message on. (Where
+            # our word of it is old, the message comes back, and the word before it.)
+            visited = <uint64_t>1 << self.mesh.shard
+            members = members_elsewhere(fanout, entry, choice, visited)
         if members == 0:
             self.n_lost += 1
             return False

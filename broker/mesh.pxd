@@ -13,6 +13,7 @@ cdef enum:
     # that flood each other hold twice this much; a fence waits behind at most this much.
     LINK_STALL_BYTES = 4194304
 
+
 @cython.final
 cdef class Mesh(InterestSink):
     cdef readonly Fanout fanout

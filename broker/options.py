@@ -53,7 +53,7 @@ class Swarm(_Discreet, frozen=True, forbid_unknown_fields=True):
 
 
 class Permissions(_Discreet, frozen=True, forbid_unknown_fields=True):
-    """What a user may do. A rule is a subject with wildcards; one for subscriptions may name a queue: "jobs workers"."""
+    """What a user may do. A rule is a subject with wildcards; for subscriptions it may name a queue: "jobs workers"."""
 
     publish_allow: tuple[str, ...] | None = None  # only to these; None: everywhere
     publish_deny: tuple[str, ...] = ()  # though allowed, not to these

@@ -57,7 +57,8 @@ ctypedef struct Chunk:
     size_t capacity      # bytes it can hold itself; 0: refers to a blob
     Blob *blob
 
-# One per shard: chunk pool, dirty list, who flushes. Shared by the shard and its peers: the last one to let go frees it.
+# One per shard: chunk pool, dirty list, who flushes. Shared by the shard and its peers: the last one to let go frees
+# it.
 ctypedef struct Outbox:
     size_t refs
     OutBuf *dirty        # peers with bytes appended since their last flush

@@ -18,8 +18,8 @@ cdef enum:
     MOST_FREE_SMALL = 4096
     # A client that took bytes this recently is slow, not stuck: it is worth waiting for. The kernel tells of room only
     # when a third of its send buffer is free, 1.4 of 4 MB, so the owner looks itself at what is acknowledged; and on a
-    # busy host a reader may not run for a while. With 100 ms it counted as stuck in between, was flooded past max_pending
-    # and closed, where nats-server waits for it.
+    # busy host a reader may not run for a while. With 100 ms it counted as stuck in between, was flooded past
+    # max_pending and closed, where nats-server waits for it.
     STALL_IF_TAKEN_US = 2000000
 
 

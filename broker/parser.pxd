@@ -51,7 +51,7 @@ cdef OpKind parse_op(const uint8_t *data, size_t size, size_t max_line, Op *op) 
 cdef enum:
     MOST_TOKENS = 80   # an RMSG may name a queue per group; more groups than this go in several frames
 
-# Splits [p, end) at blanks until the line feed. Returns the number of tokens, -1: no line feed yet, -2: more than `room`
+# Splits [p, end) at blanks until the line feed. Returns how many tokens, -1: no line feed yet, -2: more than `room`
 # of them in a whole line. `after` is set behind the line feed; `single` is cleared where tokens are not one space
 # apart and ended by CRLF.
 cdef int split_line(const uint8_t *p, const uint8_t *end, Token *tokens, int room,

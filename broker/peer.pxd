@@ -15,6 +15,7 @@ cdef enum Hold:
     HOLD_FENCE = 2     # its PONG is due: what its later operations cause must not overtake it
     HOLD_LOGIN = 4     # its log-in is being looked at
 
+
 cdef class Peer:
     cdef OutBuf out
     cdef object box_owner      # keeps out.box alive for as long as this

@@ -28,6 +28,7 @@ ctypedef struct Found:
     bint has_queues          # entries with a queue,
     bint has_queue           # and one of them is ours
 
+
 @cython.final
 cdef class Rules:
     cdef Rule *root
@@ -37,6 +38,7 @@ cdef class Rules:
     # Which entries match `subject`, wildcards in it taken literally, or (`wholly`) everything that it matches as a
     # pattern. Reads up to SLACK bytes behind it.
     cdef void look(self, const uint8_t *subject, size_t size, Found *found, bint wholly) noexcept nogil
+
 
 @cython.final
 cdef class Permissions:
@@ -51,6 +53,8 @@ cdef class Permissions:
 
     cdef bint may_publish(self, const uint8_t *subject, size_t size) noexcept nogil
     # `subject` may be a pattern: it is one that is allowed wholly. queue: NULL for none.
-    cdef bint may_subscribe(self, const uint8_t *subject, size_t size, const uint8_t *queue, size_t queue_size) noexcept nogil
+    cdef bint may_subscribe(self, const uint8_t *subject, size_t size,
+                            const uint8_t *queue, size_t queue_size) noexcept nogil
     # Is a message on `subject` to be left out for a subscription that was granted?
-    cdef bint keeps_out(self, const uint8_t *subject, size_t size, const uint8_t *queue, size_t queue_size) noexcept nogil
+    cdef bint keeps_out(self, const uint8_t *subject, size_t size,
+                        const uint8_t *queue, size_t queue_size) noexcept nogil

@@ -6,7 +6,7 @@ granted wildcard matches beside is left out when it is delivered (keeps_out, ask
 Pure: no client, no time. Cost: a walk as long as the subject has tokens, whatever the number of entries.
 """
 
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 from broker.subject cimport SUBJECT_BAD, has_empty_token, subject_kind
@@ -121,7 +121,6 @@ cdef class Rules:
     """A list of subjects with wildcards, some for one queue only."""
 
     def __cinit__(self, entries):
-        cdef bytes entry
         self.seed = int.from_bytes(os.urandom(8), "little")
         self.root = new_rule(b"", 0, 0)
         for text in entries:

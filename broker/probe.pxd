@@ -11,6 +11,7 @@ from broker.sublist cimport Sublist
 cdef enum:
     PROBE_READ_BYTES = 262144   # the reactor's
 
+
 # What a socket is to a peer: takes what it is to be sent, and remembers it.
 cdef class ProbeSocket:
     cdef Probe probe
@@ -26,8 +27,10 @@ cdef class ProbeSocket:
     cdef void flush(self) noexcept
     cdef int pump(self, pieces) except -1
 
+
 cdef class ProbeLink(Peer):
     pass
+
 
 cdef class Probe:
     cdef readonly Fanout fanout

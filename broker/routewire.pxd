@@ -1,11 +1,11 @@
 # The frames between shards: the NATS server's own route protocol of the 2.x generation (protocol.md, section 3).
 #
 #   RS+ <account> <subject> [<queue> <members>]      RMSG <account> <subject> [reply] <size>\r\n<payload>\r\n
-#   RS- <account> <subject> [<queue>]                RMSG <account> <subject> | <queue>… <size>          and with + <reply>
+#   RS- <account> <subject> [<queue>]                RMSG <account> <subject> | <queue>… <size>    or + <reply> <queue>…
 #                                                    HMSG … <header size> <size>: RMSG with a header
 # and some of our own, for a queue message that found no member where it was sent (promise 4 of the design), and for
 # back-pressure:
-#   QMSG <id> <visited> <account> <subject> …        for the queue groups named only; visited: mask of shards without a member
+#   QMSG <id> <visited> <account> <subject> …        for these queue groups only; visited: mask of shards without one
 #   QHMG …                                           QMSG with a header
 #   QACK <id>                                        it has a taker, or there is none anywhere
 #   SLOW <account> <subject>                         a subscriber here is behind: let publishers of it wait a little

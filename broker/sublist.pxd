@@ -26,7 +26,7 @@ cdef extern from *:
     """
     const uint64_t STALE "GN_STALE"
 
-# One subscription in a match result. text[prefix_at:][:prefix_size] is "HMSG <subject> <sid>"; "MSG …" is one further.
+# One subscription in a match result. text[prefix_at:][:prefix_size] is "HMSG <subject> <sid>"; "MSG …" is one on.
 ctypedef struct Target:
     Sub *sub
     OutBuf *out
@@ -42,7 +42,7 @@ ctypedef struct Choice:
     uint32_t n_remote
     uint64_t n_members       # here and elsewhere
 
-# The answer for one subject, in one allocation. VALID WHILE is_current(), and until the next call that may build another.
+# The answer for one subject, in one allocation. VALID WHILE is_current(), until the next call that may build another.
 ctypedef struct Entry:
     uint64_t hash
     uint64_t stamp

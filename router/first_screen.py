@@ -34,7 +34,8 @@ def first_screen(address: str, pid: int, shard_pids: Sequence[int], accept: str)
         f"  listening   {address}\n"
         f"  processes   router {pid}, {shards} ({accept}): {pids}\n"
         # bash alone, because that is what every host has.
-        f"  try         exec 3<>/dev/tcp/{dial}; printf 'SUB hi 1\\r\\nPUB hi 5\\r\\nhello\\r\\n' >&3; timeout 1 cat <&3\n"
+        f"  try         exec 3<>/dev/tcp/{dial}; "
+        "printf 'SUB hi 1\\r\\nPUB hi 5\\r\\nhello\\r\\n' >&3; timeout 1 cat <&3\n"
     )
 
 

@@ -7,6 +7,7 @@ Not here: bytes, deadlines (the reactor's), what other shards do. Called by the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -306,10 +307,8 @@ class Clients:
 
     def _refuse(self, fd: int, info: bytes, who: str) -> None:
         """Over max_connections: INFO, the error, and the end. A new socket's buffer takes so few bytes."""
-        try:
+        with contextlib.suppress(OSError):  # gone already
             os.write(fd, info + MaximumConnectionsExceeded().wire)
-        except OSError:
-            pass  # gone already
         os.close(fd)
         logger.error("%s - maximum connections exceeded", who)
 

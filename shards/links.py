@@ -7,6 +7,7 @@ words keeps a dead shard's successor apart from it. Not here: frames after the f
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -164,10 +165,8 @@ class Links:
         """Stops listening and removes the socket file; links end with the process."""
         self._listener.close()
         self._listening.close()
-        try:
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
-        except FileNotFoundError:
-            pass
 
     def _on_accept(self, fd: int, _host: str, _port: int) -> None:
         sock = socket.socket(fileno=fd)
@@ -226,13 +225,13 @@ class Links:
                 known[shard] = before  # the same object: what is under way to it goes on
         self._peers = known
         for shard, session in list(self._sessions.items()):
-            peer = known.get(shard)
-            if peer is None or session.hello is None or session.hello.boot_id != peer.boot_id:
+            now = known.get(shard)
+            if now is None or session.hello is None or session.hello.boot_id != now.boot_id:
                 self._drop(session, "its shard is gone")
         for shard, peer in known.items():
-            if shard < self._hello.shard and shard not in self._sessions:
-                if not any(session.dialled is peer for session in self._greeting):
-                    self._dial(peer)
+            is_being_dialled = any(session.dialled is peer for session in self._greeting)
+            if shard < self._hello.shard and shard not in self._sessions and not is_being_dialled:
+                self._dial(peer)
         if us is not None:
             self._look_whether_ready()
 

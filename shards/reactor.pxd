@@ -2,7 +2,7 @@
 #
 #   uvloop ── one descriptor ──→ epoll set `ready` ─┬ clients, links, listeners        (level-triggered)
 #                                                   ├ tick: timerfd of the patient set
-#                                                   └ epoll set `patient`: publishers in small writes, looked at by the clock
+#                                                   └ epoll set `patient`: publishers in small writes
 #
 # A Source is in the set by address. BORROWED BY THE KERNEL: it lives until it was taken out (`sources` keeps it).
 
@@ -21,12 +21,14 @@ cdef enum:
     MOST_EVENTS = 256
     MOST_PARTS = 64          # iovecs of one gathering write
 
+
 cdef class Source:
     cdef Reactor reactor
     cdef int fd                  # -1: closed
     cdef uint32_t armed          # epoll events asked for
     cdef int at                  # index in reactor.sources; -1: not there
     cdef int on_event(self, uint32_t events) except -1
+
 
 # What is on the wire are the peer's bytes. Subclass: shards.layered, where they are not.
 cdef class Socket(Source):
@@ -62,19 +64,23 @@ cdef class Socket(Source):
     cdef int end(self) except -1
     cdef int close(self) except -1
 
+
 @cython.final
 cdef class Listener(Source):
     cdef object on_accept
     cdef object on_error
     cdef int set_events(self, uint32_t events) except -1
 
+
 @cython.final
 cdef class Tick(Source):
     pass
 
+
 @cython.final
 cdef class PatientSet(Source):
     pass
+
 
 @cython.final
 cdef class Reactor:

@@ -16,8 +16,8 @@ from posix.unistd cimport close as close_fd, read as read_fd
 from broker.connection cimport ClientConnection
 from broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_READ_ERROR, CLOSE_SLOW_CONSUMER_PENDING_BYTES,
-    CLOSE_SLOW_CONSUMER_WRITE_DEADLINE, CLOSE_WRITE_ERROR, CloseReason, iovec, out_call, out_condemn, out_gather, out_pending,
-    out_release, out_take)
+    CLOSE_SLOW_CONSUMER_WRITE_DEADLINE, CLOSE_WRITE_ERROR, CloseReason, iovec, out_call, out_condemn, out_gather,
+    out_pending, out_release, out_take)
 from broker.peer cimport HOLD_STALL
 from broker.word cimport SLACK, likely, unlikely
 from shards.page cimport Page
@@ -373,9 +373,8 @@ cdef class Listener(Source):
         cdef sockaddr_storage address
         cdef socklen_t size
         cdef char text[64]
-        cdef const uint8_t *six
-        cdef int fd, i, port, one = 1
-        for i in range(MOST_ACCEPTS):
+        cdef int fd, port, one = 1, _i
+        for _i in range(MOST_ACCEPTS):
             size = sizeof(address)
             fd = accept4(self.fd, <sockaddr *>&address, &size, SOCK_NONBLOCK | SOCK_CLOEXEC)
             if fd < 0:
@@ -442,7 +441,6 @@ cdef class Reactor:
     """One shard's sockets. `turn` is what the event loop calls when `fd` is readable."""
 
     def __cinit__(self, Fanout fanout not None, Page page, int shard, limits):
-        cdef epoll_event event
         self.fanout = fanout
         self.box = fanout.box
         self.box.flush = flush_peer
@@ -583,13 +581,13 @@ cdef class Reactor:
 
     def sweep(self, double share=0.1):
         """Looks at the deadlines of a share of the sockets; called ten times a second it sees each once a second."""
-        cdef Py_ssize_t n = len(self.sources), i
+        cdef Py_ssize_t n = len(self.sources), _i
         cdef Py_ssize_t todo = <Py_ssize_t>(n * share) + 64
         cdef Source source
         self.box.now_us = monotonic_us()
         if todo > n:
             todo = n
-        for i in range(todo):
+        for _i in range(todo):
             if not self.sources:
                 break
             self.swept_at += 1

@@ -13,7 +13,6 @@ import msgspec
 from broker.permissions import Permissions
 
 if TYPE_CHECKING:
-
     from broker.limits import Limits
     from broker.mesh import Mesh
     from broker.options import Options

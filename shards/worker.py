@@ -55,8 +55,10 @@ def run(control_fd: int) -> int:
 
 
 def _die(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Something that cannot happen has happened. A shard that goes on could lose messages in silence: it says what it
-    was, and is started anew by the router; its clients reconnect."""
+    """Something that cannot happen has happened.
+
+    A shard that goes on could lose messages in silence: it says what it was, and is started anew by the router.
+    """
     logger.critical("%s", context.get("message", "unexpected error"), exc_info=context.get("exception"))
     os._exit(70)  # EX_SOFTWARE
 
@@ -129,7 +131,8 @@ class Shard:
 
     def _start(self, boot: control.Boot) -> None:
         if boot.version != control.CONTROL_VERSION:
-            self._fatal(f"router speaks version {boot.version} of the control channel, this shard {control.CONTROL_VERSION}")
+            versions = f"{boot.version} of the control channel, this shard {control.CONTROL_VERSION}"
+            self._fatal(f"router speaks version {versions}")
             return
         _die_with(boot.router_pid)
         self._boot = boot

@@ -140,6 +140,28 @@ def test_a_big_payload_repeated_is_delivered_every_time(engine):
         assert [frame.body for frame in frames(listener.take())] == [payload] * 6
 
 
+def test_a_wrong_end_of_a_big_payload_is_seen_at_the_same_byte_however_it_comes_in(engine):
+    """The real server sees it one byte earlier; where it waits in a buffer of its own we look at it whole."""
+    said = b"PUB a 40000\r\n" + b"x" * 40_001
+    for pieces in ([], [30_000], [1000] * 50):
+        client = engine.client()
+        assert client.talk(said, pieces) == b"" and not client.is_over
+        assert client.talk(b"x") == b"-ERR 'Unknown Protocol Operation'\r\n" and client.is_over
+
+
+def test_a_remembered_line_is_looked_up_again_once_its_answer_was_evicted(engine):
+    """(Without that its answer is read after it was freed, which only the debug build is sure to see.)"""
+    publisher, listener, crowd = engine.client(), engine.client(), engine.client()
+    listener.feed(b"SUB a 1\r\n")
+    publisher.feed(b"PUB a 1\r\n1\r\n" * 2)
+    for number in range(engine.probe.cached, 40_000):
+        crowd.feed(b"PUB %s.%d 0\r\n\r\n" % (b"x" * 2000, number))
+    before = engine.probe.builds
+    publisher.feed(b"PUB a 1\r\n2\r\n" * 2)
+    assert listener.messages() == [(b"1", b"1")] * 2 + [(b"1", b"2")] * 2
+    assert engine.probe.builds - before <= 1
+
+
 def test_a_big_operation_that_never_ends_holds_its_size_and_no_more(engine, client):
     client.feed(b"PUB a 1000000\r\n" + b"x" * 500_000, [10_000] * 100)
     assert client.socket.kept == 15 + 500_000

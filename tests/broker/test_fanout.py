@@ -64,6 +64,32 @@ def test_what_is_not_canonical_has_its_header_too(engine):
     assert other.take() == b"MSG a 1 r 2\r\nhi\r\n"
 
 
+@pytest.mark.parametrize("operation", ["PUB", "HPUB"])
+def test_a_run_of_one_line_brings_everybody_every_payload(engine, operation):
+    """Clients with and without headers, one with two subscriptions, a queue group, a sibling."""
+    publisher, taker = engine.clients(2, WITH_HEADERS)
+    other, twice = engine.clients(2)
+    link = engine.probe.link(1)
+    engine.probe.set_remote(1, b"a")
+    taker.feed(b"SUB a 1\r\n")
+    other.feed(b"SUB a 1\r\nSUB b q 2\r\n")
+    twice.feed(b"SUB a 1\r\nSUB * 2\r\n")
+    payloads = [b"%03d" % number for number in range(100)]
+    for subject in (b"a", b"b"):
+        if operation == "PUB":
+            lines = [b"PUB %s 3\r\n%s\r\n" % (subject, payload) for payload in payloads]
+        else:
+            lines = [b"HPUB %s 18 21\r\n%s%s\r\n" % (subject, HEADER, payload) for payload in payloads]
+        publisher.feed(b"".join(lines))
+    assert taker.messages() == [(b"1", payload) for payload in payloads]
+    assert other.messages() == [(sid, payload) for sid in (b"1", b"2") for payload in payloads]
+    told = twice.messages()
+    # The first message on both before the second on either.
+    assert [payload for _, payload in told] == [p for p in payloads for _ in range(2)] + payloads
+    assert {frozenset(sid for sid, _ in told[i : i + 2]) for i in range(0, 200, 2)} == {frozenset((b"1", b"2"))}
+    assert [frame.payload for frame in frames(bytes(link.sent))] == payloads
+
+
 # ---- queue groups
 
 
@@ -315,7 +341,7 @@ def check_publish(model: Model, clients: list[EngineClient], who: int, operation
 
 
 @settings(max_examples=300, deadline=None)
-@given(programs, st.lists(st.integers(1, 90), max_size=100), st.integers(1, 2**32))
+@given(programs, st.lists(st.integers(1, 90) | st.just(100_000), max_size=100), st.integers(1, 2**32))
 def test_a_random_program_delivers_what_the_model_permits(program, pieces, seed):
     """Three clients, one of which takes no headers; what they say is cut at random bytes."""
     engine = Engine(seed=seed)

@@ -178,6 +178,24 @@ def test_a_change_makes_only_answers_stale_that_it_may_have_a_part_in(changed, s
     assert probe.counts["builds"] - before == (2 if is_made_anew else 0)
 
 
+@pytest.mark.parametrize("name", [b"s.%d", b"%d.*", b"s.%d.>", b"s.*.%d"])
+@pytest.mark.parametrize("queue", [b"", b"q"])
+def test_a_sibling_that_goes_takes_all_of_its_interest_with_it(name, queue):
+    """Many names side by side, so that taking one out moves others in the table that is being gone through."""
+    probe = SublistProbe()
+    for number in range(500):
+        if queue:
+            probe.set_remote_queue(1, name % number, queue, 1)
+        else:
+            probe.set_remote(1, name % number, True)
+    probe.subscribe(7, name % 250)
+    probe.drop_remote(1)
+    assert probe.counts["literals"] + probe.counts["patterns"] == 1
+    assert probe.counts["queue_names"] == 0
+    probe.unsubscribe(7)
+    assert probe.counts["literals"] + probe.counts["patterns"] == 0
+
+
 def test_churn_of_inboxes_leaves_a_steady_subject_in_the_cache():
     probe = SublistProbe()
     probe.subscribe(0, b"steady.>")

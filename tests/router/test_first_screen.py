@@ -31,7 +31,8 @@ def test_the_line_to_try_gets_its_message_back(start_broker) -> None:
     ("address", "dial"), [("[::1]:4222", "::1/4222"), ("[::]:1", "127.0.0.1/1"), ("10.0.0.1:5", "10.0.0.1/5")]
 )
 def test_what_to_dial(address: str, dial: str) -> None:
-    assert first_screen(address, 1, [2], "handoff").splitlines()[-1].startswith(f"  try         exec 3<>/dev/tcp/{dial};")
+    line = first_screen(address, 1, [2], "handoff").splitlines()[-1]
+    assert line.startswith(f"  try         exec 3<>/dev/tcp/{dial};")
 
 
 def test_many_shards_are_not_a_wall_of_numbers() -> None:
