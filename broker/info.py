@@ -54,6 +54,9 @@ class InfoTemplate:
         headers: bool,
         max_payload_bytes: int,
         auth_required: bool = False,
+        tls_required: bool = False,
+        tls_available: bool = False,
+        tls_verify: bool = False,
         connect_urls: list[str] | None = None,
     ) -> None:
         self._fields: dict[str, Any] = {
@@ -65,6 +68,9 @@ class InfoTemplate:
             "port": port,
             "headers": headers,
             "auth_required": auth_required,
+            "tls_required": tls_required,
+            "tls_verify": tls_verify,
+            "tls_available": tls_available,
             "max_payload": max_payload_bytes,
             "client_id": 0,
             "client_ip": "?",
@@ -81,6 +87,13 @@ class InfoTemplate:
         leaving._fields = self._fields | {"ldm": True}
         leaving._template = _template(leaving._fields)
         return leaving
+
+    def for_websocket(self) -> InfoTemplate:
+        """The same for a connection whose encryption was settled before the first line."""
+        settled = InfoTemplate.__new__(InfoTemplate)
+        settled._fields = self._fields | {"tls_required": False, "tls_verify": False, "tls_available": False}
+        settled._template = _template(settled._fields)
+        return settled
 
     def line(self, client_id: int, client_ip: str, nonce: bytes = b"") -> bytes:
         """For one client; `nonce` is what it may sign. Neither it nor an address needs escaping."""

@@ -86,6 +86,45 @@ class Account(_Discreet, frozen=True, forbid_unknown_fields=True):
     max_payload_bytes: int = 0  # likewise
 
 
+class Tls(_Discreet, frozen=True, forbid_unknown_fields=True):
+    """How one port encrypts; a port without a certificate does not."""
+
+    cert_file: str = ""  # PEM: our certificate, then those between it and its authority; "": no TLS
+    key_file: str = ""  # PEM: its private key
+    ca_file: str = ""  # PEM: authorities of client certificates; "": the system's own
+    verify: bool = False  # a client must give a certificate by one of them
+    verify_and_map: bool = False  # as verify, and the certificate says which user it is
+    timeout_s: float = 2.0  # for the handshake
+    min_version: str = "1.2"  # of TLS: "1.2" or "1.3"
+    cipher_suites: tuple[str, ...] = ()  # for TLS 1.2, as nats-server names them; (): OpenSSL's choice
+    curve_preferences: tuple[str, ...] = ()  # (): OpenSSL's choice
+    handshake_first: bool = False  # no INFO before the handshake
+    handshake_fallback_s: float = 0.0  # with handshake_first: INFO all the same after this long; 0: never
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is TLS at all."""
+        return bool(self.cert_file)
+
+    @property
+    def asks_for_certificate(self) -> bool:
+        """Whether a client has to give one."""
+        return self.verify or self.verify_and_map
+
+
+class WebSocket(_Discreet, frozen=True, forbid_unknown_fields=True):
+    """The port for clients that speak NATS in WebSocket frames, such as browsers."""
+
+    host: str = ""  # address to listen on; "": every address
+    port: int = 0  # 0: none, -1: any free one
+    no_tls: bool = False  # has to be said where there is no certificate
+    tls: Tls = Tls()
+    compression: bool = False  # permessage-deflate for clients that ask for it
+    same_origin: bool = False  # a page may connect only to where it came from
+    allowed_origins: tuple[str, ...] = ()  # pages of these alone, as scheme://host:port; (): of all
+    handshake_timeout_s: float = 2.0  # for TLS and the upgrade together
+
+
 class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     """The whole configuration of one broker. At most one of token, user and users is set."""
 
@@ -96,6 +135,9 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     logging: Logging = Logging()
     swarm: Swarm = Swarm()
+    tls: Tls = Tls()  # of the clients' port
+    allow_non_tls: bool = False  # with tls: clients that do not encrypt are let in too
+    websocket: WebSocket = WebSocket()
     pid_file: str = ""  # written at start, removed at exit
     ports_file_dir: str = ""  # a file <program>_<pid>.ports with the ports in use is written here
     http_host: str = ""  # monitoring address; "": same as host, and loopback where that is "" too

@@ -165,7 +165,7 @@ def connection(shard: int, row: ConnectionRow, now_us: int, *, shows_user: bool 
     document: Document = {
         "cid": row.cid,
         "kind": "Client",
-        "type": "nats",
+        "type": row.kind,
         "ip": row.ip,
         "port": row.port,
         "start": time_text(row.start_us),
@@ -191,6 +191,9 @@ def connection(shard: int, row: ConnectionRow, now_us: int, *, shows_user: bool 
         document["lang"] = row.lang
     if row.version:
         document["version"] = row.version
+    if row.tls_version:
+        document["tls_version"] = row.tls_version
+        document["tls_cipher_suite"] = row.tls_cipher_suite
     if shows_user and row.user:
         document["authorized_user"] = row.user
     if shows_user and row.account not in ("", GLOBAL_ACCOUNT):

@@ -63,10 +63,10 @@ FLAGS = (
     Flag(("pass",), str, ("auth_password",)),
     Flag(("auth",), str, ("auth_token",)),
     Flag(("tls",), bool),
-    Flag(("tlsverify",), bool),
-    Flag(("tlscert",), str),
-    Flag(("tlskey",), str),
-    Flag(("tlscacert",), str),
+    Flag(("tlsverify",), bool, ("tls.verify",)),
+    Flag(("tlscert",), str, ("tls.cert_file",)),
+    Flag(("tlskey",), str, ("tls.key_file",)),
+    Flag(("tlscacert",), str, ("tls.ca_file",)),
     Flag(("routes",), str),
     Flag(("cluster",), str),
     Flag(("cluster_name",), str),
@@ -84,7 +84,7 @@ FLAGS = (
 )
 BY_NAME = {name: flag for flag in FLAGS for name in flag.names}
 
-_READ_BY_NAME = frozenset({"c", "t", "sl", "h", "help_tls", "v", "json"})
+_READ_BY_NAME = frozenset({"c", "t", "sl", "h", "help_tls", "v", "json", "tls"})
 
 # The numbers of these are checked like the file's; the rest are text or booleans, right by their kind.
 _CHECKS = {

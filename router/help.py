@@ -42,6 +42,12 @@ Who may connect (several users: in the file, authorization {{ users [ ... ] }}):
         --pass <password>            its password
         --auth <token>               the token every client must give instead
 
+Encryption (--help_tls says more):
+        --tls                        clients have to encrypt, with
+        --tlscert, --tlskey <file>   our certificate and its key, both PEM
+        --tlsverify                  clients have to give a certificate as well, by an authority in
+        --tlscacert <file>           this file
+
 A running broker:
     -sl, --signal <what>[=<pid>]     send it a signal; <pid> is a process id or a pid file (default: the only one)
                                        quit, term: stop    stop: kill at once    reload: read the file again
@@ -57,20 +63,31 @@ A running broker:
     -v, --version                    the version
 
 Taken from nats-server's command lines, but not offered; the first group is announced and ignored, the second
-(--help_tls says more) stops the start, because a broker that should be locked must not run open:
+stops the start, because a broker that should be locked must not run open:
     -js, --jetstream, -sd, --store_dir, --routes, --cluster, --cluster_name, --cluster_listen, --cluster_advertise,
     --no_advertise, --connect_retries, --profile, -s, --syslog, -r, --remote_syslog
-    --tls, --tlsverify, --tlscert, --tlskey, --tlscacert, -ms, --https_port
+    -ms, --https_port
 
 Exit codes: 0 stopped by quit or ^C; 1 stopped by term, or could not start (the reason is on standard error).
 """
 
 TLS_TEXT = """\
-{program} does not offer TLS in this version.
+{program} -p 4222 --tls --tlscert server.pem --tlskey server.key
 
-Every flag and configuration block that asks for it (--tls, --tlsverify, --tlscert, --tlskey, --tlscacert, -ms,
-tls {{ ... }}) stops the start, so that no broker that should be encrypted runs open.
-Until then: a TLS proxy in front that forwards to the client port, with host: 127.0.0.1 in the configuration.
+Clients get INFO in plain, which says that TLS is required, and then shake hands; TLS 1.2 or newer.
+
+    --tlscert <file>     PEM: the certificate that clients see, then those between it and its authority
+    --tlskey <file>      PEM: its private key, without a password
+    --tlsverify          clients have to give a certificate, too
+    --tlscacert <file>   PEM: the authorities of theirs (default: the system's)
+
+In the file, which has more: tls {{ cert_file, key_file, ca_file, verify, verify_and_map, timeout, min_version,
+cipher_suites, curve_preferences, handshake_first }}, and beside it allow_non_tls: true for clients of both kinds.
+Reloading ({program} --signal reload) reads the certificates again; open connections stay as they are.
+
+A certificate to try with, for this machine alone:
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -subj /CN=localhost \\
+        -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout server.key -out server.pem
 """
 
 

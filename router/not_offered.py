@@ -10,7 +10,6 @@ from __future__ import annotations
 
 # Top-level keys that restrict access. An empty block restricts nothing and is let pass.
 RESTRICTS = {
-    "tls": "encrypted connections",
     "operator": "operators and their JWTs",
     "operators": "operators and their JWTs",
     "root": "operators and their JWTs",
@@ -39,6 +38,29 @@ RESTRICTS_IN_AUTHORIZATION = {
     "account": "users that name their account (write them into it)",
 }
 
+# The same inside a `tls` block.
+RESTRICTS_IN_TLS = {
+    "pinned_certs": "pinned certificates",
+    "connection_rate_limit": "a limit on handshakes per second",
+    "verify_cert_and_check_known_urls": "certificates that are compared with known URLs",
+    "cert_store": "certificate stores of Windows",
+    "cert_match": "certificate stores of Windows",
+    "cert_match_by": "certificate stores of Windows",
+    "ocsp_peer": "OCSP checks of client certificates",
+    "certs": "more than one certificate for a port",
+}
+
+# The same inside a `websocket` block.
+RESTRICTS_IN_WEBSOCKET = {
+    "authorization": "users of their own for WebSocket clients",
+    "authentication": "users of their own for WebSocket clients",
+    "no_auth_user": "users of their own for WebSocket clients",
+    "jwt_cookie": "JWTs in cookies",
+    "user_cookie": "credentials in cookies",
+    "pass_cookie": "credentials in cookies",
+    "token_cookie": "credentials in cookies",
+}
+
 # Top-level keys that change which messages go where.
 CHANGES_DELIVERY = {
     "mappings": "subject mappings",
@@ -64,8 +86,6 @@ OPENS = {
     "gateway": "gateways to other clusters",
     "leaf": "leaf nodes",
     "leafnodes": "leaf nodes",
-    "websocket": "WebSocket connections",
-    "ws": "WebSocket connections",
     "mqtt": "MQTT connections",
     "jetstream": "JetStream: nothing is stored",
     "store_dir": "JetStream: nothing is stored",
@@ -87,22 +107,16 @@ NO_EFFECT = {
     "no_system_account": "no system events are published anyway",
     "no_system": "no system events are published anyway",
     "no_sys_acc": "no system events are published anyway",
-    "allow_non_tls": "there is no TLS, every connection is plain",
     "max_sub_tokens": "subjects may have as many tokens as fit a control line",
     "max_subscription_tokens": "subjects may have as many tokens as fit a control line",
     "trace_verbose": "trace shows all there is",
 }
 
 # Of these a value is checked as the real server does, so that a slip does not go by unseen.
-WANTS_BLOCK = frozenset({"cluster", "gateway", "leaf", "leafnodes", "websocket", "ws", "mqtt"})
+WANTS_BLOCK = frozenset({"cluster", "gateway", "leaf", "leafnodes", "mqtt"})
 
 # Flags of the same kinds.
 FLAGS_RESTRICT = {
-    "tls": "encrypted connections",
-    "tlsverify": "encrypted connections",
-    "tlscert": "encrypted connections",
-    "tlskey": "encrypted connections",
-    "tlscacert": "encrypted connections",
     "ms": "monitoring over TLS",
 }
 FLAGS_OPEN = {

@@ -16,17 +16,21 @@ from broker import conf
 from broker.auth import is_good_hash, is_hashed
 from broker.conf_tree import Block, ConfigError, Entry, List, Node, Position, Problem, Scalar
 from broker.limits import DISCOURAGED_MAX_PAYLOAD_BYTES, Limits
-from broker.options import Logging, Options, Swarm
+from broker.options import Logging, Options, Swarm, Tls, WebSocket
 from router import not_offered
 from router.accounts_block import Accounts
 from router.authorization import Authorization
 from router.flags import CommandLine
 from router.option_keys import BY_NAME, Settings
 from router.option_values import BareSeconds, Mistake
+from router.tls_block import TlsBlock, certificate_problems
 from router.user_list import BAD_HASH, not_enforced, unknown_field
 
 _COMMAND_LINE = Position("")
-_SECTIONS = {"limits": Limits, "logging": Logging, "swarm": Swarm}
+_SECTIONS = ("limits", "logging", "swarm", "tls", "websocket", "websocket.tls")
+# Blocks of which a second one, which says less, would open the broker unseen.
+_LOCKS = ("authorization", "accounts", "tls", "websocket", "ws")
+_TLS_FLAGS = ("tls", "tlsverify", "tlscert", "tlskey", "tlscacert")
 _CREDENTIALS = ("auth_token", "auth_user", "auth_password")
 
 
@@ -97,6 +101,9 @@ class _Building:
             (sections[section] if section else top)[name] = value
         limits = Limits(**sections["limits"])
         self._check_limits(limits)
+        tls = Tls(**sections["tls"])
+        websocket = WebSocket(tls=Tls(**sections["websocket.tls"]), **sections["websocket"])
+        self._check_tls(tls, websocket, line)
         if self.problems:
             raise ConfigError(self.problems)
         options = Options(
@@ -104,6 +111,8 @@ class _Building:
             limits=limits,
             logging=Logging(**sections["logging"]),
             swarm=Swarm(**sections["swarm"]),
+            tls=tls,
+            websocket=websocket,
             config_file=line.config_file,
             notices=tuple(str(notice) for notice in [*self.warnings, *self.notices]),
         )
@@ -112,7 +121,7 @@ class _Building:
     def _entry(self, entry: Entry) -> None:
         name = entry.key.lower()
         key = BY_NAME.get(name)
-        if entry.replaces is not None and (name in ("authorization", "accounts") or name in not_offered.RESTRICTS):
+        if entry.replaces is not None and (name in _LOCKS or name in not_offered.RESTRICTS):
             # The real server takes the last one, and a second block that says less would open the broker unseen.
             self._problem(entry.at, f"{name} is given again", f"keep one; the other is at {entry.replaces}")
         if name == "authorization":
@@ -128,6 +137,20 @@ class _Building:
             self.accounts_at = entry.at
             self.problems += self.accounts.problems
             self.notices += self.accounts.notices
+        elif name == "tls":
+            block = TlsBlock(entry, "tls")
+            self.problems += block.problems
+            if not block.problems:
+                # Where the files are named: that is where they are found wrong.
+                self._set(entry.at, block.settings)
+        elif name in ("websocket", "ws"):
+            from router.websocket_block import WebSocketBlock
+
+            websocket = WebSocketBlock(entry)
+            self.problems += websocket.problems
+            self.notices += websocket.notices
+            if not websocket.problems:
+                self._set(entry.at, websocket.settings)
         elif key is not None:
             try:
                 self._set(entry.at, key.read(_plain(entry.value)))
@@ -227,6 +250,33 @@ class _Building:
                 what = f'no_auth_user: "{anybody}" not present as user in authorization block'
                 self._problem(place, what, "name one of the users")
 
+    def _check_tls(self, tls: Tls, websocket: WebSocket, line: CommandLine) -> None:
+        """A port that should be encrypted has what it needs for that, and what would not hold is said."""
+        given = [flag for flag in _TLS_FLAGS if line.values.get(flag)]
+        if given and not (tls.cert_file and tls.key_file):
+            what = "certificate" if not tls.cert_file else "private key"
+            flag = "tlscert" if not tls.cert_file else "tlskey"
+            self._problem(_COMMAND_LINE, f"TLS Server {what} must be present and valid", f"add --{flag}")
+        elif "tls" in line.values and not line.asks("tls") and tls.is_on:
+            self._problem(_COMMAND_LINE, "-tls=false, and a certificate", "remove one of them")
+        elif not self.problems:
+            self.problems += certificate_problems(tls, self._place("tls.cert_file"))
+            if websocket.port:
+                self.problems += certificate_problems(websocket.tls, self._place("websocket.tls.cert_file"))
+        place = self._place("tls.verify_and_map")
+        if tls.verify_and_map and not self.settings.get("users"):
+            # The real server starts, and lets everybody in whose certificate is good.
+            self._problem(place, "verify_and_map, but users are not defined", "define users, or write verify: true")
+        if websocket.tls.verify_and_map:
+            place = self._place("websocket.tls.verify_and_map")
+            self.problems.append(not_enforced(place, '"verify_and_map" of WebSocket clients'))
+        if self.settings.get("allow_non_tls") and tls.asks_for_certificate:
+            what = "clients that do not encrypt need no certificate"
+            self._notice(self._place("allow_non_tls"), what, "remove allow_non_tls if every client should have one")
+        if self.settings.get("allow_non_tls") and not tls.is_on:
+            what = '"allow_non_tls" has no effect here'
+            self._notice(self._place("allow_non_tls"), what, "there is no TLS, every connection is plain")
+
     def _check_limits(self, limits: Limits) -> None:
         if limits.max_payload_bytes > limits.max_pending_bytes:
             payload, pending = limits.max_payload_bytes, limits.max_pending_bytes
@@ -268,8 +318,7 @@ def _plain(node: Node) -> object:
 
 
 _ALL_NAMES = [
-    "authorization",
-    "accounts",
+    *_LOCKS,
     *BY_NAME,
     *not_offered.RESTRICTS,
     *not_offered.CHANGES_DELIVERY,

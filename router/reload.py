@@ -15,6 +15,13 @@ LIVE = frozenset(
     {
         "limits",
         "logging",
+        "tls",
+        "allow_non_tls",
+        "websocket.tls",
+        "websocket.compression",
+        "websocket.same_origin",
+        "websocket.allowed_origins",
+        "websocket.handshake_timeout_s",
         "server_tags",
         "pid_file",
         "client_advertise",
@@ -43,6 +50,9 @@ FIXED = {
     "http_base_path": "the monitoring listener is made at the start",
     "headers": "clients were told whether there are headers",
     "config_file": "a broker keeps its file",
+    "websocket.host": "listeners are made at the start",
+    "websocket.port": "listeners are made at the start",
+    "websocket.no_tls": "clients were told the old address",
     "swarm.accept": "listeners are made at the start",
     "swarm.link_dir": "links between shards are made there at the start",
 }

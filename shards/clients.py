@@ -10,10 +10,13 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import time
 from typing import TYPE_CHECKING
 
+from broker import ciphers
 from broker.auth import Authenticator, HashedPassword, Verdicts
+from broker.certificate_names import CertificateNames, find_user, names_of
 from broker.connect import ConnectOptions, overlay, require_object, require_sense
 from broker.connection import ClientConnection
 from broker.errors import (
@@ -36,6 +39,7 @@ from shards.rights import Rights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from ssl import SSLObject
 
     from broker.auth import Admission, Identity
     from broker.connection import Fence
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from broker.mesh import Mesh
     from broker.options import Options
     from broker.permissions import Permissions
+    from shards.gate import Gate
     from shards.page import Page
     from shards.reactor import Reactor, Socket
 
@@ -70,20 +75,29 @@ class ClientSession:
         "connection",
         "ended_s",
         "host",
+        "kind",
+        "names",
         "nonce",
         "port",
         "reason",
         "socket",
         "started_s",
+        "tls_cipher_suite",
+        "tls_version",
         "tracers",
         "user",
     )
 
-    def __init__(self, clients: Clients, connection: ClientConnection, host: str, port: int) -> None:
+    def __init__(
+        self, clients: Clients, connection: ClientConnection, host: str, port: int, kind: str = "nats"
+    ) -> None:
         self._clients = clients
         self.connection = connection
         self.host = host
         self.port = port
+        self.kind = kind
+        self.tls_version = self.tls_cipher_suite = ""
+        self.names: CertificateNames | None = None  # of its certificate, where that says who it is
         self.started_s = time.time()
         self.ended_s = 0.0
         self.connect = NOT_CONNECTED
@@ -100,11 +114,32 @@ class ClientSession:
         self.tracers: tuple[Tracer, Tracer] | None = None
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port} - cid:{self.connection.cid}"
+        return f"{self.host}:{self.port} - {'wid' if self.kind == 'websocket' else 'cid'}:{self.connection.cid}"
+
+    def on_secured(self, tls: SSLObject) -> None:
+        """The TLS handshake is over."""
+        version, suite = tls.version() or "", tls.cipher()
+        self.tls_version = sys.intern(version.removeprefix("TLSv"))
+        self.tls_cipher_suite = sys.intern(ciphers.server_name(suite[0] if suite else ""))
+        if self._clients.maps_certificates and self.kind == "nats":
+            self.names = names_of(tls.getpeercert() or {})
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("%s - TLS version %s, cipher suite %s", self, self.tls_version, self.tls_cipher_suite)
+
+    def on_opening_failed(self, why: str, is_upgrade: bool) -> None:
+        """What comes before the protocol went wrong; on_closed follows."""
+        self._clients.failed_handshakes += 1
+        logger.error("%s - %s handshake error: %s", self, "websocket" if is_upgrade else "TLS", why)
+
+    def on_wire_error(self, why: str) -> None:
+        """A record or frame that is none; on_closed follows."""
+        logger.error("%s - read error: %s", self, why)
 
     def on_connect(self, raw: bytes) -> None:
         """A CONNECT line came. Raises the ProtocolError that it deserves."""
         options = overlay(self.connect, raw)
+        if self._clients.maps_certificates and self.kind == "nats":
+            options.user = self._mapped_user(options.user)
         self.claimed = options.user or options.nkey
         outcome = self._clients.authenticator.examine(options, self.nonce)
         if not isinstance(outcome, HashedPassword):
@@ -114,6 +149,15 @@ class ClientSession:
             self.connection.hold_login()
         else:
             raise AuthenticationTimeout
+
+    def _mapped_user(self, claimed: str) -> str:
+        """Who its certificate says it is, whatever its CONNECT says. AuthorizationViolation: none of our users."""
+        user = find_user(self.names, self._clients.user_names) if self.names else None
+        if user is None:
+            raise AuthorizationViolation
+        if claimed and claimed != user:
+            logger.warning("User %s found in connect proto, but user required from cert", quoted(claimed))
+        return user
 
     @property
     def is_gone(self) -> bool:
@@ -263,6 +307,9 @@ class Clients:
         self.authenticator = Authenticator(options, self._verdicts)
         self.rights = Rights(options, mesh)
         self.refused_logins = page.snapshot(shard)["refused_logins"]
+        self._gates: dict[str, Gate | None] = {"nats": None, "websocket": None}
+        self.failed_handshakes = 0
+        self._set_gates(options)
         # Connections taken in so far, refused ones included; a restarted shard goes on from its predecessor's count.
         self.accepted = page.snapshot(shard)["accepted_sockets"]
         self.open: dict[int, ClientSession] = {}
@@ -273,17 +320,38 @@ class Clients:
         most = self._options.logging.trace_payload_bytes
         return Tracer(is_incoming=True, payload_bytes=most), Tracer(is_incoming=False, payload_bytes=most)
 
+    def _set_gates(self, options: Options) -> None:
+        """What new connections have to pass from here on. CertificateError: a file is wrong, nothing was changed."""
+        self.maps_certificates = options.tls.verify_and_map
+        self.user_names = frozenset(user.name for user in options.users)
+        gates: dict[str, Gate | None] = {"nats": None, "websocket": None}
+        if options.tls.is_on or options.websocket.port:
+            # ssl and all that only these need; a plain broker does not import it.
+            from shards.gate import client_gate, websocket_gate
+
+            gates = {"nats": client_gate(options), "websocket": websocket_gate(options)}
+        self._gates = gates
+
     def on_accept(self, fd: int, host: str, port: int) -> None:
-        """Takes over a new connection."""
+        """Takes over a new connection of the clients' port."""
+        self._take(fd, host, port, "nats")
+
+    def on_accept_websocket(self, fd: int, host: str, port: int) -> None:
+        """Takes over a new connection of the WebSocket port."""
+        self._take(fd, host, port, "websocket")
+
+    def _take(self, fd: int, host: str, port: int, kind: str) -> None:
         self.accepted += 1
         self._page.store(self._shard, "accepted_sockets", self.accepted)
         self._page.store(self._shard, "total_connections", self.accepted)
         admitted = self._page.try_add_connection(self._shard, self._limits.max_connections)
         cid = self._page.next_client_id()
         nonce = new_nonce() if self.authenticator.wants_nonce else b""
-        info = self.info.line(cid, host, nonce)
+        template = self.info if kind == "nats" else self.info.for_websocket()
+        info = template.line(cid, host, nonce)
+        gate = self._gates[kind]
         if not admitted:
-            self._refuse(fd, info, f"{host}:{port} - cid:{cid}")
+            self._refuse(fd, info if gate is None or (kind == "nats" and not gate.is_silent) else b"", host, port, cid)
             return
         connection = ClientConnection(
             self._fanout,
@@ -294,23 +362,39 @@ class Clients:
             offers_headers=self._options.headers,
             must_authenticate=self.authenticator.asks_before_connect,
         )
-        session = ClientSession(self, connection, host, port)
+        session = ClientSession(self, connection, host, port, kind)
         connection.session = session
         session.nonce = nonce
         if self.authenticator.anonymous is not None:
             session.enter(self.authenticator.anonymous)
         self.open[cid] = session
-        session.socket = self._reactor.open(fd, connection, session)
+        if gate is None:
+            session.socket = self._reactor.open(fd, connection, session)
+        else:
+            session.socket = self._open_gated(fd, connection, session, gate)
         connection.send(info)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s - Client connection created", session)
 
-    def _refuse(self, fd: int, info: bytes, who: str) -> None:
-        """Over max_connections: INFO, the error, and the end. A new socket's buffer takes so few bytes."""
-        with contextlib.suppress(OSError):  # gone already
-            os.write(fd, info + MaximumConnectionsExceeded().wire)
+    def _open_gated(self, fd: int, connection: ClientConnection, session: ClientSession, gate: Gate) -> Socket:
+        from shards.layered import LayeredSocket
+
+        layered = LayeredSocket(gate)
+        socket = self._reactor.open(fd, connection, session, layered)
+        if gate.is_silent and gate.fallback_s:
+            asyncio.get_running_loop().call_later(gate.fallback_s, layered.speak_first)
+        return socket
+
+    def _refuse(self, fd: int, info: bytes, host: str, port: int, cid: int) -> None:
+        """Over max_connections: INFO, the error, and the end. A new socket's buffer takes so few bytes.
+
+        Without `info` the client expects a handshake first, which is not made for this.
+        """
+        if info:
+            with contextlib.suppress(OSError):  # gone already
+                os.write(fd, info + MaximumConnectionsExceeded().wire)
         os.close(fd)
-        logger.error("%s - maximum connections exceeded", who)
+        logger.error("%s:%d - cid:%d - maximum connections exceeded", host, port, cid)
 
     def on_closed(self, session: ClientSession) -> None:
         """A session has ended; its subscriptions go with it."""
@@ -346,8 +430,10 @@ class Clients:
     def announce_departure(self) -> None:
         """Tells every client that it should go elsewhere (`ldm` in INFO), and every new one from here on."""
         self.info = self.info.for_departure()
+        on_websocket = self.info.for_websocket()
         for session in self.open.values():
-            session.connection.send_info(self.info.line(session.connection.cid, session.host, session.nonce))
+            template = self.info if session.kind == "nats" else on_websocket
+            session.connection.send_info(template.line(session.connection.cid, session.host, session.nonce))
         self._reactor.finish()
 
     def reload(self, options: Options, info: InfoTemplate) -> None:
@@ -355,6 +441,7 @@ class Clients:
         self._options = options
         self._limits = options.limits
         self.info = info
+        self._set_gates(options)
         self.authenticator = Authenticator(options, self._verdicts)
         self.rights = Rights(options, self._mesh, self.rights)
         for session in list(self.open.values()):

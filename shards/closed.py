@@ -76,6 +76,9 @@ def connection_row(session: ClientSession, offset_us: int) -> ConnectionRow:
         _printable(connect.version),
         _printable(session.user or session.claimed),
         session.account,
+        kind=session.kind,
+        tls_version=session.tls_version,
+        tls_cipher_suite=session.tls_cipher_suite,
     )
 
 

@@ -55,6 +55,9 @@ class ConnectionRow(Row):
     user: str
     account: str = ""
     subs: tuple[SubscriptionRow, ...] = ()
+    kind: str = "nats"  # as /connz names its type: nats, websocket
+    tls_version: str = ""  # "1.3"; "": not encrypted
+    tls_cipher_suite: str = ""
 
 
 class SubjectRow(Row):

@@ -202,6 +202,9 @@ class Shard:
             headers=options.headers,
             max_payload_bytes=options.limits.max_payload_bytes,
             auth_required=Authenticator(options).asks_before_connect,
+            tls_required=options.tls.is_on and not options.allow_non_tls,
+            tls_available=options.tls.is_on and options.allow_non_tls,
+            tls_verify=options.tls.is_on and options.tls.asks_for_certificate,
         )
 
     def _on_handoff(self) -> None:

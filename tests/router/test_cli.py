@@ -82,7 +82,7 @@ def test_debug_and_trace(served: list[tuple[Options, str]], flag: str, debug: bo
         (["-t", "-c", "/nonexistent/x"], "open /nonexistent/x: no such file or directory"),
         (["-c", "/nonexistent/x"], "open /nonexistent/x: no such file or directory"),
         (["-p", "99999"], "command line: -p: 99999 is out of range"),
-        (["--tls"], "encrypted connections is not offered"),
+        (["--tls"], "TLS Server certificate must be present and valid"),
         (["--signal", "bogus"], 'unknown signal "bogus"'),
         (["scale"], "no number of shards"),
         (["scale", "0"], "no number of shards"),

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from broker import conf
 from broker.conf_tree import ConfigError
 from broker.limits import Limits
-from broker.options import Logging, Options, Swarm, User
+from broker.options import Logging, Options, Swarm, Tls, User, WebSocket
 from router import not_offered, option_values
 from router.flags import parse
 from router.option_keys import KEYS
 from router.options_build import Built, build
+from tests.support.authority import Authority
 
 Build = Callable[..., Built]
 EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "deploy" / "config" / "gnatswarm.conf"
@@ -47,6 +48,12 @@ def refusals(built: Build) -> Callable[..., list[str]]:
         return [re.sub(r"^\S*t\.conf:", "", str(problem)) for problem in caught.value.problems]
 
     return of
+
+
+@pytest.fixture
+def authority(tmp_path: pathlib.Path) -> Authority:
+    """Certificates to name in a configuration."""
+    return Authority(tmp_path)
 
 
 def get(options: Options, field: str) -> Any:
@@ -168,7 +175,8 @@ def test_every_option_can_be_configured() -> None:
     fields |= {f"{name}.{field.name}" for name, kind in sections.items() for field in msgspec.structs.fields(kind)}
     authorization = {"auth_token", "auth_user", "auth_password", "users", "accounts", "limits.auth_timeout_s"}
     told_by_the_program = {"config_file", "notices"}
-    assert fields - authorization - told_by_the_program == settable
+    blocks = {"tls", "websocket"}  # their keys: below
+    assert fields - authorization - told_by_the_program - blocks == settable
 
 
 def test_flags_win_over_the_file(built: Build) -> None:
@@ -287,7 +295,7 @@ def test_a_lock_that_would_not_hold_stops_the_start(refusals: Callable[..., list
     assert re.match(r"\d+:\d+: ", refusals(text)[0])
 
 
-@pytest.mark.parametrize("flags", [["--tls"], ["--tlsverify"], ["--tlscert", "x"], ["-ms", "1"], ["--pass", "x"],
+@pytest.mark.parametrize("flags", [["-ms", "1"], ["--pass", "x"],
                                    ["--user", ""], ["--auth", ""], ["--auth", "$2a$11$abc"],
                                    ["--auth", "x", "--user", "y"]])  # fmt: skip
 def test_a_flag_that_would_not_hold_stops_the_start(refusals: Callable[..., list[str]], flags: list[str]) -> None:
@@ -308,6 +316,152 @@ def test_what_only_opens_something_is_announced(built: Build, key: str) -> None:
     (notice,) = built(f"{key} {value}").options.notices
     assert key in notice
     assert "t.conf:1:1" in notice
+
+
+TLS_SETTINGS = (
+    ("verify: true", "verify", True),
+    ("verify_and_map: true", "verify_and_map", True),
+    ("ca_file: CA", "ca_file", "CA"),
+    ("timeout: 5", "timeout_s", 5.0),
+    ("timeout: 0.5", "timeout_s", 0.5),
+    ("timeout: '3s'", "timeout_s", 3.0),
+    ("min_version: '1.3'", "min_version", "1.3"),
+    ("min_version: 1.3", "min_version", "1.3"),
+    (
+        "cipher_suites: [tls_ecdhe_rsa_with_aes_128_gcm_sha256]",
+        "cipher_suites",
+        ("TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",),
+    ),
+    ("curve_preferences: [CurveP384]", "curve_preferences", ("CurveP384",)),
+    ("curve_preferences: [CurveP384, CurveP256, X25519, CurveP521]", "curve_preferences", ()),
+    ("handshake_first: true", "handshake_first", True),
+    ("first: auto", "handshake_fallback_s", 0.05),
+    ("immediate: '300ms'", "handshake_fallback_s", 0.3),
+    ("handshake_first: off", "handshake_first", False),
+)
+
+
+@pytest.mark.parametrize("where", ["tls", "websocket.tls"])
+@pytest.mark.parametrize(("text", "field", "value"), TLS_SETTINGS)
+def test_a_key_of_a_tls_block_sets_its_option(
+    built: Build, authority: Authority, where: str, text: str, field: str, value: object
+) -> None:
+    if where == "websocket.tls" and field == "verify_and_map":
+        pytest.skip("refused there")
+    text = text.replace("CA", str(authority.path))
+    value = str(authority.path) if value == "CA" else value
+    block = f"tls {{ {authority.server().lines}\n{text}\n }}"
+    users = "authorization { users [ {user: a} ] }\n"
+    options = built(users + (block if where == "tls" else f"websocket {{ port: -1\n{block}\n }}")).options
+    assert get(options, f"{where}.{field}") == value
+    assert options.notices == ()
+
+
+def test_every_option_of_tls_and_websocket_can_be_configured() -> None:
+    named = {"cert_file", "key_file"} | {field for _, field, _ in TLS_SETTINGS}
+    assert {field.name for field in msgspec.structs.fields(Tls)} == named
+    named = {"tls"} | {field.removeprefix("websocket.") for _, field, _ in WEBSOCKET_SETTINGS}
+    assert {field.name for field in msgspec.structs.fields(WebSocket)} == named
+
+
+WEBSOCKET_SETTINGS = (
+    ("port: 1", "websocket.port", 1),
+    ("listen: 'a:1'", "websocket.host", "a"),
+    ("listen: 'a:1'", "websocket.port", 1),
+    ("listen: 1", "websocket.port", 1),
+    ("host: a", "websocket.host", "a"),
+    ("net: a", "websocket.host", "a"),
+    ("no_tls: true", "websocket.no_tls", True),
+    ("compression: true", "websocket.compression", True),
+    ("same_origin: true", "websocket.same_origin", True),
+    ("allowed_origins: ['http://a', 'https://b:1']", "websocket.allowed_origins", ("http://a", "https://b:1")),
+    ("origin: 'http://a'", "websocket.allowed_origins", ("http://a",)),
+    ("handshake_timeout: '3s'", "websocket.handshake_timeout_s", 3.0),
+    ("handshake_timeout: 3", "websocket.handshake_timeout_s", 3.0),
+)
+
+
+@pytest.mark.parametrize(("text", "field", "value"), WEBSOCKET_SETTINGS)
+def test_a_key_of_the_websocket_block_sets_its_option(built: Build, text: str, field: str, value: object) -> None:
+    options = built("websocket {\n" + ("" if "no_tls" in text else "no_tls: true\n") + f"{text}\n}}").options
+    assert get(options, field) == value
+    assert options.notices == ()
+
+
+def test_tls_flags_win_over_the_file(built: Build, authority: Authority) -> None:
+    one, other = authority.server(), authority.server()
+    flags = [
+        "--tlscert",
+        str(other.cert),
+        "--tlskey",
+        str(other.key),
+        "--tlsverify",
+        "--tlscacert",
+        str(authority.path),
+    ]
+    for more in ([], ["--tls"]):
+        tls = built(f"tls {{ {one.lines}, timeout: 7 }}", *flags, *more).options.tls
+        assert tls == Tls(str(other.cert), str(other.key), str(authority.path), verify=True, timeout_s=7.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("tls: 1", "1:1: expected a block, not a number"),
+        ("tls { cert_file: x }", "1:1: missing 'key_file' in TLS configuration"),
+        ("tls { key_file: x }", "1:1: missing 'cert_file' in TLS configuration"),
+        ("tls { verify: true }", "1:1: missing 'cert_file' in TLS configuration"),
+        ("tls { cert_file: /nope, key_file: /nope }", "1:1: error parsing X509 certificate/key pair: open /nope:"),
+        ("tls { bogus: 1 }", '1:7: unknown field "bogus"'),
+        ("tls { pinned_certs: [a] }", '1:7: "pinned_certs": pinned certificates is not offered'),
+        ("tls { connection_rate_limit: 5 }", '1:7: "connection_rate_limit": '),
+        ("tls { cipher_suites: [ FOO ] }", "1:7: cipher_suites: unrecognized cipher FOO"),
+        ("tls { cipher_suites: FOO }", "1:7: cipher_suites: expected a list of names"),
+        ("tls { curve_preferences: [ FOO ] }", "1:7: curve_preferences: unrecognized curve preference FOO"),
+        ("tls { curve_preferences: [ X25519, CurveP256 ] }", "1:7: curve_preferences: several curves cannot be"),
+        ("tls { min_version: '1.1' }", "1:7: min_version: unknown TLS version"),
+        ("tls { timeout: x }", "1:7: timeout: not a duration"),
+        ("tls { verify: 1 }", "1:7: verify: expected a boolean"),
+        ("tls { handshake_first: maybe }", "1:7: handshake_first: "),
+        ("tls { CERT, verify_and_map: true, ca_file: AUTHORITY }", "1:1: verify_and_map, but users are not defined"),
+        ("tls { CERT, verify: true, ca_file: /nope }", "1:1: error parsing root ca certificate: open /nope: no such"),
+        ("tls { CERT, verify: true, ca_file: KEY }", "1:1: error parsing root ca certificate: "),
+        ("tls { cert_file: AUTHORITY, key_file: KEY }", "1:1: error parsing X509 certificate/key pair: "),
+        ("tls { CERT }\ntls {}", "2:1: tls is given again"),
+        ("websocket: 1", "1:1: Expected websocket to be a map, got a number"),
+        ("websocket { port: 1 }", "1:1: websocket requires TLS configuration"),
+        ("websocket { port: 1, tls {} }", "1:1: websocket requires TLS configuration"),
+        ("websocket { port: 1, no_tls: true, bogus: 1 }", '1:36: unknown field "bogus"'),
+        ("websocket { port: 1, no_tls: true, authorization { token: x } }", '1:36: "authorization": users of '),
+        ("websocket { port: 1, no_tls: true, no_auth_user: x }", '1:36: "no_auth_user": users of their own'),
+        ("websocket { port: 1, no_tls: true, jwt_cookie: x }", '1:36: "jwt_cookie": JWTs in cookies'),
+        ("websocket { port: 1, no_tls: true, origin: x }", '1:36: origin: "x" is no origin'),
+        ("websocket { port: 1, tls { CERT, verify_and_map: true, ca_file: AUTHORITY } }",
+         '1:1: "verify_and_map" of WebSocket clients is not offered'),
+    ],
+)  # fmt: skip
+def test_encryption_that_would_not_hold_stops_the_start(
+    refusals: Callable[..., list[str]], authority: Authority, text: str, expected: str
+) -> None:
+    server = authority.server()
+    words = {"CERT": server.lines, "AUTHORITY": str(authority.path), "KEY": str(server.key)}
+    for word, meant in words.items():
+        text = text.replace(word, meant)
+    assert refusals(text)[0].startswith(expected)
+
+
+@pytest.mark.parametrize(
+    "flags", [["--tls"], ["--tlsverify"], ["--tlscert", "x"], ["--tlskey", "x"], ["--tls", "--tlscert", "x"]]
+)
+def test_a_tls_flag_without_what_it_needs_stops_the_start(refusals: Callable[..., list[str]], flags: list[str]) -> None:
+    assert re.match("command line: TLS Server (certificate|private key) must be", refusals("port: 1", *flags)[0])
+
+
+def test_a_key_with_a_password_is_refused_instead_of_asked_for(
+    refusals: Callable[..., list[str]], authority: Authority, tmp_path: pathlib.Path
+) -> None:
+    locked = authority.server(password=b"secret")
+    assert "encrypted with a password" in refusals(f"tls {{ {locked.lines} }}")[0]
 
 
 def test_what_is_switched_off_needs_no_notice(built: Build) -> None:

@@ -47,8 +47,8 @@ def test_secrets_are_not_shown() -> None:
 
 @pytest.mark.parametrize("field", [field.name for field in msgspec.structs.fields(Options)])
 def test_every_option_is_either_live_or_fixed(field: str) -> None:
-    if field == "swarm":
-        names = {f"swarm.{inner.name}" for inner in msgspec.structs.fields(Swarm)}
-        assert names == {name for name in LIVE | FIXED.keys() if name.startswith("swarm.")}
+    if field in ("swarm", "websocket"):
+        names = {f"{field}.{inner.name}" for inner in msgspec.structs.fields(type(getattr(Options(), field)))}
+        assert names == {name for name in LIVE | FIXED.keys() if name.startswith(f"{field}.")}
     else:
         assert (field in LIVE) != (field in FIXED)

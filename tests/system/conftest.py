@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.authority import Authority, Pair
+from tests.support.servers import Broker
 from tests.support.wire import Client, Cluster
 
 Place = Callable[..., Awaitable[list[Client]]]
@@ -29,3 +32,25 @@ def place(request: pytest.FixtureRequest, cluster: Cluster) -> Place:
         return [await cluster.client_on(last, connect, **options) for _ in range(count)]
 
     return placed
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    """A certificate authority of the test's own."""
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def server(authority: Authority) -> Pair:
+    """The certificate of brokers that `secure` starts."""
+    return authority.server()
+
+
+@pytest.fixture
+def secure(start_broker: Callable[..., Broker], server: Pair) -> Callable[..., Broker]:
+    """Starts a broker with TLS: more lines of its tls block, and of the file."""
+
+    def start(more: str = "", rest: str = "") -> Broker:
+        return start_broker(config=f"tls {{\n {server.lines}\n {more}\n}}\n{rest}")
+
+    return start

@@ -1,0 +1,119 @@
+"""A certificate authority of a test's own: files in a directory, valid for an hour, or as long ago as asked for."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import itertools
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+HOUR = datetime.timedelta(hours=1)
+_ATTRIBUTES = {"CN": NameOID.COMMON_NAME, "O": NameOID.ORGANIZATION_NAME, "OU": NameOID.ORGANIZATIONAL_UNIT_NAME}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its key, both PEM."""
+
+    cert: Path
+    key: Path
+
+    @property
+    def lines(self) -> str:
+        """As a `tls` block of a configuration names them."""
+        return f'cert_file: "{self.cert}", key_file: "{self.key}"'
+
+
+class Authority:
+    """One authority, `path` its own certificate."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"authority {next(self._numbers)}")])
+        constraints = (x509.BasicConstraints(ca=True, path_length=None), True)
+        cert = self._sign(self._name, self._key, [constraints], datetime.datetime.now(datetime.UTC) + HOUR)
+        self.path = self._write(cert.public_bytes(serialization.Encoding.PEM), f"authority-{next(self._numbers)}.pem")
+
+    def server(self, password: bytes | None = None, subject: str = "CN=server") -> Pair:
+        """For the loopback address and localhost."""
+        address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        names = x509.SubjectAlternativeName([x509.DNSName("localhost"), address])
+        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+        return self._issue(subject, [(names, False), (usage, False)], HOUR, password)
+
+    def client(
+        self,
+        subject: str = "CN=client",
+        *names: x509.GeneralName,
+        lasts: datetime.timedelta = HOUR,
+        is_server: bool = False,
+    ) -> Pair:
+        """For a client with these alternative names. `lasts` below 0: expired so long ago."""
+        usages = [ExtendedKeyUsageOID.SERVER_AUTH if is_server else ExtendedKeyUsageOID.CLIENT_AUTH]
+        extensions: list[tuple[x509.ExtensionType, bool]] = [(x509.ExtendedKeyUsage(usages), False)]
+        if names:
+            extensions.append((x509.SubjectAlternativeName(names), False))
+        return self._issue(subject, extensions, lasts, None)
+
+    def client_context(self, pair: Pair | None = None) -> ssl.SSLContext:
+        """Of a client that trusts this authority and may have a certificate."""
+        context = ssl.create_default_context(cafile=str(self.path))
+        if pair is not None:
+            context.load_cert_chain(pair.cert, pair.key)
+        return context
+
+    def _issue(
+        self,
+        subject: str,
+        extensions: list[tuple[x509.ExtensionType, bool]],
+        lasts: datetime.timedelta,
+        password: bytes | None,
+    ) -> Pair:
+        key = ec.generate_private_key(ec.SECP256R1())
+        attributes = [part.split("=", 1) for part in subject.split(",")] if subject else []
+        name = x509.Name([x509.NameAttribute(_ATTRIBUTES[kind], value) for kind, value in attributes])
+        cert = self._sign(name, key, extensions, datetime.datetime.now(datetime.UTC) + lasts)
+        number = next(self._numbers)
+        locked: serialization.KeySerializationEncryption = serialization.NoEncryption()
+        if password:
+            locked = serialization.BestAvailableEncryption(password)
+        pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+        return Pair(
+            self._write(cert.public_bytes(serialization.Encoding.PEM), f"{number}.pem"),
+            self._write(pem, f"{number}.key"),
+        )
+
+    def _sign(
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        extensions: list[tuple[x509.ExtensionType, bool]],
+        until: datetime.datetime,
+    ) -> x509.Certificate:
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(until - 10 * HOUR)
+            .not_valid_after(until)
+        )
+        for extension, is_critical in extensions:
+            builder = builder.add_extension(extension, is_critical)
+        return builder.sign(self._key, hashes.SHA256())
+
+    def _write(self, data: bytes, name: str) -> Path:
+        path = self._directory / name
+        path.write_bytes(data)
+        return path
