@@ -140,7 +140,7 @@ def gather(supervisor: Supervisor, meter: Meter, *, http_host: str, http_port: i
         server_name=supervisor.server_name,
         options=supervisor.options,
         host=supervisor.options.host or "0.0.0.0",
-        port=supervisor.listeners.port,
+        port=supervisor.doors.clients.port,
         http_host=http_host,
         http_port=http_port,
         created_us=supervisor.page.created_us,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import socket
 
     from broker.options import Options
+    from router.doors import Doors
     from router.portsfile import TemporaryFile
 
 
@@ -54,16 +55,21 @@ class Footprint:
 
             self._pid_file = write_pid_file(path)
 
-    def write_ports_file(
-        self, directory: str, program: str, host: str, port: int, monitor: socket.socket | None
-    ) -> None:
+    def write_ports_file(self, directory: str, program: str, doors: Doors, monitor: socket.socket | None) -> None:
         """The ports that answer now; "" is none. OSError when it cannot be written."""
         if directory:
             from router import monitor_socket
             from router.portsfile import Listening, write_ports_file
 
             pages = None if monitor is None else Listening(*monitor_socket.address(monitor, self._options))
-            self._ports_file = write_ports_file(directory, program, nats=Listening(host, port), monitoring=pages)
+            clients, websocket = doors.clients, doors.websocket
+            self._ports_file = write_ports_file(
+                directory,
+                program,
+                nats=Listening(clients.host, clients.port),
+                monitoring=pages,
+                websocket=Listening(websocket.host, websocket.port, doors.websocket_scheme) if websocket else None,
+            )
 
     def remove(self) -> None:
         """Everything goes."""

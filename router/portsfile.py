@@ -18,6 +18,7 @@ class Listening(msgspec.Struct, frozen=True):
 
     host: str  # as configured; "", "0.0.0.0" and "::" are every address
     port: int  # as bound, never 0 or -1
+    scheme: str = ""  # "": that of its kind
 
 
 class TemporaryFile:
@@ -56,17 +57,26 @@ def ports_file_path(directory: str, program: str, pid: int | None = None) -> str
 
 
 def write_ports_file(
-    directory: str, program: str, *, nats: Listening, monitoring: Listening | None = None, pid: int | None = None
+    directory: str,
+    program: str,
+    *,
+    nats: Listening,
+    monitoring: Listening | None = None,
+    websocket: Listening | None = None,
+    pid: int | None = None,
 ) -> TemporaryFile:
     """The ports in use; to be written when they answer, because scripts dial as soon as they see it."""
-    return TemporaryFile(ports_file_path(directory, program, pid), ports_text(nats=nats, monitoring=monitoring))
+    text = ports_text(nats=nats, monitoring=monitoring, websocket=websocket)
+    return TemporaryFile(ports_file_path(directory, program, pid), text)
 
 
-def ports_text(*, nats: Listening, monitoring: Listening | None = None) -> str:
+def ports_text(*, nats: Listening, monitoring: Listening | None = None, websocket: Listening | None = None) -> str:
     """The ports file's one line of JSON."""
     ports = {"nats": urls("nats", nats)}
     if monitoring is not None:
         ports["monitoring"] = urls("http", monitoring)
+    if websocket is not None:
+        ports["websocket"] = urls(websocket.scheme or "ws", websocket)
     return msgspec.json.encode(ports).decode()
 
 

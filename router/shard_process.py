@@ -51,7 +51,7 @@ class ShardProcess:
         self._zygote = launcher if isinstance(launcher, Zygote) else None
         self.pid = 0  # known from meet() on
         try:
-            inherited = [theirs.fileno(), boot.page_fd, *boot.listener_fds]
+            inherited = [theirs.fileno(), boot.page_fd, *boot.listener_fds, *boot.websocket_fds]
             if boot.handoff_fd >= 0:
                 inherited.append(boot.handoff_fd)
             if isinstance(launcher, Zygote):

@@ -52,10 +52,10 @@ async def status(supervisor: Supervisor, sample_s: float) -> Status:
         )
     return Status(
         pid=os.getpid(),
-        address=supervisor.listeners.address,
+        address=supervisor.doors.clients.address,
         server_name=supervisor.server_name,
         accept=supervisor.options.swarm.accept,
-        steering=supervisor.is_handoff or supervisor.steering.works,
+        steering=supervisor.is_handoff or supervisor.doors.steering.works,
         connections=page.connections,
         uptime_s=time.monotonic() - supervisor.started_at,
         shards=rows,

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 from broker.options import Options
 from router import monitor_socket, packages, supervision
 from router.cores import MAX_SHARDS, usable_cores
+from router.doors import Doors
 from router.footprint import Footprint
 from router.launcher import Launcher
-from router.listeners import ListenError, Listeners
+from router.listeners import ListenError
 from router.shard_process import ShardProcess
-from router.steering import Steering
 from router.supervision import Phase, ShardState
 from router.zygote import GROUP_SIGNALS
 from shards import control, linkdir, logs
@@ -95,19 +95,18 @@ class Supervisor:
         self.server_name = options.server_name or self.server_id
         try:
             self._monitor_socket = monitor_socket.listen(options)
-            self.listeners = Listeners(options.host, options.port, 1 if self.is_handoff else wanted)
+            self.doors = Doors(options, wanted, is_handoff=self.is_handoff)
         except ListenError as error:
             raise CannotStart(str(error)) from None
         self._launcher = Launcher(command)
         try:
-            self.footprint = Footprint(options, port=self.listeners.port, server_name=self.server_name)
+            self.footprint = Footprint(options, port=self.doors.clients.port, server_name=self.server_name)
         except linkdir.LinkDirectoryError as error:
-            self.listeners.close()
+            self.doors.close()
             self._launcher.close()
             raise CannotStart(str(error)) from None
         self.page = Page.create()
         self._launcher.remove_when_gone(self.footprint.directories)
-        self.steering = Steering(self.listeners.sockets)
         self.shards: list[Shard] = []
         self._handoff: Handoff | None = None
         self._peers: list[control.Peer] = []
@@ -123,7 +122,7 @@ class Supervisor:
         if self.is_handoff:
             from router.handoff import Handoff
 
-            self._handoff = Handoff(self.listeners.sockets[0], self.page, self._accepting)
+            self._handoff = Handoff(self.doors.clients.sockets[0], self.page, self._accepting)
         self.shards = [Shard(number, is_founder=True) for number in range(self.wanted)]
         for shard in self.shards:
             self._deliver(shard, supervision.StartWanted())
@@ -191,7 +190,7 @@ class Supervisor:
                 self._forget(shard)
         if self._handoff is not None:
             self._handoff.close()
-        self.listeners.close()
+        self.doors.close()
         if self._monitor_socket is not None:
             self._monitor_socket.close()
         self.footprint.remove()
@@ -324,8 +323,9 @@ class Supervisor:
             boot_id=boot_id,
             options=self.options,
             host=self.options.host,
-            port=self.listeners.port,
-            listener_fds=[] if self._handoff else [self.listeners.sockets[number].fileno()],
+            port=self.doors.clients.port,
+            listener_fds=self.doors.client_fds(number),
+            websocket_fds=self.doors.websocket_fds(number),
             handoff_fd=self._handoff.shard_fd(number) if self._handoff else -1,
             page_fd=self.page.fd,
             link_dir=self.footprint.link_dir,
@@ -408,17 +408,16 @@ class Supervisor:
         if all(shard.state.phase is Phase.READY for shard in self.shards if shard.state.is_founder):
             self.is_serving = True
             self._steer()
-            if not self.is_handoff and not self.steering.works:
+            if not self.is_handoff and not self.doors.steering.works:
                 log.warning(
                     "Cannot steer connections (%s): the kernel spreads them over all shards by hash",
-                    self.steering.error.strerror if self.steering.error else "",
+                    self.doors.steering.error.strerror if self.doors.steering.error else "",
                 )
             try:
                 self.footprint.write_ports_file(
                     self.options.ports_file_dir,
                     self._program,
-                    self.listeners.host,
-                    self.listeners.port,
+                    self.doors,
                     self._monitor_socket,
                 )
             except OSError as error:
@@ -429,9 +428,8 @@ class Supervisor:
         accepting = self._accepting()
         if self._handoff is not None:
             self._handoff.shards_changed()
-        elif self.listeners.sockets:
-            # With nobody to take them, connections wait for those that come back.
-            self.steering.choose(accepting or [shard.number for shard in self.shards if shard.state.is_wanted])
+        # With nobody to take them, connections wait for those that come back.
+        self.doors.steer(accepting or [shard.number for shard in self.shards if shard.state.is_wanted])
         for shard in self.shards:
             is_steered = shard.number in accepting
             if is_steered != shard.was_steered and shard.process is not None:
@@ -466,7 +464,7 @@ class Supervisor:
         if self._handoff is not None:
             self._handoff.close()
             self._handoff = None
-        self.listeners.close()
+        self.doors.close()
         for shard in self.shards:
             self._deliver(shard, supervision.StopWanted())
         self._publish()
@@ -481,7 +479,7 @@ class Supervisor:
         if self._handoff is not None:
             self._handoff.close()
             self._handoff = None
-        self.listeners.close()
+        self.doors.close()
         message = control.LameDuck(limits.lame_duck_grace_s, limits.lame_duck_duration_s)
         for shard in self.shards:
             if shard.state.has_process:
@@ -498,11 +496,10 @@ class Supervisor:
             return "the broker is shutting down"
         if not self.is_serving:
             return "the broker is still starting"
-        if not self.is_handoff:
-            try:
-                self.listeners.grow_to(wanted)
-            except OSError as error:
-                return f"cannot open another listener: {error.strerror}"
+        try:
+            self.doors.grow_to(wanted)
+        except OSError as error:
+            return f"cannot open another listener: {error.strerror}"
         log.info("Scaling from %d to %d shards", self.wanted, wanted)
         self.wanted = wanted
         while len(self.shards) < wanted:
@@ -513,10 +510,9 @@ class Supervisor:
                 self._deliver(shard, supervision.StartWanted())
             else:
                 self._deliver(shard, supervision.LeaveWanted(leave))
-        if not self.is_handoff and not self.steering.works:
-            # The kernel would go on choosing listeners that nobody serves. What waits in them is lost; the shard
-            # itself has accepted until its queue was empty, so that is a moment's worth.
-            self.listeners.shrink_to(wanted)
+        # What waits in a listener that is closed is lost; its shard has accepted until the queue was empty, so that is a
+        # moment's worth.
+        self.doors.shrink_to(wanted)
         return ""
 
     def reload(self) -> None:
@@ -571,14 +567,14 @@ def serve(
             import router.monitor  # noqa: F401
 
         supervisor.meet()
-        address = supervisor.listeners.address
+        address = supervisor.doors.clients.address
         if program != "nats-server":
             from router.first_screen import first_screen, show
 
             show(first_screen(address, os.getpid(), supervisor.shard_pids, options.swarm.accept))
         for notice in options.notices:
             log.warning("%s", notice)
-        log.info("Listening for client connections on %s", address)
+        supervisor.doors.announce()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             exit_code = runner.run(supervisor.run())
     except CannotStart as error:

@@ -129,11 +129,11 @@ class ClientSession:
     def on_opening_failed(self, why: str, is_upgrade: bool) -> None:
         """What comes before the protocol went wrong; on_closed follows."""
         self._clients.failed_handshakes += 1
-        logger.error("%s - %s handshake error: %s", self, "websocket" if is_upgrade else "TLS", why)
+        logger.error("%s - %s handshake error: %s", self, "websocket" if is_upgrade else "TLS", _harmless(why))
 
     def on_wire_error(self, why: str) -> None:
         """A record or frame that is none; on_closed follows."""
-        logger.error("%s - read error: %s", self, why)
+        logger.error("%s - read error: %s", self, _harmless(why))
 
     def on_connect(self, raw: bytes) -> None:
         """A CONNECT line came. Raises the ProtocolError that it deserves."""
@@ -273,6 +273,12 @@ class ClientSession:
         self.reason = CloseReason(reason)
         self.ended_s = time.time()
         self._clients.on_closed(self)
+
+
+def _harmless(text: str) -> str:
+    """For a log line: a library's words may have the peer's in them."""
+    short = text[:200]
+    return short if short.isprintable() else repr(short)
 
 
 NOT_CONNECTED = ConnectOptions()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Raised with every change of a message. Router and shards come from one installation; a mismatch is an upgrade under
 # a running broker, and the shard says so instead of guessing.
-CONTROL_VERSION = 3
+CONTROL_VERSION = 4
 
 # The largest thing sent is one shard's page of ten thousand connections with all their subscriptions.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -67,6 +67,7 @@ class Boot(Message, frozen=True):
     host: str  # address clients were told, as in the options
     port: int  # bound port, never -1 or 0
     listener_fds: list[int]  # listening already, shared with the router; empty in accept mode "handoff"
+    websocket_fds: list[int]  # likewise, for WebSocket clients; empty: there is no port for them
     handoff_fd: int  # SOCK_SEQPACKET end on which accepted sockets arrive (shards.handoff); -1: none
     page_fd: int  # shards.page.Page.attach
     link_dir: str  # bind <link_dir>/<shard>.<boot_id>.sock here

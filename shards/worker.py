@@ -186,6 +186,10 @@ class Shard:
         self._listeners = [
             self._reactor.listen(fd, self._clients.on_accept, self._on_accept_error) for fd in self._boot.listener_fds
         ]
+        self._listeners += [
+            self._reactor.listen(fd, self._clients.on_accept_websocket, self._on_accept_error)
+            for fd in self._boot.websocket_fds
+        ]
         if self._boot.handoff_fd >= 0:
             self._handoff = socket.socket(fileno=self._boot.handoff_fd)
             self._loop.add_reader(self._handoff.fileno(), self._on_handoff)
@@ -258,7 +262,7 @@ class Shard:
         for listener in self._listeners:
             listener.close()
         if self._boot is not None and self._listeners:
-            for fd in self._boot.listener_fds:
+            for fd in (*self._boot.listener_fds, *self._boot.websocket_fds):
                 os.close(fd)
         self._listeners = []
 

@@ -68,7 +68,7 @@ class FakeShard:
                 "boot_id": boot.boot_id,
                 "link_dir": boot.link_dir,
                 "fds": sorted(int(name) for name in os.listdir("/proc/self/fd")),
-                "given": [*boot.listener_fds, boot.page_fd, boot.handoff_fd, self.sock.fileno()],
+                "given": [*boot.listener_fds, *boot.websocket_fds, boot.page_fd, boot.handoff_fd, self.sock.fileno()],
                 "blocked": sorted(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])),
                 "port": boot.port,
                 "server_id": boot.server_id,

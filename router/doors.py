@@ -1,0 +1,83 @@
+"""The doors of one broker: the port of its clients and, where there is one, the port of its WebSocket clients.
+
+Each is a group of listeners (`router.listeners`) with its own steering, grown, steered and closed together. In the
+accept mode "handoff" the clients' port is one listener that the router accepts on; WebSocket clients are spread by the
+kernel in both modes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from broker.options import Options
+from router.listeners import ListenError, Listeners
+from router.steering import Steering
+
+log = logging.getLogger("gnatswarm.router")
+
+
+class Doors:
+    """Open until close(). ListenError when an address cannot be had."""
+
+    def __init__(self, options: Options, shards: int, *, is_handoff: bool) -> None:
+        self._is_handoff = is_handoff
+        self.websocket_scheme = "wss" if options.websocket.tls.is_on else "ws"
+        self.clients = Listeners(options.host, options.port, 1 if is_handoff else shards)
+        self.websocket: Listeners | None = None
+        if options.websocket.port:
+            try:
+                self.websocket = Listeners(options.websocket.host, options.websocket.port, shards)
+            except ListenError:
+                self.clients.close()
+                raise
+        self.steering = Steering(self.clients.sockets)
+        self._websocket_steering = Steering(self.websocket.sockets if self.websocket else [])
+
+    def client_fds(self, shard: int) -> list[int]:
+        """What this shard accepts clients on."""
+        return [] if self._is_handoff else [self.clients.sockets[shard].fileno()]
+
+    def websocket_fds(self, shard: int) -> list[int]:
+        """What this shard accepts WebSocket clients on."""
+        return [self.websocket.sockets[shard].fileno()] if self.websocket else []
+
+    @property
+    def websocket_url(self) -> str:
+        """What WebSocket clients are told in the log; "": there is no port for them."""
+        return f"{self.websocket_scheme}://{self.websocket.address}" if self.websocket else ""
+
+    def announce(self) -> None:
+        """Say in the log what is listened on."""
+        log.info("Listening for client connections on %s", self.clients.address)
+        if self.websocket:
+            log.info("Listening for websocket clients on %s", self.websocket_url)
+            if self.websocket_scheme == "ws":
+                log.warning("Websocket not configured with TLS. DO NOT USE IN PRODUCTION!")
+
+    def steer(self, shards: Sequence[int]) -> None:
+        """New connections go to these shards only; ports that are closed or handed over need none of it."""
+        if not self._is_handoff and self.clients.sockets:
+            self.steering.choose(shards)
+        if self.websocket and self.websocket.sockets:
+            self._websocket_steering.choose(shards)
+
+    def grow_to(self, shards: int) -> None:
+        """Open what so many shards need. OSError when the descriptors run out."""
+        if not self._is_handoff:
+            self.clients.grow_to(shards)
+        if self.websocket:
+            self.websocket.grow_to(shards)
+
+    def shrink_to(self, shards: int) -> None:
+        """Close the last listeners where the kernel would go on choosing them though nobody serves them."""
+        if not self._is_handoff and not self.steering.works:
+            self.clients.shrink_to(shards)
+        if self.websocket and not self._websocket_steering.works:
+            self.websocket.shrink_to(shards)
+
+    def close(self) -> None:
+        """Nobody is let in any more; shards hold copies until they exit."""
+        self.clients.close()
+        if self.websocket:
+            self.websocket.close()
