@@ -150,7 +150,7 @@ def test_a_wrong_end_of_a_big_payload_is_seen_at_the_same_byte_however_it_comes_
 
 
 def test_a_remembered_line_is_looked_up_again_once_its_answer_was_evicted(engine):
-    """(Without that its answer is read after it was freed, which only the debug build is sure to see.)"""
+    """Without that its answer is read after it was freed, which only the debug build is sure to see."""
     publisher, listener, crowd = engine.client(), engine.client(), engine.client()
     listener.feed(b"SUB a 1\r\n")
     publisher.feed(b"PUB a 1\r\n1\r\n" * 2)
