@@ -178,8 +178,15 @@ def _notes(comparison: Comparison) -> list[str]:
                     " the rate is its own, and the server could do more"
                 )
             for text in sorted({note for result in results for note in result.notes}):
-                if text.startswith(("wrong", "impossible", "the generator was late")):
+                if text.startswith(("wrong", "impossible")):
                     notes.append(f"{scenario.name} on {spec.label}: {text}")
+    late = [result for result in comparison.results if any("was late" in note for note in result.notes)]
+    if late:
+        worst = max(result.lateness_us["p99"] for result in late)
+        notes.append(
+            f"in {len(late)} runs at a fixed rate the generator itself was late (p99 up to {worst:,.0f} µs from due to"
+            " sent); their latencies contain that, the service times in results.json do not"
+        )
     waited = [result for result in comparison.results if any("was busy" in note for note in result.notes)]
     if waited:
         notes.append(
@@ -195,7 +202,7 @@ def _notes(comparison: Comparison) -> list[str]:
 def json_text(
     results: Sequence[Result], machine: dict[str, Any], comparison: Comparison | None = None, date: str = ""
 ) -> str:
-    """Every number of every run."""
+    """Every number of every run; of a comparison's without the histograms, which are megabytes."""
     whole: dict[str, Any] = {"date": date, "machine": machine}
     if comparison is not None:
         whole["reference"] = comparison.reference
@@ -204,6 +211,9 @@ def json_text(
         }
         whole["skipped"] = {f"{scenario} on {label}": why for (scenario, label), why in comparison.skipped.items()}
     whole["runs"] = [result.as_words() for result in results]
+    if comparison is not None:
+        for run in whole["runs"]:
+            del run["histogram"]
     return json.dumps({key: value for key, value in whole.items() if value != ""}, indent=1, ensure_ascii=False) + "\n"
 
 
