@@ -141,22 +141,24 @@ def cached_answers(Sublist sublist not None, size_t start, size_t slots, uint64_
         if prefix_size and entry.subject_size >= prefix_size \
                 and memcmp(entry.text + entry.subject_at, prefix, prefix_size) == 0:
             count += 1
-            msgs += entry.msgs
-            payload_bytes += entry.payload_bytes
-            deliveries += entry.deliveries
+            msgs += entry.earlier_msgs + entry.counts.msgs
+            payload_bytes += entry.earlier_bytes + entry.counts.payload_bytes
+            deliveries += entry.earlier_deliveries + entry.counts.deliveries
             plain += entry.n_plain
             groups += entry.n_choices
             for i in range(entry.n_choices):
                 all_members += entry.choices[i].n_local
             is_wanted = is_wanted or entry.n_plain != 0 or entry.n_choices != 0 or entry.remote != 0
             continue
-        if entry.msgs < least and entry.deliveries < least:
+        if entry.earlier_msgs + entry.counts.msgs < least \
+                and entry.earlier_deliveries + entry.counts.deliveries < least:
             continue
         members = 0
         for i in range(entry.n_choices):
             members += entry.choices[i].n_local
-        rows.append((text_of(entry.text + entry.subject_at, entry.subject_size), entry.msgs, entry.payload_bytes,
-                     entry.deliveries, entry.n_plain, entry.n_choices, members,
+        rows.append((text_of(entry.text + entry.subject_at, entry.subject_size),
+                     entry.earlier_msgs + entry.counts.msgs, entry.earlier_bytes + entry.counts.payload_bytes,
+                     entry.earlier_deliveries + entry.counts.deliveries, entry.n_plain, entry.n_choices, members,
                      entry.n_plain != 0 or entry.n_choices != 0 or entry.remote != 0))
     return (rows, (count, msgs, payload_bytes, deliveries, plain, groups, all_members, is_wanted),
             end if end < cache_end(sublist, end, 1) else 0)

@@ -35,6 +35,10 @@ cdef class Fanout:
     cdef Sub **finished                  # subscriptions whose max the delivery going on has reached
     cdef uint32_t n_finished
     cdef uint32_t room_finished
+    cdef uint32_t *shorts                # of the run going on: what each target took that took some of it, but not all
+    cdef uint32_t n_shorts               # … and how many took less than all of it
+    cdef uint32_t n_kept_shorts
+    cdef uint32_t room_shorts
     cdef uint64_t pick                   # turn among the members of a group here
     cdef uint8_t *scratch
     cdef size_t scratch_room
@@ -52,7 +56,7 @@ cdef class Fanout:
     cdef uint32_t deliver(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *origin, bint echo) noexcept
     # A sibling's message to the subscriptions here: plain ones if `plainly`, and one member of each group named.
     # Bit i of the result: queue i (of at most 64) found no member. The entry may be stale afterwards.
-    cdef uint64_t deliver_here(self, Entry *entry, Publish *publish, bint plainly,
+    cdef uint64_t deliver_here(self, Sublist sublist, Entry *entry, Publish *publish, bint plainly,
                                const Token *queues, int n_queues) noexcept
     # A message for some queue groups of one sibling: RMSG, which serves its plain subscriptions too, or QMSG (its id 0:
     # nobody waits for a QACK).
@@ -73,7 +77,10 @@ cdef class Fanout:
     cdef uint32_t deliver_choices(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided) noexcept
     cdef uint32_t deliver_to_group(self, Sublist sublist, Entry *entry, Publish *publish) noexcept
     cdef uint32_t deliver_singly(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided) noexcept
-    cdef uint32_t deliver_doubled(self, Entry *entry, Publish *publish) noexcept
+    cdef uint32_t deliver_doubled(self, Sublist sublist, Entry *entry, Publish *publish) noexcept
+    cdef void note_short(self, uint32_t taken) noexcept
+    cdef void count_widths(self, Sublist sublist, Entry *entry, uint64_t *widths, uint32_t count,
+                           uint32_t width) noexcept
     cdef void deliver_remote(self, Entry *entry, Publish *publish, uint64_t shards) noexcept
     cdef uint64_t send_choices(self, Entry *entry, Publish *publish, const Token *names, const uint8_t *shards,
                                int n_remote, bint only_queues) noexcept

@@ -13,6 +13,7 @@ from broker.outbuf cimport (
     BLOB_BYTES, blob_new, blob_release, out_append, out_append_blob, out_mark_dirty, out_reserve, outbox_new,
     outbox_release)
 from broker.peer cimport Peer
+from broker.sublist cimport width_bucket
 from broker.word cimport SLACK, copy_run, decimal, likely, unlikely
 
 
@@ -44,6 +45,7 @@ cdef class Fanout:
 
     def __dealloc__(self):
         free(self.finished)
+        free(self.shorts)
         free(self.scratch)
         outbox_release(self.box)
 
@@ -117,6 +119,7 @@ cdef class Fanout:
         cdef Sub *sub = target.sub
         if unlikely(sub.max_msgs != 0):
             if sub.delivered >= sub.max_msgs:
+                self.n_shorts += 1
                 return 0
             n = min(<uint64_t>n, sub.max_msgs - sub.delivered)
         if likely(publish.header_size == 0):   # "MSG …" is "HMSG …" without its first letter
@@ -130,9 +133,50 @@ cdef class Fanout:
         sub.delivered += n
         if unlikely(out.may_answer != 0) and publish.reply.size and n:
             (<Peer>out.peer).on_request(publish.reply.at, publish.reply.size)
+        if unlikely(n != publish.count):
+            self.note_short(n)
         if unlikely(sub.max_msgs != 0) and sub.delivered >= sub.max_msgs:
             self.note_finished(sub)
         return n
+
+    cdef void note_short(self, uint32_t taken) noexcept:
+        cdef uint32_t *shorts
+        cdef uint32_t room
+        self.n_shorts += 1
+        if taken == 0:
+            return
+        if self.n_kept_shorts == self.room_shorts:
+            room = self.room_shorts * 2 if self.room_shorts else 16
+            shorts = <uint32_t *>realloc(self.shorts, room * sizeof(uint32_t))
+            if shorts == NULL:
+                return   # counted as if it had taken nothing
+            self.shorts = shorts
+            self.room_shorts = room
+        self.shorts[self.n_kept_shorts] = taken
+        self.n_kept_shorts += 1
+
+    cdef void count_widths(self, Sublist sublist, Entry *entry, uint64_t *widths, uint32_t count,
+                           uint32_t width) noexcept:
+        """How wide each message of a plain run went: `width` targets took all of it, the shorts its beginning."""
+        cdef uint32_t i, j, least, at = 0
+        while self.n_kept_shorts:   # the shortest first: up to there, it and all the others took part
+            least = count
+            j = 0
+            for i in range(self.n_kept_shorts):
+                if self.shorts[i] < least:
+                    least = self.shorts[i]
+                    j = i
+            widths[width_bucket(width + self.n_kept_shorts)] += least - at
+            if least > at and width + self.n_kept_shorts > entry.counts.widest:
+                entry.counts.widest = width + self.n_kept_shorts
+            at = least
+            self.n_kept_shorts -= 1
+            self.shorts[j] = self.shorts[self.n_kept_shorts]
+        widths[width_bucket(width)] += count - at
+        if width > entry.counts.widest:
+            entry.counts.widest = width
+        if width == 0 and self.touched == 0 and widths == sublist.widths:
+            entry.counts.unwanted += count - at
 
     cdef void note_finished(self, Sub *sub) noexcept:
         cdef Sub **finished
@@ -297,10 +341,13 @@ cdef class Fanout:
         """A run message by message, where it cannot go out as one: a queue group chooses anew for each, and a client
         with two subscriptions gets the first message on both before the second on either."""
         cdef Publish message = publish[0]
-        cdef uint32_t n = 0, _i, _k
+        cdef uint32_t n = 0, _i, _k, before
+        cdef uint64_t frames
         cdef Target *target
         message.count = 1
         for _i in range(publish.count):
+            before = n
+            frames = self.link_out_msgs
             target = entry.targets
             for _k in range(entry.n_plain):
                 if target.out != avoided:
@@ -310,6 +357,12 @@ cdef class Fanout:
                 n += self.deliver_choices(sublist, entry, &message, avoided)
             else:
                 self.deliver_remote(entry, &message, entry.remote)
+            if sublist.tally is not None:
+                sublist.widths[width_bucket(n - before)] += 1
+                if n - before > entry.counts.widest:
+                    entry.counts.widest = n - before
+                if n == before and frames == self.link_out_msgs:
+                    entry.counts.unwanted += 1
             message.tail += publish.stride
             message.payload += publish.stride
         return n
@@ -354,26 +407,40 @@ cdef class Fanout:
         return blob
 
     cdef uint32_t deliver(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *origin, bint echo) noexcept:
-        cdef uint32_t n = 0, _i
+        cdef uint32_t n = 0, _i, others = entry.n_plain
+        cdef uint64_t frames = self.link_out_msgs
         cdef OutBuf *avoided = NULL if echo else origin
         cdef Target *target = entry.targets
         cdef Blob *blob = self.share(publish, entry.n_plain + (entry.remote != 0))
         self.touched = 0
+        self.n_shorts = self.n_kept_shorts = 0
         if likely(entry.n_choices == 0 and (publish.count == 1 or not entry.is_doubled)):
             for _i in range(entry.n_plain):
                 if target.out != avoided:
                     n += self.send_target(entry, target, publish)
+                else:
+                    others -= 1
                 target += 1
             if entry.remote:
                 self.deliver_remote(entry, publish, entry.remote)
+            if likely(sublist.tally is not None):
+                self.count_widths(sublist, entry, sublist.widths, publish.count, others - self.n_shorts)
         elif entry.n_choices == 1 and entry.n_plain == 0 and entry.choices.n_remote == 0 and entry.remote == 0 \
                 and avoided == NULL and entry.choices.n_local:
             n = self.deliver_to_group(sublist, entry, publish)
+            if likely(sublist.tally is not None):
+                sublist.widths[1] += n
+                sublist.widths[0] += publish.count - n
+                entry.counts.unwanted += publish.count - n
+                if n:
+                    entry.counts.widest = 1 if entry.counts.widest == 0 else entry.counts.widest
         else:
             n = self.deliver_singly(sublist, entry, publish, avoided)
-        entry.msgs += publish.count
-        entry.payload_bytes += <uint64_t>publish.count * publish.size
-        entry.deliveries += n
+        entry.counts.msgs += publish.count
+        entry.counts.payload_bytes += <uint64_t>publish.count * publish.size
+        entry.counts.deliveries += n
+        entry.counts.out_bytes += <uint64_t>n * publish.size
+        entry.counts.link_out += self.link_out_msgs - frames
         self.in_msgs += publish.count
         self.in_bytes += <uint64_t>publish.count * publish.size
         self.out_msgs += n
@@ -384,19 +451,24 @@ cdef class Fanout:
             self.finish()
         return n
 
-    cdef uint32_t deliver_doubled(self, Entry *entry, Publish *publish) noexcept:
+    cdef uint32_t deliver_doubled(self, Sublist sublist, Entry *entry, Publish *publish) noexcept:
         """A sibling's run to plain subscriptions of which several are one client's: message by message."""
         cdef Publish message = publish[0]
-        cdef uint32_t n = 0, _i, k
+        cdef uint32_t n = 0, _i, k, before
         message.count = 1
         for _i in range(publish.count):
+            before = n
             for k in range(entry.n_plain):
                 n += self.send_target(entry, &entry.targets[k], &message)
+            if sublist.tally is not None:
+                sublist.link_widths[width_bucket(n - before)] += 1
+                if n - before > entry.counts.widest:
+                    entry.counts.widest = n - before
             message.tail += publish.stride
             message.payload += publish.stride
         return n
 
-    cdef uint64_t deliver_here(self, Entry *entry, Publish *publish, bint plainly,
+    cdef uint64_t deliver_here(self, Sublist sublist, Entry *entry, Publish *publish, bint plainly,
                                const Token *queues, int n_queues) noexcept:
         cdef uint32_t n = 0, i, _i
         cdef uint64_t orphans = 0
@@ -407,12 +479,15 @@ cdef class Fanout:
         cdef const uint8_t *tail = publish.tail
         cdef const uint8_t *payload = publish.payload
         cdef Blob *blob = self.share(publish, entry.n_plain)
+        self.n_shorts = self.n_kept_shorts = 0
         if plainly and (publish.count == 1 or not entry.is_doubled):
             for _i in range(entry.n_plain):
                 n += self.send_target(entry, target, publish)
                 target += 1
         elif plainly:
-            n = self.deliver_doubled(entry, publish)
+            n = self.deliver_doubled(sublist, entry, publish)
+        if n_queues == 0 and (publish.count == 1 or not entry.is_doubled) and sublist.tally is not None:
+            self.count_widths(sublist, entry, sublist.link_widths, publish.count, entry.n_plain - self.n_shorts)
         for q in range(n_queues):
             served = False
             for i in range(entry.n_choices):
@@ -426,7 +501,13 @@ cdef class Fanout:
             else:
                 orphans |= <uint64_t>1 << q
         self.pick += 1   # the sender chose this shard by its members; among them, in turn
-        entry.deliveries += n
+        if n_queues and sublist.tally is not None:   # never a run
+            sublist.link_widths[width_bucket(n)] += 1
+            if n > entry.counts.widest:
+                entry.counts.widest = n
+        entry.counts.link_in += publish.count
+        entry.counts.deliveries += n
+        entry.counts.out_bytes += <uint64_t>n * publish.size
         self.link_in_msgs += publish.count
         self.out_msgs += n
         self.out_bytes += <uint64_t>n * publish.size

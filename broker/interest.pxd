@@ -21,7 +21,8 @@ cdef enum:
     MOST_SHARDS = 64   # one bit each in a mask
 
 ctypedef struct Sub:
-    Keyed key            # by sid, in its client's table; the sid stands behind the struct
+    Keyed key            # by sid, in its client's table; the sid stands behind the struct, and 8 bytes behind that of
+    #                      a queue member: how many of `delivered` were harvested
     OutBuf *out          # where its messages go
     Node *node
     QueueGroup *group    # NULL: a plain subscription
@@ -51,6 +52,9 @@ ctypedef struct QueueName:
 
 ctypedef struct QueueGroup:
     QueueGroup *next
+    QueueGroup *next_of_all   # every group of the account, in a ring with Interest.groups in it
+    QueueGroup *previous_of_all
+    Node *node
     QueueName *name
     Sub *members
     uint32_t n_members
@@ -77,6 +81,12 @@ cdef class Interest:
     cdef Pattern *root
     cdef Table queue_names
     cdef uint64_t seed
+    # statistics of queue groups
+    cdef QueueGroup groups           # head of the ring of all groups
+    cdef QueueGroup *harvested       # the last group that harvest_queues() looked at
+    cdef uint32_t most_gone          # members that have left and are remembered for the next harvest; 0: nobody harvests
+    cdef list gone_members           # … as the rows that it gives
+    cdef uint64_t gone_deliveries    # of those that there was no room for
     # counters for monitoring
     cdef readonly uint64_t n_subs
     cdef readonly uint64_t n_inserts
@@ -104,6 +114,7 @@ cdef class Interest:
     cdef void node_prune(self, Node *node) noexcept
     cdef QueueGroup *group_for(self, Node *node, const uint8_t *queue, size_t size) noexcept
     cdef void group_prune(self, Node *node, QueueGroup *group) noexcept
+    cdef void book_leaver(self, Sub *sub) noexcept
     cdef void tell(self, Node *node, QueueGroup *group, InterestSink sink) noexcept
     cdef void replay_node(self, Node *node, InterestSink sink) noexcept
     cdef void replay_patterns(self, Pattern *at, InterestSink sink) noexcept

@@ -38,6 +38,8 @@ cdef class Interest:
         for i in range(LITERAL_TABLES):
             table_init(&self.literals[i], sizeof(Node))
         table_init(&self.queue_names, sizeof(QueueName))
+        self.groups.next_of_all = self.groups.previous_of_all = self.harvested = &self.groups
+        self.gone_members = []
         self.root = <Pattern *>calloc(1, sizeof(Pattern))
         if self.root == NULL:
             raise MemoryError
@@ -251,8 +253,13 @@ cdef class Interest:
                 return NULL
         name.refs += 1
         group.name = name
+        group.node = node
         group.next = node.groups
         node.groups = group
+        group.next_of_all = self.groups.next_of_all
+        group.previous_of_all = &self.groups
+        group.next_of_all.previous_of_all = group
+        self.groups.next_of_all = group
         return group
 
     cdef void group_prune(self, Node *node, QueueGroup *group) noexcept:
@@ -263,6 +270,10 @@ cdef class Interest:
         while link[0] != group:
             link = &link[0].next
         link[0] = group.next
+        if self.harvested == group:
+            self.harvested = group.previous_of_all
+        group.previous_of_all.next_of_all = group.next_of_all
+        group.next_of_all.previous_of_all = group.previous_of_all
         group.name.refs -= 1
         if group.name.refs == 0:
             table_remove(&self.queue_names, &group.name.key)
@@ -292,12 +303,13 @@ cdef class Interest:
 
     cdef Sub *insert(self, OutBuf *out, const uint8_t *subject, size_t size, const uint8_t *queue, size_t queue_size,
                      const uint8_t *sid, size_t sid_size, uint32_t sid_hash) noexcept:
-        cdef Sub *sub = <Sub *>malloc(sizeof(Sub) + sid_size)
+        cdef size_t room = sizeof(Sub) + sid_size + (sizeof(uint64_t) if queue_size else 0)
+        cdef Sub *sub = <Sub *>malloc(room)
         cdef Sub **first
         cdef Node *node
         if sub == NULL:
             return NULL
-        memset(sub, 0, sizeof(Sub))
+        memset(sub, 0, room)
         sub.key.hash = sid_hash
         sub.key.size = <uint16_t>sid_size
         memcpy(<uint8_t *>sub + sizeof(Sub), sid, sid_size)
@@ -340,6 +352,8 @@ cdef class Interest:
             node.subs = sub.next
         if group != NULL:
             group.n_members -= 1
+            if sub.delivered and self.most_gone:
+                self.book_leaver(sub)
         free(sub)
         self.n_subs -= 1
         self.n_removes += 1
@@ -500,6 +514,71 @@ cdef class Interest:
                         continue
                 j += 1
         self.drop_patterns(self.root, shard)
+
+    # ---- statistics
+
+    cdef void book_leaver(self, Sub *sub) noexcept:
+        """A queue member leaves: what it got since it was harvested is kept for the next time."""
+        cdef uint64_t n = sub.delivered - take_harvested(sub)
+        if n == 0:
+            return
+        if <uint32_t>len(self.gone_members) >= self.most_gone:
+            self.gone_deliveries += n
+            return
+        self.gone_members.append(queue_row(self, sub, n))
+
+    def harvest_queues(self, uint32_t rows) -> tuple:
+        """([(subject, queue, client id, sid, deliveries)], is there more?) since the harvest before, at least so many
+        where there are (a group is taken whole), and of members that have left meanwhile."""
+        cdef list found = self.gone_members
+        cdef QueueGroup *group
+        cdef Sub *sub
+        cdef uint64_t n
+        cdef uint32_t looked = 0
+        self.gone_members = []
+        while looked < rows:
+            group = self.harvested.next_of_all
+            self.harvested = group
+            if group == &self.groups:
+                return found, False
+            looked += 1
+            sub = group.members
+            while sub != NULL:
+                looked += 1
+                if sub.delivered:
+                    n = sub.delivered - take_harvested(sub)
+                    if n:
+                        found.append(queue_row(self, sub, n))
+                sub = sub.next
+        return found, True
+
+    def take_gone_deliveries(self) -> int:
+        """Deliveries to queue members that left when there was no room for a row of their own."""
+        n = self.gone_deliveries
+        self.gone_deliveries = 0
+        return n
+
+
+cdef uint64_t take_harvested(Sub *sub) noexcept:
+    """How many of a queue member's deliveries were harvested before; from now on all of them."""
+    cdef uint8_t *at = <uint8_t *>sub + sizeof(Sub) + sub.key.size
+    cdef uint64_t before
+    memcpy(&before, at, sizeof(before))
+    memcpy(at, &sub.delivered, sizeof(before))
+    return before
+
+
+cdef tuple queue_row(Interest interest, Sub *sub, uint64_t n):
+    cdef bytearray subject = bytearray(256)
+    cdef size_t size = interest.subject_of(sub.node, subject, 256)
+    cdef const QueueName *name = sub.group.name
+    if size > 256:
+        subject = bytearray(size)
+        interest.subject_of(sub.node, subject, size)
+    return (subject[:size].decode("utf-8", "replace"),
+            (<const uint8_t *>name + sizeof(QueueName))[:name.key.size].decode("utf-8", "replace"),
+            (<object>sub.out.peer).cid if sub.out.peer != NULL else 0,
+            (<const uint8_t *>sub + sizeof(Sub))[:sub.key.size].decode("utf-8", "replace"), n)
 
 
 cdef void free_node_contents(Node *node) noexcept:

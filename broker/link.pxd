@@ -31,6 +31,7 @@ cdef class SiblingLink(Peer):
     cdef list pings_due                  # per PING of it that waits for some of those: which
     cdef readonly uint64_t in_msgs
     cdef readonly uint64_t in_bytes
+    cdef readonly uint64_t deliveries    # to clients here, of what came over it
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef Py_ssize_t message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1

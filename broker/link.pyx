@@ -54,6 +54,7 @@ cdef class SiblingLink(Peer):
         cdef const uint8_t *end = data + size
         cdef Publish message
         cdef uint32_t n = 0
+        cdef uint64_t deliveries
         cdef Py_ssize_t done
         while p < end:
             if self.sublist is not None:
@@ -62,7 +63,9 @@ cdef class SiblingLink(Peer):
                 p += n * message.stride
                 self.in_msgs += n
                 self.in_bytes += <uint64_t>n * message.size
-                self.fanout.deliver_here(self.repeat.entry, &message, True, NULL, 0)
+                deliveries = self.fanout.out_msgs
+                self.fanout.deliver_here(self.sublist, self.repeat.entry, &message, True, NULL, 0)
+                self.deliveries += self.fanout.out_msgs - deliveries
                 if unlikely(self.out.box.stalling != NULL):
                     self.tell_slow(self.sublist, self.repeat.entry)
             else:
@@ -122,7 +125,7 @@ cdef class SiblingLink(Peer):
         cdef Entry *entry
         cdef uint8_t *to
         cdef size_t head
-        cdef uint64_t orphans
+        cdef uint64_t orphans, deliveries
         cdef int queue
         if size < total:
             self.needs = total
@@ -165,7 +168,9 @@ cdef class SiblingLink(Peer):
             repeat_remember(&self.repeat, sublist, entry, data, op.line_size, &message)
         self.in_msgs += 1
         self.in_bytes += op.size
-        orphans = self.fanout.deliver_here(entry, &message, op.kind == ROUTE_MSG, op.queues, op.n_queues)
+        deliveries = self.fanout.out_msgs
+        orphans = self.fanout.deliver_here(sublist, entry, &message, op.kind == ROUTE_MSG, op.queues, op.n_queues)
+        self.deliveries += self.fanout.out_msgs - deliveries
         if unlikely(self.out.box.stalling != NULL):
             self.tell_slow(sublist, entry)
         if op.kind == ROUTE_MSG:
@@ -287,6 +292,11 @@ cdef class SiblingLink(Peer):
         return out_pending(&self.out)
 
     @property
+    def is_behind(self) -> bool:
+        """Whether publishers that feed it are to wait."""
+        return self.out.is_behind
+
+    @property
     def out_msgs(self) -> int:
         return self.out.msgs
 
@@ -352,6 +362,7 @@ cdef class Reroutes:
         if not fanout.send_queued(fanout.links[shard], entry, name, 1, message, True, self.last_id, visited):
             self.n_lost += 1
             return False
+        entry.counts.link_out += 1
         self.waiting[self.last_id] = (origin, op.id, shard)
         origin.orphans.add(self.last_id)
         self.n_sent_on += 1

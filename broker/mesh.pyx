@@ -7,6 +7,7 @@ subscription here, and of every change of a queue group's size. Not here: messag
 """
 
 from broker.routewire cimport write_interest
+from broker.tally cimport Tally
 
 
 cdef class Replay(InterestSink):
@@ -40,7 +41,19 @@ cdef class Mesh(InterestSink):
         sublist = self.accounts.get(name)
         if sublist is None:
             sublist = self.accounts[name] = Sublist(name, self)
+            if self.tallied:
+                sublist.count_into(Tally(self.tallied))
         return sublist
+
+    def sublists(self) -> list:
+        """Those of all accounts."""
+        return list(self.accounts.values())
+
+    def tally(self, uint32_t most):
+        """Counts so many subjects of each account, those to come included."""
+        self.tallied = most
+        for sublist in self.accounts.values():
+            (<Sublist>sublist).count_into(Tally(most))
 
     @property
     def n_subs(self) -> int:

@@ -52,6 +52,17 @@ class Swarm(_Discreet, frozen=True, forbid_unknown_fields=True):
     prefer_local: bool = False  # queue groups: members on the publisher's shard first
 
 
+class Stats(_Discreet, frozen=True, forbid_unknown_fields=True):
+    """What each shard writes down about itself; ours alone."""
+
+    enabled: bool = True  # nothing is counted per subject when it is off
+    dir: str = ""  # directory of the files; "": under $XDG_STATE_HOME/gnatswarm (~/.local/state), by port
+    window_s: float = 10.0  # 0.1 to 3600: what one row covers
+    max_subjects: int = 4096  # 1..1000000: rows per window, account and shard; lighter subjects share one row
+    max_age_s: float = 604800.0  # files older than this are removed; 0: none
+    max_bytes: int = 1073741824  # the oldest are removed while all are more than this; 0: none
+
+
 class Permissions(_Discreet, frozen=True, forbid_unknown_fields=True):
     """What a user may do. A rule is a subject with wildcards; for subscriptions it may name a queue: "jobs workers"."""
 
@@ -135,6 +146,7 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     logging: Logging = Logging()
     swarm: Swarm = Swarm()
+    stats: Stats = Stats()
     tls: Tls = Tls()  # of the clients' port
     allow_non_tls: bool = False  # with tls: clients that do not encrypt are let in too
     websocket: WebSocket = WebSocket()

@@ -304,7 +304,7 @@ cdef class Probe:
         memcpy(to + message.tail_size, <const uint8_t *>payload, len(payload))
         memcpy(to + message.tail_size + len(payload), b"\r\n", 2)
         message.tail_size += len(payload) + 2
-        orphans = self.fanout.deliver_here(entry, &message, plainly, names, n)
+        orphans = self.fanout.deliver_here(self.sublist, entry, &message, plainly, names, n)
         self.finish()
         return {queues[i] for i in range(n) if (orphans >> i) & 1}
 

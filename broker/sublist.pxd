@@ -9,6 +9,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from broker.interest cimport Interest, InterestSink, Node, Pattern, QueueName, RemoteWeight, Sub
 from broker.outbuf cimport OutBuf
+from broker.tally cimport Counts, Tally
 from broker.word cimport likely, same_bytes
 
 cdef enum:
@@ -17,7 +18,7 @@ cdef enum:
     CACHE_WAYS = 4
     # The cache is bounded twice: this many sets of CACHE_WAYS entries, and this many bytes of entries.
     MOST_CACHE_SETS = 131072
-    MOST_CACHE_BYTES = 67108864
+    MOST_CACHE_BYTES = 100663296
 
 cdef extern from *:
     """
@@ -64,9 +65,26 @@ ctypedef struct Entry:
     size_t allocated
     uint64_t slow_until_us   # a sibling said that a subscriber there is behind: publishers are to wait
     uint64_t slow_told_us    # when the sibling that feeds us was last told the same
-    uint64_t msgs            # what was published to it here since it was made …
-    uint64_t payload_bytes
-    uint64_t deliveries      # … and delivered from here
+    Counts counts            # since it was made or harvested …
+    uint64_t earlier_msgs    # … and what was harvested of it before
+    uint64_t earlier_bytes
+    uint64_t earlier_deliveries
+
+
+cdef enum:
+    # Messages by how many subscribers here they reached: 0 to 16, then 17-32, 33-64 and so on.
+    N_WIDTHS = 45
+
+
+cdef inline int width_bucket(uint32_t width) noexcept nogil:
+    cdef int bucket = 17
+    if likely(width <= 16):
+        return <int>width
+    width = (width - 1) >> 5
+    while width:
+        bucket += 1
+        width >>= 1
+    return bucket
 
 
 @cython.final
@@ -86,6 +104,10 @@ cdef class Sublist(Interest):
     cdef Node **found
     cdef uint32_t n_found
     cdef uint32_t room_found
+    # statistics
+    cdef Tally tally                 # None: nobody harvests
+    cdef uint64_t[N_WIDTHS] widths   # of clients' messages since they were taken
+    cdef uint64_t[N_WIDTHS] link_widths   # of siblings' messages
     # counters for monitoring
     cdef readonly uint64_t n_builds  # cache misses
     cdef readonly uint64_t n_steps   # trie nodes that those looked below
@@ -97,6 +119,7 @@ cdef class Sublist(Interest):
     cdef bint store(self, Entry *entry) noexcept
     cdef bint widen_cache(self) noexcept
     cdef void evict(self, uint64_t *way) noexcept
+    cdef void book(self, Entry *entry) noexcept
     cdef void stamp_slots(self, const uint8_t *subject, size_t size, uint32_t *first, uint32_t *second) noexcept
     cdef uint64_t random(self) noexcept
 

@@ -208,6 +208,7 @@ cdef class Sublist(Interest):
         entry.n_plain = n_plain
         entry.n_choices = n_choices
         entry.allocated = allocated
+        entry.counts.misses = 1
         entry.targets = <Target *>(<uint8_t *>entry + targets_at)
         entry.choices = <Choice *>(<uint8_t *>entry + choices_at)
         entry.weights = <RemoteWeight *>(<uint8_t *>entry + weights_at)
@@ -280,6 +281,8 @@ cdef class Sublist(Interest):
 
     cdef void evict(self, uint64_t *way) noexcept:
         cdef Entry *entry = <Entry *>(way[0] & ((<uint64_t>1 << 48) - 1))
+        if self.tally is not None and (entry.counts.msgs or entry.counts.link_in):
+            self.tally.add(entry.text + entry.subject_at, entry.subject_size, <uint32_t>entry.hash, &entry.counts)
         self.cache_bytes -= entry.allocated
         self.cache_count -= 1
         self.cache_epoch += 1
@@ -348,6 +351,52 @@ cdef class Sublist(Interest):
                 self.evict(&self.cache[i])
             i = i + 1 if i + 1 < n else 0
         return True
+
+    # ---- statistics
+
+    cdef void book(self, Entry *entry) noexcept:
+        self.tally.add(entry.text + entry.subject_at, entry.subject_size, <uint32_t>entry.hash, &entry.counts)
+        entry.earlier_msgs += entry.counts.msgs
+        entry.earlier_bytes += entry.counts.payload_bytes
+        entry.earlier_deliveries += entry.counts.deliveries
+        memset(&entry.counts, 0, sizeof(entry.counts))
+
+    def count_into(self, Tally tally) -> Tally | None:
+        """What is counted from here on goes to this tally; None: nothing is kept. Returns the one before."""
+        before = self.tally
+        self.tally = tally
+        self.most_gone = 0 if tally is None else tally.most
+        return before
+
+    def harvest(self, size_t start, size_t slots) -> int:
+        """Adds the counts of so many slots of the match cache to the tally; where to go on, 0 after the last."""
+        cdef size_t all_slots = (<size_t>self.cache_mask + 1) * CACHE_WAYS
+        cdef size_t end = min(start + slots, all_slots)
+        cdef size_t at
+        cdef Entry *entry
+        if self.tally is None:
+            return 0
+        for at in range(start, end):
+            if self.cache[at]:
+                entry = <Entry *>(self.cache[at] & ((<uint64_t>1 << 48) - 1))
+                if entry.counts.msgs or entry.counts.link_in:
+                    self.book(entry)
+        return end if end < all_slots else 0
+
+    def take_widths(self) -> tuple:
+        """(of clients' messages, of siblings' messages): how many reached 0, 1, … 16, 17-32, 33-64, … subscribers
+        here since the last time, without zeros at the end."""
+        taken = counts_of(self.widths), counts_of(self.link_widths)
+        memset(self.widths, 0, sizeof(self.widths))
+        memset(self.link_widths, 0, sizeof(self.link_widths))
+        return taken
+
+
+cdef tuple counts_of(const uint64_t *widths):
+    cdef int n = N_WIDTHS
+    while n and widths[n - 1] == 0:
+        n -= 1
+    return tuple([widths[i] for i in range(n)])
 
 
 cdef uint32_t fill_target(Entry *entry, uint32_t i, Sub *sub, uint32_t at) noexcept:

@@ -77,6 +77,9 @@ FLAGS = (
     Flag(("profile",), int),
     Flag(("shards",), int, ("swarm.shards",)),
     Flag(("accept",), str, ("swarm.accept",)),
+    Flag(("stats_dir", "stats-dir"), str, ("stats.dir",)),
+    Flag(("stats_window", "stats-window"), str, ("stats.window_s",)),
+    Flag(("no_stats", "no-stats"), bool, ("stats.enabled",)),
     Flag(("json",), bool),
     Flag(("h", "help"), bool),
     Flag(("help_tls",), bool),
@@ -95,6 +98,8 @@ _CHECKS = {
     "logging.size_limit_bytes": "size_limit_bytes",
     "logging.trace_payload_bytes": "size_limit_bytes",
     "logging.format": "log_format",
+    "stats.enabled": "negated",
+    "stats.window_s": "stats_window_s",
     "swarm.shards": "shard_count",
     "swarm.accept": "accept_mode",
 }

@@ -27,6 +27,11 @@ Shards:
                                        reuseport: the kernel spreads connections
                                        handoff: the least loaded shard gets the next; evener with few connections
 
+Statistics (what is published where, how far it fans out, in files for `{program} report`):
+        --stats-dir, --stats_dir <dir>       write them here (default: ~/.local/state/gnatswarm/stats/<port>)
+        --stats-window, --stats_window <time>  what one row covers, such as 10s (default: 10s)
+        --no-stats, --no_stats               write none, and count nothing per subject
+
 Logging (to standard error unless a file is named):
     -l, --log <file>                 log to this file
         --log_size_limit <bytes>     start a new file when it has grown to this (default: never)

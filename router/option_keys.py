@@ -42,6 +42,36 @@ def _no_headers(value: object) -> Settings:
     return {"headers": not values.boolean(value)}
 
 
+_STATS: dict[str, Callable[[object], Settings]] = {
+    "enabled": _sets("stats.enabled", values.boolean),
+    "dir": _sets("stats.dir", values.text),
+    "window": _sets("stats.window_s", values.stats_window_s),
+    "max_subjects": _sets("stats.max_subjects", values.stats_subjects),
+    "max_age": _sets("stats.max_age_s", values.stats_max_age_s),
+    "max_size": _sets("stats.max_bytes", values.size_limit_bytes),
+}
+
+
+def _stats(value: object) -> Settings:
+    """A block of ours, or a boolean: `stats: false`."""
+    if isinstance(value, bool):
+        return {"stats.enabled": value}
+    if not isinstance(value, dict):
+        raise values.Mistake(f"expected a block, not {values.kind_of(value)}", "write stats { … } or stats: false")
+    found: Settings = {}
+    for name, inner in value.items():
+        read = _STATS.get(name.lower())
+        if read is None:
+            raise values.Mistake(f'unknown field "{name}"', f"known are {', '.join(_STATS)}")
+        try:
+            found |= read(inner)
+        except values.Mistake as mistake:
+            raise values.Mistake(f"{name}: {mistake.what}", mistake.advice) from None
+        except values.BareSeconds as bare:
+            found |= read(f"{bare.seconds:.0f}s")
+    return found
+
+
 KEYS = (
     Key(("port",), _sets("port", values.tcp_port)),
     Key(("host", "net"), _sets("host", values.host)),
@@ -76,9 +106,10 @@ KEYS = (
     Key(("allow_non_tls",), _sets("allow_non_tls", values.boolean)),
     Key(("no_header_support",), _no_headers),
     Key(("no_auth_user",), _sets("no_auth_user", values.text)),
-    Key(("shards",), _sets("swarm.shards", values.shard_count)),  # ours, like the three below
+    Key(("shards",), _sets("swarm.shards", values.shard_count)),  # ours, like the four below
     Key(("accept",), _sets("swarm.accept", values.accept_mode)),
     Key(("link_dir",), _sets("swarm.link_dir", values.text)),
+    Key(("stats",), _stats),
     Key(("prefer_local",), _sets("swarm.prefer_local", values.boolean)),
 )
 

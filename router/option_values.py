@@ -246,6 +246,29 @@ def accept_mode(value: object) -> str:
     return _one_of(value, ("reuseport", "handoff"))
 
 
+def stats_window_s(value: object) -> float:
+    """A duration, or seconds; a tenth of a second to an hour."""
+    seconds = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else duration_s(value)
+    if not 0.1 <= seconds <= 3600:
+        raise Mistake(f"a window of {seconds:g} s is out of range", 'write "100ms" to "1h"')
+    return seconds
+
+
+def stats_max_age_s(value: object) -> float:
+    """A duration; 0: files stay."""
+    return duration_s(value)
+
+
+def stats_subjects(value: object) -> int:
+    """Rows per window."""
+    return number(value, 1, 1_000_000)
+
+
+def negated(value: object) -> bool:
+    """For a flag that says no."""
+    return not value
+
+
 def log_format(value: object) -> str:
     """How a log line looks."""
     return _one_of(value, ("text", "json"))

@@ -16,7 +16,7 @@ from broker import conf
 from broker.auth import is_good_hash, is_hashed
 from broker.conf_tree import Block, ConfigError, Entry, List, Node, Position, Problem, Scalar
 from broker.limits import DISCOURAGED_MAX_PAYLOAD_BYTES, Limits
-from broker.options import Logging, Options, Swarm, Tls, WebSocket
+from broker.options import Logging, Options, Stats, Swarm, Tls, WebSocket
 from router import not_offered
 from router.accounts_block import Accounts
 from router.authorization import Authorization
@@ -27,7 +27,7 @@ from router.tls_block import TlsBlock, certificate_problems
 from router.user_list import BAD_HASH, not_enforced, unknown_field
 
 _COMMAND_LINE = Position("")
-_SECTIONS = ("limits", "logging", "swarm", "tls", "websocket", "websocket.tls")
+_SECTIONS = ("limits", "logging", "stats", "swarm", "tls", "websocket", "websocket.tls")
 # Blocks of which a second one, which says less, would open the broker unseen.
 _LOCKS = ("authorization", "accounts", "tls", "websocket", "ws")
 _TLS_FLAGS = ("tls", "tlsverify", "tlscert", "tlskey", "tlscacert")
@@ -110,6 +110,7 @@ class _Building:
             **top,
             limits=limits,
             logging=Logging(**sections["logging"]),
+            stats=Stats(**sections["stats"]),
             swarm=Swarm(**sections["swarm"]),
             tls=tls,
             websocket=websocket,

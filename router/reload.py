@@ -54,6 +54,12 @@ FIXED = {
     "websocket.port": "listeners are made at the start",
     "websocket.no_tls": "clients were told the old address",
     "swarm.accept": "listeners are made at the start",
+    "stats.enabled": "statistics begin at the start",
+    "stats.dir": "statistics begin at the start",
+    "stats.window_s": "statistics begin at the start",
+    "stats.max_subjects": "statistics begin at the start",
+    "stats.max_age_s": "statistics begin at the start",
+    "stats.max_bytes": "statistics begin at the start",
     "swarm.link_dir": "links between shards are made there at the start",
 }
 

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 
 from router.zygote import GROUP_SIGNALS, Zygote, child_environment
@@ -72,6 +73,7 @@ class ShardProcess:
         finally:
             theirs.close()
         self.boot = boot
+        self.booted_us = time.time_ns() // 1000
         self._is_reaped = False
         self._channel: Channel | None = None
         self._pidfd = -1

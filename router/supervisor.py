@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import logging
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.options import Options
-from router import monitor_socket, packages, supervision
+from router import descriptors, gap, monitor_socket, packages, stats_place, supervision
 from router.cores import MAX_SHARDS, usable_cores
 from router.doors import Doors
 from router.footprint import Footprint
@@ -76,6 +75,7 @@ class Supervisor:
     ) -> None:
         self.options = options
         self._program = program
+        self.stats_dir = stats_place.choose(options, program)
         self._reparse = reparse
         self.configured_us = 0  # when the options were last reloaded, µs since 1970; 0: never
         # For whoever asks shards questions through tell(): what they answer, and that a process is gone.
@@ -331,6 +331,7 @@ class Supervisor:
             link_dir=self.footprint.link_dir,
             created_us=self.page.created_us,
             router_pid=os.getpid(),
+            stats_dir=self.stats_dir,
         )
         shard.link_path = ""
         try:
@@ -365,6 +366,8 @@ class Supervisor:
             shard.link_path = ""
         shard.was_steered = False
         process.close()
+        if self.stats_dir:
+            gap.note_gap(self.page, process, self.stats_dir, shard.state.last_reason)
         gone = self.page.forget_connections(shard.number)
         if gone:
             log.debug("Shard %d took %d connections with it", shard.number, gone)
@@ -550,7 +553,7 @@ def serve(
     if problem:
         log.critical("%s", problem)
         return 1
-    _raise_descriptor_limit()
+    descriptors.raise_limit()
     try:
         supervisor = Supervisor(options, program=program, reparse=reparse, command=command)
     except CannotStart as error:
@@ -584,13 +587,3 @@ def serve(
         supervisor.close()
     log.info("Server Exiting..")
     return exit_code
-
-
-def _raise_descriptor_limit() -> None:
-    """A shard needs one per client. Soft limits are low for programs that use select(), which none of ours does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError) as error:
-            log.debug("The limit of %d open files stays: %s", soft, error)

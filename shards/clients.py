@@ -38,7 +38,7 @@ from shards.passwords import Passwords
 from shards.rights import Rights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from ssl import SSLObject
 
     from broker.auth import Admission, Identity
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from shards.gate import Gate
     from shards.page import Page
     from shards.reactor import Reactor, Socket
+    from shards.rows import ConnectionRow
 
 logger = logging.getLogger("gnatswarm.clients")
 
@@ -320,6 +321,7 @@ class Clients:
         self.accepted = page.snapshot(shard)["accepted_sockets"]
         self.open: dict[int, ClientSession] = {}
         self.closed = Closed()
+        self.on_slow: Callable[[ConnectionRow], None] = lambda row: None  # of a slow consumer that was closed
 
     def new_tracers(self) -> tuple[Tracer, Tracer]:
         """For what comes from a client, and for what goes to it."""
@@ -410,6 +412,7 @@ class Clients:
         session.socket = None
         if session.reason in SLOW:
             logger.warning("%s - Slow Consumer Detected: %s", session, session.reason.text)
+            self.on_slow(self.closed.slow[-1])
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s - Client connection closed: %s", session, session.reason.text)
 

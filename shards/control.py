@@ -73,6 +73,7 @@ class Boot(Message, frozen=True):
     link_dir: str  # bind <link_dir>/<shard>.<boot_id>.sock here
     created_us: int  # when the broker started, µs since 1970; for `start` in /varz
     router_pid: int  # os.getppid() that differs means that the router died before PR_SET_PDEATHSIG was set
+    stats_dir: str = ""  # where statistics are written, made already; "": nowhere
 
 
 class Ping(Message, frozen=True):

@@ -132,6 +132,7 @@ class Links:
         self._path = path
         self._on_ready = on_ready
         self._on_change = on_change
+        self.on_gone: Callable[[SiblingLink], None] = lambda link: None  # a link has ended
         self._is_ready = False
         self._peers: dict[int, Peer] = {}
         self._sessions: dict[int, LinkSession] = {}  # joined ones, by the sibling's number
@@ -279,6 +280,7 @@ class Links:
     def on_closed(self, session: LinkSession, reason: CloseReason) -> None:
         """A link has ended: its shard's interest is gone; dialled again if the router says that it is still there."""
         self._greeting.discard(session)
+        self.on_gone(session.link)
         shard = session.hello.shard if session.hello else -1
         if self._sessions.get(shard) is session:
             del self._sessions[shard]

@@ -57,7 +57,11 @@ cdef extern from *:
         uint64_t link_out_msgs;
         uint64_t link_out_bytes;
         uint64_t refused_logins;      /* CONNECTs that were not let in, and those that came too late */
-        uint64_t spare[11];
+        /* What the shard's statistics have got to disk of these, and until when; the router sets them level when it has
+           written a gap row. */
+        uint64_t recorded_us;
+        uint64_t recorded[6];         /* messages and bytes in, out, link messages out and in */
+        uint64_t spare[4];
     } ShardSlot;
 
     typedef struct {
@@ -148,6 +152,8 @@ cdef extern from *:
         uint64_t link_out_msgs
         uint64_t link_out_bytes
         uint64_t refused_logins
+        uint64_t recorded_us
+        uint64_t[6] recorded
 
     ctypedef struct PageLayout:
         PageHeader header

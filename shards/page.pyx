@@ -185,6 +185,26 @@ cdef class Page:
             "refused_logins": slot.refused_logins,
         }
 
+    def note_recorded(self, int shard, uint64_t until_us, counts not None):
+        """A window is on disk: (messages in, bytes in, messages out, bytes out, link messages out, in) of it."""
+        cdef ShardSlot* slot = self.slot(shard)
+        cdef int i
+        for i in range(6):
+            page_store(&slot.recorded[i], slot.recorded[i] + <uint64_t> counts[i])
+        page_store(&slot.recorded_us, until_us)
+
+    def unrecorded(self, int shard):
+        """(until when there are windows on disk, the six counts that no window has), counted from now on as recorded.
+
+        For a shard that is dead.
+        """
+        cdef ShardSlot* slot = self.slot(shard)
+        now = (slot.in_msgs, slot.in_bytes, slot.out_msgs, slot.out_bytes, slot.link_out_msgs, slot.link_in_msgs)
+        missing = tuple([now[i] - slot.recorded[i] for i in range(6)])
+        for i in range(6):
+            page_store(&slot.recorded[i], now[i])
+        return slot.recorded_us, missing
+
     def store(self, int shard, str name, uint64_t value):
         """Write one gauge or counter of the shard's own slot from Python; the compiled writers use the slot itself."""
         cdef ShardSlot* slot = self.slot(shard)

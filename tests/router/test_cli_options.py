@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from broker import conf
 from broker.conf_tree import ConfigError
 from broker.limits import Limits
-from broker.options import Logging, Options, Swarm, Tls, User, WebSocket
+from broker.options import Logging, Options, Stats, Swarm, Tls, User, WebSocket
 from router import not_offered, option_values
 from router.flags import parse
 from router.option_keys import KEYS
@@ -157,20 +157,28 @@ def test_every_key_is_in_the_example_and_the_example_is_the_default() -> None:
     assert options == Options(config_file=str(EXAMPLE))
     written = EXAMPLE.read_text()
     for key in KEYS:
-        assert re.search(rf"^(# )?{key.names[0]}:", written, re.MULTILINE), key.names[0]
+        assert re.search(rf"^(# )?{key.names[0]}(:| {{)", written, re.MULTILINE), key.names[0]
+
+
+STATS_BLOCK = {"enabled": True, "dir": "/d", "window": "1s", "max_subjects": 1, "max_age": "1h", "max_size": 1}
 
 
 def test_every_option_can_be_configured() -> None:
     """Whoever adds a field to Options adds a key for it, or says here why there is none."""
     settable = set()
     for key in KEYS:
-        examples: tuple[object, ...] = (1, "1:1", True, "30s", "json", "reuseport", [])
+        examples: tuple[object, ...] = (1, "1:1", True, "30s", "json", "reuseport", [], STATS_BLOCK)
         for value in examples:
             try:
                 settable |= set(key.read(value))
             except (option_values.Mistake, option_values.BareSeconds):
                 continue
-    sections: dict[str, type[msgspec.Struct]] = {"limits": Limits, "logging": Logging, "swarm": Swarm}
+    sections: dict[str, type[msgspec.Struct]] = {
+        "limits": Limits,
+        "logging": Logging,
+        "stats": Stats,
+        "swarm": Swarm,
+    }
     fields = {field.name for field in msgspec.structs.fields(Options)} - sections.keys()
     fields |= {f"{name}.{field.name}" for name, kind in sections.items() for field in msgspec.structs.fields(kind)}
     authorization = {"auth_token", "auth_user", "auth_password", "users", "accounts", "limits.auth_timeout_s"}

@@ -1,0 +1,193 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""What was counted per subject in one window, bounded.
+
+Up to `most` subjects are exact. Beyond twice as many the lighter half is added to `other` at once (which costs a
+constant per subject), and a subject that comes back is marked with how much it may have had before: as in Misra and
+Gries' summaries every subject heavier than some total/most has a row, and row + error is never less than the truth.
+The rows and `other` together are always exact. One-time subjects (`_INBOX.…`) are folded to one row by rule.
+It knows no clock and no cache: the sublist adds to it, the shard's recorder empties it.
+"""
+
+from libc.stdint cimport uint16_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcmp, memcpy, memset
+
+from broker.table cimport slot_item, table_find, table_free, table_init, table_insert
+from broker.word cimport SLACK, hash_bytes
+
+ctypedef long long int64
+
+cdef enum:
+    N_FOLDED = 3
+    # A row's key size is 16 bits wide; subjects of this length are not worth one anyway.
+    MOST_TALLIED_SUBJECT = 4096
+
+# Subjects that are used once: what begins so, and the name of its row.
+cdef const char **FOLDED = [b"_INBOX.", b"_R_.", b"$JS.ACK."]
+cdef const char **FOLDED_AS = [b"_INBOX.>", b"_R_.>", b"$JS.ACK.>"]
+cdef size_t[N_FOLDED] FOLDED_SIZE = [7, 4, 8]
+
+
+cdef uint64_t nth(uint64_t *values, uint32_t n, uint32_t k) noexcept nogil:
+    """The k-th smallest (from 0) of n values, which are rearranged; quickselect, the middle as its pivot."""
+    cdef int64 low = 0, high = <int64>n - 1, i, j
+    cdef uint64_t pivot, value
+    while low < high:
+        pivot = values[(low + high) // 2]
+        i = low
+        j = high
+        while i <= j:
+            while values[i] < pivot:
+                i += 1
+            while values[j] > pivot:
+                j -= 1
+            if i <= j:
+                value = values[i]
+                values[i] = values[j]
+                values[j] = value
+                i += 1
+                j -= 1
+        if <int64>k <= j:
+            high = j
+        elif <int64>k >= i:
+            low = i
+        else:
+            break
+    return values[k]
+
+
+cdef class Tally:
+    """The counts of one account's subjects since it was emptied last."""
+
+    def __cinit__(self, uint32_t most):
+        if most == 0:
+            raise ValueError("a tally needs room for one subject")
+        self.most = most
+        table_init(&self.rows, sizeof(Row))
+        self.weights = <uint64_t *>calloc(2 * <size_t>most, sizeof(uint64_t))
+        if self.weights == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        self.drop_rows()
+        free(self.weights)
+
+    cdef void drop_rows(self) noexcept:
+        cdef uint32_t i
+        if self.rows.slots != NULL:
+            for i in range(self.rows.mask + 1):
+                if self.rows.slots[i]:
+                    free(slot_item(self.rows.slots[i]))
+        table_free(&self.rows)
+
+    cdef void add(self, const uint8_t *subject, size_t size, uint32_t hash, const Counts *counts) noexcept:
+        cdef Row *row
+        cdef int i
+        counts_add(&self.total, counts)
+        if size > MOST_TALLIED_SUBJECT:
+            counts_add(&self.other, counts)
+            return
+        if size and (subject[0] == c'_' or subject[0] == c'$'):
+            for i in range(N_FOLDED):
+                if size >= FOLDED_SIZE[i] and memcmp(subject, FOLDED[i], FOLDED_SIZE[i]) == 0:
+                    subject = <const uint8_t *>FOLDED_AS[i]
+                    size = FOLDED_SIZE[i] + 1
+                    hash = <uint32_t>0x9E3779B9 * <uint32_t>(i + 1)   # (nothing else has these subjects)
+                    break
+        row = <Row *>table_find(&self.rows, subject, size, hash)
+        if row != NULL:
+            counts_add(&row.counts, counts)
+            return
+        if self.rows.count >= 2 * self.most:
+            self.purge(self.most)
+        row = <Row *>malloc(sizeof(Row) + size)
+        if row == NULL:
+            counts_add(&self.other, counts)
+            return
+        memset(row, 0, sizeof(Row))
+        row.key.hash = hash
+        row.key.size = <uint16_t>size
+        row.error = self.floor
+        row.counts = counts[0]
+        memcpy(<uint8_t *>row + sizeof(Row), subject, size)
+        if not table_insert(&self.rows, &row.key):
+            free(row)
+            counts_add(&self.other, counts)
+
+    cdef void purge(self, uint32_t keep) noexcept:
+        cdef Table kept
+        cdef Row *row
+        cdef uint64_t least, weight
+        cdef uint32_t n = 0, ties, i
+        if self.rows.count <= keep:
+            return
+        for i in range(self.rows.mask + 1):
+            if self.rows.slots[i]:
+                row = <Row *>slot_item(self.rows.slots[i])
+                self.weights[n] = counts_weight(&row.counts) + row.error
+                n += 1
+        # Heavier than `least` stays, and as many of those that equal it as there is room for.
+        least = nth(self.weights, n, n - keep)
+        ties = keep
+        for i in range(n):
+            if self.weights[i] > least:
+                ties -= 1
+        if least > self.floor:
+            self.floor = least
+        table_init(&kept, sizeof(Row))
+        for i in range(self.rows.mask + 1):
+            if not self.rows.slots[i]:
+                continue
+            row = <Row *>slot_item(self.rows.slots[i])
+            weight = counts_weight(&row.counts) + row.error
+            if (weight > least or (weight == least and ties > 0)) and table_insert(&kept, &row.key):
+                if weight == least:
+                    ties -= 1
+            else:
+                counts_add(&self.other, &row.counts)
+                free(row)
+        table_free(&self.rows)
+        self.rows = kept
+
+    # ---- for the recorder, in Python
+
+    def settle(self) -> tuple:
+        """The window is over: at most `most` rows stay to be read. Returns (total, other), each as in `read`."""
+        self.purge(self.most)
+        return counts_row(&self.total), counts_row(&self.other)
+
+    def read(self, uint32_t start, uint32_t slots) -> tuple:
+        """([(subject, error, msgs, bytes, deliveries, bytes out, unwanted, frames to, messages from siblings, widest,
+        misses)], next) of so many slots; next is 0 after the last."""
+        cdef list found = []
+        cdef Row *row
+        cdef uint64_t end
+        cdef uint32_t i
+        if self.rows.slots == NULL:
+            return found, 0
+        end = min(<uint64_t>start + slots, <uint64_t>self.rows.mask + 1)
+        for i in range(start, <uint32_t>end):
+            if self.rows.slots[i]:
+                row = <Row *>slot_item(self.rows.slots[i])
+                found.append(((<uint8_t *>row + sizeof(Row))[:row.key.size].decode("utf-8", "replace"), row.error)
+                             + counts_row(&row.counts))
+        return found, 0 if end > self.rows.mask else end
+
+    def note(self, bytes subject not None, uint64_t msgs, uint64_t deliveries=0, uint64_t link_in=0):
+        """Counts as a sublist does (for tests)."""
+        cdef Counts counts
+        memset(&counts, 0, sizeof(Counts))
+        counts.msgs = msgs
+        counts.deliveries = deliveries
+        counts.link_in = link_in
+        self.add(subject, len(subject), <uint32_t>hash_bytes(subject + bytes(SLACK), len(subject), 1), &counts)
+
+    @property
+    def count(self) -> int:
+        """How many rows there are now."""
+        return self.rows.count
+
+
+cdef tuple counts_row(const Counts *counts):
+    return (counts.msgs, counts.payload_bytes, counts.deliveries, counts.out_bytes, counts.unwanted, counts.link_out,
+            counts.link_in, counts.widest, counts.misses)

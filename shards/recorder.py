@@ -1,0 +1,393 @@
+"""What a shard counted, folded into windows of wall-clock time and handed to the scribe as lines of records.
+
+A window ends in small steps between which the event loop goes on, so nobody waits; what is counted meanwhile
+belongs to one of the two windows it lies between, and to no other: totals over a run are exact. Windows begin at
+multiples of their length; when the clock is set, one of them is shorter or longer, and says so. Called by the shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from broker.tally import Tally
+from shards import records
+from shards.pace import Pace
+from shards.scribe import FILE_MARK, Block, Scribe
+
+if TYPE_CHECKING:
+    from broker.link import SiblingLink
+    from broker.mesh import Mesh
+    from broker.options import Stats
+    from shards.links import Links
+    from shards.page import Page
+    from shards.reactor import Reactor
+    from shards.rows import ConnectionRow
+
+logger = logging.getLogger("gnatswarm.stats")
+
+# Of the match cache, and of a tally, looked at in one step: some 50 and 150 µs.
+CACHE_SLOTS = 1024
+TALLY_SLOTS = 128
+QUEUE_ROWS = 100
+# A timer that fires this much early or late means the boundary it was set for.
+BOUNDARY_SLACK_US = 50_000
+MOST_SLOW_ROWS = 256
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+_encoder = msgspec.json.Encoder()
+
+
+class _LinkWindow:
+    """One sibling in one window. Its link may be replaced by another; what the old one counted stays."""
+
+    __slots__ = ("before", "paused_us", "peak", "total")
+
+    def __init__(self) -> None:
+        self.before: dict[int, tuple[int, ...]] = {}  # id of a link: its counters when they were taken last
+        self.total = [0, 0, 0, 0, 0]
+        self.peak = 0
+        self.paused_us = 0
+
+
+class Recorder:
+    """The statistics of one shard."""
+
+    def __init__(
+        self,
+        options: Stats,
+        directory: str,
+        *,
+        broker: str,
+        boot: str,
+        shard: int,
+        page: Page,
+        reactor: Reactor,
+        links: Links,
+        mesh: Mesh,
+    ) -> None:
+        self._options = options
+        self._window_us = int(options.window_s * 1_000_000)
+        self._broker = broker
+        self._boot = boot
+        self._shard = shard
+        self._page = page
+        self._reactor = reactor
+        self._links = links
+        self._sublists = mesh.sublists
+        self._scribe = Scribe(
+            Path(directory),
+            broker=broker,
+            shard=shard,
+            boot=boot,
+            max_age_s=options.max_age_s,
+            max_bytes=options.max_bytes,
+        )
+        self._lags_us: list[int] = []
+        self._by_peer: dict[int, _LinkWindow] = {}
+        self._slow: list[ConnectionRow] = []
+        self._counters = self._running_counters()
+        self._lost_windows = 0
+        self._steps: Iterator[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.longest_step_s = 0.0  # of a window's end, in CPU time
+        mesh.tally(options.max_subjects)
+        self._open_window()
+        self._wait()
+
+    # ---- from the shard
+
+    def on_sweep(self, late_s: float) -> None:
+        """Ten times a second: how late the timer was."""
+        self._lags_us.append(max(0, int(late_s * 1_000_000)))
+        for session in self._links.sessions:
+            link = session.link
+            if link.is_joined:
+                window = self._link_window(link.shard)
+                window.peak = max(window.peak, link.pending_bytes)
+                if link.is_behind:
+                    window.paused_us += 100_000
+
+    def on_slow(self, row: ConnectionRow) -> None:
+        """A slow consumer was closed."""
+        if len(self._slow) < MOST_SLOW_ROWS:
+            self._slow.append(row)
+
+    def on_link_gone(self, link: SiblingLink) -> None:
+        """A link has ended; it is not looked at any more."""
+        if link.shard >= 0:
+            window = self._link_window(link.shard)
+            self._add_link(window, id(link), link_counters(link))
+            window.before.pop(id(link), None)
+
+    def close(self) -> None:
+        """Everything counted so far is on disk when this returns; blocks, for at most two seconds or so."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        for _ in self._steps or ():  # a window that was just being written
+            pass
+        for _ in self._window_steps():
+            pass
+        if not self._scribe.close():
+            logger.error("The disk takes too long: the last statistics of this shard are not complete")
+
+    # ---- windows
+
+    def _open_window(self) -> None:
+        now_us = time.time_ns() // 1000
+        slack_us = min(BOUNDARY_SLACK_US, self._window_us // 20)
+        self._start_us = (now_us + slack_us) // self._window_us * self._window_us
+        self._opened_ns = time.monotonic_ns()
+
+    def _wait(self) -> None:
+        left_us = self._start_us + self._window_us - time.time_ns() // 1000
+        # After the clock was set back the window's end may be hours away.
+        left_s = min(max(left_us, 1000), self._window_us) / 1_000_000
+        self._timer = asyncio.get_running_loop().call_later(left_s, self._on_boundary)
+
+    def _on_boundary(self) -> None:
+        if self._task is None or self._task.done():  # else the one before is still being written: this one is longer
+            self._task = asyncio.get_running_loop().create_task(self._end_window())
+        else:
+            self._wait()
+
+    async def _end_window(self) -> None:
+        pace = Pace()
+        self._steps = self._window_steps()
+        for _ in self._steps:
+            await pace()
+        self._steps = None
+        self.longest_step_s = max(self.longest_step_s, pace.longest_s)
+        self._wait()
+
+    def _window_steps(self) -> Iterator[None]:
+        """Ends the window and opens the next; short work between two steps."""
+        lines: list[bytes] = []
+        total = [0] * 9
+        subjects = 0
+        widths: tuple[list[int], list[int]] = ([], [])
+        tallies: list[tuple[str, Tally]] = []
+        for sublist in list(self._sublists()):
+            at = 0
+            while at := sublist.harvest(at, CACHE_SLOTS):
+                yield
+            tally = sublist.count_into(Tally(self._options.max_subjects))
+            if tally is not None:
+                tallies.append((sublist.account.decode(), tally))
+            for mine, found in zip(widths, sublist.take_widths(), strict=True):
+                mine.extend([0] * (len(found) - len(mine)))
+                for i, n in enumerate(found):
+                    mine[i] += n
+        window = self._close_window()
+        yield
+        for account, tally in tallies:
+            counted, other = tally.settle()
+            total = [a + b for a, b in zip(total, counted, strict=True)]
+            yield
+            at = 0
+            while True:
+                rows, at = tally.read(at, TALLY_SLOTS)
+                subjects += len(rows)
+                lines += [self._subject_line(window, account, *row) for row in rows]
+                yield
+                if not at:
+                    break
+            if other[0] or other[6]:
+                lines.append(self._subject_line(window, account, records.OTHER, 0, *other))
+        for sublist in list(self._sublists()):
+            account = sublist.account.decode()
+            room = self._options.max_subjects
+            left_out = 0
+            more = True
+            while more:
+                members, more = sublist.harvest_queues(QUEUE_ROWS)
+                lines += [self._queue_line(window, account, *row) for row in members[:room]]
+                left_out += sum(row[4] for row in members[room:])
+                room = max(0, room - len(members))
+                yield
+            left_out += sublist.take_gone_deliveries()
+            if left_out:
+                lines.append(self._queue_line(window, account, records.OTHER, "", 0, "", left_out))
+        lines += self._other_lines(window, total, subjects, widths)
+        yield
+        booked = (total[0], total[1], total[2], total[3], total[5], total[6])
+        self._put(window, b"\n".join(lines) + b"\n", booked)
+
+    def _close_window(self) -> dict[str, object]:
+        """What all rows of the window have in common; the next one begins here."""
+        window = {
+            "version": records.RECORDS_VERSION,
+            "broker": self._broker,
+            "boot": self._boot,
+            "shard": self._shard,
+            "file": FILE_MARK,
+            "window_start_us": self._start_us,
+            "window_us": (time.monotonic_ns() - self._opened_ns) // 1000,
+        }
+        self._open_window()
+        return window
+
+    def _put(self, window: dict[str, object], lines: bytes, booked: tuple[int, ...]) -> None:
+        start_us, length_us = window["window_start_us"], window["window_us"]
+        assert isinstance(start_us, int) and isinstance(length_us, int)
+        page, shard, until_us = self._page, self._shard, time.time_ns() // 1000
+        self._scribe.put(
+            Block(start_us, start_us + length_us, lines, lambda: page.note_recorded(shard, until_us, booked))
+        )
+
+    # ---- rows
+
+    def _subject_line(self, window: dict[str, object], account: str, subject: str, error: int, *counts: int) -> bytes:
+        msgs, payload, deliveries, out_bytes, unwanted, link_out, link_in, widest, misses = counts
+        return _encoder.encode(
+            records.SubjectRecord(
+                **window,  # type: ignore[arg-type]
+                account=account,
+                subject=subject,
+                is_folded=subject == records.OTHER or subject.endswith(".>"),
+                in_msgs=msgs,
+                in_bytes=payload,
+                deliveries=deliveries,
+                out_bytes=out_bytes,
+                widest=widest,
+                link_out_msgs=link_out,
+                link_in_msgs=link_in,
+                unwanted_msgs=unwanted,
+                cache_misses=misses,
+                error_msgs=error,
+            )
+        )
+
+    def _queue_line(
+        self, window: dict[str, object], account: str, subject: str, queue: str, cid: int, sid: str, deliveries: int
+    ) -> bytes:
+        return _encoder.encode(
+            records.QueueRecord(
+                **window,  # type: ignore[arg-type]
+                account=account,
+                subject=subject,
+                queue=queue,
+                cid=cid,
+                sid=sid,
+                deliveries=deliveries,
+            )
+        )
+
+    def _other_lines(
+        self, window: dict[str, object], total: list[int], subjects: int, widths: tuple[list[int], list[int]]
+    ) -> list[bytes]:
+        """Of links, slow consumers, and the shard."""
+        found: list[records.Record] = []
+        for session in self._links.sessions:
+            if session.link.is_joined:
+                self._add_link(self._link_window(session.link.shard), id(session.link), link_counters(session.link))
+        for peer, link in sorted(self._by_peer.items()):
+            if any(link.total) or link.peak or link.paused_us:
+                found.append(records.LinkRecord(**window, peer=peer, **_link_fields(link)))  # type: ignore[arg-type]
+            link.total = [0, 0, 0, 0, 0]
+            link.peak = link.paused_us = 0
+        slow, self._slow = self._slow, []
+        found += [_slow_record(window, row) for row in slow]
+        lags, self._lags_us = sorted(self._lags_us), []
+        before, self._counters = self._counters, self._running_counters()
+        cpu_s, slow_consumers, stalls = (a - b for a, b in zip(self._counters, before, strict=True))
+        lost, self._lost_windows = self._scribe.lost_windows - self._lost_windows, self._scribe.lost_windows
+        found.append(
+            records.ShardRecord(
+                **window,  # type: ignore[arg-type]
+                window_nominal_us=self._window_us,
+                connections=self._page.snapshot(self._shard)["connections"],
+                subscriptions=sum(sublist.n_subs for sublist in self._sublists()),
+                in_msgs=total[0],
+                in_bytes=total[1],
+                out_msgs=total[2],
+                out_bytes=total[3],
+                unwanted_msgs=total[4],
+                link_out_msgs=total[5],
+                link_in_msgs=total[6],
+                cache_misses=total[8],
+                subjects=subjects,
+                widths=tuple(widths[0]),
+                link_widths=tuple(widths[1]),
+                lag_p50_us=percentile(lags, 0.5),
+                lag_p99_us=percentile(lags, 0.99),
+                lag_max_us=lags[-1] if lags else 0,
+                cpu_s=round(cpu_s, 6),
+                resident_bytes=_resident_bytes(),
+                slow_consumers=int(slow_consumers),
+                stalls=int(stalls),
+                lost_windows=lost,
+            )
+        )
+        return [_encoder.encode(record) for record in found]
+
+    def _running_counters(self) -> tuple[float, int, int]:
+        return time.process_time(), self._reactor.slow_consumers, self._reactor.stalls
+
+    def _link_window(self, peer: int) -> _LinkWindow:
+        return self._by_peer.setdefault(peer, _LinkWindow())
+
+    @staticmethod
+    def _add_link(window: _LinkWindow, key: int, counters: tuple[int, ...]) -> None:
+        before = window.before.get(key, (0,) * len(counters))
+        window.before[key] = counters
+        for i, (now, then) in enumerate(zip(counters, before, strict=True)):
+            window.total[i] += now - then
+
+
+def link_counters(link: SiblingLink) -> tuple[int, ...]:
+    """(messages sent, bytes sent, messages received, bytes received, deliveries of those)."""
+    return link.out_msgs, link.out_bytes, link.in_msgs, link.in_bytes, link.deliveries
+
+
+def _link_fields(link: _LinkWindow) -> dict[str, int]:
+    sent_msgs, sent_bytes, received_msgs, received_bytes, deliveries = link.total
+    return {
+        "sent_msgs": sent_msgs,
+        "sent_bytes": sent_bytes,
+        "received_msgs": received_msgs,
+        "received_bytes": received_bytes,
+        "received_deliveries": deliveries,
+        "peak_pending_bytes": link.peak,
+        "paused_us": link.paused_us,
+    }
+
+
+def _slow_record(window: dict[str, object], row: ConnectionRow) -> records.SlowRecord:
+    heaviest = max(row.subs, key=lambda sub: sub.msgs, default=None)
+    return records.SlowRecord(
+        **window,  # type: ignore[arg-type]
+        cid=row.cid,
+        user=row.user,
+        name=row.name,
+        ip=row.ip,
+        subject=heaviest.subject if heaviest is not None else "",
+        pending_bytes=row.pending_bytes,
+        reason=row.reason,
+    )
+
+
+def percentile(ordered: list[int], share: float) -> int:
+    """The smallest value that at least this share of them does not exceed; 0 of none."""
+    if not ordered:
+        return 0
+    return ordered[min(len(ordered) - 1, max(0, -(-int(len(ordered) * share * 1000) // 1000) - 1))]
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * PAGE_BYTES
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

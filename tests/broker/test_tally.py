@@ -1,0 +1,84 @@
+"""A tally is exact while its subjects fit, loses no message when they do not, and knows its error."""
+
+from __future__ import annotations
+
+import random
+
+from broker.tally import Tally
+
+MSGS, OTHER_MSGS = 2, 0
+
+
+def contents(tally: Tally) -> dict[str, tuple[int, int]]:
+    """Subject → (error, messages)."""
+    found = {}
+    at = 0
+    while True:
+        rows, at = tally.read(at, 16)
+        found.update({row[0]: (row[1], row[2]) for row in rows})
+        if not at:
+            return found
+
+
+def test_what_fits_is_exact():
+    tally = Tally(100)
+    for i in range(100):
+        for _ in range(3):
+            tally.note(b"s.%d" % i, i, deliveries=2 * i)
+    total, other = tally.settle()
+    assert contents(tally) == {f"s.{i}": (0, 3 * i) for i in range(100)}
+    assert total[0] == 3 * sum(range(100)) and total[2] == 2 * total[0]
+    assert not any(other)
+
+
+def test_one_time_inboxes_are_one_row():
+    tally = Tally(10)
+    for i in range(1000):
+        tally.note(b"_INBOX.%d" % i, 1)
+        tally.note(b"_INBOXER.%d" % (i % 3), 1)
+    tally.settle()
+    assert contents(tally)["_INBOX.>"] == (0, 1000)
+    assert sum(msgs for _, msgs in contents(tally).values()) == 2000
+
+
+def test_rows_and_the_rest_are_all_there_is():
+    tally = Tally(64)
+    for i in range(100_000):
+        tally.note(b"once.%d" % i, 1)
+    total, other = tally.settle()
+    rows = contents(tally)
+    assert len(rows) == 64
+    assert total[0] == 100_000 == sum(msgs for _, msgs in rows.values()) + other[0]
+
+
+def test_a_heavy_subject_is_found_and_its_error_is_a_bound():
+    """Every subject heavier than some total / rows has a row, and row + error is not less than what it had."""
+    chance = random.Random(7)
+    tally = Tally(64)
+    truth: dict[bytes, int] = {}
+    for _ in range(60_000):
+        subject = b"heavy.%d" % chance.randrange(20) if chance.random() < 0.5 else b"once.%d" % chance.randrange(10**9)
+        truth[subject] = truth.get(subject, 0) + 1
+        tally.note(subject, 1)
+    tally.settle()
+    rows = contents(tally)
+    for i in range(20):
+        error, msgs = rows[f"heavy.{i}"]
+        assert msgs <= truth[b"heavy.%d" % i] <= msgs + error
+    for subject, (error, msgs) in rows.items():
+        assert msgs <= truth[subject.encode()] <= msgs + error
+
+
+def test_equal_weights_leave_as_many_rows_as_there_is_room_for():
+    tally = Tally(50)
+    for i in range(99):
+        tally.note(b"s.%d" % i, 5)
+    tally.settle()
+    assert tally.count == 50
+
+
+def test_a_subject_too_long_for_a_row_is_in_the_rest():
+    tally = Tally(4)
+    tally.note(b"x" * 60_000, 3)
+    _total, other = tally.settle()
+    assert other[OTHER_MSGS] == 3 and contents(tally) == {}
