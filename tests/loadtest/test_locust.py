@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,15 +20,39 @@ from tests.loadtest.bad_server import BadServer
 from tests.support.servers import Broker, Log
 
 LOCUSTFILE = Path(__file__).resolve().parents[2] / "loadtest" / "locustfile.py"
-LOCUST = [sys.executable, "-P", "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "-r", "100", "--only-summary"]
+LOCUST = [sys.executable, "-P", "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "-r", "100"]
 
 
-def locust(folder: Path, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **options.pop("environment", {})}
-    return subprocess.run(
-        [*LOCUST, "--csv", str(folder / "out"), *words],
-        capture_output=True, text=True, timeout=60, check=False, cwd=folder, env=environment, **options,
-    )  # fmt: skip
+@dataclass
+class Ran:
+    """A finished run: its exit code and all it said."""
+
+    code: int
+    text: str
+
+
+def locust(folder: Path, *words: str, until: Iterable[str] = (), environment: dict[str, str] | None = None) -> Ran:
+    """Run until each of these patterns was in the console's table, then ^C; without any, to its own end."""
+    line = [*LOCUST, "-t", "60s", "--csv", str(folder / "out"), *words]
+    whole = {**os.environ, **(environment or {})}
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder, env=whole) as running:
+        assert running.stdout is not None
+        log = Log(iter(running.stdout.readline, b""))
+        try:
+            for pattern in until:
+                log.wait_line(pattern, 40)
+            if until:
+                running.send_signal(signal.SIGINT)
+            code = running.wait(40)
+        finally:
+            running.kill()
+            log.join()
+    return Ran(code, log.text)
+
+
+def some(names: Iterable[str]) -> list[str]:
+    """Patterns: each of these names has requests."""
+    return [rf" {re.escape(name)} +[1-9]\d* +\d+\(" for name in names]
 
 
 def rows(folder: Path, what: str = "stats") -> dict[str, dict[str, str]]:
@@ -44,8 +69,9 @@ def rows(folder: Path, what: str = "stats") -> dict[str, dict[str, str]]:
     ],
 )
 def test_a_scenario_runs_without_a_failure(broker: Broker, tmp_path: Path, scenario: str, names: set[str]):
-    ran = locust(tmp_path, "--host", broker.url, "--tags", scenario, "-u", "24", "-t", "2s", "--payload", "40-100")
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    words = ["--host", broker.url, "--tags", scenario, "-u", "24", "--payload", "40-100"]
+    ran = locust(tmp_path, *words, until=some(names))
+    assert ran.code == 0, ran.text
     found = rows(tmp_path)
     assert names <= set(found)
     assert found["Aggregated"]["Failure Count"] == "0"
@@ -57,10 +83,11 @@ def test_a_scenario_runs_without_a_failure(broker: Broker, tmp_path: Path, scena
 
 @pytest.mark.kinds("gnatswarm-1")
 def test_json_and_html_are_written(broker: Broker, tmp_path: Path):
-    words = ["--scenario", "request", "-u", "3", "-t", "1s", "--html", "out.html", "--json"]
-    ran = locust(tmp_path, "--host", broker.url, *words)
-    assert ran.returncode == 0, ran.stderr
-    requests = next(entry for entry in json.loads(ran.stdout) if entry["name"] == "request")
+    words = ["--scenario", "request", "-u", "3", "--html", "out.html", "--json-file", "out"]
+    ran = locust(tmp_path, "--host", broker.url, *words, until=some(["request"]))
+    assert ran.code == 0, ran.text
+    entries = json.loads((tmp_path / "out.json").read_text())
+    requests = next(entry for entry in entries if entry["name"] == "request")
     assert requests["num_requests"] > 0
     assert any(0 < float(key) < 1000 and "." in key for key in requests["response_times"])
     assert "request" in (tmp_path / "out.html").read_text()
@@ -69,20 +96,21 @@ def test_json_and_html_are_written(broker: Broker, tmp_path: Path):
 @pytest.mark.kinds("gnatswarm-1")
 def test_workers_in_processes_of_their_own_add_up(broker: Broker, tmp_path: Path):
     port = str(free_port())
-    words = ["--scenario", "storm", "-u", "4", "-t", "1s", "--processes", "2"]
+    words = ["--scenario", "storm", "-u", "6", "--processes", "2"]
     words += ["--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--master-port", port]
-    ran = locust(tmp_path, "--host", broker.url, *words)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert float(rows(tmp_path)["subscribe, publish, receive"]["50%"]) > 0
+    name = "subscribe, publish, receive"
+    ran = locust(tmp_path, "--host", broker.url, *words, until=some([name]))
+    assert ran.code == 0, ran.text
+    assert float(rows(tmp_path)[name]["50%"]) > 0
 
 
 @pytest.mark.kinds("gnatswarm-1")
 def test_options_come_from_the_environment_too(broker: Broker, tmp_path: Path):
-    ran = locust(
-        tmp_path, "--host", broker.url, "-u", "2", "-t", "1s", environment={"NATS_SCENARIO": "storm", "NATS_RATE": "50"}
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert set(rows(tmp_path)) == {"connect", "subscribe, publish, receive", "Aggregated"}
+    name = "subscribe, publish, receive"
+    environment = {"NATS_SCENARIO": "storm", "NATS_RATE": "50"}
+    ran = locust(tmp_path, "--host", broker.url, "-u", "2", until=some([name]), environment=environment)
+    assert ran.code == 0, ran.text
+    assert set(rows(tmp_path)) == {"connect", name, "Aggregated"}
 
 
 @pytest.mark.parametrize(
@@ -98,36 +126,34 @@ def test_what_is_lost_doubled_or_out_of_order_is_a_failure(
 ):
     with BadServer(delivery) as server:
         # One publisher on one subject: its numbers are the server's.
-        options = ["--scenario", "fanout", "--subjects", "1", "--rate", "50", "-u", "2", "-t", "2s"]
-        ran = locust(tmp_path, "--host", server.url, *options)
-    assert ran.returncode == 1
+        options = ["--scenario", "fanout", "--subjects", "1", "--rate", "50", "-u", "2"]
+        ran = locust(tmp_path, "--host", server.url, *options, until=[r" fanout delivery +\d+ +[1-9]\d*\("])
+    assert ran.code == 1
     with (tmp_path / "out_failures.csv").open() as file:
         assert any(fault in row["Error"] for row in csv.DictReader(file))
 
 
 def test_a_server_that_goes_away_is_a_failure_and_not_a_traceback(start_broker: Callable[..., Broker], tmp_path: Path):
     broker = start_broker()
-    words = [word for word in LOCUST if word != "--only-summary"]
-    words += ["--host", broker.url, "--scenario", "fanout", "-u", "4", "-t", "60s"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path) as running:
-        assert running.stdout is not None
-        log = Log(iter(running.stdout.readline, b""))
-        log.wait_line(r"SUB +fanout delivery +[1-9]", 30)
+
+    def steps() -> Iterator[str]:
+        yield r"SUB +fanout delivery +[1-9]"
         broker.send_signal(signal.SIGKILL)
-        log.wait_line(r"CONNECT +disconnected +[1-9]\d* +[1-9]", 30)
-        running.send_signal(signal.SIGINT)
-        log.wait_line(r"CONNECT disconnected: Disconnected", 30)
-        assert running.wait(30) == 1
-    log.join()
-    assert "Traceback" not in log.text
+        yield r"CONNECT +disconnected +[1-9]\d* +[1-9]"
+
+    ran = locust(tmp_path, "--host", broker.url, "--scenario", "fanout", "-u", "4", until=steps())
+    assert ran.code == 1
+    assert "CONNECT disconnected: Disconnected" in ran.text
+    assert "Traceback" not in ran.text
 
 
 def test_a_login_that_is_refused_is_a_failure(start_broker: Callable[..., Broker], tmp_path: Path):
     broker = start_broker(args=["--auth", "secret"])
-    ran = locust(tmp_path, "--host", broker.url, "--scenario", "storm", "-u", "1", "-t", "1s")
-    assert ran.returncode == 1
-    assert "Authorization Violation" in ran.stdout + ran.stderr
-    assert "Traceback" not in ran.stdout + ran.stderr
+    words = ["--host", broker.url, "--scenario", "storm", "-u", "1"]
+    ran = locust(tmp_path, *words, until=[r" connect +\d+ +[1-9]\d*\("])
+    assert ran.code == 1
+    assert "Authorization Violation" in ran.text
+    assert "Traceback" not in ran.text
 
 
 @pytest.mark.parametrize(
@@ -140,7 +166,7 @@ def test_a_login_that_is_refused_is_a_failure(start_broker: Callable[..., Broker
     ],
 )
 def test_bad_options_are_one_line(tmp_path: Path, words: list[str], why: str):
-    ran = locust(tmp_path, "-u", "1", "-t", "1s", *words)
-    assert ran.returncode == 1
-    assert why in ran.stderr
-    assert "Traceback" not in ran.stderr
+    ran = locust(tmp_path, "-u", "1", *words)
+    assert ran.code == 1
+    assert why in ran.text
+    assert "Traceback" not in ran.text
