@@ -38,7 +38,7 @@ cdef class Socket(Source):
     cdef bint was_sent           # something was sent to it since its last read
     cdef bint is_lingering       # said its last; what still comes in is thrown away until the peer closes
     cdef bint is_opening         # a handshake comes before the protocol: no log-in deadline, no pings yet
-    cdef uint8_t small_reads     # quick small reads in a row
+    cdef uint8_t small_reads     # quick small reads in a row; of a patient one, thin reads in a row
     cdef uint64_t read_us        # when it was last read
     cdef uint64_t opened_us
     cdef readonly uint64_t used_us     # when it was last used: messages and subscriptions, not pings …
