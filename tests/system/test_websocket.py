@@ -1,0 +1,419 @@
+"""WebSocket clients: the upgrade and who is refused it, NATS in frames of every form, and what broken ones get.
+
+On one shard, on two, and on the real server where its rules are ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import struct
+import zlib
+
+import pytest
+
+from tests.support import browser as browsers
+from tests.support.framed import (
+    BINARY,
+    CLOSE,
+    CONTINUATION,
+    DEFLATE,
+    PING,
+    TEXT,
+    FramedClient,
+    answer_to,
+    connect,
+    deflated,
+    frame,
+    request,
+    upgrade,
+    websocket_port,
+)
+from tests.support.pages import Pages
+from tests.support.secure import connections, said
+from tests.support.servers import Broker, wait_until
+from tests.support.wire import Client
+
+OURS = ("gnatswarm-1", "gnatswarm-2")
+
+pytestmark = pytest.mark.kinds(*OURS, "nats-server")
+
+
+@pytest.fixture
+def open_port(start_broker):
+    """Starts a broker with a WebSocket port: more lines of its block, and of the file; the broker and the port."""
+
+    def start(more: str = "", rest: str = "", *args: str) -> tuple[Broker, int]:
+        broker = start_broker(
+            config=f"websocket {{\n host: 127.0.0.1\n port: -1\n no_tls: true\n {more}\n}}\n{rest}", args=args
+        )
+        return broker, websocket_port(broker)
+
+    return start
+
+
+async def spread(port: int, shards: int, **options) -> list[FramedClient]:
+    """One logged-in client on each shard."""
+    found: dict[int, FramedClient] = {}
+    for _ in range(200):
+        client = await connect(port, **options)
+        if client.shard in found:
+            client.close()
+        else:
+            found[client.shard] = client
+        if len(found) == shards:
+            return [found[shard] for shard in sorted(found)]
+    raise AssertionError(f"200 connections met shards {sorted(found)} alone")
+
+
+# ---------------------------------------------------------------------------------------------------- NATS in frames
+
+
+async def test_a_websocket_client_and_a_plain_one_hear_each_other(open_port, kind):
+    broker, port = open_port()
+    framed = (await spread(port, kind.shards))[-1]
+    plain = await Client.connect(broker.port, {"verbose": False})
+    await framed.say(b"SUB to.ws 1\r\n")
+    await framed.flush()
+    await plain.talk("SUB to.plain 1\r\nPUB to.ws 2\r\nhi\r\nPING\r\n", expect="PONG\r\n")
+    await framed.expect(b"MSG to.ws 1 2\r\nhi\r\n")
+    await framed.say(b"PUB to.plain 3\r\nyes\r\n")
+    await plain.expect("MSG to.plain 1 3\r\nyes\r\n")
+    framed.close()
+    plain.close()
+
+
+async def test_messages_cross_shards_in_order(open_port, kind):
+    _, port = open_port()
+    clients = await spread(port, kind.shards)
+    subscriber, publisher = clients[0], clients[-1]
+    await subscriber.say(b"SUB order 1\r\n")
+    await subscriber.flush()
+    for start in range(0, 3_000, 100):
+        await publisher.say(b"".join(b"PUB order 5\r\n%05d\r\n" % number for number in range(start, start + 100)))
+    await subscriber.expect(b"".join(b"MSG order 1 5\r\n%05d\r\n" % number for number in range(3_000)))
+
+
+async def test_an_operation_may_lie_across_frames_and_fragments_of_any_size(open_port):
+    _, port = open_port()
+    client = await connect(port)
+    for byte in b"SUB a 1\r\nPUB a 2\r\nhi\r\n":
+        await client.say(bytes([byte]))
+    await client.expect(b"MSG a 1 2\r\nhi\r\n")
+    # One message in fragments, a ping between them, and an empty one.
+    await client.send(
+        frame(BINARY, b"PUB a 4\r\nfr", fin=False)
+        + frame(PING, b"still there?")
+        + frame(CONTINUATION, b"", fin=False)
+        + frame(CONTINUATION, b"ag\r\nPI", fin=False)
+        + frame(CONTINUATION, b"NG\r\n")
+        + frame(BINARY, b"")
+    )
+    await client.expect(b"MSG a 1 4\r\nfrag\r\nPONG\r\n")
+    assert client.pongs == [b"still there?"]
+    client.close()
+
+
+async def test_text_frames_are_taken_as_well(open_port):
+    _, port = open_port()
+    client = await upgrade(port)
+    await client.send(frame(TEXT, b'CONNECT {"verbose":false}\r\nPING\r\n'))
+    await client.expect(b"PONG\r\n")
+    client.close()
+
+
+@pytest.mark.parametrize("compression", [False, True])
+async def test_a_payload_comes_through_whatever_its_size(open_port, compression):
+    _, port = open_port("compression: true" if compression else "")
+    client = await connect(port, *([f"Sec-WebSocket-Extensions: {DEFLATE}"] if compression else []))
+    assert (b"permessage-deflate" in client.answer) is compression
+    for size in (0, 1, 125, 126, 65_535, 65_536, 1_000_000):
+        payload = (os.urandom(size // 2) + b"a" * size)[:size]
+        await client.say(b"SUB big 1\r\nPUB big %d\r\n%b\r\n" % (size, payload))
+        await client.expect(b"MSG big 1 %d\r\n%b\r\n" % (size, payload))
+    if compression:
+        text = b"PUB big 5000\r\n" + b"z" * 5_000 + b"\r\n"
+        await client.send(frame(BINARY, deflated(text), reserved=0x40))
+        await client.expect(b"MSG big 1 5000\r\n" + b"z" * 5_000 + b"\r\n")
+        assert client.compressed_frames > 0
+    client.close()
+
+
+async def test_compression_is_not_offered_unless_configured(open_port):
+    _, port = open_port()
+    client = await connect(port, f"Sec-WebSocket-Extensions: {DEFLATE}")
+    assert b"permessage-deflate" not in client.answer
+    client.close()
+
+
+async def test_a_client_that_writes_much_before_it_reads_gets_all_of_it(open_port):
+    _, port = open_port(rest="max_pending: 16MB\n")
+    reader, writer = await connect(port), await connect(port)
+    await reader.say(b"SUB flood 1\r\n")
+    await reader.flush()
+    payload = os.urandom(30_000)
+
+    async def write() -> None:
+        for _ in range(300):
+            writer.writer.write(frame(BINARY, b"PUB flood 30000\r\n" + payload + b"\r\n"))
+            await writer.writer.drain()
+        await writer.say(b"PING\r\n")
+
+    writing = asyncio.create_task(write())
+    for _ in range(300):
+        await reader.expect(b"MSG flood 1 30000\r\n" + payload + b"\r\n")
+    await asyncio.wait_for(writing, 30)
+    await writer.expect(b"PONG\r\n")
+    reader.close()
+    writer.close()
+
+
+async def test_over_tls(start_broker, authority, server, kind):
+    config = f"websocket {{ host: 127.0.0.1, port: -1, tls {{ {server.lines} }} }}\nhttp: 127.0.0.1:-1\n"
+    broker = start_broker(config=config)
+    port = websocket_port(broker)
+    await said(broker, "Listening for websocket clients on wss://127.0.0.1:")
+    clients = await spread(port, kind.shards, context=authority.client_context())
+    payload = os.urandom(300_000)
+    await clients[0].say(b"SUB big 1\r\n")
+    await clients[0].flush()
+    await clients[-1].say(b"PUB big 300000\r\n" + payload + b"\r\n")
+    await clients[0].expect(b"MSG big 1 300000\r\n" + payload + b"\r\n")
+    row, *_ = await connections(broker, "open")
+    assert row["kind"] == "Client"
+    assert row["type"] == "websocket"
+    if not kind.is_oracle:  # which forgets it for these
+        assert row["tls_version"] == "1.3"
+    for client in clients:
+        client.close()
+
+
+async def test_the_log_says_websocket_and_the_ports_file_where(open_port, tmp_path, kind):
+    broker, port = open_port("", "", "--ports_file_dir", str(tmp_path))
+    await said(broker, r"Websocket not configured with TLS. DO NOT USE IN PRODUCTION!")
+    await asyncio.to_thread(wait_until, lambda: any(tmp_path.glob("*.ports")))
+    (path,) = tmp_path.glob("*.ports")
+    assert json.loads(path.read_text())["websocket"] == [f"ws://127.0.0.1:{port}"]
+    client = await upgrade(port, path="/some/path?with=more")
+    await client.say(b"BOGUS\r\n")
+    assert await client.rest() == b"-ERR 'Unknown Protocol Operation'\r\n"
+    assert client.closed is not None
+    assert client.closed[0] == 1002
+    await said(broker, r"127\.0\.0\.1:\d+ - wid:\d+")
+
+
+async def test_credentials_are_asked_for_as_on_the_other_port(open_port):
+    _, port = open_port(rest="authorization { token: t }\n")
+    client = await upgrade(port)
+    assert client.info["auth_required"] is True
+    await client.say(b'CONNECT {"auth_token":"x","verbose":false}\r\n')
+    assert await client.rest() == b"-ERR 'Authorization Violation'\r\n"
+    assert client.closed is not None
+    assert client.closed[0] == 1008
+    good = await connect(port, line=b'CONNECT {"auth_token":"t","verbose":false}\r\n')
+    good.close()
+
+
+async def test_closing_is_answered_with_the_same_code(open_port):
+    broker, port = open_port(rest="http: 127.0.0.1:-1\n")
+    client = await connect(port)
+    await client.send(frame(CLOSE, struct.pack(">H", 1000) + b"bye"))
+    assert await client.rest() == b""
+    assert client.closed == (1000, b"bye")
+    (row,) = await connections(broker, "closed")
+    assert row["reason"] == "Client Closed"
+
+
+@pytest.mark.kinds("gnatswarm-2")
+async def test_handed_over_sockets_and_websocket_side_by_side(open_port):
+    broker, port = open_port(rest="accept: handoff\n")
+    framed = (await spread(port, 2))[1]
+    plain = await Client.connect(broker.port, {"verbose": False})
+    await framed.say(b"SUB a 1\r\n")
+    await framed.flush()
+    await plain.send(b"PUB a 2\r\nhi\r\n")
+    await framed.expect(b"MSG a 1 2\r\nhi\r\n")
+    framed.close()
+    plain.close()
+
+
+# -------------------------------------------------------------------------------------------------------- the upgrade
+
+
+@pytest.mark.parametrize(
+    ("asked", "origin", "comes_in"),
+    [
+        ("same_origin: true", "http://127.0.0.1:PORT", True),
+        ("same_origin: true", "", True),
+        ("same_origin: true", "http://127.0.0.1", False),
+        ("same_origin: true", "http://evil.example:PORT", False),
+        ("same_origin: true", "http://127.0.0.1.evil.example:PORT", False),
+        ("allowed_origins: ['http://a.example', 'https://b.example:99']", "http://a.example", True),
+        ("allowed_origins: ['http://a.example', 'https://b.example:99']", "http://A.example:80", True),
+        ("allowed_origins: ['http://a.example', 'https://b.example:99']", "https://b.example:99", True),
+        ("allowed_origins: ['http://a.example', 'https://b.example:99']", "https://a.example", False),
+        ("allowed_origins: ['http://a.example', 'https://b.example:99']", "https://b.example", False),
+        ("allowed_origins: ['http://a.example']\n same_origin: true", "http://127.0.0.1:PORT", False),
+        ("", "http://evil.example", True),
+    ],
+)
+@pytest.mark.kinds("gnatswarm-1", "nats-server")
+async def test_pages_of_other_origins_are_refused_where_that_is_asked_for(open_port, asked, origin, comes_in):
+    broker, port = open_port(asked)
+    more = [f"Origin: {origin.replace('PORT', str(port))}"] if origin else []
+    answer = await answer_to(port, request(port, *more))
+    assert answer.startswith(b"HTTP/1.1 101 " if comes_in else b"HTTP/1.1 403 ")
+    if not comes_in:
+        await said(broker, "websocket handshake error: origin not allowed: ")
+
+
+BAD_REQUESTS = (
+    (b"hello\r\n\r\n", b"400"),
+    (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"4"),
+    (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", b"4"),
+    (request(1).replace(b"Sec-WebSocket-Version: 13", b"Sec-WebSocket-Version: 8"), b"400"),
+    (request(1).replace(b"Host: 127.0.0.1:1\r\n", b""), b"400"),
+    (b"\n".join(line for line in request(1).split(b"\n") if b"Key" not in line), b"400"),
+    (request(1, *(f"X-{number}: y" for number in range(1_000))), b""),
+    (request(1, "X: " + "y" * 100_000), b""),
+    (b"\x16\x03\x01\x00\x05hello\r\n\r\n", b"400"),
+    (request(1) + frame(BINARY, b"PING\r\n"), b""),
+)
+
+
+@pytest.mark.kinds(*OURS)
+async def test_what_is_no_upgrade_is_refused_and_logged(open_port):
+    broker, port = open_port()
+    for number, (data, status) in enumerate(BAD_REQUESTS, 1):
+        answer = await answer_to(port, data)
+        assert not answer.startswith(b"HTTP/1.1 101"), data[:100]
+        if status:
+            assert answer.startswith(b"HTTP/1.1 " + status), (data[:100], answer)
+        await asyncio.to_thread(wait_lines, broker, "websocket handshake error: ", number)
+    (await connect(port)).close()
+
+
+def wait_lines(broker: Broker, text: str, count: int) -> None:
+    at = 0
+    for _ in range(count):
+        line = broker.log.wait_line(text, 10.0, at).string
+        at = broker.log.lines.index(line, at) + 1
+
+
+async def test_an_upgrade_that_does_not_come_ends_at_its_timeout(open_port):
+    _, port = open_port('handshake_timeout: "500ms"')
+    started = asyncio.get_running_loop().time()
+    assert not (await answer_to(port, b"GET / HT")).startswith(b"HTTP/1.1 101")
+    assert 0.4 < asyncio.get_running_loop().time() - started < 3
+
+
+# ------------------------------------------------------------------------------------------------------ broken frames
+
+BROKEN = {
+    "unmasked": (frame(BINARY, b"PING\r\n", masked=False), 1002),
+    "long ping": (frame(PING, b"x" * 126), 1002),
+    "fragmented ping": (frame(PING, b"x", fin=False), 1002),
+    "unknown opcode": (frame(3, b"x"), 1002),
+    "continuation of nothing": (frame(CONTINUATION, b"x"), 1002),
+    "message inside a message": (frame(BINARY, b"PI", fin=False) + frame(BINARY, b"NG"), 1002),
+    "reserved bits": (frame(BINARY, b"x", reserved=0x30), 1002),
+    "compressed without asking": (frame(BINARY, deflated(b"PING\r\n"), reserved=0x40), 1002),
+    "close code out of range": (frame(CLOSE, struct.pack(">H", 1)), 1002),
+    # The head alone: nothing of what it promises has to come, or be kept, for the answer.
+    "a terabyte": (b"\x82\xff" + struct.pack(">Q", 1 << 40) + b"abcd", 1009),
+    "ten megabytes": (b"\x82\xff" + struct.pack(">Q", 10_000_000) + b"abcd", 1009),
+}
+
+
+@pytest.mark.kinds(*OURS)
+async def test_broken_frames_close_their_connection_with_the_code_that_says_why(open_port):
+    broker, port = open_port(rest="http: 127.0.0.1:-1\n")
+    bystander = await connect(port)
+    for name, (data, code) in BROKEN.items():
+        client = await connect(port)
+        await client.send(data)
+        await client.rest()
+        assert client.closed is not None, name
+        assert client.closed[0] == code, name
+        client.close()
+    await said(broker, r"wid:\d+ - read error: ")
+    assert {row["reason"] for row in await connections(broker, "closed")} == {"Protocol Violation"}
+    await bystander.flush()
+    bystander.close()
+
+
+@pytest.mark.kinds(*OURS)
+async def test_a_compressed_bomb_is_stopped_while_it_is_inflated(open_port):
+    broker, port = open_port("compression: true")
+    bystander = await connect(port)
+    bomb = zlib.compressobj(9, wbits=-15)
+    parts = [bomb.compress(bytes(1 << 20)) for _ in range(200)] + [bomb.flush(zlib.Z_SYNC_FLUSH)]
+    client = await connect(port, f"Sec-WebSocket-Extensions: {DEFLATE}")
+    before = broker.resident_bytes()
+    await client.send(frame(BINARY, b"".join(parts)[:-4], reserved=0x40))
+    await client.rest()
+    assert client.closed is not None
+    assert client.closed[0] == 1009
+    assert broker.resident_bytes() - before < 32 << 20
+    await bystander.flush()
+    bystander.close()
+
+
+@pytest.mark.kinds("gnatswarm-1")
+async def test_pings_whose_pongs_nobody_reads_are_not_answered_without_end(open_port):
+    broker, port = open_port(rest='write_deadline: "2s"\n')
+    bystander = await connect(port)
+    client = await connect(port)
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    pings = frame(PING, b"x" * 125) * 1_000
+    before = broker.resident_bytes()
+    sent = 0
+    try:
+        async with asyncio.timeout(1.5):
+            while sent < 400:
+                client.writer.write(pings)
+                await client.writer.drain()
+                sent += 1
+    except (TimeoutError, ConnectionError):
+        pass
+    assert broker.resident_bytes() - before < 16 << 20
+    await bystander.flush()
+    client.writer.transport.abort()
+    bystander.close()
+
+
+# ------------------------------------------------------------------------------------------------------- real browsers
+
+
+@pytest.mark.kinds("gnatswarm-2")
+async def test_a_browser_publishes_and_hears(open_port):
+    program = browsers.find()
+    if program is None:
+        pytest.skip("no Chromium here")
+    broker, port = open_port("compression: true", "http: 127.0.0.1:-1\n")
+    plain = await Client.connect(broker.port, {"verbose": False})
+    await plain.talk("SUB from.page 1\r\nPING\r\n", expect="PONG\r\n")
+
+    def visit() -> str:
+        with browsers.Browser(program) as browser:
+            browser.open(f"{Pages.of(broker).url}/healthz")  # a page that may speak to this host
+            browser.value(f"""(() => {{
+                window.heard = "";
+                const socket = window.socket = new WebSocket("ws://127.0.0.1:{port}");
+                socket.binaryType = "arraybuffer";
+                socket.onmessage = event => {{ window.heard += new TextDecoder().decode(event.data); }};
+                socket.onopen = () => socket.send(new TextEncoder().encode(
+                    'CONNECT {{"verbose":false}}\\r\\nSUB to.page 1\\r\\nPUB from.page 5\\r\\nhello\\r\\n' +
+                    'PUB to.page 3000\\r\\n' + 'z'.repeat(3000) + '\\r\\nPING\\r\\n'));
+                return true;
+            }})()""")
+            browser.wait("window.heard.includes('PONG')")
+            return str(browser.value("window.heard + window.socket.extensions"))
+
+    heard = await asyncio.to_thread(visit)
+    assert heard.startswith("INFO {")
+    assert "MSG to.page 1 3000\r\n" + "z" * 3_000 + "\r\nPONG\r\n" in heard
+    assert heard.endswith("permessage-deflate; server_no_context_takeover; client_no_context_takeover")
+    await plain.expect("MSG from.page 1 5\r\nhello\r\n")
+    plain.close()
