@@ -52,6 +52,7 @@ class ShardFacts(msgspec.Struct):
     links: int
     loop_lag_us: int
     refused_logins: int = 0
+    failed_handshakes: int = 0
 
 
 class Facts(msgspec.Struct):
@@ -170,6 +171,7 @@ _FROM_PAGE = (
     "links",
     "loop_lag_us",
     "refused_logins",
+    "failed_handshakes",
 )
 
 

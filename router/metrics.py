@@ -31,6 +31,13 @@ _PER_SHARD = (
     ("delivered_messages_total", "counter", "Messages delivered to clients.", "out_msgs", 1),
     ("delivered_bytes_total", "counter", "Bytes of those messages, headers included.", "out_bytes", 1),
     ("refused_logins_total", "counter", "Log-ins that failed or came too late.", "refused_logins", 1),
+    (
+        "failed_handshakes_total",
+        "counter",
+        "TLS handshakes and WebSocket upgrades that failed.",
+        "failed_handshakes",
+        1,
+    ),
     ("slow_consumers_total", "counter", "Clients closed because they did not keep up.", "slow_consumers", 1),
     ("stalls_total", "counter", "Times that a publisher waited for a slow consumer.", "stalls", 1),
     ("link_received_messages_total", "counter", "Messages that came from sibling shards.", "link_in_msgs", 1),

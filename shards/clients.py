@@ -129,7 +129,7 @@ class ClientSession:
 
     def on_opening_failed(self, why: str, is_upgrade: bool) -> None:
         """What comes before the protocol went wrong; on_closed follows."""
-        self._clients.failed_handshakes += 1
+        self._clients.note_failed_handshake()
         logger.error("%s - %s handshake error: %s", self, "websocket" if is_upgrade else "TLS", _harmless(why))
 
     def on_wire_error(self, why: str) -> None:
@@ -315,7 +315,7 @@ class Clients:
         self.rights = Rights(options, mesh)
         self.refused_logins = page.snapshot(shard)["refused_logins"]
         self._gates: dict[str, Gate | None] = {"nats": None, "websocket": None}
-        self.failed_handshakes = 0
+        self._failed_handshakes = page.snapshot(shard)["failed_handshakes"]
         self._set_gates(options)
         # Connections taken in so far, refused ones included; a restarted shard goes on from its predecessor's count.
         self.accepted = page.snapshot(shard)["accepted_sockets"]
@@ -327,6 +327,11 @@ class Clients:
         """For what comes from a client, and for what goes to it."""
         most = self._options.logging.trace_payload_bytes
         return Tracer(is_incoming=True, payload_bytes=most), Tracer(is_incoming=False, payload_bytes=most)
+
+    def note_failed_handshake(self) -> None:
+        """Counts a connection that did not get to the protocol."""
+        self._failed_handshakes += 1
+        self._page.store(self._shard, "failed_handshakes", self._failed_handshakes)
 
     def _set_gates(self, options: Options) -> None:
         """What new connections have to pass from here on. CertificateError: a file is wrong, nothing was changed."""

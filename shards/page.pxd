@@ -61,7 +61,8 @@ cdef extern from *:
            written a gap row. */
         uint64_t recorded_us;
         uint64_t recorded[6];         /* messages and bytes in, out, link messages out and in */
-        uint64_t spare[4];
+        uint64_t failed_handshakes;   /* TLS handshakes and WebSocket upgrades that came to nothing */
+        uint64_t spare[3];
     } ShardSlot;
 
     typedef struct {
@@ -154,6 +155,7 @@ cdef extern from *:
         uint64_t refused_logins
         uint64_t recorded_us
         uint64_t[6] recorded
+        uint64_t failed_handshakes
 
     ctypedef struct PageLayout:
         PageHeader header

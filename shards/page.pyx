@@ -183,6 +183,7 @@ cdef class Page:
             "link_out_msgs": slot.link_out_msgs,
             "link_out_bytes": slot.link_out_bytes,
             "refused_logins": slot.refused_logins,
+            "failed_handshakes": slot.failed_handshakes,
         }
 
     def note_recorded(self, int shard, uint64_t until_us, counts not None):
@@ -232,6 +233,8 @@ cdef class Page:
             page_store(&slot.stalls, value)
         elif name == "refused_logins":
             page_store(&slot.refused_logins, value)
+        elif name == "failed_handshakes":
+            page_store(&slot.failed_handshakes, value)
         else:
             raise KeyError(name)
 

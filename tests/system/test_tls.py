@@ -18,6 +18,7 @@ import nats
 import pytest
 
 from tests.support.authority import Authority
+from tests.support.pages import Pages
 from tests.support.secure import CONNECT, SecureClient, connect, connections, dial, read_info, said, spread
 from tests.support.servers import HOST
 from tests.support.wire import Client
@@ -332,6 +333,9 @@ async def test_garbage_in_place_of_a_handshake_closes_and_is_counted_as_its_fail
         closed = await connections(broker, "closed")
         assert [row["reason"] for row in closed] == ["TLS Handshake Failure"] * count
     assert len([line for line in broker.log.lines if "TLS handshake error: " in line]) == len(GARBAGE)
+    metrics = (await asyncio.to_thread(Pages.of(broker).get, "/metrics")).text
+    counted = re.findall(r"(?m)^gnatswarm_failed_handshakes_total\{.*\} (\d+)$", metrics)
+    assert sum(map(int, counted)) == len(GARBAGE)
     (await connect(broker.port, authority.client_context())).close()
 
 
