@@ -513,8 +513,8 @@ class Supervisor:
                 self._deliver(shard, supervision.StartWanted())
             else:
                 self._deliver(shard, supervision.LeaveWanted(leave))
-        # What waits in a listener that is closed is lost; its shard has accepted until the queue was empty, so that is a
-        # moment's worth.
+        # What waits in a listener that is closed is lost; its shard has accepted until the queue was empty: a moment's
+        # worth.
         self.doors.shrink_to(wanted)
         return ""
 
