@@ -62,8 +62,16 @@ class Zygote:
                 while self.read(socket.MSG_DONTWAIT):
                     pass
             for path in self.link_dirs:
-                linkdir.remove(path)
+                self.remove(path)
         os._exit(0)
+
+    def remove(self, path: str) -> None:
+        """A shard that was just starting may bind its socket there while we look: then there is one more to remove."""
+        give_up_at = time.monotonic() + ROUTER_DEATH_S
+        linkdir.remove(path)
+        while os.path.exists(path) and time.monotonic() < give_up_at:
+            time.sleep(0.005)
+            linkdir.remove(path)
 
 
 def main(fd: int, router_pid: int) -> int:
