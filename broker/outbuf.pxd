@@ -16,7 +16,7 @@ cdef extern from "<sys/uio.h>" nogil:
 
 cdef enum:
     # One send() of this size costs the kernel little more than its copy, and a chunk stays in the L2 cache
-    # beside the read buffer (16, 32, 64, 128 KiB measured: ARCHITECTURE.md).
+    # beside the read buffer (16 to 128 KiB measured: ARCHITECTURE.md, section 8).
     CHUNK_BYTES = 65536
     # The first chunk of a peer that gets little: 10,000 clients with one message each must not cost 640 MB.
     SMALL_CHUNK_BYTES = 2048
