@@ -4,7 +4,7 @@
 #   ARGS=…                what run passes to gnatswarm, and test, debug, bench and fuzz to pytest
 #   PYTHON=… CC=…         another interpreter (3.11 or newer), another compiler
 #   WORKERS=2             processes the tests run in; 0: in this one, for a debugger
-#   EXTRAS=test,dev,loadtest   optional dependencies that are installed (also: spark)
+#   EXTRAS=test,dev,loadtest,spark   optional dependencies that are installed
 #   FUZZ_S=60             seconds for each fuzzer
 #   GNATSWARM_NATIVE=1    compile for this machine's processor alone
 
@@ -13,7 +13,7 @@ PY := $(VENV)/bin/python
 ARGS ?=
 PYTHON ?=
 WORKERS ?= 2
-EXTRAS ?= test,dev,loadtest
+EXTRAS ?= test,dev,loadtest,spark
 FUZZ_S ?= 60
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -26,7 +26,7 @@ COMPILED_SOURCES := $(shell find broker shards loadtest -name '*.pyx' -o -name '
 CYTHON_SOURCES := $(filter %.pyx %.pxd,$(COMPILED_SOURCES))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test build debug lint format bench fuzz clean FORCE
+.PHONY: help run test demo build debug lint format bench fuzz clean FORCE
 FORCE:
 
 help: ## list the targets
@@ -39,6 +39,9 @@ test: build ## run the tests
 	@$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
 build: build/.built ## set up .venv and compile what changed
+
+demo: build ## several shards, a workload, and what Spark says about it: build/demo/report.html
+	@$(PY) -P deploy/demo/demo.py $(ARGS)
 
 lint: $(VENV)/.installed ## ruff, mypy --strict, cython-lint
 	@echo "ruff …" && $(PY) -m ruff check . && $(PY) -m ruff format --check .

@@ -49,6 +49,8 @@ def _run(line: CommandLine, program: str) -> int:
         return _operate(line, program)
     if command == "top":
         return _top(line)
+    if command in ("report", "ingest"):
+        return _spark(command, line.words[1:], program)
     if command == "bench":
         # A program of its own: a load generator shares nothing with the broker.
         os.execv(sys.executable, [sys.executable, "-P", "-m", "loadtest.bench", *line.words[1:]])
@@ -71,6 +73,15 @@ def _operate(line: CommandLine, program: str) -> int:
     if asked.command == "scale":
         return operator_commands.scale(asked.shards, pid=pid, port=asked.port)
     return operator_commands.status(pid=pid, port=asked.port, as_json=asked.as_json)
+
+
+def _spark(job: str, arguments: list[str], program: str) -> int:
+    """A program of its own: the broker does without Spark, and Spark without the broker."""
+    import importlib.util
+
+    if importlib.util.find_spec("pyspark") is None:
+        return _fail(program, f"{job} needs Spark: pip install 'gnatswarm[spark]' (some 400 MB, Java included)")
+    os.execv(sys.executable, [sys.executable, "-P", "-m", f"spark.jobs.{job}", *arguments])
 
 
 def _top(line: CommandLine) -> int:

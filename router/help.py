@@ -64,6 +64,9 @@ A running broker:
                                        (default: http://127.0.0.1:8222; -m <port>: another port)
     {program} bench                  measure a broker, or compare several; {program} bench -h says how
 
+    {program} report --stats-dir <dir>   what it did, as one page: hot subjects, fan-out, skew, advice (needs Spark)
+    {program} ingest                 the same files into Parquet, each row once; both: -h says how
+
     -h, --help                       this text
     -v, --version                    the version
 

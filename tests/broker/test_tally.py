@@ -65,8 +65,8 @@ def test_a_heavy_subject_is_found_and_its_error_is_a_bound():
     for i in range(20):
         error, msgs = rows[f"heavy.{i}"]
         assert msgs <= truth[b"heavy.%d" % i] <= msgs + error
-    for subject, (error, msgs) in rows.items():
-        assert msgs <= truth[subject.encode()] <= msgs + error
+    for name, (error, msgs) in rows.items():
+        assert msgs <= truth[name.encode()] <= msgs + error
 
 
 def test_equal_weights_leave_as_many_rows_as_there_is_room_for():

@@ -1,0 +1,117 @@
+"""What an operator could do, each with the figures that it follows from. A pure function of collected answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+Rows = Sequence[Mapping[str, Any]]
+
+BUSY = 0.8  # of a core: past this a shard has no room for a burst
+IDLE = 0.5  # of a core, all shards together: one shard would do
+UNEVEN_CONNECTIONS = 1.3  # max ÷ mean
+CROSSES = 0.3  # of all deliveries
+UNFAIR = 1.25  # max ÷ mean of a queue group's members, with enough messages to mean something
+ENOUGH_MSGS = 1000
+UNWANTED = 0.05
+LATE_US = 50_000
+MISSES = 0.2
+
+
+class Advice(NamedTuple):
+    """One thing to do."""
+
+    what: str
+    figures: str
+
+
+def advise(answers: Mapping[str, Rows]) -> list[Advice]:
+    """From the collected answers of spark.answers; nothing to say is an empty list."""
+    found: list[Advice] = []
+    shards = list(answers["shards"])
+    busiest = max(shards, key=lambda row: row["cpu_share"] or 0.0, default=None)
+    used = sum(row["cpu_share"] or 0.0 for row in shards)
+    crossed = answers["crossed"][0] if answers["crossed"] else {"share": None, "deliveries": 0}
+    share = crossed["share"] or 0.0
+    if busiest is not None and (busiest["cpu_share"] or 0.0) > BUSY:
+        figures = f"shard {busiest['shard']} used {busiest['cpu_share']:.0%} of a core over the whole time"
+        uneven = busiest["cpu_share"] * len(shards) / used
+        if len(shards) > 1 and uneven > UNEVEN_CONNECTIONS:
+            found.append(
+                Advice(
+                    "Spread the work: `accept: handoff`, or let heavy clients connect again",
+                    f"{figures}, {uneven:.2f} times the mean",
+                )
+            )
+        else:
+            found.append(Advice(f"More shards: {len(shards) + 1} or more, if the host has the cores", figures))
+    if len(shards) > 1 and used < IDLE:
+        what = "One shard would do" + (f", and {share:.0%} of the deliveries would not cross any more" if share else "")
+        found.append(Advice(what, f"{len(shards)} shards together used {used:.0%} of one core"))
+    connections = [row["connections"] or 0 for row in shards]
+    if len(shards) > 1 and sum(connections) >= 2 * len(shards):
+        uneven = max(connections) * len(connections) / sum(connections)
+        if uneven > UNEVEN_CONNECTIONS:
+            shown = ", ".join(str(n) for n in connections)
+            found.append(Advice("`accept: handoff` places connections evenly", f"connections per shard: {shown}"))
+    if share > CROSSES and (used >= IDLE or len(shards) == 1):
+        heaviest = [row for row in answers["crossing"] if not row["is_folded"]][:3]
+        names = ", ".join(f"{row['subject']} ({row['crossed']:,} frames)" for row in heaviest)
+        found.append(
+            Advice(
+                "Publishers and subscribers of the subjects that cross most would be better off on one shard",
+                f"{share:.0%} of {crossed['deliveries']:,} deliveries crossed; heaviest: {names}",
+            )
+        )
+    for row in answers["queues"]:
+        if row["deliveries"] >= ENOUGH_MSGS and row["members"] > 1 and row["max_to_mean"] > UNFAIR:
+            found.append(
+                Advice(
+                    f"Queue group {row['queue']} on {row['subject']} is uneven: look whether its members came and went",
+                    f"{row['members']} members got {row['least']:,.0f} to {row['most']:,.0f} each",
+                )
+            )
+    totals = answers["totals"][0] if answers["totals"] else {"in_msgs": 0, "unwanted_msgs": 0}
+    if totals["in_msgs"] and totals["unwanted_msgs"] / totals["in_msgs"] > UNWANTED:
+        names = ", ".join(f"{row['subject']} ({row['unwanted']:,})" for row in list(answers["unwanted"])[:3])
+        found.append(
+            Advice(
+                "Publish less of what nobody wants, or find out who should be listening",
+                f"{totals['unwanted_msgs']:,} of {totals['in_msgs']:,} messages had no subscriber: {names}",
+            )
+        )
+    for row in list(answers["slow"])[:3]:
+        who = row["name"] or row["user"] or row["ip"]
+        found.append(
+            Advice(
+                f"{who} reads too slowly for {row['subject'] or 'what it wants'}: more readers, or a queue group",
+                f"closed {row['times']} times ({row['reason']}), {row['most_pending_bytes']:,} bytes pending",
+            )
+        )
+    late = [row for row in answers["over_time"] if (row["lag_p99_us"] or 0) > LATE_US]
+    if late:
+        worst = max(late, key=lambda row: row["lag_p99_us"])
+        found.append(
+            Advice(
+                "Give the broker cores of its own: its event loops are kept waiting",
+                f"{len(late)} windows with a p99 over {LATE_US // 1000} ms, up to {worst['lag_p99_us'] / 1000:.0f} ms",
+            )
+        )
+    msgs = sum((row["in_msgs"] or 0) + (row["link_in_msgs"] or 0) for row in shards)
+    misses = sum(row["cache_misses"] or 0 for row in shards)
+    if msgs >= ENOUGH_MSGS and misses / msgs > MISSES:
+        found.append(
+            Advice(
+                "Fewer different subjects, or fewer changes of wildcard subscriptions, would save matching",
+                f"{misses:,} of {msgs:,} messages needed a match of their own",
+            )
+        )
+    if answers["gaps"]:
+        lost = sum(row["in_msgs"] for row in answers["gaps"])
+        found.append(
+            Advice(
+                "A shard died: its log says why",
+                f"{len(answers['gaps'])} times; {lost:,} messages have no subject here",
+            )
+        )
+    return found

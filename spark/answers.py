@@ -1,0 +1,33 @@
+"""Every question of the report with its answer, as named DataFrames; the report, the tables and the tests use these."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+
+from spark.read import Statistics
+from spark.transforms import fanout, matrix, queues, skew, subjects, trouble
+
+
+def answers(statistics: Statistics, most: int = 25) -> dict[str, DataFrame]:
+    """By name; lazy, like all DataFrames."""
+    subject, shard, link = statistics["subject"], statistics["shard"], statistics["link"]
+    parts = skew.per_shard(shard)
+    deliveries = matrix.deliveries(shard, link)
+    return {
+        "totals": trouble.totals(subject, statistics["gap"]),
+        "hottest": subjects.hottest(subject, most=most),
+        "fanout": fanout.distribution(subject),
+        "widths": fanout.widths(shard),
+        "shards": parts,
+        "skew": skew.unevenness(parts),
+        "over_time": skew.over_time(shard),
+        "matrix": deliveries,
+        "crossed": matrix.crossed_share(deliveries),
+        "links": matrix.links(link),
+        "crossing": subjects.hottest(subject.where("link_out_msgs > 0"), by="crossed", most=most),
+        "queues": queues.balance(statistics["queue"], most=most),
+        "unwanted": subjects.unwanted(subject, most=most),
+        "slow": trouble.slow_consumers(statistics["slow"]),
+        "gaps": trouble.gaps(statistics["gap"]),
+        "aside": statistics.aside.groupBy("why").count().orderBy("why"),
+    }

@@ -1,0 +1,1 @@
+"""The two programs: `ingest` (files to Parquet) and `report` (either to a page)."""

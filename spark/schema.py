@@ -1,0 +1,116 @@
+"""The columns of the broker's records, kind by kind, said once more on this side of the contract.
+
+shards/records.py is the other side; tests/spark/test_contract.py compares the two. A field that is missing in old files
+reads as null; one that this does not know is ignored. Types are Spark's own names.
+"""
+
+from __future__ import annotations
+
+# Rows of a newer version are set aside: what their numbers mean is not known here.
+KNOWN_VERSION = 1
+
+OTHER = "*other*"
+
+COMMON = {
+    "version": "bigint",
+    "broker": "string",
+    "boot": "string",
+    "shard": "bigint",
+    "file": "bigint",
+    "window_start_us": "bigint",
+    "window_us": "bigint",
+}
+
+KINDS: dict[str, dict[str, str]] = {
+    "subject": {
+        "account": "string",
+        "subject": "string",
+        "is_folded": "boolean",
+        "in_msgs": "bigint",
+        "in_bytes": "bigint",
+        "deliveries": "bigint",
+        "out_bytes": "bigint",
+        "widest": "bigint",
+        "link_out_msgs": "bigint",
+        "link_in_msgs": "bigint",
+        "unwanted_msgs": "bigint",
+        "cache_misses": "bigint",
+        "error_msgs": "bigint",
+    },
+    "queue": {
+        "account": "string",
+        "subject": "string",
+        "queue": "string",
+        "cid": "bigint",
+        "sid": "string",
+        "deliveries": "bigint",
+    },
+    "link": {
+        "peer": "bigint",
+        "sent_msgs": "bigint",
+        "sent_bytes": "bigint",
+        "received_msgs": "bigint",
+        "received_bytes": "bigint",
+        "received_deliveries": "bigint",
+        "peak_pending_bytes": "bigint",
+        "paused_us": "bigint",
+    },
+    "shard": {
+        "window_nominal_us": "bigint",
+        "connections": "bigint",
+        "subscriptions": "bigint",
+        "in_msgs": "bigint",
+        "in_bytes": "bigint",
+        "out_msgs": "bigint",
+        "out_bytes": "bigint",
+        "link_out_msgs": "bigint",
+        "link_in_msgs": "bigint",
+        "unwanted_msgs": "bigint",
+        "cache_misses": "bigint",
+        "subjects": "bigint",
+        "widths": "array<bigint>",
+        "link_widths": "array<bigint>",
+        "lag_p50_us": "bigint",
+        "lag_p99_us": "bigint",
+        "lag_max_us": "bigint",
+        "cpu_s": "double",
+        "resident_bytes": "bigint",
+        "slow_consumers": "bigint",
+        "stalls": "bigint",
+        "lost_windows": "bigint",
+    },
+    "slow": {
+        "cid": "bigint",
+        "user": "string",
+        "name": "string",
+        "ip": "string",
+        "subject": "string",
+        "pending_bytes": "bigint",
+        "reason": "string",
+    },
+    "gap": {
+        "in_msgs": "bigint",
+        "in_bytes": "bigint",
+        "out_msgs": "bigint",
+        "out_bytes": "bigint",
+        "link_out_msgs": "bigint",
+        "link_in_msgs": "bigint",
+        "reason": "string",
+    },
+}
+
+CORRUPT = "_corrupt"
+
+
+def columns(kind: str) -> list[str]:
+    """A kind's columns, in the order in which a DataFrame of it has them."""
+    return ["source", *COMMON, *KINDS[kind]]
+
+
+def ddl() -> str:
+    """One schema for lines of all kinds, which have no column of one name and two types; and for what is no line."""
+    fields = {"kind": "string", **COMMON}
+    for kind in KINDS.values():
+        fields |= kind
+    fields[CORRUPT] = "string"
+    return ", ".join(f"`{name}` {kind}" for name, kind in fields.items())

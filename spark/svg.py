@@ -1,0 +1,102 @@
+"""Plots as inline SVG: bars, lines, a matrix. Colours are the page's CSS variables, so that dark is dark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+WIDTH = 640
+LABEL = 190
+
+
+def short(value: float) -> str:
+    """1234567 → 1.23M."""
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit:
+            return f"{value / unit:.3g}{name}"
+    return f"{value:.3g}"
+
+
+def bars(rows: Sequence[tuple[str, float]], unit: str = "") -> str:
+    """Horizontal bars, one per row."""
+    if not rows:
+        return '<p class="none">nothing</p>'
+    most = max(value for _, value in rows) or 1.0
+    parts = []
+    for i, (label, value) in enumerate(rows):
+        y = i * 22
+        width = max(1.0, value / most * (WIDTH - LABEL - 80))
+        name = label if len(label) <= 28 else f"{label[:27]}…"
+        parts.append(
+            f"<g><title>{escape(label)}: {value:,.6g} {escape(unit)}</title>"
+            f'<text class="label" x="{LABEL - 8}" y="{y + 15}" text-anchor="end">{escape(name)}</text>'
+            f'<rect class="bar" x="{LABEL}" y="{y + 3}" width="{width:.1f}" height="16" rx="2"/>'
+            f'<text x="{LABEL + width + 6:.1f}" y="{y + 15}">{short(value)}</text></g>'
+        )
+    return _svg(len(rows) * 22 + 4, "".join(parts))
+
+
+def lines(series: Sequence[tuple[str, Sequence[tuple[float, float]]]], unit: str) -> str:
+    """A line per series over time (x in seconds)."""
+    points = [point for _, line in series for point in line]
+    if not points:
+        return '<p class="none">nothing</p>'
+    first, last = min(x for x, _ in points), max(x for x, _ in points)
+    top = max(y for _, y in points) or 1.0
+    height = 180
+
+    def place(x: float, y: float) -> str:
+        across = (x - first) / (last - first) if last > first else 0.5
+        return f"{50 + across * (WIDTH - 60):.1f},{height - 24 - y / top * (height - 40):.1f}"
+
+    parts = [
+        f'<text x="44" y="20" text-anchor="end">{short(top)}</text>',
+        f'<text x="44" y="{height - 22}" text-anchor="end">0</text>',
+        f'<text class="label" x="50" y="12">{escape(unit)}</text>',
+        f'<path class="axis" d="M50 16V{height - 24}H{WIDTH - 10}"/>',
+        f'<text class="label" x="{WIDTH - 10}" y="{height - 8}" text-anchor="end">{last - first:,.0f} s</text>',
+    ]
+    for i, (name, line) in enumerate(series):
+        drawn = " ".join(place(x, y) for x, y in line)
+        tag = f'<polyline class="line s{i % 8}" points="{drawn}"/>'
+        if len(line) == 1:
+            x, y = place(*line[0]).split(",")
+            tag = f'<circle class="dot s{i % 8}" cx="{x}" cy="{y}" r="3"/>'
+        parts.append(f"<g><title>{escape(name)}</title>{tag}</g>")
+        if i < 8:
+            parts.append(f'<text class="key s{i % 8}" x="{60 + i * 72}" y="{height - 8}">{escape(name)}</text>')
+    return _svg(height, "".join(parts))
+
+
+def matrix(names: Sequence[str], cells: dict[tuple[int, int], float]) -> str:
+    """Who (rows) feeds whom (columns)."""
+    if not cells:
+        return '<p class="none">nothing</p>'
+    most = max(cells.values()) or 1.0
+    size = max(18, min(56, (WIDTH - 80) // max(1, len(names))))
+    parts = []
+    for i, name in enumerate(names):
+        parts.append(
+            f'<text class="label" x="54" y="{34 + i * size + size / 2}" text-anchor="end">from {escape(name)}</text>'
+        )
+        parts.append(
+            f'<text class="label" x="{64 + i * size + size / 2}" y="20" text-anchor="middle">to {escape(name)}</text>'
+        )
+        for j, other in enumerate(names):
+            value = cells.get((i, j), 0.0)
+            x, y = 64 + j * size, 28 + i * size
+            text = (
+                f'<text x="{x + size / 2}" y="{y + size / 2 + 4}" text-anchor="middle">{short(value)}</text>'
+                if size > 30
+                else ""
+            )
+            parts.append(
+                f"<g><title>{escape(name)} → {escape(other)}: {value:,.0f}</title>"
+                f'<rect class="bar" x="{x}" y="{y}" width="{size - 2}" height="{size - 2}" rx="3" '
+                f'fill-opacity="{0.06 + 0.6 * value / most:.3f}"/>{text}</g>'
+            )
+    return _svg(36 + len(names) * size, "".join(parts))
+
+
+def _svg(height: float, body: str) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img">{body}</svg>'

