@@ -84,7 +84,7 @@ cdef class Interest:
     # statistics of queue groups
     cdef QueueGroup groups           # head of the ring of all groups
     cdef QueueGroup *harvested       # the last group that harvest_queues() looked at
-    cdef uint32_t most_gone          # members that have left and are remembered for the next harvest; 0: nobody harvests
+    cdef uint32_t most_gone          # members that have left and are remembered until the next harvest; 0: none is
     cdef list gone_members           # … as the rows that it gives
     cdef uint64_t gone_deliveries    # of those that there was no room for
     # counters for monitoring
