@@ -17,6 +17,7 @@ from broker.outbuf cimport (
 from broker.parser cimport OP_HPUB, OP_MORE, OP_PUB, OP_UNKNOWN, Op, OpKind, Token, parse_op, parse_plain_publish
 from broker.peer cimport HOLD_STALL
 from broker.interest cimport MOST_SHARDS, InterestSink
+from broker.tally cimport Tally
 from broker.sublist cimport Entry
 from broker.word cimport SLACK, hash_bytes
 
@@ -263,6 +264,10 @@ cdef class Probe:
 
     def set_clock(self, uint64_t now_us):
         self.fanout.box.now_us = now_us
+
+    def tally(self, int most):
+        """Statistics are on, as in a shard; 0: off. For benches."""
+        self.sublist.count_into(Tally(most) if most else None)
 
     @property
     def now_us(self) -> int:
