@@ -285,6 +285,17 @@ def _harmless(text: str) -> str:
 NOT_CONNECTED = ConnectOptions()
 
 
+def _blamed(row: ConnectionRow, user: str) -> str:
+    """Who was slow, and at what: the subscription that got most, of those that are remembered."""
+    said = f", {row.pending_bytes} bytes pending"
+    if user:
+        said += f', user "{user}"'
+    if row.subs:
+        busiest = max(row.subs, key=lambda one: one.msgs)
+        said += f', subscription "{busiest.subject}" (sid {busiest.sid}, {busiest.msgs} messages)'
+    return said
+
+
 class Clients:
     """All clients of one shard."""
 
@@ -416,8 +427,11 @@ class Clients:
         self.closed.note(session)
         session.socket = None
         if session.reason in SLOW:
-            logger.warning("%s - Slow Consumer Detected: %s", session, session.reason.text)
-            self.on_slow(self.closed.slow[-1])
+            row = self.closed.slow[-1]
+            logger.warning(
+                "%s - Slow Consumer Detected: %s%s", session, session.reason.text, _blamed(row, session.user)
+            )
+            self.on_slow(row)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s - Client connection closed: %s", session, session.reason.text)
 

@@ -176,6 +176,7 @@ async def test_a_slow_consumer_is_closed_and_named_and_others_are_not_affected(
     await asyncio.gather(publish(), *(read(client) for client in healthy))
     found = await asyncio.to_thread(broker.log.wait_line, "Slow Consumer", 20.0)
     assert f"cid:{slow.info['client_id']}" in found.string
+    assert f'subscription "{subject}" (sid 77, ' in found.string
     assert b"-ERR" not in await slow.wait_closed(20)
     for client in healthy:
         await client.expect_quiet()
