@@ -440,7 +440,8 @@ cdef class Fanout:
         entry.counts.payload_bytes += <uint64_t>publish.count * publish.size
         entry.counts.deliveries += n
         entry.counts.out_bytes += <uint64_t>n * publish.size
-        entry.counts.link_out += self.link_out_msgs - frames
+        if self.link_out_msgs != frames:
+            entry.counts.link_out += self.link_out_msgs - frames
         self.in_msgs += publish.count
         self.in_bytes += <uint64_t>publish.count * publish.size
         self.out_msgs += n

@@ -65,10 +65,10 @@ ctypedef struct Entry:
     size_t allocated
     uint64_t slow_until_us   # a sibling said that a subscriber there is behind: publishers are to wait
     uint64_t slow_told_us    # when the sibling that feeds us was last told the same
-    Counts counts            # since it was made or harvested …
-    uint64_t earlier_msgs    # … and what was harvested of it before
+    uint64_t earlier_msgs    # what was harvested of it before …
     uint64_t earlier_bytes
     uint64_t earlier_deliveries
+    Counts counts            # … and since then. Last: the targets begin in the same cache line
 
 
 cdef enum:
