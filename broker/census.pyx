@@ -14,7 +14,7 @@ from broker.link cimport SiblingLink
 from broker.outbuf cimport OutBuf, out_pending
 from broker.peer cimport Peer
 from broker.interest cimport Node, QueueName, Sub
-from broker.sublist cimport CACHE_WAYS, Entry, Sublist
+from broker.sublist cimport CACHE_WAYS, Earlier, Entry, Sublist
 from broker.table cimport slot_item
 from broker.word cimport SLACK, hash_bytes
 
@@ -116,6 +116,19 @@ cdef inline size_t cache_end(Sublist sublist, size_t start, size_t slots) noexce
     return min(start + slots, (<size_t>sublist.cache_mask + 1) * CACHE_WAYS)
 
 
+cdef inline Earlier counted(const Entry *entry) noexcept:
+    """Since the answer was made."""
+    cdef Earlier so_far
+    so_far.msgs = entry.counts.msgs
+    so_far.payload_bytes = entry.counts.payload_bytes
+    so_far.deliveries = entry.counts.deliveries
+    if entry.earlier != NULL:
+        so_far.msgs += entry.earlier.msgs
+        so_far.payload_bytes += entry.earlier.payload_bytes
+        so_far.deliveries += entry.earlier.deliveries
+    return so_far
+
+
 def cached_answers(Sublist sublist not None, size_t start, size_t slots, uint64_t least,
                    bytes folded not None) -> tuple:
     """([(subject, msgs, bytes, deliveries, plain subscriptions, queue groups, members, is wanted)], the same, next).
@@ -131,6 +144,7 @@ def cached_answers(Sublist sublist not None, size_t start, size_t slots, uint64_
     cdef bint is_wanted = False
     cdef list rows = []
     cdef Entry *entry
+    cdef Earlier so_far
     cdef uint64_t members
     cdef size_t at
     cdef uint32_t i
@@ -138,27 +152,26 @@ def cached_answers(Sublist sublist not None, size_t start, size_t slots, uint64_
         entry = cached_at(sublist, at)
         if entry == NULL:
             continue
+        so_far = counted(entry)
         if prefix_size and entry.subject_size >= prefix_size \
                 and memcmp(entry.text + entry.subject_at, prefix, prefix_size) == 0:
             count += 1
-            msgs += entry.earlier_msgs + entry.counts.msgs
-            payload_bytes += entry.earlier_bytes + entry.counts.payload_bytes
-            deliveries += entry.earlier_deliveries + entry.counts.deliveries
+            msgs += so_far.msgs
+            payload_bytes += so_far.payload_bytes
+            deliveries += so_far.deliveries
             plain += entry.n_plain
             groups += entry.n_choices
             for i in range(entry.n_choices):
                 all_members += entry.choices[i].n_local
             is_wanted = is_wanted or entry.n_plain != 0 or entry.n_choices != 0 or entry.remote != 0
             continue
-        if entry.earlier_msgs + entry.counts.msgs < least \
-                and entry.earlier_deliveries + entry.counts.deliveries < least:
+        if so_far.msgs < least and so_far.deliveries < least:
             continue
         members = 0
         for i in range(entry.n_choices):
             members += entry.choices[i].n_local
         rows.append((text_of(entry.text + entry.subject_at, entry.subject_size),
-                     entry.earlier_msgs + entry.counts.msgs, entry.earlier_bytes + entry.counts.payload_bytes,
-                     entry.earlier_deliveries + entry.counts.deliveries, entry.n_plain, entry.n_choices, members,
+                     so_far.msgs, so_far.payload_bytes, so_far.deliveries, entry.n_plain, entry.n_choices, members,
                      entry.n_plain != 0 or entry.n_choices != 0 or entry.remote != 0))
     return (rows, (count, msgs, payload_bytes, deliveries, plain, groups, all_members, is_wanted),
             end if end < cache_end(sublist, end, 1) else 0)

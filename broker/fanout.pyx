@@ -424,7 +424,14 @@ cdef class Fanout:
             if entry.remote:
                 self.deliver_remote(entry, publish, entry.remote)
             if likely(sublist.tally is not None):
-                self.count_widths(sublist, entry, sublist.widths, publish.count, others - self.n_shorts)
+                if unlikely(self.n_shorts != 0):
+                    self.count_widths(sublist, entry, sublist.widths, publish.count, others - self.n_shorts)
+                else:
+                    sublist.widths[width_bucket(others)] += publish.count
+                    if others > entry.counts.widest:
+                        entry.counts.widest = others
+                    elif unlikely(others == 0) and self.touched == 0:
+                        entry.counts.unwanted += publish.count
         elif entry.n_choices == 1 and entry.n_plain == 0 and entry.choices.n_remote == 0 and entry.remote == 0 \
                 and avoided == NULL and entry.choices.n_local:
             n = self.deliver_to_group(sublist, entry, publish)
@@ -441,7 +448,9 @@ cdef class Fanout:
         entry.counts.deliveries += n
         entry.counts.out_bytes += <uint64_t>n * publish.size
         if self.link_out_msgs != frames:
-            entry.counts.link_out += self.link_out_msgs - frames
+            entry.counts.link_out += <uint32_t>(self.link_out_msgs - frames)
+        if unlikely((entry.counts.msgs | entry.counts.deliveries) >> 31):
+            sublist.book(entry)
         self.in_msgs += publish.count
         self.in_bytes += <uint64_t>publish.count * publish.size
         self.out_msgs += n
@@ -509,6 +518,8 @@ cdef class Fanout:
         entry.counts.link_in += publish.count
         entry.counts.deliveries += n
         entry.counts.out_bytes += <uint64_t>n * publish.size
+        if unlikely((entry.counts.link_in | entry.counts.deliveries) >> 31):
+            sublist.book(entry)
         self.link_in_msgs += publish.count
         self.out_msgs += n
         self.out_bytes += <uint64_t>n * publish.size

@@ -5,11 +5,11 @@
 # Ownership: the Sublist owns its entries; what they point at is the Interest's.
 
 cimport cython
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from broker.interest cimport Interest, InterestSink, Node, Pattern, QueueName, RemoteWeight, Sub
 from broker.outbuf cimport OutBuf
-from broker.tally cimport Counts, Tally
+from broker.tally cimport Tally
 from broker.word cimport likely, same_bytes
 
 cdef enum:
@@ -43,19 +43,38 @@ ctypedef struct Choice:
     uint32_t n_remote
     uint64_t n_members       # here and elsewhere
 
+# What was counted on a subject since it was harvested. Narrow, because there may be a hundred thousand of them and
+# every message touches one: Sublist.book() empties it before a count can overflow.
+ctypedef struct Recent:
+    uint32_t unwanted
+    uint32_t link_out
+    uint32_t link_in
+    uint32_t widest
+    uint32_t msgs
+    uint32_t deliveries
+    uint64_t payload_bytes
+    uint64_t out_bytes
+
+# For monitoring: the same since the answer was made, without what is in Recent.
+ctypedef struct Earlier:
+    uint64_t msgs
+    uint64_t payload_bytes
+    uint64_t deliveries
+
 # The answer for one subject, in one allocation. VALID WHILE is_current(), until the next call that may build another.
 ctypedef struct Entry:
     uint64_t hash
     uint64_t stamp
-    uint32_t first_slot
-    uint32_t second_slot
+    uint16_t first_slot
+    uint16_t second_slot
     uint32_t subject_size
     uint32_t n_plain
     uint32_t n_choices
     uint32_t subject_at
     uint32_t rmsg_at         # text[rmsg_at:][:rmsg_size] is "RMSG <account> <subject>"
     uint32_t rmsg_size
-    bint is_doubled          # some client has more than one plain subscription among the targets
+    uint8_t is_doubled       # some client has more than one plain subscription among the targets
+    uint8_t is_new           # made since it was harvested
     uint64_t remote          # siblings with plain interest
     uint64_t permitted       # id of the Permissions that were asked last whether this may be published to, and said yes
     Target *targets          # the plain ones first
@@ -65,10 +84,8 @@ ctypedef struct Entry:
     size_t allocated
     uint64_t slow_until_us   # a sibling said that a subscriber there is behind: publishers are to wait
     uint64_t slow_told_us    # when the sibling that feeds us was last told the same
-    uint64_t earlier_msgs    # what was harvested of it before …
-    uint64_t earlier_bytes
-    uint64_t earlier_deliveries
-    Counts counts            # … and since then. Last: the targets begin in the same cache line
+    Earlier *earlier         # what was harvested of it before; NULL: nothing
+    Recent counts            # … and since then. Last: the targets begin in the same cache line
 
 
 cdef enum:
@@ -119,8 +136,10 @@ cdef class Sublist(Interest):
     cdef bint store(self, Entry *entry) noexcept
     cdef bint widen_cache(self) noexcept
     cdef void evict(self, uint64_t *way) noexcept
+    cdef void tell_tally(self, Entry *entry) noexcept
+    # Moves its counts to the tally, and to what monitoring shows.
     cdef void book(self, Entry *entry) noexcept
-    cdef void stamp_slots(self, const uint8_t *subject, size_t size, uint32_t *first, uint32_t *second) noexcept
+    cdef void stamp_slots(self, const uint8_t *subject, size_t size, uint16_t *first, uint16_t *second) noexcept
     cdef uint64_t random(self) noexcept
 
     cdef inline bint is_current(self, const Entry *entry) noexcept nogil:

@@ -15,6 +15,7 @@ from broker.outbuf cimport out_init, out_release, Outbox, outbox_new, outbox_rel
 from broker.permissions cimport Permissions
 from broker.subject cimport SUBJECT_BAD, has_empty_token, subject_kind
 from broker.table cimport Table, table_find
+from broker.tally cimport Counts
 from broker.word cimport SLACK, hash_bytes
 
 import os
@@ -62,7 +63,7 @@ cdef class Sublist(Interest):
         self.random_state ^= self.random_state >> 27
         return self.random_state * <uint64_t>0x2545F4914F6CDD1D
 
-    cdef void stamp_slots(self, const uint8_t *subject, size_t size, uint32_t *first, uint32_t *second) noexcept:
+    cdef void stamp_slots(self, const uint8_t *subject, size_t size, uint16_t *first, uint16_t *second) noexcept:
         """Which counters the answer for a subject depends on, beside `any_first`."""
         cdef const uint8_t *end = subject + size
         cdef const uint8_t *e = <const uint8_t *>memchr(subject, c'.', size)
@@ -208,7 +209,7 @@ cdef class Sublist(Interest):
         entry.n_plain = n_plain
         entry.n_choices = n_choices
         entry.allocated = allocated
-        entry.counts.misses = 1
+        entry.is_new = True
         entry.targets = <Target *>(<uint8_t *>entry + targets_at)
         entry.choices = <Choice *>(<uint8_t *>entry + choices_at)
         entry.weights = <RemoteWeight *>(<uint8_t *>entry + weights_at)
@@ -282,7 +283,8 @@ cdef class Sublist(Interest):
     cdef void evict(self, uint64_t *way) noexcept:
         cdef Entry *entry = <Entry *>(way[0] & ((<uint64_t>1 << 48) - 1))
         if self.tally is not None and (entry.counts.msgs or entry.counts.link_in):
-            self.tally.add(entry.text + entry.subject_at, entry.subject_size, <uint32_t>entry.hash, &entry.counts)
+            self.tell_tally(entry)
+        free(entry.earlier)
         self.cache_bytes -= entry.allocated
         self.cache_count -= 1
         self.cache_epoch += 1
@@ -354,11 +356,29 @@ cdef class Sublist(Interest):
 
     # ---- statistics
 
+    cdef void tell_tally(self, Entry *entry) noexcept:
+        cdef Counts counts
+        counts.msgs = entry.counts.msgs
+        counts.payload_bytes = entry.counts.payload_bytes
+        counts.deliveries = entry.counts.deliveries
+        counts.out_bytes = entry.counts.out_bytes
+        counts.unwanted = entry.counts.unwanted
+        counts.link_out = entry.counts.link_out
+        counts.link_in = entry.counts.link_in
+        counts.widest = entry.counts.widest
+        counts.misses = entry.is_new
+        self.tally.add(entry.text + entry.subject_at, entry.subject_size, <uint32_t>entry.hash, &counts)
+
     cdef void book(self, Entry *entry) noexcept:
-        self.tally.add(entry.text + entry.subject_at, entry.subject_size, <uint32_t>entry.hash, &entry.counts)
-        entry.earlier_msgs += entry.counts.msgs
-        entry.earlier_bytes += entry.counts.payload_bytes
-        entry.earlier_deliveries += entry.counts.deliveries
+        if self.tally is not None:
+            self.tell_tally(entry)
+        if entry.earlier == NULL:
+            entry.earlier = <Earlier *>calloc(1, sizeof(Earlier))
+        if entry.earlier != NULL:   # (else monitoring shows less)
+            entry.earlier.msgs += entry.counts.msgs
+            entry.earlier.payload_bytes += entry.counts.payload_bytes
+            entry.earlier.deliveries += entry.counts.deliveries
+        entry.is_new = False
         memset(&entry.counts, 0, sizeof(entry.counts))
 
     def count_into(self, Tally tally) -> Tally | None:
