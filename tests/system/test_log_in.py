@@ -42,8 +42,8 @@ async def log_in(cluster, shard: int, words: str) -> tuple[Client, bytes]:
     return client, await client.read_line()
 
 
-async def reload(broker, config: str, said: str = r"[Rr]eloaded") -> None:
-    """Gives the broker another configuration, and waits until it says so; shards may be a moment later."""
+async def reload(broker, config: str, said: str = r"Reloaded server configuration") -> None:
+    """Gives the broker another configuration, and waits until it says that it holds on every shard."""
     (broker.directory / "broker.conf").write_text(config)
     seen = len(broker.log.lines)
     broker.send_signal(signal.SIGHUP)
