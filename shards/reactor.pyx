@@ -560,7 +560,7 @@ cdef class Reactor:
             n = epoll_wait(self.fd, events, MOST_EVENTS, 0)
             if n <= 0:
                 break
-            self.bytes_read = 0
+            self.bytes_read = settled = 0
             self.opening_us = 0
             for i in range(n):
                 source = <Source>events[i].data.ptr
