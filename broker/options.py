@@ -154,6 +154,7 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     ports_file_dir: str = ""  # a file <program>_<pid>.ports with the ports in use is written here
     http_host: str = ""  # monitoring address; "": same as host, and loopback where that is "" too
     http_port: int = 0  # monitoring port; 0: off, -1: any free one
+    https_port: int = 0  # the same encrypted, with the certificate of tls; at most one of the two ports is not 0
     http_base_path: str = ""  # what stands before every monitoring path, as a proxy may need
     http_user: str = ""  # with http_password: who may see the monitoring pages; "": everybody who reaches them
     http_password: str = ""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from broker.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT
+from broker.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, WebSocket
 from broker.version import OWN_VERSION, SERVER_VERSION
 from router.facts import Facts, ShardFacts
 from router.goformat import age_text, duration_text, time_text
@@ -59,14 +59,20 @@ def varz(facts: Facts, requests: dict[str, int]) -> Document:
     }
     if options.auth_token or options.auth_user or options.users:
         document["auth_required"] = True
+    if options.tls.is_on and not options.allow_non_tls:
+        document["tls_required"] = True
+    if options.tls.is_on and options.tls.asks_for_certificate:
+        document["tls_verify"] = True
+    document["max_connections"] = limits.max_connections
+    if limits.max_subscriptions:
+        document["max_subscriptions"] = limits.max_subscriptions
     document |= {
-        "max_connections": limits.max_connections,
         "ping_interval": _nanoseconds(limits.ping_interval_s),
         "ping_max": limits.ping_max,
         "http_host": facts.http_host,
         "http_port": facts.http_port,
         "http_base_path": options.http_base_path,
-        "https_port": 0,
+        "https_port": facts.https_port,
         "auth_timeout": _number(limits.auth_timeout_s),
         "max_control_line": limits.max_control_line_bytes,
         "max_payload": limits.max_payload_bytes,
@@ -75,9 +81,9 @@ def varz(facts: Facts, requests: dict[str, int]) -> Document:
         "gateway": {},
         "leaf": {},
         "mqtt": {},
-        "websocket": {},
+        "websocket": _websocket(options.websocket, facts.websocket_port),
         "jetstream": {},
-        "tls_timeout": 2,
+        "tls_timeout": _number(options.tls.timeout_s),
         "write_deadline": _nanoseconds(limits.write_deadline_s),
         "start": time_text(facts.created_us),
         "now": time_text(facts.now_us),
@@ -103,6 +109,24 @@ def varz(facts: Facts, requests: dict[str, int]) -> Document:
     if options.server_tags:
         document["tags"] = list(options.server_tags)
     document |= {"system_account": SYSTEM_ACCOUNT, "gnatswarm": OWN_VERSION, "shards": len(facts.shards)}
+    return document
+
+
+def _websocket(options: WebSocket, port: int) -> Document:
+    """What is not as it is by default, as the real server leaves the rest out."""
+    if not port:
+        return {}
+    document: Document = {"host": options.host or "0.0.0.0", "port": port}
+    if options.handshake_timeout_s != WebSocket().handshake_timeout_s:
+        document["handshake_timeout"] = _nanoseconds(options.handshake_timeout_s)
+    if options.no_tls:
+        document["no_tls"] = True
+    if options.same_origin:
+        document["same_origin"] = True
+    if options.allowed_origins:
+        document["allowed_origins"] = list(options.allowed_origins)
+    if options.compression:
+        document["compression"] = True
     return document
 
 

@@ -23,6 +23,7 @@ class Doors:
     def __init__(self, options: Options, shards: int, *, is_handoff: bool) -> None:
         self._is_handoff = is_handoff
         self.websocket_scheme = "wss" if options.websocket.tls.is_on else "ws"
+        self._is_tls_required = options.tls.is_on and not options.allow_non_tls
         self.clients = Listeners(options.host, options.port, 1 if is_handoff else shards)
         self.websocket: Listeners | None = None
         if options.websocket.port:
@@ -50,6 +51,8 @@ class Doors:
     def announce(self) -> None:
         """Say in the log what is listened on."""
         log.info("Listening for client connections on %s", self.clients.address)
+        if self._is_tls_required:
+            log.info("TLS required for client connections")
         if self.websocket:
             log.info("Listening for websocket clients on %s", self.websocket_url)
             if self.websocket_scheme == "ws":

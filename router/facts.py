@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from broker.info import advertised
 from broker.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT
 
 if TYPE_CHECKING:
@@ -63,8 +64,10 @@ class Facts(msgspec.Struct):
     options: Options
     host: str
     port: int
+    websocket_port: int  # 0: none
     http_host: str
-    http_port: int
+    http_port: int  # 0: the pages are encrypted, or there are none
+    https_port: int
     created_us: int
     configured_us: int
     now_us: int
@@ -110,8 +113,11 @@ class Meter:
             del self._before[pid]
 
 
-def gather(supervisor: Supervisor, meter: Meter, *, http_host: str, http_port: int, cores: int) -> Facts:
-    """The facts now. A shard that has left for good is there for its counters, until nothing was ever counted."""
+def gather(supervisor: Supervisor, meter: Meter, *, http: tuple[str, int], cores: int) -> Facts:
+    """The facts now; `http` is where the pages are.
+
+    A shard that has left for good is there for its counters, until nothing was ever counted.
+    """
     shards = []
     for shard in supervisor.shards:
         slot = supervisor.page.snapshot(shard.number)
@@ -133,17 +139,21 @@ def gather(supervisor: Supervisor, meter: Meter, *, http_host: str, http_port: i
                 **{name: slot[name] for name in _FROM_PAGE},
             )
         )
+    options, clients = supervisor.options, supervisor.doors.clients
+    host, port = advertised(options.client_advertise, options.host or "0.0.0.0", clients.port)
     own_cpu_s, own_resident_bytes = process_use(os.getpid())
     percent = meter.percent(os.getpid(), own_cpu_s)
     meter.forget_all_but({os.getpid(), *(one.pid for one in shards)})
     return Facts(
         server_id=supervisor.server_id,
         server_name=supervisor.server_name,
-        options=supervisor.options,
-        host=supervisor.options.host or "0.0.0.0",
-        port=supervisor.doors.clients.port,
-        http_host=http_host,
-        http_port=http_port,
+        options=options,
+        host=host,
+        port=port,
+        websocket_port=supervisor.doors.websocket.port if supervisor.doors.websocket else 0,
+        http_host=http[0],
+        http_port=0 if options.https_port else http[1],
+        https_port=http[1] if options.https_port else 0,
         created_us=supervisor.page.created_us,
         configured_us=supervisor.configured_us or supervisor.page.created_us,
         now_us=time.time_ns() // 1000,

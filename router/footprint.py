@@ -61,12 +61,18 @@ class Footprint:
             from router import monitor_socket
             from router.portsfile import Listening, write_ports_file
 
-            pages = None if monitor is None else Listening(*monitor_socket.address(monitor, self._options))
+            pages = (
+                None
+                if monitor is None
+                else Listening(
+                    *monitor_socket.address(monitor, self._options), monitor_socket.monitoring_scheme(self._options)
+                )
+            )
             clients, websocket = doors.clients, doors.websocket
             self._ports_file = write_ports_file(
                 directory,
                 program,
-                nats=Listening(clients.host, clients.port),
+                nats=Listening(clients.host, clients.port, "tls" if self._options.tls.is_on else ""),
                 monitoring=pages,
                 websocket=Listening(websocket.host, websocket.port, doors.websocket_scheme) if websocket else None,
             )

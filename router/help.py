@@ -17,6 +17,7 @@ Server:
     -c, --config <file>              read options from this file
     -t                               test the file: say all that is wrong with it, and exit
     -m, --http_port <port>           serve the monitoring pages on this port (default: off; -1: any free one)
+    -ms, --https_port <port>         the same encrypted, with the certificate of --tls
     -P, --pid <file>                 write the process id here
         --ports_file_dir <dir>       write <dir>/{program}_<pid>.ports: the ports in use, as JSON
         --client_advertise <addr>    host[:port] to tell clients instead of our own
@@ -70,11 +71,9 @@ A running broker:
     -h, --help                       this text
     -v, --version                    the version
 
-Taken from nats-server's command lines, but not offered; the first group is announced and ignored, the second
-stops the start, because a broker that should be locked must not run open:
+Taken from nats-server's command lines, but not offered; announced and ignored:
     -js, --jetstream, -sd, --store_dir, --routes, --cluster, --cluster_name, --cluster_listen, --cluster_advertise,
     --no_advertise, --connect_retries, --profile, -s, --syslog, -r, --remote_syslog
-    -ms, --https_port
 
 Exit codes: 0 stopped by quit or ^C; 1 stopped by term, or could not start (the reason is on standard error).
 """

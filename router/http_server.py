@@ -9,12 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
+import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import NamedTuple
 
 import h11
+
+from router.secure_door import streams_past_handshake
 
 logger = logging.getLogger("gnatswarm.monitor")
 
@@ -29,6 +33,8 @@ IDLE_DEADLINE_S = 75.0
 HEAD_DEADLINE_S = 10.0
 # For WRITE_BYTES at a time: who reads slower than that is not reading.
 WRITE_DEADLINE_S = 20.0
+# Out of descriptors: accepting is tried again after so long.
+ACCEPT_AGAIN_S = 1.0
 
 
 class Request(NamedTuple):
@@ -67,24 +73,53 @@ class HttpServer:
     def __init__(self, respond: Respond) -> None:
         self._respond = respond
         self._server: asyncio.Server | None = None
+        self._acceptor: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self, sock: socket.socket) -> None:
-        """From here on requests are answered."""
-        self._server = await asyncio.start_server(self._on_connection, sock=sock, limit=READ_BYTES, backlog=128)
+    async def start(self, sock: socket.socket, context: Callable[[], ssl.SSLContext] | None = None) -> None:
+        """From here on requests are answered; over TLS where there is a context, asked for at each connection."""
+        if context is None:
+            self._server = await asyncio.start_server(self._on_connection, sock=sock, limit=READ_BYTES, backlog=128)
+        else:
+            sock.setblocking(False)
+            self._acceptor = asyncio.get_running_loop().create_task(self._accept(sock, context))
 
     def close(self) -> None:
         """Stop at once; answers under way are cut off."""
         if self._server is not None:
             self._server.close()
+        if self._acceptor is not None:
+            self._acceptor.cancel()
         for task in self._tasks:
             task.cancel()
 
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._tasks) >= MOST_CONNECTIONS:
             writer.close()
-            return
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        else:
+            self._work(self._serve(reader, writer))
+
+    async def _accept(self, listening: socket.socket, context: Callable[[], ssl.SSLContext]) -> None:
+        """Connections count from before their handshake: they hold a descriptor and buffers."""
+        while True:
+            try:
+                sock, _address = await asyncio.get_running_loop().sock_accept(listening)
+            except OSError as error:
+                logger.error("cannot accept monitoring connections: %s", os.strerror(error.errno or 0))
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
+            if len(self._tasks) >= MOST_CONNECTIONS:
+                sock.close()
+            else:
+                self._work(self._serve_secure(sock, context()))
+
+    async def _serve_secure(self, sock: socket.socket, context: ssl.SSLContext) -> None:
+        streams = await streams_past_handshake(sock, context, limit=READ_BYTES, deadline_s=HEAD_DEADLINE_S)
+        if streams is not None:
+            await self._serve(*streams)
+
+    def _work(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_served)
 

@@ -11,15 +11,18 @@ import binascii
 import hmac
 import logging
 import socket
+import ssl
 from typing import TYPE_CHECKING
 
+import msgspec
 import orjson
 
 from router import dashboard, metrics
 from router.cores import usable_cores
 from router.facts import Facts, Meter, gather
 from router.http_server import HttpServer, Request, Response, text_response
-from router.monitor_socket import address
+from router.listeners import ListenError
+from router.monitor_socket import address, monitoring_scheme
 from router.page_query import BadQuery, PageQuery
 from router.pages import Busy, Pages
 from router.shard_questions import ShardQuestions
@@ -55,6 +58,10 @@ class Monitor:
     def __init__(self, supervisor: Supervisor, sock: socket.socket) -> None:
         self._supervisor = supervisor
         self._sock = sock
+        self._scheme = monitoring_scheme(supervisor.options)
+        self._context: ssl.SSLContext | None = None
+        self._take_certificate()
+        supervisor.on_reloaded = self._take_certificate
         self._host, self._port = address(sock, supervisor.options)
         self._cores = usable_cores()
         self._meter = Meter()
@@ -67,15 +74,33 @@ class Monitor:
 
     async def start(self) -> None:
         """From here on pages are served."""
-        log.info("Starting http monitor on %s:%d", self._host, self._port)
-        await self._server.start(self._sock)
+        log.info("Starting %s monitor on %s:%d", self._scheme, self._host, self._port)
+        await self._server.start(self._sock, self._current_context if self._context is not None else None)
 
     def close(self) -> None:
         """Serve no more."""
         self._server.close()
 
+    def _take_certificate(self) -> None:
+        """The one that the options name now. Of whoever looks none is asked for, as by nats-server."""
+        if self._scheme != "https":
+            return
+        from shards.certificates import CertificateError, server_context
+
+        tls = msgspec.structs.replace(self._supervisor.options.tls, verify=False, verify_and_map=False)
+        try:
+            self._context = server_context(tls)
+        except CertificateError as error:  # it was good a moment ago, when the options were checked
+            if self._context is None:
+                raise ListenError(f"Can't start monitoring: {error}") from None
+            log.error("Monitoring keeps its old certificate: %s", error)
+
+    def _current_context(self) -> ssl.SSLContext:
+        assert self._context is not None
+        return self._context
+
     def _gather(self) -> Facts:
-        return gather(self._supervisor, self._meter, http_host=self._host, http_port=self._port, cores=self._cores)
+        return gather(self._supervisor, self._meter, http=(self._host, self._port), cores=self._cores)
 
     # ---- requests
 

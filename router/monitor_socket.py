@@ -20,12 +20,18 @@ def monitoring_host(options: Options) -> str:
     return options.http_host or options.host or LOOPBACK
 
 
+def monitoring_scheme(options: Options) -> str:
+    """How they are served: https or http."""
+    return "https" if options.https_port else "http"
+
+
 def listen(options: Options) -> socket.socket | None:
-    """A socket on http_port (-1: any free one), None where that is 0. ListenError when it cannot be had."""
-    if not options.http_port:
+    """A socket on https_port or http_port (-1: any free one), None where both are 0. ListenError when there is none."""
+    asked = options.https_port or options.http_port
+    if not asked:
         return None
     host = monitoring_host(options)
-    port = max(options.http_port, 0)
+    port = max(asked, 0)
     try:
         if host in ("0.0.0.0", "::"):
             is_dual = socket.has_dualstack_ipv6()
@@ -38,7 +44,7 @@ def listen(options: Options) -> socket.socket | None:
         # A name that has no address has a negative number; socket's own text of the others repeats the address.
         number = error.errno or 0
         why = os.strerror(number) if number > 0 else error.strerror
-        raise ListenError(f"Can't start monitoring: cannot listen on {host}:{options.http_port}: {why}") from None
+        raise ListenError(f"Can't start monitoring: cannot listen on {host}:{asked}: {why}") from None
 
 
 def address(sock: socket.socket, options: Options) -> tuple[str, int]:

@@ -25,8 +25,6 @@ RESTRICTS = {
     "resolver_preload": "account resolvers",
     "resolver_pinned_accounts": "account resolvers",
     "auth_callout": "authentication by a service",
-    "https": "monitoring over TLS",
-    "https_port": "monitoring over TLS",
 }
 
 # The same inside `authorization`, and in each user.
@@ -116,9 +114,6 @@ NO_EFFECT = {
 WANTS_BLOCK = frozenset({"cluster", "gateway", "leaf", "leafnodes", "mqtt"})
 
 # Flags of the same kinds.
-FLAGS_RESTRICT = {
-    "ms": "monitoring over TLS",
-}
 FLAGS_OPEN = {
     "js": OPENS["jetstream"],
     "sd": OPENS["jetstream"],

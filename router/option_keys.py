@@ -31,11 +31,14 @@ def _listen(value: object) -> Settings:
     return {"port": port or 4222} | ({"host": host} if isinstance(value, str) else {})
 
 
-def _http(value: object) -> Settings:
-    if not isinstance(value, str):
-        return {"http_port": values.http_port(value)}
-    host, port = values.listen(value)
-    return {"http_port": port, "http_host": host}
+def _http(field: str) -> Callable[[object], Settings]:
+    def read(value: object) -> Settings:
+        if not isinstance(value, str):
+            return {field: values.http_port(value)}
+        host, port = values.listen(value)
+        return {field: port, "http_host": host}
+
+    return read
 
 
 def _no_headers(value: object) -> Settings:
@@ -79,8 +82,10 @@ KEYS = (
     Key(("server_name",), _sets("server_name", values.text)),
     Key(("server_tags",), _sets("server_tags", values.server_tags)),
     Key(("client_advertise",), _sets("client_advertise", values.client_advertise)),
-    Key(("http",), _http),
+    Key(("http",), _http("http_port")),
     Key(("http_port", "monitor_port"), _sets("http_port", values.http_port)),
+    Key(("https",), _http("https_port")),
+    Key(("https_port",), _sets("https_port", values.http_port)),
     Key(("http_base_path",), _sets("http_base_path", values.http_base_path)),
     Key(("http_user",), _sets("http_user", values.text)),  # ours, and the next
     Key(("http_password",), _sets("http_password", values.text)),

@@ -84,11 +84,7 @@ class _Building:
             except Mistake as mistake:
                 self._problem(_COMMAND_LINE, f"-{flag}: {mistake.what}", mistake.advice)
         for flag in line.unoffered:
-            feature = not_offered.FLAGS_RESTRICT.get(flag)
-            if feature is not None:
-                self.problems.append(not_enforced(_COMMAND_LINE, f"-{flag}: {feature}"))
-            else:
-                self._notice(_COMMAND_LINE, f"-{flag} is not offered and was ignored", not_offered.FLAGS_OPEN[flag])
+            self._notice(_COMMAND_LINE, f"-{flag} is not offered and was ignored", not_offered.FLAGS_OPEN[flag])
 
     def finish(self, line: CommandLine) -> Built:
         """Options, after the checks that need to see all of it."""
@@ -99,11 +95,15 @@ class _Building:
         for field, value in self.settings.items():
             section, _, name = field.rpartition(".")
             (sections[section] if section else top)[name] = value
+        tls = Tls(**sections["tls"])
+        if tls.is_on:
+            # As the real server: who needs so long for the handshake has a second for CONNECT.
+            sections["limits"].setdefault("auth_timeout_s", tls.timeout_s + 1)
         limits = Limits(**sections["limits"])
         self._check_limits(limits)
-        tls = Tls(**sections["tls"])
         websocket = WebSocket(tls=Tls(**sections["websocket.tls"]), **sections["websocket"])
         self._check_tls(tls, websocket, line)
+        self._check_monitoring(tls)
         if self.problems:
             raise ConfigError(self.problems)
         options = Options(
@@ -166,8 +166,8 @@ class _Building:
 
     def _unoffered(self, entry: Entry, name: str) -> bool:
         """Whether the key is the real server's and not ours: then what has to be said is said."""
-        # An empty block restricts nothing; a port of 0 (https) opens nothing.
-        empty = _plain(entry.value) in ({}, [], 0)
+        # An empty block restricts nothing.
+        empty = _plain(entry.value) in ({}, [])
         if name in not_offered.RESTRICTS:
             if not empty:
                 self.problems.append(not_enforced(entry.at, f'"{entry.key}": {not_offered.RESTRICTS[name]}'))
@@ -277,6 +277,17 @@ class _Building:
         if self.settings.get("allow_non_tls") and not tls.is_on:
             what = '"allow_non_tls" has no effect here'
             self._notice(self._place("allow_non_tls"), what, "there is no TLS, every connection is plain")
+
+    def _check_monitoring(self, tls: Tls) -> None:
+        """One port at most, and a certificate where it is encrypted; found out at start there."""
+        http, https = self.settings.get("http_port"), self.settings.get("https_port")
+        place = self._place("https_port")
+        if https and http:
+            what = f"Can't start monitoring: can't specify both HTTP ({http}) and HTTPs ({https}) ports"
+            self._problem(place, what, "remove one of them")
+        elif https and not tls.is_on:
+            what = "Can't start monitoring: TLS cert and key required for HTTPS"
+            self._problem(place, what, "add a tls block or --tlscert and --tlskey, or use http_port")
 
     def _check_limits(self, limits: Limits) -> None:
         if limits.max_payload_bytes > limits.max_pending_bytes:

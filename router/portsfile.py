@@ -72,9 +72,9 @@ def write_ports_file(
 
 def ports_text(*, nats: Listening, monitoring: Listening | None = None, websocket: Listening | None = None) -> str:
     """The ports file's one line of JSON."""
-    ports = {"nats": urls("nats", nats)}
+    ports = {"nats": urls(nats.scheme or "nats", nats)}
     if monitoring is not None:
-        ports["monitoring"] = urls("http", monitoring)
+        ports["monitoring"] = urls(monitoring.scheme or "http", monitoring)
     if websocket is not None:
         ports["websocket"] = urls(websocket.scheme or "ws", websocket)
     return msgspec.json.encode(ports).decode()

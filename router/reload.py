@@ -47,6 +47,7 @@ FIXED = {
     "ports_file_dir": "the file was written at the start",
     "http_host": "the monitoring listener is made at the start",
     "http_port": "the monitoring listener is made at the start",
+    "https_port": "the monitoring listener is made at the start",
     "http_base_path": "the monitoring listener is made at the start",
     "headers": "clients were told whether there are headers",
     "config_file": "a broker keeps its file",

@@ -56,6 +56,7 @@ def reload(supervisor: Supervisor, reparse: Callable[[], Options] | None) -> Non
             log.error("Could not write pidfile: %s", error)
     supervisor.options = options
     supervisor.configured_us = time.time_ns() // 1000
+    supervisor.on_reloaded()
     supervisor.await_reloaded()
     supervisor.tell_all(Reload(options))
     if options.swarm.shards and options.swarm.shards != old.swarm.shards:

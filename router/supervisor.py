@@ -22,6 +22,7 @@ from router import descriptors, gap, monitor_socket, packages, stats_place, supe
 from router.cores import MAX_SHARDS, usable_cores
 from router.doors import Doors
 from router.footprint import Footprint
+from router.greeting import greet
 from router.launcher import Launcher
 from router.listeners import ListenError
 from router.shard_process import ShardProcess
@@ -82,6 +83,7 @@ class Supervisor:
         self._reloading: set[int] = set()  # shards that have not said that the last reload holds
         self.on_snapshot_reply: Callable[[int, control.SnapshotReply], None] = lambda shard, reply: None
         self.on_shard_gone: Callable[[int], None] = lambda shard: None
+        self.on_reloaded: Callable[[], None] = lambda: None  # the options are others from here on
         wanted = options.swarm.shards or usable_cores()
         if not 1 <= wanted <= MAX_SHARDS:
             raise CannotStart(f"shards must be 1..{MAX_SHARDS}, not {wanted}")
@@ -136,6 +138,11 @@ class Supervisor:
         for shard in self.shards:
             if shard.process is not None:
                 self._meet(shard)
+
+    @property
+    def is_monitored(self) -> bool:
+        """Whether there are monitoring pages."""
+        return self._monitor_socket is not None
 
     @property
     def shard_pids(self) -> list[int]:
@@ -560,13 +567,14 @@ def serve(
         log.critical("%s", error)
         return 1
     try:
+        greet(options, program, supervisor.server_id, supervisor.server_name)
         supervisor.start()
         # The zygote is still importing: so can we.
         import asyncio
 
         import uvloop
 
-        if options.http_port:
+        if supervisor.is_monitored:
             import router.monitor  # noqa: F401
 
         supervisor.meet()
@@ -580,7 +588,7 @@ def serve(
         supervisor.doors.announce()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             exit_code = runner.run(supervisor.run())
-    except CannotStart as error:
+    except (CannotStart, ListenError) as error:
         log.critical("%s", error)
         return 1
     finally:

@@ -30,7 +30,8 @@ def test_starts_says_so_and_shows_a_first_screen(tmp_path: Path) -> None:
     with Router(tmp_path, 2) as router:
         router.wait_ready()
         text = [line.split("] ", 2)[-1] for line in router.log.lines if "[INF]" in line]
-        assert text == [f"Listening for client connections on 127.0.0.1:{router.port}", "Server is ready"]
+        assert text[0] == "Starting gnatswarm"
+        assert text[-2:] == [f"Listening for client connections on 127.0.0.1:{router.port}", "Server is ready"]
         router.process.send_signal(signal.SIGINT)
         assert router.process.wait(DEADLINE_S) == 0
         assert router.process.stdout is not None

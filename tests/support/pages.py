@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import re
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -16,7 +17,7 @@ from typing import Any
 from tests.support.servers import HOST, START_DEADLINE_S, Broker
 
 # Both programs say it in the same words.
-MONITORING = re.compile(r"Starting http monitor on \S*:(\d+)")
+MONITORING = re.compile(r"Starting (https?) monitor on \S*:(\d+)")
 DEADLINE_S = 10.0
 
 
@@ -49,19 +50,23 @@ class Pages:
     base: str = ""
     host: str = HOST
     headers: dict[str, str] = field(default_factory=dict)
+    scheme: str = "http"
+    context: ssl.SSLContext | None = None  # of whoever reads pages by https
 
     @classmethod
     def of(cls, broker: Broker, **options: Any) -> Pages:
-        return cls(int(broker.log.wait_line(MONITORING.pattern, START_DEADLINE_S)[1]), **options)
+        found = broker.log.wait_line(MONITORING.pattern, START_DEADLINE_S)
+        return cls(int(found[2]), **{"scheme": found[1], **options})
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}{self.base}"
+        return f"{self.scheme}://{self.host}:{self.port}{self.base}"
 
     def get(self, path: str, method: str = "GET", **headers: str) -> Page:
         """The page at `path`, whatever its status."""
         request = urllib.request.Request(self.url + path, method=method, headers=self.headers | headers)
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+        handlers = [urllib.request.ProxyHandler({}), _NoRedirect(), urllib.request.HTTPSHandler(context=self.context)]
+        opener = urllib.request.build_opener(*handlers)
         try:
             with opener.open(request, timeout=DEADLINE_S) as answer:
                 return _page(answer.status, answer.headers, answer.read())
