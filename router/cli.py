@@ -11,6 +11,11 @@ import sys
 
 from router.flags import BadCommandLine, CommandLine, parse
 
+# Named as type checkers want it, without the import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from broker.options import Options
+
 
 def main(argv: list[str] | None = None, *, program: str = "") -> int:
     """Run with these arguments (default: the process's own) under this name (default: the one called by)."""
@@ -45,7 +50,7 @@ def _run(line: CommandLine, program: str) -> int:
         except SignalError as error:
             return _fail(program, str(error))
         return 0
-    if command in ("scale", "status"):
+    if command in ("scale", "status", "health"):
         return _operate(line, program)
     if command == "top":
         return _top(line)
@@ -72,6 +77,8 @@ def _operate(line: CommandLine, program: str) -> int:
         return _fail(program, str(error))
     if asked.command == "scale":
         return operator_commands.scale(asked.shards, pid=pid, port=asked.port)
+    if asked.command == "health":
+        return operator_commands.health(pid=pid, port=asked.port)
     return operator_commands.status(pid=pid, port=asked.port, as_json=asked.as_json)
 
 
@@ -116,21 +123,38 @@ def _test(line: CommandLine, program: str) -> int:
 
 
 def _serve(line: CommandLine, program: str) -> int:
+    # What a service manager says to this process is for it alone, and comes before anything is started.
+    inherited, notifier = None, None
+    if "LISTEN_FDS" in os.environ or "NOTIFY_SOCKET" in os.environ:
+        from router.inherited import Inherited
+        from router.listeners import ListenError
+        from router.notify import Notifier
+
+        notifier = Notifier.take(os.environ, os.getpid())
+        try:
+            inherited = Inherited.take(os.environ, os.getpid())
+        except ListenError as error:
+            return _fail(program, str(error))
     # What shards are forked from imports while we read the configuration.
     from router.zygote import prepare
 
     prepare()
     from broker.conf_tree import ConfigError
+    from router.listeners import ListenError
     from router.options_build import build
 
-    try:
+    def read() -> Options:
         options = build(line).options
-    except ConfigError as error:
+        return options if inherited is None else inherited.adapt(options)
+
+    try:
+        options = read()
+    except (ConfigError, ListenError) as error:
         return _fail(program, str(error))
-    from router.supervisor import serve
+    from router.serving import serve
 
     # SIGHUP reads the same command line and file again; flags go on winning.
-    return serve(options, program=program, reparse=lambda: build(line).options)
+    return serve(options, program=program, reparse=read, inherited=inherited, notifier=notifier)
 
 
 def _version_line(program: str) -> str:

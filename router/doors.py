@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 
 from broker.options import Options
+from router.inherited import Inherited, InheritedListeners
 from router.listeners import ListenError, Listeners
 from router.steering import Steering
 
@@ -20,11 +21,15 @@ log = logging.getLogger("gnatswarm.router")
 class Doors:
     """Open until close(). ListenError when an address cannot be had."""
 
-    def __init__(self, options: Options, shards: int, *, is_handoff: bool) -> None:
+    def __init__(self, options: Options, shards: int, *, is_handoff: bool, inherited: Inherited | None = None) -> None:
         self._is_handoff = is_handoff
         self.websocket_scheme = "wss" if options.websocket.tls.is_on else "ws"
         self._is_tls_required = options.tls.is_on and not options.allow_non_tls
-        self.clients = Listeners(options.host, options.port, 1 if is_handoff else shards)
+        self.clients: Listeners | InheritedListeners
+        if inherited is not None and inherited.clients:
+            self.clients = InheritedListeners(inherited.clients)
+        else:
+            self.clients = Listeners(options.host, options.port, 1 if is_handoff else shards)
         self.websocket: Listeners | None = None
         if options.websocket.port:
             try:

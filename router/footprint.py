@@ -7,6 +7,7 @@ them, the pid file and the ports file. Sockets of clients are `router.listeners`
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shards import linkdir
@@ -20,30 +21,32 @@ if TYPE_CHECKING:
 
 
 class Footprint:
-    """Made with its directories; LinkDirectoryError when they cannot be had."""
+    """Made with its directories, each announced before it is there; LinkDirectoryError when they cannot be had."""
 
-    def __init__(self, options: Options, *, port: int, server_name: str) -> None:
+    def __init__(
+        self,
+        options: Options,
+        *,
+        port: int,
+        server_name: str,
+        announce: Callable[[str], None],
+    ) -> None:
         self._options = options
         self._pid_file: TemporaryFile | None = None
         self._ports_file: TemporaryFile | None = None
         owner = linkdir.Owner(os.getpid(), port, server_name)
-        own = linkdir.LinkDirectory(linkdir.default_base(), owner)
+        own = linkdir.LinkDirectory(linkdir.default_base(), owner, announce)
         self._directories = [own]
         self.operator_path = os.path.join(own.path, linkdir.OPERATOR_SOCKET)
         self.link_dir = own.path
         if options.swarm.link_dir:
             try:
-                links = linkdir.LinkDirectory(options.swarm.link_dir, owner)
+                links = linkdir.LinkDirectory(options.swarm.link_dir, owner, announce)
             except linkdir.LinkDirectoryError:
                 own.remove()
                 raise
             self._directories.append(links)
             self.link_dir = links.path
-
-    @property
-    def directories(self) -> list[str]:
-        """The private directories."""
-        return [directory.path for directory in self._directories]
 
     def write_pid_file(self, path: str) -> None:
         """Our pid, in place of the pid file there was; "" is none. OSError when it cannot be written."""

@@ -60,7 +60,8 @@ A running broker:
                                        reopen: open the log file again           ldm: leave slowly (lame duck)
     {program} scale <n>              add or remove shards while clients talk
     {program} status                 how the shards are; --json for programs
-                                       both: -p <port> or -P <pid> say which broker, when several run
+    {program} health                 exit code 0 when all of them serve, 1 and why when not; for health checks
+                                       all three: -p <port> or -P <pid> say which broker, when several run
     {program} top [<url>]                watch a broker, or a nats-server, by its monitoring pages
                                        (default: http://127.0.0.1:8222; -m <port>: another port)
     {program} bench                  measure a broker, or compare several; {program} bench -h says how

@@ -27,11 +27,10 @@ class Launcher:
             prepare()
             self._zygote = take_prepared()
 
-    def remove_when_gone(self, link_dirs: Sequence[str]) -> None:
-        """Should this process die without removing these directories, the zygote does it."""
+    def remove_when_gone(self, link_dir: str) -> None:
+        """Should this process die without removing this directory, the zygote does it."""
         if self._zygote is not None:
-            for path in link_dirs:
-                self._zygote.remove_when_gone(path)
+            self._zygote.remove_when_gone(link_dir)
 
     def launch(self, boot: Boot) -> ShardProcess:
         """Ask for the shard's process; meet() follows. OSError when there cannot be one."""

@@ -1,4 +1,4 @@
-"""What `gnatswarm scale` and `gnatswarm status` were asked to do, and of which broker."""
+"""What `gnatswarm scale`, `status` and `health` were asked to do, and of which broker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from router.flags import BadCommandLine, CommandLine, parse
 class OperatorArguments(NamedTuple):
     """One command to a running broker."""
 
-    command: str  # "scale" or "status"
+    command: str  # "scale", "status" or "health"
     shards: int = 0  # scale: how many there shall be, 1..64
     pid: str = ""  # -P: process id or pid file of the router; "": the only one that runs
     port: int | None = None  # -p: its client port; None: any

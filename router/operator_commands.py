@@ -1,4 +1,4 @@
-"""`gnatswarm scale N` and `gnatswarm status`: what an operator says to a running broker, from another process.
+"""`gnatswarm scale N`, `status`, `health`: what an operator says to a running broker, from another process.
 
 Finds the broker by its private directory: the only one of this user, or the one with this pid or port. Prints to
 standard output, errors to standard error; returns the exit code.
@@ -46,6 +46,22 @@ def status(*, pid: int | None = None, port: int | None = None, as_json: bool = F
         return msgspec.json.encode(reply.status).decode() if as_json else status_table(reply.status)
 
     return _ask(StatusRequest(), pid, port, shown)
+
+
+def health(*, pid: int | None = None, port: int | None = None) -> int:
+    """0 when every shard serves, else 1 and why: for health checks that cannot reach the monitoring pages."""
+    try:
+        reply = _exchange(find(pid, port), StatusRequest(sample_s=0.0))
+    except NotFound as error:
+        return _failed(str(error))
+    except (OSError, msgspec.DecodeError) as error:
+        return _failed(f"the broker does not answer: {error}")
+    shards = reply.status.shards if reply.status is not None else []
+    faults = [f"shard {row.shard} is {row.phase}" for row in shards if row.phase != "ready"]
+    if faults or not shards:
+        return _failed(", ".join(faults) or "no shard runs")
+    print(f"ok: {len(shards)} of {len(shards)} shards serve")
+    return 0
 
 
 def status_table(status: Status) -> str:

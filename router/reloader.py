@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from broker.conf_tree import ConfigError
+from router.listeners import ListenError
 from router.reload import diff
 from shards import logs
 from shards.control import Reload
@@ -26,21 +27,27 @@ log = logging.getLogger("gnatswarm.router")
 
 def reload(supervisor: Supervisor, reparse: Callable[[], Options] | None) -> None:
     """Every problem is a line in the log, and then nothing has changed."""
+    supervisor.notifier.reloading()
+    if not _reload(supervisor, reparse):
+        supervisor.notifier.reloaded("the reload failed and changed nothing, the log says why")
+
+
+def _reload(supervisor: Supervisor, reparse: Callable[[], Options] | None) -> bool:
     if reparse is None:
         log.warning("Reload: there is no configuration to read again")
-        return
+        return False
     try:
         options = reparse()
-    except (ConfigError, OSError, ValueError) as error:
+    except (ConfigError, ListenError, OSError, ValueError) as error:
         log.error("Reload failed, nothing was changed: %s", error)
-        return
+        return False
     old = supervisor.options
     reloaded = diff(old, options)
     if reloaded.is_refused:
         for line in reloaded.refused:
             log.error("%s", line)
         log.error("Reload failed, nothing was changed")
-        return
+        return False
     for change in reloaded.live:
         log.info("Reloaded: %s", change)
     if old.logging != options.logging:
@@ -63,3 +70,4 @@ def reload(supervisor: Supervisor, reparse: Callable[[], Options] | None) -> Non
         problem = supervisor.scale(options.swarm.shards)
         if problem:
             log.warning("Reload: %s", problem)
+    return True

@@ -18,13 +18,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.options import Options
-from router import descriptors, gap, monitor_socket, packages, stats_place, supervision
+from router import gap, monitor_socket, stats_place, supervision
 from router.cores import MAX_SHARDS, usable_cores
 from router.doors import Doors
 from router.footprint import Footprint
-from router.greeting import greet
+from router.inherited import Inherited
 from router.launcher import Launcher
 from router.listeners import ListenError
+from router.notify import Notifier
 from router.shard_process import ShardProcess
 from router.supervision import Phase, ShardState
 from router.zygote import GROUP_SIGNALS
@@ -42,7 +43,7 @@ TICK_S = 0.25
 # A tick that comes so much later than it should means that this process did not run.
 LATE_S = 0.5
 
-_HANDLED_SIGNALS = (*GROUP_SIGNALS, signal.SIGTERM)
+HANDLED_SIGNALS = (*GROUP_SIGNALS, signal.SIGTERM)
 
 
 class CannotStart(Exception):
@@ -73,8 +74,11 @@ class Supervisor:
         program: str,
         reparse: Callable[[], Options] | None = None,
         command: Sequence[str] | None = None,
+        inherited: Inherited | None = None,
+        notifier: Notifier | None = None,
     ) -> None:
         self.options = options
+        self.notifier = notifier or Notifier()
         self._program = program
         self.stats_dir = stats_place.choose(options, program)
         self._reparse = reparse
@@ -96,19 +100,24 @@ class Supervisor:
         self.server_id = "N" + base64.b32encode(os.urandom(35)).decode()[:55]
         self.server_name = options.server_name or self.server_id
         try:
-            self._monitor_socket = monitor_socket.listen(options)
-            self.doors = Doors(options, wanted, is_handoff=self.is_handoff)
+            passed_in = inherited.monitoring if inherited is not None else None
+            self._monitor_socket = passed_in or monitor_socket.listen(options)
+            self.doors = Doors(options, wanted, is_handoff=self.is_handoff, inherited=inherited)
         except ListenError as error:
             raise CannotStart(str(error)) from None
         self._launcher = Launcher(command)
         try:
-            self.footprint = Footprint(options, port=self.doors.clients.port, server_name=self.server_name)
+            self.footprint = Footprint(
+                options,
+                port=self.doors.clients.port,
+                server_name=self.server_name,
+                announce=self._launcher.remove_when_gone,
+            )
         except linkdir.LinkDirectoryError as error:
             self.doors.close()
             self._launcher.close()
             raise CannotStart(str(error)) from None
         self.page = Page.create()
-        self._launcher.remove_when_gone(self.footprint.directories)
         self.shards: list[Shard] = []
         self._handoff: Handoff | None = None
         self._peers: list[control.Peer] = []
@@ -158,9 +167,9 @@ class Supervisor:
 
         self._loop = loop = asyncio.get_running_loop()
         self._done = loop.create_future()
-        for number in _HANDLED_SIGNALS:
+        for number in HANDLED_SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
         for shard in self.shards:
             if shard.process is not None and not shard.process.is_open:
                 shard.process.open_channel(self._on_message, self._on_channel_ended, self._on_exited)
@@ -183,8 +192,8 @@ class Supervisor:
             if monitor is not None:
                 monitor.close()
             # A second signal must not end us between here and the last socket file's removal.
-            signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
-            for number in _HANDLED_SIGNALS:
+            signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+            for number in HANDLED_SIGNALS:
                 loop.remove_signal_handler(number)
 
     def close(self) -> None:
@@ -202,6 +211,7 @@ class Supervisor:
             self._monitor_socket.close()
         self.footprint.remove()
         self.page.close()
+        self.notifier.close()
 
     # ---- events in ----
 
@@ -254,6 +264,7 @@ class Supervisor:
             self._reloading.discard(number)
             if not self._reloading:
                 log.info("Reloaded server configuration")
+                self.notifier.reloaded()
 
     def _on_channel_ended(self, process: ShardProcess, error: control.ControlError | None) -> None:
         shard = self._shard_of(process)
@@ -278,6 +289,7 @@ class Supervisor:
                 self._deliver(shard, supervision.Late(gap_s))
             self._deliver(shard, supervision.Tick())
         logs.rotate_when_full()
+        self._notify()
         self._loop.call_later(TICK_S, self._tick)
 
     def _shard_of(self, process: ShardProcess) -> Shard | None:
@@ -400,7 +412,16 @@ class Supervisor:
         self._check_ready()
         if self.is_serving:
             self._steer()
+        self._notify()
         self._check_done()
+
+    def _notify(self) -> None:
+        self.notifier.observe(
+            [shard.state for shard in self.shards],
+            is_serving=self.is_serving,
+            is_leaving=self._is_leaving or self._exit_code is not None,
+            connections=self.page.connections,
+        )
 
     def _check_done(self) -> None:
         if self._done is None or self._done.done():
@@ -536,62 +557,3 @@ class Supervisor:
         if problem:
             log.error("%s", problem)
         self.tell_all(control.ReopenLog())
-
-
-def serve(
-    options: Options,
-    *,
-    program: str,
-    reparse: Callable[[], Options] | None = None,
-    command: Sequence[str] | None = None,
-) -> int:
-    """Run one broker until it stops; the exit code: 0 after SIGINT or a lame duck's end, 1 after SIGTERM or failure.
-
-    `program` is the name we were called by. `reparse` reads the configuration anew for SIGHUP, and may raise
-    ConfigError, OSError or ValueError. `command` runs a shard in place of ours (tests).
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
-    try:
-        logs.configure(options.logging, process_label=logs.ROUTER_LABEL)
-    except OSError as error:
-        logs.fatal_line(f"cannot open the log file: {error}")
-        return 1
-    problem = packages.clash()
-    if problem:
-        log.critical("%s", problem)
-        return 1
-    descriptors.raise_limit()
-    try:
-        supervisor = Supervisor(options, program=program, reparse=reparse, command=command)
-    except CannotStart as error:
-        log.critical("%s", error)
-        return 1
-    try:
-        greet(options, program, supervisor.server_id, supervisor.server_name)
-        supervisor.start()
-        # The zygote is still importing: so can we.
-        import asyncio
-
-        import uvloop
-
-        if supervisor.is_monitored:
-            import router.monitor  # noqa: F401
-
-        supervisor.meet()
-        address = supervisor.doors.clients.address
-        if program != "nats-server":
-            from router.first_screen import first_screen, show
-
-            show(first_screen(address, os.getpid(), supervisor.shard_pids, options.swarm.accept))
-        for notice in options.notices:
-            log.warning("%s", notice)
-        supervisor.doors.announce()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            exit_code = runner.run(supervisor.run())
-    except (CannotStart, ListenError) as error:
-        log.critical("%s", error)
-        return 1
-    finally:
-        supervisor.close()
-    log.info("Server Exiting..")
-    return exit_code

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import stat
+from collections.abc import Callable
 
 import msgspec
 
@@ -57,7 +58,7 @@ def default_base() -> str:
 class LinkDirectory:
     """A fresh directory of this process, and the lock that proves it alive. LinkDirectoryError when impossible."""
 
-    def __init__(self, base: str, owner: Owner) -> None:
+    def __init__(self, base: str, owner: Owner, announce: Callable[[str], None] = lambda path: None) -> None:
         self.path = os.path.join(os.path.abspath(base), f"{owner.pid}-{os.urandom(3).hex()}")
         longest = _longest_path_bytes(self.path)
         if longest:
@@ -70,6 +71,7 @@ class LinkDirectory:
             # Nobody looks for dead routers while this one is not locked yet.
             with _LockedBase(base):
                 remove_stale(base)
+                announce(self.path)  # before it is there: who removes it when we die may not miss it
                 os.mkdir(self.path, 0o700)
                 owner_path = os.path.join(self.path, OWNER_FILE)
                 self._fd = os.open(owner_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -30,11 +30,14 @@ _PROGRAM = """
 import json, os, sys
 import msgspec
 from broker.options import Options
-from router.supervisor import serve
+from router.notify import Notifier
+from router.serving import serve
+notifier = Notifier.take(os.environ, os.getpid())
 options, program, command = json.loads(sys.argv[1])
 path = os.environ.get("RELOADED_OPTIONS")
 reparse = (lambda: msgspec.json.decode(open(path, "rb").read(), type=Options)) if path else None
-sys.exit(serve(msgspec.convert(options, Options), program=program, command=command or None, reparse=reparse))
+sys.exit(serve(msgspec.convert(options, Options), program=program, command=command or None, reparse=reparse,
+               notifier=notifier))
 """
 
 

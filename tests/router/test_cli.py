@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from broker.options import Options
 from broker.version import OWN_VERSION, SERVER_VERSION
-from router import cli, help, operator_commands, supervisor
+from router import cli, help, operator_commands, serving
 from router.flags import FLAGS, BadCommandLine, parse
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Options, str]]:
         found.append((options, program))
         return 7
 
-    monkeypatch.setattr(supervisor, "serve", serve)
+    monkeypatch.setattr(serving, "serve", serve)
     return found
 
 
