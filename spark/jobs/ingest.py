@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark import schema
 from spark.jobs.progress import Progress
-from spark.read import OPTIONS, with_source
-from spark.session import NoJava, new_session
+from spark.read import LINES, OPTIONS, parquet, place, with_source
+from spark.session import Stop, run
 from spark.write import write_batch
+
+# A batch that takes longer when the stream is to stop is done again next time.
+FINISH_BATCH_S = 60
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--every", default="30 seconds", help="with --continuous: how often (default: %(default)s)")
     made.add_argument("--files-per-batch", type=int, default=2000, help="default: %(default)s")
     made.add_argument("--master", default="local[*]", help="local[*], spark://…, yarn, k8s://… (default: %(default)s)")
+    made.add_argument("--partitions", type=int, default=8, help="of shuffles (default: %(default)s)")
     made.add_argument("--memory", default="1g", help="of the driver (default: %(default)s)")
     return made
 
@@ -65,16 +70,27 @@ def start(
     return (writer.trigger(processingTime=every) if every else writer.trigger(availableNow=True)).start()
 
 
+def refusal(stats_dir: str, out: str, checkpoint: str) -> str:
+    """Why these places cannot be used, or ""; of places that are not directories here nothing is known."""
+    if "://" in stats_dir or "://" in out:
+        return ""
+    if not Path(stats_dir).is_dir():
+        return f"there is no directory {stats_dir}"
+    if (Path(out) / "files").is_dir() and not Path(checkpoint, "metadata").is_file():
+        # Its batches would be numbered from 0 again, and overwrite those.
+        return f"{out} was written with another checkpoint than {checkpoint}: name that one, or another --out"
+    return ""
+
+
 def main(arguments: list[str]) -> int:
     """The program; its exit code."""
     asked = parser().parse_args(arguments)
+    checkpoint = asked.checkpoint or f"{asked.out}/_checkpoint"
+    if why := refusal(asked.stats_dir, asked.out, checkpoint):
+        print(f"gnatswarm ingest: {why}", file=sys.stderr)
+        return 1
     progress = Progress()
     progress.say("starting Spark (this takes some seconds) …")
-    try:
-        session = new_session("gnatswarm ingest", master=asked.master, memory=asked.memory, shuffle_partitions=8)
-    except NoJava as error:
-        print(f"gnatswarm ingest: {error}", file=sys.stderr)
-        return 1
     total: dict[str, int] = {}
 
     def on_batch(batch: int, counts: dict[str, int]) -> None:
@@ -82,24 +98,56 @@ def main(arguments: list[str]) -> int:
             total[kind] = total.get(kind, 0) + n
         progress.say(f"batch {batch}: " + ", ".join(f"{n:,} {kind}" for kind, n in counts.items()))
 
-    started = time.monotonic()
-    query = start(
-        session,
-        asked.stats_dir,
-        asked.out,
-        checkpoint=asked.checkpoint,
-        every=asked.every if asked.continuous else "",
-        files_per_batch=asked.files_per_batch,
-        on_batch=on_batch,
-    )
-    try:
-        query.awaitTermination()
-    except KeyboardInterrupt:
+    stop = Stop()
+    stop.listen()
+
+    def work(session: SparkSession) -> int:
+        stop.listen()
+        started, began = time.monotonic(), time.time()
+        progress.say(f"reading {asked.stats_dir}" + (f" every {asked.every}" if asked.continuous else ""))
+        query = start(
+            session,
+            asked.stats_dir,
+            asked.out,
+            checkpoint=checkpoint,
+            every=asked.every if asked.continuous else "",
+            files_per_batch=asked.files_per_batch,
+            on_batch=on_batch,
+        )
+        wait(query, stop, progress)
+        for path in unread(session, asked.stats_dir, asked.out, began):
+            progress.say(f"nothing can be read of {path}")
+        aside, copies = total.pop("aside", 0), total.pop("copies", 0)
+        progress.say(
+            f"{sum(total.values()) - copies:,} rows in {time.monotonic() - started:.1f} s, {aside:,} lines set aside, "
+            f"{copies:,} rows of copies left out"
+        )
+        return 0
+
+    return run("gnatswarm ingest", work, master=asked.master, memory=asked.memory, shuffle_partitions=asked.partitions)
+
+
+def unread(session: SparkSession, stats_dir: str, out: str, began: float) -> list[Path]:
+    """Files here that were there before this run began, and of which there is not even a line set aside."""
+    if "://" in stats_dir or "://" in out:
+        return []
+    found = {path.absolute() for path in Path(stats_dir).rglob(LINES) if not path.name.startswith(".")}
+    old = {path for path in found if path.exists() and path.stat().st_mtime < began}
+    written = parquet(session, f"{out}/files") if old else None
+    known = {row[0] for row in written.select("source").distinct().collect()} if written is not None else set()
+    return sorted(old - {Path(place(source)) for source in known})
+
+
+def wait(query: StreamingQuery, stop: Stop, progress: Progress) -> None:
+    """Until the stream has ended, or is asked to: then its batch may end first, so that nothing is done twice."""
+    while not stop.is_asked and not query.awaitTermination(1):
+        pass
+    if query.isActive:
+        progress.say("stopping …")
+        until = time.monotonic() + FINISH_BATCH_S
+        while query.status["isTriggerActive"] and time.monotonic() < until and not query.awaitTermination(1):
+            pass
         query.stop()
-    aside = total.pop("aside", 0)
-    progress.say(f"{sum(total.values()):,} rows in {time.monotonic() - started:.1f} s, {aside:,} lines set aside")
-    session.stop()
-    return 0
 
 
 if __name__ == "__main__":

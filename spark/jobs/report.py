@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pyspark import StorageLevel
 from pyspark.sql import SparkSession
 
 from spark.advice import Advice, advise
@@ -15,7 +14,7 @@ from spark.answers import answers
 from spark.jobs.progress import Progress
 from spark.page import page
 from spark.read import Statistics, read_lines, read_parquet, split
-from spark.session import NoJava, new_session
+from spark.session import run
 
 
 def parser() -> argparse.ArgumentParser:
@@ -37,7 +36,7 @@ def statistics_of(session: SparkSession, stats_dir: str, parquet: str) -> Statis
     """From either source; lines are parsed once."""
     if parquet:
         return read_parquet(session, parquet)
-    return split(read_lines(session, stats_dir).persist(StorageLevel.MEMORY_AND_DISK))
+    return split(read_lines(session, stats_dir))
 
 
 def collect(statistics: Statistics, most: int, progress: Progress | None = None) -> dict[str, list[dict[str, Any]]]:
@@ -57,28 +56,40 @@ def main(arguments: list[str]) -> int:
     if asked.stats_dir and not Path(asked.stats_dir).is_dir() and "://" not in asked.stats_dir:
         print(f"gnatswarm report: there is no directory {asked.stats_dir}", file=sys.stderr)
         return 1
-    progress.say("starting Spark (this takes some seconds) …")
-    try:
-        session = new_session(
-            "gnatswarm report", master=asked.master, memory=asked.memory, shuffle_partitions=asked.partitions
-        )
-    except NoJava as error:
-        print(f"gnatswarm report: {error}", file=sys.stderr)
+    if asked.from_parquet and "://" not in asked.from_parquet and not (Path(asked.from_parquet) / "files").is_dir():
+        print(f"gnatswarm report: {asked.from_parquet} has no tables of `gnatswarm ingest`", file=sys.stderr)
         return 1
-    progress.say(f"Spark {session.version} on {session.sparkContext.master}")
-    statistics = statistics_of(session, asked.stats_dir, asked.from_parquet)
-    found = collect(statistics, asked.top, progress)
-    advice = advise(found)
-    Path(asked.out).write_text(page(found, advice, asked.stats_dir or asked.from_parquet), encoding="utf-8")
-    if asked.tables:
-        for name, frame in answers(statistics, asked.top).items():
-            progress.say(f"table {name} …")
-            frame.coalesce(1).write.mode("overwrite").parquet(f"{asked.tables}/{name}.parquet")
-            frame.coalesce(1).write.mode("overwrite").csv(f"{asked.tables}/{name}.csv", header=True)
-    progress.say(f"{asked.out} is written")
-    session.stop()
-    print(summary(found, advice))
-    return 0
+    if not Path(asked.out).resolve().parent.is_dir():
+        print(f"gnatswarm report: there is no directory {Path(asked.out).resolve().parent}", file=sys.stderr)
+        return 1
+    progress.say("starting Spark (this takes some seconds) …")
+
+    def work(session: SparkSession) -> int:
+        progress.say(f"Spark {session.version} on {session.sparkContext.master}; reading …")
+        statistics = statistics_of(session, asked.stats_dir, asked.from_parquet)
+        found = collect(statistics, asked.top, progress)
+        if not found["shards"] and not found["gaps"] and not found["aside"]:
+            print(
+                f"gnatswarm report: there are no statistics in {asked.stats_dir or asked.from_parquet}", file=sys.stderr
+            )
+            return 1
+        advice = advise(found)
+        Path(asked.out).write_text(page(found, advice, asked.stats_dir or asked.from_parquet), encoding="utf-8")
+        if asked.tables:
+            write_tables(statistics, asked.top, asked.tables, progress)
+        progress.say(f"{asked.out} is written")
+        print(summary(found, advice))
+        return 0
+
+    return run("gnatswarm report", work, master=asked.master, memory=asked.memory, shuffle_partitions=asked.partitions)
+
+
+def write_tables(statistics: Statistics, most: int, directory: str, progress: Progress) -> None:
+    """Every answer as a file of Parquet and one of CSV."""
+    for name, frame in answers(statistics, most).items():
+        progress.say(f"table {name} …")
+        frame.coalesce(1).write.mode("overwrite").parquet(f"{directory}/{name}.parquet")
+        frame.coalesce(1).write.mode("overwrite").csv(f"{directory}/{name}.csv", header=True)
 
 
 def summary(found: dict[str, list[dict[str, Any]]], advice: list[Advice]) -> str:

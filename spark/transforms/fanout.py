@@ -44,6 +44,24 @@ def distribution(subjects: DataFrame) -> DataFrame:
     )
 
 
+def histogram(subjects: DataFrame) -> DataFrame:
+    """Messages by the fan-out of their subject in their window, rounded; `least` to `most` is the bucket."""
+    rounded = F.col("rounded")
+    power = F.pow(F.lit(2), F.ceil(F.log2(rounded)).cast("int"))
+    return (
+        per_window(subjects)
+        .withColumn("rounded", F.round("fanout").cast("bigint"))
+        .withColumn("most", F.when(rounded <= 16, rounded).otherwise(power).cast("bigint"))
+        .groupBy("most")
+        .agg(F.sum("msgs").alias("msgs"), F.countDistinct("account", "subject").alias("subjects"))
+        .select(
+            F.when(F.col("most") <= 16, F.col("most")).otherwise(F.col("most") / 2 + 1).cast("bigint").alias("least"),
+            "most", "msgs", "subjects",
+        )
+        .orderBy("least")
+    )  # fmt: skip
+
+
 def widths(shards: DataFrame) -> DataFrame:
     """Messages by how many subscribers they reached within one shard; `least` to `most` is the bucket."""
 

@@ -36,6 +36,11 @@ def hottest(subjects: DataFrame, by: str = "deliveries", most: int = 25) -> Data
     return totals(subjects).orderBy(F.desc(by), F.desc("msgs"), "account", "subject").limit(most)
 
 
+def crossing(subjects: DataFrame, most: int = 25) -> DataFrame:
+    """Those of which most frames went to other shards, beside all that was published and delivered of them."""
+    return totals(subjects).where("crossed > 0").orderBy(F.desc("crossed"), "account", "subject").limit(most)
+
+
 def unwanted(subjects: DataFrame, most: int = 25) -> DataFrame:
     """Subjects that were published to while nobody listened, on any shard."""
     return (

@@ -1,9 +1,11 @@
-"""What went wrong: slow consumers, windows that are missing, late event loops."""
+"""What went wrong: slow consumers, windows that are missing or torn."""
 
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+
+from spark.read import IDENTITY
 
 
 def slow_consumers(slow: DataFrame, most: int = 50) -> DataFrame:
@@ -18,6 +20,17 @@ def slow_consumers(slow: DataFrame, most: int = 50) -> DataFrame:
         .orderBy(F.desc("times"), "name", "ip", "subject", "reason", "user")
         .limit(most)
     )
+
+
+def torn(subjects: DataFrame, shards: DataFrame, most: int = 50) -> DataFrame:
+    """Windows that are not whole: a window's last row is its shard's, and these have none."""
+    key = [*IDENTITY, "window_start_us"]
+    return (
+        subjects.select(*key).distinct()
+        .join(shards.select(*key), key, "left_anti")
+        .orderBy("window_start_us", *IDENTITY)
+        .limit(most)
+    )  # fmt: skip
 
 
 def gaps(rows: DataFrame) -> DataFrame:

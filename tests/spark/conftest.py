@@ -15,12 +15,13 @@ def spark() -> Iterator[Any]:
 
     settings = {
         "spark.sql.adaptive.enabled": "false",
-        "spark.driver.host": "127.0.0.1",
         # Compiling takes longer than these few rows.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.default.parallelism": "1",
         "spark.sql.files.openCostInBytes": "1",
+        # A JVM that lives for a minute: the second compiler would only take the processor from the first.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
     }
     session = new_session("tests", master="local[2]", memory="700m", shuffle_partitions=1, settings=settings)
     yield session

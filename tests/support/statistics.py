@@ -10,6 +10,7 @@ from typing import Any
 
 import zstandard
 
+from tests.support import swarm
 from tests.support.wire import Client, Cluster
 
 
@@ -61,9 +62,16 @@ class Workload:
     truth: Truth = field(default_factory=Truth)
 
     @classmethod
-    async def on(cls, cluster: Cluster, truth: Truth | None = None) -> Workload:
-        """Subscribed: wide.* by six, narrow.x by one, jobs by a group of four, and one takes limited only 30 times."""
-        made = cls(await cluster.clients(8, on_different_shards=True), truth or Truth())
+    async def on(cls, cluster: Cluster, truth: Truth | None = None, shards: int = 0) -> Workload:
+        """Subscribed: wide.* by six, narrow.x by one, jobs by a group of four, and one takes limited only 30 times.
+
+        `shards`: how many there are now, where that is not what the broker was started with.
+        """
+        if shards:
+            clients = [await swarm.client_on(cluster, i % shards) for i in range(8)]
+        else:
+            clients = await cluster.clients(8, on_different_shards=True)
+        made = cls(clients, truth if truth is not None else Truth())
         for i, client in enumerate(made.clients[:6]):
             words = "SUB wide.* 1\r\n"
             words += "SUB jobs workers 2\r\n" if i < 4 else ""
@@ -88,6 +96,16 @@ class Workload:
         """In one run more than the subscription takes; from its own shard, so that its end is not late elsewhere."""
         await self._say(self.clients[5], "limited", 30, 4, 1)
         await self._say(self.clients[5], "limited", 45, 4, 0)
+
+    async def leave(self) -> int:
+        """Everybody reads what is theirs, wants nothing more and goes; how many messages they have read in all."""
+        received = 0
+        for client in self.clients:
+            # A fence behind each UNSUB: the next round's subscribers are all there are.
+            await client.talk("UNSUB 1\r\nUNSUB 2\r\nUNSUB 3\r\nUNSUB 4\r\nPING\r\n", expect_last="PONG\r\n")
+            received += len(client.inbox)
+            client.close()
+        return received
 
     async def _say(self, client: Client, subject: str, count: int, size: int, width: int) -> None:
         await client.talk(f"PUB {subject} {size}\r\n{'x' * size}\r\n" * count + "PING\r\n", expect_last="PONG\r\n")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support import swarm
+from tests.support.pages import Pages
 from tests.support.servers import Broker, wait_until
 from tests.support.statistics import Truth, Workload, added, rows
 from tests.support.wire import Cluster
@@ -40,6 +43,12 @@ def assert_true(records: list[dict[str, Any]], truth: Truth) -> None:
 
 def stats_in(directory: Path, window: str) -> list[str]:
     return ["--stats-dir", str(directory), "--stats-window", window]
+
+
+def mounted(place: Path) -> bool:
+    """A file system of 256 KiB there; False without the right."""
+    words = ["mount", "-t", "tmpfs", "-o", "size=256k", "gnatswarm-test", str(place)]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
 @KINDS
@@ -85,15 +94,35 @@ async def test_restarts_and_connections_that_come_and_go_lose_nothing(
             cluster = cluster_of(broker)
             workload = await Workload.on(cluster, truth)
             await workload.publish()
-            # A fence behind each UNSUB: the next round's subscribers are all there are.
-            for client in workload.clients[:6]:
-                await client.talk("UNSUB 1\r\nUNSUB 2\r\nUNSUB 3\r\nUNSUB 4\r\nPING\r\n", expect_last="PONG\r\n")
-                client.close()
+            await workload.leave()
         broker.stop()
     records = rows(tmp_path)
     assert_true(records, truth)
     assert added(records, "queue", "deliveries")["deliveries"] == truth.deliveries["jobs"]
     assert len({row["broker"] for row in records}) == 2
+
+
+@pytest.mark.kinds("gnatswarm-2")
+@pytest.mark.parametrize("window", ["150ms", "1h"])
+async def test_shards_that_come_and_go_lose_nothing(start_broker: Start, cluster_of: Of, tmp_path: Path, window: str):
+    """What clients did, what they received, what monitoring says and what is written is all the same."""
+    truth, received = Truth(), 0
+    broker = start_broker(args=[*stats_in(tmp_path, window), "-m", "-1"])
+    for shards in (2, 4, 1, 3):
+        await swarm.scale(broker, shards)
+        workload = await Workload.on(cluster_of(broker), truth, shards)
+        await workload.publish()
+        received += await workload.leave()
+    varz = await asyncio.to_thread(Pages.of(broker).json, "/varz")
+    broker.stop()
+    records = rows(tmp_path)
+    assert_true(records, truth)
+    assert {row["shard"] for row in records} == {0, 1, 2, 3}
+    assert not [row for row in records if row["kind"] == "gap"]
+    assert received == truth.deliveries.total() == varz["out_msgs"]
+    assert (varz["in_msgs"], varz["in_bytes"], varz["out_bytes"]) == (
+        truth.msgs.total(), truth.bytes.total(), truth.out_bytes,
+    )  # fmt: skip
 
 
 @pytest.mark.kinds("gnatswarm-2")
@@ -161,6 +190,35 @@ async def test_a_directory_that_was_never_there_is_said_once(start_broker: Start
     broker.stop()
     assert_true(rows(place), workload.truth)
     assert broker.log.text.count("Statistics pause") == 1
+
+
+@pytest.mark.kinds("gnatswarm-1")
+async def test_a_disk_that_is_full_pauses_statistics_until_there_is_room(
+    start_broker: Start, cluster_of: Of, tmp_path: Path
+):
+    place, filler = tmp_path / "small", tmp_path / "small" / "filler"
+    place.mkdir()
+    if not await asyncio.to_thread(mounted, place):
+        pytest.skip("no right to mount a file system here")
+    try:
+        broker = start_broker(args=stats_in(place / "stats", "100ms"))
+        workload = await Workload.on(cluster_of(broker))
+        await workload.publish()
+        await asyncio.to_thread(wait_until, lambda: bool(rows(place / "stats", hidden=True)))
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        await workload.publish(2)
+        await asyncio.to_thread(broker.log.wait_line, "Statistics pause: cannot write to .*: No space left on device")
+        await workload.publish(2)  # the broker goes on
+        filler.unlink()
+        await asyncio.to_thread(broker.log.wait_line, "Statistics go on: 0 windows were lost", 10.0)
+        await workload.publish()
+        broker.stop()
+        assert broker.log.text.count("Statistics pause") == 1
+        assert_true(rows(place / "stats"), workload.truth)
+    finally:
+        await asyncio.to_thread(subprocess.run, ["umount", "--lazy", str(place)], check=True)
 
 
 @pytest.mark.kinds("gnatswarm-1")
