@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from router.flags import BadCommandLine, CommandLine, parse
+from router.flags import BadCommandLine, CommandLine, nearest, parse
 
 # Named as type checkers want it, without the import.
 TYPE_CHECKING = False
@@ -17,14 +17,23 @@ if TYPE_CHECKING:
     from broker.options import Options
 
 
+COMMANDS = ("help", "version", "status", "health", "scale", "top", "doctor", "bench", "report", "ingest")
+
+
 def main(argv: list[str] | None = None, *, program: str = "") -> int:
     """Run with these arguments (default: the process's own) under this name (default: the one called by)."""
     program = program or _called_as()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(parse(arguments), program)
+        code = _run(parse(arguments), program)
+        if sys.stdout is not None:  # closed: `>&-`
+            sys.stdout.flush()
+        return code
     except BadCommandLine as bad:
         return _fail(program, f"{bad}\nrun {program} -h to see every flag")
+    except BrokenPipeError:  # as with `| head`: nobody wants the rest, Python's own last flush included
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _run(line: CommandLine, program: str) -> int:
@@ -54,13 +63,15 @@ def _run(line: CommandLine, program: str) -> int:
         return _operate(line, program)
     if command == "top":
         return _top(line)
+    if command == "doctor":
+        return _doctor(line, program)
     if command in ("report", "ingest"):
         return _spark(command, line.words[1:], program)
     if command == "bench":
         # A program of its own: a load generator shares nothing with the broker.
         os.execv(sys.executable, [sys.executable, "-P", "-m", "loadtest.bench", *line.words[1:]])
     if command:
-        raise BadCommandLine(f'unrecognized command: "{line.words[0]}"')
+        raise BadCommandLine(f'unrecognized command: "{line.words[0]}"{nearest(command, COMMANDS)}')
     return _test(line, program) if line.asks("t") else _serve(line, program)
 
 
@@ -102,6 +113,16 @@ def _top(line: CommandLine) -> int:
     from router.top import run
 
     return run(url or f"http://127.0.0.1:{port}")
+
+
+def _doctor(line: CommandLine, program: str) -> int:
+    behind = parse(line.words[1:])
+    if behind.words:
+        raise BadCommandLine(f'unexpected "{behind.words[0]}" after doctor')
+    from router.doctor import run
+
+    both = CommandLine(line.values | behind.values, line.spelled | behind.spelled, [])
+    return run(both, as_json=both.asks("json"), program=program)
 
 
 def _test(line: CommandLine, program: str) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 # Named as type checkers want it, without the import: `typing` alone costs a third of what `-v` may.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     Check = Callable[[object], object]
 
@@ -159,7 +159,7 @@ def parse(arguments: list[str]) -> CommandLine:
             raise BadCommandLine(f"bad flag syntax: {word}")
         flag = BY_NAME.get(name)
         if flag is None:
-            raise BadCommandLine(f"flag provided but not defined: -{name}{_nearest(name)}")
+            raise BadCommandLine(f"flag provided but not defined: -{name}{nearest(name, BY_NAME, '-')}")
         if not equals and flag.kind is not bool:
             if not rest:
                 raise BadCommandLine(f"flag needs an argument: -{name}")
@@ -192,8 +192,9 @@ def _value(flag: Flag, name: str, text: str, *, has_text: bool) -> bool | int | 
     return number
 
 
-def _nearest(name: str) -> str:
+def nearest(name: str, known: Iterable[str], dash: str = "") -> str:
+    """What may have been meant, as the end of a message; "" when nothing is like it."""
     import difflib  # only a mistake pays for it
 
-    near = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=0.6)
-    return f" — did you mean -{near[0]}?" if near else ""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" — did you mean {dash}{near[0]}?" if near else ""

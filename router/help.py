@@ -62,7 +62,8 @@ A running broker:
     {program} status                 how the shards are; --json for programs
     {program} health                 exit code 0 when all of them serve, 1 and why when not; for health checks
                                        all three: -p <port> or -P <pid> say which broker, when several run
-    {program} top [<url>]                watch a broker, or a nats-server, by its monitoring pages
+    {program} doctor [-c <file>]     look at this machine and a configuration, and say what is in the way; --json
+    {program} top [<url>]            watch a broker, or a nats-server, by its monitoring pages
                                        (default: http://127.0.0.1:8222; -m <port>: another port)
     {program} bench                  measure a broker, or compare several; {program} bench -h says how
 

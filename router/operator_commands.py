@@ -106,6 +106,8 @@ def find(pid: int | None, port: int | None) -> str:
     if len(matching) == 1:
         return os.path.join(matching[0][0], linkdir.OPERATOR_SOCKET)
     known = ", ".join(f"pid {owner.pid} on port {owner.port}" for _path, owner in brokers) or "none"
+    if not brokers:
+        raise NotFound("no broker of this user is running")
     if not matching:
         raise NotFound(f"no such broker of this user is running (running: {known})")
     raise NotFound(f"several brokers are running, say which by --pid or --port: {known}")
