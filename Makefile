@@ -26,7 +26,7 @@ COMPILED_SOURCES := $(shell find broker shards loadtest -name '*.pyx' -o -name '
 CYTHON_SOURCES := $(filter %.pyx %.pxd,$(COMPILED_SOURCES))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test demo build debug lint format bench fuzz clean FORCE
+.PHONY: help run test reference demo build debug lint format bench fuzz clean FORCE
 FORCE:
 
 help: ## list the targets
@@ -39,6 +39,9 @@ test: build ## run the tests
 	@$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
 build: build/.built ## set up .venv and compile what changed
+
+reference: build ## write deploy/CONFIGURATION.md anew
+	@PYTHONPATH=. $(PY) -P deploy/reference.py
 
 demo: build ## several shards, a workload, and what Spark says about it: build/demo/report.html
 	@$(PY) -P deploy/demo/demo.py $(ARGS)

@@ -68,8 +68,8 @@ class Permissions(_Discreet, frozen=True, forbid_unknown_fields=True):
 
     publish_allow: tuple[str, ...] | None = None  # only to these; None: everywhere
     publish_deny: tuple[str, ...] = ()  # though allowed, not to these
-    subscribe_allow: tuple[str, ...] | None = None
-    subscribe_deny: tuple[str, ...] = ()
+    subscribe_allow: tuple[str, ...] | None = None  # as publish_allow
+    subscribe_deny: tuple[str, ...] = ()  # as publish_deny
     responses: int = 0  # messages on the reply subject of each message it got, beside the above; -1: no limit
     responses_expire_s: float = 120.0  # for so long after that message; 0 and less: no limit
 
@@ -78,9 +78,9 @@ class User(_Discreet, frozen=True, forbid_unknown_fields=True):
     """Somebody who may connect: with a name and a password, plain or hashed by bcrypt, or with an nkey."""
 
     name: str = ""  # "": a user with an nkey
-    password: str = ""
+    password: str = ""  # plain, or hashed by bcrypt
     nkey: str = ""  # public key, "U…"
-    account: str = GLOBAL_ACCOUNT
+    account: str = GLOBAL_ACCOUNT  # whose messages it hears
     permissions: Permissions | None = None  # None: everything is allowed
 
     @property
@@ -92,7 +92,7 @@ class User(_Discreet, frozen=True, forbid_unknown_fields=True):
 class Account(_Discreet, frozen=True, forbid_unknown_fields=True):
     """Users whose messages nobody outside of it gets. Its limits are each client's."""
 
-    name: str
+    name: str  # what users say and logs show
     max_subscriptions: int = 0  # of each client; 0: the broker's own limit
     max_payload_bytes: int = 0  # likewise
 
@@ -129,7 +129,7 @@ class WebSocket(_Discreet, frozen=True, forbid_unknown_fields=True):
     host: str = ""  # address to listen on; "": every address
     port: int = 0  # 0: none, -1: any free one
     no_tls: bool = False  # has to be said where there is no certificate
-    tls: Tls = Tls()
+    tls: Tls = Tls()  # of this port
     compression: bool = False  # permessage-deflate for clients that ask for it
     same_origin: bool = False  # a page may connect only to where it came from
     allowed_origins: tuple[str, ...] = ()  # pages of these alone, as scheme://host:port; (): of all
@@ -157,12 +157,12 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     https_port: int = 0  # the same encrypted, with the certificate of tls; at most one of the two ports is not 0
     http_base_path: str = ""  # what stands before every monitoring path, as a proxy may need
     http_user: str = ""  # with http_password: who may see the monitoring pages; "": everybody who reaches them
-    http_password: str = ""
+    http_password: str = ""  # with http_user
     client_advertise: str = ""  # host[:port] to show in connect_urls instead of our own
     headers: bool = True  # offer message headers (HPUB, HMSG)
     auth_token: str = ""  # token every client must give; "": none
     auth_user: str = ""  # with auth_password: the one user; "": none
-    auth_password: str = ""
+    auth_password: str = ""  # the one user's, plain or hashed by bcrypt
     users: tuple[User, ...] = ()  # several users instead of the one; (): none
     no_auth_user: str = ""  # one of users: who a client is that gives no credentials; "": it is refused
     accounts: tuple[Account, ...] = ()  # beside $G and $SYS, which are always there

@@ -40,7 +40,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # A load generator that shares the server's parser hides the parser's bugs.
     "loadtest": (),
     "spark": (),
-    "deploy": (),
+    # The configuration reference is written from the typed options.
+    "deploy": ("broker", "router"),
     "gnatswarm": ("broker", "shards", "router"),
     "gnatswarm_pytest": ("gnatswarm",),
 }

@@ -1,0 +1,229 @@
+"""Writes deploy/CONFIGURATION.md from the typed options: `make reference`. A test compares the page with it.
+
+What an option means is the comment on its line in broker/options.py or broker/limits.py; which key sets it is found by
+asking the readers of the configuration file, which flag by the table of flags, and whether a reload takes it by the
+table of reloads. Nothing about an option is written here but the keys inside blocks that are no plain table.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from broker import limits, options
+from router import not_offered, option_keys, option_values, tls_block, websocket_block
+from router.flags import FLAGS
+from router.reload import FIXED
+
+PAGE = Path(__file__).with_name("CONFIGURATION.md")
+
+HEAD = """\
+# Configuration reference
+
+Written by `make reference` from the typed options (`broker/options.py`); a test holds it against them. The syntax is
+nats-server's, and so are the names, but for those marked °: those are gnatswarm's own.
+[config/gnatswarm.conf](config/gnatswarm.conf) is the same as a file with every option at its default, and
+`gnatswarm -t -c FILE` says all that is wrong with one at once, with line and column.
+
+**Reload**: `yes` takes effect with `gnatswarm --signal reload`, in a running broker; `start` needs a restart, and a
+reload that would change it is refused as a whole. Sizes: `64MB` (times 1024), `64m` (times 1000). Durations: `"10s"`,
+`"1h30m"`, `"250ms"`.
+
+"""
+
+SECTIONS: tuple[tuple[str, str, type[msgspec.Struct], str], ...] = (
+    ("The broker", "", options.Options, ""),
+    ("Limits", "limits.", limits.Limits, ""),
+    ("Logging", "logging.", options.Logging, ""),
+    ("Shards", "swarm.", options.Swarm, ""),
+    ("Statistics: `stats { … }`", "stats.", options.Stats, ""),
+    ("Encryption: `tls { … }`", "tls.", options.Tls, "The same keys are in `websocket { tls { … } }`."),
+    ("WebSocket: `websocket { … }`", "websocket.", options.WebSocket, ""),
+    (
+        "A user",
+        "user.",
+        options.User,
+        "In `authorization { users: [ {…}, {…} ] }`, or in `accounts { NAME { users: [ {…} ] } }`.",
+    ),
+    (
+        "Permissions",
+        "permissions.",
+        options.Permissions,
+        "Of a user: `{user: …, permissions: { publish: {allow: [...], deny: [...]}, subscribe: {...} }}`; of all users "
+        "that have none: `default_permissions` beside `users`.",
+    ),
+    ("An account", "account.", options.Account, "`accounts { NAME { … } }`"),
+)
+
+# Keys inside blocks that are no plain table of keys and readers, and fields that no key sets.
+BY_HAND = {
+    "auth_token": "authorization { token }",
+    "auth_user": "authorization { user }",
+    "auth_password": "authorization { password }",
+    "users": "authorization { users }",
+    "accounts": "accounts",
+    "limits.auth_timeout_s": "authorization { timeout }",
+    "user.name": "user",
+    "user.password": "password",
+    "user.nkey": "nkey",
+    "user.account": "(the account it is written in)",
+    "user.permissions": "permissions",
+    "permissions.publish_allow": "publish { allow }",
+    "permissions.publish_deny": "publish { deny }",
+    "permissions.subscribe_allow": "subscribe { allow }",
+    "permissions.subscribe_deny": "subscribe { deny }",
+    "permissions.responses": "allow_responses { max }",
+    "permissions.responses_expire_s": "allow_responses { expires }",
+    "account.name": "(the name of the block)",
+    "account.max_subscriptions": "limits { max_subscriptions }",
+    "account.max_payload_bytes": "limits { max_payload }",
+    "websocket.tls": "tls { … }",
+}
+NO_KEY = {"config_file": "`-c`", "notices": "what was asked for and is not offered"}
+SECTION_FIELDS = frozenset({"limits", "logging", "swarm", "stats", "tls", "websocket"})
+OURS = frozenset({"http_user", "http_password", "log_format", "shards", "accept", "link_dir", "prefer_local"})
+
+# One of these is a value that a reader takes; what it sets does not depend on which.
+SAMPLES: tuple[object, ...] = ("30s", True, 5, "text", "127.0.0.1:1", "reuseport", "1.2", "1.3", "127.0.0.1", ["x"],
+                               ["https://x.example"], list(tls_block.ciphers.ALL)[:1], list(tls_block.ciphers.CURVES)[:1])  # fmt: skip # noqa: E501
+
+
+def comments(of: type[msgspec.Struct]) -> dict[str, str]:
+    """The comment on each field's line."""
+    lines = inspect.getsource(sys.modules[of.__module__]).splitlines()
+    (body,) = [
+        node.body
+        for node in ast.walk(ast.parse("\n".join(lines)))
+        if isinstance(node, ast.ClassDef) and node.name == of.__name__
+    ]
+    found = {}
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            _code, _, comment = lines[(node.end_lineno or node.lineno) - 1].partition("  # ")
+            found[node.target.id] = comment.strip()
+    return found
+
+
+def fields_set(read: Callable[[object], dict[str, object]]) -> frozenset[str]:
+    """The dotted fields of Options that a reader of a key sets."""
+    found: set[str] = set()
+    for sample in SAMPLES:
+        with contextlib.suppress(option_values.Mistake, option_values.BareSeconds):
+            found |= set(read(sample))
+    return frozenset(found)
+
+
+@functools.cache
+def keys_by_field() -> dict[str, list[str]]:
+    """Dotted field → the keys of the file that set it, our own name for it first."""
+    found: dict[str, list[str]] = {}
+
+    def note(names: tuple[str, ...], fields: frozenset[str], prefix: str = "") -> None:
+        for field in fields:
+            kept = found.setdefault(prefix + field, [])
+            kept += [name for name in names if name not in kept]
+
+    both = []
+    for key in option_keys.KEYS:
+        if key.names == ("stats",):
+            continue
+        fields = fields_set(key.read)
+        (both.append((key.names, fields)) if len(fields) > 1 else note(key.names, fields))
+    for names, fields in both:  # `listen`, which sets two at once, is nobody's first name
+        note(names, fields)
+    for table, prefix in ((option_keys._STATS, ""), (tls_block._KEYS, "tls."), (websocket_block._KEYS, "websocket.")):
+        for name, read in sorted(table.items(), key=lambda entry: len(fields_set(entry[1])) > 1):
+            note((name,), fields_set(read), prefix)
+    return found
+
+
+def shown_default(value: object, *, is_size: bool) -> str:
+    """As it is written in a file."""
+    if isinstance(value, msgspec.Struct):
+        return "–"
+    if value is None or value == () or value == "":
+        return "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if is_size and isinstance(value, int) and value:
+        for unit, size in (("GB", 1024**3), ("MB", 1024**2), ("KB", 1024)):
+            if value % size == 0:
+                return f"{value // size}{unit}"
+    return str(value)
+
+
+def with_unit(name: str, default: str) -> str:
+    """A default with the unit of the field's name."""
+    return f"{default} s" if name.endswith("_s") and default != "–" else default
+
+
+def rows(of: type[msgspec.Struct], prefix: str) -> Iterator[str]:
+    """One line of a table for each field."""
+    keys, told = keys_by_field(), comments(of)
+    flags = {field: flag.names for flag in reversed(FLAGS) for field in flag.fields}
+    for field in msgspec.structs.fields(of):
+        dotted = prefix + field.name
+        if (not prefix and field.name in SECTION_FIELDS) or dotted in NO_KEY:
+            continue
+        names = keys.get(dotted) or ([BY_HAND[dotted]] if dotted in BY_HAND else [])
+        if not names:
+            raise SystemExit(f"no key sets {dotted}, and deploy/reference.py does not say why")
+        first, *others = names
+        mark = " °" if first in OURS or prefix == "stats." else ""
+        key = (f"`{first}`" if first[0] != "(" else first) + mark
+        if others:
+            key += "<br>also " + ", ".join(f"`{name}`" for name in others)
+        flag = flags.get(dotted, ())
+        shown = f"`{'--' if len(flag[0]) > 1 else '-'}{flag[0]}`" if flag else ""
+        value = field.default if field.default is not msgspec.NODEFAULT else None
+        default = with_unit(field.name, shown_default(value, is_size=field.name.endswith("_bytes")))
+        if field.name == "headers":  # the key says the opposite of the field
+            default, told["headers"] = "false", "true: offer no message headers (HPUB, HMSG)"
+        reload = "start" if dotted in FIXED else "yes"
+        means = told[field.name].replace("|", "\\|").replace("<", "&lt;")
+        if not means:
+            raise SystemExit(f"{of.__name__}.{field.name} has no comment that says what it means")
+        yield f"| {key} | {shown} | {default} | {means} | {reload} |"
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for title, prefix, struct, note in SECTIONS:
+        parts.append(f"## {title}\n\n")
+        if note:
+            parts.append(f"{note}\n\n")
+        parts.append("| key | flag | default | meaning | reload |\n|---|---|---|---|---|\n")
+        parts.append("\n".join(rows(struct, prefix)) + "\n\n")
+    parts.append("## Known from nats-server, and not here\n\n")
+    parts.append("What only adds something is announced at the start and skipped:\n\n")
+    parts += [f"* `{name}`: {what}\n" for name, what in not_offered.OPENS.items()]
+    parts.append("\nWhat would restrict access, or change what goes where, stops the start:\n\n")
+    stops = [
+        ("", not_offered.RESTRICTS),
+        ("authorization", not_offered.RESTRICTS_IN_AUTHORIZATION),
+        ("tls", not_offered.RESTRICTS_IN_TLS),
+        ("websocket", not_offered.RESTRICTS_IN_WEBSOCKET),
+        ("", not_offered.CHANGES_DELIVERY),
+        ("accounts", not_offered.CHANGES_DELIVERY_IN_ACCOUNTS),
+    ]
+    for block, table in stops:
+        for name, what in table.items():
+            parts.append(f"* `{f'{block} {{ {name} }}' if block else name}`: {what}\n")
+    parts.append("\nWhat tunes something that is built differently is taken and has no effect:\n\n")
+    parts += [f"* `{name}`: {what}\n" for name, what in not_offered.NO_EFFECT.items()]
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"{PAGE} is written")

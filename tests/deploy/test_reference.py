@@ -1,0 +1,43 @@
+"""The configuration reference says what the options are now."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import pytest
+
+from router.option_keys import KEYS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("deploy_reference", ROOT / "deploy" / "reference.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_what_the_options_are(reference: ModuleType) -> None:
+    written = (ROOT / "deploy" / "CONFIGURATION.md").read_text(encoding="utf-8")
+    assert written == reference.page(), "run `make reference`"
+
+
+def test_every_option_has_a_line_in_its_section(reference: ModuleType) -> None:
+    for _title, prefix, struct, _note in reference.SECTIONS:
+        fields = {field.name for field in msgspec.structs.fields(struct)}
+        left_out = {
+            name for name in fields if not prefix and (name in reference.SECTION_FIELDS | set(reference.NO_KEY))
+        }
+        assert len(list(reference.rows(struct, prefix))) == len(fields - left_out), struct
+
+
+@pytest.mark.parametrize("key", [key for key in KEYS if key.names != ("stats",)], ids=lambda key: key.names[0])
+def test_every_key_of_the_file_is_on_the_page(reference: ModuleType, key: object) -> None:
+    page = reference.page()
+    assert all(f"`{name}`" in page for name in key.names)  # type: ignore[attr-defined]
