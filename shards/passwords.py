@@ -62,6 +62,11 @@ class Passwords:
         """How many comparisons are still to be made, the one going on included."""
         return len(self._questions)
 
+    def close(self) -> None:
+        """Compare no more; a comparison that has begun ends by itself."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
     def ask(self, question: HashedPassword, waiter: Waiter) -> bool:
         """The waiter is told, later, in the loop. False: it is not, there are too many before it."""
         if question.key in self._questions:

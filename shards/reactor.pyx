@@ -602,6 +602,22 @@ cdef class Reactor:
                 self.check(<Socket>source)
         self.finish_round()
 
+    def close(self):
+        """Closes every connection at once; what their peers have not read may be lost. It is of no use afterwards."""
+        cdef Source source
+        for client in self.leaving:
+            while not (<ClientConnection>client).leave(LEAVE_SLICE):
+                pass
+        self.leaving = []
+        self.held = []
+        for source in list(self.sources):
+            if isinstance(source, Socket):
+                (<Socket>source).peer.out.owner = NULL
+                close_fd(source.fd)
+                source.fd = -1
+        self.sources = []
+        self.gone = []
+
     def sockets(self) -> list:
         """Every open socket's owner."""
         return [(<Socket>source).owner for source in self.sources if isinstance(source, Socket)]

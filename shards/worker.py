@@ -1,4 +1,4 @@
-"""One shard process: wires engine, sockets and control channel together, and runs until the router says stop.
+"""One shard process: wires shard, links and control channel together, and runs until the router says stop.
 
 The router has made everything that outlives a shard (listeners, page, link directory). A control channel that ends
 means that the router is gone: the shard goes at once, whatever its clients are doing.
@@ -16,35 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from broker.auth import Authenticator
 from broker.errors import CloseReason
-from broker.fanout import Fanout
-from broker.fence import MeshFence
-from broker.info import InfoTemplate, advertised
-from broker.mesh import Mesh
 from shards import control, handoff, logs
-from shards.clients import Clients
 from shards.departure import QUIET_S, Departure
 from shards.links import LINK_VERSION, Hello, Links
 from shards.page import Page
 from shards.parentage import die_with_parent
-from shards.reactor import Reactor
 from shards.recorder import Recorder
+from shards.shard import Shard
 from shards.snapshots import Snapshots
 
 if TYPE_CHECKING:
     from broker.options import Options
     from shards.control import Message
-    from shards.reactor import Listener
 
 logger = logging.getLogger("gnatswarm.shard")
 
-# Deadlines (idle, log-in, write) are looked at in tenths of all sockets, ten times a second.
-SWEEP_S = 0.1
-# A lag is halved in 0.7 s, so that one late timer does not make a shard look slow for long.
-LAG_FADES = 0.9
-# Out of descriptors: accepting is tried again after so long, as nats-server does.
-ACCEPT_AGAIN_S = 1.0
 # Between Drained and the exit: what links still hold goes out.
 LAST_WORDS_S = 0.1
 
@@ -66,11 +53,11 @@ def _die(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 async def _run(control_fd: int) -> int:
     asyncio.get_running_loop().set_exception_handler(_die)
-    shard = Shard(socket.socket(fileno=control_fd))
-    return await shard.done
+    worker = Worker(socket.socket(fileno=control_fd))
+    return await worker.done
 
 
-class Shard:
+class Worker:
     """The state of one shard process."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -78,10 +65,8 @@ class Shard:
         self.done: asyncio.Future[int] = self._loop.create_future()
         self._channel = control.Channel(sock, control.ToShard, self._on_message, self._on_control_closed)
         self._boot: control.Boot | None = None
-        self._listeners: list[Listener] = []
         self._handoff: socket.socket | None = None
         self._departure: Departure | None = None
-        self._lag_s = 0.0
         self._recorder: Recorder | None = None
 
     # ---- control channel
@@ -100,7 +85,7 @@ class Shard:
                 # The first half for clients to go by themselves, the second to close who has not.
                 self._leave(deadline_s / 2, deadline_s / 2, quiet_s=QUIET_S)
             case control.LameDuck(grace_s, duration_s):
-                self._stop_listening()
+                self._shard.stop_listening()
                 self._leave(grace_s, duration_s, quiet_s=0.0)
             case control.Reload(options):
                 self._reload(options)
@@ -111,7 +96,7 @@ class Shard:
                 logs.reopen()
             case control.LogLevel(debug, trace):
                 logs.set_level(debug, trace)
-                self._reactor.is_tracing = trace
+                self._shard.reactor.is_tracing = trace
             case control.Snapshot():
                 self._snapshots.answer(message)
 
@@ -143,31 +128,21 @@ class Shard:
         options = boot.options
         logs.configure(options.logging, process_label=f"shard {boot.shard}")
         self._page = Page.attach(boot.page_fd)
-        self._fanout = Fanout(prefers_local=options.swarm.prefer_local)
-        self._reactor = Reactor(self._fanout, self._page, boot.shard, options.limits)
-        self._reactor.is_tracing = options.logging.trace
-        mesh = Mesh(self._fanout, boot.shard)
-        fence = MeshFence(mesh)
-        self._mesh = mesh
-        self._clients = Clients(
-            shard=boot.shard,
-            options=options,
-            info=self._info_template(boot, options),
-            reactor=self._reactor,
-            fanout=self._fanout,
-            mesh=mesh,
-            fence=fence,
+        self._shard = shard = Shard(
+            options,
+            number=boot.shard,
             page=self._page,
+            server_id=boot.server_id,
+            server_name=boot.server_name,
+            host=boot.host,
+            port=boot.port,
         )
-        self._loop.add_reader(self._reactor.fd, self._reactor.turn)
-        self._sweep_at_s = self._loop.time() + SWEEP_S
-        self._loop.call_at(self._sweep_at_s, self._sweep)
         path = os.path.join(boot.link_dir, f"{boot.shard}.{boot.boot_id}.sock")
         self._links = Links(
             loop=self._loop,
-            reactor=self._reactor,
-            mesh=mesh,
-            fence=fence,
+            reactor=shard.reactor,
+            mesh=shard.mesh,
+            fence=shard.fence,
             hello=Hello(boot.server_id, boot.shard, boot.boot_id, LINK_VERSION),
             path=path,
             on_ready=self._on_ready,
@@ -175,9 +150,9 @@ class Shard:
         )
         self._snapshots = Snapshots(
             channel=self._channel,
-            clients=self._clients,
-            mesh=mesh,
-            fanout=self._fanout,
+            clients=shard.clients,
+            mesh=shard.mesh,
+            fanout=shard.fanout,
             links=self._links,
         )
         self._record(boot)
@@ -196,43 +171,22 @@ class Shard:
             boot=boot.boot_id,
             shard=boot.shard,
             page=self._page,
-            reactor=self._reactor,
+            reactor=self._shard.reactor,
             links=self._links,
-            mesh=self._mesh,
+            mesh=self._shard.mesh,
         )
-        self._clients.on_slow = self._recorder.on_slow
+        self._shard.on_sweep = self._recorder.on_sweep
+        self._shard.clients.on_slow = self._recorder.on_slow
         self._links.on_gone = self._recorder.on_link_gone
 
     def _on_ready(self) -> None:
         """In step with every sibling: only now may clients come, or they would miss what others subscribed to."""
         assert self._boot is not None
-        self._listeners = [
-            self._reactor.listen(fd, self._clients.on_accept, self._on_accept_error) for fd in self._boot.listener_fds
-        ]
-        self._listeners += [
-            self._reactor.listen(fd, self._clients.on_accept_websocket, self._on_accept_error)
-            for fd in self._boot.websocket_fds
-        ]
+        self._shard.listen(self._boot.listener_fds, self._boot.websocket_fds)
         if self._boot.handoff_fd >= 0:
             self._handoff = socket.socket(fileno=self._boot.handoff_fd)
             self._loop.add_reader(self._handoff.fileno(), self._on_handoff)
         self._channel.send(control.Ready())
-
-    def _info_template(self, boot: control.Boot, options: Options) -> InfoTemplate:
-        host, port = advertised(options.client_advertise, boot.host, boot.port)
-        return InfoTemplate(
-            server_id=boot.server_id,
-            server_name=boot.server_name,
-            host=host,
-            port=port,
-            shard=boot.shard,
-            headers=options.headers,
-            max_payload_bytes=options.limits.max_payload_bytes,
-            auth_required=Authenticator(options).asks_before_connect,
-            tls_required=options.tls.is_on and not options.allow_non_tls,
-            tls_available=options.tls.is_on and options.allow_non_tls,
-            tls_verify=options.tls.is_on and options.tls.asks_for_certificate,
-        )
 
     def _on_handoff(self) -> None:
         """Sockets that the router has accepted for us."""
@@ -250,22 +204,19 @@ class Shard:
                     sock.detach()
             except OSError:
                 continue  # gone already, and closed with `sock`
-            self._clients.on_accept(fd, host.removeprefix("::ffff:"), port)
-        self._reactor.finish()
+            self._shard.clients.on_accept(fd, host.removeprefix("::ffff:"), port)
+        self._shard.reactor.finish()
 
     def _reload(self, options: Options) -> None:
         assert self._boot is not None
         logs.configure(options.logging, process_label=f"shard {self._boot.shard}")
-        self._reactor.set_limits(options.limits)
-        self._reactor.is_tracing = options.logging.trace
-        self._fanout.prefer_local(options.swarm.prefer_local)
-        self._clients.reload(options, self._info_template(self._boot, options))
+        self._shard.reload(options)
 
     def _leave(self, grace_s: float, spread_s: float, *, quiet_s: float) -> None:
         if self._departure is None:
             self._departure = Departure(
                 self._loop,
-                self._clients,
+                self._shard.clients,
                 grace_s=grace_s,
                 spread_s=spread_s,
                 quiet_s=quiet_s,
@@ -273,49 +224,16 @@ class Shard:
             )
 
     def _on_departed(self) -> None:
-        self._stop_listening()
+        self._shard.stop_listening()
         self._channel.send(control.Drained())
         self._links.close()
         # Links may still hold frames for siblings; they go before the process does.
-        self._reactor.finish()
+        self._shard.reactor.finish()
         self._loop.call_later(LAST_WORDS_S, self._finish, 0)
 
-    def _stop_listening(self) -> None:
-        """Our copies of the listening sockets too, or the kernel would go on completing connections."""
-        for listener in self._listeners:
-            listener.close()
-        if self._boot is not None and self._listeners:
-            for fd in (*self._boot.listener_fds, *self._boot.websocket_fds):
-                os.close(fd)
-        self._listeners = []
-
-    def _sweep(self) -> None:
-        now_s = self._loop.time()
-        self._show_gauges(now_s - self._sweep_at_s)
-        if self._recorder is not None:
-            self._recorder.on_sweep(now_s - self._sweep_at_s)
-        self._sweep_at_s = now_s + SWEEP_S
-        self._loop.call_at(self._sweep_at_s, self._sweep)
-        self._reactor.sweep()
-
-    def _show_gauges(self, late_s: float) -> None:
-        """On the shared page, for whoever looks; the lag is the worst of the last second or so."""
-        assert self._boot is not None
-        self._lag_s = max(late_s, self._lag_s * LAG_FADES)
-        self._page.store(self._boot.shard, "loop_lag_us", int(self._lag_s * 1_000_000))
-        self._page.store(self._boot.shard, "subscriptions", self._mesh.n_subs)
-
-    def _on_accept_error(self, errno: int) -> None:
-        logger.error("cannot accept connections: %s; trying again in %g s", os.strerror(errno), ACCEPT_AGAIN_S)
-        self._loop.call_later(ACCEPT_AGAIN_S, self._accept_again)
-
-    def _accept_again(self) -> None:
-        for listener in self._listeners:
-            listener.resume()
-
     def _stop(self) -> None:
-        self._stop_listening()
-        self._clients.close_all(CloseReason.SERVER_SHUTDOWN)
+        self._shard.stop_listening()
+        self._shard.clients.close_all(CloseReason.SERVER_SHUTDOWN)
         self._links.close()
         self._finish(0)
 
