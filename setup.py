@@ -19,7 +19,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 COMPILED_FOLDERS = ("broker", "shards", "loadtest")
 DIRECTIVES = {"language_level": 3}  # every other directive is a file's own, at its top; there it wins over this
-ROOT_MODULES = ("gnatswarm", "gnatswarm_pytest")
+ROOT_MODULES = ("gnatswarm", "gnatswarm_capture", "gnatswarm_pytest")
 
 DEBUG = os.environ.get("GNATSWARM_DEBUG") == "1"
 NATIVE = os.environ.get("GNATSWARM_NATIVE") == "1"

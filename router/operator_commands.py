@@ -115,7 +115,7 @@ def find(pid: int | None, port: int | None) -> str:
 
 def _ask(request: Request, pid: int | None, port: int | None, shown: object) -> int:
     try:
-        reply = _exchange(find(pid, port), request)
+        reply = exchange(find(pid, port), request)
     except NotFound as error:
         return _failed(str(error))
     except OSError as error:
@@ -129,7 +129,8 @@ def _ask(request: Request, pid: int | None, port: int | None, shown: object) -> 
     return 0
 
 
-def _exchange(path: str, request: Request) -> Reply:
+def exchange(path: str, request: Request) -> Reply:
+    """What the broker with this operator socket answers. OSError, msgspec.DecodeError when it does not."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(REPLY_DEADLINE_S)
         sock.connect(path)

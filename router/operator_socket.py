@@ -35,6 +35,18 @@ class ScaleRequest(Request, frozen=True):
     shards: int
 
 
+class KillRequest(Request, frozen=True):
+    """Kill this shard as a crash would; answered when its successor serves. Such a death does not count as a crash."""
+
+    shard: int
+
+
+class DisconnectRequest(Request, frozen=True):
+    """Disconnect every client whose id is first_cid or higher; answered when they are gone, with the next id."""
+
+    first_cid: int
+
+
 class ShardStatus(msgspec.Struct, frozen=True):
     """One row of the status table."""
 
@@ -71,9 +83,12 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
     text: str = ""
     status: Status | None = None
+    clients: int = 0  # disconnected
+    next_cid: int = 0  # every client that connects from here on has this id or a higher one
 
 
-_decoder = msgspec.json.Decoder(StatusRequest | ScaleRequest)
+AnyRequest = StatusRequest | ScaleRequest | KillRequest | DisconnectRequest
+_decoder = msgspec.json.Decoder(AnyRequest)
 _encoder = msgspec.json.Encoder()
 
 
@@ -87,9 +102,7 @@ def decode_reply(line: bytes) -> Reply:
     return msgspec.json.decode(line, type=Reply)
 
 
-async def serve_operators(
-    path: str, answer: Callable[[StatusRequest | ScaleRequest], Awaitable[Reply]]
-) -> asyncio.AbstractServer:
+async def serve_operators(path: str, answer: Callable[[AnyRequest], Awaitable[Reply]]) -> asyncio.AbstractServer:
     """Listen at path; every request gets what `answer` says. The caller closes the server."""
 
     async def on_operator(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

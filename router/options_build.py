@@ -43,9 +43,15 @@ class Built(msgspec.Struct, frozen=True):
 
 def build(line: CommandLine, *, environment: Mapping[str, str] | None = None) -> Built:
     """The options that this command line and the file it names ask for; ConfigError with all that is wrong."""
+    parsed = conf.parse_file(line.config_file, environment=environment) if line.config_file else None
+    return build_parsed(parsed, line)
+
+
+def build_parsed(parsed: conf.Parsed | None, line: CommandLine) -> Built:
+    """The same for a configuration that was parsed already; None: there is none."""
     building = _Building()
-    if line.config_file:
-        building.add_file(line.config_file, environment)
+    if parsed is not None:
+        building.add_parsed(parsed)
     building.add_flags(line)
     return building.finish(line)
 
@@ -63,9 +69,8 @@ class _Building:
         self.accounts_at = _COMMAND_LINE
         self.user_places: dict[str, Position] = {}  # of those in `authorization`
 
-    def add_file(self, path: str, environment: Mapping[str, str] | None) -> None:
+    def add_parsed(self, parsed: conf.Parsed) -> None:
         """Everything the file says."""
-        parsed = conf.parse_file(path, environment=environment)
         self.problems += parsed.problems
         self.notices += parsed.notices
         for entry in parsed.tree:

@@ -88,6 +88,7 @@ class Supervisor:
         self.on_snapshot_reply: Callable[[int, control.SnapshotReply], None] = lambda shard, reply: None
         self.on_shard_gone: Callable[[int], None] = lambda shard: None
         self.on_reloaded: Callable[[], None] = lambda: None  # the options are others from here on
+        self.on_disconnected: Callable[[int, int], None] = lambda shard, clients: None
         wanted = options.swarm.shards or usable_cores()
         if not 1 <= wanted <= MAX_SHARDS:
             raise CannotStart(f"shards must be 1..{MAX_SHARDS}, not {wanted}")
@@ -252,6 +253,8 @@ class Supervisor:
             self._deliver(shard, supervision.Drained())
         elif isinstance(message, control.Reloaded):
             self._note_reloaded(shard.number)
+        elif isinstance(message, control.Disconnected):
+            self.on_disconnected(shard.number, message.clients)
         elif isinstance(message, control.SnapshotReply):
             self.on_snapshot_reply(shard.number, message)
 

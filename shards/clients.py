@@ -455,6 +455,12 @@ class Clients:
         """Ends every client."""
         self.close(list(self.open.values()), reason)
 
+    def disconnect(self, first_cid: int) -> int:
+        """Ends every client whose id is that or higher; how many there were."""
+        sessions = [session for cid, session in self.open.items() if cid >= first_cid]
+        self.close(sessions, CloseReason.KICKED)
+        return len(sessions)
+
     def announce_departure(self) -> None:
         """Tells every client that it should go elsewhere (`ldm` in INFO), and every new one from here on."""
         self.info = self.info.for_departure()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Raised with every change of a message. Router and shards come from one installation; a mismatch is an upgrade under
 # a running broker, and the shard says so instead of guessing.
-CONTROL_VERSION = 4
+CONTROL_VERSION = 5
 
 # The largest thing sent is one shard's page of ten thousand connections with all their subscriptions.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -128,6 +128,12 @@ class Stop(Message, frozen=True):
     """Flush what can be flushed at once, close every client, exit 0."""
 
 
+class Disconnect(Message, frozen=True):
+    """End every client of yours whose id is first_cid or higher; answered by Disconnected."""
+
+    first_cid: int
+
+
 class Snapshot(Message, frozen=True):
     """Answer this monitoring request for your own clients."""
 
@@ -165,6 +171,12 @@ class Reloaded(Message, frozen=True):
     """The options of the last Reload hold here from now on."""
 
 
+class Disconnected(Message, frozen=True):
+    """The clients that Disconnect meant are gone."""
+
+    clients: int  # how many there were
+
+
 class Drained(Message, frozen=True):
     """Every client is gone; I exit now."""
 
@@ -177,8 +189,10 @@ class SnapshotReply(Message, frozen=True):
     is_last: bool = True
 
 
-ToShard = Boot | Ping | Peers | Reload | ReopenLog | LogLevel | Steered | Drain | LameDuck | Stop | Snapshot
-ToRouter = Linked | Ready | Pong | Fatal | Reloaded | Drained | SnapshotReply
+ToShard = (
+    Boot | Ping | Peers | Reload | ReopenLog | LogLevel | Steered | Drain | LameDuck | Stop | Disconnect | Snapshot
+)
+ToRouter = Linked | Ready | Pong | Fatal | Reloaded | Disconnected | Drained | SnapshotReply
 
 _encoder = msgspec.msgpack.Encoder()
 

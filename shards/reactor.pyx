@@ -605,6 +605,7 @@ cdef class Reactor:
     def close(self):
         """Closes every connection at once; what their peers have not read may be lost. It is of no use afterwards."""
         cdef Source source
+        cdef int fd
         for client in self.leaving:
             while not (<ClientConnection>client).leave(LEAVE_SLICE):
                 pass
@@ -617,6 +618,10 @@ cdef class Reactor:
                 source.fd = -1
         self.sources = []
         self.gone = []
+        for fd in (self.fd, self.patient_fd, self.tick_fd):
+            if fd > 0:
+                close_fd(fd)
+        self.fd = self.patient_fd = self.tick_fd = -1
 
     def sockets(self) -> list:
         """Every open socket's owner."""

@@ -97,6 +97,8 @@ class Worker:
             case control.LogLevel(debug, trace):
                 logs.set_level(debug, trace)
                 self._shard.reactor.is_tracing = trace
+            case control.Disconnect(first_cid):
+                self._channel.send(control.Disconnected(self._shard.clients.disconnect(first_cid)))
             case control.Snapshot():
                 self._snapshots.answer(message)
 

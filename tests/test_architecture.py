@@ -42,7 +42,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "spark": (),
     # The configuration reference is written from the typed options.
     "deploy": ("broker", "router"),
-    "gnatswarm": ("broker", "shards", "router"),
+    "gnatswarm": ("gnatswarm_capture", "broker", "shards", "router"),
+    "gnatswarm_capture": (),
     "gnatswarm_pytest": ("gnatswarm",),
 }
 

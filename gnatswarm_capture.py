@@ -1,0 +1,409 @@
+"""The messages on a subject, collected in the background by a small client of its own: what tests look at.
+
+    captured = broker.capture("orders.>")        # subscribed on every shard when this returns
+    publish_some_orders()
+    assert [message.data for message in captured.messages] == [b"1", b"2"]
+
+Looking is a fence, not a guess: it asks the broker (PING, PONG) and returns when all has come that anybody had flushed
+before. So "nothing was published" can be asserted without waiting. Needs no NATS client; survives a broker's restart.
+One thread and one connection each; messages are kept in memory until clear().
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import json
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+# How long connecting, looking and coming back after the broker's restart may take.
+DEADLINE_S = 10.0
+_DIAL_AGAIN_S = 0.02
+_READ_BYTES = 65536
+
+
+class CaptureError(Exception):
+    """The broker refused the subscription, or is gone; the text has its words."""
+
+
+@dataclass(frozen=True)
+class Login:
+    """Where the broker is, and who we are to it."""
+
+    host: str
+    port: int
+    user: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    tls: ssl.SSLContext | None = None
+    tls_first: bool = False  # the handshake comes before INFO
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message as a subscriber got it."""
+
+    subject: str
+    data: bytes
+    reply: str = ""  # "": none is wanted
+    headers: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def json(self) -> Any:
+        """The payload read as JSON. ValueError when it is none."""
+        return json.loads(self.data)
+
+
+class Capture:
+    """Subscribed from its making until close(). CaptureError when that is refused."""
+
+    def __init__(self, login: Login, subject: str, *, queue: str = "") -> None:
+        if not subject or any(character.isspace() for character in subject + queue):
+            raise ValueError(f"not a subject and a queue: {subject!r}, {queue!r}")
+        self.subject = subject
+        self._login = login
+        self._subscribe = f"SUB {subject} {queue + ' ' if queue else ''}1\r\n".encode()
+        self._changed = threading.Condition()
+        self._messages: list[Message] = []
+        self._pings = self._pongs = 0  # on the present connection
+        self._connection: _Connection | None = None
+        self._failure = ""
+        self._is_closed = False
+        try:
+            self._connection = _Connection(login, self._subscribe)
+        except OSError as error:
+            raise CaptureError(f"cannot connect to {login.host}:{login.port}: {error}") from None
+        self._thread = threading.Thread(target=self._read, name=f"capture {subject}", daemon=True)
+        self._thread.start()
+        try:
+            self.settle()
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- looking
+
+    @property
+    def messages(self) -> list[Message]:
+        """All that came, in order, up to what anybody had flushed when this was asked."""
+        self.settle()
+        with self._changed:
+            return list(self._messages)
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """Their payloads."""
+        return [message.data for message in self.messages]
+
+    @property
+    def subjects(self) -> list[str]:
+        """Their subjects."""
+        return [message.subject for message in self.messages]
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __bool__(self) -> bool:
+        return True  # a capture that is empty is one all the same
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages)
+
+    def __getitem__(self, index: int) -> Message:
+        return self.messages[index]
+
+    def __repr__(self) -> str:
+        return f"<Capture {self.subject!r}: {len(self._messages)} messages>"
+
+    def clear(self) -> None:
+        """Forget what has come so far."""
+        self.settle()
+        with self._changed:
+            self._messages.clear()
+
+    def wait(self, count: int = 1, deadline_s: float = DEADLINE_S) -> list[Message]:
+        """Block until so many have come in all; all of them. TimeoutError says what came instead."""
+        _refuse_to_block("wait", f"await captured.received({count})")
+        return self._wait(count, deadline_s)
+
+    async def received(self, count: int = 1, deadline_s: float = DEADLINE_S) -> list[Message]:
+        """The same, for a program with an event loop."""
+        return await asyncio.to_thread(self._wait, count, deadline_s)
+
+    def _wait(self, count: int, deadline_s: float) -> list[Message]:
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._messages) >= count or self._failure, deadline_s):
+                shown = ", ".join(f"{one.subject} {one.data[:60]!r}" for one in self._messages[:10]) or "nothing"
+                raise TimeoutError(
+                    f"{len(self._messages)} of {count} messages on {self.subject} within {deadline_s:g} s: {shown}"
+                )
+            if len(self._messages) < count:
+                raise CaptureError(self._failure)
+            return list(self._messages)
+
+    def settle(self, deadline_s: float = DEADLINE_S) -> None:
+        """Block until all has come that the broker had to send when this was called."""
+        until = time.monotonic() + deadline_s
+        with self._changed:
+            while True:
+                connection = self._connection
+                if connection is not None:
+                    if self._ping(connection, until):
+                        return
+                else:
+                    self._changed.wait_for(
+                        lambda: self._connection is not None or self._failure or self._is_closed,
+                        until - time.monotonic(),
+                    )
+                if self._failure or self._is_closed:
+                    raise CaptureError(self._failure or "the capture has been closed")
+                if time.monotonic() >= until:
+                    raise CaptureError(f"the broker did not answer within {deadline_s:g} s")
+
+    def _ping(self, connection: _Connection, until: float) -> bool:
+        """Whether the broker has answered on this connection."""
+        self._pings += 1
+        mine = self._pings
+        connection.send(b"PING\r\n")
+        self._changed.wait_for(lambda: self._is_over(connection) or self._pongs >= mine, until - time.monotonic())
+        return self._connection is connection and self._pongs >= mine
+
+    def _is_over(self, connection: _Connection) -> bool:
+        return self._connection is not connection or bool(self._failure) or self._is_closed
+
+    # ---- life
+
+    def close(self) -> None:
+        """Unsubscribe. What has come can still be waited for, and no longer be settled."""
+        with self._changed:
+            self._is_closed = True
+            connection, self._connection = self._connection, None
+            self._changed.notify_all()
+        if connection is not None:
+            connection.close()
+        self._thread.join(DEADLINE_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # ---- the thread
+
+    def _read(self) -> None:
+        connection = self._connection
+        while connection is not None:
+            try:
+                for item in connection.read():
+                    self._take(connection, item)
+            except CaptureError as error:
+                connection.close()
+                self._end(str(error))
+                return
+            except OSError:
+                pass
+            connection.close()
+            connection = self._dial_again()
+
+    def _take(self, connection: _Connection, item: Message | bytes) -> None:
+        with self._changed:
+            if isinstance(item, Message):
+                self._messages.append(item)
+            elif item == b"PONG":
+                self._pongs += 1
+            self._changed.notify_all()
+        if item == b"PING":
+            connection.send(b"PONG\r\n")
+
+    def _dial_again(self) -> _Connection | None:
+        """The broker is away; it may come back, on the same port."""
+        if self._is_closed:
+            self._end("the capture has been closed")
+            return None
+        with self._changed:
+            self._connection = None
+            self._pings = self._pongs = 0
+            self._changed.notify_all()
+        until = time.monotonic() + DEADLINE_S
+        while time.monotonic() < until and not self._is_closed:
+            try:
+                connection = _Connection(self._login, self._subscribe)
+            except (OSError, CaptureError):
+                time.sleep(_DIAL_AGAIN_S)
+                continue
+            with self._changed:
+                if self._is_closed:
+                    connection.close()
+                    return None
+                self._connection = connection
+                self._changed.notify_all()
+            return connection
+        closed = "the capture has been closed"
+        self._end(closed if self._is_closed else f"the broker on port {self._login.port} is gone")
+        return None
+
+    def _end(self, why: str) -> None:
+        with self._changed:
+            self._connection = None
+            self._failure = self._failure or why
+            self._changed.notify_all()
+
+
+class _Connection:
+    """One connection, logged in; OSError and CaptureError when that does not work.
+
+    What others send goes out on the thread that reads: an encrypted socket is not for two threads.
+    """
+
+    def __init__(self, login: Login, first_words: bytes) -> None:
+        self._to_send: collections.deque[bytes] = collections.deque()
+        self._woken, self._waker = socket.socketpair()
+        self._is_closing = False
+        self._sock: socket.socket | ssl.SSLSocket = socket.create_connection((login.host, login.port), DEADLINE_S)
+        self._buffer = b""
+        try:
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if login.tls is not None and login.tls_first:
+                self._sock = login.tls.wrap_socket(self._sock, server_hostname="localhost")
+            info = self._info()
+            if login.tls is not None and not login.tls_first:
+                self._sock = login.tls.wrap_socket(self._sock, server_hostname="localhost")
+            self._sock.sendall(_connect_line(login, info) + first_words)
+        except BaseException:
+            self._release()
+            raise
+
+    def _info(self) -> dict[str, Any]:
+        # Byte by byte: what follows INFO may already be a handshake.
+        line = b""
+        while not line.endswith(b"\r\n"):
+            byte = self._sock.recv(1)
+            if not byte:
+                raise ConnectionResetError(f"the broker closed the connection: {line!r}")
+            line += byte
+        if not line.startswith(b"INFO "):
+            raise CaptureError(f"not a NATS broker: {line[:80]!r}")
+        return dict(json.loads(line[5:]))
+
+    def send(self, data: bytes) -> None:
+        """From any thread; whoever reads finds out when the connection is gone."""
+        self._to_send.append(data)
+        self._wake()
+
+    def close(self) -> None:
+        """From any thread: ends whoever reads, who then releases what it holds."""
+        self._is_closing = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # gone already
+            self._waker.send(b"!")
+
+    def _release(self) -> None:
+        for sock in (self._sock, self._woken, self._waker):
+            sock.close()
+
+    def read(self) -> Iterator[Message | bytes]:
+        """What the broker says, until it closes: messages, and b"PING" or b"PONG". CaptureError for its -ERR."""
+        try:
+            yield from self._read()
+        finally:
+            self._release()
+
+    def _read(self) -> Iterator[Message | bytes]:
+        while True:
+            line = self._line()
+            verb, _, rest = line.partition(b" ")
+            if verb == b"MSG":
+                yield self._message(rest.split(), headers=False)
+            elif verb == b"HMSG":
+                yield self._message(rest.split(), headers=True)
+            elif verb in (b"PING", b"PONG"):
+                yield verb
+            elif verb == b"-ERR":
+                raise CaptureError(f"the broker says {rest.decode('utf-8', 'replace')}")
+
+    def _message(self, words: list[bytes], *, headers: bool) -> Message:
+        size = int(words[-1])
+        head = int(words[-2]) if headers else 0
+        reply = words[2] if len(words) == (5 if headers else 4) else b""
+        body = self._bytes(size + 2)
+        return Message(
+            words[0].decode("utf-8", "surrogateescape"),
+            body[head:size],
+            reply.decode("utf-8", "surrogateescape"),
+            _headers(body[:head]),
+        )
+
+    def _line(self) -> bytes:
+        while b"\r\n" not in self._buffer:
+            self._more()
+        line, _, self._buffer = self._buffer.partition(b"\r\n")
+        return line
+
+    def _bytes(self, size: int) -> bytes:
+        pieces = [self._buffer]
+        missing = size - len(self._buffer)
+        while missing > 0:
+            self._buffer = b""
+            self._more()
+            pieces.append(self._buffer)
+            missing -= len(self._buffer)
+        whole = b"".join(pieces)
+        self._buffer = whole[size:]
+        return whole[:size]
+
+    def _more(self) -> None:
+        while not (isinstance(self._sock, ssl.SSLSocket) and self._sock.pending()):
+            poller = select.poll()
+            poller.register(self._sock, select.POLLIN)
+            poller.register(self._woken, select.POLLIN)
+            ready = {fd for fd, _events in poller.poll()}
+            if self._woken.fileno() in ready:
+                self._woken.recv(4096)
+                while self._to_send:
+                    self._sock.sendall(self._to_send.popleft())
+            if self._is_closing:
+                raise ConnectionResetError
+            if self._sock.fileno() in ready:
+                break
+        data = self._sock.recv(_READ_BYTES)
+        if not data:
+            raise ConnectionResetError
+        self._buffer += data
+
+
+def _connect_line(login: Login, info: dict[str, Any]) -> bytes:
+    words: dict[str, Any] = {"verbose": False, "pedantic": False, "lang": "python", "version": "1", "name": "capture"}
+    words |= {"protocol": 1, "headers": bool(info.get("headers")), "tls_required": login.tls is not None}
+    words |= {"user": login.user, "pass": login.password} if login.user else {}
+    words |= {"auth_token": login.token} if login.token else {}
+    return b"CONNECT " + json.dumps(words).encode() + b"\r\n"
+
+
+def _headers(block: bytes) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in block.decode("utf-8", "replace").split("\r\n")[1:]:
+        name, colon, value = line.partition(":")
+        if colon:
+            found.setdefault(name, []).append(value.strip())
+    return found
+
+
+def _refuse_to_block(method: str, instead: str) -> None:
+    """A blocked event loop sends nothing, and what is waited for would never come."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(f"{method}() would block the running event loop, and with it who publishes: {instead}")

@@ -1,0 +1,131 @@
+"""A capture shows what was published: all that anybody had flushed, in order, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import nats
+import pytest
+
+import gnatswarm
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[gnatswarm.BrokerProcess]:
+    with gnatswarm.BrokerProcess(shards=2) as broker:
+        yield broker
+
+
+async def test_shows_what_was_flushed_without_waiting(broker):
+    captured = broker.capture("orders.>")
+    async with await nats.connect(broker.url) as client:
+        for number in range(1000):
+            await client.publish(f"orders.{number % 3}", str(number).encode())
+        await client.flush()
+        assert captured.payloads == [str(number).encode() for number in range(1000)]
+        assert captured.subjects[:4] == ["orders.0", "orders.1", "orders.2", "orders.0"]
+        await client.publish("other", b"x")
+        await client.flush()
+        assert len(captured) == 1000  # and nothing else was published
+    captured.close()
+
+
+async def test_a_message_has_its_reply_and_headers(broker):
+    with broker.capture("a") as captured:
+        async with await nats.connect(broker.url) as client:
+            await client.publish("a", b'{"n": 1}', reply="back", headers={"Kind": "test", "Other": "ü"})
+            await client.publish("a")
+            await client.flush()
+        first, second = captured.messages
+        assert (first.json, first.reply, first.headers) == ({"n": 1}, "back", {"Kind": ["test"], "Other": ["ü"]})
+        assert (second.data, second.reply, second.headers) == (b"", "", {})
+
+
+async def test_large_messages_come_whole(broker):
+    payload = bytes(range(256)) * 2048
+    with broker.capture("big") as captured:
+        async with await nats.connect(broker.url) as client:
+            for _ in range(5):
+                await client.publish("big", payload)
+            await client.flush()
+        assert captured.payloads == [payload] * 5
+
+
+async def test_waits_for_what_comes_later(broker):
+    with broker.capture("later") as captured:
+        client = await nats.connect(broker.url)
+        waiting = asyncio.create_task(captured.received(2))
+        await client.publish("later", b"1")
+        await client.publish("later", b"2")
+        assert [message.data for message in await waiting] == [b"1", b"2"]
+        await client.close()
+
+
+async def test_waiting_in_vain_says_what_came(broker):
+    with broker.capture("vain.*") as captured:
+        async with await nats.connect(broker.url) as client:
+            await client.publish("vain.a", b"something")
+        with pytest.raises(TimeoutError, match=r"1 of 2 messages on vain.\* within 0.2 s: vain.a b'something'"):
+            await captured.received(2, deadline_s=0.2)
+
+
+async def test_blocking_the_loop_that_would_publish_is_refused(broker):
+    with broker.capture("a") as captured, pytest.raises(RuntimeError, match=r"await captured.received\(3\)"):
+        captured.wait(3)
+
+
+def test_waits_in_a_program_without_a_loop(broker):
+    with broker.capture("a") as captured, pytest.raises(TimeoutError, match=r"0 of 1 messages on a .*: nothing"):
+        captured.wait(deadline_s=0.05)
+
+
+async def test_forgets_when_told_to(broker):
+    with broker.capture("a") as captured:
+        async with await nats.connect(broker.url) as client:
+            await client.publish("a", b"1")
+            await client.flush()
+            captured.clear()
+            await client.publish("a", b"2")
+            await client.flush()
+        assert captured.payloads == [b"2"]
+
+
+async def test_shares_a_queue_group(broker):
+    with broker.capture("jobs", queue="w") as one, broker.capture("jobs", queue="w") as other:
+        async with await nats.connect(broker.url) as client:
+            for _ in range(100):
+                await client.publish("jobs", b"x")
+            await client.flush()
+        assert len(one) + len(other) == 100 and len(one) and len(other)
+
+
+def test_a_closed_one_says_so(broker):
+    captured = broker.capture("a")
+    captured.close()
+    with pytest.raises(gnatswarm.CaptureError, match="has been closed"):
+        _ = captured.messages
+
+
+@pytest.mark.parametrize("subject", ["", "a b", "a\r\nPUB x 0"])
+def test_what_is_no_subject_is_refused(broker, subject: str):
+    with pytest.raises(ValueError, match="not a subject"):
+        broker.capture(subject)
+
+
+def test_the_brokers_refusal_is_in_the_error(broker):
+    with (
+        gnatswarm.Broker(users=[{"user": "ann", "password": "x", "permissions": {"subscribe": "b"}}]) as closed,
+        pytest.raises(gnatswarm.CaptureError, match="Permissions Violation for Subscription to"),
+    ):
+        closed.capture("a")
+    with pytest.raises(gnatswarm.CaptureError, match="cannot connect to"):
+        closed.capture("a")
+
+
+def test_a_broker_that_goes_ends_it(broker):
+    own = gnatswarm.BrokerProcess(shards=1).start()
+    captured = own.capture("a")
+    own.stop()
+    with pytest.raises(gnatswarm.CaptureError, match="has been closed"):
+        captured.wait(1)

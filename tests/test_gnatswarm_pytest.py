@@ -1,0 +1,369 @@
+"""The pytest plugin, in pytest runs of their own, as somebody who has just installed it writes them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import wait_pids_gone
+
+pytest_plugins = ["pytester"]
+
+# A run starts pytest and a broker; on a busy machine with two xdist workers that takes seconds.
+DEADLINE_S = 90
+
+
+@pytest.fixture(autouse=True)
+def _plain(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings but those of the test."""
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.delenv("PYTEST_PLUGINS", raising=False)
+    pytester.makeini("[pytest]\nasyncio_mode = auto\n")
+
+
+def run(pytester: pytest.Pytester, text: str, *arguments: str) -> pytest.RunResult:
+    pytester.makepyfile(test_it=text)
+    return pytester.run(sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *arguments, timeout=DEADLINE_S)
+
+
+def publishing(body: str) -> str:
+    """A test file with `publish(broker, *subjects)`, which needs no client library."""
+    return (
+        "import os, socket, pytest\n\n"
+        "def publish(broker, *subjects, login='{}'):\n"
+        "    sock = socket.create_connection((broker.host, broker.port))\n"
+        "    lines = ''.join(f'PUB {subject} 1\\r\\nx\\r\\n' for subject in subjects)\n"
+        "    sock.sendall(f'CONNECT {login}\\r\\n{lines}PING\\r\\n'.encode())\n"
+        "    said = b''\n"
+        "    while b'PONG\\r\\n' not in said:\n"
+        "        data = sock.recv(4096)\n"
+        "        assert data, said\n"
+        "        said += data\n"
+        "    return sock\n\n"
+    ) + body
+
+
+FIRST_FIVE_LINES = """
+async def test_hello(gnatswarm, gnatswarm_client):
+    captured = gnatswarm.capture("greet.*")
+    await gnatswarm_client.publish("greet.you", b"hello")
+    await gnatswarm_client.flush()
+    assert captured.payloads == [b"hello"]
+"""
+
+
+def test_the_first_five_lines(pytester: pytest.Pytester):
+    run(pytester, FIRST_FIVE_LINES).assert_outcomes(passed=1)
+
+
+def test_nothing_of_a_test_is_seen_by_the_next(pytester: pytest.Pytester):
+    text = publishing("""
+leaked = []
+
+def test_one(gnatswarm):
+    leaked.append(publish(gnatswarm))
+    leaked[0].sendall(b"SUB > 1\\r\\nPING\\r\\n")
+    leaked.append(gnatswarm.capture(">"))
+    leaked.append(gnatswarm.pid)
+
+def test_two(gnatswarm):
+    assert gnatswarm.pid == leaked[2]                    # the same broker,
+    assert gnatswarm.status().connections == 0           # with nobody there
+    leaked[0].settimeout(10)
+    while leaked[0].recv(4096):
+        pass
+    publish(gnatswarm, "a").close()
+    assert leaked[1]._messages == []
+""")
+    run(pytester, text).assert_outcomes(passed=2)
+
+
+def test_clients_of_longer_lived_fixtures_stay(pytester: pytest.Pytester):
+    text = publishing("""
+@pytest.fixture(scope="session")
+def app(gnatswarm_session):
+    with publish(gnatswarm_session) as sock:
+        sock.sendall(b"SUB work 1\\r\\nPING\\r\\n")
+        assert b"PONG" in sock.recv(100)
+        yield sock
+
+@pytest.mark.parametrize("n", range(3))
+def test_it_hears(app, gnatswarm, n):
+    publish(gnatswarm, "work")
+    assert b"MSG work 1 1" in app.recv(100)
+""")
+    run(pytester, text).assert_outcomes(passed=3)
+
+
+def test_a_restart_and_a_killed_shard_are_survived(pytester: pytest.Pytester):
+    text = publishing("""
+def test_restart(gnatswarm):
+    captured = gnatswarm.capture("a")
+    publish(gnatswarm, "a")
+    gnatswarm.restart()
+    publish(gnatswarm, "a")
+    gnatswarm.kill_shard()
+    publish(gnatswarm, "a")
+    assert captured.subjects == ["a"] * 3
+
+def test_after_it(gnatswarm):
+    assert gnatswarm.status().connections == 0
+    gnatswarm.stop()
+
+def test_after_that(gnatswarm):
+    publish(gnatswarm, "a")
+
+def test_changes_it(gnatswarm):
+    gnatswarm.scale(2)
+    gnatswarm.reload(token="x")
+
+def test_after_the_change(gnatswarm):
+    assert len(gnatswarm.shard_pids) == 1
+    publish(gnatswarm, "a")
+""")
+    run(pytester, text).assert_outcomes(passed=5)
+
+
+def test_options_come_from_the_ini_file_the_fixture_and_the_marker(pytester: pytest.Pytester):
+    pytester.makeini("[pytest]\ngnatswarm_options =\n    max_payload=4096\n    server_name=from ini\n    shards=2\n")
+    text = """
+import pytest
+
+def test_ini(gnatswarm):
+    assert (gnatswarm.options.limits.max_payload_bytes, gnatswarm.options.server_name) == (4096, "from ini")
+    assert len(gnatswarm.shard_pids) == 2
+
+@pytest.mark.gnatswarm_options(max_payload=1, shards=1)
+class TestMarked:
+    def test_class(self, gnatswarm):
+        assert (gnatswarm.options.limits.max_payload_bytes, gnatswarm.options.server_name) == (1, "from ini")
+
+    @pytest.mark.gnatswarm_options(max_payload=2)
+    def test_nearest(self, gnatswarm, gnatswarm_fresh):
+        assert gnatswarm.options.limits.max_payload_bytes == gnatswarm_fresh.options.limits.max_payload_bytes == 2
+        assert gnatswarm.port != gnatswarm_fresh.port
+"""
+    run(pytester, text).assert_outcomes(passed=3)
+    pytester.makeconftest(
+        "import pytest\n\n@pytest.fixture(scope='session')\n"
+        "def gnatswarm_options():\n    return {'server_name': 'mine'}\n"
+    )
+    text = "def test_it(gnatswarm):\n    assert gnatswarm.options.server_name == 'mine'\n"
+    run(pytester, text).assert_outcomes(passed=1)
+
+
+def test_tests_with_the_same_options_share_a_broker(pytester: pytest.Pytester):
+    text = """
+import pytest
+
+seen = set()
+
+@pytest.mark.parametrize("n", range(20))
+@pytest.mark.parametrize("size", range(1, 7))
+def test_it(gnatswarm_session, request, size, n):
+    request.applymarker(pytest.mark.gnatswarm_options(max_payload=size)) if n < 3 else None
+    broker = request.getfixturevalue("gnatswarm")
+    seen.add(broker.pid)
+    assert gnatswarm_session.is_running
+
+def test_how_many():
+    assert len(seen) == 7
+"""
+    run(pytester, text, "-q").assert_outcomes(passed=121)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("max_paylod=1", "gnatswarm_options: gnatswarm.BrokerProcess(): there is no option 'max_paylod'; did you mean"),
+        ("ping_max='x'", "gnatswarm_options: gnatswarm.BrokerProcess(): ping_max: expected a number, not text"),
+        ("embedded=True, shards=3", "gnatswarm_options: gnatswarm.Broker(): shards needs a broker in a process"),
+    ],
+)
+def test_a_bad_option_is_said_without_a_traceback(pytester: pytest.Pytester, options: str, said: str):
+    text = f"import pytest\n@pytest.mark.gnatswarm_options({options})\ndef test_it(gnatswarm):\n    pass\n"
+    result = run(pytester, text)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([f"*{said.replace('[', '[[]')}*"])
+    result.stdout.no_fnmatch_line("*Traceback*")
+
+
+def test_the_log_of_a_failed_test_is_in_its_report(pytester: pytest.Pytester):
+    text = publishing("""
+def test_before(gnatswarm):
+    publish(gnatswarm, login='{"name": "not ours"}')
+
+def test_fails(gnatswarm):
+    publish(gnatswarm, "bad subject and more")
+
+def test_passes(gnatswarm):
+    pass
+""")
+    result = run(pytester, text)
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["*- gnatswarm log (nats://127.0.0.1:*, call) -*", "*DBG*Client connection created*"])
+    assert result.stdout.str().count("Client connection created") == 1
+
+
+def test_variants_ask_for_what_they_say(pytester: pytest.Pytester):
+    text = publishing("""
+import asyncio, ssl
+import nats
+
+async def test_token(gnatswarm_token):
+    with pytest.raises(AssertionError, match="Authorization Violation"):
+        publish(gnatswarm_token)
+    await (await nats.connect(gnatswarm_token.url, token=gnatswarm_token.options.auth_token)).close()
+    await (await gnatswarm_token.connect()).close()
+
+async def test_users(gnatswarm_users):
+    captured = gnatswarm_users.capture(">")
+    alice = await nats.connect(gnatswarm_users.url, user="alice", password="wonderland")
+    await alice.publish("a")
+    await alice.close()
+    said = asyncio.get_running_loop().create_future()
+    async def on_error(error):
+        said.done() or said.set_result(str(error))
+    bob = await nats.connect(gnatswarm_users.url, user="bob", password="builder", error_cb=on_error)
+    await bob.publish("b")
+    assert "permissions violation" in (await asyncio.wait_for(said, 5)).lower()
+    await bob.close()
+    assert captured.subjects == ["a"]
+
+async def test_tls(gnatswarm_tls, gnatswarm_certificates):
+    client = await nats.connect(gnatswarm_tls.url, tls=gnatswarm_certificates.client_context)
+    captured = gnatswarm_tls.capture("a")
+    await client.publish("a", b"x")
+    await client.flush()
+    assert captured.payloads == [b"x"]
+    await client.close()
+    with pytest.raises(ssl.SSLError):
+        await nats.connect(gnatswarm_tls.url, tls=ssl.create_default_context(), allow_reconnect=False)
+""")
+    run(pytester, text).assert_outcomes(passed=3)
+
+
+def test_without_cryptography_tls_is_skipped_with_the_reason(pytester: pytest.Pytester):
+    pytester.makeconftest("import sys\nsys.modules['cryptography'] = None\n")
+    result = run(pytester, "def test_it(gnatswarm_tls):\n    pass\n", "-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*certificates for tests are made by cryptography: pip install cryptography*"])
+
+
+def test_without_nats_py_the_client_is_skipped_with_the_reason(pytester: pytest.Pytester):
+    pytester.makeconftest("import sys\nsys.modules['nats'] = None\n")
+    result = run(pytester, "async def test_it(gnatswarm_client):\n    pass\n", "-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*needs the NATS client for Python: pip install nats-py*"])
+
+
+def test_without_pytest_asyncio_the_client_is_skipped_with_the_reason(pytester: pytest.Pytester):
+    pytester.makeini("[pytest]\n")
+    result = run(pytester, "def test_it(gnatswarm_client):\n    pass\n", "-rs", "-p", "no:asyncio")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*gnatswarm_client is an async fixture: pip install pytest-asyncio*"])
+
+
+def test_a_broker_within_the_process(pytester: pytest.Pytester):
+    text = publishing("""
+pytestmark = pytest.mark.gnatswarm_options(embedded=True)
+leaked = []
+
+@pytest.mark.parametrize("n", range(3))
+def test_it(gnatswarm, n):
+    captured = gnatswarm.capture("a")
+    leaked.append(publish(gnatswarm, "a"))
+    assert captured.subjects == ["a"]
+    assert gnatswarm.connections == 2                    # and none of the test before
+    if n == 1:
+        gnatswarm.restart()
+""")
+    run(pytester, text).assert_outcomes(passed=3)
+
+
+def test_several_brokers_of_a_tests_own(pytester: pytest.Pytester):
+    text = publishing("""
+def test_it(gnatswarm_factory):
+    one, other = gnatswarm_factory(), gnatswarm_factory(server_name="other")
+    captured = other.capture(">")
+    publish(one, "a")
+    publish(other, "b")
+    assert captured.subjects == ["b"]
+    one.stop()
+""")
+    run(pytester, text).assert_outcomes(passed=1)
+
+
+def test_workers_of_xdist_have_a_broker_each(pytester: pytest.Pytester):
+    text = publishing("""
+import pathlib, time
+
+@pytest.mark.parametrize("n", range(8))
+def test_it(gnatswarm, n, worker_id):
+    captured = gnatswarm.capture(">")
+    publish(gnatswarm, *["same.subject"] * 50)
+    assert captured.subjects == ["same.subject"] * 50
+    pathlib.Path("pids").open("a").write(f"{worker_id} {gnatswarm.pid}\\n")
+""")
+    run(pytester, text, "-n", "2").assert_outcomes(passed=8)
+    lines = {tuple(line.split()) for line in (pytester.path / "pids").read_text().splitlines()}
+    assert len(lines) == len({worker for worker, _pid in lines}) == len({pid for _worker, pid in lines})
+    assert wait_pids_gone([int(pid) for _worker, pid in lines], 10.0) == []
+
+
+def test_a_run_that_is_killed_leaves_no_broker(pytester: pytest.Pytester):
+    pytester.makepyfile(
+        test_it="import os, signal\ndef test_it(gnatswarm):\n    print('PID', gnatswarm.pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-P", "-m", "pytest", "-s", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=pytester.path)
+    assert done.returncode == -9
+    (line,) = [line for line in done.stdout.splitlines() if "PID" in line]
+    assert wait_pids_gone([int(line.split("PID")[1])], 10.0) == []
+
+
+def test_unittest_style_tests_can_have_it(pytester: pytest.Pytester):
+    text = publishing("""
+import unittest
+
+class TestIt(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def _broker(self, gnatswarm):
+        self.broker = gnatswarm
+
+    def test_it(self):
+        publish(self.broker, "a")
+""")
+    run(pytester, text).assert_outcomes(passed=1)
+
+
+def test_a_run_that_does_not_use_it_does_not_pay_for_it(pytester: pytest.Pytester):
+    text = (
+        "import sys\ndef test_it():\n    assert 'gnatswarm_pytest' in sys.modules\n"
+        "    ours = ('gnatswarm', 'broker', 'shards', 'router', 'uvloop', 'msgspec', 'cryptography')\n"
+        "    assert [name for name in ours if name in sys.modules] == []\n"
+    )
+    run(pytester, text, "-p", "no:asyncio").assert_outcomes(passed=1)
+
+
+def test_its_fixtures_explain_themselves(pytester: pytest.Pytester):
+    result = run(pytester, "", "--fixtures", "--markers")
+    result.stdout.fnmatch_lines(["@pytest.mark.gnatswarm_options(*): options of the broker that this test gets*"])
+    result = run(pytester, "", "--fixtures")
+    for name in ("gnatswarm ", "gnatswarm_fresh", "gnatswarm_factory", "gnatswarm_tls", "gnatswarm_session"):
+        result.stdout.fnmatch_lines([f"{name}* -- *gnatswarm_pytest.py:*"])
+    result.stdout.no_fnmatch_line("*no docstring available*gnatswarm*")
+
+
+def test_the_entry_point_is_this_plugin():
+    from importlib.metadata import entry_points
+
+    (found,) = entry_points(group="pytest11", name="gnatswarm")
+    assert found.value == "gnatswarm_pytest"
+    assert Path(found.load().__file__).name == "gnatswarm_pytest.py"
+    assert os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD") is None
