@@ -15,6 +15,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 COMPILED_FOLDERS = ("broker", "shards", "loadtest")
@@ -128,9 +129,22 @@ class BuildCompiledModules(build_ext):
                     built.unlink()
 
 
+class TypedRootModules(build_py):
+    """Adds `gnatswarm-stubs` and the like: type checkers take the types of a package from itself, of a module not."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        for name in self.py_modules or ():
+            stubs = Path(self.build_lib) / f"{name}-stubs"
+            stubs.mkdir(parents=True, exist_ok=True)
+            self.copy_file(f"{name}.py", str(stubs / "__init__.pyi"))
+
+
 if __name__ == "__main__":  # cythonize's workers may import this file
     setup(
         ext_modules=extensions(),
         py_modules=[name for name in ROOT_MODULES if (ROOT / f"{name}.py").exists()],
-        cmdclass={"build_ext": BuildCompiledModules},
+        cmdclass={"build_ext": BuildCompiledModules, "build_py": TypedRootModules},
     )

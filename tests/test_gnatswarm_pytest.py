@@ -355,7 +355,7 @@ def test_its_fixtures_explain_themselves(pytester: pytest.Pytester):
     result = run(pytester, "", "--fixtures", "--markers")
     result.stdout.fnmatch_lines(["@pytest.mark.gnatswarm_options(*): options of the broker that this test gets*"])
     result = run(pytester, "", "--fixtures")
-    for name in ("gnatswarm ", "gnatswarm_fresh", "gnatswarm_factory", "gnatswarm_tls", "gnatswarm_session"):
+    for name in ("gnatswarm", "gnatswarm_fresh", "gnatswarm_factory", "gnatswarm_tls", "gnatswarm_session"):
         result.stdout.fnmatch_lines([f"{name}* -- *gnatswarm_pytest.py:*"])
     result.stdout.no_fnmatch_line("*no docstring available*gnatswarm*")
 

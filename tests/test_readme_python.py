@@ -1,0 +1,56 @@
+"""What README shows of Python works as it stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+DEADLINE_S = 90
+
+
+def section(title: str) -> str:
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## )", README.read_text(), re.MULTILINE | re.DOTALL)
+    assert found, f"README has no section {title!r}"
+    return found[1]
+
+
+def code(title: str) -> str:
+    (found,) = re.findall(r"^```python\n(.*?)^```", section(title), re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+def test_the_test_passes(tmp_path: Path):
+    (tmp_path / "test_it.py").write_text(code("In your tests"))
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-o", "asyncio_mode=auto", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_program_runs(tmp_path: Path):
+    command = [sys.executable, "-P", "-c", code("In your program")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == "b'hello'"
+    assert re.match(r"nats://127\.0\.0\.1:\d+ \[\d+, \d+\] .*Reloaded server configuration", second)
+
+
+def test_every_fixture_that_is_named_exists():
+    import gnatswarm_pytest
+
+    named = set(re.findall(r"`(gnatswarm_?\w*)", section("In your tests")))
+    assert {"gnatswarm", "gnatswarm_fresh", "gnatswarm_certificates"} <= named
+    for name in named - {"gnatswarm_options"}:
+        assert callable(getattr(gnatswarm_pytest, name)), name
+
+
+@pytest.mark.parametrize("name", re.findall(r"`(\w+)\(\)`", section("In your tests")))
+def test_every_method_that_is_named_exists(name: str):
+    import gnatswarm
+
+    assert callable(getattr(gnatswarm.BrokerProcess, name))
