@@ -296,6 +296,7 @@ class Broker(_Endpoint):
             ("accept", options.swarm.accept != "reuseport"),
             ("stats", options.stats.enabled),
             ("http_port", bool(options.http_port)),
+            ("https_port", bool(options.https_port)),
             ("pid_file", bool(options.pid_file)),
             ("ports_file_dir", bool(options.ports_file_dir)),
             ("log_file", bool(options.logging.file)),

@@ -34,9 +34,13 @@ STOP_DEADLINE_S = 10.0
 RELOAD_DEADLINE_S = 10.0
 MOST_LOG_LINES = 20_000
 
+# What a service manager told this program is not meant for brokers that it starts.
+_NOT_FOR_CHILDREN = frozenset(
+    {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID"}
+)
 _CLIENTS = r"Listening for client connections on \S*:(\d+)"
 _WEBSOCKET = r"Listening for websocket clients on (wss?)://\S*:(\d+)"
-_PAGES = r"Starting http monitor on \S*:(\d+)"
+_PAGES = r"Starting (https?) monitor on \S*:(\d+)"
 _READY = r"Server is ready"
 
 
@@ -122,7 +126,7 @@ class RouterProcess:
         self._ports: dict[str, object] = {}  # as bound, so that a restart finds them again
         self._ports_at_start: dict[str, object] = {}  # as the present process was told: a reload may not change them
         self.port = 0
-        self.http_port = 0
+        self.monitoring_url = ""  # of its pages, which http_port and https_port ask for
         self.websocket_url = ""
 
     # ---- life
@@ -144,7 +148,7 @@ class RouterProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                env=child_environment(),
+                env={name: value for name, value in child_environment().items() if name not in _NOT_FOR_CHILDREN},
                 pass_fds=(theirs, self._conf_fd),
                 # A Ctrl-C in the terminal is for the program, which then stops its broker.
                 start_new_session=True,
@@ -252,12 +256,6 @@ class RouterProcess:
         missing = self.lines_logged - line
         return self.log[-missing:] if missing > 0 else []
 
-    @property
-    def monitoring_url(self) -> str:
-        """Of its pages; "": it has none (http_port)."""
-        host = dialled(self.options.http_host or self.options.host)
-        return f"http://{host}:{self.http_port}" if self.http_port else ""
-
     # ---- what it should do
 
     def status(self) -> Status:
@@ -307,7 +305,7 @@ class RouterProcess:
         return reply
 
     def _write_conf(self, ports: Mapping[str, object]) -> None:
-        text = conf_text(self._given | ports, self._who).encode()
+        text = conf_text({**self._given, **ports}, self._who).encode()
         os.ftruncate(self._conf_fd, 0)
         os.pwrite(self._conf_fd, text, 0)
 
@@ -315,10 +313,11 @@ class RouterProcess:
         assert self._log is not None
         self.port = int(clients[1])
         self._ports = {"port": self.port}
-        if self.options.http_port:
-            self.http_port = int(self._log.wait_line(_PAGES, START_DEADLINE_S)[1])
-            if "http" not in self._given:
-                self._ports["http_port"] = self.http_port
+        if self.options.http_port or self.options.https_port:
+            pages = self._log.wait_line(_PAGES, START_DEADLINE_S)
+            self.monitoring_url = f"{pages[1]}://{dialled(self.options.http_host or self.options.host)}:{pages[2]}"
+            if pages[1] not in self._given:
+                self._ports[f"{pages[1]}_port"] = int(pages[2])
         if self.options.websocket.port:
             found = self._log.wait_line(_WEBSOCKET, START_DEADLINE_S)
             self.websocket_url = f"{found[1]}://{dialled(self.options.websocket.host)}:{found[2]}"

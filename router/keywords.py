@@ -78,6 +78,7 @@ class Keywords(TypedDict, total=False):
     log_format: str
     max_traced_msg_len: int | str
     http_port: int  # monitoring pages; 0: none, -1: any free port
+    https_port: int
     http_base_path: str
     http_user: str
     http_password: str

@@ -51,7 +51,7 @@ def status(*, pid: int | None = None, port: int | None = None, as_json: bool = F
 def health(*, pid: int | None = None, port: int | None = None) -> int:
     """0 when every shard serves, else 1 and why: for health checks that cannot reach the monitoring pages."""
     try:
-        reply = _exchange(find(pid, port), StatusRequest(sample_s=0.0))
+        reply = exchange(find(pid, port), StatusRequest(sample_s=0.0))
     except NotFound as error:
         return _failed(str(error))
     except (OSError, msgspec.DecodeError) as error:

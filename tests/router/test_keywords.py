@@ -27,6 +27,7 @@ def test_every_name_of_the_file_is_a_keyword_with_a_type():
     others = {
         "net",
         "listen",
+        "https",
         "http",
         "monitor_port",
         "logfile",

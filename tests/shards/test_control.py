@@ -45,6 +45,7 @@ TO_SHARD: list[Message] = [
     control.Drain(10.0),
     control.LameDuck(10.0, 120.0),
     control.Stop(),
+    control.Disconnect(7),
     control.Snapshot(1, "connz", "subs=1"),
 ]
 TO_ROUTER: list[Message] = [
@@ -53,6 +54,7 @@ TO_ROUTER: list[Message] = [
     control.Pong(3),
     control.Fatal("no \N{GREEK SMALL LETTER ALPHA}ccount"),
     control.Reloaded(),
+    control.Disconnected(3),
     control.Drained(),
     control.SnapshotReply(1, b"\x00" * 70_000),
 ]
