@@ -93,7 +93,7 @@ def test_the_steps_of_the_builder_make_a_broker_that_runs(tmp_path: Path) -> Non
         here = step.replace("/opt/gnatswarm", str(target)).replace("/src", str(source))
         here = re.sub(r"^python ", f"{shlex.quote(sys.executable)} ", here)
         subprocess.run(["sh", "-e", "-c", here], cwd=source, check=True, timeout=900)
-    doctor = [target / "bin" / "gnatswarm", "doctor", "-p", "-1"]
+    doctor = [str(target / "bin" / "gnatswarm"), "doctor", "-p", "-1"]
     done = subprocess.run(doctor, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "compiled" in done.stdout
