@@ -40,8 +40,8 @@ test: build ## run the tests
 
 build: build/.built ## set up .venv and compile what changed
 
-reference: build ## write deploy/CONFIGURATION.md anew
-	@PYTHONPATH=. $(PY) -P deploy/reference.py
+reference: build ## write deploy/CONFIGURATION.md and the tables of deploy/CAPACITY.md anew
+	@PYTHONPATH=. $(PY) -P deploy/reference.py && $(PY) -P deploy/capacity.py
 
 demo: build ## several shards, a workload, and what Spark says about it: build/demo/report.html
 	@$(PY) -P deploy/demo/demo.py $(ARGS)

@@ -1,4 +1,4 @@
-"""The configuration reference says what the options are now."""
+"""The pages that are written by scripts say what there is now: options, and what was measured."""
 
 from __future__ import annotations
 
@@ -14,13 +14,22 @@ from router.option_keys import KEYS
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def reference() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("deploy_reference", ROOT / "deploy" / "reference.py")
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"deploy_{name}", ROOT / "deploy" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    return script("reference")
+
+
+def test_the_capacity_tables_are_what_was_measured() -> None:
+    written = (ROOT / "deploy" / "CAPACITY.md").read_text(encoding="utf-8")
+    assert written == script("capacity").page(written), "run `make reference`"
 
 
 def test_the_page_is_what_the_options_are(reference: ModuleType) -> None:

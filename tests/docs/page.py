@@ -1,9 +1,9 @@
 """A page of the documentation: its fenced blocks, and a reader who types what it says and compares what comes.
 
-A block of kind `console` is typed into bash, line by line: what follows a `$` is a command, what follows that is what it
-must print. In what is printed, `…` stands for anything, and a number for any number; a process id, once seen, is known
-by its place, so that a later `kill` in the page hits the process that it shows. Ports are replaced by free ones. A
-command that starts a broker goes on beside the others, until the page ends or stops it.
+A block of kind `console` is typed into bash, line by line: what follows a `$` is a command, what follows that is what
+it must print. In what is printed, `…` stands for anything, and a number for any number; a process id, once seen, is
+known by its place, so that a later `kill` in the page hits the process that it shows. Ports are replaced by free ones.
+A command that starts a broker goes on beside the others, until the page ends or stops it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-PORT = re.compile(r"\b(1?[48][02]22|14333|18333|8080)\b")
+PORT = re.compile(r"\b(1?[48][24]22|14333)\b")
 NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 COMMAND_DEADLINE_S = 60.0
 # What a broker prints when it can be used.
@@ -59,7 +59,8 @@ class Step:
 def blocks(path: Path) -> list[Block]:
     """The fenced blocks of a page, in order."""
     found: list[Block] = []
-    kind, start, lines = "", 0, []
+    kind, start = "", 0
+    lines: list[str] = []
     page = path.relative_to(ROOT).as_posix()
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line.startswith("```") and not start:
@@ -158,7 +159,7 @@ class Reader:
     def _do(self, block: Block, step: Step) -> None:
         command = self._adapted(step.command)
         if starts_broker(step.command):
-            text = self._start_broker(block, command)
+            text = self._start_broker(block, step, command)
         else:
             done = subprocess.run(
                 ["bash", "-c", command],
@@ -175,7 +176,7 @@ class Reader:
                 raise Mismatch(f"{block}\n$ {command}\nfailed ({done.returncode}):\n{text}")
         self._compare(block, step, command, text)
 
-    def _start_broker(self, block: Block, command: str) -> str:
+    def _start_broker(self, block: Block, step: Step, command: str) -> str:
         log = self.here / f"broker-{len(self._brokers)}.log"
         command = re.sub(r'^make run ARGS="(.*)"$', r"gnatswarm \1", command)
         command = command if not command.startswith("make run") else "gnatswarm"
@@ -192,6 +193,8 @@ class Reader:
         until = time.monotonic() + COMMAND_DEADLINE_S
         poll = threading.Event()
         while READY not in log.read_text(errors="replace"):
+            if process.poll() is not None and step.printed:
+                break  # a start that fails, and is shown to
             if process.poll() is not None or time.monotonic() > until:
                 raise Mismatch(f"{block}\n$ {command}\ndid not start:\n{log.read_text(errors='replace')}")
             poll.wait(0.02)
@@ -199,8 +202,13 @@ class Reader:
 
     def _run_python(self, block: Block) -> None:
         code = self._adapted(block.text)
+        command = [sys.executable, "-P", "-c", code]
+        if re.search(r"(?m)^(async )?def test_", code):
+            (self.here / "test_block.py").write_text(code)
+            options = ["-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "--rootdir", str(self.here)]
+            command = [sys.executable, "-P", "-m", "pytest", *options, "test_block.py"]
         done = subprocess.run(
-            [sys.executable, "-P", "-c", code],
+            command,
             cwd=self.here,
             env=self._environment,
             capture_output=True,

@@ -20,23 +20,33 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "deploy").glob("*.md")), *sorted((R
 DRAWINGS = frozenset({"text"})
 
 # Blocks that are not typed here, by page and first line, each with the reason.
+SYSTEMD = "needs systemd as process 1"
+HOST = "changes the host"
+ENGINE = "needs a container engine"
 NOT_TYPED: dict[tuple[str, str], str] = {
-    ("README.md", "$ make run        # a broker on port 4222, one shard per core"): "this test is run by the second of "
-    "them, and the first is tried by the next test: it would compile",
-    ("README.md", "$ make run ARGS=\"--port 4333\"                 # ARGS goes to gnatswarm as it is"): "installs",
-    ("deploy/README.md", "$ sudo python3 -m venv /opt/gnatswarm"): "needs root; the same steps are run in another place "
-    "by tests/deploy/test_container.py",
-    ("deploy/README.md", "$ sudo systemctl enable --now gnatswarm"): "needs systemd as process 1",
-    ("deploy/README.md", "$ sudo systemctl enable --now gnatswarm.socket"): "needs systemd as process 1",
-    ("deploy/README.md", "$ podman build -t gnatswarm:0.1.0 -f deploy/container/Containerfile ."): "needs a container "
-    "engine; tests/deploy/test_container.py runs its steps",
-    ("deploy/README.md", "$ kubectl apply -k deploy/kubernetes"): "needs a cluster; tests/deploy/test_kubernetes.py holds "
-    "the manifests against Kubernetes' schemas",
-    ("deploy/README.md", "$ sudo cp deploy/sysctl/90-gnatswarm.conf /etc/sysctl.d/"): "changes the host",
-    ("deploy/README.md", "$ sudo /opt/gnatswarm/bin/pip install gnatswarm-0.2.0.tar.gz"): "a version that is not there yet",
-    ("deploy/MANY_MACHINES.md", "$ gnatswarm report --master spark://spark-1:7077 --stats-dir /mnt/stats --out report.html"):
-    "needs a Spark cluster; tests/spark tries one of this machine's own",
-}  # fmt: skip
+    (
+        "README.md",
+        "$ make run        # a broker on port 4222, one shard per core",
+    ): "the second of them runs this test; what the first does is tried by the blocks after it",
+    ("README.md", '$ make run ARGS="--port 4333"                 # ARGS goes to gnatswarm as it is'): "installs",
+    (
+        "deploy/README.md",
+        "$ sudo python3 -m venv /opt/gnatswarm",
+    ): HOST,
+    ("deploy/README.md", "$ sudo systemctl enable --now gnatswarm"): SYSTEMD,
+    ("deploy/README.md", "$ sudo systemctl enable --now gnatswarm.socket"): SYSTEMD,
+    ("deploy/README.md", "$ podman build -t gnatswarm:0.1.0 -f deploy/container/Containerfile ."): ENGINE,
+    (
+        "deploy/README.md",
+        "$ kubectl apply -k deploy/kubernetes",
+    ): "needs a cluster",
+    ("deploy/README.md", "$ sudo cp deploy/sysctl/90-gnatswarm.conf /etc/sysctl.d/"): HOST,
+    ("deploy/README.md", "$ sudo /opt/gnatswarm/bin/pip install gnatswarm-0.2.0.tar.gz"): "a version that is not there",
+    (
+        "deploy/MANY_MACHINES.md",
+        "$ gnatswarm report --master spark://spark-1:7077 --stats-dir /mnt/stats --out report.html",
+    ): "needs a Spark cluster",
+}
 
 
 def typed(path: Path) -> list[Block]:
