@@ -46,7 +46,7 @@ def test_what_is_wrong_is_said(
     rows = [ShardStatus(n, 1, phase, 0, 0, 0.0, 0.0, 0, 0.0, 0, 1, "") for n, phase in enumerate(phases)]
     status = Status(1, "", "", "reuseport", True, 0, 1.0, rows)
     monkeypatch.setattr(operator_commands, "find", lambda pid, port: "/x")
-    monkeypatch.setattr(operator_commands, "_exchange", lambda path, request: Reply(status=status))
+    monkeypatch.setattr(operator_commands, "exchange", lambda path, request: Reply(status=status))
     assert operator_commands.health() == 1
     assert capsys.readouterr().err == f"gnatswarm: {said}\n"
 
