@@ -102,6 +102,32 @@ def matching(Sublist sublist not None, bytes subject not None, uint32_t start, u
     return rows, total
 
 
+def interest(Sublist sublist not None, bytes subject not None) -> tuple:
+    """(plain subscriptions here, queue groups anywhere, members here, does anybody want it?) of a publish subject."""
+    cdef bytes padded = subject + bytes(SLACK)
+    cdef const uint8_t *s = padded
+    cdef Entry *entry = sublist.find(s, len(subject), hash_bytes(s, len(subject), sublist.seed))
+    cdef uint64_t members = 0
+    cdef uint32_t i
+    if entry == NULL:
+        raise MemoryError
+    for i in range(entry.n_choices):
+        members += entry.choices[i].n_local
+    return (entry.n_plain, entry.n_choices, members,
+            entry.n_plain != 0 or entry.n_choices != 0 or entry.remote != 0)
+
+
+def subject_hash(Sublist sublist not None, bytes subject not None) -> int:
+    """What `published_to` is of clients of this account whose latest message went there."""
+    cdef bytes padded = subject + bytes(SLACK)
+    return hash_bytes(<const uint8_t *>padded, len(subject), sublist.seed)
+
+
+def published_to(ClientConnection client not None) -> int:
+    """Where its latest message went, as a hash; 0: it has published nothing."""
+    return client.published_to
+
+
 cdef object cid_of(Sub *sub):
     if sub.out.peer != NULL and isinstance(<Peer>sub.out.peer, ClientConnection):
         return (<ClientConnection>sub.out.peer).cid

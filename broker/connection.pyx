@@ -212,6 +212,7 @@ cdef class ClientConnection(Peer):
             self.refuse(op, errors.reply_violation(op.reply.at[:op.reply.size]))
             return total
         self.ok()
+        self.published_to = hash
         message.reply = op.reply
         message.header_size = op.header_size
         message.size = op.size

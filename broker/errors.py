@@ -33,6 +33,7 @@ class CloseReason(enum.IntEnum):
     SERVER_SHUTDOWN = 15
     AUTHENTICATION_EXPIRED = 16
     KICKED = 17
+    NO_RESPONDERS_REQUIRES_HEADERS = 18
 
     @property
     def text(self) -> str:
@@ -113,6 +114,7 @@ class InvalidClientProtocol(ProtocolError):
 
 class NoRespondersRequiresHeaders(ProtocolError):
     text = "no responders requires headers support"
+    reason = CloseReason.NO_RESPONDERS_REQUIRES_HEADERS
 
 
 class StaleConnection(ProtocolError):

@@ -43,6 +43,7 @@ cdef enum CloseReason:
     CLOSE_SERVER_SHUTDOWN = 15
     CLOSE_AUTHENTICATION_EXPIRED = 16
     CLOSE_KICKED = 17
+    CLOSE_NO_RESPONDERS_REQUIRES_HEADERS = 18
 
 ctypedef struct Blob:
     size_t refs

@@ -122,7 +122,7 @@ cdef class Sublist(Interest):
     cdef uint32_t n_found
     cdef uint32_t room_found
     # statistics
-    cdef Tally tally                 # None: nobody harvests
+    cdef readonly Tally tally        # None: nobody harvests
     cdef uint64_t[N_WIDTHS] widths   # of clients' messages since they were taken
     cdef uint64_t[N_WIDTHS] link_widths   # of siblings' messages
     # counters for monitoring

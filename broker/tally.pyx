@@ -173,6 +173,11 @@ cdef class Tally:
                              + counts_row(&row.counts))
         return found, 0 if end > self.rows.mask else end
 
+    @property
+    def other_msgs(self) -> int:
+        """Messages, so far, on subjects that have no row."""
+        return self.other.msgs
+
     def note(self, bytes subject not None, uint64_t msgs, uint64_t deliveries=0, uint64_t link_in=0):
         """Counts as a sublist does (for tests)."""
         cdef Counts counts

@@ -443,6 +443,7 @@ def subjects(answers: Iterable[tuple[int, Iterable[SubjectRow]]]) -> list[Docume
                     "bytes": 0,
                     "deliveries": 0,
                     "fanout": 0.0,
+                    "subscribers": 0,
                     "subscriptions": 0,
                     "queue_groups": 0,
                     "queue_members": 0,
@@ -456,6 +457,7 @@ def subjects(answers: Iterable[tuple[int, Iterable[SubjectRow]]]) -> list[Docume
             entry["subscriptions"] += row.subscriptions
             entry["queue_groups"] = max(entry["queue_groups"], row.queue_groups)
             entry["queue_members"] += row.queue_members
+            entry["subscribers"] += row.subscriptions + row.queue_members
             entry["wanted"] = entry["wanted"] or row.is_wanted
             entry["folded"] += row.folded
             entry["shards"][str(shard)] = {"msgs": row.msgs, "deliveries": row.deliveries}

@@ -76,6 +76,7 @@ class Facts(msgspec.Struct):
     router_cpu_percent: float
     router_resident_bytes: int
     cores: int
+    is_recorded: bool  # the shards' recorders count by subject and window
     shards: list[ShardFacts]
 
     @property
@@ -162,6 +163,7 @@ def gather(supervisor: Supervisor, meter: Meter, *, http: tuple[str, int], cores
         router_cpu_percent=percent,
         router_resident_bytes=own_resident_bytes,
         cores=cores,
+        is_recorded=bool(supervisor.stats_dir),
         shards=shards,
     )
 

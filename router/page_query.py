@@ -139,6 +139,10 @@ class PageQuery:
             raise BadQuery(f"invalid test subject, must be valid publish subject: {text[:200]}")
         return text
 
+    def windows(self, default: int, most: int) -> int:
+        """How many of the recorder's windows."""
+        return self.number("windows", default, most)
+
     @property
     def callback(self) -> str:
         """The function that a JSONP answer calls; "": plain JSON."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from router import aggregate, metrics
+from router import aggregate, metrics, subjects
 from router.aggregate import Document
 from router.facts import Facts
 from router.page_query import BadQuery, PageQuery
@@ -29,6 +29,10 @@ MOST_WAITING = 64
 LOOK_S = 1.0
 MOST_SUBJECTS = 1000
 DEFAULT_SUBJECTS = 100
+# Of the recorder's: what a shard keeps, and the open one.
+MOST_WINDOWS = 6
+DEFAULT_WINDOWS = 7
+MOST_HOT_SUBJECTS = 2000  # of each shard
 MOST_METRIC_SUBJECTS = 100
 DEFAULT_METRIC_SUBJECTS = 20
 MOST_QUEUE_MEMBERS = 10_000
@@ -219,23 +223,66 @@ class Pages:
         return _json(aggregate.shardz(facts, await self._links(facts)))
 
     async def subjectz(self, query: PageQuery) -> bytes:
-        """The hottest subjects, and those that nobody wants."""
+        """The hottest subjects of the last windows, and those that nobody wants."""
         facts = self._facts(query)
         sort = query.text("sort") or "msgs"
-        if sort not in aggregate.SUBJECT_SORTS:
+        if sort not in subjects.SORTS:
             raise BadQuery(f"invalid sorting option: {sort[:80]}")
+        offset = query.number("offset", 0, MOST_SUBJECTS)
         limit = query.number("limit", DEFAULT_SUBJECTS, MOST_SUBJECTS)
-        entries, cached = await self._subjects(facts, folds=not query.flag("inboxes"))
-        unwanted = [entry for entry in entries if not entry["wanted"]]
+        account = query.text("acc")
+        head = aggregate.head(facts) | {"recorder": "on" if facts.is_recorded else "off"}
+        if not facts.is_recorded:
+            return _json(head | await self._cached_subjects(facts, sort, offset, limit))
+        windows = query.windows(DEFAULT_WINDOWS, MOST_WINDOWS + 1)
+        numbers = _numbers(facts)
+
+        async def look() -> tuple[list[Document], Document]:
+            question = rows.HotSubjectsQuery(windows, MOST_HOT_SUBJECTS, account)
+            async with self._turn():
+                answers = await self._ask_all(facts, question, rows.HotSubjectsPart)
+            return subjects.merged(answers), subjects.covered(answers)
+
+        entries, covered = await self._look(f"subjects {numbers} {windows} {account}", look)
+        unwanted = [entry for entry in entries if entry["unwanted"]]
+        # Copies: the look is shared with others, who may want other pages of it.
+        shown = [dict(entry) for entry in subjects.page(entries, sort, offset, limit)]
+        lost = [dict(entry) for entry in subjects.page(unwanted, "unwanted", 0, limit)]
+        both = shown + lost
+        question = rows.SubjectInterestQuery([(entry["account"], entry["subject"]) for entry in both])
+        async with self._turn():
+            answers = await self._ask_all(facts, question, rows.SubjectInterestPart)
+        found = [[row for part in parts for row in part.rows] for _shard, parts in answers]
+        subjects.complete(both, covered["seconds"], found)
         return _json(
             {
-                **aggregate.head(facts),
-                "num_cached": cached,
+                **head,
+                "window": facts.options.stats.window_s,
+                "windows": windows,
+                **covered,
+                "num_subjects": len(entries),
+                "sort": sort,
+                "offset": offset,
                 "limit": limit,
-                "subjects": aggregate.top_subjects(entries, sort, limit),
-                "unwanted": aggregate.top_subjects(unwanted, "msgs", limit),
+                "subjects": shown,
+                "unwanted": lost,
             }
         )
+
+    async def _cached_subjects(self, facts: Facts, sort: str, offset: int, limit: int) -> Document:
+        """What can be said without a recorder."""
+        entries, _cached = await self._subjects(facts, folds=True)
+        key = sort if sort in aggregate.SUBJECT_SORTS else "msgs"
+        nobody = [entry for entry in entries if not entry["wanted"]]
+        return {
+            "note": subjects.NOT_RECORDED,
+            "num_subjects": len(entries),
+            "sort": key,
+            "offset": offset,
+            "limit": limit,
+            "subjects": subjects.page(entries, key, offset, limit),
+            "unwanted": subjects.page(nobody, "msgs", 0, limit),
+        }
 
     async def queuez(self, query: PageQuery) -> bytes:
         """Queue groups and how evenly their members are served."""
@@ -326,7 +373,7 @@ class Pages:
             found = [(shard, [row for part in parts for row in part.rows]) for shard, parts in answers]
             return aggregate.subjects(found), cached
 
-        return await self._look(f"subjects {numbers} {folds}", look)
+        return await self._look(f"cached {numbers} {folds}", look)
 
     async def _look(self, what: str, look: Callable[[], Awaitable[_Value]]) -> _Value:
         """The value of one look, shared by all who want the same within LOOK_S."""

@@ -258,24 +258,40 @@ def _connections(now: Look, sort: str, rows: int, width: int) -> Table:
 
 
 def _subjects(before: Look | None, now: Look, rows: int) -> Table:
-    columns = ("MSG/S", "MSGS", "BYTES", "DELIVERIES", "FAN-OUT", "SUBSCRIBERS")
+    columns = ("MSG/S", "MSGS", "BYTES", "DELIVERIES", "FAN-OUT", "PUBLISHERS", "SUBSCRIBERS")
     table = _table(("SUBJECT", "left"), *((heading, "right") for heading in columns))
-    table.title = "hot subjects" if now.subjects is not None else "this broker does not count by subject"
     table.title_justify = "left"
+    if now.subjects is None:
+        table.title = "this broker does not count by subject"
+        return table
+    is_recorded = now.subjects.get("recorder") == "on"
+    table.title = "hot subjects" + (
+        f" of the last {now.subjects['seconds']:.0f} s"
+        if is_recorded
+        else ", since each was cached: statistics are off"
+    )
     earlier = {row["subject"]: row["msgs"] for row in before.subjects["subjects"]} if before and before.subjects else {}
     took_s = now.at_s - before.at_s if before else 0.0
-    for row in (now.subjects or {"subjects": []})["subjects"][:rows]:
+    for row in now.subjects["subjects"][:rows]:
         grown = row["msgs"] - earlier.get(row["subject"], row["msgs"])
+        account = row.get("account", "$G")
         table.add_row(
-            Text(row["subject"]),
-            count_text(max(0.0, grown / took_s) if took_s > 0 else 0.0),
+            Text(row["subject"] if account == "$G" else f"{account} · {row['subject']}"),
+            count_text(row.get("msgs_per_s", max(0.0, grown / took_s) if took_s > 0 else 0.0)),
             count_text(row["msgs"]),
             bytes_text(row["bytes"]),
             count_text(row["deliveries"]),
             f"{row['fanout']:g}",
-            str(row["subscriptions"] + row["queue_members"]) if row["wanted"] else Text("nobody", style="yellow"),
+            str(row["publishers"]) if is_recorded else "",
+            _subscribers(row),
         )
     return table
+
+
+def _subscribers(row: dict[str, Any]) -> Text:
+    if not row["wanted"]:
+        return Text("nobody", style="yellow")
+    return Text("" if row["subject"].endswith(".>") else str(row["subscribers"]))
 
 
 # ---- the screen

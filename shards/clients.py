@@ -139,6 +139,13 @@ class ClientSession:
     def on_connect(self, raw: bytes) -> None:
         """A CONNECT line came. Raises the ProtocolError that it deserves."""
         options = overlay(self.connect, raw)
+        try:
+            self._examine(options)
+        except ProtocolError:
+            self._remember(options)
+            raise
+
+    def _examine(self, options: ConnectOptions) -> None:
         if self._clients.maps_certificates and self.kind == "nats":
             options.user = self._mapped_user(options.user)
         self.claimed = options.user or options.nkey
@@ -150,6 +157,11 @@ class ClientSession:
             self.connection.hold_login()
         else:
             raise AuthenticationTimeout
+
+    def _remember(self, options: ConnectOptions) -> None:
+        """It is refused: who it said it is will be shown, what it said to prove that is forgotten."""
+        options.auth_token = options.password = options.jwt = options.sig = ""
+        self.connect = options
 
     def _mapped_user(self, claimed: str) -> str:
         """Who its certificate says it is, whatever its CONNECT says. AuthorizationViolation: none of our users."""
@@ -178,6 +190,7 @@ class ClientSession:
                 raise AuthorizationViolation
             self._log_in(options, question.admission)
         except ProtocolError as why:
+            self._remember(options)
             error = why
         self.connection.log_in_decided(error)
         self._clients.finish_soon()

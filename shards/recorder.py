@@ -22,6 +22,7 @@ from broker.tally import Tally
 from shards import records
 from shards.pace import Pace
 from shards.scribe import FILE_MARK, Block, Scribe
+from shards.subject_history import MOST_KEPT, Heaviest, SubjectHistory, Window
 
 if TYPE_CHECKING:
     from broker.link import SiblingLink
@@ -99,6 +100,7 @@ class Recorder:
         self._steps: Iterator[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
+        self.history = SubjectHistory()
         self.longest_step_s = 0.0  # of a window's end, in CPU time
         mesh.tally(options.max_subjects)
         self._open_window()
@@ -142,6 +144,18 @@ class Recorder:
         if not self._scribe.close():
             logger.error("The disk takes too long: the last statistics of this shard are not complete")
 
+    # ---- for monitoring
+
+    @property
+    def open_us(self) -> int:
+        """How long the open window has lasted."""
+        return (time.monotonic_ns() - self._opened_ns) // 1000
+
+    async def wait_window(self) -> None:
+        """Until no window is between being counted and being in the history."""
+        if self._task is not None and not self._task.done():
+            await asyncio.shield(self._task)
+
     # ---- windows
 
     def _open_window(self) -> None:
@@ -173,6 +187,7 @@ class Recorder:
 
     def _window_steps(self) -> Iterator[None]:
         """Ends the window and opens the next; short work between two steps."""
+        self.history.ended += 1  # who reads the open window meanwhile sees that it is another
         lines: list[bytes] = []
         total = [0] * 9
         subjects = 0
@@ -191,6 +206,7 @@ class Recorder:
                     mine[i] += n
         window = self._close_window()
         yield
+        heaviest, other_msgs = Heaviest(MOST_KEPT), 0
         for account, tally in tallies:
             counted, other = tally.settle()
             total = [a + b for a, b in zip(total, counted, strict=True)]
@@ -199,12 +215,19 @@ class Recorder:
             while True:
                 rows, at = tally.read(at, TALLY_SLOTS)
                 subjects += len(rows)
+                heaviest.add(account, rows)
                 lines += [self._subject_line(window, account, *row) for row in rows]
                 yield
                 if not at:
                     break
+            other_msgs += other[0]
             if other[0] or other[6]:
                 lines.append(self._subject_line(window, account, records.OTHER, 0, *other))
+        length_us = self._bounds(window)[1]
+        # Not where it was to begin: the first one began with the shard.
+        start_us = time.time_ns() // 1000 - self.open_us - length_us
+        self.history.add(Window(start_us, length_us, heaviest.rows, other_msgs + heaviest.left_out_msgs))
+        yield
         for sublist in list(self._sublists()):
             account = sublist.account.decode()
             room = self._options.max_subjects
@@ -239,12 +262,17 @@ class Recorder:
         return window
 
     def _put(self, window: dict[str, object], lines: bytes, booked: tuple[int, ...]) -> None:
-        start_us, length_us = window["window_start_us"], window["window_us"]
-        assert isinstance(start_us, int) and isinstance(length_us, int)
+        start_us, length_us = self._bounds(window)
         page, shard, until_us = self._page, self._shard, time.time_ns() // 1000
         self._scribe.put(
             Block(start_us, start_us + length_us, lines, lambda: page.note_recorded(shard, until_us, booked))
         )
+
+    @staticmethod
+    def _bounds(window: dict[str, object]) -> tuple[int, int]:
+        start_us, length_us = window["window_start_us"], window["window_us"]
+        assert isinstance(start_us, int) and isinstance(length_us, int)
+        return start_us, length_us
 
     # ---- rows
 

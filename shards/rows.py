@@ -74,6 +74,29 @@ class SubjectRow(Row):
     folded: int = 0  # so many subjects are this row together; 0: it is one
 
 
+class HotSubjectRow(Row):
+    """What was counted on one subject in the last windows. One that ends in `.>` stands for all that begin so."""
+
+    account: str
+    subject: str
+    msgs: int  # from clients of this shard
+    payload_bytes: int
+    deliveries: int  # to clients of this shard, whoever published
+    out_bytes: int
+    unwanted: int  # of msgs: went to nobody, here or elsewhere
+    widest: int  # subscribers here that one message reached
+
+
+class SubjectInterestRow(Row):
+    """Who has to do with one subject at the moment."""
+
+    subscriptions: int  # plain ones here
+    queue_groups: int  # anywhere
+    queue_members: int  # here
+    is_wanted: bool  # by anybody, here or elsewhere
+    publishers: int  # clients here whose latest message went there
+
+
 class QueueRow(Row):
     """One member of a queue group."""
 
@@ -170,6 +193,36 @@ class SubjectsPart(Row):
     rows: list[SubjectRow]
 
 
+class HotSubjectsQuery(Row):
+    """The heaviest subjects of so many of the recorder's windows, the open one included."""
+
+    windows: int = 7
+    most: int = 2000
+    account: str = ""  # "": of all
+
+
+class HotSubjectsPart(Row):
+    """Some of them, in no order. Nothing at all comes where nothing is recorded."""
+
+    since_us: int  # from when on was counted
+    now_us: int
+    subjects: int  # that something was counted of
+    other_msgs: int  # on subjects that have no row
+    rows: list[HotSubjectRow]
+
+
+class SubjectInterestQuery(Row):
+    """Who publishes and subscribes to these."""
+
+    subjects: list[tuple[str, str]]  # (account, subject)
+
+
+class SubjectInterestPart(Row):
+    """Of some of them, in that order."""
+
+    rows: list[SubjectInterestRow]
+
+
 class QueuesQuery(Row):
     """Members of queue groups."""
 
@@ -246,15 +299,37 @@ def order(sort: str, now_us: int) -> Callable[[ConnectionRow], tuple[int | str, 
     return lambda row: (key(row, now_us), row.cid)
 
 
-Query = ConnectionsQuery | SubscriptionsQuery | SublistQuery | SubjectsQuery | QueuesQuery | SlowQuery | LinksQuery
-Part = ConnectionsPart | SubscriptionsPart | SublistPart | SubjectsPart | QueuesPart | SlowPart | LinksPart
+Query = (
+    ConnectionsQuery
+    | SubscriptionsQuery
+    | SublistQuery
+    | SubjectsQuery
+    | HotSubjectsQuery
+    | SubjectInterestQuery
+    | QueuesQuery
+    | SlowQuery
+    | LinksQuery
+)
+Part = (
+    ConnectionsPart
+    | SubscriptionsPart
+    | SublistPart
+    | SubjectsPart
+    | HotSubjectsPart
+    | SubjectInterestPart
+    | QueuesPart
+    | SlowPart
+    | LinksPart
+)
 
 # The page named in Snapshot.page → what is asked, and what each part of the answer is.
 QUERIES: dict[str, type[Query]] = {
     "connz": ConnectionsQuery,
     "subscriptions": SubscriptionsQuery,
     "subsz": SublistQuery,
-    "subjectz": SubjectsQuery,
+    "cached": SubjectsQuery,
+    "subjectz": HotSubjectsQuery,
+    "interest": SubjectInterestQuery,
     "queuez": QueuesQuery,
     "slowz": SlowQuery,
     "linkz": LinksQuery,

@@ -21,6 +21,7 @@ from broker import census
 from shards import rows
 from shards.closed import connection_row, wall_offset_us
 from shards.control import SnapshotReply
+from shards.hot_subjects import hot_subjects, subject_interest
 from shards.pace import Pace
 from shards.rows import ConnectionRow, QueueRow, SubjectRow, SubscriptionRow
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from shards.clients import Clients, ClientSession
     from shards.control import Channel, Snapshot
     from shards.links import Links
+    from shards.recorder import Recorder
 
 logger = logging.getLogger("gnatswarm.monitoring")
 
@@ -65,6 +67,7 @@ class Snapshots:
         self._links = links
         self._waiting: deque[Snapshot] = deque()
         self._task: asyncio.Task[None] | None = None
+        self.recorder: Recorder | None = None  # None: nothing is recorded
         self.longest_s = 0.0  # that any answer has held the loop in one go
 
     def answer(self, question: Snapshot) -> None:
@@ -122,6 +125,10 @@ class Snapshots:
                 return self._sublist_counters(query, pace)
             case rows.SubjectsQuery():
                 return self._subjects(query, pace)
+            case rows.HotSubjectsQuery():
+                return _nothing() if self.recorder is None else hot_subjects(query, self._mesh, self.recorder, pace)
+            case rows.SubjectInterestQuery():
+                return subject_interest(query, self._mesh, self._clients, pace)
             case rows.QueuesQuery():
                 return self._queues(query, pace)
             case rows.SlowQuery():
@@ -386,6 +393,12 @@ class Snapshots:
                     out_bytes,
                 )
             )
+        yield part
+
+
+async def _nothing() -> AsyncIterator[rows.Part]:
+    parts: tuple[rows.Part, ...] = ()
+    for part in parts:
         yield part
 
 

@@ -179,6 +179,7 @@ class Worker:
         )
         self._shard.on_sweep = self._recorder.on_sweep
         self._shard.clients.on_slow = self._recorder.on_slow
+        self._snapshots.recorder = self._recorder
         self._links.on_gone = self._recorder.on_link_gone
 
     def _on_ready(self) -> None:

@@ -25,7 +25,7 @@ CATALOGUE = {
     "AuthenticationTimeout": ("Authentication Timeout", True, "Authentication Timeout"),
     "UserAuthenticationExpired": ("User Authentication Expired", True, "Authentication Expired"),
     "InvalidClientProtocol": ("invalid client protocol", True, "Protocol Violation"),
-    "NoRespondersRequiresHeaders": ("no responders requires headers support", True, "Protocol Violation"),
+    "NoRespondersRequiresHeaders": ("no responders requires headers support", True, "No Responders Requires Headers"),
     "StaleConnection": ("Stale Connection", True, "Stale Connection"),
     "SecureConnectionRequired": ("Secure Connection - TLS Required", True, "TLS Handshake Failure"),
     "InvalidSubject": ("Invalid Subject", False, None),
@@ -53,6 +53,7 @@ REASON_TEXTS = [
     "Server Shutdown",
     "Authentication Expired",
     "Kicked",
+    "No Responders Requires Headers",
 ]
 
 

@@ -42,5 +42,6 @@ def facts(*shards: ShardFacts, options: Options | None = None, is_serving: bool 
         router_cpu_percent=1.5,
         router_resident_bytes=10_000_000,
         cores=4,
+        is_recorded=True,
         shards=list(shards),
     )

@@ -80,7 +80,7 @@ async def test_the_page_shows_the_broker(chromium, lively):
     assert sum(int(text) for text in cells(chromium, "shards", 2)) == 65
     subjects = dict(zip(cells(chromium, "subjects", 0), cells(chromium, "subjects", 2), strict=True))
     assert subjects == {"hot.a": "250", "jobs": "100", "lost": "7"}
-    assert cells(chromium, "subjects", 6) == ["4", "4", "nobody"]
+    assert cells(chromium, "subjects", 7) == ["4", "4", "nobody"]
     assert (cells(chromium, "queues", 0), cells(chromium, "queues", 3)) == (["workers"], ["100"])
     assert len(chromium.value("[...document.querySelectorAll('.members i')].map(i => i.title)")) == 4
     links = chromium.value("[...document.querySelectorAll('.matrix td')].map(cell => cell.textContent)")

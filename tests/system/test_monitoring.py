@@ -8,6 +8,7 @@ import re
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,28 +169,79 @@ async def test_subscriptions_are_listed_page_by_page_over_all_shards(monitored):
     assert pages.json("/subsz")["num_subscriptions"] == 8 * len(clients)
 
 
-async def test_hot_subjects_and_those_that_nobody_wants(monitored):
-    _broker, pages, cluster = monitored
+@pytest.fixture
+def recorded(start_broker: Callable[..., Broker], cluster_of: Callable[[Broker], Cluster], tmp_path: Path) -> Monitored:
+    """Windows so long that none ends in a test, unless it asks for others."""
+    broker = start_broker(args=["-m", "-1", "--stats-dir", str(tmp_path), "--stats-window", "1h"])
+    return broker, Pages.of(broker), cluster_of(broker)
+
+
+async def publish_some(cluster: Cluster) -> None:
+    """60 messages that three want, 10 and 40 that nobody wants, from two clients on different shards."""
     publishers = await cluster.clients(2, on_different_shards=True)
     subscribers = await cluster.clients(3, on_different_shards=True)
     for client in subscribers:
         await client.send("SUB hot.* 1\r\n")
         await client.flush()
     for publisher in publishers:
-        await publisher.send("PUB hot.a 4\r\nabcd\r\n" * 30 + "PUB lost 2\r\nhi\r\n" * 5)
+        await publisher.send("PUB lost 2\r\nhi\r\n" * 5)
         await publisher.send("".join(f"PUB _INBOX.{n} 1\r\nx\r\n" for n in range(20)))
+        await publisher.send("PUB hot.a 4\r\nabcd\r\n" * 30)
         await publisher.flush()
-    page = await pages.wait(
-        "/subjectz", lambda page: any(row["deliveries"] == 180 for row in page["subjects"]), deadline_s=10
-    )
+    for client in subscribers:
+        await client.messages(60)
+
+
+async def test_hot_subjects_and_those_that_nobody_wants(recorded):
+    broker, pages, cluster = recorded
+    await publish_some(cluster)
+    page = await asyncio.to_thread(pages.json, "/subjectz")  # in the open window: nothing has to be waited for
+    assert (page["recorder"], page["num_subjects"], page["other_msgs"]) == ("on", 3, 0)
+    assert 0 < page["seconds"] < 60
     hot, inboxes, lost = page["subjects"]
-    assert (hot["subject"], hot["msgs"], hot["bytes"], hot["fanout"]) == ("hot.a", 60, 240, 3.0)
-    assert (hot["subscriptions"], hot["wanted"]) == (3, True)
-    assert (inboxes["subject"], inboxes["msgs"]) == ("_INBOX.>", 40)
-    assert (lost["subject"], lost["msgs"], lost["wanted"]) == ("lost", 10, False)
+    assert (hot["account"], hot["subject"], hot["msgs"], hot["bytes"]) == ("$G", "hot.a", 60, 240)
+    assert (hot["deliveries"], hot["out_bytes"], hot["fanout"], hot["unwanted"]) == (180, 720, 3.0, 0)
+    assert (hot["publishers"], hot["subscribers"], hot["wanted"]) == (2, 3, True)
+    assert sum(share["msgs"] for share in hot["shards"].values()) == 60
+    assert sum(share["deliveries"] for share in hot["shards"].values()) == 180
+    assert (inboxes["subject"], inboxes["msgs"], inboxes["wanted"]) == ("_INBOX.>", 40, False)
+    assert (lost["subject"], lost["msgs"], lost["unwanted"], lost["wanted"]) == ("lost", 10, 10, False)
     assert [row["subject"] for row in page["unwanted"]] == ["_INBOX.>", "lost"]
-    by_fanout = pages.json("/subjectz?sort=fanout&limit=1")["subjects"]
-    assert [row["subject"] for row in by_fanout] == ["hot.a"]
+    for sort in ("fanout", "deliveries", "out_bytes"):
+        assert [row["subject"] for row in pages.json(f"/subjectz?sort={sort}&limit=1")["subjects"]] == ["hot.a"]
+    assert [row["subject"] for row in pages.json("/subjectz?sort=unwanted&limit=1&offset=1")["subjects"]] == ["lost"]
+    assert pages.get("/subjectz?sort=bogus").status == 400
+    by_shard = [pages.json(f"/subjectz?shard={shard}") for shard in range(broker.kind.shards)]
+    for name in ("msgs", "deliveries", "bytes", "subscribers", "publishers"):
+        assert sum(row[name] for one in by_shard for row in one["subjects"] if row["subject"] == "hot.a") == hot[name]
+
+
+async def test_subjects_are_counted_by_window_and_forgotten(start_broker, cluster_of, tmp_path):
+    broker = start_broker(args=["-m", "-1", "--stats-dir", str(tmp_path), "--stats-window", "300ms"])
+    pages, cluster = Pages.of(broker), cluster_of(broker)
+    await publish_some(cluster)
+    # Gone from the open window soon, from the six before it after two seconds; never there twice.
+    seen: set[int] = set()
+    await pages.wait("/subjectz?windows=1", lambda page: page["subjects"] == [])
+
+    def is_forgotten(page: Any) -> bool:
+        seen.update(row["msgs"] for row in page["subjects"] if row["subject"] == "hot.a")
+        return not page["subjects"]
+
+    await pages.wait("/subjectz?windows=7", is_forgotten)
+    assert seen <= {60}
+
+
+async def test_without_the_recorder_the_page_says_so(start_broker, cluster_of):
+    broker = start_broker(args=["-m", "-1", "--no-stats"])
+    pages, cluster = Pages.of(broker), cluster_of(broker)
+    await publish_some(cluster)
+    page = await pages.wait("/subjectz", lambda page: sum(row["deliveries"] for row in page["subjects"]) == 180)
+    assert page["recorder"] == "off"
+    assert "--no-stats" in page["note"]
+    hot = page["subjects"][0]
+    assert (hot["subject"], hot["msgs"], hot["fanout"], hot["subscribers"]) == ("hot.a", 60, 3.0, 3)
+    assert [row["subject"] for row in page["unwanted"]] == ["_INBOX.>", "lost"]
 
 
 async def test_members_of_a_queue_group_have_shares_that_add_up(monitored):
