@@ -65,7 +65,7 @@ def _run(line: CommandLine, program: str) -> int:
         return _top(line)
     if command == "doctor":
         return _doctor(line, program)
-    if command in ("report", "ingest"):
+    if command in ("report", "ingest", "compact"):
         return _spark(command, line.words[1:], program)
     if command == "bench":
         # A program of its own: a load generator shares nothing with the broker.

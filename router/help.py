@@ -68,7 +68,8 @@ A running broker:
     {program} bench                  measure a broker, or compare several; {program} bench -h says how
 
     {program} report --stats-dir <dir>   what it did, as one page: hot subjects, fan-out, skew, advice (needs Spark)
-    {program} ingest                 the same files into Parquet, each row once; both: -h says how
+    {program} ingest                 the same files into Parquet, each row once; -h says how
+    {program} compact                whole days of that in few files; -h says how
 
     -h, --help                       this text
     -v, --version                    the version

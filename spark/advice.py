@@ -16,6 +16,7 @@ ENOUGH_MSGS = 1000
 UNWANTED = 0.05
 LATE_US = 50_000
 MISSES = 0.2
+OVERLAP_US = 60_000_000
 
 
 class Advice(NamedTuple):
@@ -25,10 +26,33 @@ class Advice(NamedTuple):
     figures: str
 
 
+def _times(n: int) -> str:
+    return "once" if n == 1 else f"{n:,} times"
+
+
+def at_once(brokers: Rows) -> tuple[str, str] | None:
+    """Two brokers that ran at the same time; a restarted one overlaps by less than a window."""
+    last: Mapping[str, Any] | None = None
+    for row in sorted(brokers, key=lambda row: row["first_us"]):
+        if last is not None and row["first_us"] + OVERLAP_US < last["last_us"]:
+            return last["broker"][:8], row["broker"][:8]
+        last = row if last is None or row["last_us"] > last["last_us"] else last
+    return None
+
+
 def advise(answers: Mapping[str, Rows]) -> list[Advice]:
     """From the collected answers of spark.answers; nothing to say is an empty list."""
     found: list[Advice] = []
-    shards = list(answers["shards"])
+    together = at_once(answers["brokers"])
+    if together:
+        found.append(
+            Advice(
+                "Report one broker at a time (--broker): what follows is of several that wrote here at once",
+                f"{len(answers['brokers'])} brokers, and {together[0]} and {together[1]} overlap in time",
+            )
+        )
+    # Of several brokers at once a row of `shards` is no shard.
+    shards = [] if together else list(answers["shards"])
     busiest = max(shards, key=lambda row: row["cpu_share"] or 0.0, default=None)
     used = sum(row["cpu_share"] or 0.0 for row in shards)
     crossed = answers["crossed"][0] if answers["crossed"] else {"share": None, "deliveries": 0}
@@ -85,7 +109,7 @@ def advise(answers: Mapping[str, Rows]) -> list[Advice]:
         found.append(
             Advice(
                 f"{who} reads too slowly for {row['subject'] or 'what it wants'}: more readers, or a queue group",
-                f"closed {row['times']} times ({row['reason']}), {row['most_pending_bytes']:,} bytes pending",
+                f"closed {_times(row['times'])} ({row['reason']}), {row['most_pending_bytes']:,} bytes pending",
             )
         )
     late = [row for row in answers["over_time"] if (row["lag_p99_us"] or 0) > LATE_US]
@@ -111,7 +135,7 @@ def advise(answers: Mapping[str, Rows]) -> list[Advice]:
         found.append(
             Advice(
                 "A shard died: its log says why",
-                f"{len(answers['gaps'])} times; {lost:,} messages have no subject here",
+                f"{_times(len(answers['gaps']))}; {lost:,} messages have no subject here",
             )
         )
     return found

@@ -19,6 +19,7 @@ def answers(statistics: Statistics, most: int = 25) -> dict[str, DataFrame]:
         "fanout": fanout.distribution(subject),
         "fanouts": fanout.histogram(subject),
         "widths": fanout.widths(shard),
+        "brokers": skew.per_broker(shard),
         "shards": parts,
         "skew": skew.unevenness(parts),
         "over_time": skew.over_time(shard),

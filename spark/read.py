@@ -6,6 +6,7 @@ there twice, under whatever name, counts once: its rows carry its identity, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
@@ -41,6 +42,11 @@ class Statistics:
     def __getitem__(self, kind: str) -> DataFrame:
         return self.kinds[kind]
 
+    def of_broker(self, beginning: str) -> Statistics:
+        """Only what the brokers whose ids begin so have written; what is aside is nobody's."""
+        is_it = F.col("broker").startswith(beginning)
+        return Statistics({kind: rows.where(is_it) for kind, rows in self.kinds.items()}, self.aside)
+
 
 def read_lines(session: SparkSession, directory: str) -> DataFrame:
     """Every line of the files in a directory of statistics, with the file it is from in `source`."""
@@ -64,14 +70,14 @@ def why_aside() -> Column:
     )
 
 
-def judge(lines: DataFrame) -> DataFrame:
-    """The lines with `why` they are not used, kept in memory and on disk: parsing is most of what reading costs."""
-    return lines.withColumn("why", why_aside()).persist(StorageLevel.MEMORY_AND_DISK)
+def judge(lines: DataFrame, level: StorageLevel) -> DataFrame:
+    """The lines with `why` they are not used, kept there: parsing is most of what reading costs."""
+    return lines.withColumn("why", why_aside()).persist(level)
 
 
 def split(lines: DataFrame) -> Statistics:
     """Records by kind, copies of files left out, and the rest aside."""
-    judged = judge(lines)
+    judged = judge(lines, StorageLevel.MEMORY_AND_DISK)
     good = once(judged.where("why is null"))
     kinds = {kind: good.where(F.col("kind") == kind).select(*schema.columns(kind)) for kind in schema.KINDS}
     aside = set_aside(judged).unionByName(unreadable(lines.sparkSession, lines.inputFiles(), judged))
@@ -115,17 +121,21 @@ def once(rows: DataFrame) -> DataFrame:
     return rows.join(F.broadcast(chosen(files)).select(*IDENTITY, "source"), [*IDENTITY, "source"], "left_semi")
 
 
-def read_parquet(session: SparkSession, directory: str) -> Statistics:
-    """What `ingest` has finished so far; a kind of which there is nothing yet is empty."""
+def read_parquet(session: SparkSession, directory: str, dates: Sequence[str] = ()) -> Statistics:
+    """What `ingest` or `compact` has finished so far, of these days or of all; what there is nothing of is empty."""
     written = parquet(session, f"{directory}/files")
-    # A batch is whole when its list of files is there: that is written last.
-    whole = None if written is None else [row[0] for row in written.select("batch").distinct().collect()]
+    # A batch is whole when its list of files is there, which is written last; so is a day that was made compact.
+    part = "batch" if written is not None and "batch" in written.columns else "date"
+    whole = [] if written is None else [row[0] for row in written.select(part).distinct().collect()]
 
     def rows_of(kind: str, columns: dict[str, str]) -> DataFrame:
-        rows = None if whole is None else parquet(session, f"{directory}/{kind}")
+        rows = parquet(session, f"{directory}/{kind}") if whole else None
         if rows is None:
             return session.createDataFrame([], ", ".join(f"`{name}` {t}" for name, t in columns.items()))
-        return rows.where(F.col("batch").isin(whole)).select(*columns)
+        rows = rows.where(F.col(part).isin(whole))
+        if dates and "date" in rows.columns:
+            rows = rows.where(F.col("date").cast("string").isin(list(dates)))
+        return rows.select(*columns)
 
     kinds = {kind: rows_of(kind, {"source": "string", **schema.COMMON, **of}) for kind, of in schema.KINDS.items()}
     return Statistics(kinds, rows_of("aside", {"source": "string", "line": "string", "why": "string"}))

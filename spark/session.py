@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 OLDEST_JAVA = 17  # Spark 4
 LOOPBACK = "127.0.0.1"
+# G1, which is the default, runs out of a heap of 1 GB by large arrays alone: ten million rows showed it.
+COLLECTOR = "-XX:+UseParallelGC"
 QUIET = Path(__file__).resolve().with_name("log4j2.properties")
 
 WRAPPER = """#!/bin/bash
@@ -124,6 +126,8 @@ def new_session(
         "spark.sql.session.timeZone": "UTC",
         # Rows of a batch are of few dates: writing them need not sort them first.
         "spark.sql.maxConcurrentOutputFileWriters": "16",
+        # Rows are wide: with the default of 10,000 a batch's columns are arrays of megabytes, and 1 GB is soon full.
+        "spark.sql.inMemoryColumnarStorage.batchSize": "2000",
         **({"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK} if is_here(master) else {}),
         **({"spark.driver.memory": memory} if memory else {}),
         **({"spark.sql.shuffle.partitions": str(shuffle_partitions)} if shuffle_partitions else {}),
@@ -131,13 +135,11 @@ def new_session(
     }
     if "SPARK_CONF_DIR" not in os.environ:
         # Spark's launcher and its first lines, which come before a log level can be set, say nothing that helps.
-        java = given.get("spark.driver.extraJavaOptions", "")
+        java = given.get("spark.driver.extraJavaOptions", COLLECTOR)
         given["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={QUIET.as_uri()} {java}".strip()
     for key, value in given.items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    return session
+    return builder.getOrCreate()
 
 
 def is_here(master: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 WIDTH = 640
@@ -20,7 +20,7 @@ def short(value: float) -> str:
 def bars(rows: Sequence[tuple[str, float]], unit: str = "") -> str:
     """Horizontal bars, one per row."""
     if not rows:
-        return '<p class="none">nothing</p>'
+        return ""
     most = max(value for _, value in rows) or 1.0
     parts = []
     for i, (label, value) in enumerate(rows):
@@ -36,11 +36,11 @@ def bars(rows: Sequence[tuple[str, float]], unit: str = "") -> str:
     return _svg(len(rows) * 22 + 4, "".join(parts))
 
 
-def lines(series: Sequence[tuple[str, Sequence[tuple[float, float]]]], unit: str) -> str:
-    """A line per series over time (x in seconds)."""
+def lines(series: Sequence[tuple[str, Sequence[tuple[float, float]]]], unit: str, time: Callable[[float], str]) -> str:
+    """A line per series over time (x in seconds, written by `time`)."""
     points = [point for _, line in series for point in line]
     if not points:
-        return '<p class="none">nothing</p>'
+        return ""
     first, last = min(x for x, _ in points), max(x for x, _ in points)
     top = max(y for _, y in points) or 1.0
     height = 180
@@ -52,10 +52,12 @@ def lines(series: Sequence[tuple[str, Sequence[tuple[float, float]]]], unit: str
     parts = [
         f'<text x="44" y="20" text-anchor="end">{short(top)}</text>',
         f'<text x="44" y="{height - 22}" text-anchor="end">0</text>',
-        f'<text class="label" x="50" y="12">{escape(unit)}</text>',
+        f'<text class="label" x="54" y="12">{escape(unit)}</text>',
         f'<path class="axis" d="M50 16V{height - 24}H{WIDTH - 10}"/>',
-        f'<text class="label" x="{WIDTH - 10}" y="{height - 8}" text-anchor="end">{last - first:,.0f} s</text>',
+        f'<text class="label" x="50" y="{height - 10}">{time(first)}</text>',
+        f'<text class="label" x="{WIDTH - 10}" y="{height - 10}" text-anchor="end">{time(last)}</text>',
     ]
+    shown = min(8, len(series))
     for i, (name, line) in enumerate(series):
         drawn = " ".join(place(x, y) for x, y in line)
         tag = f'<polyline class="line s{i % 8}" points="{drawn}"/>'
@@ -64,14 +66,15 @@ def lines(series: Sequence[tuple[str, Sequence[tuple[float, float]]]], unit: str
             tag = f'<circle class="dot s{i % 8}" cx="{x}" cy="{y}" r="3"/>'
         parts.append(f"<g><title>{escape(name)}</title>{tag}</g>")
         if i < 8:
-            parts.append(f'<text class="key s{i % 8}" x="{60 + i * 72}" y="{height - 8}">{escape(name)}</text>')
+            at = WIDTH - 10 - (shown - i - 1) * 64
+            parts.append(f'<text class="key s{i % 8}" x="{at}" y="12" text-anchor="end">{escape(name)}</text>')
     return _svg(height, "".join(parts))
 
 
 def matrix(names: Sequence[str], cells: dict[tuple[int, int], float]) -> str:
     """Who (rows) feeds whom (columns)."""
     if not cells:
-        return '<p class="none">nothing</p>'
+        return ""
     most = max(cells.values()) or 1.0
     size = max(18, min(56, (WIDTH - 80) // max(1, len(names))))
     parts = []

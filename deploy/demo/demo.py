@@ -1,6 +1,7 @@
 """`make demo`: a broker of several shards, clients that do something worth looking at, ingest, and the report.
 
-Writes build/demo/: the statistics, the Parquet tables, report.html. Takes about a minute, most of it Spark's.
+Writes build/demo/: the statistics, the Parquet tables, report.html, every answer as Parquet and CSV, the plots as PNG.
+Takes a minute or two, most of it Spark's.
 """
 
 from __future__ import annotations
@@ -53,47 +54,63 @@ class Client:
 
 
 def start_broker() -> tuple[subprocess.Popen[str], int]:
-    """On any free port, with windows of one second."""
-    command = [sys.executable, "-P", "-m", "router", "-a", "127.0.0.1", "-p", "-1", "--shards", str(SHARDS)]
+    """On any free port, with windows of one second; who leaves 4 MB unread is slow."""
+    config = OUT / "broker.conf"
+    config.write_text("max_pending: 4MB\n", encoding="utf-8")
+    command = [sys.executable, "-P", "-m", "router", "-c", str(config), "-a", "127.0.0.1", "-p", "-1"]
     broker = subprocess.Popen(
-        [*command, "--stats-dir", str(OUT / "stats"), "--stats-window", "1s"], stderr=subprocess.PIPE, text=True
+        [*command, "--shards", str(SHARDS), "--stats-dir", str(OUT / "stats"), "--stats-window", "1s"],
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert broker.stderr is not None
     port = 0
+    said = []
     for line in broker.stderr:
+        said.append(line)
         if found := re.search(r"Listening for client connections on \S*:(\d+)", line):
             port = int(found[1])
         if "Server is ready" in line:
             threading.Thread(target=broker.stderr.read, daemon=True).start()
             return broker, port
-    raise SystemExit("the broker did not start")
+    raise SystemExit("the broker did not start:\n" + "".join(said))
+
+
+def reading(port: int, name: str, subscription: bytes) -> Client:
+    """A client that wants something, and reads it."""
+    client = Client(port, name)
+    client.say(b"SUB %s 1\r\n" % subscription)
+    client.read_on()
+    return client
 
 
 def work(port: int) -> None:
-    """Prices fan out wide, orders go to a queue group, metrics reach nobody, requests come one at a time."""
+    """What an operator would want to know of: see README.md, "What the demo shows"."""
     chance = random.Random(1)
-    readers = []
-    for i in range(24):
-        reader = Client(port, f"ticker-{i}")
-        reader.say(b"SUB prices.> 1\r\n" if i < 12 else b"SUB prices.%d.* 1\r\n" % (i % 6))
-        readers.append(reader)
+    for i in range(24):  # prices fan out wide; some subjects much more than others
+        reading(port, f"ticker-{i}", b"prices.>" if i < 12 else b"prices.%d.*" % (i % 6))
     for i in range(6):
-        worker = Client(port, f"worker-{i}")
-        worker.say(b"SUB orders.* workers 1\r\n")
-        readers.append(worker)
-    for reader in readers:
-        reader.read_on()
-    prices, orders, metrics = Client(port, "exchange"), Client(port, "shop"), Client(port, "probe")
-    until = time.monotonic() + SECONDS
-    while time.monotonic() < until:
+        reading(port, f"worker-{i}", b"orders.* workers")
+    for i in range(2):
+        reading(port, f"biller-{i}", b"orders.paid billing")
+    sleeper = Client(port, "archive")  # subscribes to all prices, and never reads
+    sleeper.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sleeper.say(b"SUB prices.> 1\r\n")
+    prices, orders, probe = Client(port, "exchange"), Client(port, "shop"), Client(port, "probe")
+    started = time.monotonic()
+    has_more_billers = False
+    while (now := time.monotonic() - started) < SECONDS:
         burst = [b"PUB prices.%d.eur 24\r\n%024d\r\n" % (min(5, int(chance.expovariate(0.7))), n) for n in range(300)]
         prices.say(b"".join(burst))
         orders.say(
             b"".join(b"PUB orders.%s 40\r\n%040d\r\n" % (chance.choice([b"new", b"paid"]), n) for n in range(80))
         )
-        metrics.say(
-            b"PUB metrics.host1.cpu 8\r\n12345678\r\n" * 40 + b"PUB _INBOX.%d 0\r\n\r\n" % chance.getrandbits(32)
-        )
+        # Metrics that nobody collects any more, and replies to somebody who has gone.
+        probe.say(b"PUB metrics.host1.cpu 8\r\n12345678\r\n" * 40 + b"PUB _INBOX.%d 0\r\n\r\n" % chance.getrandbits(32))
+        if not has_more_billers and now > SECONDS / 2:
+            has_more_billers = True
+            for i in range(2, 4):
+                reading(port, f"biller-{i}", b"orders.paid billing")
 
 
 def main() -> int:
@@ -109,7 +126,17 @@ def main() -> int:
         broker.wait(20)
     for job in (
         ["ingest", "--stats-dir", str(OUT / "stats"), "--out", str(OUT / "tables")],
-        ["report", "--from-parquet", str(OUT / "tables"), "--out", str(OUT / "report.html")],
+        [
+            "report",
+            "--from-parquet",
+            str(OUT / "tables"),
+            "--out",
+            str(OUT / "report.html"),
+            "--tables",
+            str(OUT / "answers"),
+            "--png",
+            str(OUT / "plots"),
+        ],
     ):
         print(f"gnatswarm {' '.join(job)}", flush=True)
         done = subprocess.run([sys.executable, "-P", "-m", f"spark.jobs.{job[0]}", *job[1:]], check=False)

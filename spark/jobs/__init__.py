@@ -1,1 +1,1 @@
-"""The two programs: `ingest` (files to Parquet) and `report` (either to a page)."""
+"""The programs: `ingest` (files to Parquet), `compact` (that in few files), `report` (any of these to a page)."""

@@ -30,7 +30,8 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--continuous", action="store_true", help="go on until interrupted")
     made.add_argument("--every", default="30 seconds", help="with --continuous: how often (default: %(default)s)")
-    made.add_argument("--files-per-batch", type=int, default=2000, help="default: %(default)s")
+    made.add_argument("--batch-mb", type=int, default=64, help="of files, compressed (default: %(default)s)")
+    made.add_argument("--files-per-batch", type=int, default=0, help="instead of --batch-mb")
     made.add_argument("--master", default="local[*]", help="local[*], spark://…, yarn, k8s://… (default: %(default)s)")
     made.add_argument("--partitions", type=int, default=8, help="of shuffles (default: %(default)s)")
     made.add_argument("--memory", default="1g", help="of the driver (default: %(default)s)")
@@ -44,14 +45,17 @@ def start(
     *,
     checkpoint: str = "",
     every: str = "",
-    files_per_batch: int = 2000,
+    batch_mb: int = 64,
+    files_per_batch: int = 0,
     on_batch: object = None,
 ) -> StreamingQuery:
     """The stream; `every` "" ends it when all files that are there have been read."""
     lines = (
         session.readStream.schema(schema.ddl())
         .options(**OPTIONS)
-        .option("maxFilesPerTrigger", files_per_batch)
+        .options(
+            **({"maxFilesPerTrigger": files_per_batch} if files_per_batch else {"maxBytesPerTrigger": batch_mb << 20})
+        )
         # A backlog older than Spark's week would be left out in silence.
         .option("maxFileAge", "36500d")
         .json(stats_dir)
@@ -111,6 +115,7 @@ def main(arguments: list[str]) -> int:
             asked.out,
             checkpoint=checkpoint,
             every=asked.every if asked.continuous else "",
+            batch_mb=asked.batch_mb,
             files_per_batch=asked.files_per_batch,
             on_batch=on_batch,
         )

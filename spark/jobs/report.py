@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark.advice import Advice, advise
+from spark.advice import Advice, Rows, advise
 from spark.answers import answers
 from spark.jobs.progress import Progress
 from spark.page import page
-from spark.read import Statistics, read_lines, read_parquet, split
+from spark.plots import plots
+from spark.read import LINES, Statistics, read_lines, read_parquet, split
 from spark.session import run
 
 
@@ -25,6 +28,9 @@ def parser() -> argparse.ArgumentParser:
     source.add_argument("--from-parquet", default="", metavar="DIR", help="what `gnatswarm ingest` has written")
     made.add_argument("--out", default="report.html", help="the page (default: %(default)s)")
     made.add_argument("--tables", default="", metavar="DIR", help="also every answer as Parquet and CSV, here")
+    made.add_argument("--png", default="", metavar="DIR", help="also the plots as PNG files, here")
+    made.add_argument("--date", action="append", metavar="YYYY-MM-DD", help="of tables: only this day; may come again")
+    made.add_argument("--broker", default="", metavar="ID", help="only of the broker whose id begins so")
     made.add_argument("--top", type=int, default=25, help="rows of the long tables (default: %(default)s)")
     made.add_argument("--master", default="local[*]", help="local[*], spark://…, yarn, k8s://… (default: %(default)s)")
     made.add_argument("--partitions", type=int, default=4, help="of shuffles; more for more than some million rows")
@@ -32,10 +38,10 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def statistics_of(session: SparkSession, stats_dir: str, parquet: str) -> Statistics:
+def statistics_of(session: SparkSession, stats_dir: str, parquet: str, dates: Sequence[str] = ()) -> Statistics:
     """From either source; lines are parsed once."""
     if parquet:
-        return read_parquet(session, parquet)
+        return read_parquet(session, parquet, dates)
     return split(read_lines(session, stats_dir))
 
 
@@ -49,24 +55,33 @@ def collect(statistics: Statistics, most: int, progress: Progress | None = None)
     return found
 
 
+def refusal(stats_dir: str, parquet: str, out: str) -> str:
+    """Why these places cannot be used, or ""; of places that are not directories here nothing is known."""
+    if stats_dir and "://" not in stats_dir:
+        if not Path(stats_dir).is_dir():
+            return f"there is no directory {stats_dir}"
+        if next(Path(stats_dir).rglob(LINES), None) is None:
+            return f"there are no statistics in {stats_dir}"
+    if parquet and "://" not in parquet and not (Path(parquet) / "files").is_dir():
+        return f"{parquet} has no tables of `gnatswarm ingest`"
+    folder = Path(out).resolve().parent
+    return "" if folder.is_dir() else f"there is no directory {folder}"
+
+
 def main(arguments: list[str]) -> int:
     """The program; its exit code."""
     asked = parser().parse_args(arguments)
     progress = Progress()
-    if asked.stats_dir and not Path(asked.stats_dir).is_dir() and "://" not in asked.stats_dir:
-        print(f"gnatswarm report: there is no directory {asked.stats_dir}", file=sys.stderr)
-        return 1
-    if asked.from_parquet and "://" not in asked.from_parquet and not (Path(asked.from_parquet) / "files").is_dir():
-        print(f"gnatswarm report: {asked.from_parquet} has no tables of `gnatswarm ingest`", file=sys.stderr)
-        return 1
-    if not Path(asked.out).resolve().parent.is_dir():
-        print(f"gnatswarm report: there is no directory {Path(asked.out).resolve().parent}", file=sys.stderr)
+    if why := refusal(asked.stats_dir, asked.from_parquet, asked.out):
+        print(f"gnatswarm report: {why}", file=sys.stderr)
         return 1
     progress.say("starting Spark (this takes some seconds) …")
 
     def work(session: SparkSession) -> int:
         progress.say(f"Spark {session.version} on {session.sparkContext.master}; reading …")
-        statistics = statistics_of(session, asked.stats_dir, asked.from_parquet)
+        statistics = statistics_of(session, asked.stats_dir, asked.from_parquet, asked.date or ())
+        if asked.broker:
+            statistics = statistics.of_broker(asked.broker)
         found = collect(statistics, asked.top, progress)
         if not found["shards"] and not found["gaps"] and not found["aside"]:
             print(
@@ -76,7 +91,11 @@ def main(arguments: list[str]) -> int:
         advice = advise(found)
         Path(asked.out).write_text(page(found, advice, asked.stats_dir or asked.from_parquet), encoding="utf-8")
         if asked.tables:
-            write_tables(statistics, asked.top, asked.tables, progress)
+            progress.say(f"tables in {asked.tables} …")
+            write_tables(session, statistics, found, asked.top, Path(asked.tables))
+        if asked.png:
+            for path in plots(found, Path(asked.png)):
+                progress.say(f"{path} is written")
         progress.say(f"{asked.out} is written")
         print(summary(found, advice))
         return 0
@@ -84,12 +103,18 @@ def main(arguments: list[str]) -> int:
     return run("gnatswarm report", work, master=asked.master, memory=asked.memory, shuffle_partitions=asked.partitions)
 
 
-def write_tables(statistics: Statistics, most: int, directory: str, progress: Progress) -> None:
-    """Every answer as a file of Parquet and one of CSV."""
+def write_tables(
+    session: SparkSession, statistics: Statistics, found: Mapping[str, Rows], most: int, directory: Path
+) -> None:
+    """Every answer as it was collected: NAME.csv, and NAME.parquet as Spark writes it."""
+    directory.mkdir(parents=True, exist_ok=True)
     for name, frame in answers(statistics, most).items():
-        progress.say(f"table {name} …")
-        frame.coalesce(1).write.mode("overwrite").parquet(f"{directory}/{name}.parquet")
-        frame.coalesce(1).write.mode("overwrite").csv(f"{directory}/{name}.csv", header=True)
+        rows = [tuple(row.values()) for row in found[name]]
+        with (directory / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([frame.columns, *rows])
+        session.createDataFrame(rows, frame.schema).coalesce(1).write.mode("overwrite").parquet(
+            f"{directory}/{name}.parquet"
+        )
 
 
 def summary(found: dict[str, list[dict[str, Any]]], advice: list[Advice]) -> str:

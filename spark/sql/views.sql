@@ -1,16 +1,10 @@
--- Views over what `gnatswarm ingest` has written, for spark-sql, a notebook or a BI tool:
---     spark-sql -d out=/path/of/the/tables -f views.sql -i
--- A file that was copied counts once: of its copies the first by name is taken.
+-- Views over what `gnatswarm ingest` or `gnatswarm compact` has written, for spark-sql, a notebook or a BI tool:
+--     spark-sql -d out=/path/of/the/tables -i views.sql
+-- Each row is there once; copies of files were left out when they were read.
 
-CREATE OR REPLACE TEMPORARY VIEW subject_rows AS
-SELECT s.* FROM parquet.`${out}/subject` s
-JOIN (SELECT broker, boot, shard, file, min(source) AS source FROM parquet.`${out}/subject` GROUP BY 1, 2, 3, 4) once
-USING (broker, boot, shard, file, source);
+CREATE OR REPLACE TEMPORARY VIEW subject_rows AS SELECT * FROM parquet.`${out}/subject`;
 
-CREATE OR REPLACE TEMPORARY VIEW shard_rows AS
-SELECT s.* FROM parquet.`${out}/shard` s
-JOIN (SELECT broker, boot, shard, file, min(source) AS source FROM parquet.`${out}/shard` GROUP BY 1, 2, 3, 4) once
-USING (broker, boot, shard, file, source);
+CREATE OR REPLACE TEMPORARY VIEW shard_rows AS SELECT * FROM parquet.`${out}/shard`;
 
 CREATE OR REPLACE TEMPORARY VIEW subjects AS
 SELECT account, subject, sum(in_msgs) AS msgs, sum(in_bytes) AS bytes, sum(deliveries) AS deliveries,
@@ -27,3 +21,7 @@ CREATE OR REPLACE TEMPORARY VIEW shards AS
 SELECT shard, sum(in_msgs) AS in_msgs, sum(out_msgs) AS out_msgs, sum(link_out_msgs) AS link_out_msgs,
        sum(cpu_s) AS cpu_s, try_divide(sum(cpu_s), sum(window_us) / 1e6) AS cpu_share, max(lag_max_us) AS lag_max_us
 FROM shard_rows GROUP BY shard;
+
+-- For example:
+--     SELECT subject, deliveries, fanout FROM subjects ORDER BY deliveries DESC LIMIT 10;
+--     SELECT timestamp_micros(window_start_us) AS at, fanout FROM fanout_per_window WHERE subject = 'a.b' ORDER BY at;

@@ -38,6 +38,21 @@ def per_shard(shards: DataFrame) -> DataFrame:
     )
 
 
+def per_broker(shards: DataFrame) -> DataFrame:
+    """Each start of a broker: from when to when, and what it did."""
+    return (
+        shards.groupBy("broker")
+        .agg(
+            F.min("window_start_us").alias("first_us"),
+            F.max(F.col("window_start_us") + F.col("window_us")).alias("last_us"),
+            F.countDistinct("shard").alias("shards"),
+            F.sum("in_msgs").alias("in_msgs"),
+            F.sum("out_msgs").alias("out_msgs"),
+        )
+        .orderBy("first_us", "broker")
+    )
+
+
 def unevenness(parts: DataFrame) -> DataFrame:
     """Of `per_shard`: for each measure max ÷ mean (1: even) and Gini (0: even, towards 1: one has all)."""
     stack = ", ".join(f"'{name}', cast({name} as double)" for name in MEASURES)

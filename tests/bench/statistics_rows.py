@@ -83,7 +83,9 @@ def window_lines(window: dict[str, Any], subjects: int, shards: int, turn: int, 
     return lines
 
 
-def write(directory: Path, rows: int, *, brokers: int = 1, shards: int = 8, subjects: int = 2000) -> Counter[str]:
+def write(
+    directory: Path, rows: int, *, brokers: int = 1, shards: int = 8, subjects: int = 2000, broker_names: str = "BROKER"
+) -> Counter[str]:
     """At least so many rows; what they add up to."""
     totals: Counter[str] = Counter()
     turn = 0
@@ -91,7 +93,7 @@ def write(directory: Path, rows: int, *, brokers: int = 1, shards: int = 8, subj
         for broker in range(brokers):
             for shard in range(shards):
                 number = turn // WINDOWS_PER_FILE + 1
-                name = f"BROKER{broker:058d}", shard, f"boot{broker:04d}{shard:02d}"
+                name = f"{broker_names}{broker:08d}", shard, f"boot{broker:04d}{shard:02d}"
                 file = None
                 for k in range(turn, turn + WINDOWS_PER_FILE):
                     if totals["rows"] >= rows:

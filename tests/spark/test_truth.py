@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -149,9 +152,42 @@ def spoil(place: Path, rows_of: list[dict[str, Any]]) -> dict[str, int]:
     }  # fmt: skip
 
 
-async def test_report_and_ingest_say_what_was_done(spark: Any, cluster_of: Callable[[Broker], Cluster], tmp_path: Path):
+def failing_at(nth: int, write: Callable[..., None]) -> Callable[..., None]:
+    calls = []
+
+    def writes(*arguments: Any, **named: Any) -> None:
+        calls.append(1)
+        if len(calls) == nth:
+            raise OSError(28, "No space left on device")
+        write(*arguments, **named)
+
+    return writes
+
+
+def assert_views(spark: Any, out: Path, truth: Truth) -> None:
+    """What the README does in a notebook, on these tables."""
+    readme = (Path(__file__).parent.parent.parent / "spark" / "README.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", readme, re.S)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(block.replace('"tables"', repr(str(out))), {})
+    assert "wide.a" in printed.getvalue() and str(truth.deliveries["wide.a"]) in printed.getvalue()
+    rows = {row["subject"]: row for row in spark.sql("SELECT * FROM subjects").collect()}
+    assert {name: row["msgs"] for name, row in rows.items()} == dict(truth.msgs)
+    assert {name: row["deliveries"] for name, row in rows.items()} == {n: truth.deliveries[n] for n in truth.msgs}
+    (shards,) = spark.sql("SELECT sum(in_msgs), sum(out_msgs) FROM shards").collect()
+    assert tuple(shards) == (truth.msgs.total(), truth.deliveries.total())
+    (widest,) = spark.sql("SELECT max(fanout), sum(msgs) FROM fanout_per_window").collect()
+    assert tuple(widest) == (6.0, truth.msgs.total())
+
+
+async def test_report_and_ingest_say_what_was_done(
+    spark: Any, cluster_of: Callable[[Broker], Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from pyspark.errors import StreamingQueryException
     from pyspark.sql import functions as F
 
+    from spark import write
     from spark.advice import advise
     from spark.jobs.ingest import start, unread
     from spark.jobs.report import collect
@@ -164,15 +200,18 @@ async def test_report_and_ingest_say_what_was_done(spark: Any, cluster_of: Calla
     truth = added(truths)
     counted: list[dict[str, int]] = []
 
-    def ingest(files_per_batch: int) -> None:
-        start(
-            spark, str(place), str(out), files_per_batch=files_per_batch, on_batch=lambda _, n: counted.append(n)
-        ).awaitTermination()
+    def ingest() -> None:
+        start(spark, str(place), str(out), on_batch=lambda _, n: counted.append(n)).awaitTermination()
 
-    # Twice; the second time there is everything that can be wrong with files.
-    await asyncio.to_thread(ingest, 2000)
+    # It fails with some tables written, and is done again; then there is everything that can be wrong with files.
+    with monkeypatch.context() as broken:
+        broken.setattr(write, "overwrite", failing_at(3, write.overwrite))
+        with pytest.raises(StreamingQueryException):
+            await asyncio.to_thread(ingest)
+    assert not counted and len(list(out.glob("*/batch=0"))) == 2
+    await asyncio.to_thread(ingest)
     aside = spoil(place, rows(place))
-    await asyncio.to_thread(ingest, 2000)
+    await asyncio.to_thread(ingest)
     assert len(counted) == 2 and counted[0]["copies"] == counted[0]["aside"] == 0
     assert counted[1]["copies"] > 0 and counted[1]["aside"] == sum(aside.values())
     statistics = read_parquet(spark, str(out))
@@ -181,6 +220,7 @@ async def test_report_and_ingest_say_what_was_done(spark: Any, cluster_of: Calla
     assert_figures(found, truth)
     shown = page(found, advise(found), "here")
     assert f"{truth.msgs.total():,}" in shown and "wide.a" in shown and "<script" not in shown
+    assert_views(spark, out, truth)
     names = [path.name for path in unread(spark, str(place), str(out), 1e12)]
     assert names == ["empty.jsonl.zst", "noise.jsonl.zst"]
 

@@ -227,3 +227,38 @@ async def test_without_statistics_nothing_is_written(start_broker: Start, cluste
     await (await Workload.on(cluster_of(broker))).publish()
     broker.stop()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.kinds("gnatswarm-1")
+async def test_ten_million_different_subjects_need_no_more_memory_than_two(
+    start_broker: Start, cluster_of: Of, tmp_path: Path
+):
+    broker = start_broker(args=stats_in(tmp_path, "1s"))
+    cluster = cluster_of(broker)
+    reader, publisher = await cluster.client(), await cluster.client()
+    await reader.talk("SUB device.> 1\r\nPING\r\n", expect_last="PONG\r\n")
+    pid = (await swarm.pids(broker))[0]
+    resident = {}
+
+    async def read_on() -> None:
+        loop = asyncio.get_running_loop()
+        while await loop.sock_recv(reader.sock, 1 << 20):
+            pass
+
+    reading = asyncio.ensure_future(read_on())
+    for start in range(0, 10_000_000, 20_000):
+        lines = "".join(f"PUB device.{i}.status 2\r\nok\r\n" for i in range(start, start + 20_000))
+        await publisher.talk(f"{lines}PING\r\n", expect_last="PONG\r\n", deadline_s=60.0)
+        resident[start + 20_000] = swarm.resident_bytes(pid)
+    reading.cancel()
+    broker.stop()
+    shown = {n: resident[n] >> 20 for n in resident if n % 1_000_000 == 0}
+    print("MiB resident after so many subjects:", shown)
+    late = max(size for n, size in resident.items() if n > 2_000_000)
+    assert late < 1.1 * resident[2_000_000], shown
+    records = rows(tmp_path)
+    assert added(records, "subject", "in_msgs")["in_msgs"] == 10_000_000
+    windows = Counter(row["window_start_us"] for row in records if row["kind"] == "subject")
+    assert max(windows.values()) <= 4096 + 1

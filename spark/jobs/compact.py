@@ -1,0 +1,84 @@
+"""`gnatswarm compact`: whole days of what `ingest` has written, sorted, in few files, in a directory of their own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark import schema
+from spark.jobs.progress import Progress
+from spark.read import IDENTITY, read_parquet
+from spark.session import run
+from spark.write import ROWS_PER_FILE, dated
+
+# Of a kind that has no subject the first columns do.
+SORTED_BY = {"subject": ["account", "subject", "window_start_us"], "queue": ["account", "queue", "window_start_us"]}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="gnatswarm compact", description=__doc__)
+    made.add_argument("--from-parquet", required=True, metavar="DIR", help="what `gnatswarm ingest` has written")
+    made.add_argument("--out", required=True, help="another directory, which `gnatswarm report` reads as well")
+    made.add_argument(
+        "--date", action="append", required=True, metavar="YYYY-MM-DD", help="a day (UTC); may come again"
+    )
+    made.add_argument("--master", default="local[*]", help="local[*], spark://…, yarn, k8s://… (default: %(default)s)")
+    made.add_argument("--partitions", type=int, default=8, help="of shuffles (default: %(default)s)")
+    made.add_argument("--memory", default="1g", help="of the driver (default: %(default)s)")
+    return made
+
+
+def compact(session: SparkSession, source: str, out: str, dates: list[str]) -> dict[str, int]:
+    """Rows by kind. Done again it overwrites these days with the same, so that late rows come in as well."""
+    statistics = read_parquet(session, source, dates)
+    counts = {}
+    files: DataFrame | None = None
+    for kind in schema.KINDS:
+        rows = statistics[kind]
+        if n := rows.count():
+            counts[kind] = n
+            ordered = dated(rows.coalesce(-(-n // ROWS_PER_FILE))).sortWithinPartitions(
+                *SORTED_BY.get(kind, ["window_start_us"])
+            )
+            _overwrite_days(ordered, f"{out}/{kind}")
+            seen = dated(rows).select(*IDENTITY, "source", "date").distinct()
+            files = seen if files is None else files.unionByName(seen)
+    if files is not None:  # written last: what has a list of its files is whole
+        _overwrite_days(files.distinct().withColumn("rows", F.lit(None).cast("bigint")).coalesce(1), f"{out}/files")
+    return counts
+
+
+def _overwrite_days(rows: DataFrame, path: str) -> None:
+    rows.write.mode("overwrite").option("partitionOverwriteMode", "dynamic").partitionBy("date").parquet(path)
+
+
+def main(arguments: list[str]) -> int:
+    """The program; its exit code."""
+    asked = parser().parse_args(arguments)
+    if "://" not in asked.from_parquet and not (Path(asked.from_parquet) / "files").is_dir():
+        print(f"gnatswarm compact: {asked.from_parquet} has no tables of `gnatswarm ingest`", file=sys.stderr)
+        return 1
+    if Path(asked.from_parquet).resolve() == Path(asked.out).resolve():
+        print("gnatswarm compact: --out has to be another directory", file=sys.stderr)
+        return 1
+    progress = Progress()
+    progress.say("starting Spark (this takes some seconds) …")
+
+    def work(session: SparkSession) -> int:
+        started = time.monotonic()
+        counts = compact(session, asked.from_parquet, asked.out, asked.date)
+        shown = ", ".join(f"{n:,} {kind}" for kind, n in counts.items()) or "nothing of these days"
+        progress.say(f"{shown} in {time.monotonic() - started:.1f} s")
+        return 0
+
+    return run("gnatswarm compact", work, master=asked.master, memory=asked.memory, shuffle_partitions=asked.partitions)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
