@@ -14,7 +14,7 @@ FROM subject_rows GROUP BY account, subject;
 
 CREATE OR REPLACE TEMPORARY VIEW fanout_per_window AS
 SELECT broker, account, subject, window_start_us, sum(in_msgs) AS msgs, sum(deliveries) AS deliveries,
-       sum(deliveries) / sum(in_msgs) AS fanout
+       try_divide(sum(deliveries), sum(in_msgs)) AS fanout
 FROM subject_rows GROUP BY 1, 2, 3, 4 HAVING sum(in_msgs) > 0;
 
 CREATE OR REPLACE TEMPORARY VIEW shards AS

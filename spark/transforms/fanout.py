@@ -20,7 +20,7 @@ def per_window(subjects: DataFrame) -> DataFrame:
         .where("msgs > 0")
         .select(
             "broker", "account", "subject", "window_start_us", "msgs", "deliveries",
-            (F.col("deliveries") / F.col("msgs")).alias("fanout"),
+            F.try_divide("deliveries", "msgs").alias("fanout"),
         )
     )  # fmt: skip
 
