@@ -71,7 +71,8 @@ def _run(line: CommandLine, program: str) -> int:
         # A program of its own: a load generator shares nothing with the broker.
         os.execv(sys.executable, [sys.executable, "-P", "-m", "loadtest.bench", *line.words[1:]])
     if command:
-        raise BadCommandLine(f'unrecognized command: "{line.words[0]}"{nearest(command, COMMANDS)}')
+        hint = nearest(command, COMMANDS) or f" (there are {', '.join(COMMANDS)})"
+        raise BadCommandLine(f'unrecognized command: "{line.words[0]}"{hint}')
     return _test(line, program) if line.asks("t") else _serve(line, program)
 
 

@@ -150,7 +150,10 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, str]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
-        raise ListenError(f"cannot listen on {address_text(host, port)}: no address for this name ({error})") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ListenError(
+            f"cannot listen on {address_text(host, max(port, 0))}: no address for this name ({why})"
+        ) from None
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return found[0][0], str(found[0][4][0])
 

@@ -54,13 +54,14 @@ def _reload(supervisor: Supervisor, reparse: Callable[[], Options] | None) -> bo
         try:
             logs.configure(options.logging, process_label=logs.ROUTER_LABEL)
         except OSError as error:
-            log.error("Reload: cannot open the log file, logging stays as it was: %s", error)
+            why = f"{options.logging.file}: {error.strerror}"
+            log.error("Reload: cannot open the log file, logging stays as it was: %s", why)
             options = msgspec.structs.replace(options, logging=old.logging)
     if old.pid_file != options.pid_file:
         try:
             supervisor.footprint.write_pid_file(options.pid_file)
         except OSError as error:
-            log.error("Could not write pidfile: %s", error)
+            log.error("Could not write pidfile: %s: %s", options.pid_file, error.strerror)
     supervisor.options = options
     supervisor.configured_us = time.time_ns() // 1000
     supervisor.on_reloaded()

@@ -44,7 +44,7 @@ def serve(
     try:
         logs.configure(options.logging, process_label=logs.ROUTER_LABEL)
     except OSError as error:
-        logs.fatal_line(f"cannot open the log file: {error}")
+        logs.fatal_line(f"cannot open the log file {options.logging.file}: {error.strerror}")
         return 1
     problem = packages.clash()
     if problem:

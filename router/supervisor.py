@@ -141,7 +141,7 @@ class Supervisor:
         try:
             self.footprint.write_pid_file(self.options.pid_file)
         except OSError as error:
-            raise CannotStart(f"Could not write pidfile: {error}") from None
+            raise CannotStart(f"Could not write pidfile: {self.options.pid_file}: {error.strerror}") from None
 
     def meet(self) -> None:
         """Wait until the processes of the founders are there."""

@@ -93,7 +93,8 @@ class Pages:
                 return None
             raise CannotLook(f"{self.url}/{page}: {error.code} {error.read(200).decode('utf-8', 'replace')}") from None
         except (OSError, ValueError) as error:
-            raise CannotLook(f"{self.url} does not answer: {getattr(error, 'reason', error)}") from None
+            advice = "a broker has these pages with -m 8222"
+            raise CannotLook(f"{self.url} does not answer: {_why(error)} ({advice})") from None
 
     def look(self, sort: str, limit: int, *, wants_subjects: bool) -> Look:
         """All that one screen shows."""
@@ -103,6 +104,12 @@ class Pages:
             raise CannotLook(f"{self.url} has no /varz and /connz: these are not a broker's monitoring pages")
         subjects = self.get(f"subjectz?limit={limit}") if wants_subjects else None
         return Look(_seconds(general["now"]), general, connections, self.get("shardz"), subjects)
+
+
+def _why(error: Exception) -> str:
+    """In words, without the number that Python puts in front."""
+    reason = getattr(error, "reason", error)
+    return reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
 
 
 def _seconds(text: str) -> float:
