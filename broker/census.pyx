@@ -180,7 +180,7 @@ def cached_answers(Sublist sublist not None, size_t start, size_t slots, uint64_
             continue
         so_far = counted(entry)
         if prefix_size and entry.subject_size >= prefix_size \
-                and memcmp(entry.text + entry.subject_at, prefix, prefix_size) == 0:
+                and memcmp(entry.text, prefix, prefix_size) == 0:
             count += 1
             msgs += so_far.msgs
             payload_bytes += so_far.payload_bytes
@@ -196,7 +196,7 @@ def cached_answers(Sublist sublist not None, size_t start, size_t slots, uint64_
         members = 0
         for i in range(entry.n_choices):
             members += entry.choices[i].n_local
-        rows.append((text_of(entry.text + entry.subject_at, entry.subject_size),
+        rows.append((text_of(entry.text, entry.subject_size),
                      so_far.msgs, so_far.payload_bytes, so_far.deliveries, entry.n_plain, entry.n_choices, members,
                      entry.n_plain != 0 or entry.n_choices != 0 or entry.remote != 0))
     return (rows, (count, msgs, payload_bytes, deliveries, plain, groups, all_members, is_wanted),

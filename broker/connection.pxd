@@ -5,6 +5,7 @@
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from broker.answers cimport Answers
 from broker.fanout cimport Fanout, Publish
 from broker.outbuf cimport Blob, OutBuf
 from broker.parser cimport Op
@@ -12,6 +13,7 @@ from broker.peer cimport Peer
 from broker.permissions cimport Permissions
 from broker.repeat cimport Repeat
 from broker.interest cimport Sub
+from broker.shadows cimport Shadows
 from broker.sublist cimport Entry, Sublist
 from broker.table cimport Table
 
@@ -30,9 +32,10 @@ cdef class ClientConnection(Peer):
     cdef Sublist sublist
     cdef Fence fence
     cdef Permissions permissions      # None: everything is allowed
-    cdef dict replies                 # reply subject of a message it got → (when, answers so far), oldest first
+    cdef Answers answers              # None: it may not answer beyond what it may publish
     cdef public object session        # Python: who this is. Has on_connect(bytes), on_error(ProtocolError)
     cdef Table subs                   # by sid
+    cdef Shadows shadows              # None: it has none
     cdef uint32_t left_at             # leave(): the next slot of subs
     cdef Repeat *repeat
     cdef uint64_t touched             # siblings sent something since they last acknowledged everything
@@ -61,8 +64,10 @@ cdef class ClientConnection(Peer):
     cdef Py_ssize_t publish(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
     cdef int deliver(self, Entry *entry, Publish *message) noexcept
     cdef int tell_no_responders(self, Publish *message) noexcept
+    cdef bint map_subject(self, Op *op, uint64_t *hash, Entry **entry, bint *is_random) noexcept
+    cdef void count_refused(self, Op *op) noexcept
+    cdef int deliver_across(self, Op *op, uint64_t hash, Entry *entry, Publish *message) except -1
     cdef bint may_publish(self, Op *op, Entry *entry, bint *once) except -1
-    cdef bint may_answer(self, const uint8_t *reply, size_t size) except -1
     cdef int refuse(self, Op *op, object error) except -1
     cdef bint may_subscribe(self, Op *op) noexcept
     cdef int subscribe(self, Op *op) except -1

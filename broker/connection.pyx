@@ -9,6 +9,7 @@ Cost of a publish that repeats the last line: one comparison, and fan-out.
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
+from broker.answers cimport Answers
 from broker.outbuf cimport (
     BLOB_BYTES, CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_READ_ERROR, out_append, out_call, out_init,
     out_pending, out_release)
@@ -23,6 +24,8 @@ from broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
 from broker.interest cimport QueueGroup, QueueName
 from broker.table cimport slot_item, table_find, table_free, table_init, table_insert, table_remove
 from broker.fanout cimport write_tail_head
+from broker.shadows cimport Shadows
+from broker.sublist cimport extras_of
 from broker.word cimport SLACK, hash_bytes, likely, same_bytes, unlikely
 
 from broker import errors
@@ -32,8 +35,6 @@ cdef enum:
     # A key's size is 16 bits wide (broker.table); a longer subject or sid is refused. Past max_control_line's
     # default by far.
     MOST_KEY_BYTES = 65000
-    # Messages that a client may still answer (allow_responses); past that the oldest may not be any more.
-    MOST_REPLIES = 16384
 
 
 cdef bint is_reserved(Token subject, bint as_reply) noexcept:
@@ -181,7 +182,7 @@ cdef class ClientConnection(Peer):
         cdef uint8_t *to
         cdef size_t head
         cdef uint64_t hash
-        cdef bint once = False
+        cdef bint once = False, is_mapped_by_chance = False
         if unlikely(op.size > self.max_payload_bytes):
             self.fail(errors.MaximumPayloadViolation())
             return size
@@ -201,6 +202,13 @@ cdef class ClientConnection(Peer):
             self.fail(errors.InvalidPublishSubject())
         hash = hash_bytes(op.subject.at, op.subject.size, self.sublist.seed)
         entry = self.sublist.peek(op.subject.at, op.subject.size, hash)
+        if unlikely(entry == NULL or entry.extras_at) and self.sublist.n_mappings:
+            # Its permissions are asked about the subject that it goes to, as on nats-server.
+            if not self.map_subject(op, &hash, &entry, &once):
+                self.ok()
+                self.count_refused(op)   # a mapping sends it nowhere
+                return total
+            is_mapped_by_chance, once = once, False
         if self.permissions is not None and (entry == NULL or entry.permitted != self.permissions.id) \
                 and not self.may_publish(op, entry, &once):
             self.refuse(op, errors.publish_violation(op.subject.at[:op.subject.size]))
@@ -243,7 +251,11 @@ cdef class ClientConnection(Peer):
                 return size
         if self.permissions is not None and not once:
             entry.permitted = self.permissions.id
-        if message.tail == tail and whole == NULL and not (self.is_verbose or self.is_pedantic or once) \
+        if unlikely(entry.crosses):
+            self.deliver_across(op, hash, entry, &message)
+            return total
+        if message.tail == tail and whole == NULL and not is_mapped_by_chance \
+                and not (self.is_verbose or self.is_pedantic or once) \
                 and not (op.reply.size and self.wants_no_responders):   # which must be answered one by one
             if self.repeat == NULL:
                 self.repeat = <Repeat *>calloc(1, sizeof(Repeat))
@@ -252,48 +264,74 @@ cdef class ClientConnection(Peer):
         self.deliver(entry, &message)
         return total
 
+    cdef bint map_subject(self, Op *op, uint64_t *hash, Entry **entry, bint *is_random) noexcept:
+        """The subject that a mapping makes of it, if there is one. False: the message is to be lost.
+
+        The subject then is the entry's own; the name of the one that was asked for is not needed any more.
+        """
+        if entry[0] == NULL:
+            entry[0] = self.sublist.build(op.subject.at, op.subject.size, hash[0])
+        if entry[0] == NULL:
+            return False
+        if entry[0].extras_at and extras_of(entry[0]).mapping >= 0:
+            entry[0] = self.fanout.gate.map(self.sublist, entry[0], is_random)
+            if entry[0] == NULL:
+                return False
+            hash[0] = entry[0].hash
+            op.subject.at = entry[0].text
+            op.subject.size = entry[0].subject_size
+        return True
+
+    cdef int deliver_across(self, Op *op, uint64_t hash, Entry *entry, Publish *message) except -1:
+        """To other accounts, and then here. The answer is looked up again: others may have been made meanwhile."""
+        cdef bytes subject = op.subject.at[:op.subject.size] + bytes(SLACK)
+        cdef Fanout fanout = self.fanout
+        cdef const uint8_t *at = subject
+        cdef size_t size = op.subject.size
+        cdef uint32_t n = fanout.gate.leave(self.sublist, entry, message, self.rtt_us, False)
+        cdef uint64_t touched = fanout.gate.take_touched()
+        cdef uint64_t unwanted
+        entry = self.sublist.find(at, size, hash)
+        if entry == NULL:
+            self.close(CLOSE_READ_ERROR)
+            return 0
+        unwanted = entry.counts.unwanted
+        self.in_msgs += 1
+        self.in_bytes += message.size
+        n += fanout.deliver(self.sublist, entry, message, &self.out, self.echoes)
+        if n or touched:
+            entry.counts.unwanted = <uint32_t>min(unwanted, <uint64_t>entry.counts.unwanted)
+        touched |= fanout.touched
+        self.touched |= touched
+        if n == 0 and touched == 0 and message.reply.size and self.wants_no_responders:
+            self.tell_no_responders(message)
+        if self.out.box.stalling != NULL or entry.slow_until_us > self.out.box.now_us:
+            self.out.box.stalling = NULL
+            self.holds |= HOLD_STALL
+        return 0
+
     cdef bint may_publish(self, Op *op, Entry *entry, bint *once) except -1:
         """What the permissions say; `once`: it is let through as the answer to something, and the next may not be."""
         if self.permissions.may_publish(op.subject.at, op.subject.size):
             return True
         once[0] = True
-        return self.replies is not None and self.may_answer(op.subject.at, op.subject.size)
-
-    cdef bint may_answer(self, const uint8_t *reply, size_t size) except -1:
-        """Counts an answer, if there may be one more."""
-        cdef bytes subject = reply[:size]
-        cdef uint64_t when, n
-        cdef Permissions permissions = self.permissions
-        found = self.replies.get(subject)
-        if found is None:
-            return False
-        when, n = found
-        if permissions.responses_expire_us and self.out.box.now_us - when > permissions.responses_expire_us:
-            del self.replies[subject]
-            return False
-        n += 1
-        if permissions.responses > 0 and n >= <uint64_t>permissions.responses:
-            del self.replies[subject]   # that was the last one
-        else:
-            self.replies[subject] = (when, n)
-        return True
+        return self.answers is not None and self.answers.may_answer(op.subject.at, op.subject.size,
+                                                                    self.out.box.now_us)
 
     cdef void on_request(self, const uint8_t *reply, size_t size) noexcept:
-        cdef bytes subject = reply[:size]
-        if self.replies is None:
-            return
-        self.replies.pop(subject, None)   # the latest stand last
-        self.replies[subject] = (self.out.box.now_us, 0)
-        if len(self.replies) > MOST_REPLIES:
-            del self.replies[next(iter(self.replies))]
+        if self.answers is not None:
+            self.answers.expect(reply, size, self.out.box.now_us)
 
     cdef int refuse(self, Op *op, object error) except -1:
+        self.count_refused(op)
+        return self.fail(error)
+
+    cdef void count_refused(self, Op *op) noexcept:
         """A publish that goes nowhere. It counts as received, as on nats-server."""
         self.in_msgs += 1
         self.in_bytes += op.size
         self.fanout.in_msgs += 1
         self.fanout.in_bytes += op.size
-        return self.fail(error)
 
     cdef int deliver(self, Entry *entry, Publish *message) noexcept:
         cdef Fanout fanout = self.fanout
@@ -358,6 +396,11 @@ cdef class ClientConnection(Peer):
                 self.sublist.remove(sub)
                 self.close(CLOSE_READ_ERROR)
                 return 0
+            if unlikely(self.sublist.streams is not None):
+                if self.shadows is None:
+                    self.shadows = Shadows()
+                self.shadows.cast(self.sublist, sub, op.subject.at[:op.subject.size],
+                                  op.queue.at[:op.queue.size] if op.queue.size else b'')
             self.touched |= self.fanout.touched
         self.ok()
         return 0
@@ -376,6 +419,8 @@ cdef class ClientConnection(Peer):
         return 0
 
     cdef void end_subscription(self, Sub *sub) noexcept:
+        if unlikely(self.shadows is not None):
+            self.shadows.drop(sub)
         table_remove(&self.subs, &sub.key)
         self.sublist.remove(sub)
 
@@ -446,8 +491,10 @@ cdef class ClientConnection(Peer):
         self.permissions = permissions
         self.out.filter = <void *>permissions if permissions is not None and permissions.subscribe_deny is not None \
             else NULL
-        self.replies = {} if permissions is not None and permissions.responses else None
-        self.out.may_answer = self.replies is not None
+        self.answers = None
+        if permissions is not None and permissions.responses:
+            self.answers = Answers(permissions.responses, permissions.responses_expire_us)
+        self.out.may_answer = self.answers is not None
         if self.repeat != NULL:
             self.repeat.line_size = 0
         if self.subs.count:
@@ -470,11 +517,9 @@ cdef class ClientConnection(Peer):
             sub = <Sub *>slot_item(self.subs.slots[i])
             group = sub.group
             size = self.sublist.subject_of(sub.node, at, MOST_KEY_BYTES)
-            if group == NULL:
-                if self.permissions.may_subscribe(at, size, NULL, 0):
-                    continue
-            elif self.permissions.may_subscribe(
-                    at, size, <uint8_t *>group.name + sizeof(QueueName), group.name.key.size):
+            if self.permissions.may_subscribe(
+                    at, size, NULL if group == NULL else <uint8_t *>group.name + sizeof(QueueName),
+                    0 if group == NULL else group.name.key.size):
                 continue
             ended.append((at[:size], (<uint8_t *>sub + sizeof(Sub))[:sub.key.size]))
             gone.append(<size_t>sub)
@@ -522,6 +567,8 @@ cdef class ClientConnection(Peer):
                 if most_subs == 0:
                     return False
                 most_subs -= 1
+                if unlikely(self.shadows is not None):
+                    self.shadows.drop(<Sub *>slot_item(self.subs.slots[self.left_at]))
                 self.sublist.remove(<Sub *>slot_item(self.subs.slots[self.left_at]))
             self.left_at += 1
         table_free(&self.subs)

@@ -34,6 +34,7 @@ class CloseReason(enum.IntEnum):
     AUTHENTICATION_EXPIRED = 16
     KICKED = 17
     NO_RESPONDERS_REQUIRES_HEADERS = 18
+    MAXIMUM_ACCOUNT_CONNECTIONS_EXCEEDED = 19
 
     @property
     def text(self) -> str:
@@ -91,6 +92,11 @@ class MaximumPayloadViolation(ProtocolError):
 class MaximumConnectionsExceeded(ProtocolError):
     text = "maximum connections exceeded"
     reason = CloseReason.MAXIMUM_CONNECTIONS_EXCEEDED
+
+
+class MaximumAccountConnectionsExceeded(ProtocolError):
+    text = "maximum account active connections exceeded"
+    reason = CloseReason.MAXIMUM_ACCOUNT_CONNECTIONS_EXCEEDED
 
 
 class AuthorizationViolation(ProtocolError):

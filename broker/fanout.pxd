@@ -26,8 +26,21 @@ ctypedef struct Publish:
     Blob *blob                # what the tail lies in, where it is big; NULL: copy it
 
 
+# Where messages leave one account for another (broker.crossing); the base class lets none out.
+cdef class AccountGate:
+    # What a message on an answer that `crosses` causes elsewhere: how many got it here. `answers_only`: it comes from a
+    # sibling, which has seen to the requests. The entry may be gone afterwards.
+    cdef uint32_t leave(self, Sublist sublist, Entry *entry, Publish *message, uint64_t rtt_us,
+                        bint answers_only) noexcept
+    # Siblings that were sent something since the last call.
+    cdef uint64_t take_touched(self) noexcept
+    # The answer for the subject that a mapped one goes to; NULL: this message is to be lost.
+    cdef Entry *map(self, Sublist sublist, Entry *entry, bint *is_random) noexcept
+
+
 @cython.final
 cdef class Fanout:
+    cdef public AccountGate gate
     cdef Outbox *box
     cdef OutBuf *links[MOST_SHARDS]      # to the siblings that are up; NULL: none. Owned by their links
     cdef bint prefers_local              # queue groups: members here first
@@ -39,6 +52,8 @@ cdef class Fanout:
     cdef uint32_t n_shorts               # … and how many took less than all of it
     cdef uint32_t n_kept_shorts
     cdef uint32_t room_shorts
+    cdef bint is_across                  # the delivery going on is of a message from another account
+    cdef const uint8_t *foreign          # … and these of its targets are not to have it; NULL: all are
     cdef uint64_t pick                   # turn among the members of a group here
     cdef uint8_t *scratch
     cdef size_t scratch_room
@@ -54,6 +69,8 @@ cdef class Fanout:
     # Of a run, all messages at once. Returns the deliveries here; `touched` has the siblings that got it. The entry may
     # be stale afterwards.
     cdef uint32_t deliver(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *origin, bint echo) noexcept
+    # A message that came from another account, to everybody but who hears this account from a third one.
+    cdef uint32_t deliver_across(self, Sublist sublist, Entry *entry, Publish *publish) noexcept
     # A sibling's message to the subscriptions here: plain ones if `plainly`, and one member of each group named.
     # Bit i of the result: queue i (of at most 64) found no member. The entry may be stale afterwards.
     cdef uint64_t deliver_here(self, Sublist sublist, Entry *entry, Publish *publish, bint plainly,

@@ -1,7 +1,10 @@
 from typing import final
 
+class AccountGate: ...
+
 @final
 class Fanout:
+    gate: AccountGate
     def __init__(self, *, prefers_local: bool = False) -> None: ...
     def prefer_local(self, prefers: bool) -> None: ...
     @property

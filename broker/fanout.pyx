@@ -13,7 +13,7 @@ from broker.outbuf cimport (
     BLOB_BYTES, blob_new, blob_release, out_append, out_append_blob, out_mark_dirty, out_reserve, outbox_new,
     outbox_release)
 from broker.peer cimport Peer
-from broker.sublist cimport width_bucket
+from broker.sublist cimport Extras, extras_of, width_bucket
 from broker.word cimport SLACK, copy_run, decimal, likely, unlikely
 
 
@@ -36,11 +36,27 @@ cdef size_t write_tail_head(uint8_t *to, Token reply, bint with_header, uint32_t
     return n + 2
 
 
+cdef class AccountGate:
+    """Keeps every message in its account."""
+
+    cdef uint32_t leave(self, Sublist sublist, Entry *entry, Publish *message, uint64_t rtt_us,
+                        bint answers_only) noexcept:
+        return 0
+
+    cdef uint64_t take_touched(self) noexcept:
+        return 0
+
+    cdef Entry *map(self, Sublist sublist, Entry *entry, bint *is_random) noexcept:
+        is_random[0] = False
+        return entry
+
+
 cdef class Fanout:
     """Delivers for one shard; has its totals. Owns the outbox that its peers' buffers live in."""
 
     def __cinit__(self, *, bint prefers_local=False):
         self.box = outbox_new()
+        self.gate = AccountGate()
         self.prefers_local = prefers_local
 
     def __dealloc__(self):
@@ -202,8 +218,13 @@ cdef class Fanout:
         """RMSG (or HMSG) <account> <subject> and the tails as they are."""
         cdef uint8_t *prefix = entry.text + entry.rmsg_at
         cdef uint32_t n
-        prefix[0] = c'H' if publish.header_size else c'R'
+        if unlikely(self.is_across):
+            memcpy(prefix, b'XHMG' if publish.header_size else b'XMSG', 4)
+        else:
+            prefix[0] = c'H' if publish.header_size else c'R'
         n = self.send_run(link, prefix, entry.rmsg_size, publish, publish.count)
+        if unlikely(self.is_across):
+            memcpy(prefix, b'RMSG', 4)
         link.msgs += n
         link.payload_bytes += <uint64_t>n * publish.size
         self.link_out_msgs += n
@@ -227,6 +248,8 @@ cdef class Fanout:
             n += 1 + decimal(to + n + 1, visited)
         else:
             memcpy(to, b'HMSG' if publish.header_size else b'RMSG', 4)
+            if unlikely(self.is_across):
+                memcpy(to, b'XHMG' if publish.header_size else b'XMSG', 4)
             n = 4
         memcpy(to + n, entry.text + entry.rmsg_at + 4, entry.rmsg_size - 4)   # " <account> <subject>"
         n += entry.rmsg_size - 4
@@ -260,6 +283,8 @@ cdef class Fanout:
         cdef Target *target
         for i in range(choice.n_local):
             target = &entry.targets[choice.first + (start + i) % choice.n_local]
+            if unlikely(self.foreign != NULL) and self.foreign[target - entry.targets]:
+                continue
             if target.out != avoided and self.send_target(entry, target, publish):
                 return True
         return False
@@ -461,6 +486,38 @@ cdef class Fanout:
             self.finish()
         return n
 
+    cdef uint32_t deliver_across(self, Sublist sublist, Entry *entry, Publish *publish) noexcept:
+        cdef uint32_t n = 0, k
+        cdef uint64_t frames = self.link_out_msgs
+        cdef const Extras *extras = extras_of(entry)
+        cdef Blob *blob = self.share(publish, entry.n_plain + (entry.remote != 0))
+        self.touched = 0
+        self.n_shorts = self.n_kept_shorts = 0
+        self.is_across = True
+        self.foreign = NULL if extras == NULL else extras.foreign
+        for k in range(entry.n_plain):
+            if self.foreign == NULL or not self.foreign[k]:
+                n += self.send_target(entry, &entry.targets[k], publish)
+        if entry.n_choices:
+            n += self.deliver_choices(sublist, entry, publish, NULL)
+        else:
+            self.deliver_remote(entry, publish, entry.remote)
+        self.is_across = False
+        self.foreign = NULL
+        # It was counted as a message where it was published; here, what became of it.
+        entry.counts.deliveries += n
+        entry.counts.out_bytes += <uint64_t>n * publish.size
+        entry.counts.link_out += <uint32_t>(self.link_out_msgs - frames)
+        if unlikely((entry.counts.link_out | entry.counts.deliveries) >> 31):
+            sublist.book(entry)
+        self.out_msgs += n
+        self.out_bytes += <uint64_t>n * publish.size
+        if blob != NULL:
+            blob_release(self.box, blob)
+        if self.n_finished:
+            self.finish()
+        return n
+
     cdef uint32_t deliver_doubled(self, Sublist sublist, Entry *entry, Publish *publish) noexcept:
         """A sibling's run to plain subscriptions of which several are one client's: message by message."""
         cdef Publish message = publish[0]
@@ -490,7 +547,11 @@ cdef class Fanout:
         cdef const uint8_t *payload = publish.payload
         cdef Blob *blob = self.share(publish, entry.n_plain)
         self.n_shorts = self.n_kept_shorts = 0
-        if plainly and (publish.count == 1 or not entry.is_doubled):
+        if unlikely(self.foreign != NULL):   # never a run
+            for i in range(entry.n_plain if plainly else 0):
+                if not self.foreign[i]:
+                    n += self.send_target(entry, &entry.targets[i], publish)
+        elif plainly and (publish.count == 1 or not entry.is_doubled):
             for _i in range(entry.n_plain):
                 n += self.send_target(entry, target, publish)
                 target += 1

@@ -31,6 +31,16 @@ ctypedef struct Sub:
     uint64_t delivered   # since SUB
     uint64_t max_msgs    # UNSUB sid max; 0: none
 
+cdef enum SubKind:     # Sub.key.kind
+    SUB_OWN = 0
+    SUB_SHADOW = 1     # a Shadow
+
+# A subscription of another account's client, to what this account exports to it. Without a sid of its own.
+ctypedef struct Shadow:
+    Sub sub              # first: a Shadow is a Sub
+    Sub *parent          # what the client asked for, in its own account: counts what is delivered
+    void *renaming       # Transform from this account's subjects to the client's: borrowed; NULL: they are the same
+
 ctypedef struct Node:
     Keyed key            # by subject (LITERAL) or token; it stands behind the struct that the node is part of
     Sub *subs
@@ -109,6 +119,8 @@ cdef class Interest:
     cdef size_t subject_of(self, const Node *node, uint8_t *to, size_t room) noexcept
     # What is wanted at a node is another now: for who keeps answers.
     cdef void node_changed(self, Node *node) noexcept
+    cdef Sub *attach(self, Sub *sub, const uint8_t *subject, size_t size, const uint8_t *queue,
+                     size_t queue_size) noexcept
     cdef Node *node_for(self, const uint8_t *subject, size_t size) noexcept
     cdef Node *node_at(self, const uint8_t *subject, size_t size) noexcept
     cdef void node_prune(self, Node *node) noexcept

@@ -122,10 +122,9 @@ cdef class Interest:
             node = <Node *>table_find(&self.literals[hash >> 26], subject, size, hash)
             if node != NULL:
                 return node
-            node = <Node *>malloc(sizeof(Node) + size)
+            node = <Node *>calloc(1, sizeof(Node) + size)
             if node == NULL:
                 return NULL
-            memset(node, 0, sizeof(Node))
             node.key.hash = hash
             node.key.size = <uint16_t>size
             node.key.kind = NODE_LITERAL
@@ -303,27 +302,29 @@ cdef class Interest:
 
     cdef Sub *insert(self, OutBuf *out, const uint8_t *subject, size_t size, const uint8_t *queue, size_t queue_size,
                      const uint8_t *sid, size_t sid_size, uint32_t sid_hash) noexcept:
-        cdef size_t room = sizeof(Sub) + sid_size + (sizeof(uint64_t) if queue_size else 0)
-        cdef Sub *sub = <Sub *>malloc(room)
-        cdef Sub **first
-        cdef Node *node
+        cdef Sub *sub = <Sub *>calloc(1, sizeof(Sub) + sid_size + (sizeof(uint64_t) if queue_size else 0))
         if sub == NULL:
             return NULL
-        memset(sub, 0, room)
         sub.key.hash = sid_hash
         sub.key.size = <uint16_t>sid_size
         memcpy(<uint8_t *>sub + sizeof(Sub), sid, sid_size)
         sub.out = out
-        node = sub.node = self.node_for(subject, size)
-        if node == NULL:
+        return self.attach(sub, subject, size, queue, queue_size)
+
+    cdef Sub *attach(self, Sub *sub, const uint8_t *subject, size_t size, const uint8_t *queue,
+                     size_t queue_size) noexcept:
+        """Puts a new subscription where it belongs; NULL: no memory, and it is freed."""
+        cdef Sub **first
+        cdef Node *node = self.node_for(subject, size)
+        sub.node = node
+        if node != NULL and queue_size:
+            sub.group = self.group_for(node, queue, queue_size)
+        if node == NULL or (queue_size and sub.group == NULL):
+            if node != NULL:
+                self.node_prune(node)
             free(sub)
             return NULL
         if queue_size:
-            sub.group = self.group_for(node, queue, queue_size)
-            if sub.group == NULL:
-                self.node_prune(node)
-                free(sub)
-                return NULL
             sub.group.n_members += 1
             first = &sub.group.members
         else:

@@ -58,5 +58,6 @@ cdef class Reroutes:
     # A queue of op that found nobody here. True: sent on, `origin` hears on_settled() later; False: nobody anywhere.
     cdef bint send_on(self, SiblingLink origin, Sublist sublist, RouteOp *op, int queue,
                       Publish *message, uint64_t visited) except *
+    cdef int ask(self, SiblingLink origin, uint64_t shards) except -1
     cdef int settled(self, uint64_t id) except -1
     cdef int on_part(self, int shard) except -1

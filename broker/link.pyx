@@ -13,12 +13,13 @@ from broker.outbuf cimport (
     out_pending, out_release, out_reserve)
 from broker.repeat cimport repeat_remember, repeat_run
 from broker.routewire cimport (
-    ROUTE_CONNECT, ROUTE_INFO, ROUTE_MORE, ROUTE_MSG, ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK,
+    ROUTE_ASK, ROUTE_CONNECT, ROUTE_INFO, ROUTE_MORE, ROUTE_MSG, ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK,
     ROUTE_QUEUE_MSG, ROUTE_SLOW, ROUTE_SUB, ROUTE_UNSUB, RouteOpKind, parse_route_op)
 from broker.parser cimport Token
 from broker.subject cimport SUBJECT_BAD, subject_kind
 from broker.interest cimport QueueName
 from broker.fanout cimport write_tail_head
+from broker.sublist cimport extras_of
 from broker.word cimport hash_bytes, likely, unlikely
 
 
@@ -98,6 +99,8 @@ cdef class SiblingLink(Peer):
             self.on_slow(&op)
         elif kind == ROUTE_QUEUE_ACK:
             self.reroutes.settled(op.id)
+        elif kind == ROUTE_ASK:
+            self.acknowledge(op.id)
         elif kind == ROUTE_INFO:
             self.session.on_info(op.argument.at[:op.argument.size])
         elif kind == ROUTE_CONNECT:
@@ -126,6 +129,7 @@ cdef class SiblingLink(Peer):
         cdef uint8_t *to
         cdef size_t head
         cdef uint64_t orphans, deliveries
+        cdef bint is_answer
         cdef int queue
         if size < total:
             self.needs = total
@@ -164,12 +168,24 @@ cdef class SiblingLink(Peer):
         if entry == NULL:
             self.broken("no memory for a match")
             return size
-        if op.is_plain and whole == NULL:
+        is_answer = unlikely(entry.crosses) and op.kind == ROUTE_MSG and extras_of(entry).is_reply
+        if op.is_plain and whole == NULL and not is_answer and not op.is_across:
             repeat_remember(&self.repeat, sublist, entry, data, op.line_size, &message)
         self.in_msgs += 1
         self.in_bytes += op.size
         deliveries = self.fanout.out_msgs
+        if unlikely(is_answer):   # (requests were seen to where they were published)
+            self.fanout.gate.leave(sublist, entry, &message, 0, True)
+            self.reroutes.ask(self, self.fanout.gate.take_touched())
+            entry = sublist.find(op.subject.at, op.subject.size,
+                                 hash_bytes(op.subject.at, op.subject.size, sublist.seed))
+            if entry == NULL:
+                self.broken("no memory for a match")
+                return size
+        if unlikely(op.is_across) and entry.extras_at:
+            self.fanout.foreign = extras_of(entry).foreign
         orphans = self.fanout.deliver_here(sublist, entry, &message, op.kind == ROUTE_MSG, op.queues, op.n_queues)
+        self.fanout.foreign = NULL
         self.deliveries += self.fanout.out_msgs - deliveries
         if unlikely(self.out.box.stalling != NULL):
             self.tell_slow(sublist, entry)
@@ -203,7 +219,7 @@ cdef class SiblingLink(Peer):
             memcpy(to, b'SLOW ', 5)
             memcpy(to + 5, account, account_size)
             to[5 + account_size] = c' '
-            memcpy(to + 6 + account_size, entry.text + entry.subject_at, entry.subject_size)
+            memcpy(to + 6 + account_size, entry.text, entry.subject_size)
             memcpy(to + 6 + account_size + entry.subject_size, b'\r\n', 2)
             self.out.pos += 8 + account_size + entry.subject_size
             out_mark_dirty(&self.out)
@@ -367,6 +383,25 @@ cdef class Reroutes:
         origin.orphans.add(self.last_id)
         self.n_sent_on += 1
         return True
+
+    cdef int ask(self, SiblingLink origin, uint64_t shards) except -1:
+        """Something of `origin` was sent on to these siblings: its PINGs wait until that has arrived there.
+
+        Acknowledged by its own frame, not by the link's PONG: two shards could wait for each other's for ever.
+        """
+        cdef bytes frame
+        cdef int shard = 0
+        shards &= self.mesh.up
+        while shards:
+            if shards & 1:
+                self.last_id += 1
+                frame = b"QASK %d\r\n" % self.last_id
+                if out_append(self.mesh.fanout.links[shard], frame, len(frame)):
+                    self.waiting[self.last_id] = (origin, 0, shard)
+                    origin.orphans.add(self.last_id)
+            shards >>= 1
+            shard += 1
+        return 0
 
     cdef int settled(self, uint64_t id) except -1:
         found = self.waiting.pop(id, None)

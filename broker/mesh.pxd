@@ -21,6 +21,7 @@ cdef class Mesh(InterestSink):
     cdef readonly uint64_t up                # siblings that are linked, a bit each
     cdef uint64_t interest_frames[MOST_SHARDS]   # RS+ and RS- sent to each
     cdef dict accounts                       # name → Sublist
+    cdef bytes reply_prefix                  # for Sublist.answer_replies(); None: not said yet
     cdef uint32_t tallied                    # subjects counted per account; 0: none
 
     # The account's subscriptions, empty ones if nobody has named it yet.

@@ -41,9 +41,17 @@ cdef class Mesh(InterestSink):
         sublist = self.accounts.get(name)
         if sublist is None:
             sublist = self.accounts[name] = Sublist(name, self)
+            if self.reply_prefix is not None:
+                sublist.answer_replies(self.reply_prefix)
             if self.tallied:
                 sublist.count_into(Tally(self.tallied))
         return sublist
+
+    def answer_replies(self, bytes prefix not None):
+        """Of all accounts, those to come included: see Sublist.answer_replies()."""
+        self.reply_prefix = prefix
+        for sublist in self.accounts.values():
+            sublist.answer_replies(prefix)
 
     def sublists(self) -> list:
         """Those of all accounts."""

@@ -89,12 +89,42 @@ class User(_Discreet, frozen=True, forbid_unknown_fields=True):
         return self.name or self.nkey
 
 
+class Export(_Discreet, frozen=True, forbid_unknown_fields=True):
+    """What other accounts may import of an account."""
+
+    subject: str  # with wildcards
+    is_service: bool  # (instead of stream) they may ask; else: they may listen
+    accounts: tuple[str, ...] | None = None  # these alone; None: all
+    response: str = "singleton"  # of a service: "singleton", "stream" or "chunked"
+    threshold_s: float = 120.0  # of a service: an answer may come for so long
+
+
+class Import(_Discreet, frozen=True, forbid_unknown_fields=True):
+    """What an account has of another one."""
+
+    account: str  # whose it is
+    subject: str  # there
+    is_service: bool  # (instead of stream) it asks; else: it listens
+    to: str  # its name here, with $1, $2 or as many * as it has there; or, of a stream, a prefix
+
+
+class Mapping(_Discreet, frozen=True, forbid_unknown_fields=True):
+    """Where messages published to a subject go instead, within one account."""
+
+    subject: str  # with wildcards
+    destinations: tuple[tuple[str, int], ...]  # (subject, percent of the messages); what is left of 100 is lost
+
+
 class Account(_Discreet, frozen=True, forbid_unknown_fields=True):
-    """Users whose messages nobody outside of it gets. Its limits are each client's."""
+    """Users whose messages nobody outside of it gets, but for what it exports."""
 
     name: str  # what users say and logs show
     max_subscriptions: int = 0  # of each client; 0: the broker's own limit
     max_payload_bytes: int = 0  # likewise
+    max_connections: int = 0  # at the same time, on all shards together; 0: the broker's own limit
+    exports: tuple[Export, ...] = ()  # what other accounts may import
+    imports: tuple[Import, ...] = ()  # what it has of other accounts
+    mappings: tuple[Mapping, ...] = ()  # where messages published in it go instead, the first that fits
 
 
 class Tls(_Discreet, frozen=True, forbid_unknown_fields=True):
@@ -166,5 +196,6 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     users: tuple[User, ...] = ()  # several users instead of the one; (): none
     no_auth_user: str = ""  # one of users: who a client is that gives no credentials; "": it is refused
     accounts: tuple[Account, ...] = ()  # beside $G and $SYS, which are always there
+    mappings: tuple[Mapping, ...] = ()  # of the account $G
     config_file: str = ""  # where this came from; "": the command line alone
     notices: tuple[str, ...] = ()  # what was asked for and is not offered; said at start, one line each

@@ -8,6 +8,8 @@
 #   QMSG <id> <visited> <account> <subject> …        for these queue groups only; visited: mask of shards without one
 #   QHMG …                                           QMSG with a header
 #   QACK <id>                                        it has a taker, or there is none anywhere
+#   QASK <id>                                        say QACK at once: all that came before it has arrived
+#   XMSG …, XHMG …                                   RMSG, HMSG of a message that came from another account
 #   SLOW <account> <subject>                         a subscriber here is behind: let publishers of it wait a little
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -18,11 +20,12 @@ from broker.parser cimport Token
 
 cdef enum RouteOpKind:
     ROUTE_MORE = 0
-    ROUTE_MSG          # RMSG, HMSG
+    ROUTE_MSG          # RMSG, HMSG, XMSG, XHMG
     ROUTE_QUEUE_MSG    # QMSG, QHMG
     ROUTE_SUB          # RS+
     ROUTE_UNSUB        # RS-
     ROUTE_QUEUE_ACK
+    ROUTE_ASK
     ROUTE_SLOW
     ROUTE_PING
     ROUTE_PONG
@@ -49,8 +52,9 @@ ctypedef struct RouteOp:
     uint32_t members         # RS+ with a queue
     uint32_t header_size
     uint32_t size
-    uint64_t id              # QMSG, QACK
+    uint64_t id              # QMSG, QACK, QASK
     uint64_t visited         # QMSG
+    bint is_across           # XMSG, XHMG
     bint is_plain            # RMSG without queues, as canonical as we write it: its tail can go out as it came in
 
 cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) noexcept nogil

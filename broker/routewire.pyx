@@ -135,6 +135,7 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
     cdef int matched
     if size < 5:   # no frame is shorter than its verb and one byte more
         return finish(op, ROUTE_MORE)
+    op.is_across = False
     if data[0] == c'R' and data[1] == c'M':
         kind, verb, verb_size = ROUTE_MSG, b'rmsg ', 5
     elif data[0] == c'H':
@@ -152,6 +153,14 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
         kind, verb, verb_size = ROUTE_QUEUE_MSG, b'qmsg ', 5
     elif data[0] == c'Q' and data[1] == c'H':
         kind, verb, verb_size = ROUTE_QUEUE_MSG, b'qhmg ', 5
+    elif data[0] == c'X' and data[1] == c'M':
+        kind, verb, verb_size = ROUTE_MSG, b'xmsg ', 5
+        op.is_across = True
+    elif data[0] == c'X':
+        kind, verb, verb_size = ROUTE_MSG, b'xhmg ', 5
+        op.is_across = True
+    elif data[0] == c'Q' and data[1] == c'A' and data[2] == c'S':
+        kind, verb, verb_size = ROUTE_ASK, b'qask ', 5
     elif data[0] == c'Q':
         kind, verb, verb_size = ROUTE_QUEUE_ACK, b'qack ', 5
     elif data[0] == c'S':
@@ -167,7 +176,7 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
         return finish(op, ROUTE_BAD if matched < 0 else ROUTE_MORE)
     args = data + verb_size
     if kind == ROUTE_MSG:
-        return parse_message(data, args, end, op, data[0] == c'H', False)
+        return parse_message(data, args, end, op, data[0] == c'H' or (op.is_across and data[1] == c'H'), False)
     if kind == ROUTE_QUEUE_MSG:
         return parse_message(data, args, end, op, data[1] == c'H', True)
     if kind == ROUTE_SUB or kind == ROUTE_UNSUB:
@@ -185,7 +194,7 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
     op.argument.size = newline - args
     if op.argument.size and (newline - 1)[0] == c'\r':
         op.argument.size -= 1
-    if kind == ROUTE_QUEUE_ACK and not parse_u64(op.argument, &op.id):
+    if (kind == ROUTE_QUEUE_ACK or kind == ROUTE_ASK) and not parse_u64(op.argument, &op.id):
         return finish(op, ROUTE_BAD)
     return finish(op, kind)
 
@@ -224,7 +233,7 @@ def parse_route(bytes data not None) -> dict:
     cdef RouteOp op
     cdef RouteOpKind kind = parse_route_op(<const uint8_t *><const char *>padded, len(data), &op)
     names = {ROUTE_MORE: "MORE", ROUTE_MSG: "MSG", ROUTE_QUEUE_MSG: "QUEUE_MSG", ROUTE_SUB: "SUB",
-             ROUTE_UNSUB: "UNSUB", ROUTE_QUEUE_ACK: "QUEUE_ACK", ROUTE_SLOW: "SLOW",
+             ROUTE_UNSUB: "UNSUB", ROUTE_QUEUE_ACK: "QUEUE_ACK", ROUTE_SLOW: "SLOW", ROUTE_ASK: "ASK",
              ROUTE_PING: "PING", ROUTE_PONG: "PONG",
              ROUTE_INFO: "INFO", ROUTE_CONNECT: "CONNECT", ROUTE_ERR: "ERR", ROUTE_BAD: "BAD"}
     found = {"op": names[kind]}
@@ -235,10 +244,12 @@ def parse_route(bytes data not None) -> dict:
     if kind in (ROUTE_MSG, ROUTE_QUEUE_MSG):
         found["reply"] = op.reply.at[:op.reply.size] if op.reply.size else b""
         found.update(size=op.size, header_size=op.header_size, line_size=op.line_size)
+        if op.is_across:
+            found["is_across"] = True
     if kind == ROUTE_QUEUE_MSG:
         found.update(id=op.id, visited=op.visited)
     if kind == ROUTE_SUB:
         found["members"] = op.members
-    if kind == ROUTE_QUEUE_ACK:
+    if kind in (ROUTE_QUEUE_ACK, ROUTE_ASK):
         found["id"] = op.id
     return found

@@ -5,7 +5,7 @@
 # Ownership: the Sublist owns its entries; what they point at is the Interest's.
 
 cimport cython
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from broker.interest cimport Interest, InterestSink, Node, Pattern, QueueName, RemoteWeight, Sub
 from broker.outbuf cimport OutBuf
@@ -61,6 +61,14 @@ ctypedef struct Earlier:
     uint64_t payload_bytes
     uint64_t deliveries
 
+# What few answers have: what the account's rules make of a message, and who hears it from another account.
+ctypedef struct Extras:
+    int32_t mapping          # the number of the Mapping in Sublist.rules; -1: none
+    uint32_t n_imports       # service imports in Sublist.rules, by number
+    uint32_t *imports
+    uint8_t *foreign         # of each target: is it a Shadow's? NULL: none is
+    bint is_reply            # the subject is one that Crossing made up here
+
 # The answer for one subject, in one allocation. VALID WHILE is_current(), until the next call that may build another.
 ctypedef struct Entry:
     uint64_t hash
@@ -70,22 +78,27 @@ ctypedef struct Entry:
     uint32_t subject_size
     uint32_t n_plain
     uint32_t n_choices
-    uint32_t subject_at
+    uint32_t extras_at       # Extras stand so far from the entry's beginning; 0: there are none
     uint32_t rmsg_at         # text[rmsg_at:][:rmsg_size] is "RMSG <account> <subject>"
     uint32_t rmsg_size
     uint8_t is_doubled       # some client has more than one plain subscription among the targets
     uint8_t is_new           # made since it was harvested
+    uint8_t crosses          # what is published to it goes to other accounts as well: see Extras
     uint64_t remote          # siblings with plain interest
     uint64_t permitted       # id of the Permissions that were asked last whether this may be published to, and said yes
     Target *targets          # the plain ones first
     Choice *choices
     RemoteWeight *weights
-    uint8_t *text
+    uint8_t *text            # begins with the subject
     size_t allocated
     uint64_t slow_until_us   # a sibling said that a subscriber there is behind: publishers are to wait
     uint64_t slow_told_us    # when the sibling that feeds us was last told the same
     Earlier *earlier         # what was harvested of it before; NULL: nothing
     Recent counts            # … and since then. Last: the targets begin in the same cache line
+
+
+cdef inline Extras *extras_of(Entry *entry) noexcept nogil:
+    return <Extras *>(<uint8_t *>entry + entry.extras_at) if entry.extras_at else NULL
 
 
 cdef enum:
@@ -121,6 +134,15 @@ cdef class Sublist(Interest):
     cdef Node **found
     cdef uint32_t n_found
     cdef uint32_t room_found
+    # what the configuration says about other accounts, and about subjects of this one: see rules.pxd
+    cdef public list streams         # StreamImports, or None
+    cdef readonly list rules         # Mappings and ServiceImports, or None
+    cdef Sublist rule_patterns       # whose "subscriptions" are the rules' subjects; max_msgs is the rule's number
+    cdef uint32_t n_mappings         # the first of the rules
+    cdef OutBuf rule_out             # … and their OutBuf, which nothing is ever written to
+    cdef bytes reply_prefix          # of the reply subjects that this shard's Crossing makes up; None: it makes none
+    cdef uint8_t *scratch            # for a shadow's subject
+    cdef size_t scratch_room
     # statistics
     cdef readonly Tally tally        # None: nobody harvests
     cdef uint64_t[N_WIDTHS] widths   # of clients' messages since they were taken
@@ -137,6 +159,17 @@ cdef class Sublist(Interest):
     cdef bint widen_cache(self) noexcept
     cdef void evict(self, uint64_t *way) noexcept
     cdef void tell_tally(self, Entry *entry) noexcept
+    # Adds a Shadow of `parent`; NULL: no memory.
+    cdef Sub *insert_shadow(self, Sub *parent, void *renaming, const uint8_t *subject, size_t size,
+                            const uint8_t *queue, size_t queue_size) noexcept
+    # How long the subject is that a subscriber sees; -1: its client's permission keeps the message out.
+    cdef Py_ssize_t shown_size(self, const Sub *sub, const uint8_t *subject, size_t size) noexcept
+    cdef uint32_t fill_target(self, Entry *entry, uint32_t i, Sub *sub, uint32_t at) noexcept
+    # The rules that a subject meets, in rule_patterns; NULL: none. VALID UNTIL THE NEXT BUILD THERE.
+    cdef Entry *rules_for(self, const uint8_t *subject, size_t size) noexcept
+    cdef void fill_rules(self, Extras *extras, const Entry *met) noexcept
+    # The sibling or this shard (`is_own`) that made up a reply subject; -1: none did.
+    cdef int maker_of(self, const uint8_t *subject, size_t size, bint *is_own) noexcept
     # Moves its counts to the tally, and to what monitoring shows.
     cdef void book(self, Entry *entry) noexcept
     cdef void stamp_slots(self, const uint8_t *subject, size_t size, uint16_t *first, uint16_t *second) noexcept
@@ -155,7 +188,7 @@ cdef class Sublist(Interest):
             if ways[i] >> 48 == hash >> 48:
                 entry = <Entry *>(ways[i] & ((<uint64_t>1 << 48) - 1))
                 if entry != NULL and entry.hash == hash and entry.subject_size == size \
-                        and same_bytes(entry.text + entry.subject_at, subject, size) and likely(self.is_current(entry)):
+                        and same_bytes(entry.text, subject, size) and likely(self.is_current(entry)):
                     return entry
         return NULL
 

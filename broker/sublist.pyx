@@ -8,17 +8,29 @@ The cache is validated, not emptied: see `is_current`.
 """
 
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memchr, memcpy, memset
+from libc.string cimport memchr, memcmp, memcpy, memset
 
-from broker.interest cimport LITERAL_TABLES, MOST_SHARDS, NODE_LITERAL, NODE_TOKEN, QueueGroup, is_unused, node_key
-from broker.outbuf cimport out_init, out_release, Outbox, outbox_new, outbox_release
+from broker.interest cimport (
+    MOST_SHARDS, NODE_LITERAL, NODE_TOKEN, SUB_SHADOW, QueueGroup, Shadow, is_unused, node_key)
 from broker.permissions cimport Permissions
-from broker.subject cimport SUBJECT_BAD, has_empty_token, subject_kind
-from broker.table cimport Table, table_find
+from broker.subject cimport has_empty_token
+from broker.table cimport table_find
 from broker.tally cimport Counts
-from broker.word cimport SLACK, hash_bytes
+from broker.transform cimport Transform
+from broker.word cimport SLACK, hash_bytes, unlikely
 
 import os
+
+
+# Matches built so far, by all sublists: a client is among the subscribers of other accounts too (OutBuf.match).
+cdef uint64_t last_match = 0
+
+
+cdef inline const Sub *sid_of(const Sub *sub) noexcept:
+    """Whose sid a message bears: its own, or the one that its shadow belongs to."""
+    if sub.key.kind == SUB_SHADOW:
+        return (<const Shadow *>sub).parent
+    return sub
 
 
 cdef inline bint is_admitted(const Sub *sub, const uint8_t *subject, size_t size) noexcept:
@@ -55,6 +67,7 @@ cdef class Sublist(Interest):
         free(self.first_token)
         free(self.second_token)
         free(self.found)
+        free(self.scratch)
 
     cdef uint64_t random(self) noexcept:
         """xorshift64*: even enough to choose queue members and cache victims."""
@@ -154,9 +167,16 @@ cdef class Sublist(Interest):
         cdef Entry *entry
         cdef Choice *choice
         cdef uint32_t i, j, n_plain = 0, n_local = 0, n_weights = 0, n_choices = 0, first, at
-        cdef size_t text_size, allocated, targets_at, choices_at, weights_at, text_at
+        cdef uint32_t n_rules = 0
+        cdef size_t text_size, allocated, targets_at, choices_at, weights_at, extras_at, text_at
+        cdef Py_ssize_t shown
+        cdef bint has_shadows = False, is_own_reply = False
+        cdef int maker = -1
+        cdef Entry *met = NULL
+        cdef Extras *extras
         cdef const uint8_t *account = self.account
         cdef size_t account_size = len(self.account)
+        global last_match
         self.n_builds += 1
         self.n_found = 0
         if not has_empty_token(subject, size):
@@ -166,16 +186,23 @@ cdef class Sublist(Interest):
                     return NULL
             if not self.walk(self.root, subject, subject + size):
                 return NULL
+            if unlikely(self.rule_patterns is not None):
+                met = self.rules_for(subject, size)
+            if unlikely(subject[0] == c'_') and self.reply_prefix is not None:
+                maker = self.maker_of(subject, size, &is_own_reply)
         # How much is there?
-        self.match += 1
+        last_match += 1
+        self.match = last_match
         text_size = size + 5 + account_size + 1 + size
         for i in range(self.n_found):
             node = self.found[i]
             sub = node.subs
             while sub != NULL:
-                if is_admitted(sub, subject, size):
+                shown = self.shown_size(sub, subject, size)
+                if shown >= 0:
                     n_plain += 1
-                    text_size += 6 + size + sub.key.size
+                    text_size += 6 + shown + sid_of(sub).key.size
+                    has_shadows = has_shadows or sub.key.kind == SUB_SHADOW
                 sub = sub.next
             group = node.groups
             while group != NULL:
@@ -187,18 +214,23 @@ cdef class Sublist(Interest):
                 n_weights += group.n_remote
                 sub = group.members
                 while sub != NULL:
-                    if is_admitted(sub, subject, size):
+                    shown = self.shown_size(sub, subject, size)
+                    if shown >= 0:
                         group.n_admitted += 1
-                        text_size += 6 + size + sub.key.size
+                        text_size += 6 + shown + sid_of(sub).key.size
+                        has_shadows = has_shadows or sub.key.kind == SUB_SHADOW
                     sub = sub.next
                 n_local += group.n_admitted
                 group = group.next
         targets_at = sizeof(Entry)
         choices_at = targets_at + (<size_t>n_plain + n_local) * sizeof(Target)
         weights_at = choices_at + n_choices * sizeof(Choice)
-        text_at = weights_at + n_weights * sizeof(RemoteWeight)
+        text_at = extras_at = weights_at + n_weights * sizeof(RemoteWeight)
+        if unlikely(has_shadows or met != NULL or is_own_reply):
+            n_rules = 0 if met == NULL else met.n_plain
+            text_at += sizeof(Extras) + n_rules * sizeof(uint32_t) + (n_plain + n_local if has_shadows else 0)
         allocated = text_at + text_size + SLACK
-        if text_size > 0xFFFFFFFF:   # offsets into it are 32 bits wide
+        if text_size > 0xFFFFFFFF or text_at > 0xFFFFFFFF:   # offsets are 32 bits wide
             return NULL
         entry = <Entry *>malloc(allocated)
         if entry == NULL:
@@ -215,6 +247,20 @@ cdef class Sublist(Interest):
         entry.weights = <RemoteWeight *>(<uint8_t *>entry + weights_at)
         entry.text = <uint8_t *>entry + text_at
         memset(entry.choices, 0, n_choices * sizeof(Choice))
+        if unlikely(text_at != extras_at):
+            entry.extras_at = <uint32_t>extras_at
+            extras = extras_of(entry)
+            memset(extras, 0, text_at - extras_at)
+            extras.mapping = -1
+            extras.is_reply = is_own_reply
+            extras.imports = <uint32_t *>(extras + 1)
+            if has_shadows:
+                extras.foreign = <uint8_t *>(extras.imports + n_rules)
+            if met != NULL:
+                self.fill_rules(extras, met)
+            entry.crosses = extras.n_imports != 0 or is_own_reply
+        if maker >= 0 and not is_own_reply:
+            entry.remote = <uint64_t>1 << maker
         self.stamp_slots(subject, size, &entry.first_slot, &entry.second_slot)
         entry.stamp = (self.any_first + self.first_token[entry.first_slot] + self.second_token[entry.second_slot])
         # Where does each group's part begin?
@@ -251,8 +297,8 @@ cdef class Sublist(Interest):
             entry.remote |= node.remote
             sub = node.subs
             while sub != NULL:
-                if is_admitted(sub, subject, size):
-                    at = fill_target(entry, first, sub, at)
+                if self.shown_size(sub, subject, size) >= 0:
+                    at = self.fill_target(entry, first, sub, at)
                     if sub.out.match == self.match:
                         entry.is_doubled = True
                     sub.out.match = self.match
@@ -264,8 +310,8 @@ cdef class Sublist(Interest):
                 choice.n_members += group.n_admitted
                 sub = group.members
                 while sub != NULL:
-                    if is_admitted(sub, subject, size):
-                        at = fill_target(entry, choice.first + choice.n_local, sub, at)
+                    if self.shown_size(sub, subject, size) >= 0:
+                        at = self.fill_target(entry, choice.first + choice.n_local, sub, at)
                         choice.n_local += 1
                     sub = sub.next
                 for j in range(group.n_remote):
@@ -278,11 +324,119 @@ cdef class Sublist(Interest):
             return NULL
         return entry
 
+    cdef Sub *insert_shadow(self, Sub *parent, void *renaming, const uint8_t *subject, size_t size,
+                            const uint8_t *queue, size_t queue_size) noexcept:
+        cdef Shadow *shadow = <Shadow *>calloc(1, sizeof(Shadow))
+        if shadow == NULL:
+            return NULL
+        shadow.sub.key.kind = SUB_SHADOW
+        shadow.sub.out = parent.out
+        shadow.parent = parent
+        shadow.renaming = renaming
+        return self.attach(&shadow.sub, subject, size, queue, queue_size)
+
+    cdef Py_ssize_t shown_size(self, const Sub *sub, const uint8_t *subject, size_t size) noexcept:
+        cdef Transform renaming
+        cdef size_t room
+        cdef uint8_t *scratch
+        if likely(sub.key.kind != SUB_SHADOW) or (<const Shadow *>sub).renaming == NULL:
+            return <Py_ssize_t>size if is_admitted(sub, subject, size) else -1
+        renaming = <Transform>(<const Shadow *>sub).renaming
+        room = renaming.room_for(size)
+        if room > self.scratch_room:
+            scratch = <uint8_t *>realloc(self.scratch, room)
+            if scratch == NULL:
+                return -1
+            self.scratch = scratch
+            self.scratch_room = room
+        size = renaming.apply(subject, size, self.scratch)
+        return <Py_ssize_t>size if is_admitted(sub, self.scratch, size) else -1
+
+    cdef uint32_t fill_target(self, Entry *entry, uint32_t i, Sub *sub, uint32_t at) noexcept:
+        """Writes target i and its prefix at text[at:]; returns where the next text goes."""
+        cdef uint8_t *to = entry.text + at
+        cdef Target *target = &entry.targets[i]
+        cdef size_t size = entry.subject_size
+        cdef const Shadow *shadow = <const Shadow *>sub
+        memcpy(to, b'HMSG ', 5)
+        if likely(sub.key.kind != SUB_SHADOW):
+            memcpy(to + 5, entry.text, size)
+        else:
+            extras_of(entry).foreign[i] = True
+            sub = shadow.parent
+            if shadow.renaming == NULL:
+                memcpy(to + 5, entry.text, size)
+            else:
+                size = (<Transform>shadow.renaming).apply(entry.text, size, to + 5)
+        target.sub = sub
+        target.out = sub.out
+        target.prefix_at = at
+        target.prefix_size = <uint32_t>(6 + size + sub.key.size)
+        to[5 + size] = c' '
+        memcpy(to + 6 + size, <uint8_t *>sub + sizeof(Sub), sub.key.size)
+        return at + target.prefix_size
+
+    # ---- rules
+
+    cdef Entry *rules_for(self, const uint8_t *subject, size_t size) noexcept:
+        cdef Entry *met = self.rule_patterns.find(subject, size, hash_bytes(subject, size, self.rule_patterns.seed))
+        return met if met != NULL and met.n_plain else NULL
+
+    cdef void fill_rules(self, Extras *extras, const Entry *met) noexcept:
+        """Which rules count: the first mapping of the configuration, and every service import."""
+        cdef uint32_t i, number
+        for i in range(met.n_plain):
+            number = <uint32_t>met.targets[i].sub.max_msgs
+            if number >= self.n_mappings:
+                extras.imports[extras.n_imports] = number
+                extras.n_imports += 1
+            elif extras.mapping < 0 or number < <uint32_t>extras.mapping:
+                extras.mapping = number
+
+    cdef int maker_of(self, const uint8_t *subject, size_t size, bint *is_own) noexcept:
+        """`_R_.<shard, two hex digits><boot>.<token>`"""
+        cdef const uint8_t *own = self.reply_prefix
+        cdef size_t prefix_size = len(self.reply_prefix)
+        cdef int maker
+        if size <= prefix_size or memcmp(subject, own, 4) != 0 or subject[prefix_size - 1] != c'.':
+            return -1
+        if memcmp(subject, own, prefix_size) == 0:
+            is_own[0] = True
+            return -1
+        maker = hex_digit(subject[4]) * 16 + hex_digit(subject[5])
+        if not 0 <= maker < MOST_SHARDS or memcmp(subject + 4, own + 4, 2) == 0:   # the latter: of who was here before
+            return -1
+        return maker
+
+    def set_rules(self, list mappings not None, list imports not None):
+        """Mapping and ServiceImport objects that hold from here on, and no others."""
+        cdef Sublist patterns = None
+        cdef bytes subject
+        cdef Sub *sub
+        cdef uint32_t number = 0
+        self.n_mappings = <uint32_t>len(mappings)
+        self.rules = mappings + imports or None
+        if self.rules is not None:
+            patterns = Sublist(self.account, InterestSink())
+            for rule in self.rules:
+                subject = rule.subject
+                sub = patterns.insert(&self.rule_out, subject, len(subject), NULL, 0, NULL, 0, 0)
+                if sub == NULL:
+                    raise MemoryError
+                sub.max_msgs = number
+                number += 1
+        self.rule_patterns = patterns
+        self.forget_answers()
+
+    def answer_replies(self, bytes prefix not None):
+        """Reply subjects with this prefix lead to this shard's Crossing."""
+        self.reply_prefix = prefix
+
     # ---- the cache
 
     cdef void evict(self, uint64_t *way) noexcept:
         cdef Entry *entry = <Entry *>(way[0] & ((<uint64_t>1 << 48) - 1))
-        if self.tally is not None and (entry.counts.msgs or entry.counts.link_in):
+        if self.tally is not None and (entry.counts.msgs or entry.counts.link_in or entry.counts.deliveries):
             self.tell_tally(entry)
         free(entry.earlier)
         self.cache_bytes -= entry.allocated
@@ -367,7 +521,7 @@ cdef class Sublist(Interest):
         counts.link_in = entry.counts.link_in
         counts.widest = entry.counts.widest
         counts.misses = entry.is_new
-        self.tally.add(entry.text + entry.subject_at, entry.subject_size, <uint32_t>entry.hash, &counts)
+        self.tally.add(entry.text, entry.subject_size, <uint32_t>entry.hash, &counts)
 
     cdef void book(self, Entry *entry) noexcept:
         if self.tally is not None:
@@ -399,7 +553,7 @@ cdef class Sublist(Interest):
         for at in range(start, end):
             if self.cache[at]:
                 entry = <Entry *>(self.cache[at] & ((<uint64_t>1 << 48) - 1))
-                if entry.counts.msgs or entry.counts.link_in:
+                if entry.counts.msgs or entry.counts.link_in or entry.counts.deliveries:
                     self.book(entry)
         return end if end < all_slots else 0
 
@@ -412,119 +566,14 @@ cdef class Sublist(Interest):
         return taken
 
 
+cdef int hex_digit(uint8_t digit) noexcept nogil:
+    if c'0' <= digit <= c'9':
+        return digit - c'0'
+    return digit - c'a' + 10 if c'a' <= digit <= c'f' else 1000
+
+
 cdef tuple counts_of(const uint64_t *widths):
     cdef int n = N_WIDTHS
     while n and widths[n - 1] == 0:
         n -= 1
     return tuple([widths[i] for i in range(n)])
-
-
-cdef uint32_t fill_target(Entry *entry, uint32_t i, Sub *sub, uint32_t at) noexcept:
-    """Writes target i and its prefix at text[at:]; returns where the next text goes."""
-    cdef uint8_t *to = entry.text + at
-    cdef Target *target = &entry.targets[i]
-    target.sub = sub
-    target.out = sub.out
-    target.prefix_at = at
-    target.prefix_size = 6 + entry.subject_size + sub.key.size
-    memcpy(to, b'HMSG ', 5)
-    memcpy(to + 5, entry.text, entry.subject_size)
-    to[5 + entry.subject_size] = c' '
-    memcpy(to + 6 + entry.subject_size, <uint8_t *>sub + sizeof(Sub), sub.key.size)
-    return at + target.prefix_size
-
-
-cdef class SublistProbe:
-    """A sublist as tests see it: subscriptions by number, answers as Python values."""
-
-    cdef Sublist sublist
-    cdef Outbox *box
-    cdef OutBuf out
-    cdef dict subs
-
-    def __cinit__(self):
-        self.box = outbox_new()
-        out_init(&self.out, self.box, 0)
-        self.sublist = Sublist(b"$G", InterestSink())
-        self.subs = {}
-
-    def __dealloc__(self):
-        out_release(&self.out)
-        outbox_release(self.box)
-        outbox_release(self.box)   # the buffer's
-
-    def subscribe(self, int number, bytes subject not None, bytes queue not None = b""):
-        """Adds subscription `number` (its sid); ValueError for a bad subject."""
-        cdef bytes sid = str(number).encode()
-        cdef Sub *sub
-        if subject_kind(subject, len(subject)) == SUBJECT_BAD:
-            raise ValueError(f"not a subscription subject: {subject!r}")
-        sub = self.sublist.insert(&self.out, subject, len(subject), queue, len(queue), sid, len(sid), 0)
-        if sub == NULL:
-            raise MemoryError
-        self.subs[number] = <size_t>sub
-
-    def unsubscribe(self, int number):
-        self.sublist.remove(<Sub *><size_t>self.subs.pop(number))
-
-    def set_remote(self, int shard, bytes subject not None, bint wanted):
-        if not self.sublist.set_remote(shard, subject, len(subject), wanted):   # (asserts are compiled out)
-            raise MemoryError
-
-    def set_remote_queue(self, int shard, bytes subject not None, bytes queue not None, int members):
-        if not self.sublist.set_remote_queue(shard, subject, len(subject), queue, len(queue), members):
-            raise MemoryError
-
-    def drop_remote(self, int shard):
-        self.sublist.drop_remote(shard)
-
-    def match(self, bytes subject not None) -> dict:
-        """{"plain": sorted numbers, "queues": {name: (sorted numbers, {shard: members})}, "remote": set of shards}"""
-        cdef bytes padded = subject + bytes(SLACK)
-        cdef const uint8_t *s = padded
-        cdef Entry *entry = self.sublist.find(s, len(subject), hash_bytes(s, len(subject), self.sublist.seed))
-        cdef Choice *choice
-        cdef uint32_t i, j
-        if entry == NULL:
-            raise MemoryError
-        sids = []
-        for i in range(entry.n_plain):
-            sid = (<uint8_t *>entry.targets[i].sub + sizeof(Sub))[:entry.targets[i].sub.key.size]
-            sids.append(int(sid))
-            expected = b"HMSG %s %s" % (subject, sid)
-            if (entry.text + entry.targets[i].prefix_at)[:entry.targets[i].prefix_size] != expected:
-                raise AssertionError(expected)
-        queues = {}
-        for i in range(entry.n_choices):
-            choice = &entry.choices[i]
-            name = (<uint8_t *>choice.name + sizeof(QueueName))[:choice.name.key.size]
-            members = []
-            for j in range(choice.first, choice.first + choice.n_local):
-                members.append(int((<uint8_t *>entry.targets[j].sub + sizeof(Sub))[:entry.targets[j].sub.key.size]))
-            remote = {}
-            for j in range(choice.first_remote, choice.first_remote + choice.n_remote):
-                remote[entry.weights[j].shard] = remote.get(entry.weights[j].shard, 0) + entry.weights[j].members
-            if choice.n_members != len(members) + sum(remote.values()):
-                raise AssertionError(name)
-            queues[name] = (sorted(members), remote)
-        shards = {i for i in range(MOST_SHARDS) if (entry.remote >> i) & 1}
-        return {"plain": sorted(sids), "queues": queues, "remote": shards}
-
-    def slots_probed(self, bytes subject not None) -> int:
-        """How many slots of its literal table lie between the subject's first one and the first empty one."""
-        cdef uint32_t hash = <uint32_t>hash_bytes(subject, len(subject), self.sublist.seed)
-        cdef Table *table = &self.sublist.literals[hash >> 26]
-        cdef int n = 0
-        while table.slots != NULL and table.slots[(hash + n) & table.mask]:
-            n += 1
-        return n
-
-    @property
-    def counts(self) -> dict:
-        return {"subscriptions": self.sublist.n_subs, "builds": self.sublist.n_builds,
-                "cached": self.sublist.cache_count, "cache_bytes": self.sublist.cache_bytes,
-                "most_cached": MOST_CACHE_SETS * CACHE_WAYS, "most_cache_bytes": MOST_CACHE_BYTES,
-                "steps": self.sublist.n_steps, "queue_names": self.sublist.queue_names.count,
-                "literals": sum([self.sublist.literals[i].count for i in range(LITERAL_TABLES)]),
-                "patterns": self.sublist.root.tokens.count + (self.sublist.root.star != NULL)
-                + (self.sublist.root.rest != NULL)}

@@ -60,6 +60,23 @@ SECTIONS: tuple[tuple[str, str, type[msgspec.Struct], str], ...] = (
         "that have none: `default_permissions` beside `users`.",
     ),
     ("An account", "account.", options.Account, "`accounts { NAME { … } }`"),
+    ("An export", "export.", options.Export, "In `accounts { NAME { exports: [ {…}, {…} ] } }`."),
+    (
+        "An import",
+        "import.",
+        options.Import,
+        "In `accounts { NAME { imports: [ {stream: {account: A, subject: s}}, {service: …} ] } }`.",
+    ),
+    (
+        "A mapping",
+        "mapping.",
+        options.Mapping,
+        "`mappings { foo: bar }`, in an account or for all who are in none. A destination is a subject, or a list of "
+        "`{destination: …, weight: 30%}`; its tokens may be `$1` or `{{wildcard(1)}}`, `{{partition(buckets,1,2)}}`, "
+        "`{{split(1,-)}}`, `{{splitFromLeft(1,2)}}`, `{{splitFromRight(1,2)}}`, `{{sliceFromLeft(1,2)}}`, "
+        "`{{sliceFromRight(1,2)}}`. Where the weights are less than 100% together, the rest stays on the subject, "
+        "unless that is one of the destinations: then it is lost. Permissions are asked about the destination.",
+    ),
 )
 
 # Keys inside blocks that are no plain table of keys and readers, and fields that no key sets.
@@ -84,6 +101,22 @@ BY_HAND = {
     "account.name": "(the name of the block)",
     "account.max_subscriptions": "limits { max_subscriptions }",
     "account.max_payload_bytes": "limits { max_payload }",
+    "account.max_connections": "limits { max_connections }",
+    "account.exports": "exports",
+    "account.imports": "imports",
+    "account.mappings": "mappings",
+    "export.subject": "stream",
+    "export.is_service": "service",
+    "export.accounts": "accounts",
+    "export.response": "response_type",
+    "export.threshold_s": "threshold",
+    "import.account": "{ account }",
+    "import.subject": "{ subject }",
+    "import.is_service": "service",
+    "import.to": "to",
+    "mapping.subject": "(the key)",
+    "mapping.destinations": "(its value)",
+    "mappings": "mappings",
     "websocket.tls": "tls { … }",
 }
 NO_KEY = {"config_file": "`-c`", "notices": "what was asked for and is not offered"}
@@ -207,14 +240,13 @@ def page() -> str:
     parts.append("## Known from nats-server, and not here\n\n")
     parts.append("What only adds something is announced at the start and skipped:\n\n")
     parts += [f"* `{name}`: {what}\n" for name, what in not_offered.OPENS.items()]
-    parts.append("\nWhat would restrict access, or change what goes where, stops the start:\n\n")
+    parts.append("\nWhat would restrict access stops the start:\n\n")
     stops = [
         ("", not_offered.RESTRICTS),
         ("authorization", not_offered.RESTRICTS_IN_AUTHORIZATION),
         ("tls", not_offered.RESTRICTS_IN_TLS),
         ("websocket", not_offered.RESTRICTS_IN_WEBSOCKET),
-        ("", not_offered.CHANGES_DELIVERY),
-        ("accounts", not_offered.CHANGES_DELIVERY_IN_ACCOUNTS),
+        ("accounts", not_offered.RESTRICTS_IN_EXCHANGE),
     ]
     for block, table in stops:
         for name, what in table.items():

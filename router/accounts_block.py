@@ -1,18 +1,20 @@
 """The `accounts { … }` block of the configuration: accounts, and the users in them.
 
-What an account says that is not enforced is a problem, never a notice, and so is what would change which messages go
-where (imports, exports, mappings): see `router.not_offered`.
+What an account says that is not enforced is a problem, never a notice: see `router.not_offered`.
 """
 
 from __future__ import annotations
 
 from broker.conf_tree import Block, Entry, List, Position, Problem, Scalar
-from broker.options import GLOBAL_ACCOUNT, Account, Permissions, User
+from broker.options import GLOBAL_ACCOUNT, Account, Mapping, Permissions, User
 from router import not_offered
 from router import option_values as values
+from router.exchange_block import Exchange
+from router.exchange_rules import exchange_problems
+from router.mappings_block import MappingsBlock
 from router.option_values import Mistake
 from router.permission_block import PermissionBlock
-from router.user_list import UserList, not_enforced, unknown_field, with_defaults
+from router.user_list import UserList, unknown_field, with_defaults
 
 _LIMITS = {
     "max_connections": "connections",
@@ -24,7 +26,7 @@ _LIMITS = {
     "max_leafnodes": "leafs",
     "max_leafs": "leafs",
 }
-_KEYS = ("users", "limits", "default_permissions", "nkey")
+_KEYS = ("exports", "imports", "mappings", "users", "limits", "default_permissions", "nkey")
 
 
 class Accounts:
@@ -36,6 +38,7 @@ class Accounts:
         self.user_places: dict[str, Position] = {}
         self.problems: list[Problem] = []
         self.notices: list[Problem] = []
+        self._exchanges: list[Exchange] = []
         found = entry.value
         if isinstance(found, List):  # names alone
             for item in found.items:
@@ -55,6 +58,10 @@ class Accounts:
             self._problem(
                 entry.at, f"Expected accounts to be a map or an array, got {found.kind}", "write { A: { … } }"
             )
+        self.problems += exchange_problems(self._exchanges, self._names())
+
+    def _names(self) -> list[str]:
+        return [account.name for account in self.accounts]
 
     def _add(self, at: Position, name: str, block: Block | None) -> None:
         if name == GLOBAL_ACCOUNT:
@@ -68,6 +75,8 @@ class Accounts:
             return
         self._limits: dict[str, int] = {}
         users: UserList | None = None
+        exchange = Exchange(name, self.problems, self.notices)
+        mappings: tuple[Mapping, ...] = ()
         defaults: Permissions | None = None
         for entry in block or ():
             key = entry.key.lower()
@@ -81,15 +90,29 @@ class Accounts:
                 defaults = PermissionBlock(entry, self.problems).permissions
             elif key == "nkey":
                 self._notice(entry.at, '"nkey" of an account has no effect here', "accounts are known by their names")
-            elif key in not_offered.CHANGES_DELIVERY_IN_ACCOUNTS:
-                what = f'"{entry.key}": {not_offered.CHANGES_DELIVERY_IN_ACCOUNTS[key]} are not offered by this version'
-                self._problem(entry.at, what, "remove it only if messages may stay where they are published")
+            elif key == "exports":
+                exchange.read_exports(entry)
+            elif key == "imports":
+                exchange.read_imports(entry)
+            elif key in ("mappings", "maps"):
+                mappings += MappingsBlock(entry, self.problems, self.notices).mappings
             elif key in not_offered.OPENS_IN_ACCOUNTS:
                 self._notice(entry.at, f'"{entry.key}" was ignored', not_offered.OPENS_IN_ACCOUNTS[key])
             elif not entry.used:
-                self.problems.append(unknown_field(entry, [*_KEYS, *not_offered.CHANGES_DELIVERY_IN_ACCOUNTS]))
+                self.problems.append(unknown_field(entry, [*_KEYS]))
         limits = self._limits
-        self.accounts += (Account(name, limits.get("subscriptions", 0), limits.get("payload", 0)),)
+        self._exchanges.append(exchange)
+        self.accounts += (
+            Account(
+                name,
+                limits.get("subscriptions", 0),
+                limits.get("payload", 0),
+                limits.get("connections", 0),
+                exports=tuple(export for export, _ in exchange.exports),
+                imports=tuple(found for found, _ in exchange.imports),
+                mappings=mappings,
+            ),
+        )
         if users is None:
             return
         for user in users.users:
@@ -119,8 +142,6 @@ class Accounts:
                 continue
             if most == 0:
                 self._problem(inner.at, f"{inner.key}: 0 would mean nothing at all", "write -1 for no limit")
-            elif name == "connections" and most > 0:
-                self.problems.append(not_enforced(inner.at, f'"{inner.key}": connections of an account counted'))
             elif most > 0 and name != "leafs":
                 self._limits[name] = most
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from broker.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, WebSocket
 from broker.version import OWN_VERSION, SERVER_VERSION
+from router.account_rules import account_rules
 from router.facts import Facts, ShardFacts
 from router.goformat import age_text, duration_text, time_text
 from shards.rows import (
@@ -290,6 +291,7 @@ def account(facts: Facts, name: str, counters: Document, clients: int) -> Docume
         "leafnode_connections": 0,
         "client_connections": clients,
         "subscriptions": counters["num_subscriptions"],
+        **account_rules(facts.options, name),
         "sublist_stats": counters,
     }
     if name == SYSTEM_ACCOUNT:

@@ -1,7 +1,7 @@
 """What a nats-server's configuration can ask for and this broker does not do yet: one table for each consequence.
 
 The rule: what merely opens a port or adds a feature is announced at start and skipped. What restricts who may do
-what, or changes what is delivered to whom, stops the start, with its place: a configuration that is half
+what stops the start, with its place: a configuration that is half
 understood must never leave a broker open. Whoever builds one of these removes it here and adds its key to
 `router.option_keys`.
 """
@@ -59,18 +59,13 @@ RESTRICTS_IN_WEBSOCKET = {
     "token_cookie": "credentials in cookies",
 }
 
-# Top-level keys that change which messages go where.
-CHANGES_DELIVERY = {
-    "mappings": "subject mappings",
-    "maps": "subject mappings",
-}
-
-# Keys of an account that do so.
-CHANGES_DELIVERY_IN_ACCOUNTS = {
-    "imports": "imports from other accounts",
-    "exports": "exports to other accounts",
-    "mappings": "subject mappings",
-    "maps": "subject mappings",
+# The same in an account's exports and imports: who may import what would be said by a token (a JWT) or by a subject.
+RESTRICTS_IN_EXCHANGE = {
+    "token_req": "exports that ask for an activation token (a JWT)",
+    "token_required": "exports that ask for an activation token (a JWT)",
+    "activation": "imports with an activation token (a JWT)",
+    "token": "imports with an activation token (a JWT)",
+    "account_token_position": "exports whose subject names the importing account",
 }
 
 # Keys of an account that add a feature.

@@ -21,6 +21,7 @@ from router import not_offered
 from router.accounts_block import Accounts
 from router.authorization import Authorization
 from router.flags import CommandLine
+from router.mappings_block import MappingsBlock
 from router.option_keys import BY_NAME, Settings
 from router.option_values import BareSeconds, Mistake
 from router.tls_block import TlsBlock, certificate_problems
@@ -143,6 +144,10 @@ class _Building:
             self.accounts_at = entry.at
             self.problems += self.accounts.problems
             self.notices += self.accounts.notices
+        elif name in ("mappings", "maps"):
+            if "mappings" in self.settings:
+                self._problem(entry.at, f"{name} is given again", "keep one")
+            self._set(entry.at, {"mappings": MappingsBlock(entry, self.problems, self.notices).mappings})
         elif name == "tls":
             block = TlsBlock(entry, "tls")
             self.problems += block.problems
@@ -176,10 +181,6 @@ class _Building:
         if name in not_offered.RESTRICTS:
             if not empty:
                 self.problems.append(not_enforced(entry.at, f'"{entry.key}": {not_offered.RESTRICTS[name]}'))
-        elif name in not_offered.CHANGES_DELIVERY:
-            if not empty:
-                what = f'"{entry.key}": {not_offered.CHANGES_DELIVERY[name]} are not offered by this version'
-                self._problem(entry.at, what, "remove it only if messages may go where they are published")
         elif name in not_offered.OPENS:
             if name in not_offered.WANTS_BLOCK and not isinstance(entry.value, Block):
                 self._problem(
@@ -338,7 +339,7 @@ _ALL_NAMES = [
     *_LOCKS,
     *BY_NAME,
     *not_offered.RESTRICTS,
-    *not_offered.CHANGES_DELIVERY,
+    "mappings",
     *not_offered.OPENS,
     *not_offered.NO_EFFECT,
 ]

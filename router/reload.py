@@ -33,6 +33,7 @@ LIVE = frozenset(
         "users",
         "no_auth_user",
         "accounts",
+        "mappings",
         "notices",
         "swarm.shards",
         "swarm.prefer_local",

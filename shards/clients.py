@@ -23,6 +23,7 @@ from broker.errors import (
     AuthenticationTimeout,
     AuthorizationViolation,
     CloseReason,
+    MaximumAccountConnectionsExceeded,
     MaximumConnectionsExceeded,
     PermissionsViolation,
     ProtocolError,
@@ -31,7 +32,9 @@ from broker.errors import (
 from broker.nkey import new_nonce
 from broker.options import GLOBAL_ACCOUNT
 from broker.quoted import quoted
+from broker.renewal import listen_anew
 from broker.trace import Tracer
+from shards.account_census import AccountCensus
 from shards.closed import SLOW, Closed
 from shards.logs import TRACE
 from shards.passwords import Passwords
@@ -74,6 +77,7 @@ class ClientSession:
         "claimed",
         "connect",
         "connection",
+        "counted_at",
         "ended_s",
         "host",
         "kind",
@@ -104,6 +108,7 @@ class ClientSession:
         self.connect = NOT_CONNECTED
         self.user = ""
         self.account = ""
+        self.counted_at = -1  # its account's place on the page; -1: it is not counted
         self.claimed = ""  # who it said it was, admitted or not
         self.nonce = b""
         self.admission: Admission | None = None
@@ -221,13 +226,16 @@ class ClientSession:
             raise AuthorizationViolation  # or its subscriptions would hear another account's messages
         if held > MOST_LOOKED_AT and self.admission is not None and identity != self.admission.identity:
             raise AuthorizationViolation
+        self._clients.census.move(self, identity.account, rights.most_connections(identity.account))
         self._enter(identity, permissions)
 
     def reenter(self, identity: Identity) -> bool:
         """After a reload: the same user with what it may do now. False: its account is another one."""
         if identity.account != self.account:
             return False
-        self._enter(identity, self._clients.rights.permissions(identity.permissions))
+        rights = self._clients.rights
+        self._clients.census.stay(self, rights.most_connections(identity.account))
+        self._enter(identity, rights.permissions(identity.permissions))
         return True
 
     def _enter(self, identity: Identity, permissions: Permissions | None) -> None:
@@ -337,6 +345,7 @@ class Clients:
         self.passwords = Passwords(self._verdicts)
         self.authenticator = Authenticator(options, self._verdicts)
         self.rights = Rights(options, mesh)
+        self.census = AccountCensus(page, shard)
         self.refused_logins = page.snapshot(shard)["refused_logins"]
         self._gates: dict[str, Gate | None] = {"nats": None, "websocket": None}
         self._failed_handshakes = page.snapshot(shard)["failed_handshakes"]
@@ -402,14 +411,20 @@ class Clients:
         session = ClientSession(self, connection, host, port, kind)
         connection.session = session
         session.nonce = nonce
+        refused: ProtocolError | None = None
         if self.authenticator.anonymous is not None:
-            session.enter(self.authenticator.anonymous)
+            try:
+                session.enter(self.authenticator.anonymous)
+            except MaximumAccountConnectionsExceeded as error:
+                refused = error
         self.open[cid] = session
         if gate is None:
             session.socket = self._reactor.open(fd, connection, session)
         else:
             session.socket = self._open_gated(fd, connection, session, gate)
         connection.send(info)
+        if refused is not None:
+            connection.end(refused)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s - Client connection created", session)
 
@@ -437,6 +452,7 @@ class Clients:
         """A session has ended; its subscriptions go with it."""
         del self.open[session.connection.cid]
         self._page.remove_connection(self._shard)
+        self.census.leave(session)
         self.closed.note(session)
         session.socket = None
         if session.reason in SLOW:
@@ -483,8 +499,11 @@ class Clients:
             session.connection.send_info(template.line(session.connection.cid, session.host, session.nonce))
         self._reactor.finish()
 
-    def reload(self, options: Options, info: InfoTemplate) -> None:
-        """New options: limits hold at once for everybody, who would not be let in any more is closed; says nothing."""
+    def reload(self, options: Options, info: InfoTemplate, listeners: set[str]) -> None:
+        """New options: limits hold at once for everybody, who would not be let in any more is closed; says nothing.
+
+        `listeners`: accounts that import other streams than before.
+        """
         self._options = options
         self._limits = options.limits
         self.info = info
@@ -493,6 +512,8 @@ class Clients:
         self.rights = Rights(options, self._mesh, self.rights)
         for session in list(self.open.values()):
             self._readmit(session)
+            if session.account in listeners:
+                listen_anew(session.connection)
         self._reactor.finish()
 
     def _readmit(self, session: ClientSession) -> None:

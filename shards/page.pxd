@@ -4,6 +4,7 @@
 #   slot 0   │ 32 words, four cache lines: written by shard 0 alone, read by everybody
 #   …        │
 #   slot 63  │
+#   accounts │ keys of those with a limit of connections │ per shard, how many each has: written by that shard
 #
 # A shard writes its slot's plain counters with ordinary stores: an aligned word is never torn, and a reader that is a
 # few nanoseconds late sees the value of then. Only the two words that several processes write are atomic.
@@ -20,8 +21,9 @@ cdef extern from *:
     #include <stddef.h>
 
     #define PAGE_MAGIC UINT64_C(0x676e617473776d31)   /* "gnatswm1" */
-    #define PAGE_VERSION 1
+    #define PAGE_VERSION 2
     #define PAGE_SLOTS 64
+    #define PAGE_ACCOUNTS 1024
 
     typedef struct {
         uint64_t magic;
@@ -68,6 +70,8 @@ cdef extern from *:
     typedef struct {
         PageHeader header;
         ShardSlot slots[PAGE_SLOTS];
+        uint64_t account_keys[PAGE_ACCOUNTS];   /* atomic; 0: free. A place once taken is never given back */
+        int32_t account_connections[PAGE_SLOTS][PAGE_ACCOUNTS];
     } PageLayout;
 
     _Static_assert(sizeof(PageHeader) == 384, "the page header has changed: raise PAGE_VERSION");
@@ -101,6 +105,45 @@ cdef extern from *:
         __atomic_fetch_add(&slot->changes_done, 1, __ATOMIC_SEQ_CST);
     }
 
+    static inline int page_account_place(PageLayout *page, uint64_t key) {
+        for (unsigned i = 0; i < PAGE_ACCOUNTS; i++) {
+            unsigned place = (key + i) % PAGE_ACCOUNTS;
+            uint64_t found = 0;
+            if (__atomic_compare_exchange_n(&page->account_keys[place], &found, key, 0,
+                                            __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST) || found == key)
+                return (int)place;
+        }
+        return -1;
+    }
+
+    static inline int64_t page_account_connections(PageLayout *page, int place) {
+        int64_t sum = 0;
+        for (int shard = 0; shard < PAGE_SLOTS; shard++)
+            sum += __atomic_load_n(&page->account_connections[shard][place], __ATOMIC_SEQ_CST);
+        return sum;
+    }
+
+    /* Added first and looked at then: never one too many, at worst two that come together for the last place are both
+       refused. */
+    static inline int page_try_add_to_account(PageLayout *page, int shard, int place, int64_t most) {
+        __atomic_fetch_add(&page->account_connections[shard][place], 1, __ATOMIC_SEQ_CST);
+        if (most > 0 && page_account_connections(page, place) > most) {
+            __atomic_fetch_sub(&page->account_connections[shard][place], 1, __ATOMIC_SEQ_CST);
+            return 0;
+        }
+        return 1;
+    }
+
+    static inline void page_remove_from_account(PageLayout *page, int shard, int place) {
+        __atomic_fetch_sub(&page->account_connections[shard][place], 1, __ATOMIC_SEQ_CST);
+    }
+
+    static inline void page_forget_accounts(PageLayout *page, int shard) {
+        for (int place = 0; place < PAGE_ACCOUNTS; place++)
+            if (page->account_connections[shard][place])
+                __atomic_store_n(&page->account_connections[shard][place], 0, __ATOMIC_SEQ_CST);
+    }
+
     static inline int64_t page_connections(PageHeader *header) {
         return __atomic_load_n(&header->connections, __ATOMIC_SEQ_CST);
     }
@@ -122,6 +165,7 @@ cdef extern from *:
         PAGE_MAGIC
         PAGE_VERSION
         PAGE_SLOTS
+        PAGE_ACCOUNTS
 
     ctypedef struct PageHeader:
         uint64_t magic
@@ -160,6 +204,7 @@ cdef extern from *:
     ctypedef struct PageLayout:
         PageHeader header
         ShardSlot[64] slots
+        uint64_t[1024] account_keys
 
     # The next client id: dense, from 1, unique over all shards, never used twice.
     uint64_t page_next_client_id(PageHeader* header) noexcept nogil
@@ -167,6 +212,13 @@ cdef extern from *:
     int page_try_add_connection(PageHeader* header, ShardSlot* slot, int64_t max_connections) noexcept nogil
     void page_remove_connection(PageHeader* header, ShardSlot* slot) noexcept nogil
     int64_t page_connections(PageHeader* header) noexcept nogil
+    # The account's place among those with a limit; -1: there is none left.
+    int page_account_place(PageLayout* page, uint64_t key) noexcept nogil
+    int64_t page_account_connections(PageLayout* page, int place) noexcept nogil
+    # 1: counted; 0: the account has `most` already. most <= 0: no limit.
+    int page_try_add_to_account(PageLayout* page, int shard, int place, int64_t most) noexcept nogil
+    void page_remove_from_account(PageLayout* page, int shard, int place) noexcept nogil
+    void page_forget_accounts(PageLayout* page, int shard) noexcept nogil
     uint64_t page_load(const uint64_t* word) noexcept nogil
     void page_store(uint64_t* word, uint64_t value) noexcept nogil
     void page_subtract(PageHeader* header, int64_t count) noexcept nogil
@@ -179,5 +231,7 @@ cdef class Page:
 
     cdef int map_descriptor(self, int fd) except -1
     cdef bint count_error(self, int64_t* error) noexcept
+    # An account's place, or an IndexError.
+    cdef int checked_place(self, int place) except -1
     # NULL never: a number outside 0..63 is an IndexError.
     cdef ShardSlot* slot(self, int shard) except NULL

@@ -4,8 +4,9 @@
 A memfd made by the router and mapped by every shard: the next client id, the number of connections of the whole
 broker (atomic, so that max_connections is exact), and one slot of gauges and counters per shard. It is not a message
 channel: nobody waits on it. Invariant: the broker's connection count is the sum of the slots' counts, but for changes
-that are under way. It survives a killed shard, so ids go on and totals never fall. Cost: 17 KiB for the whole broker;
-a connection costs five atomic additions, a message plain stores only.
+that are under way. It survives a killed shard, so ids go on and totals never fall. Cost: 17 KiB for the whole broker,
+8 KiB and 4 KiB a shard more where accounts have a limit of connections; a connection costs five atomic additions, a
+message plain stores only.
 """
 
 import os
@@ -16,6 +17,7 @@ from libc.errno cimport errno
 from posix.mman cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
 
 import fcntl
+import hashlib
 
 SLOTS = PAGE_SLOTS
 
@@ -113,6 +115,30 @@ cdef class Page:
         """Undo one successful try_add_connection."""
         page_remove_connection(self.header, self.slot(shard))
 
+    def account_place(self, bytes name not None):
+        """Where the account's connections are counted: 0 to 1023; -1: too many accounts have had a limit."""
+        digest = hashlib.blake2b(name, digest_size=8).digest()
+        return page_account_place(self.layout, int.from_bytes(digest, "little") or 1)
+
+    def account_connections(self, int place):
+        """Connections of an account, on all shards."""
+        return page_account_connections(self.layout, self.checked_place(place))
+
+    def try_add_to_account(self, int shard, int place, int64_t most):
+        """Count one connection for the account, unless it has `most` already (<= 0: no limit)."""
+        self.slot(shard)
+        return page_try_add_to_account(self.layout, shard, self.checked_place(place), most) == 1
+
+    def remove_from_account(self, int shard, int place):
+        """Undo one successful try_add_to_account."""
+        self.slot(shard)
+        page_remove_from_account(self.layout, shard, self.checked_place(place))
+
+    cdef int checked_place(self, int place) except -1:
+        if not 0 <= place < PAGE_ACCOUNTS:
+            raise IndexError(f"the page has places 0..{PAGE_ACCOUNTS - 1} for accounts, not {place}")
+        return place
+
     def note_boot(self, int shard, uint64_t pid):
         """The router has started this process as the shard."""
         cdef ShardSlot* slot = self.slot(shard)
@@ -129,6 +155,7 @@ cdef class Page:
         cdef bint killed_inside_change = page_load(&slot.changes_begun) != page_load(&slot.changes_done)
         cdef int64_t gone = <int64_t> page_load(&slot.connections)
         cdef int64_t error
+        page_forget_accounts(self.layout, shard)
         page_store(&slot.connections, 0)
         page_store(&slot.subscriptions, 0)
         page_store(&slot.loop_lag_us, 0)

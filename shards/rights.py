@@ -45,6 +45,11 @@ class Rights:
         """The account's subscriptions on this shard."""
         return self._mesh.account(account.encode())
 
+    def most_connections(self, account: str) -> int:
+        """How many the account may have; 0: no limit of its own."""
+        own = self._accounts.get(account)
+        return own.max_connections if own is not None else 0
+
     def limits(self, account: str) -> Limits:
         """The broker's, or lower ones that the account has."""
         own = self._accounts.get(account)

@@ -19,6 +19,7 @@ from broker.fence import MeshFence
 from broker.info import InfoTemplate, advertised
 from broker.mesh import Mesh
 from shards.clients import Clients
+from shards.exchange import Exchange
 from shards.reactor import Reactor
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Shard:
         self.reactor.is_tracing = options.logging.trace
         self.mesh = Mesh(self.fanout, number)
         self.fence = MeshFence(self.mesh)
+        self.exchange = Exchange(options, self.fanout, self.mesh)
         self.clients = Clients(
             shard=number,
             options=options,
@@ -99,7 +101,8 @@ class Shard:
         self.reactor.set_limits(options.limits)
         self.reactor.is_tracing = options.logging.trace
         self.fanout.prefer_local(options.swarm.prefer_local)
-        self.clients.reload(options, self._info_template(options))
+        listeners = self.exchange.configure(options)
+        self.clients.reload(options, self._info_template(options), listeners)
 
     def close(self) -> None:
         """The end within a process that goes on: nothing of it stays in the loop, and no descriptor."""
@@ -133,6 +136,7 @@ class Shard:
         self.on_sweep(passed_s)
         self._sweep_at_s = now_s + SWEEP_S
         self._timer = self._loop.call_at(self._sweep_at_s, self._sweep)
+        self.exchange.crossing.sweep()
         self.reactor.sweep()
 
     def _show_gauges(self, late_s: float) -> None:

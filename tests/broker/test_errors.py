@@ -21,6 +21,11 @@ CATALOGUE = {
     "ControlLineTooLong": ("maximum control line exceeded", True, "Parse Error"),
     "MaximumPayloadViolation": ("Maximum Payload Violation", True, "Maximum Payload Exceeded"),
     "MaximumConnectionsExceeded": ("maximum connections exceeded", True, "Maximum Connections Exceeded"),
+    "MaximumAccountConnectionsExceeded": (
+        "maximum account active connections exceeded",
+        True,
+        "Maximum Account Connections Exceeded",
+    ),
     "AuthorizationViolation": ("Authorization Violation", True, "Authentication Failure"),
     "AuthenticationTimeout": ("Authentication Timeout", True, "Authentication Timeout"),
     "UserAuthenticationExpired": ("User Authentication Expired", True, "Authentication Expired"),
@@ -54,6 +59,7 @@ REASON_TEXTS = [
     "Authentication Expired",
     "Kicked",
     "No Responders Requires Headers",
+    "Maximum Account Connections Exceeded",
 ]
 
 

@@ -20,6 +20,7 @@ FRAMES = [
     (b'INFO {"shard":1} \r\n', {"op": "INFO"}),
     (b'CONNECT {"shard":1}\r\n', {"op": "CONNECT"}),
     (b"QACK 17\r\n", {"op": "QUEUE_ACK", "id": 17}),
+    (b"QASK 17\r\n", {"op": "ASK", "id": 17}),
     (b"QACK 18446744073709551615\r\n", {"op": "QUEUE_ACK", "id": 2**64 - 1}),
     (b"RS+ $G foo.bar\r\n", {"op": "SUB", "account": b"$G", "subject": b"foo.bar", "queues": [], "members": 0}),
     (b"RS- $G foo.*.>\r\n", {"op": "UNSUB", "account": b"$G", "subject": b"foo.*.>", "queues": []}),
@@ -100,6 +101,10 @@ BAD = [
     b"QACK \r\n",
     b"QACK x\r\n",
     b"QACK -1\r\n",
+    b"QASK\r\n",
+    b"QASK x\r\n",
+    b"XMS $G a 2\r\n",
+    b"XHMG $G a 2\r\n",
     b"RMSG $G a | " + b" ".join(b"q%d" % n for n in range(65)) + b" 2\r\n",
     b"RMSG $G " + b"a" * 230_000,
     b"RS+ $G " + b"a" * 230_000,
@@ -161,7 +166,9 @@ def test_no_bytes_make_it_stumble(data):
 
 
 @given(
-    verb=st.sampled_from([b"RMSG ", b"HMSG ", b"QMSG ", b"QHMG ", b"RS+ ", b"RS- ", b"QACK "]),
+    verb=st.sampled_from(
+        [b"RMSG ", b"HMSG ", b"QMSG ", b"QHMG ", b"RS+ ", b"RS- ", b"QACK ", b"QASK ", b"XMSG ", b"XHMG "]
+    ),
     rest=st.binary(max_size=200),
 )
 def test_no_arguments_make_it_stumble(verb, rest):
@@ -169,3 +176,10 @@ def test_no_arguments_make_it_stumble(verb, rest):
     if "size" in found:
         assert 0 <= found["header_size"] <= found["size"]
         assert found["line_size"] <= len(verb) + len(rest) + 2
+
+
+def test_a_frame_says_that_its_message_came_from_another_account() -> None:
+    plain = parse_route(b"RMSG A a r 2\r\n")
+    assert parse_route(b"XMSG A a r 2\r\n") == plain | {"is_across": True}
+    headed = parse_route(b"HMSG A a + r q w 12 14\r\n")
+    assert parse_route(b"XHMG A a + r q w 12 14\r\n") == headed | {"is_across": True}

@@ -244,6 +244,7 @@ def test_what_cannot_be_read_there_cannot_be_read_here(tested: BothTest, text: s
     assert any(int(place.split(":")[0]) in (line, line - 1) for place in us.places)
 
 
+_EXPORT = "accounts { A { exports: [{stream: a}] },"
 STRICTER = {
     "authorization": "a key without a value is nothing there, and the broker open",
     "authorization { pass: x }": "a password without a user locks nothing there",
@@ -263,8 +264,16 @@ STRICTER = {
     "client_advertise: 'a:b'": "found out at start there",
     "max_payload: 64mBb": "an unknown unit is taken for a known one there",
     "tls {\n timeout: 1 }": "not offered, and restricts access",
-    "accounts { A { exports: [{stream: a}], users [ {user: a, pass: b} ] } }": "not offered, and changes deliveries",
-    "accounts { A { limits { max_conn: 5 }, users [ {user: a, pass: b} ] } }": "not offered, and restricts access",
+    "accounts { A { exports: [{stream: 'a.*', account_token_position: 2}] } }": "not offered, and restricts access",
+    "accounts { A { exports: [{stream: a}, {stream: a, accounts: [A]}] } }": "the list is not heeded there",
+    "accounts { A { exports: [{accounts: [A]}] } }": "an export of nothing there",
+    "accounts { A { exports: [{stream: a..b}] } }": "an export that nothing can be imported from there",
+    "accounts { A { exports: [{service: a, threshold: '-1s'}] } }": "without effect there",
+    "accounts { A { exports: [{stream: '>'}], imports: [{stream: {account: A, subject: a}}] } }": "twice, there",
+    f"{_EXPORT} B {{ imports: [{{stream: {{account: A, subject: a}}, to: 'x.*'}}] }} }}": "an asterisk is sent there",
+    "mappings { 'a.*': 'b.$0' }": "what stands in front of the wildcards there",
+    "mappings { 'a.*': 'b.{{partition(0,1)}}' }": "ends the whole server with the first message",
+    "mappings { 'a.*': 'b.{{split(1,)}}' }": "letters, there",
     "resolver: MEMORY": "not offered, and restricts access",
     "authorization { user: a, pass: $2a$11$3kIDaCxw.Glsl1.u5nKa6eUnNDLV5HV9 }": "no password is the same there, ever",
     "authorization { users [ {user: a, permissions { publish: [] }} ] }": "an empty list allows everything there",
@@ -275,7 +284,6 @@ STRICTER = {
     "authorization { users [ {user: a, allowed_connection_types: [STANDARD]} ] }": "not offered, and restricts access",
     "accounts { A {}, A {} }": "the last one counts there",
     "accounts { 'a b' {} }": "frames between shards have names without blanks",
-    "mappings { a: b }": "not offered, and changes what is delivered",
     "host: a\0b": "the file ends at the NUL there",
 }
 

@@ -16,9 +16,9 @@ def frame(rng: random.Random) -> bytes:
     size = b"%d" % rng.choice([0, 5, 100, 70_000_000, 999_999_999])
     match rng.randrange(7):
         case 0:
-            words = [b"RMSG", b"$G", subject, *tail, size]
+            words = [rng.choice([b"RMSG", b"XMSG"]), b"$G", subject, *tail, size]
         case 1:
-            words = [b"HMSG", b"$G", subject, *tail, b"%d" % len(HEADER), size]
+            words = [rng.choice([b"HMSG", b"XHMG"]), b"$G", subject, *tail, b"%d" % len(HEADER), size]
         case 2:
             words = [rng.choice([b"QMSG", b"QHMG"]), b"7", b"3", b"$G", subject, *tail, b"5", size]
         case 3:
@@ -26,7 +26,8 @@ def frame(rng: random.Random) -> bytes:
         case 4:
             words = [b"RS-", b"$G", subject, *rng.choice([[], [b"q"], [b"q", b"3"]])]
         case 5:
-            words = [b"QACK", rng.choice([b"1", b"18446744073709551615", b"99999999999999999999999", b"", b"-1"])]
+            number = rng.choice([b"1", b"18446744073709551615", b"99999999999999999999999", b"", b"-1"])
+            words = [rng.choice([b"QACK", b"QASK"]), number]
         case _:
             return rng.choice([b"PING\r\n", b"PONG\r\n", b"INFO {}\r\n", b"CONNECT {}\r\n", b"-ERR 'x'\r\n"])
     return b" ".join(words) + b"\r\n"

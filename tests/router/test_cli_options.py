@@ -183,7 +183,7 @@ def test_every_option_can_be_configured() -> None:
     fields |= {f"{name}.{field.name}" for name, kind in sections.items() for field in msgspec.structs.fields(kind)}
     authorization = {"auth_token", "auth_user", "auth_password", "users", "accounts", "limits.auth_timeout_s"}
     told_by_the_program = {"config_file", "notices"}
-    blocks = {"tls", "websocket"}  # their keys: below
+    blocks = {"tls", "websocket", "mappings"}  # their keys: below, and in test_exchange_options.py
     assert fields - authorization - told_by_the_program - blocks == settable
 
 
@@ -287,7 +287,6 @@ def test_everything_wrong_is_said_at_once(refusals: Callable[..., list[str]]) ->
         "authorization { user: a, pass: $2a$11$3kIDaCxw.Glsl1 }",
         'authorization { users [ {user: a, pass: "$2b$11$3kIDaCxw.Glsl1"} ] }',
         "authorization { token: $2a$11$3kIDaCxw.Glsl1 }",
-        "mappings { a: b }",
         # What the real server takes for a lock and is none.
         "authorization { pass: x }",
         "authorization { token: '' }",
@@ -538,7 +537,6 @@ def test_the_tables_of_keys_do_not_overlap() -> None:
     tables: list[Any] = [
         {name for key in KEYS for name in key.names},
         not_offered.RESTRICTS,
-        not_offered.CHANGES_DELIVERY,
         not_offered.OPENS,
         not_offered.NO_EFFECT,
     ]

@@ -108,6 +108,68 @@ accounts {
         assert await client.wait_closed() == b"-ERR 'Maximum Payload Violation'\r\n"
 
 
+async def test_connections_of_an_account_are_counted_on_all_shards(start_broker, cluster_of):
+    text = """
+accounts {
+  A { limits { max_connections: 3 }, users: [ {user: a, password: a} ] }
+  B { users: [ {user: b, password: b} ] }
+}
+"""
+    broker = start_broker(config=text)
+    cluster = cluster_of(broker)
+
+    async def one(shard: int, user: str = "a") -> Client:
+        client: Client = await cluster.client_on(shard, {"user": user, "pass": user})
+        return client
+
+    async def refused(shard: int) -> bytes:
+        client: Client = await cluster.raw_on(shard)
+        await client.send(b'CONNECT {"verbose":false,"user":"a","pass":"a"}\r\nPING\r\n')
+        return await client.wait_closed()
+
+    too_many = b"-ERR 'maximum account active connections exceeded'\r\n"
+    within = [await one(shard) for shard in (0, 1, 0)]
+    assert [await refused(shard) for shard in (0, 1)] == [too_many] * 2
+    for shard in (0, 1):
+        await (await one(shard, "b")).expect_quiet()
+    await within[1].talk('CONNECT {"verbose":false,"user":"a","pass":"a"}\r\nPING\r\n', expect="PONG\r\n")
+    within.pop().close()
+    async with asyncio.timeout(5):
+        while True:  # nobody tells when the broker has seen that
+            client = await cluster.raw_on(1)
+            await client.send(b'CONNECT {"verbose":false,"user":"a","pass":"a"}\r\nPING\r\n')
+            if (await client.read_line()) == b"PONG\r\n":
+                break
+    assert await refused(0) == too_many
+    if not broker.kind.is_oracle:
+        # a lower limit closes nobody, and one that goes lets everybody in
+        await reload(broker, text.replace("3 }", "1 }"))
+        await within[0].expect_quiet()
+        assert await refused(1) == too_many
+        await reload(broker, text.replace("limits { max_connections: 3 },", ""))
+        more = [await one(shard) for shard in (0, 1)]
+        await reload(broker, text.replace("3 }", "6 }"))
+        more.append(await one(0))
+        assert await refused(1) == too_many
+
+
+@pytest.mark.kinds("gnatswarm-2")
+async def test_a_killed_shard_s_connections_are_not_counted(start_broker, cluster_of):
+    text = "accounts { A { limits { max_connections: 2 }, users: [ {user: a, password: a} ] } }"
+    broker = start_broker(config=text)
+    cluster = cluster_of(broker)
+    words = {"user": "a", "pass": "a"}
+    stays = await cluster.client_on(0, words)
+    gone = await cluster.client_on(1, words)
+    await swarm.kill(broker, 1)
+    await gone.wait_closed()
+    await (await swarm.client_on(cluster, 1, words)).expect_quiet()
+    refused = await cluster.raw_on(0)
+    await refused.send(b'CONNECT {"verbose":false,"user":"a","pass":"a"}\r\n')
+    assert await refused.wait_closed() == b"-ERR 'maximum account active connections exceeded'\r\n"
+    await stays.expect_quiet()
+
+
 async def test_a_user_that_moves_to_another_account_is_closed(start_broker, cluster_of):
     broker = start_broker(config=CONFIG)
     cluster = cluster_of(broker)

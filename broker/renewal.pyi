@@ -1,0 +1,3 @@
+from broker.connection import ClientConnection
+
+def listen_anew(client: ClientConnection) -> None: ...
