@@ -26,7 +26,7 @@ COMPILED_SOURCES := $(shell find broker shards loadtest -name '*.pyx' -o -name '
 CYTHON_SOURCES := $(filter %.pyx %.pxd,$(COMPILED_SOURCES))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test reference demo build debug lint format bench fuzz clean FORCE
+.PHONY: help run test clients reference demo build debug lint format bench fuzz clean FORCE
 FORCE:
 
 help: ## list the targets
@@ -42,6 +42,10 @@ build: build/.built ## set up .venv and compile what changed
 
 reference: build ## write deploy/CONFIGURATION.md and the tables of deploy/CAPACITY.md anew
 	@PYTHONPATH=. $(PY) -P deploy/reference.py && $(PY) -P deploy/capacity.py
+
+clients: ## official NATS clients for Node, which tests/clients runs (npm)
+	@mkdir -p build/clients && cp tests/clients/package.json build/clients/
+	@npm install --prefix build/clients --no-package-lock --no-audit --no-fund --loglevel=error
 
 demo: build ## several shards, a workload, and what Spark says about it: build/demo/report.html
 	@$(PY) -P deploy/demo/demo.py $(ARGS)
