@@ -29,7 +29,7 @@ from __future__ import annotations
 import ast
 import datetime
 import ipaddress
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,9 +71,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         pool.close()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    report: pytest.TestReport = yield  # type: ignore[assignment, misc, unused-ignore]
+@pytest.hookimpl(hookwrapper=True)  # the form that older versions of pytest know as well
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
+    report: pytest.TestReport = (yield).get_result()
     if report.failed:
         for broker, start in item.stash.get(_used, []):
             lines = broker.log_since(start) if hasattr(broker, "log_since") else []
@@ -81,7 +81,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
                 shown = lines[-MOST_LOG_LINES:]
                 title = f"gnatswarm log ({broker.url}, {report.when})"
                 report.sections.append((title, "\n".join(shown)))
-    return report  # type: ignore[return-value]
 
 
 # ------------------------------------------------------------------------------------------------ fixtures

@@ -1,4 +1,4 @@
-"""What README shows of Python works as it stands there."""
+"""What the page on Python shows works as it stands there, and README's test too."""
 
 from __future__ import annotations
 
@@ -9,26 +9,30 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGE = ROOT / "deploy" / "PYTHON.md"
+README = ROOT / "README.md"
 DEADLINE_S = 90
 
 
-def section(title: str) -> str:
-    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## )", README.read_text(), re.MULTILINE | re.DOTALL)
-    assert found, f"README has no section {title!r}"
+def section(title: str, page: Path = PAGE) -> str:
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert found, f"{page.name} has no section {title!r}"
     return found[1]
 
 
-def code(title: str) -> str:
-    (found,) = re.findall(r"^```python\n(.*?)^```", section(title), re.MULTILINE | re.DOTALL)
-    return str(found)
+def code(title: str, page: Path = PAGE) -> str:
+    found = re.findall(r"^```python\n(.*?)^```", section(title, page), re.MULTILINE | re.DOTALL)
+    assert found, f"{page.name} shows nothing under {title!r}"
+    return "\n\n".join(found)
 
 
-def test_the_test_passes(tmp_path: Path):
-    (tmp_path / "test_it.py").write_text(code("In your tests"))
+@pytest.mark.parametrize("page", [PAGE, README], ids=lambda page: page.name)
+def test_the_test_passes(tmp_path: Path, page: Path):
+    (tmp_path / "test_it.py").write_text(code("In your tests", page))
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-o", "asyncio_mode=auto", "-p", "no:cacheprovider"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    assert re.search(r"^\d passed", done.stdout, re.MULTILINE), done.stdout + done.stderr
 
 
 def test_the_program_runs(tmp_path: Path):
