@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -81,3 +84,18 @@ def test_no_secret_is_in_it():
         facts(shard(0)), options=Options(auth_token="hush-1", http_user="u", http_password="hush-2")
     )
     assert "hush" not in metrics.exposition(secretive, [], {})
+
+
+def test_what_dashboards_and_alerts_ask_for_exists():
+    """Every metric that the files for Grafana and Prometheus name is one that /metrics shows, by that exact name."""
+    entry = {"subject": "s", "msgs": 1, "bytes": 1, "deliveries": 1}
+    shown = metrics.exposition(facts(shard(0), shard(1)), [entry], {"/varz": 1})
+    known = {sample.name for family in text_string_to_metric_families(shown) for sample in family.samples}
+    deploy = Path(__file__).resolve().parents[2] / "deploy"
+    files = [*deploy.glob("grafana/*.json"), *deploy.glob("prometheus/*.yml")]
+    assert files
+    for path in files:
+        # Names that end in "_" or stand in a path (gnatswarm.rules.yml) are none.
+        named = set(re.findall(r"\bgnatswarm_[a-z_]*[a-z]\b(?!\.yml)", path.read_text()))
+        assert named - known == set(), path.name
+    assert len(re.findall(r"gnatswarm_", (deploy / "grafana" / "gnatswarm.json").read_text())) > 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -324,6 +325,19 @@ async def test_counters_go_on_and_health_fails_while_a_shard_is_down(monitored):
     assert {row["cid"] for row in shown["connections"]} == {client.info["client_id"] for client in survivors}
     more, _bytes = await deliver(survivors[:1], survivors[1:2], 10)
     await pages.wait("/varz", lambda page: page["in_msgs"] == msgs + more)
+
+
+@pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")
+async def test_health_fails_while_a_shard_hangs(monitored):
+    broker, pages, _cluster = monitored
+    victim = (await swarm.pids(broker))[0]
+    assert pages.get("/healthz").status == 200
+    swarm.signal_shard(broker, victim, signal.SIGSTOP)  # it is killed for it after a while, and started anew
+    page = await pages.wait("/healthz", lambda page: page["status"] != "ok")
+    assert page["status"] == "unavailable"
+    assert "shard 0 " in page["error"]
+    await pages.wait("/healthz", lambda page: page == {"status": "ok"}, deadline_s=30)
+    assert (await swarm.pids(broker))[0] != victim
 
 
 @pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")
