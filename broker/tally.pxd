@@ -27,6 +27,10 @@ ctypedef struct Row:
     Counts counts
 
 
+cdef enum:
+    N_FOLDED = 3                 # kinds of subjects that are used once: see tally.pyx
+
+
 cdef inline void counts_add(Counts *to, const Counts *counts) noexcept nogil:
     to.msgs += counts.msgs
     to.payload_bytes += counts.payload_bytes
@@ -49,7 +53,7 @@ cdef class Tally:
     cdef readonly uint32_t most      # rows that a window ends with; twice as many while it lasts
     cdef Table rows
     cdef Counts other                # of subjects that have no row (any more)
-    cdef Counts total                # of everything, rows and other
+    cdef Row *folded[N_FOLDED]       # the rows of one-time subjects, by their rule; NULL: to be looked for
     cdef uint64_t floor              # no subject without a row has a greater weight than this
     cdef uint64_t *weights           # scratch: room for 2 * most
 

@@ -18,14 +18,23 @@ from broker.word cimport SLACK, hash_bytes
 ctypedef long long int64
 
 cdef enum:
-    N_FOLDED = 3
     # A row's key size is 16 bits wide; subjects of this length are not worth one anyway.
     MOST_TALLIED_SUBJECT = 4096
 
-# Subjects that are used once: what begins so, and the name of its row.
-cdef const char **FOLDED = [b"_INBOX.", b"_R_.", b"$JS.ACK."]
+# The rows of subjects that are used once.
 cdef const char **FOLDED_AS = [b"_INBOX.>", b"_R_.>", b"$JS.ACK.>"]
-cdef size_t[N_FOLDED] FOLDED_SIZE = [7, 4, 8]
+cdef size_t[N_FOLDED] FOLDED_SIZE = [8, 5, 9]
+
+
+cdef inline int folded_as(const uint8_t *subject, size_t size) noexcept nogil:
+    """Which of them a subject is counted in; -1: none. Sizes are constants, so the compiler compares words."""
+    if size >= 7 and memcmp(subject, b"_INBOX.", 7) == 0:
+        return 0
+    if size >= 4 and memcmp(subject, b"_R_.", 4) == 0:
+        return 1
+    if size >= 8 and memcmp(subject, b"$JS.ACK.", 8) == 0:
+        return 2
+    return -1
 
 
 cdef uint64_t nth(uint64_t *values, uint32_t n, uint32_t k) noexcept nogil:
@@ -82,21 +91,24 @@ cdef class Tally:
 
     cdef void add(self, const uint8_t *subject, size_t size, uint32_t hash, const Counts *counts) noexcept:
         cdef Row *row
-        cdef int i
-        counts_add(&self.total, counts)
+        cdef int rule = -1
         if size > MOST_TALLIED_SUBJECT:
             counts_add(&self.other, counts)
             return
         if size and (subject[0] == c'_' or subject[0] == c'$'):
-            for i in range(N_FOLDED):
-                if size >= FOLDED_SIZE[i] and memcmp(subject, FOLDED[i], FOLDED_SIZE[i]) == 0:
-                    subject = <const uint8_t *>FOLDED_AS[i]
-                    size = FOLDED_SIZE[i] + 1
-                    hash = <uint32_t>0x9E3779B9 * <uint32_t>(i + 1)   # (nothing else has these subjects)
-                    break
+            rule = folded_as(subject, size)
+            if rule >= 0:
+                if self.folded[rule] != NULL:   # a request makes one of these, so it may not cost a search
+                    counts_add(&self.folded[rule].counts, counts)
+                    return
+                subject = <const uint8_t *>FOLDED_AS[rule]
+                size = FOLDED_SIZE[rule]
+                hash = <uint32_t>0x9E3779B9 * <uint32_t>(rule + 1)   # (nothing else has these subjects)
         row = <Row *>table_find(&self.rows, subject, size, hash)
         if row != NULL:
             counts_add(&row.counts, counts)
+            if rule >= 0:
+                self.folded[rule] = row
             return
         if self.rows.count >= 2 * self.most:
             self.purge(self.most)
@@ -113,6 +125,8 @@ cdef class Tally:
         if not table_insert(&self.rows, &row.key):
             free(row)
             counts_add(&self.other, counts)
+        elif rule >= 0:
+            self.folded[rule] = row
 
     cdef void purge(self, uint32_t keep) noexcept:
         cdef Table kept
@@ -121,6 +135,7 @@ cdef class Tally:
         cdef uint32_t n = 0, ties, i
         if self.rows.count <= keep:
             return
+        memset(self.folded, 0, sizeof(self.folded))
         for i in range(self.rows.mask + 1):
             if self.rows.slots[i]:
                 row = <Row *>slot_item(self.rows.slots[i])
@@ -153,8 +168,14 @@ cdef class Tally:
 
     def settle(self) -> tuple:
         """The window is over: at most `most` rows stay to be read. Returns (total, other), each as in `read`."""
+        cdef Counts total = self.other
+        cdef uint32_t i
+        if self.rows.slots != NULL:
+            for i in range(self.rows.mask + 1):
+                if self.rows.slots[i]:
+                    counts_add(&total, &(<Row *>slot_item(self.rows.slots[i])).counts)
         self.purge(self.most)
-        return counts_row(&self.total), counts_row(&self.other)
+        return counts_row(&total), counts_row(&self.other)
 
     def read(self, uint32_t start, uint32_t slots) -> tuple:
         """([(subject, error, msgs, bytes, deliveries, bytes out, unwanted, frames to, messages from siblings, widest,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OLDEST_JAVA = 17  # Spark 4
 LOOPBACK = "127.0.0.1"
-# G1, which is the default, runs out of a heap of 1 GB by large arrays alone: ten million rows showed it.
+# Needs less memory beside the heap than G1, which is the default; a pause now and then costs nobody anything here.
 COLLECTOR = "-XX:+UseParallelGC"
 QUIET = Path(__file__).resolve().with_name("log4j2.properties")
 

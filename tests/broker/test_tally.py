@@ -82,3 +82,17 @@ def test_a_subject_too_long_for_a_row_is_in_the_rest():
     tally.note(b"x" * 60_000, 3)
     _total, other = tally.settle()
     assert other[OTHER_MSGS] == 3 and contents(tally) == {}
+
+
+def test_inboxes_stay_one_row_while_other_rows_are_purged_around_it():
+    tally = Tally(10)
+    for i in range(2000):
+        tally.note(b"_INBOX.%d" % i, 1)
+        if i % 3 == 0:  # so that the inboxes' row is among the light ones at first, and among the heavy ones later
+            tally.note(b"s.%d" % i, 5)
+    total, other = tally.settle()
+    rows = contents(tally)
+    assert total[OTHER_MSGS] == 2000 + 5 * len(range(0, 2000, 3))
+    assert sum(msgs for _, msgs in rows.values()) + other[OTHER_MSGS] == total[OTHER_MSGS]
+    error, msgs = rows["_INBOX.>"]
+    assert msgs <= 2000 <= msgs + error
