@@ -1,7 +1,8 @@
 from typing import final
 
 from broker.fanout import Fanout
-from broker.sublist import InterestSink, Sublist
+from broker.interest import InterestSink
+from broker.sublist import Sublist
 
 @final
 class Mesh(InterestSink):

@@ -1,9 +1,8 @@
 from typing import final
 
+from broker.interest import InterestSink
 from broker.rules import Mapping, ServiceImport, StreamImport
 from broker.tally import Tally
-
-class InterestSink: ...
 
 @final
 class Sublist:

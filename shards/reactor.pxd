@@ -13,6 +13,7 @@ from broker.fanout cimport Fanout
 from broker.outbuf cimport OutBuf, Outbox, iovec
 from broker.peer cimport Peer
 from shards.page cimport ShardSlot
+from shards.patience cimport Patience
 
 cdef enum:
     # One read of this size instead of 16 KiB costs 1.7 to 2 times less per small message (measured; see
@@ -35,9 +36,11 @@ cdef class Socket(Source):
     cdef Peer peer
     cdef readonly object owner   # Python: on_closed(reason), once
     cdef bint is_patient         # in the patient set
+    cdef bint is_narrow          # its receive buffer is bounded
     cdef bint was_sent           # something was sent to it since its last read
     cdef bint is_lingering       # said its last; what still comes in is thrown away until the peer closes
     cdef bint is_opening         # a handshake comes before the protocol: no log-in deadline, no pings yet
+    cdef uint8_t bulk_reads      # of a narrow one: large reads in a row
     cdef uint8_t small_reads     # quick small reads in a row; of a patient one, thin reads in a row
     cdef uint64_t read_us        # when it was last read
     cdef uint64_t opened_us
@@ -90,9 +93,9 @@ cdef class Reactor:
     cdef int patient_fd                # epoll set of patient sockets
     cdef int tick_fd                   # timerfd: when they are looked at
     cdef bint is_ticking
-    cdef uint32_t tick_us
+    cdef readonly Patience patience    # when they are looked at
     cdef uint32_t idle_ticks
-    cdef uint32_t n_patient
+    cdef readonly uint32_t n_patient
     cdef uint8_t *shared               # the read buffer
     cdef list sources                  # every Source that is open
     cdef list gone                     # Sources closed in this round

@@ -5,6 +5,7 @@ from broker.fanout import Fanout
 from broker.limits import Limits
 from broker.peer import Peer
 from shards.page import Page
+from shards.patience import Patience
 
 class SocketOwner(Protocol):
     """Who a connected socket belongs to; Python's side of it."""
@@ -38,6 +39,10 @@ class Reactor:
     def fanout(self) -> Fanout: ...
     @property
     def fd(self) -> int: ...
+    @property
+    def n_patient(self) -> int: ...
+    @property
+    def patience(self) -> Patience: ...
     @property
     def rounds(self) -> int: ...
     @property

@@ -21,6 +21,8 @@ from broker.outbuf cimport (
 from broker.peer cimport HOLD_STALL
 from broker.word cimport SLACK, likely, unlikely
 from shards.page cimport Page
+from shards.patience cimport Patience
+from shards.window cimport narrow, widen
 
 from broker import errors
 
@@ -110,13 +112,10 @@ cdef enum:
     # paced at 20,000 a second, whose messages then came 150 µs later for no gain that it would notice.)
     QUICK_US = 20
     READS_TO_TRUST = 16             # so many small, quick reads with nothing sent in between: a patient socket
-    LARGE_READ_BYTES = 131072       # it no longer writes in small pieces
+    LARGE_READ_BYTES = READ_BYTES   # it no longer writes in small pieces
+    BULK_READ_BYTES = 49152         # READS_TO_TRUST more of these than of small ones: it writes in large pieces
     THIN_READ_BYTES = 512           # it no longer writes fast, if so little is there
     THIN_READS = 8                  # at so many looks in a row
-    FIRST_TICK_US = 50
-    LEAST_TICK_US = 20
-    MOST_TICK_US = 200
-    TICK_BYTES = 32768              # what one look should find: longer waits only fill the kernel's buffers
     IDLE_TICKS = 4                  # looks that find nothing before the clock is stopped
 
 
@@ -453,7 +452,7 @@ cdef class Reactor:
         self.gone = []
         self.leaving = []
         self.held = []
-        self.tick_us = FIRST_TICK_US
+        self.patience = Patience()
         self.page = page
         if page is not None:
             self.slot = page.slot(shard)
@@ -529,6 +528,7 @@ cdef class Reactor:
         """
         if socket is None:
             socket = Socket()
+            socket.is_narrow = narrow(fd)
         socket.peer = peer
         socket.owner = owner
         socket.opened_us = socket.read_us = socket.used_us = self.box.now_us
@@ -754,6 +754,14 @@ cdef class Reactor:
                 self.make_patient(socket)
         else:
             socket.small_reads = 0
+            if unlikely(socket.is_narrow):
+                if n >= BULK_READ_BYTES:
+                    socket.bulk_reads += 1
+                    if socket.bulk_reads >= READS_TO_TRUST:
+                        socket.is_narrow = False
+                        widen(socket.fd)
+                elif n <= SMALL_READ_BYTES and socket.bulk_reads:
+                    socket.bulk_reads -= 1
         socket.was_sent = False
         socket.read_us = now
 
@@ -792,7 +800,8 @@ cdef class Reactor:
         if not self.is_ticking:
             self.is_ticking = True
             self.idle_ticks = 0
-            self.set_tick(self.tick_us)
+            self.patience.begin(self.box.now_us)
+            self.set_tick(self.patience.tick_us)
 
     cdef void stop_ticking(self) noexcept:
         """The next byte from a patient socket is served at once, and starts the clock again."""
@@ -808,7 +817,7 @@ cdef class Reactor:
         cdef size_t before = self.bytes_read, found
         cdef int n = epoll_wait(self.patient_fd, events, MOST_EVENTS, 0)
         cdef int i
-        cdef uint32_t tick = self.tick_us
+        cdef uint32_t tick = self.patience.tick_us
         cdef Source source
         if n <= 0:
             self.idle_ticks += 1
@@ -822,12 +831,7 @@ cdef class Reactor:
                 source.on_event(events[i].events)
         found = self.bytes_read - before
         self.bytes_read = before   # the clock says when to look again, not how much there was
-        if found > 2 * TICK_BYTES and tick > LEAST_TICK_US:
-            tick = tick * 3 // 4
-        elif found < TICK_BYTES // 2 and tick < MOST_TICK_US:
-            tick = tick * 5 // 4
-        if tick != self.tick_us:
-            self.tick_us = max(<uint32_t>LEAST_TICK_US, min(<uint32_t>MOST_TICK_US, tick))
-            if self.is_ticking:
-                self.set_tick(self.tick_us)
+        self.patience.after_look(found, self.box.now_us)
+        if self.patience.tick_us != tick and self.is_ticking:
+            self.set_tick(self.patience.tick_us)
         return 0
