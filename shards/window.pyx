@@ -1,11 +1,11 @@
 # cython: language_level=3
 """How many bytes a client on this host may have on their way to us.
 
-The kernel lets a receive buffer grow to megabytes. A local publisher in small writes then never finds its window closed,
-and pays the way through the kernel for every write; where it closes, what it writes meanwhile goes out in one piece
-(see shards.patience). So a new local connection starts with a small buffer, and gets the kernel's as soon as it shows that
-it writes in large pieces: 1:1 with 16 B loses a third of its rate in a small one (measured). Bounding later would not do:
-what was offered once cannot be taken back, and bytes that do not fit are dropped and sent again.
+The kernel lets a receive buffer grow to megabytes. A local publisher in small writes then never finds its window
+closed, and pays the way through the kernel for every write; where it closes, what it writes meanwhile goes out in one
+piece (see shards.patience). So a new local connection starts with a small buffer, and gets the kernel's as soon as it
+shows that it writes in large pieces: 1:1 with 16 B loses a third of its rate in a small one (measured). Bounding later
+would not do: what was offered cannot be taken back, and bytes that do not fit are dropped and sent again.
 """
 
 from libc.stdint cimport uint8_t
@@ -23,8 +23,8 @@ cdef extern from "<sys/socket.h>" nogil:
     int setsockopt(int fd, int level, int name, const void *value, socklen_t size)
 
 cdef enum:
-    # What SO_RCVBUF is set to; the kernel doubles it, for its own overhead. It holds FILL_BYTES of shards.patience even in
-    # writes of 180 bytes, and no more than twice that: with 256 KiB the window hardly ever closed, with 512 never (measured).
+    # What SO_RCVBUF is set to; the kernel doubles it, for its own overhead. It holds FILL_BYTES of shards.patience in
+    # writes of 180 bytes, and not much more: with 256 KiB the window hardly ever closed, with 512 never (measured).
     NARROW_BYTES = 131072
     SO_BUF_LOCK = 72        # Linux 5.14; not in every libc's headers
 

@@ -6,8 +6,8 @@ from functools import partial
 
 from broker.connection import ClientConnection, Fence
 from broker.fanout import Fanout
-from broker.limits import Limits
 from broker.interest import InterestSink
+from broker.limits import Limits
 from broker.sublist import Sublist
 from tests.bench.measure import bytes_each, table
 from tests.support.engine import Engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from shards.patience import Patience
@@ -69,7 +70,7 @@ def test_who_does_not_is_looked_at_promptly_again_and_tried_ever_less_often():
     assert long_ones, "it was never tried"
     assert max(waits) <= MOST_US
     seconds = (paced.now_us - 1_000_000) / 1e6
-    tries = 1 + sum(later - earlier > 1 for earlier, later in zip(long_ones, long_ones[1:], strict=False))
+    tries = 1 + sum(later - earlier > 1 for earlier, later in pairwise(long_ones))
     assert 2 <= tries <= 2 + seconds / 0.1
     assert sum(waits[at] for at in long_ones[-tries * 4 :]) < 0.1 * sum(waits)
 

@@ -14,8 +14,8 @@ import pytest
 
 from broker.connection import ClientConnection, Fence
 from broker.fanout import Fanout
-from broker.limits import Limits
 from broker.interest import InterestSink
+from broker.limits import Limits
 from broker.sublist import Sublist
 from shards.reactor import Reactor
 from tests.support.engine import QUIET, Session
