@@ -39,6 +39,7 @@ from shards.closed import SLOW, Closed
 from shards.logs import TRACE
 from shards.passwords import Passwords
 from shards.rights import Rights
+from shards.window import is_on_this_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -419,7 +420,7 @@ class Clients:
                 refused = error
         self.open[cid] = session
         if gate is None:
-            session.socket = self._reactor.open(fd, connection, session)
+            session.socket = self._reactor.open(fd, connection, session, is_local=is_on_this_host(host))
         else:
             session.socket = self._open_gated(fd, connection, session, gate)
         connection.send(info)

@@ -102,6 +102,8 @@ cdef class Reactor:
     cdef list leaving                  # gone clients whose subscriptions are being taken out, slice by slice
     cdef list held                     # Sockets whose feeding waits for somebody slow
     cdef size_t bytes_read             # in this round
+    cdef Socket newest                 # the one that was opened last, until its listener has looked at it
+    cdef bint has_accepted             # in this round: who was accepted is about to say something
     cdef uint64_t opening_us           # spent on handshakes in this round
     cdef public bint is_tracing        # owners of client sockets are shown all bytes: on_bytes_in, on_bytes_out
     cdef uint64_t swept_at

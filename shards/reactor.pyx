@@ -377,6 +377,7 @@ cdef class Listener(Source):
         cdef socklen_t size
         cdef char text[64]
         cdef int fd, port, one = 1, _i
+        cdef Socket newest
         for _i in range(MOST_ACCEPTS):
             size = sizeof(address)
             fd = accept4(self.fd, <sockaddr *>&address, &size, SOCK_NONBLOCK | SOCK_CLOEXEC)
@@ -396,7 +397,13 @@ cdef class Listener(Source):
                 port = ntohs((<sockaddr_in6 *>&address).sin6_port)
             setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))
             host = text.decode("ascii")
+            self.reactor.has_accepted = True
             self.on_accept(fd, host[7:] if host.startswith("::ffff:") else host, port)
+            # Who did not wait for INFO, or waited in the backlog, may have said something: then one send answers it all.
+            newest = self.reactor.newest
+            if newest is not None and newest.fd == fd and not newest.is_opening:
+                newest.on_event(EPOLLIN)
+            self.reactor.newest = None
         return 0
 
     cdef int set_events(self, uint32_t events) except -1:
@@ -521,20 +528,23 @@ cdef class Reactor:
         self.auth_timeout_us = <uint64_t>(limits.auth_timeout_s * 1e6)
         self.write_deadline_us = <uint64_t>(limits.write_deadline_s * 1e6)
 
-    def open(self, int fd, Peer peer not None, owner not None, Socket socket=None) -> Socket:
+    def open(self, int fd, Peer peer not None, owner not None, Socket socket=None, *, bint is_local=False) -> Socket:
         """Takes over a connected, non-blocking socket, into a fresh `socket` if that is to be no plain one.
+
+        `is_local`: a client on this host, whose receive buffer may start small (shards.window).
 
         `owner.on_closed(reason)` is called once, when it ends.
         """
         if socket is None:
             socket = Socket()
-            socket.is_narrow = narrow(fd)
+            socket.is_narrow = is_local and narrow(fd)
         socket.peer = peer
         socket.owner = owner
         socket.opened_us = socket.read_us = socket.used_us = self.box.now_us
         self.add(socket, fd, EPOLLIN)
         peer.out.owner = <void *>socket
         peer.out.taken_us = self.box.now_us
+        self.newest = socket
         return socket
 
     def listen(self, int fd, on_accept not None, on_error not None) -> Listener:
@@ -561,6 +571,7 @@ cdef class Reactor:
             if n <= 0:
                 break
             self.bytes_read = settled = 0
+            self.has_accepted = False
             self.opening_us = 0
             for i in range(n):
                 source = <Source>events[i].data.ptr
@@ -571,7 +582,7 @@ cdef class Reactor:
                     self.settle()
             self.finish_round()
             self.rounds += 1
-            if self.bytes_read < BUSY_ROUND_BYTES or now - started > MOST_TURN_US:
+            if (self.bytes_read < BUSY_ROUND_BYTES and not self.has_accepted) or now - started > MOST_TURN_US:
                 break
 
     def finish(self):

@@ -8,17 +8,10 @@ shows that it writes in large pieces: 1:1 with 16 B loses a third of its rate in
 would not do: what was offered cannot be taken back, and bytes that do not fit are dropped and sent again.
 """
 
-from libc.stdint cimport uint8_t
-
 cdef extern from "<sys/socket.h>" nogil:
     enum:
-        AF_INET, AF_INET6, SOL_SOCKET, SO_RCVBUF
+        SOL_SOCKET, SO_RCVBUF
     ctypedef unsigned socklen_t
-    struct sockaddr:
-        unsigned short sa_family
-    struct sockaddr_storage:
-        unsigned short ss_family
-    int getpeername(int fd, sockaddr *address, socklen_t *size)
     int getsockopt(int fd, int level, int name, void *value, socklen_t *size)
     int setsockopt(int fd, int level, int name, const void *value, socklen_t size)
 
@@ -28,37 +21,23 @@ cdef enum:
     NARROW_BYTES = 131072
     SO_BUF_LOCK = 72        # Linux 5.14; not in every libc's headers
 
+# Whether a bound can be taken back here; -1: nobody has asked yet.
+cdef int can_widen = -1
 
-cdef bint is_on_this_host(sockaddr_storage *address) noexcept:
-    """Loopback addresses; ::ffff:127.0.0.0/104 too."""
-    cdef const uint8_t *raw = <const uint8_t *>address
-    cdef int i
-    if address.ss_family == AF_INET:
-        return raw[4] == 127
-    if address.ss_family != AF_INET6:
-        return False
-    for i in range(8, 18):
-        if raw[i]:
-            return False
-    if raw[18] == 0xFF and raw[19] == 0xFF:
-        return raw[20] == 127
-    for i in range(18, 23):
-        if raw[i]:
-            return False
-    return raw[23] == 1
+
+def is_on_this_host(str host not None) -> bool:
+    """Whether a peer with this address, as accept() gives it, is on a loopback interface."""
+    return host.startswith("127.") or host == "::1"
 
 
 cdef bint narrow(int fd) noexcept:
-    cdef sockaddr_storage address
-    cdef socklen_t size = sizeof(address)
+    global can_widen
     cdef int value = 0
-    if getpeername(fd, <sockaddr *>&address, &size) < 0 or not is_on_this_host(&address):
-        return False
-    size = sizeof(value)
-    if getsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &value, &size) < 0:
-        return False
+    cdef socklen_t size = sizeof(value)
+    if can_widen < 0:
+        can_widen = getsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &value, &size) == 0
     value = NARROW_BYTES
-    return setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &value, sizeof(value)) == 0
+    return can_widen and setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &value, sizeof(value)) == 0
 
 
 cdef void widen(int fd) noexcept:

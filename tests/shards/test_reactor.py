@@ -18,6 +18,7 @@ from broker.interest import InterestSink
 from broker.limits import Limits
 from broker.sublist import Sublist
 from shards.reactor import Reactor
+from shards.window import is_on_this_host
 from tests.support.engine import QUIET, Session
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Bench:
         fd = accepted.detach()
         connection = ClientConnection(self._fanout, self._sublist, self._fence, next(self._cids), Limits())
         connection.session = Session(connection, token="")
-        self.reactor.open(fd, connection, self.owner)
+        self.reactor.open(fd, connection, self.owner, is_local=is_on_this_host(client.getpeername()[0]))
         client.sendall(QUIET)
         return client, fd
 
