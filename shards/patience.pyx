@@ -1,8 +1,8 @@
 # cython: language_level=3
 """When to look next at publishers who write in small pieces: a pure function of what the looks found, and when.
 
-Two ways. *Prompt*: every 20 to 200 µs, adapted so that one look finds some 32 KiB. *Filling*: as long as it takes
-until 96 KiB have come. On a local connection a small write costs its writer the whole way through the kernel, unless
+Two ways. *Prompt*: every 20 to 200 µs, so that one look finds some 32 KiB. *Filling*: as long as it takes until
+96 KiB have come. On a local connection a small write costs its writer the whole way through the kernel, unless
 earlier ones still wait in its send buffer; then it costs a quarter. So for publishers fast enough to fill that much in
 3 ms it is tried, and kept where more comes per second than did before.
 No sockets, no clock: the reactor's.
@@ -13,7 +13,7 @@ cdef enum:
     LEAST_TICK_US = 20
     MOST_TICK_US = 200
     TICK_BYTES = 32768              # what a prompt look should find
-    # What one look finds when it fills. (Measured on trial builds, 10 messages of 16 B per write, nats-server 2.9.10 = 1:
+    # What one look finds when it fills. (Trial builds, 10 messages of 16 B per write, nats-server 2.9.10 = 1:
     # 64 KiB 3.2 times less CPU at 0.95 of the rate; 96 KiB 6.5 and 1.3; 128 KiB 4.0 and 1.2; 256 KiB 2.4 and 0.9.)
     FILL_BYTES = 98304
     MOST_FILL_US = 3000

@@ -399,7 +399,7 @@ cdef class Listener(Source):
             host = text.decode("ascii")
             self.reactor.has_accepted = True
             self.on_accept(fd, host[7:] if host.startswith("::ffff:") else host, port)
-            # Who did not wait for INFO, or waited in the backlog, may have said something: then one send answers it all.
+            # Who did not wait for INFO, or waited in the backlog, may have spoken: then one send answers it all.
             newest = self.reactor.newest
             if newest is not None and newest.fd == fd and not newest.is_opening:
                 newest.on_event(EPOLLIN)
