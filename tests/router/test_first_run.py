@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.router.routers import runtime_directory
+
 
 @pytest.mark.parametrize(
     ("words", "said"),
@@ -33,7 +35,7 @@ import pytest
 def test_a_mistake_is_answered_in_words(tmp_path: Path, words: str, said: str) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "router", *words.format(tmp=tmp_path).split()],
-        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        env={**os.environ, "XDG_RUNTIME_DIR": str(runtime_directory(tmp_path))},
         capture_output=True,
         text=True,
         timeout=60,
