@@ -22,7 +22,7 @@ from router.option_keys import BY_NAME
 
 # For `authorization { … }`, without having to write the block.
 _CREDENTIALS = ("token", "user", "password", "users")
-_BLOCKS = ("authorization", "accounts", "tls", "websocket")
+_BLOCKS = ("authorization", "accounts", "mappings", "tls", "websocket")
 # A plain number for one of these is seconds.
 _DURATIONS = frozenset(
     {"write_deadline", "ping_interval", "lame_duck_duration", "lame_duck_grace_period"}
@@ -57,6 +57,7 @@ class Keywords(TypedDict, total=False):
     no_auth_user: str
     authorization: Mapping[str, Any]
     accounts: Mapping[str, Any]
+    mappings: Mapping[str, Any]
     tls: Mapping[str, Any]
     allow_non_tls: bool
     websocket: Mapping[str, Any]

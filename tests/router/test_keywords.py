@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.conf_tree import ConfigError
+from broker.options import Options
 from router.keywords import Keywords, UnknownOption, conf_text, known_names, options_from
 
 
@@ -37,6 +38,26 @@ def test_every_name_of_the_file_is_a_keyword_with_a_type():
         "max_subs",
     }
     assert set(known_names()) - typed == others
+
+
+def test_every_section_of_the_options_can_be_reached():
+    """A new block of the file that is no keyword would be refused here, though the command takes it."""
+    reached = {"auth_token", "auth_user", "auth_password", "users"}  # by authorization, token, user, …
+    reached |= {
+        "limits",
+        "logging",
+        "swarm",
+        "headers",
+        "config_file",
+        "notices",
+        "http_host",
+    }  # under the names of their options
+    assert set(Options.__struct_fields__) - reached <= set(known_names())
+
+
+def test_subjects_are_mapped():
+    (mapping,) = options(mappings={"old.*": "new.$1"}).mappings
+    assert "old.*" in repr(mapping)
 
 
 def test_values_come_through_as_they_are():
