@@ -395,3 +395,42 @@ async def test_jetstream_is_not_offered(broker):
             (nats.js.errors.ServiceUnavailableError, nats.js.errors.NoStreamResponseError, nats.errors.Error)
         ):
             await client.jetstream(timeout=DEADLINE_S).account_info()
+
+
+ACCOUNTS = """
+accounts {
+  A { users: [ {user: a, password: x} ], exports: [ {service: "quote.>"}, {stream: "prices.>"} ] }
+  B { users: [ {user: b, password: x}, {user: b2, password: x} ]
+      imports: [ {service: {account: A, subject: "quote.*"}, to: "ask.*"},
+                 {stream: {account: A, subject: "prices.>"}, prefix: "from.A"} ] }
+}
+"""
+
+
+@pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "nats-server")
+async def test_accounts_serve_and_hear_each_other(start_broker):
+    broker = start_broker(config=ACCOUNTS)
+
+    async def answer(request) -> None:
+        await request.respond(request.subject.encode() + b" costs 5")
+
+    async with contextlib.AsyncExitStack() as stack:
+        # several of each: some pairs are on different shards
+        sellers = [await stack.enter_async_context(connected(broker, user="a", password="x")) for _ in range(3)]
+        buyers = [await stack.enter_async_context(connected(broker, user="b", password="x")) for _ in range(3)]
+        for seller in sellers:
+            await seller.subscribe("quote.>", queue="sellers", cb=answer)
+            await settle(seller)
+        heard = [await buyer.subscribe("from.A.prices.*") for buyer in buyers]
+        for buyer in buyers:
+            await settle(buyer)
+        answers = await asyncio.gather(*(buyer.request("ask.tea", b"", timeout=DEADLINE_S) for buyer in buyers * 20))
+        assert {reply.data for reply in answers} == {b"quote.tea costs 5"}
+        for number, seller in enumerate(sellers):
+            await seller.publish("prices.tea", str(number).encode())
+            await settle(seller)
+        for subscription in heard:
+            messages = [await subscription.next_msg(DEADLINE_S) for _ in sellers]
+            assert [(message.subject, message.data) for message in messages] == [
+                ("from.A.prices.tea", str(number).encode()) for number in range(3)
+            ]
