@@ -436,7 +436,7 @@ cdef class Sublist(Interest):
 
     cdef void evict(self, uint64_t *way) noexcept:
         cdef Entry *entry = <Entry *>(way[0] & ((<uint64_t>1 << 48) - 1))
-        if self.tally is not None and (entry.counts.msgs or entry.counts.link_in or entry.counts.deliveries):
+        if self.tally is not None and is_counted(entry):
             self.tell_tally(entry)
         free(entry.earlier)
         self.cache_bytes -= entry.allocated
@@ -553,7 +553,7 @@ cdef class Sublist(Interest):
         for at in range(start, end):
             if self.cache[at]:
                 entry = <Entry *>(self.cache[at] & ((<uint64_t>1 << 48) - 1))
-                if entry.counts.msgs or entry.counts.link_in or entry.counts.deliveries:
+                if is_counted(entry):
                     self.book(entry)
         return end if end < all_slots else 0
 
@@ -570,6 +570,12 @@ cdef int hex_digit(uint8_t digit) noexcept nogil:
     if c'0' <= digit <= c'9':
         return digit - c'0'
     return digit - c'a' + 10 if c'a' <= digit <= c'f' else 1000
+
+
+cdef bint is_counted(const Entry *entry) noexcept nogil:
+    """Is there anything that was not harvested? (A message from another account has no place in `msgs`.)"""
+    return entry.counts.msgs != 0 or entry.counts.link_in != 0 or entry.counts.deliveries != 0 \
+        or entry.counts.link_out != 0
 
 
 cdef tuple counts_of(const uint64_t *widths):

@@ -9,6 +9,7 @@ import asyncio
 import random
 import re
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from broker.subject import matches
 from tests.support import swarm
 from tests.support.pages import Pages
+from tests.support.statistics import added, rows
 from tests.support.wire import Client, Cluster
 from tests.system.test_log_in import reload
 
@@ -524,3 +526,35 @@ async def test_monitoring_shows_what_accounts_have_of_each_other(start_broker, c
     assert exporter["subscriptions"] == importer["subscriptions"] == 1
     connections = await asyncio.to_thread(pages.json, "/connz?acc=B&subs=1")
     assert [row["subscriptions_list"] for row in connections["connections"]] == [["A.s.x"]]
+
+
+@OURS
+async def test_statistics_count_a_message_where_it_was_published(start_broker, cluster_of, tmp_path):
+    """And its deliveries where they were made: all rows together are what the shared page has."""
+    broker = start_broker(config=CONFIG, args=["--stats-dir", str(tmp_path), "--stats-window", "1h"])
+    cluster = cluster_of(broker)
+    a, b = await on(cluster, "a", 0), await on(cluster, "b", 1)
+    await a.talk("SUB req.> 1\r\nPING\r\n", expect="PONG\r\n")
+    await b.talk("SUB in 1\r\nSUB A.s.x 2\r\nPING\r\n", expect="PONG\r\n")
+    for _ in range(5):
+        await b.talk("PUB loc in 0\r\n\r\nPING\r\n", expect="PONG\r\n")
+        _, reply = await asked(a)
+        await a.talk(f"PUB {reply} 0\r\n\r\nPUB s.x 0\r\n\r\nPING\r\n", expect="PONG\r\n")
+        await b.flush()
+    broker.stop()
+    records = rows(tmp_path)
+    by_subject: Counter[tuple[str, str]] = Counter()
+    heard: Counter[tuple[str, str]] = Counter()
+    unwanted: Counter[tuple[str, str]] = Counter()
+    for row in records:
+        if row["kind"] == "subject":
+            name = "_R_" if row["subject"].startswith("_R_") else row["subject"]
+            by_subject[row["account"], name] += row["in_msgs"]
+            heard[row["account"], name] += row["deliveries"]
+            unwanted[row["account"], name] += row["unwanted_msgs"]
+    assert +by_subject == {("B", "loc"): 5, ("A", "_R_"): 5, ("A", "s.x"): 5}
+    assert +heard == {("A", "req.fix"): 5, ("B", "in"): 5, ("A", "s.x"): 5}
+    if broker.kind.shards == 1:
+        assert +unwanted == {}
+    assert added(records, "shard", "in_msgs", "out_msgs") == {"in_msgs": 15, "out_msgs": 15}
+    assert not [row for row in records if row["kind"] == "gap"]
