@@ -18,7 +18,7 @@ import msgspec
 
 from broker.errors import AuthorizationViolation
 from broker.nkey import is_signed_by, user_key
-from broker.options import GLOBAL_ACCOUNT, Permissions, User
+from broker.options import GLOBAL_ACCOUNT, STANDARD, Permissions, User
 
 if TYPE_CHECKING:
     from broker.connect import ConnectOptions
@@ -80,6 +80,7 @@ class Admission(msgspec.Struct, frozen=True):
     proof: bytes = b""  # keyed digest of the secret it gave; b"": none
     is_anonymous: bool = False  # it gave nothing, and is the no_auth_user
     is_nkey: bool = False
+    kind: str = STANDARD  # of its connection
 
 
 class HashedPassword(msgspec.Struct, frozen=True):
@@ -136,19 +137,18 @@ class Authenticator:
         self.is_required = bool(self._token or self._users or self._nkeys)
         # A nonce in INFO: there is something to sign.
         self.wants_nonce = bool(self._nkeys)
-        nobody = self._users.get(options.no_auth_user) if options.no_auth_user else None
-        # Who a client is that has not said anything yet; None: it has to.
-        self.anonymous = (_identity(nobody) if nobody else None) if self.is_required else NOBODY
+        self._nobody = self._users.get(options.no_auth_user) if options.no_auth_user else None
         hashes = [user.password for user in self._users.values() if is_hashed(user.password)]
         cost = max((int(hashed[4:6]) for hashed in hashes if is_good_hash(hashed)), default=0)
         self._nobodys_hash = _NOBODYS_HASH.format(cost) if cost else ""
 
-    @property
-    def asks_before_connect(self) -> bool:
-        """Must the first operation be CONNECT? Not where clients without credentials are let in as somebody."""
-        return self.anonymous is None
+    def anonymous(self, kind: str = STANDARD) -> Identity | None:
+        """Who a client is that has not said anything yet; None: its first operation must be CONNECT."""
+        if not self.is_required:
+            return NOBODY
+        return _identity(self._nobody) if self._nobody is not None and self._nobody.may_come_by(kind) else None
 
-    def examine(self, connect: ConnectOptions, nonce: bytes = b"") -> Admission | HashedPassword:
+    def examine(self, connect: ConnectOptions, nonce: bytes = b"", kind: str = STANDARD) -> Admission | HashedPassword:
         """How the client comes in, or what is to be compared first. AuthorizationViolation: it may not come in."""
         given = connect.auth_token or connect.password
         if not self.is_required:
@@ -156,16 +156,19 @@ class Authenticator:
         if self._token:
             return self._compared(Admission(NOBODY, "", _proof(connect.auth_token)), connect.auth_token, self._token)
         if self._nkeys and connect.nkey:
-            return self._signed(connect, nonce)
-        if not connect.user and not given and self.anonymous is not None:
-            return Admission(self.anonymous, is_anonymous=True)
+            return self._signed(connect, nonce, kind)
+        anonymous = self.anonymous(kind)
+        if not connect.user and not given and anonymous is not None:
+            return Admission(anonymous, is_anonymous=True, kind=kind)
         user = self._users.get(connect.user)
+        if user is not None and not user.may_come_by(kind):
+            user = None
         proof = _proof(connect.password)
         if user is None:
             # An unknown user costs the same comparison as a known one.
             stranger = Admission(NOBODY, connect.user, proof)
             return self._compared(stranger, connect.password, self._nobodys_hash, is_known=False)
-        return self._compared(Admission(_identity(user), user.name, proof), connect.password, user.password)
+        return self._compared(Admission(_identity(user), user.name, proof, kind=kind), connect.password, user.password)
 
     def _compared(
         self, admission: Admission, given: str, wanted: str, *, is_known: bool = True
@@ -182,12 +185,14 @@ class Authenticator:
             raise AuthorizationViolation
         return admission
 
-    def _signed(self, connect: ConnectOptions, nonce: bytes) -> Admission:
+    def _signed(self, connect: ConnectOptions, nonce: bytes, kind: str) -> Admission:
         user = self._nkeys.get(connect.nkey)
         key = self._keys.get(connect.nkey)
         if user is None or key is None or not nonce or not is_signed_by(key, nonce, connect.sig):
             raise AuthorizationViolation
-        return Admission(_identity(user), user.nkey, is_nkey=True)
+        if not user.may_come_by(kind):
+            raise AuthorizationViolation
+        return Admission(_identity(user), user.nkey, is_nkey=True, kind=kind)
 
     def is_current(self, question: HashedPassword) -> bool:
         """Whether these are still the rules that asked for that comparison."""
@@ -195,7 +200,9 @@ class Authenticator:
         if self._token:
             return self._token == question.hashed
         user = self._users.get(admission.name)
-        return user is not None and user.password == question.hashed and _identity(user) == admission.identity
+        if user is None or not user.may_come_by(admission.kind):
+            return False
+        return user.password == question.hashed and _identity(user) == admission.identity
 
     def readmit(self, admission: Admission) -> Identity | None:
         """Who a client that came in under other rules is now; None: it would not be let in any more.
@@ -208,11 +215,11 @@ class Authenticator:
             return NOBODY if self._proves(admission.proof, self._token) else None
         if admission.is_nkey:
             nkey_user = self._nkeys.get(admission.name)
-            return _identity(nkey_user) if nkey_user else None
+            return _identity(nkey_user) if nkey_user and nkey_user.may_come_by(admission.kind) else None
         if admission.is_anonymous or (not admission.name and not admission.proof):
-            return self.anonymous
+            return self.anonymous(admission.kind)
         user = self._users.get(admission.name)
-        if user is None or not self._proves(admission.proof, user.password):
+        if user is None or not user.may_come_by(admission.kind) or not self._proves(admission.proof, user.password):
             return None
         return _identity(user)
 

@@ -128,6 +128,14 @@ def published_to(ClientConnection client not None) -> int:
     return client.published_to
 
 
+def is_wanted(Sublist sublist not None, bytes subject not None) -> bool:
+    """Whether anybody, here or on another shard, would get a message to it."""
+    cdef bytes padded = subject + bytes(SLACK)
+    cdef const uint8_t *s = padded
+    cdef Entry *entry = sublist.find(s, len(subject), hash_bytes(s, len(subject), sublist.seed))
+    return entry != NULL and (entry.n_plain != 0 or entry.n_choices != 0 or entry.remote != 0)
+
+
 cdef object cid_of(Sub *sub):
     if sub.out.peer != NULL and isinstance(<Peer>sub.out.peer, ClientConnection):
         return (<ClientConnection>sub.out.peer).cid

@@ -57,11 +57,14 @@ cdef class ClientConnection(Peer):
     cdef readonly bint offers_headers       # the broker does
     cdef readonly bint must_authenticate
     cdef readonly bint was_ponged           # has had its first PONG
+    cdef bint is_own                        # the broker's own, no client's
+    cdef bint is_asking                     # inside of publish_request
     cdef readonly uint8_t protocol
     cdef bytes info_due                     # an INFO that waits for the first PONG
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef Py_ssize_t publish(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
+    cdef Py_ssize_t publish_request(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
     cdef int deliver(self, Entry *entry, Publish *message) noexcept
     cdef int tell_no_responders(self, Publish *message) noexcept
     cdef bint map_subject(self, Op *op, uint64_t *hash, Entry **entry, bint *is_random) noexcept

@@ -44,6 +44,11 @@ cdef bint is_reserved(Token subject, bint as_reply) noexcept:
     return as_reply and subject.size > 4 and same_bytes(subject.at, <const uint8_t *>b'_R_.', 4)
 
 
+cdef inline bint asks_system(const Op *op) noexcept:
+    """Is it a request that the broker itself may answer?"""
+    return op.reply.size and op.subject.size > 9 and same_bytes(op.subject.at, <const uint8_t *>b'$SYS.REQ.', 9)
+
+
 cdef class Fence:
     """Lets every PING pass: a broker of one shard."""
 
@@ -198,6 +203,8 @@ cdef class ClientConnection(Peer):
         if unlikely(data[total - 2] != c'\r' or data[total - 1] != c'\n'):
             self.fail(errors.UnknownProtocolOperation())
             return size
+        if unlikely(op.subject.at[0] == c'$') and not self.is_asking and asks_system(op) and self.session is not None:
+            return self.publish_request(data, size, op, whole)
         if unlikely(self.is_pedantic) and not is_publishable(op.subject.at, op.subject.size):
             self.fail(errors.InvalidPublishSubject())
         hash = hash_bytes(op.subject.at, op.subject.size, self.sublist.seed)
@@ -310,6 +317,23 @@ cdef class ClientConnection(Peer):
             self.holds |= HOLD_STALL
         return 0
 
+    cdef Py_ssize_t publish_request(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1:
+        """A publish that the broker itself may answer, whoever else gets it."""
+        cdef bint wants_no_responders = self.wants_no_responders
+        cdef Py_ssize_t done
+        cdef bint may = self.permissions is None or self.permissions.may_publish(op.subject.at, op.subject.size)
+        if may and self.session.on_system_request(
+                op.subject.at[:op.subject.size], op.reply.at[:op.reply.size],
+                data[op.line_size + op.header_size:op.line_size + op.size]):
+            self.wants_no_responders = False   # somebody does respond, if nobody subscribes
+        self.is_asking = True
+        done = self.publish(data, size, op, whole)
+        self.is_asking = False
+        self.wants_no_responders = wants_no_responders
+        if self.repeat != NULL:
+            self.repeat.line_size = 0   # the next one is a question too
+        return done
+
     cdef bint may_publish(self, Op *op, Entry *entry, bint *once) except -1:
         """What the permissions say; `once`: it is let through as the answer to something, and the next may not be."""
         if self.permissions.may_publish(op.subject.at, op.subject.size):
@@ -367,7 +391,7 @@ cdef class ClientConnection(Peer):
 
     cdef bint may_subscribe(self, Op *op) noexcept:
         if op.queue.size == 5 and same_bytes(op.queue.at, <const uint8_t *>b'_sys_', 5):   # the system's own
-            return False
+            return self.is_own
         return self.permissions is None or self.permissions.may_subscribe(
             op.subject.at, op.subject.size, op.queue.at if op.queue.size else NULL, op.queue.size)
 
@@ -541,6 +565,13 @@ cdef class ClientConnection(Peer):
     def send(self, bytes data not None):
         """Queues bytes as they are."""
         self.say(data, len(data))
+
+    def post(self, bytes operation not None):
+        """A whole operation that the broker does itself, at once, whoever is slow; from here on this is no client's."""
+        cdef bytes padded = operation + bytes(SLACK)
+        self.is_own = True
+        self.carry_out(padded, len(operation))
+        self.holds = 0
 
     def ping(self):
         """Asks whether the client is still there."""

@@ -74,6 +74,12 @@ class Permissions(_Discreet, frozen=True, forbid_unknown_fields=True):
     responses_expire_s: float = 120.0  # for so long after that message; 0 and less: no limit
 
 
+# How a user may come; the kinds that there are here, and those that only nats-server has.
+STANDARD = "STANDARD"
+WEBSOCKET = "WEBSOCKET"
+CONNECTION_TYPES = (STANDARD, WEBSOCKET, "LEAFNODE", "LEAFNODE_WS", "MQTT", "MQTT_WS")
+
+
 class User(_Discreet, frozen=True, forbid_unknown_fields=True):
     """Somebody who may connect: with a name and a password, plain or hashed by bcrypt, or with an nkey."""
 
@@ -82,11 +88,16 @@ class User(_Discreet, frozen=True, forbid_unknown_fields=True):
     nkey: str = ""  # public key, "U…"
     account: str = GLOBAL_ACCOUNT  # whose messages it hears
     permissions: Permissions | None = None  # None: everything is allowed
+    connection_types: tuple[str, ...] = ()  # of CONNECTION_TYPES, those it may come by; (): every
 
     @property
     def shown(self) -> str:
         """As logs and monitoring pages call it."""
         return self.name or self.nkey
+
+    def may_come_by(self, kind: str) -> bool:
+        """Whether connections of this kind are its own."""
+        return not self.connection_types or kind in self.connection_types
 
 
 class Export(_Discreet, frozen=True, forbid_unknown_fields=True):
@@ -195,7 +206,18 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     auth_password: str = ""  # the one user's, plain or hashed by bcrypt
     users: tuple[User, ...] = ()  # several users instead of the one; (): none
     no_auth_user: str = ""  # one of users: who a client is that gives no credentials; "": it is refused
-    accounts: tuple[Account, ...] = ()  # beside $G and $SYS, which are always there
+    accounts: tuple[Account, ...] = ()  # beside $G and the system's, which are always there
     mappings: tuple[Mapping, ...] = ()  # of the account $G
+    system_account: str = SYSTEM_ACCOUNT  # whose users hear of events and may ask the broker
     config_file: str = ""  # where this came from; "": the command line alone
     notices: tuple[str, ...] = ()  # what was asked for and is not offered; said at start, one line each
+
+    @property
+    def has_system_users(self) -> bool:
+        """Whether anybody could hear of system events."""
+        system = self.system_account
+        return (
+            system == GLOBAL_ACCOUNT
+            or any(user.account == system for user in self.users)
+            or any(one.account == system for account in self.accounts for one in account.imports)
+        )

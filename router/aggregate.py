@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from broker.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, WebSocket
+from broker.goformat import age_text, duration_text, time_text
+from broker.options import GLOBAL_ACCOUNT, WebSocket
 from broker.version import OWN_VERSION, SERVER_VERSION
 from router.account_rules import account_rules
 from router.facts import Facts, ShardFacts
-from router.goformat import age_text, duration_text, time_text
 from shards.rows import (
+    AccountRow,
     ConnectionRow,
     LinkRow,
     QueueRow,
@@ -109,7 +110,7 @@ def varz(facts: Facts, requests: dict[str, int]) -> Document:
     }
     if options.server_tags:
         document["tags"] = list(options.server_tags)
-    document |= {"system_account": SYSTEM_ACCOUNT, "gnatswarm": OWN_VERSION, "shards": len(facts.shards)}
+    document |= {"system_account": options.system_account, "gnatswarm": OWN_VERSION, "shards": len(facts.shards)}
     return document
 
 
@@ -277,14 +278,20 @@ def _share(part: int, whole: int) -> int | float:
 
 def accountz(facts: Facts) -> Document:
     """The accounts there are."""
-    return {**head(facts), "system_account": SYSTEM_ACCOUNT, "accounts": facts.accounts}
+    return {**head(facts), "system_account": facts.options.system_account, "accounts": facts.accounts}
 
 
-def account(facts: Facts, name: str, counters: Document, clients: int) -> Document:
-    """One account in detail; `counters` are its sublist's."""
-    detail: Document = {
-        "account_name": name,
-        "update_time": time_text(facts.created_us),
+def account(facts: Facts, detail: Document) -> Document:
+    """The page of one account."""
+    return {**head(facts), "system_account": facts.options.system_account, "account_detail": detail}
+
+
+def account_detail(facts: Facts, name: str, counters: Document, clients: int) -> Document:
+    """One account; `counters` are its sublist's."""
+    detail: Document = {"account_name": name, "update_time": time_text(facts.created_us)}
+    if name == facts.options.system_account:
+        detail["is_system"] = True
+    return detail | {
         "expired": False,
         "complete": True,
         "jetstream_enabled": False,
@@ -294,40 +301,50 @@ def account(facts: Facts, name: str, counters: Document, clients: int) -> Docume
         **account_rules(facts.options, name),
         "sublist_stats": counters,
     }
-    if name == SYSTEM_ACCOUNT:
-        detail = {"account_name": name, "update_time": detail["update_time"], "is_system": True, **detail}
-    return {**head(facts), "system_account": SYSTEM_ACCOUNT, "account_detail": detail}
 
 
-def accstatz(facts: Facts, *, unused: bool) -> Document:
-    """Traffic by account."""
-    statistics = []
-    if unused or total(facts, "connections"):
-        statistics.append(
-            _account_statistics(
-                GLOBAL_ACCOUNT,
-                total(facts, "connections"),
-                (total(facts, "out_msgs"), total(facts, "out_bytes")),
-                (total(facts, "in_msgs"), total(facts, "in_bytes")),
-                total(facts, "slow_consumers"),
-            )
-        )
-    if unused:
-        statistics.append(_account_statistics(SYSTEM_ACCOUNT, 0, (0, 0), (0, 0), 0))
-    return {**head(facts), "account_statz": statistics}
+def account_statistics(facts: Facts, answers: Iterable[AccountRow]) -> list[Document]:
+    """Connections and traffic of each account; traffic is counted since each shard started."""
+    found = {name: AccountRow(name) for name in facts.accounts}
+    for row in answers:
+        whole = found.get(row.name)
+        if whole is None:
+            continue  # its configuration is gone, and its clients with it
+        whole.connections += row.connections
+        whole.in_msgs += row.in_msgs
+        whole.in_bytes += row.in_bytes
+        whole.out_msgs += row.out_msgs
+        whole.out_bytes += row.out_bytes
+        whole.slow_consumers += row.slow_consumers
+    return [
+        {
+            "acc": row.name,
+            "conns": row.connections,
+            "leafnodes": 0,
+            "total_conns": row.connections,
+            "sent": {"msgs": row.out_msgs, "bytes": row.out_bytes},
+            "received": {"msgs": row.in_msgs, "bytes": row.in_bytes},
+            "slow_consumers": row.slow_consumers,
+        }
+        for row in found.values()
+    ]
 
 
-def _account_statistics(
-    name: str, connections: int, sent: tuple[int, int], received: tuple[int, int], slow_consumers: int
-) -> Document:
+def statsz(facts: Facts, active_accounts: int) -> Document:
+    """The figures that are sent to the system account every so often."""
     return {
-        "acc": name,
-        "conns": connections,
-        "leafnodes": 0,
-        "total_conns": connections,
-        "sent": {"msgs": sent[0], "bytes": sent[1]},
-        "received": {"msgs": received[0], "bytes": received[1]},
-        "slow_consumers": slow_consumers,
+        "start": time_text(facts.created_us),
+        "mem": total(facts, "resident_bytes") + facts.router_resident_bytes,
+        "cores": facts.cores,
+        "cpu": _number(round(total(facts, "cpu_percent") + facts.router_cpu_percent, 1)),
+        "connections": total(facts, "connections"),
+        "total_connections": total(facts, "total_connections"),
+        "active_accounts": active_accounts,
+        "subscriptions": total(facts, "subscriptions"),
+        "sent": {"msgs": total(facts, "out_msgs"), "bytes": total(facts, "out_bytes")},
+        "received": {"msgs": total(facts, "in_msgs"), "bytes": total(facts, "in_bytes")},
+        "slow_consumers": total(facts, "slow_consumers"),
+        "active_servers": 1,
     }
 
 

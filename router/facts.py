@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from broker.info import advertised
-from broker.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT
+from broker.options import GLOBAL_ACCOUNT
 
 if TYPE_CHECKING:
     from broker.options import Options
@@ -82,7 +82,7 @@ class Facts(msgspec.Struct):
     @property
     def accounts(self) -> list[str]:
         """Their names, the system's and the one of users in none included."""
-        ours = [SYSTEM_ACCOUNT, GLOBAL_ACCOUNT]
+        ours = [self.options.system_account, GLOBAL_ACCOUNT]
         return ours + [account.name for account in self.options.accounts if account.name not in ours]
 
     def only(self, shard: int | None) -> Facts:

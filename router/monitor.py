@@ -18,14 +18,11 @@ import msgspec
 import orjson
 
 from router import dashboard, metrics
-from router.cores import usable_cores
-from router.facts import Facts, Meter, gather
 from router.http_server import HttpServer, Request, Response, text_response
 from router.listeners import ListenError
-from router.monitor_socket import address, monitoring_scheme
+from router.monitor_socket import monitoring_scheme
 from router.page_query import BadQuery, PageQuery
-from router.pages import Busy, Pages
-from router.shard_questions import ShardQuestions
+from router.pages import Busy
 
 if TYPE_CHECKING:
     from router.supervisor import Supervisor
@@ -62,14 +59,10 @@ class Monitor:
         self._context: ssl.SSLContext | None = None
         self._take_certificate()
         supervisor.on_reloaded = self._take_certificate
-        self._host, self._port = address(sock, supervisor.options)
-        self._cores = usable_cores()
-        self._meter = Meter()
-        self._requests: dict[str, int] = {}
-        self._questions = ShardQuestions(supervisor.tell)
-        supervisor.on_snapshot_reply = self._questions.on_reply
-        supervisor.on_shard_gone = self._questions.on_gone
-        self._pages = Pages(self._gather, self._questions, self._requests)
+        desk = supervisor.desk
+        self._host, self._port = desk.address
+        self._requests = desk.requests
+        self._pages = desk.pages
         self._server = HttpServer(self._respond)
 
     async def start(self) -> None:
@@ -98,9 +91,6 @@ class Monitor:
     def _current_context(self) -> ssl.SSLContext:
         assert self._context is not None
         return self._context
-
-    def _gather(self) -> Facts:
-        return gather(self._supervisor, self._meter, http=(self._host, self._port), cores=self._cores)
 
     # ---- requests
 

@@ -30,9 +30,6 @@ RESTRICTS = {
 # The same inside `authorization`, and in each user.
 RESTRICTS_IN_AUTHORIZATION = {
     "auth_callout": "authentication by a service",
-    "allowed_connection_types": "users limited to some kinds of connection",
-    "connection_types": "users limited to some kinds of connection",
-    "clients": "users limited to some kinds of connection",
     "account": "users that name their account (write them into it)",
 }
 
@@ -95,11 +92,9 @@ NO_EFFECT = {
     "disable_sublist_cache": "the match cache is always on",
     "connect_error_reports": "there are no links to other servers",
     "reconnect_error_reports": "there are no links to other servers",
-    "system_account": "no system events are published, in no account",
-    "system": "no system events are published, in no account",
-    "no_system_account": "no system events are published anyway",
-    "no_system": "no system events are published anyway",
-    "no_sys_acc": "no system events are published anyway",
+    "no_system_account": "a system account without users publishes nothing",
+    "no_system": "a system account without users publishes nothing",
+    "no_sys_acc": "a system account without users publishes nothing",
     "max_sub_tokens": "subjects may have as many tokens as fit a control line",
     "max_subscription_tokens": "subjects may have as many tokens as fit a control line",
     "trace_verbose": "trace shows all there is",

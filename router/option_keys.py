@@ -45,6 +45,12 @@ def _no_headers(value: object) -> Settings:
     return {"headers": not values.boolean(value)}
 
 
+def _system_account(value: object) -> Settings:
+    # Without a name it is as if nothing were said, as on the real server.
+    name = values.text(value)
+    return {"system_account": name} if name else {}
+
+
 _STATS: dict[str, Callable[[object], Settings]] = {
     "enabled": _sets("stats.enabled", values.boolean),
     "dir": _sets("stats.dir", values.text),
@@ -111,6 +117,7 @@ KEYS = (
     Key(("allow_non_tls",), _sets("allow_non_tls", values.boolean)),
     Key(("no_header_support",), _no_headers),
     Key(("no_auth_user",), _sets("no_auth_user", values.text)),
+    Key(("system_account", "system"), _system_account),
     Key(("shards",), _sets("swarm.shards", values.shard_count)),  # ours, like the four below
     Key(("accept",), _sets("swarm.accept", values.accept_mode)),
     Key(("link_dir",), _sets("swarm.link_dir", values.text)),

@@ -16,7 +16,7 @@ from broker import conf
 from broker.auth import is_good_hash, is_hashed
 from broker.conf_tree import Block, ConfigError, Entry, List, Node, Position, Problem, Scalar
 from broker.limits import DISCOURAGED_MAX_PAYLOAD_BYTES, Limits
-from broker.options import Logging, Options, Stats, Swarm, Tls, WebSocket
+from broker.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, Logging, Options, Stats, Swarm, Tls, WebSocket
 from router import not_offered
 from router.accounts_block import Accounts
 from router.authorization import Authorization
@@ -96,6 +96,7 @@ class _Building:
         """Options, after the checks that need to see all of it."""
         self._add_accounts()
         self._check_credentials()
+        self._check_system_account()
         sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
         top: dict[str, Any] = {}
         for field, value in self.settings.items():
@@ -256,6 +257,14 @@ class _Building:
             elif anybody not in names:
                 what = f'no_auth_user: "{anybody}" not present as user in authorization block'
                 self._problem(place, what, "name one of the users")
+
+    def _check_system_account(self) -> None:
+        name = self.settings.get("system_account", SYSTEM_ACCOUNT)
+        accounts = self.settings.get("accounts")
+        known = [account.name for account in accounts] if isinstance(accounts, tuple) else []
+        if name not in (*known, SYSTEM_ACCOUNT, GLOBAL_ACCOUNT) and not (self.accounts and self.accounts.problems):
+            what = f'error resolving system account: there is no account "{name}"'
+            self._problem(self._place("system_account"), what, "name one of those under accounts { … }")
 
     def _check_tls(self, tls: Tls, websocket: WebSocket, line: CommandLine) -> None:
         """A port that should be encrypted has what it needs for that, and what would not hold is said."""

@@ -80,10 +80,6 @@ class Pages:
         """General figures."""
         return _json(aggregate.varz(self._facts(query), self._requests))
 
-    async def accstatz(self, query: PageQuery) -> bytes:
-        """Traffic by account."""
-        return _json(aggregate.accstatz(self._facts(query), unused=query.flag("unused")))
-
     async def leafz(self, query: PageQuery) -> bytes:
         """Leaf nodes, which there are not."""
         return _json({**aggregate.head(self._facts(query)), "leafnodes": 0, "leafs": None})
@@ -101,6 +97,21 @@ class Pages:
         return aggregate.health(self._gather())
 
     # ---- pages that ask shards
+
+    async def accstatz(self, query: PageQuery) -> bytes:
+        """Traffic by account."""
+        facts = self._facts(query)
+        found = await self.account_statistics(facts, (), unused=query.flag("unused"))
+        return _json({**aggregate.head(facts), "account_statz": found})
+
+    async def account_statistics(self, facts: Facts, names: Sequence[str], *, unused: bool) -> list[Document]:
+        """Of these accounts, or of all; without `unused` only of those that have connections."""
+        async with self._turn():
+            answers = await self._ask_all(facts, rows.AccountsQuery(), rows.AccountsPart)
+        found = aggregate.account_statistics(
+            facts, [row for _, parts in answers for part in parts for row in part.rows]
+        )
+        return [one for one in found if (not names or one["acc"] in names) and (unused or one["conns"])]
 
     async def connz(self, query: PageQuery) -> bytes:
         """Connections, open and closed."""
@@ -200,11 +211,15 @@ class Pages:
         name = query.text("acc")
         if not name:
             return _json(aggregate.accountz(facts))
+        return _json(aggregate.account(facts, await self.account_detail(facts, name)))
+
+    async def account_detail(self, facts: Facts, name: str) -> Document:
+        """One account."""
         if name not in facts.accounts:
             raise BadQuery(f"Account {name[:80]} does not exist")
         async with self._turn():
             counters, clients = await self._sublist(facts, name)
-            return _json(aggregate.account(facts, name, counters, clients))
+        return aggregate.account_detail(facts, name, counters, clients)
 
     async def routez(self, query: PageQuery) -> bytes:
         """Routes to other servers, of which there are none; with shards=1 the links between shards."""

@@ -23,6 +23,7 @@ LIVE = frozenset(
         "websocket.allowed_origins",
         "websocket.handshake_timeout_s",
         "server_tags",
+        "system_account",
         "pid_file",
         "client_advertise",
         "http_user",

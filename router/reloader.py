@@ -67,6 +67,7 @@ def _reload(supervisor: Supervisor, reparse: Callable[[], Options] | None) -> bo
     supervisor.on_reloaded()
     supervisor.await_reloaded()
     supervisor.tell_all(Reload(options))
+    supervisor.system.configure()
     if options.swarm.shards and options.swarm.shards != old.swarm.shards:
         problem = supervisor.scale(options.swarm.shards)
         if problem:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
+from broker.goformat import time_text
 from router.aggregate import Document
-from router.goformat import time_text
 from shards.rows import HotSubjectRow, HotSubjectsPart, SubjectInterestRow
 
 SORTS = ("msgs", "bytes", "deliveries", "out_bytes", "fanout", "widest", "unwanted")

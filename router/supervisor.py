@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from broker.options import Options
@@ -28,6 +28,7 @@ from router.listeners import ListenError
 from router.notify import Notifier
 from router.shard_process import ShardProcess
 from router.supervision import Phase, ShardState
+from router.system_desk import SystemDesk
 from router.zygote import GROUP_SIGNALS
 from shards import control, linkdir, logs
 from shards.page import Page
@@ -35,6 +36,7 @@ from shards.page import Page
 if TYPE_CHECKING:
     import asyncio
 
+    from router.desk import Desk
     from router.handoff import Handoff
 
 log = logging.getLogger("gnatswarm.router")
@@ -102,7 +104,7 @@ class Supervisor:
         self.server_name = options.server_name or self.server_id
         try:
             passed_in = inherited.monitoring if inherited is not None else None
-            self._monitor_socket = passed_in or monitor_socket.listen(options)
+            self.monitor_socket = passed_in or monitor_socket.listen(options)
             self.doors = Doors(options, wanted, is_handoff=self.is_handoff, inherited=inherited)
         except ListenError as error:
             raise CannotStart(str(error)) from None
@@ -120,6 +122,7 @@ class Supervisor:
             raise CannotStart(str(error)) from None
         self.page = Page.create()
         self.shards: list[Shard] = []
+        self.system = SystemDesk(self)
         self._handoff: Handoff | None = None
         self._peers: list[control.Peer] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -149,10 +152,17 @@ class Supervisor:
             if shard.process is not None:
                 self._meet(shard)
 
+    @cached_property
+    def desk(self) -> Desk:
+        """For whoever wants pages; with the first of them comes all that only pages need."""
+        from router.desk import Desk
+
+        return Desk(self)
+
     @property
     def is_monitored(self) -> bool:
         """Whether there are monitoring pages."""
-        return self._monitor_socket is not None
+        return self.monitor_socket is not None
 
     @property
     def shard_pids(self) -> list[int]:
@@ -181,10 +191,11 @@ class Supervisor:
         self._publish()
         operators = await serve_operators(self.footprint.operator_path, partial(answer, self))
         monitor = None
-        if self._monitor_socket is not None:
+        self.system.configure()
+        if self.monitor_socket is not None:
             from router.monitor import Monitor  # and with it all that only the pages need
 
-            monitor = Monitor(self, self._monitor_socket)
+            monitor = Monitor(self, self.monitor_socket)
             await monitor.start()
         try:
             return await self._done
@@ -208,8 +219,8 @@ class Supervisor:
         if self._handoff is not None:
             self._handoff.close()
         self.doors.close()
-        if self._monitor_socket is not None:
-            self._monitor_socket.close()
+        if self.monitor_socket is not None:
+            self.monitor_socket.close()
         self.footprint.remove()
         self.page.close()
         self.notifier.close()
@@ -257,6 +268,8 @@ class Supervisor:
             self.on_disconnected(shard.number, message.clients)
         elif isinstance(message, control.SnapshotReply):
             self.on_snapshot_reply(shard.number, message)
+        elif isinstance(message, control.SystemRequest | control.AccountChanged):
+            self.system.on_message(shard.number, message)
 
     def await_reloaded(self) -> None:
         """Log that the reload is done once every shard has said so, or is gone."""
@@ -448,12 +461,8 @@ class Supervisor:
                     self.doors.steering.error.strerror if self.doors.steering.error else "",
                 )
             try:
-                self.footprint.write_ports_file(
-                    self.options.ports_file_dir,
-                    self._program,
-                    self.doors,
-                    self._monitor_socket,
-                )
+                where = self.options.ports_file_dir
+                self.footprint.write_ports_file(where, self._program, self.doors, self.monitor_socket)
             except OSError as error:
                 log.error("Error writing ports file to %s: %s", self.options.ports_file_dir, error)
             log.info("Server is ready")
@@ -494,6 +503,7 @@ class Supervisor:
             return
         self._exit_code = exit_code
         log.info("Initiating Shutdown...")
+        self.system.say_shutdown()
         # Nobody is let in any more; shards hold copies until they exit.
         if self._handoff is not None:
             self._handoff.close()
@@ -510,6 +520,7 @@ class Supervisor:
         self._is_leaving = True
         limits = self.options.limits
         log.info("Entering lame duck mode, stop accepting new clients")
+        self.system.say_lame_duck()
         if self._handoff is not None:
             self._handoff.close()
             self._handoff = None

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import difflib
 
+import msgspec
+
 from broker.auth import is_good_hash, is_hashed
 from broker.conf_tree import Block, Entry, List, Position, Problem, Scalar
 from broker.nkey import user_key
-from broker.options import GLOBAL_ACCOUNT, Permissions, User
+from broker.options import CONNECTION_TYPES, GLOBAL_ACCOUNT, Permissions, User
 from router import not_offered
 from router.permission_block import PermissionBlock
 
 NAMES = {"user": "user", "username": "user", "pass": "pass", "password": "pass"}
+_TYPES = ("allowed_connection_types", "connection_types", "clients")
 _PERMISSIONS = ("permission", "permissions", "authorization")
-_USER_KEYS = NAMES | {"nkey": "nkey"} | dict.fromkeys(_PERMISSIONS, "permissions")
+_USER_KEYS = NAMES | {"nkey": "nkey"} | dict.fromkeys(_PERMISSIONS, "permissions") | dict.fromkeys(_TYPES, "types")
 BAD_HASH = "not a bcrypt hash that a password could be compared with"
 
 
@@ -50,6 +53,7 @@ class UserList:
     def _user(self, block: Block) -> User | None:
         given: dict[str, str] = {}
         permissions: Permissions | None = None
+        types: tuple[str, ...] = ()
         refused = False
         for entry in block:
             name = known(entry, _USER_KEYS, self._problems)
@@ -57,6 +61,11 @@ class UserList:
                 if entry.replaces is not None or permissions is not None:
                     self._problem(entry.at, f"{entry.key} is given again", "keep one")
                 permissions = PermissionBlock(entry, self._problems).permissions
+                continue
+            if name == "types":
+                if entry.replaces is not None or types:
+                    self._problem(entry.at, f"{entry.key} is given again", "keep one")
+                types = self._types(entry)
                 continue
             value = text_of(entry, self._problems) if name else None
             refused |= value is None
@@ -71,12 +80,25 @@ class UserList:
         if "nkey" in given:
             if "user" in given or "pass" in given:
                 self._problem(block.at, "Nkey users do not take usernames or passwords", "make two entries")
-            return None if refused else User("", "", given["nkey"], self._account, permissions)
+            return None if refused else User("", "", given["nkey"], self._account, permissions, types)
         if not given.get("user"):
             if not refused:
                 self._problem(block.at, "User entry requires a user", "add a name, as in {user: bob, pass: …}")
             return None
-        return User(given["user"], given.get("pass", ""), "", self._account, permissions)
+        return User(given["user"], given.get("pass", ""), "", self._account, permissions, types)
+
+    def _types(self, entry: Entry) -> tuple[str, ...]:
+        """By which kinds of connection the user may come. An empty list would be a lock that is none."""
+        items = entry.value.items if isinstance(entry.value, List) else [entry.value]
+        found = [item.value.upper() for item in items if isinstance(item, Scalar) and isinstance(item.value, str)]
+        wrong = [name for name in found if name not in CONNECTION_TYPES]
+        if len(found) != len(items) or not found:
+            self._problem(
+                entry.at, f"{entry.key}: expected names of kinds of connection", "write [STANDARD, WEBSOCKET]"
+            )
+        elif wrong:
+            self._problem(entry.at, f"invalid connection types {wrong}", f"known are {', '.join(CONNECTION_TYPES)}")
+        return tuple(dict.fromkeys(found))
 
     def _problem(self, at: Position, what: str, advice: str) -> None:
         self._problems.append(Problem(at, what, advice))
@@ -121,6 +143,6 @@ def with_defaults(users: tuple[User, ...], permissions: Permissions | None) -> t
     if permissions is None:
         return users
     return tuple(
-        user if user.permissions is not None else User(user.name, user.password, user.nkey, user.account, permissions)
+        user if user.permissions is not None else msgspec.structs.replace(user, permissions=permissions)
         for user in users
     )

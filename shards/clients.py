@@ -30,7 +30,7 @@ from broker.errors import (
     subscription_revoked,
 )
 from broker.nkey import new_nonce
-from broker.options import GLOBAL_ACCOUNT
+from broker.options import GLOBAL_ACCOUNT, STANDARD, WEBSOCKET
 from broker.quoted import quoted
 from broker.renewal import listen_anew
 from broker.trace import Tracer
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from shards.page import Page
     from shards.reactor import Reactor, Socket
     from shards.rows import ConnectionRow
+    from shards.system import System
 
 logger = logging.getLogger("gnatswarm.clients")
 
@@ -88,6 +89,7 @@ class ClientSession:
         "reason",
         "socket",
         "started_s",
+        "stated",
         "tls_cipher_suite",
         "tls_version",
         "tracers",
@@ -111,6 +113,7 @@ class ClientSession:
         self.account = ""
         self.counted_at = -1  # its account's place on the page; -1: it is not counted
         self.claimed = ""  # who it said it was, admitted or not
+        self.stated = ("", "", "")  # its name, language and version, as long as it is not admitted
         self.nonce = b""
         self.admission: Admission | None = None
         self._asking: ConnectOptions | None = None  # a CONNECT whose password is being compared
@@ -155,7 +158,8 @@ class ClientSession:
         if self._clients.maps_certificates and self.kind == "nats":
             options.user = self._mapped_user(options.user)
         self.claimed = options.user or options.nkey
-        outcome = self._clients.authenticator.examine(options, self.nonce)
+        self.stated = (options.name, options.lang, options.version)
+        outcome = self._clients.authenticator.examine(options, self.nonce, self.connection_type)
         if not isinstance(outcome, HashedPassword):
             self._log_in(options, outcome)
         elif self._clients.passwords.ask(outcome, self):
@@ -177,6 +181,11 @@ class ClientSession:
         if claimed and claimed != user:
             logger.warning("User %s found in connect proto, but user required from cert", quoted(claimed))
         return user
+
+    @property
+    def connection_type(self) -> str:
+        """As `allowed_connection_types` calls it."""
+        return WEBSOCKET if self.kind == "websocket" else STANDARD
 
     @property
     def is_gone(self) -> bool:
@@ -203,6 +212,7 @@ class ClientSession:
 
     def _log_in(self, options: ConnectOptions, admission: Admission) -> None:
         require_sense(options)
+        is_first = self.admission is None
         self.enter(admission.identity)
         # Secrets have served: nothing keeps them, only what proves them once more after a reload.
         self.admission = admission
@@ -217,6 +227,8 @@ class ClientSession:
             protocol=options.protocol,
         )
         self.connection.authenticated()
+        if is_first and self._clients.system is not None:
+            self._clients.system.on_connected(self)
 
     def enter(self, identity: Identity) -> None:
         """From here on it is this one. AuthorizationViolation: it cannot become that."""
@@ -254,11 +266,18 @@ class ClientSession:
         """An INFO line came: of no interest, as long as it is one. Raises BadArguments."""
         require_object(raw)
 
+    def on_system_request(self, subject: bytes, reply: bytes, payload: bytes) -> bool:
+        """It publishes to $SYS.REQ.…. True: the broker answers, whoever else does."""
+        system = self._clients.system
+        return system is not None and system.on_request(self, subject, reply, payload)
+
     def on_error(self, error: ProtocolError) -> None:
         """The client broke the protocol and has been told, or is about to be closed in silence."""
         if isinstance(error, AuthorizationViolation | AuthenticationTimeout):
             self._clients.note_refused()
         if isinstance(error, AuthorizationViolation):
+            if self._clients.system is not None:
+                self._clients.system.on_refused(self)
             logger.error("%s - authentication error%s", self, f" - User {quoted(self.claimed)}" if self.claimed else "")
         elif isinstance(error, PermissionsViolation):
             self._note_violation(error)
@@ -356,6 +375,7 @@ class Clients:
         self.open: dict[int, ClientSession] = {}
         self.closed = Closed()
         self.on_slow: Callable[[ConnectionRow], None] = lambda row: None  # of a slow consumer that was closed
+        self.system: System | None = None  # that is told who comes and goes
 
     def new_tracers(self) -> tuple[Tracer, Tracer]:
         """For what comes from a client, and for what goes to it."""
@@ -400,6 +420,7 @@ class Clients:
         if not admitted:
             self._refuse(fd, info if gate is None or (kind == "nats" and not gate.is_silent) else b"", host, port, cid)
             return
+        anonymous = self.authenticator.anonymous(WEBSOCKET if kind == "websocket" else STANDARD)
         connection = ClientConnection(
             self._fanout,
             self.rights.sublist(GLOBAL_ACCOUNT),
@@ -407,15 +428,15 @@ class Clients:
             cid,
             self._limits,
             offers_headers=self._options.headers,
-            must_authenticate=self.authenticator.asks_before_connect,
+            must_authenticate=anonymous is None,
         )
         session = ClientSession(self, connection, host, port, kind)
         connection.session = session
         session.nonce = nonce
         refused: ProtocolError | None = None
-        if self.authenticator.anonymous is not None:
+        if anonymous is not None:
             try:
-                session.enter(self.authenticator.anonymous)
+                session.enter(anonymous)
             except MaximumAccountConnectionsExceeded as error:
                 refused = error
         self.open[cid] = session
@@ -455,6 +476,8 @@ class Clients:
         self._page.remove_connection(self._shard)
         self.census.leave(session)
         self.closed.note(session)
+        if self.system is not None:
+            self.system.on_disconnected(session)
         session.socket = None
         if session.reason in SLOW:
             row = self.closed.slow[-1]
@@ -480,6 +503,19 @@ class Clients:
             if session.socket is not None:
                 session.socket.kick(reason)
         self._reactor.finish()
+
+    def dismiss(self, cid: int, *, is_kicked: bool) -> bool:
+        """Closes this client, or tells it to go elsewhere. False: it is not here."""
+        session = self.open.get(cid)
+        if session is None:
+            return False
+        if is_kicked:
+            self.close([session], CloseReason.KICKED)
+        else:
+            template = self.info if session.kind == "nats" else self.info.for_websocket()
+            session.connection.send_info(template.for_departure().line(cid, session.host, session.nonce))
+            self._reactor.finish()
+        return True
 
     def close_all(self, reason: CloseReason) -> None:
         """Ends every client."""
@@ -523,7 +559,7 @@ class Clients:
         if session.admission is not None:
             identity = rules.readmit(session.admission)
         elif not session.connection.must_authenticate:  # it has not said CONNECT, and did not have to
-            identity = rules.anonymous
+            identity = rules.anonymous(session.connection_type)
         else:  # its CONNECT is still to come, or being looked at
             session.connection.set_limits(self._limits)
             return

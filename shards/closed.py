@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from broker import census
 from broker.errors import CloseReason
-from shards.rows import ConnectionRow, SubscriptionRow
+from shards.rows import AccountRow, ConnectionRow, SubscriptionRow
 
 if TYPE_CHECKING:
     from shards.clients import ClientSession
@@ -31,6 +31,7 @@ class Closed:
     def __init__(self) -> None:
         self.latest: deque[ConnectionRow] = deque(maxlen=MOST_CLOSED)
         self.slow: deque[ConnectionRow] = deque(maxlen=MOST_SLOW)
+        self.by_account: dict[str, AccountRow] = {}  # what all of them sent and got
 
     def note(self, session: ClientSession) -> None:
         """A session has just ended; its connection still has its subscriptions and what was pending."""
@@ -41,6 +42,13 @@ class Closed:
             found, _next = census.subscriptions(session.connection, 0, SUBSCRIPTION_SLOTS)
             row.subs = tuple(SubscriptionRow(*one, row.cid) for one in found)
         self.latest.append(row)
+        if row.account:
+            account = self.by_account.setdefault(row.account, AccountRow(row.account))
+            account.in_msgs += row.in_msgs
+            account.in_bytes += row.in_bytes
+            account.out_msgs += row.out_msgs
+            account.out_bytes += row.out_bytes
+            account.slow_consumers += session.reason in SLOW
         if session.reason in SLOW:
             self.slow.append(row)
 

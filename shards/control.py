@@ -142,6 +142,21 @@ class Snapshot(Message, frozen=True):
     query: str  # that query, as JSON
 
 
+class SystemReply(Message, frozen=True):
+    """The answer to SystemRequest(seq): publish it, if it is not empty."""
+
+    seq: int
+    payload: bytes
+
+
+class SystemEvent(Message, frozen=True):
+    """Publish this in the system account, if anybody wants it."""
+
+    subject: str
+    payload: bytes
+    is_last_word: bool = False  # siblings are about to stop: to subscribers of this shard alone, at once
+
+
 # ---- shard → router ----
 
 
@@ -189,10 +204,40 @@ class SnapshotReply(Message, frozen=True):
     is_last: bool = True
 
 
+class SystemRequest(Message, frozen=True):
+    """A client asks the broker something; answered by SystemReply(seq), with or without a payload."""
+
+    seq: int
+    account: str  # the asker's
+    subject: str
+    body: bytes
+
+
+class AccountChanged(Message, frozen=True):
+    """A connection of this account has come or gone, and somebody wants to know how many there are."""
+
+    account: str
+
+
 ToShard = (
-    Boot | Ping | Peers | Reload | ReopenLog | LogLevel | Steered | Drain | LameDuck | Stop | Disconnect | Snapshot
+    Boot
+    | Ping
+    | Peers
+    | Reload
+    | ReopenLog
+    | LogLevel
+    | Steered
+    | Drain
+    | LameDuck
+    | Stop
+    | Disconnect
+    | Snapshot
+    | SystemReply
+    | SystemEvent
 )
-ToRouter = Linked | Ready | Pong | Fatal | Reloaded | Disconnected | Drained | SnapshotReply
+ToRouter = (
+    Linked | Ready | Pong | Fatal | Reloaded | Disconnected | Drained | SnapshotReply | SystemRequest | AccountChanged
+)
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -32,7 +32,8 @@ cdef extern from *:
         uint64_t created_us;
         uint64_t next_client_id __attribute__((aligned(64)));   /* atomic, all shards */
         int64_t connections __attribute__((aligned(64)));       /* atomic, all shards */
-        uint64_t spare[24] __attribute__((aligned(64)));
+        uint64_t event_number __attribute__((aligned(64)));     /* atomic, all shards and the router */
+        uint64_t spare[23];
     } PageHeader;
 
     typedef struct {
@@ -79,6 +80,10 @@ cdef extern from *:
 
     static inline uint64_t page_next_client_id(PageHeader *header) {
         return __atomic_fetch_add(&header->next_client_id, 1, __ATOMIC_RELAXED);
+    }
+
+    static inline uint64_t page_next_event_number(PageHeader *header) {
+        return __atomic_add_fetch(&header->event_number, 1, __ATOMIC_RELAXED);
     }
 
     /* A shard may be killed between any two of these steps. While changes_begun is ahead of changes_done the router
@@ -208,6 +213,7 @@ cdef extern from *:
 
     # The next client id: dense, from 1, unique over all shards, never used twice.
     uint64_t page_next_client_id(PageHeader* header) noexcept nogil
+    uint64_t page_next_event_number(PageHeader* header) noexcept nogil
     # 1: counted; 0: the broker is full and nothing changed. max_connections <= 0: no limit.
     int page_try_add_connection(PageHeader* header, ShardSlot* slot, int64_t max_connections) noexcept nogil
     void page_remove_connection(PageHeader* header, ShardSlot* slot) noexcept nogil

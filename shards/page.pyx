@@ -107,6 +107,10 @@ cdef class Page:
         """A fresh client id: from 1, unique over all shards and their restarts."""
         return page_next_client_id(self.header)
 
+    def next_event_number(self):
+        """A fresh number for one thing that the broker itself says: from 1, ascending over all processes."""
+        return page_next_event_number(self.header)
+
     def try_add_connection(self, int shard, int64_t max_connections):
         """Count one connection for the shard, unless the broker has max_connections already (<= 0: no limit)."""
         return page_try_add_connection(self.header, self.slot(shard), max_connections) == 1

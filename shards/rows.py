@@ -260,6 +260,41 @@ class LinksPart(Row):
     rows: list[LinkRow]
 
 
+class AccountsQuery(Row):
+    """Connections and traffic by account."""
+
+
+class AccountRow(Row):
+    """One account on one shard; the traffic is of all its clients since the shard started."""
+
+    name: str
+    connections: int = 0
+    in_msgs: int = 0
+    in_bytes: int = 0
+    out_msgs: int = 0
+    out_bytes: int = 0
+    slow_consumers: int = 0
+
+
+class AccountsPart(Row):
+    """All of those that ever had a client here."""
+
+    rows: list[AccountRow]
+
+
+class ClientQuery(Row):
+    """Something is to be done to one client."""
+
+    cid: int
+    is_kicked: bool = False  # close it; else it is told to go elsewhere (`ldm`)
+
+
+class ClientPart(Row):
+    """Whether it was here."""
+
+    is_found: bool
+
+
 # /connz?sort=… → the key of a row at a moment, ascending: largest first, but for those that are times or names.
 SORTS: dict[str, Callable[[ConnectionRow, int], int | str]] = {
     "cid": lambda row, _now_us: row.cid,
@@ -309,6 +344,8 @@ Query = (
     | QueuesQuery
     | SlowQuery
     | LinksQuery
+    | AccountsQuery
+    | ClientQuery
 )
 Part = (
     ConnectionsPart
@@ -320,6 +357,8 @@ Part = (
     | QueuesPart
     | SlowPart
     | LinksPart
+    | AccountsPart
+    | ClientPart
 )
 
 # The page named in Snapshot.page → what is asked, and what each part of the answer is.
@@ -333,6 +372,8 @@ QUERIES: dict[str, type[Query]] = {
     "queuez": QueuesQuery,
     "slowz": SlowQuery,
     "linkz": LinksQuery,
+    "accstatz": AccountsQuery,
+    "client": ClientQuery,
 }
 PAGES: dict[type[Row], str] = {query: page for page, query in QUERIES.items()}
 

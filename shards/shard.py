@@ -12,6 +12,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+from broker.advisory import Server
 from broker.auth import Authenticator
 from broker.errors import CloseReason
 from broker.fanout import Fanout
@@ -21,6 +22,7 @@ from broker.mesh import Mesh
 from shards.clients import Clients
 from shards.exchange import Exchange
 from shards.reactor import Reactor
+from shards.system import System
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -70,6 +72,14 @@ class Shard:
             fence=self.fence,
             page=page,
         )
+        self.system = self.clients.system = System(
+            reactor=self.reactor,
+            fanout=self.fanout,
+            mesh=self.mesh,
+            page=page,
+            server=Server(server_id, server_name, options),
+            sessions=self.clients.open,
+        )
         self.on_sweep: Callable[[float], None] = lambda passed_s: None  # ten times a second, with the time since
         self._lag_s = 0.0
         self._listeners: list[Listener] = []
@@ -103,6 +113,7 @@ class Shard:
         self.fanout.prefer_local(options.swarm.prefer_local)
         listeners = self.exchange.configure(options)
         self.clients.reload(options, self._info_template(options), listeners)
+        self.system.configure(options)
 
     def close(self) -> None:
         """The end within a process that goes on: nothing of it stays in the loop, and no descriptor."""
@@ -110,6 +121,7 @@ class Shard:
         self.stop_listening()
         self.clients.close_all(CloseReason.SERVER_SHUTDOWN)
         self.clients.passwords.close()
+        self.system.close()
         self._loop.remove_reader(self.reactor.fd)
         self.reactor.close()
 
@@ -123,7 +135,7 @@ class Shard:
             shard=self._number,
             headers=options.headers,
             max_payload_bytes=options.limits.max_payload_bytes,
-            auth_required=Authenticator(options).asks_before_connect,
+            auth_required=Authenticator(options).anonymous() is None,
             tls_required=options.tls.is_on and not options.allow_non_tls,
             tls_available=options.tls.is_on and options.allow_non_tls,
             tls_verify=options.tls.is_on and options.tls.asks_for_certificate,
@@ -143,7 +155,7 @@ class Shard:
         """On the shared page, for whoever looks; the lag is the worst of the last second or so."""
         self._lag_s = max(late_s, self._lag_s * LAG_FADES)
         self._page.store(self._number, "loop_lag_us", int(self._lag_s * 1_000_000))
-        self._page.store(self._number, "subscriptions", self.mesh.n_subs)
+        self._page.store(self._number, "subscriptions", self.mesh.n_subs - self.system.subscriptions)
 
     def _on_accept_error(self, errno: int) -> None:
         logger.error("cannot accept connections: %s; trying again in %g s", os.strerror(errno), ACCEPT_AGAIN_S)

@@ -135,6 +135,10 @@ class Snapshots:
                 return self._slow(query, pace)
             case rows.LinksQuery():
                 return self._link_rows()
+            case rows.AccountsQuery():
+                return self._accounts(pace)
+            case rows.ClientQuery():
+                return self._client(query)
 
     def _sublists(self, account: str = "") -> list[Sublist]:
         """Those of one account, or of all."""
@@ -213,6 +217,24 @@ class Snapshots:
             if len(chosen) % STEP_ROWS == 0:
                 await pace()
         return chosen
+
+    async def _accounts(self, pace: Pace) -> AsyncIterator[rows.AccountsPart]:
+        found = {name: msgspec.structs.replace(row) for name, row in self._clients.closed.by_account.items()}
+        sessions = list(self._clients.open.values())
+        for at in range(0, len(sessions), STEP_ROWS):
+            for session in sessions[at : at + STEP_ROWS]:
+                if session.account and not session.reason:  # which was counted when it ended
+                    row = found.setdefault(session.account, rows.AccountRow(session.account))
+                    row.connections += 1
+                    row.in_msgs += session.connection.in_msgs
+                    row.in_bytes += session.connection.in_bytes
+                    row.out_msgs += session.connection.out_msgs
+                    row.out_bytes += session.connection.out_bytes
+            await pace()
+        yield rows.AccountsPart(list(found.values()))
+
+    async def _client(self, query: rows.ClientQuery) -> AsyncIterator[rows.ClientPart]:
+        yield rows.ClientPart(self._clients.dismiss(query.cid, is_kicked=query.is_kicked))
 
     # ---- subscriptions
 

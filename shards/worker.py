@@ -101,6 +101,10 @@ class Worker:
                 self._channel.send(control.Disconnected(self._shard.clients.disconnect(first_cid)))
             case control.Snapshot():
                 self._snapshots.answer(message)
+            case control.SystemReply():
+                self._shard.system.on_reply(message)
+            case control.SystemEvent():
+                self._shard.system.on_event(message)
 
     def _on_control_closed(self, error: control.ControlError | None) -> None:
         if not self.done.done():
@@ -139,6 +143,7 @@ class Worker:
             host=boot.host,
             port=boot.port,
         )
+        shard.system.tell = self._channel.send
         path = os.path.join(boot.link_dir, f"{boot.shard}.{boot.boot_id}.sock")
         self._links = Links(
             loop=self._loop,

@@ -89,7 +89,7 @@ def test_who_is_not(options, connect):
 )
 def test_a_connect_must_come_first_where_nobody_is_let_in_without(options, is_required, asks):
     rules = Authenticator(options)
-    assert (rules.is_required, rules.asks_before_connect) == (is_required, asks)
+    assert (rules.is_required, rules.anonymous() is None) == (is_required, asks)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_public_key_is_what_the_nkeys_library_says_it_is():
 
 def test_a_signature_lets_in():
     rules = Authenticator(NKEYS)
-    assert rules.wants_nonce and rules.asks_before_connect
+    assert rules.wants_nonce and rules.anonymous() is None
     nonce = new_nonce()
     admission = rules.examine(signed(nonce), nonce)
     assert isinstance(admission, Admission)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.goformat import age_text, duration_text, time_text
 from broker.options import Logging, Options
 from router import aggregate
-from router.goformat import age_text, duration_text, time_text
 from router.page_query import BadQuery, PageQuery
 from shards import rows
 from shards.rows import ConnectionRow, QueueRow, SubjectRow, SublistPart, SubscriptionRow

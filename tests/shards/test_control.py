@@ -47,6 +47,8 @@ TO_SHARD: list[Message] = [
     control.Stop(),
     control.Disconnect(7),
     control.Snapshot(1, "connz", "subs=1"),
+    control.SystemReply(1, b"{}"),
+    control.SystemEvent("$SYS.SERVER.X.SHUTDOWN", b"{}", is_last_word=True),
 ]
 TO_ROUTER: list[Message] = [
     control.Linked("/x/1.bb.sock"),
@@ -57,6 +59,8 @@ TO_ROUTER: list[Message] = [
     control.Disconnected(3),
     control.Drained(),
     control.SnapshotReply(1, b"\x00" * 70_000),
+    control.SystemRequest(1, "$SYS", "$SYS.REQ.SERVER.PING", b"{}"),
+    control.AccountChanged("A"),
 ]
 BOTH = [(control.ToShard, TO_SHARD), (control.ToRouter, TO_ROUTER)]
 

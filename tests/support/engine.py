@@ -106,6 +106,9 @@ class Session:
     def on_error(self, error: ProtocolError) -> None:
         self.errors.append(error)
 
+    def on_system_request(self, subject: bytes, reply: bytes, payload: bytes) -> bool:
+        return False
+
 
 class EngineClient:
     """One client. `feed` says something, `take` is what it was sent since."""

@@ -1,17 +1,17 @@
-"""Times and durations as the real server's pages write them, which tools read with Go's parsers.
+"""Times and durations as the real server's pages and events write them, which tools read with Go's parsers.
 
 Go writes nanoseconds without trailing zeros; a µs is all the precision there is here.
 """
 
 from __future__ import annotations
 
-import time
+from datetime import UTC, datetime
 from functools import lru_cache
 
 
 @lru_cache(maxsize=4096)
 def _second(seconds: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def time_text(us: int) -> str:

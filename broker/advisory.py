@@ -1,0 +1,163 @@
+"""What the broker says about itself in the system account: subjects and documents, as nats-server 2.9.10 has them.
+
+Pure: whoever calls says who, when and with which number. Empty texts are left out where Go leaves them out. Called by
+shards (who came and went) and by the router (what it answers, and the broker's own life).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+import orjson
+
+from broker.goformat import time_text
+from broker.options import Options
+from broker.version import SERVER_VERSION
+
+Document = dict[str, Any]
+
+USER_INFO = b"$SYS.REQ.USER.INFO"
+# What users of any account may ask about their own one.
+ABOUT_ONES_OWN = {
+    b"$SYS.REQ.ACCOUNT.PING.CONNZ": "CONNZ",
+    b"$SYS.REQ.SERVER.PING.CONNZ": "CONNZ",
+    b"$SYS.REQ.ACCOUNT.PING.STATZ": "STATZ",
+}
+
+# What is answered, by the last token of the subject; of a server's own (KICK, LDM) only where it is named.
+OF_SERVERS = ("ACCOUNTZ", "CONNZ", "GATEWAYZ", "HEALTHZ", "JSZ", "LEAFZ", "ROUTEZ", "SHARDZ", "STATSZ", "SUBSZ", "VARZ")
+OF_THIS_SERVER = ("KICK", "LDM")
+OF_ACCOUNTS = ("CONNS", "CONNZ", "INFO", "JSZ", "LEAFZ", "STATZ", "SUBSZ")
+
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_TYPE = "io.nats.server.advisory.v1."
+
+
+class Server(msgspec.Struct, frozen=True):
+    """Which broker speaks."""
+
+    server_id: str
+    server_name: str
+    options: Options
+
+    def document(self, number: int, now_us: int) -> Document:
+        """As every event and answer names it; `number` ascends over all of them."""
+        options = self.options
+        found: Document = {
+            "name": self.server_name,
+            "host": options.host or "0.0.0.0",
+            "id": self.server_id,
+            "ver": SERVER_VERSION,
+        }
+        if options.server_tags:
+            found["tags"] = list(options.server_tags)
+        return found | {"seq": number, "jetstream": False, "time": time_text(now_us)}
+
+
+class Person(msgspec.Struct, frozen=True):
+    """A client, as events name it. Times are µs since 1970; 0 is "not"."""
+
+    cid: int
+    host: str
+    account: str
+    user: str
+    name: str
+    lang: str
+    version: str
+    kind: str  # nats, websocket
+    start_us: int
+    stop_us: int = 0
+    rtt_us: int = 0
+
+    def document(self) -> Document:
+        """The member `client`."""
+        found: Document = {"start": time_text(self.start_us), "host": self.host, "id": self.cid, "acc": self.account}
+        for key, text in (("user", self.user), ("name", self.name), ("lang", self.lang), ("ver", self.version)):
+            if text:
+                found[key] = text
+        if self.rtt_us:
+            found["rtt"] = self.rtt_us * 1000
+        if self.stop_us:
+            found["stop"] = time_text(self.stop_us)
+        return found | {"kind": "Client", "client_type": self.kind}
+
+
+def request_subjects(server_id: str) -> list[str]:
+    """All that the system's own subscription has to hear; whoever asks anything else learns that nobody answers."""
+    ping = "$SYS.REQ.SERVER.PING"
+    return [
+        ping,
+        *(f"{ping}.{what}" for what in OF_SERVERS),
+        *(f"$SYS.REQ.SERVER.{server_id}.{what}" for what in (*OF_SERVERS, *OF_THIS_SERVER)),
+        *(f"$SYS.REQ.ACCOUNT.*.{what}" for what in OF_ACCOUNTS),
+    ]
+
+
+def event_id() -> str:
+    """Unique, with 22 letters and digits, as those of NUIDs."""
+    value = int.from_bytes(os.urandom(17), "big")
+    text = ""
+    for _ in range(22):
+        value, digit = divmod(value, 62)
+        text += _DIGITS[digit]
+    return text
+
+
+def _event(kind: str, now_us: int, server: Document) -> Document:
+    return {"type": _TYPE + kind, "id": event_id(), "timestamp": time_text(now_us), "server": server}
+
+
+def connected(server: Document, now_us: int, who: Person) -> tuple[str, bytes]:
+    """(subject, document): somebody was let in."""
+    event = _event("client_connect", now_us, server) | {"client": who.document()}
+    return f"$SYS.ACCOUNT.{who.account}.CONNECT", orjson.dumps(event)
+
+
+def _end(
+    server: Document, now_us: int, who: Person, received: tuple[int, int], sent: tuple[int, int], reason: str
+) -> bytes:
+    # "sent" is what the client has sent, as in nats-server's event.
+    event = _event("client_disconnect", now_us, server) | {
+        "client": who.document(),
+        "sent": {"msgs": received[0], "bytes": received[1]},
+        "received": {"msgs": sent[0], "bytes": sent[1]},
+        "reason": reason,
+    }
+    return orjson.dumps(event)
+
+
+def disconnected(
+    server: Document, now_us: int, who: Person, received: tuple[int, int], sent: tuple[int, int], reason: str
+) -> tuple[str, bytes]:
+    """(subject, document): somebody has gone. `received`, `sent`: messages and bytes, as the broker sees them."""
+    return f"$SYS.ACCOUNT.{who.account}.DISCONNECT", _end(server, now_us, who, received, sent, reason)
+
+
+def refused(server: Document, now_us: int, who: Person, reason: str) -> tuple[str, bytes]:
+    """(subject, document): somebody was not let in."""
+    return f"$SYS.SERVER.{server['id']}.CLIENT.AUTH.ERR", _end(server, now_us, who, (0, 0), (0, 0), reason)
+
+
+def account_connections(server: Document, now_us: int, statistics: Document) -> bytes:
+    """How many connections an account has, and its traffic: `statistics`, a member of /accstatz."""
+    return orjson.dumps(_event("account_connections", now_us, server) | statistics)
+
+
+def account_connections_subjects(account: str) -> tuple[str, str]:
+    """Where that is said: the old subject and the present one."""
+    return f"$SYS.SERVER.ACCOUNT.{account}.CONNS", f"$SYS.ACCOUNT.{account}.SERVER.CONNS"
+
+
+def user_info(server: Document, user: str, account: str, permissions: Document | None) -> bytes:
+    """The answer to $SYS.REQ.USER.INFO, as servers from 2.10 on give it."""
+    data: Document = {"user": user, "account": account}
+    if permissions:
+        data["permissions"] = permissions
+    return orjson.dumps({"server": server, "data": data})
+
+
+def failure(server: Document, code: int, description: str) -> bytes:
+    """The answer to a request that makes no sense or cannot be served."""
+    return orjson.dumps({"server": server, "error": {"code": code, "description": description}})

@@ -1,0 +1,524 @@
+"""The system account: events and requests, answered once for the whole broker, as nats-server 2.9.10 answers them.
+
+Everything runs on one, two and four shards and on the real server, but for what only later servers have
+($SYS.REQ.USER.INFO, KICK, LDM, the LAMEDUCK event) and what only several shards can show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+
+import orjson
+import pytest
+
+from tests.support import swarm
+from tests.support.asking import ask, ask_frame, heard, is_silent
+from tests.support.pages import Pages
+from tests.system.test_log_in import reload
+
+pytestmark = pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "gnatswarm-4", "nats-server")
+OURS = pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "gnatswarm-4")
+
+CONFIG = """
+server_name: here
+server_tags: ["blue", "eu"]
+system_account: SYS
+accounts {
+  SYS { users: [ {user: s, password: s} ] }
+  A { users: [
+    {user: a, password: a}
+    {user: few, password: few, permissions: {
+      publish: {allow: ["x", "$SYS.REQ.>"], deny: "x.y"}, subscribe: {deny: "z.>"}
+      allow_responses: {max: 3, expires: "1m"}
+    }}
+    {user: mute, password: mute, permissions: {publish: "x"}}
+  ] }
+  B { users: [ {user: b, password: b} ] }
+}
+"""
+SERVER = ["name", "host", "id", "ver", "tags", "seq", "jetstream", "time"]
+EVENT = ["type", "id", "timestamp", "server"]
+TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z\Z")
+
+
+def said(user: str, **more: object) -> dict[str, object]:
+    return {"user": user, "pass": user, "headers": True, "no_responders": True, **more}
+
+
+@pytest.fixture
+def broker_of_three(start_broker):
+    return start_broker(config=CONFIG)
+
+
+@pytest.fixture
+def cluster(broker_of_three, cluster_of):
+    return cluster_of(broker_of_three)
+
+
+async def listening(cluster, shard: int, *subjects: str):
+    client = await cluster.client_on(shard, said("s"))
+    for number, subject in enumerate(subjects):
+        await client.send(f"SUB {subject} {number}\r\n")
+    await client.flush()
+    return client
+
+
+def check_server(document) -> None:
+    assert list(document) == SERVER
+    assert document["name"] == "here" and document["ver"] == "2.9.10" and document["tags"] == ["blue", "eu"]
+    assert document["host"] == "127.0.0.1" and document["jetstream"] is False and document["seq"] > 0
+    assert TIME.match(document["time"])
+
+
+def check_event(document, kind: str) -> None:
+    assert list(document)[:4] == EVENT
+    assert document["type"] == f"io.nats.server.advisory.v1.{kind}"
+    assert re.match(r"[0-9A-Za-z]{22}\Z", document["id"]) and TIME.match(document["timestamp"])
+    check_server(document["server"])
+
+
+async def test_who_comes_and_goes_is_said_once_to_every_listener_on_every_shard(cluster):
+    ears = [await listening(cluster, shard, "$SYS.ACCOUNT.A.*") for shard in range(cluster.broker.kind.shards)]
+    for shard in range(cluster.broker.kind.shards):
+        client = await cluster.client_on(shard, said("a", name="me", lang="py", version="1.2"))
+        await client.talk("SUB x 1\r\nPUB x 2\r\nhi\r\nPUB y 1\r\nz\r\nPING\r\n", expect_last="PONG\r\n")
+        cid = client.info["client_id"]
+        for ear in ears:
+            event = await heard(ear, "$SYS.ACCOUNT.A.CONNECT")
+            check_event(event, "client_connect")
+            keys = ["start", "host", "id", "acc", "user", "name", "lang", "ver", "kind", "client_type"]
+            assert list(event) == [*EVENT, "client"] and list(event["client"]) == keys
+            who = {key: event["client"][key] for key in keys[1:]}
+            assert who == {
+                "host": "127.0.0.1", "id": cid, "acc": "A", "user": "a", "name": "me", "lang": "py", "ver": "1.2",
+                "kind": "Client", "client_type": "nats",
+            }  # fmt: skip
+        client.close()
+        for ear in ears:
+            event = await heard(ear, "$SYS.ACCOUNT.A.DISCONNECT")
+            check_event(event, "client_disconnect")
+            assert list(event) == [*EVENT, "client", "sent", "received", "reason"]
+            assert set(event["client"]) >= {*keys, "stop"} and event["client"]["id"] == cid
+            assert event["sent"] == {"msgs": 2, "bytes": 3} and event["received"] == {"msgs": 1, "bytes": 2}
+            assert event["reason"] == "Client Closed"
+    for ear in ears:
+        await ear.flush()
+        assert not ear.inbox
+
+
+async def test_the_global_account_is_not_spoken_of(start_broker, cluster_of):
+    config = CONFIG.replace("accounts {", "authorization { users: [ {user: g, password: g} ] }\naccounts {")
+    cluster = cluster_of(start_broker(config=config))
+    ear = await listening(cluster, 0, "$SYS.ACCOUNT.*.CONNECT")
+    await cluster.client_on(1, said("g"))
+    await cluster.client_on(1, said("b"))
+    assert (await heard(ear, "$SYS.ACCOUNT.B.CONNECT"))["client"]["acc"] == "B"
+    assert not [frame for frame in ear.inbox if "$G" in frame.subject]
+
+
+async def test_a_refused_log_in_is_an_event_and_its_secret_is_not_in_it(cluster):
+    ear = await listening(cluster, 0, "$SYS.SERVER.*.CLIENT.AUTH.ERR")
+    for shard in range(cluster.broker.kind.shards):
+        client = await cluster.raw_on(shard)
+        await client.send('CONNECT {"user":"a","pass":"s3cret","name":"bad"}\r\n')
+        await client.wait_closed()
+        event = await heard(ear, f"$SYS.SERVER.{client.info['server_id']}.CLIENT.AUTH.ERR")
+        check_event(event, "client_disconnect")
+        assert list(event) == [*EVENT, "client", "sent", "received", "reason"]
+        assert event["reason"] == "Authentication Failure"
+        assert (event["client"]["user"], event["client"]["name"], event["client"]["acc"]) == ("a", "bad", "$G")
+        assert event["sent"] == event["received"] == {"msgs": 0, "bytes": 0}
+        assert b"s3cret" not in orjson.dumps(event)
+
+
+async def test_connections_of_an_account_are_counted_over_all_shards(cluster):
+    subjects = "$SYS.ACCOUNT.A.SERVER.CONNS", "$SYS.SERVER.ACCOUNT.A.CONNS"
+    ear = await listening(cluster, 0, *subjects)
+    counts = ["acc", "conns", "leafnodes", "total_conns", "sent", "received", "slow_consumers"]
+    clients = [await cluster.client_on(shard, said("a")) for shard in range(4)]
+    for left in (4, 3):
+        for subject in subjects:
+            async with asyncio.timeout(5):
+                while True:
+                    event = await heard(ear, subject)
+                    check_event(event, "account_connections")
+                    assert list(event) == [*EVENT, *counts] and event["acc"] == "A"
+                    if event["conns"] == left:
+                        break
+        clients.pop().close()
+
+
+async def test_statsz_comes_by_itself_and_adds_up_all_shards(cluster):
+    ear = await listening(cluster, 0, "$SYS.SERVER.*.STATSZ")
+    for shard in range(3):
+        await cluster.client_on(shard, said("b"))
+    async with asyncio.timeout(15):
+        while True:
+            event = await heard(ear, f"$SYS.SERVER.{ear.info['server_id']}.STATSZ")
+            if event["statsz"]["connections"] == 4:
+                break
+    check_statsz(event)
+
+
+def check_statsz(answer) -> None:
+    check_server(answer["server"])
+    assert list(answer) == ["server", "statsz"]
+    assert list(answer["statsz"]) == [
+        "start", "mem", "cores", "cpu", "connections", "total_connections", "active_accounts", "subscriptions", "sent",
+        "received", "slow_consumers", "active_servers",
+    ]  # fmt: skip
+    assert answer["statsz"]["active_accounts"] == 2 and answer["statsz"]["mem"] > 1_000_000
+
+
+# What is asked → the members of "data", as the real server has them.
+PAGES = {
+    "VARZ": None,  # compared in tests/contract/test_monitoring.py
+    "CONNZ": ["server_id", "now", "num_connections", "total", "offset", "limit", "connections"],
+    "SUBSZ": [
+        "server_id", "now", "num_subscriptions", "num_cache", "num_inserts", "num_removes", "num_matches",
+        "cache_hit_rate", "max_fanout", "avg_fanout", "total", "offset", "limit",
+    ],
+    "ROUTEZ": ["server_id", "now", "num_routes", "routes"],
+    "GATEWAYZ": ["server_id", "now", "outbound_gateways", "inbound_gateways"],
+    "LEAFZ": ["server_id", "now", "leafnodes", "leafs"],
+    "ACCOUNTZ": ["server_id", "now", "system_account", "accounts"],
+    "JSZ": None,
+    "HEALTHZ": ["status"],
+}  # fmt: skip
+
+
+async def test_pages_are_answered_once_whoever_is_asked(cluster):
+    for shard in range(cluster.broker.kind.shards):
+        asker = await cluster.client_on(shard, said("s"))
+        await asker.send("SUB _INBOX.> all\r\n")  # a second answer would be heard here
+        own_id = asker.info["server_id"]
+        for what, members in PAGES.items():
+            for subject in (f"$SYS.REQ.SERVER.PING.{what}", f"$SYS.REQ.SERVER.{own_id}.{what}"):
+                answer = await ask(asker, subject)
+                check_server(answer["server"])
+                assert list(answer) == ["server", "data"]
+                assert members is None or list(answer["data"]) == members
+                assert answer["data"].get("server_id", own_id) == own_id
+        for subject in ("$SYS.REQ.SERVER.PING", "$SYS.REQ.SERVER.PING.STATSZ", f"$SYS.REQ.SERVER.{own_id}.STATSZ"):
+            answer = await ask(asker, subject)
+            assert list(answer) == ["server", "statsz"]
+        await asker.flush()
+        answers = [frame.subject for frame in asker.inbox if frame.sid == "all"]
+        assert len(answers) == len(set(answers)) == 2 * len(PAGES) + 3
+        asker.close()
+
+
+async def test_nobody_responds_to_what_is_not_answered(cluster):
+    asker = await cluster.client_on(0, said("s"))
+    for subject in ("$SYS.REQ.SERVER.PING.NOSUCHZ", "$SYS.REQ.SERVER.NOBODY.VARZ", "$SYS.REQ.NOTHING"):
+        assert await ask(asker, subject) is None
+
+
+async def test_connections_of_all_shards_are_one_page(cluster):
+    asker = await cluster.client_on(0, said("s"))
+    clients = [await cluster.client_on(shard, said("a", name=f"n{shard}")) for shard in range(4)]
+    await clients[3].talk("SUB foo.* 7\r\nPING\r\n", expect="PONG\r\n")
+    cids = [client.info["client_id"] for client in clients]
+    ask_for = {"sort": "cid", "acc": "A", "auth": True, "subscriptions_detail": True}
+    data = (await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", ask_for))["data"]
+    assert [row["cid"] for row in data["connections"]] == sorted(cids)
+    row = next(row for row in data["connections"] if row["cid"] == cids[3])
+    assert (row["account"], row["authorized_user"]) == ("A", "a")
+    assert [one["subject"] for one in row["subscriptions_list_detail"]] == ["foo.*"]
+    page = (await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", {"acc": "A", "limit": 2, "offset": 1}))["data"]
+    assert [row["cid"] for row in page["connections"]] == sorted(cids)[1:3]
+    one = (await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", {"cid": cids[2]}))["data"]["connections"]
+    assert [row["name"] for row in one] == ["n2"]
+    clients[0].close()
+    async with asyncio.timeout(5):
+        while True:
+            gone = (await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", {"state": 1, "acc": "A"}))["data"]["connections"]
+            if gone:
+                break
+    assert [(row["cid"], row["reason"]) for row in gone] == [(cids[0], "Client Closed")]
+
+
+async def test_subscriptions_that_a_subject_would_reach(cluster):
+    asker = await cluster.client_on(0, said("s"))
+    for shard in range(3):
+        client = await cluster.client_on(shard, said("a"))
+        await client.talk("SUB foo.* 7\r\nSUB other 8\r\nPING\r\n", expect="PONG\r\n")
+    data = (await ask(asker, "$SYS.REQ.SERVER.PING.SUBSZ", {"subscriptions": True, "test": "foo.bar"}))["data"]
+    assert [(one["account"], one["subject"]) for one in data["subscriptions_list"]] == [("A", "foo.*")] * 3
+
+
+async def test_what_is_asked_about_one_account(cluster):
+    asker = await cluster.client_on(0, said("s"))
+    clients = [await cluster.client_on(shard, said("a")) for shard in range(3)]
+    for client in clients:
+        await client.talk("SUB foo 1\r\nPING\r\n", expect="PONG\r\n")
+    await clients[0].talk("PUB foo 2\r\nhi\r\nPING\r\n", expect_last="PONG\r\n")
+    ours = "$SYS.REQ.ACCOUNT.A."
+    assert len((await ask(asker, ours + "CONNZ"))["data"]["connections"]) == 3
+    listed = (await ask(asker, ours + "SUBSZ"))["data"]["subscriptions_list"]
+    assert [one["subject"] for one in listed if not one["subject"].startswith("$SYS")] == ["foo"] * 3
+    info = (await ask(asker, ours + "INFO"))["data"]
+    assert (info["account_name"], info["client_connections"]) == ("A", 3) and "is_system" not in info
+    assert (await ask(asker, "$SYS.REQ.ACCOUNT.SYS.INFO"))["data"]["is_system"] is True
+    count = await ask(asker, ours + "CONNS")
+    check_event(count, "account_connections")
+    assert (count["acc"], count["conns"]) == ("A", 3)
+    statistics = {"received": {"msgs": 1, "bytes": 2}, "sent": {"msgs": 3, "bytes": 6}}
+    (one,) = (await ask(asker, ours + "STATZ"))["data"]["account_statz"]
+    assert (one["acc"], one["conns"]) == ("A", 3) and one | statistics == one
+    every = (await ask(asker, "$SYS.REQ.ACCOUNT.PING.STATZ"))["data"]["account_statz"]
+    assert sorted(one["acc"] for one in every) == ["A", "SYS"]
+    only = (await ask(asker, "$SYS.REQ.ACCOUNT.PING.STATZ", {"accounts": ["A"]}))["data"]["account_statz"]
+    assert [one["acc"] for one in only] == ["A"]
+    assert (await ask(asker, ours + "LEAFZ"))["data"]["leafs"] is None
+    assert (await ask(asker, ours + "JSZ"))["error"] == {"code": 500, "description": "jetstream not enabled"}
+    nobody = await ask(asker, "$SYS.REQ.ACCOUNT.NOPE.INFO")
+    assert nobody["data"] is None and nobody["error"] == {"code": 500, "description": "Account NOPE does not exist"}
+    assert (await ask(asker, "$SYS.REQ.ACCOUNT.NOPE.CONNZ"))["data"]["connections"] is None
+    detail = (await ask(asker, "$SYS.REQ.SERVER.PING.ACCOUNTZ", {"account": "A"}))["data"]["account_detail"]
+    assert detail["account_name"] == "A"
+    assert await is_silent(asker, "$SYS.REQ.ACCOUNT.B.STATZ")
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_meant"),
+    [
+        ({"server_name": "here"}, True),
+        ({"server_name": "her"}, True),  # a part of it is enough there
+        ({"server_name": "there"}, False),
+        ({"host": "127.0.0"}, True),
+        ({"host": "10.0.0.1"}, False),
+        ({"tags": ["eu"]}, True),
+        ({"tags": ["EU", "blue"]}, True),
+        ({"tags": ["eu", "red"]}, False),
+        ({"cluster": "c"}, False),
+        ({"domain": "hub"}, False),
+        ({"no such option": 1}, True),
+    ],
+)  # fmt: skip
+async def test_who_is_not_meant_is_silent(cluster, asked, is_meant):
+    asker = await cluster.client_on(0, said("s"))
+    for subject in ("$SYS.REQ.SERVER.PING.VARZ", "$SYS.REQ.SERVER.PING", "$SYS.REQ.ACCOUNT.A.CONNZ"):
+        if is_meant:
+            assert (await ask(asker, subject, asked))["server"]["name"] == "here"
+        else:
+            assert await is_silent(asker, subject, asked)
+
+
+@pytest.mark.parametrize("body", [b"{", b'{"limit": "many"}', b'{"tags": 5}', b"[]", b"\xff\xfe"])
+async def test_options_that_make_no_sense_are_an_error_and_nothing_else(cluster, body):
+    asker = await cluster.client_on(0, said("s"))
+    answer = await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", body)
+    assert list(answer) == ["server", "error"] and answer["error"]["code"] == 400 and answer["error"]["description"]
+
+
+async def test_options_that_cannot_be_served_are_an_error(cluster):
+    asker = await cluster.client_on(0, said("s"))
+    answer = await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", {"sort": "size"})
+    assert answer["error"] == {"code": 500, "description": "invalid sorting option: size"} and answer["data"] is None
+
+
+async def test_other_accounts_hear_nothing_and_are_answered_only_about_themselves(cluster):
+    for shard in range(cluster.broker.kind.shards):
+        outsider = await cluster.client_on(shard, said("a"))
+        await outsider.talk("SUB $SYS.> ears\r\nPING\r\n", expect="PONG\r\n")
+        other = await cluster.client_on(shard + 1, said("b", name="secret"))
+        for subject in (
+            "$SYS.REQ.SERVER.PING.VARZ",
+            "$SYS.REQ.ACCOUNT.B.CONNZ",
+            "$SYS.REQ.ACCOUNT.SYS.INFO",
+            f"$SYS.REQ.SERVER.{outsider.info['server_id']}.VARZ",
+        ):
+            # With ears of its own it is itself who could respond.
+            await outsider.send(f"SUB mine 9\r\nPUB {subject} mine 0\r\n\r\n")
+            await outsider.flush()
+        for subject in ("$SYS.REQ.ACCOUNT.PING.CONNZ", "$SYS.REQ.SERVER.PING.CONNZ"):
+            connections = (await ask(outsider, subject, {"acc": "B"}))["data"]["connections"]
+            assert {row["cid"] for row in connections} >= {outsider.info["client_id"]}
+            assert other.info["client_id"] not in {row["cid"] for row in connections}
+        (one,) = (await ask(outsider, "$SYS.REQ.ACCOUNT.PING.STATZ"))["data"]["account_statz"]
+        assert one["acc"] == "A"
+        other.close()
+        await outsider.flush()
+        assert [frame for frame in outsider.inbox if frame.sid == "9"] == []
+        # It hears what its own account says there, and no event.
+        assert all(frame.subject.startswith("$SYS.REQ.") for frame in outsider.inbox)
+
+
+async def test_whoever_may_not_publish_may_not_ask(cluster):
+    mute = await cluster.client_on(0, said("mute"))
+    await mute.talk(
+        "PUB $SYS.REQ.ACCOUNT.PING.CONNZ inbox 0\r\n\r\nPING\r\n",
+        expect="-ERR 'Permissions Violation for Publish to \"$SYS.REQ.ACCOUNT.PING.CONNZ\"'\r\nPONG\r\n",
+    )
+
+
+async def test_shutdown_is_said_to_listeners_on_every_shard(broker_of_three, cluster):
+    ears = [await listening(cluster, shard, "$SYS.SERVER.*.SHUTDOWN") for shard in range(broker_of_three.kind.shards)]
+    broker_of_three.send_signal(signal.SIGINT)
+    for ear in ears:
+        frame = await ear.read_frame()
+        assert frame.subject == f"$SYS.SERVER.{ear.info['server_id']}.SHUTDOWN"
+        check_server(orjson.loads(frame.payload))
+        await ear.wait_closed()
+    await asyncio.to_thread(broker_of_three.wait_exit)
+
+
+# ---- as servers later than 2.9.10 have it
+
+
+@OURS
+async def test_lame_duck_is_said(broker_of_three, cluster):
+    ears = [await listening(cluster, shard, "$SYS.SERVER.*.LAMEDUCK") for shard in range(broker_of_three.kind.shards)]
+    broker_of_three.send_signal(signal.SIGUSR2)
+    for ear in ears:
+        check_server(await heard(ear, f"$SYS.SERVER.{ear.info['server_id']}.LAMEDUCK"))
+        ear.close()
+
+
+@OURS
+async def test_everybody_may_ask_who_it_is(cluster):
+    for shard in range(cluster.broker.kind.shards):
+        few = await cluster.client_on(shard, said("few"))
+        answer = await ask(few, "$SYS.REQ.USER.INFO")
+        check_server(answer["server"])
+        assert answer["data"] == {
+            "user": "few",
+            "account": "A",
+            "permissions": {
+                "publish": {"allow": ["x", "$SYS.REQ.>"], "deny": ["x.y"]},
+                "subscribe": {"deny": ["z.>"]},
+                "responses": {"max": 3, "ttl": 60_000_000_000},
+            },
+        }
+        # Whoever else subscribes to it gets it too; a second question is answered like the first.
+        wiretap = await cluster.client_on(shard + 1, said("a"))
+        await wiretap.talk("SUB > 1\r\nPING\r\n", expect="PONG\r\n")
+        asker = await cluster.client_on(shard, said("s"))
+        for client, user, account in ((wiretap, "a", "A"), (asker, "s", "SYS"), (asker, "s", "SYS")):
+            assert (await ask(client, "$SYS.REQ.USER.INFO"))["data"] == {"user": user, "account": account}
+
+
+@OURS
+async def test_everybody_may_ask_without_any_configuration(start_broker, cluster_of):
+    cluster = cluster_of(start_broker())
+    client = await cluster.client_on(0, {"headers": True, "no_responders": True})
+    assert (await ask(client, "$SYS.REQ.USER.INFO"))["data"] == {"user": "", "account": "$G"}
+    assert (await ask(client, "$SYS.REQ.ACCOUNT.PING.CONNZ"))["data"]["num_connections"] == 1
+    assert (await ask_frame(client, "$SYS.REQ.SERVER.PING")).headers == b"NATS/1.0 503\r\n\r\n"
+
+
+@OURS
+async def test_a_client_is_kicked_wherever_it_is(cluster):
+    asker = await listening(cluster, 0, "$SYS.ACCOUNT.A.DISCONNECT")
+    server = f"$SYS.REQ.SERVER.{asker.info['server_id']}"
+    for shard in range(cluster.broker.kind.shards):
+        client = await cluster.client_on(shard, said("a"))
+        cid = client.info["client_id"]
+        assert list(await ask(asker, server + ".KICK", {"cid": cid})) == ["server"]
+        assert await client.wait_closed() == b""
+        event = await heard(asker, "$SYS.ACCOUNT.A.DISCONNECT")
+        assert (event["client"]["id"], event["reason"]) == (cid, "Kicked")
+        again = await ask(asker, server + ".KICK", {"cid": cid})
+        assert again["error"] == {"code": 500, "description": "no such client id"}
+    for body in ({}, {"cid": 0}, {"cid": -1}, {"cid": 2**63 - 1}):
+        assert (await ask(asker, server + ".KICK", body))["error"]["code"] == 500
+    assert (await ask(asker, server + ".KICK", b'{"cid": "1"}'))["error"]["code"] == 400
+    assert await ask(asker, "$SYS.REQ.SERVER.PING.KICK", {"cid": asker.info["client_id"]}) is None
+
+
+@OURS
+async def test_a_client_is_told_to_go_elsewhere(cluster):
+    asker = await cluster.client_on(0, said("s"))
+    client = await cluster.client_on(1, said("a", protocol=1))
+    assert list(
+        await ask(asker, f"$SYS.REQ.SERVER.{asker.info['server_id']}.LDM", {"cid": client.info["client_id"]})
+    ) == ["server"]
+    line = await client.read_line()
+    assert line.startswith(b"INFO ") and orjson.loads(line[5:])["ldm"] is True
+    await client.talk("PING\r\n", expect="PONG\r\n")
+
+
+# ---- what only several shards, and reloads, can show
+
+
+@pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")
+async def test_answers_survive_dead_shards_and_scaling(broker_of_three, cluster):
+    broker = broker_of_three
+    asker = await cluster.client_on(1, said("s"))
+    before = await ask(asker, "$SYS.REQ.SERVER.PING")
+
+    async def is_answered_once(times: int = 8) -> None:
+        """Whichever member of the group is chosen: by chance each of them is in so many."""
+        await asker.send("SUB _INBOX.> all\r\n")
+        for _ in range(times):
+            answer = await ask(asker, "$SYS.REQ.SERVER.PING.HEALTHZ")
+            assert "data" in answer
+        await asker.flush()
+        assert len([frame for frame in asker.inbox if frame.sid == "all"]) == times
+        asker.inbox.clear()
+        await asker.send("UNSUB all\r\n")
+
+    await swarm.kill(broker, 0)
+    await is_answered_once()
+    await swarm.scale(broker, broker.kind.shards + 1)
+    await is_answered_once()
+    later = await ask(asker, "$SYS.REQ.SERVER.PING")
+    assert later["server"]["seq"] > before["server"]["seq"]
+    await swarm.scale(broker, 2)
+    await is_answered_once()
+
+
+@OURS
+async def test_a_broker_without_system_users_has_no_subscription_of_its_own(start_broker, cluster_of):
+    for config in ("", CONFIG):
+        broker = start_broker(config=config, args=["-m", "-1"])
+        pages = Pages.of(broker)
+        assert pages.json("/varz")["subscriptions"] == 0
+        counted = pages.json("/subsz")["num_subscriptions"]
+        assert counted == 0 if not config else counted > 0
+
+
+@OURS
+async def test_a_reload_gives_the_system_account_its_first_user_and_takes_it_away(start_broker, cluster_of):
+    without = CONFIG.replace("{user: s, password: s}", "")
+    broker = start_broker(config=without)
+    cluster = cluster_of(broker)
+    outsider = await cluster.client_on(0, said("a"))
+    await reload(broker, CONFIG)
+    asker = await listening(cluster, 0, "$SYS.ACCOUNT.A.CONNECT")
+    assert "statsz" in await ask(asker, "$SYS.REQ.SERVER.PING")
+    await cluster.client_on(1, said("a"))
+    assert (await heard(asker, "$SYS.ACCOUNT.A.CONNECT"))["client"]["user"] == "a"
+    await reload(broker, without)
+    assert await asker.wait_closed() == b"-ERR 'Authorization Violation'\r\n"
+    await outsider.talk("PING\r\n", expect="PONG\r\n")
+
+
+@OURS
+async def test_a_flood_of_questions_is_answered_or_refused_and_holds_nobody(cluster):
+    """Of other accounts few are looked at at once; each question has exactly one answer."""
+    flooder = await cluster.client_on(0, said("a"))
+    count = 400
+    await flooder.send(
+        "SUB in 1\r\n" + "PUB $SYS.REQ.ACCOUNT.PING.CONNZ in 0\r\n\r\n" * count + "PUB $SYS.REQ.USER.INFO in 0\r\n\r\n"
+    )
+    answers = [orjson.loads(frame.payload) for frame in await flooder.messages(count + 1)]
+    refused = [one for one in answers if one.get("error", {}).get("code") == 503]
+    served = [one for one in answers if "connections" in one.get("data", {})]
+    assert len(refused) + len(served) == count and served and refused
+    await flooder.flush()
+    assert not flooder.inbox
+    too_long = await ask(flooder, "$SYS.REQ.ACCOUNT.PING.CONNZ", b" " * 70_000)
+    assert too_long["error"]["code"] == 400
+
+
+@OURS
+async def test_the_system_s_queue_is_not_for_clients(cluster):
+    client = await cluster.client_on(0, said("s"))
+    await client.talk(
+        "SUB $SYS.REQ.> _sys_ 1\r\nPING\r\n",
+        expect='-ERR \'Permissions Violation for Subscription to "$SYS.REQ.>" using queue "_sys_"\'\r\nPONG\r\n',
+    )
