@@ -92,6 +92,7 @@ BY_HAND = {
     "user.nkey": "nkey",
     "user.account": "(the account it is written in)",
     "user.permissions": "permissions",
+    "user.connection_types": "allowed_connection_types",
     "permissions.publish_allow": "publish { allow }",
     "permissions.publish_deny": "publish { deny }",
     "permissions.subscribe_allow": "subscribe { allow }",

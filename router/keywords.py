@@ -55,6 +55,7 @@ class Keywords(TypedDict, total=False):
     password: str
     users: Mapping[str, str] | Sequence[Mapping[str, Any]]
     no_auth_user: str
+    system_account: str
     authorization: Mapping[str, Any]
     accounts: Mapping[str, Any]
     mappings: Mapping[str, Any]

@@ -36,6 +36,7 @@ def test_every_name_of_the_file_is_a_keyword_with_a_type():
         "pidfile",
         "max_conn",
         "max_subs",
+        "system",
     }
     assert set(known_names()) - typed == others
 

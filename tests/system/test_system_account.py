@@ -16,6 +16,7 @@ import pytest
 from tests.support import swarm
 from tests.support.asking import ask, ask_frame, heard, is_silent
 from tests.support.pages import Pages
+from tests.support.servers import wait_until
 from tests.system.test_log_in import reload
 
 pytestmark = pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "gnatswarm-4", "nats-server")
@@ -444,6 +445,11 @@ async def test_a_client_is_told_to_go_elsewhere(cluster):
 # ---- what only several shards, and reloads, can show
 
 
+def is_back(broker, died: int) -> bool:
+    row = swarm.rows(broker)[0]
+    return row["phase"] == "ready" and row["pid"] != died
+
+
 @pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")
 async def test_answers_survive_dead_shards_and_scaling(broker_of_three, cluster):
     broker = broker_of_three
@@ -461,7 +467,9 @@ async def test_answers_survive_dead_shards_and_scaling(broker_of_three, cluster)
         asker.inbox.clear()
         await asker.send("UNSUB all\r\n")
 
-    await swarm.kill(broker, 0)
+    died = await swarm.kill(broker, 0)
+    # What it had been given when it died is lost with it; its siblings have to have noticed.
+    await asyncio.to_thread(wait_until, lambda: is_back(broker, died), 10.0)
     await is_answered_once()
     await swarm.scale(broker, broker.kind.shards + 1)
     await is_answered_once()
