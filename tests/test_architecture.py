@@ -77,7 +77,7 @@ MAX_LINES = 600
 LONG_FILES: dict[str, str] = {
     "shards/reactor.pyx": "Socket and Reactor call each other for every read and send; a module each would make those "
     "calls indirect",
-    "broker/connection.pyx": "what one client may say; a class's methods cannot be in two modules, and these share its fields",
+    "broker/connection.pyx": "the methods of one class, which share its fields; a cdef class cannot be in two modules",
 }
 
 # Tests that sleep, each with the reason why there is no condition to wait for.
