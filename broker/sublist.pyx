@@ -420,7 +420,7 @@ cdef class Sublist(Interest):
             patterns = Sublist(self.account, InterestSink())
             for rule in self.rules:
                 subject = rule.subject
-                sub = patterns.insert(&self.rule_out, subject, len(subject), NULL, 0, NULL, 0, 0)
+                sub = patterns.insert(&self.rule_out, subject, len(subject), NULL, 0, subject, 0, 0)   # (no sid)
                 if sub == NULL:
                     raise MemoryError
                 sub.max_msgs = number
