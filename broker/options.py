@@ -11,7 +11,7 @@ import msgspec
 
 from broker.limits import Limits
 
-SECRET_FIELDS = frozenset({"auth_token", "auth_password", "http_password", "password"})
+SECRET_FIELDS = frozenset({"auth_token", "auth_password", "http_password", "password", "cert_pem", "key_pem", "ca_pem"})
 
 
 # The account of users that are in none, and of clients where nobody has to log in; and the system's own.
@@ -152,6 +152,10 @@ class Tls(_Discreet, frozen=True, forbid_unknown_fields=True):
     curve_preferences: tuple[str, ...] = ()  # (): OpenSSL's choice
     handshake_first: bool = False  # no INFO before the handshake
     handshake_fallback_s: float = 0.0  # with handshake_first: INFO all the same after this long; 0: never
+    # What the files held when the configuration was read; b"": they are read when they are needed.
+    cert_pem: bytes = b""
+    key_pem: bytes = b""
+    ca_pem: bytes = b""
 
     @property
     def is_on(self) -> bool:

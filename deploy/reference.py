@@ -120,7 +120,15 @@ BY_HAND = {
     "mappings": "mappings",
     "websocket.tls": "tls { … }",
 }
-NO_KEY = {"config_file": "`-c`", "notices": "what was asked for and is not offered"}
+NO_KEY = {
+    "config_file": "`-c`",
+    "notices": "what was asked for and is not offered",
+    **{
+        f"{block}.{what}_pem": "what is in that file"
+        for block in ("tls", "websocket.tls")
+        for what in ("cert", "key", "ca")
+    },
+}
 SECTION_FIELDS = frozenset({"limits", "logging", "swarm", "stats", "tls", "websocket"})
 OURS = frozenset({"http_user", "http_password", "log_format", "shards", "accept", "link_dir", "prefer_local"})
 

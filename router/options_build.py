@@ -24,7 +24,7 @@ from router.flags import CommandLine
 from router.mappings_block import MappingsBlock
 from router.option_keys import BY_NAME, Settings
 from router.option_values import BareSeconds, Mistake
-from router.tls_block import TlsBlock, certificate_problems
+from router.tls_block import TlsBlock, with_certificates
 from router.user_list import BAD_HASH, not_enforced, unknown_field
 
 _COMMAND_LINE = Position("")
@@ -109,7 +109,7 @@ class _Building:
         limits = Limits(**sections["limits"])
         self._check_limits(limits)
         websocket = WebSocket(tls=Tls(**sections["websocket.tls"]), **sections["websocket"])
-        self._check_tls(tls, websocket, line)
+        tls, websocket = self._check_tls(tls, websocket, line)
         self._check_monitoring(tls)
         if self.problems:
             raise ConfigError(self.problems)
@@ -266,8 +266,11 @@ class _Building:
             what = f'error resolving system account: there is no account "{name}"'
             self._problem(self._place("system_account"), what, "name one of those under accounts { … }")
 
-    def _check_tls(self, tls: Tls, websocket: WebSocket, line: CommandLine) -> None:
-        """A port that should be encrypted has what it needs for that, and what would not hold is said."""
+    def _check_tls(self, tls: Tls, websocket: WebSocket, line: CommandLine) -> tuple[Tls, WebSocket]:
+        """A port that should be encrypted has what it needs for that, and what would not hold is said.
+
+        The same, with what is in the files.
+        """
         given = [flag for flag in _TLS_FLAGS if line.values.get(flag)]
         if given and not (tls.cert_file and tls.key_file):
             what = "certificate" if not tls.cert_file else "private key"
@@ -276,9 +279,10 @@ class _Building:
         elif "tls" in line.values and not line.asks("tls") and tls.is_on:
             self._problem(_COMMAND_LINE, "-tls=false, and a certificate", "remove one of them")
         elif not self.problems:
-            self.problems += certificate_problems(tls, self._place("tls.cert_file"))
+            tls = with_certificates(tls, self._place("tls.cert_file"), self.problems)
             if websocket.port:
-                self.problems += certificate_problems(websocket.tls, self._place("websocket.tls.cert_file"))
+                inner = with_certificates(websocket.tls, self._place("websocket.tls.cert_file"), self.problems)
+                websocket = msgspec.structs.replace(websocket, tls=inner)
         place = self._place("tls.verify_and_map")
         if tls.verify_and_map and not self.settings.get("users"):
             # The real server starts, and lets everybody in whose certificate is good.
@@ -292,6 +296,7 @@ class _Building:
         if self.settings.get("allow_non_tls") and not tls.is_on:
             what = '"allow_non_tls" has no effect here'
             self._notice(self._place("allow_non_tls"), what, "there is no TLS, every connection is plain")
+        return tls, websocket
 
     def _check_monitoring(self, tls: Tls) -> None:
         """One port at most, and a certificate where it is encrypted; found out at start there."""

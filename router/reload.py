@@ -118,7 +118,7 @@ def _differences(old: msgspec.Struct, new: msgspec.Struct, prefix: str = "") -> 
 
 
 def _change(field: str, before: object, after: object) -> Change:
-    if field in SECRET_FIELDS or field in ("users", "accounts", "notices"):
+    if field.rpartition(".")[2] in SECRET_FIELDS or field in ("users", "accounts", "notices"):
         return Change(field, "", "")
     return Change(field, _shown(before), _shown(after))
 

@@ -65,17 +65,18 @@ class TlsBlock:
         self.problems.append(Problem(at, what, advice))
 
 
-def certificate_problems(tls: Tls, at: Position) -> list[Problem]:
-    """What is wrong with the files that it names."""
+def with_certificates(tls: Tls, at: Position, problems: list[Problem]) -> Tls:
+    """The same, with what is in the files that it names; what is wrong with them goes to `problems`."""
     if not tls.is_on:
-        return []
-    from shards.certificates import CertificateError, server_context
+        return tls
+    from shards.certificates import CertificateError, server_context, with_files
 
     try:
+        tls = with_files(tls)
         server_context(tls)
     except CertificateError as error:
-        return [Problem(at, str(error), "clients could not connect")]
-    return []
+        problems.append(Problem(at, str(error), "clients could not connect"))
+    return tls
 
 
 def _plain(entry: Entry) -> object:

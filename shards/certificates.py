@@ -1,25 +1,72 @@
 """Certificates: from the options of one port to the ssl context that its connections are made with.
 
-Read by a shard at its start and at every reload, and by the router before that, so that a file that is wrong stops the
-start and changes nothing in a running broker. Sessions are not resumed: the next connection meets another shard, which
-has other keys. Imported only where TLS is configured.
+The router reads the files, once for each start and reload, and hands over what was in them: a file that is wrong stops
+the start and changes nothing in a running broker, and one that is replaced meanwhile is the next reload's, for every
+shard, also for one that is started again. Sessions are not resumed: the next connection meets
+another shard, which has other keys. Imported only where TLS is configured.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import ssl
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from broker import ciphers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from broker.options import Tls
 
+# A file of certificates that is longer is something else: the largest bundle of all public authorities has 230 KB.
+MOST_FILE_BYTES = 2**20
+
+_PAIR = "error parsing X509 certificate/key pair"
+_AUTHORITY = "error parsing root ca certificate"
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
 class CertificateError(Exception):
     """Files or names that make no context; the text is for the operator."""
+
+
+def with_files(tls: Tls) -> Tls:
+    """The same, with what its files hold now. CertificateError."""
+    found = {"cert_pem": _read(tls.cert_file, _PAIR), "key_pem": _read(tls.key_file, _PAIR)}
+    if tls.asks_for_certificate and tls.ca_file:
+        found["ca_pem"] = _read(tls.ca_file, _AUTHORITY)
+    return msgspec.structs.replace(tls, **found)
+
+
+def _read(path: str, what: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_FILE_BYTES + 1)
+    except OSError as error:
+        raise CertificateError(f"{what}: open {path}: {(error.strerror or '').lower()}") from None
+    if len(data) > MOST_FILE_BYTES:
+        raise CertificateError(f"{what}: {path} has more than {MOST_FILE_BYTES} bytes")
+    if not data:
+        raise CertificateError(f"{what}: {path} is empty")
+    return data
+
+
+@contextlib.contextmanager
+def _as_file(data: bytes, path: str) -> Iterator[str]:
+    """A path under which OpenSSL reads these bytes, which never come to a disk; without any, the file's own."""
+    if not data:
+        yield path
+        return
+    fd = os.memfd_create("gnatswarm-tls", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, data)
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
 
 
 def server_context(tls: Tls) -> ssl.SSLContext:
@@ -30,18 +77,20 @@ def server_context(tls: Tls) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_NO_TICKET
     context.num_tickets = 0
     try:
-        context.load_cert_chain(tls.cert_file, tls.key_file, password=_no_password)
+        with _as_file(tls.cert_pem, tls.cert_file) as cert, _as_file(tls.key_pem, tls.key_file) as key:
+            context.load_cert_chain(cert, key, password=_no_password)
     except (OSError, ValueError) as error:
-        raise CertificateError(f"error parsing X509 certificate/key pair: {_text(error, tls)}") from None
+        raise CertificateError(f"{_PAIR}: {_text(error, tls)}") from None
     if tls.asks_for_certificate:
         context.verify_mode = ssl.CERT_REQUIRED
         try:
             if tls.ca_file:
-                context.load_verify_locations(tls.ca_file)
+                with _as_file(tls.ca_pem, tls.ca_file) as authorities:
+                    context.load_verify_locations(authorities)
             else:
                 context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
         except OSError as error:
-            raise CertificateError(f"error parsing root ca certificate: {_text(error, tls, tls.ca_file)}") from None
+            raise CertificateError(f"{_AUTHORITY}: {_text(error, tls, tls.ca_file)}") from None
     if tls.cipher_suites:
         names = [ciphers.TLS_1_2[name] for name in tls.cipher_suites if name in ciphers.TLS_1_2]
         if names:

@@ -20,6 +20,7 @@ from router import not_offered, option_values
 from router.flags import parse
 from router.option_keys import KEYS
 from router.options_build import Built, build
+from shards.certificates import with_files
 from tests.support.authority import Authority
 
 Build = Callable[..., Built]
@@ -366,7 +367,8 @@ def test_a_key_of_a_tls_block_sets_its_option(
 
 def test_every_option_of_tls_and_websocket_can_be_configured() -> None:
     named = {"cert_file", "key_file"} | {field for _, field, _ in TLS_SETTINGS}
-    assert {field.name for field in msgspec.structs.fields(Tls)} == named
+    read = {"cert_pem", "key_pem", "ca_pem"}  # with the files that are named
+    assert {field.name for field in msgspec.structs.fields(Tls)} == named | read
     named = {"tls"} | {field.removeprefix("websocket.") for _, field, _ in WEBSOCKET_SETTINGS}
     assert {field.name for field in msgspec.structs.fields(WebSocket)} == named
 
@@ -408,7 +410,8 @@ def test_tls_flags_win_over_the_file(built: Build, authority: Authority) -> None
     ]
     for more in ([], ["--tls"]):
         tls = built(f"tls {{ {one.lines}, timeout: 7 }}", *flags, *more).options.tls
-        assert tls == Tls(str(other.cert), str(other.key), str(authority.path), verify=True, timeout_s=7.0)
+        wanted = Tls(str(other.cert), str(other.key), str(authority.path), verify=True, timeout_s=7.0)
+        assert tls == with_files(wanted) and tls.key_pem == other.key.read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -447,7 +447,7 @@ async def test_a_client_is_told_to_go_elsewhere(cluster):
 
 def is_back(broker, died: int) -> bool:
     row = swarm.rows(broker)[0]
-    return row["phase"] == "ready" and row["pid"] != died
+    return bool(row["phase"] == "ready" and row["pid"] != died)
 
 
 @pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")

@@ -17,10 +17,11 @@ import warnings
 import nats
 import pytest
 
+from tests.support import swarm
 from tests.support.authority import Authority
 from tests.support.pages import Pages
 from tests.support.secure import CONNECT, SecureClient, connect, connections, dial, read_info, said, spread
-from tests.support.servers import HOST
+from tests.support.servers import HOST, wait_until
 from tests.support.wire import Client
 
 OURS = ("gnatswarm-1", "gnatswarm-2")
@@ -475,6 +476,30 @@ async def test_a_reload_of_a_broken_certificate_changes_nothing(secure, authorit
     broker.send_signal(signal.SIGHUP)
     await asyncio.to_thread(broker.log.wait_line, "(?i)fail", 10.0, start)
     (await connect(broker.port, authority.client_context())).close()
+
+
+@pytest.mark.kinds("gnatswarm-1", "gnatswarm-2")
+async def test_files_that_change_between_two_reloads_are_nobody_s(secure, authority, server):
+    """A shard has what the router read: one that is started again as well, whatever the files hold by then."""
+    broker = secure(f'verify: true\n ca_file: "{authority.path}"')
+    context = authority.client_context(authority.client("CN=x"))
+    before = await connect(broker.port, context)
+    serial = before.writer.get_extra_info("peercert")["serialNumber"]
+    before.close()
+    server.cert.write_text("not a certificate")
+    server.key.unlink()
+    died = await swarm.kill(broker, 0)
+
+    def is_back() -> bool:
+        row = swarm.rows(broker)[0]
+        return bool(row["phase"] == "ready" and row["pid"] != died)
+
+    await asyncio.to_thread(wait_until, is_back, 10.0)
+    for _ in range(8):
+        client = await connect(broker.port, context)
+        assert client.writer.get_extra_info("peercert")["serialNumber"] == serial
+        client.close()
+    assert "PRIVATE KEY" not in broker.log.text
 
 
 async def test_pages_show_version_and_suite(secure, authority, kind):
