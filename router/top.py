@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import select
 import sys
 import time
@@ -33,6 +34,8 @@ ANSWER_DEADLINE_S = 5.0
 MOST_ANSWER_BYTES = 64 * 1024 * 1024
 # Where nothing is known of the screen, as in a file.
 WIDE = 150
+# On a screen with fewer columns the general figures are said in fewer words.
+NARROW = 110
 
 # Key → how connections are sorted, in the order shown.
 SORTS = {
@@ -150,7 +153,7 @@ def view(
     before: Look | None, now: Look, sort: str, *, shows_subjects: bool = False, rows: int = 50, width: int = WIDE
 ) -> Group:
     """The screen, with at most so many rows in its last table; on a narrow one the columns that matter least go."""
-    parts: list[Any] = [_general(before, now)]
+    parts: list[Any] = [_general(before, now, width)]
     if now.shards is not None:
         parts.append(_shards(before, now, width))
     if shows_subjects:
@@ -161,26 +164,34 @@ def view(
     return Group(*parts)
 
 
-def _general(before: Look | None, now: Look) -> Panel:
+def _general(before: Look | None, now: Look, width: int) -> Panel:
     general, rate = now.general, rates(before, now)
-    grid = Table.grid(padding=(0, 3))
-    for cells in (
+    is_narrow = width < NARROW
+    grid = Table.grid(padding=(0, 2 if is_narrow else 3))
+    so_far = "" if is_narrow else f" of {general['total_connections']} so far"
+    slow = f"{'slow' if is_narrow else 'slow consumers'} [b]{general['slow_consumers']}[/]"
+    for name, cells in (
         (
-            f"[b]{count_text(rate['in_msgs'])}[/] msg/s in",
-            f"[b]{bytes_text(rate['in_bytes'])}[/]/s in",
-            f"{count_text(general['in_msgs'])} in all",
-            f"CPU [b]{general['cpu']:g}[/] %",
-            f"connections [b]{general['connections']}[/] of {general['total_connections']} so far",
+            "in",
+            (
+                f"CPU [b]{general['cpu']:g}[/] %",
+                f"{'conns' if is_narrow else 'connections'} [b]{general['connections']}[/]{so_far}",
+            ),
         ),
         (
-            f"[b]{count_text(rate['out_msgs'])}[/] msg/s out",
-            f"[b]{bytes_text(rate['out_bytes'])}[/]/s out",
-            f"{count_text(general['out_msgs'])} in all",
-            f"memory [b]{bytes_text(general['mem'])}[/]",
-            f"subscriptions [b]{general['subscriptions']}[/]   slow consumers [b]{general['slow_consumers']}[/]",
+            "out",
+            (
+                f"{'mem' if is_narrow else 'memory'} [b]{bytes_text(general['mem'])}[/]",
+                f"{'subs' if is_narrow else 'subscriptions'} [b]{general['subscriptions']}[/]   {slow}",
+            ),
         ),
     ):
-        grid.add_row(*cells)
+        in_all = () if is_narrow else (f"{count_text(general[f'{name}_msgs'])} in all",)
+        speeds = (
+            f"[b]{count_text(rate[f'{name}_msgs'])}[/] msg/s {name}",
+            f"[b]{bytes_text(rate[f'{name}_bytes'])}[/]/s {name}",
+        )
+        grid.add_row(*speeds, *in_all, *cells)
     own = general.get("gnatswarm")
     program = f"gnatswarm {own}" if own else f"nats-server {general['version']}"
     name = "" if general["server_name"] == general["server_id"] else f"{general['server_name']} · "
@@ -289,7 +300,7 @@ def _subjects(before: Look | None, now: Look, rows: int) -> Table:
             bytes_text(row["bytes"]),
             count_text(row["deliveries"]),
             f"{row['fanout']:g}",
-            str(row["publishers"]) if is_recorded else "",
+            str(row.get("publishers") or ""),
             _subscribers(row),
         )
     return table
@@ -327,7 +338,8 @@ def _wait_key(interval_s: float, has_keys: bool) -> str:
         time.sleep(interval_s)
         return ""
     readable, _, _ = select.select([sys.stdin], [], [], interval_s)
-    return sys.stdin.read(1) if readable else ""
+    # Not through the stream: what it reads ahead select does not see, and the second of two keys would wait.
+    return os.read(sys.stdin.fileno(), 1).decode("ascii", "replace") if readable else ""
 
 
 def run(url: str, *, sort: str = "cid", interval_s: float = 1.0, looks: int = 0) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.support import browser
+from tests.support import browser, swarm
 from tests.support.browser import Browser
 from tests.support.pages import Pages
 from tests.support.servers import KINDS, Broker, oracle_is_required
@@ -160,6 +161,19 @@ async def test_a_broker_that_goes_away_is_said_and_its_return_is_seen(chromium, 
     broker.stop()
     chromium.wait("document.getElementById('trouble').textContent.startsWith('The broker does not answer')")
     chromium.errors.clear()
+
+
+async def test_a_shard_that_hangs_is_said_at_once(chromium, lively):
+    """Pages that ask the shard wait until it is killed; what is wrong does not."""
+    broker, pages, _cluster = lively
+    chromium.open(f"http://{pages.host}:{pages.port}/monitoring/")
+    chromium.wait("document.documentElement.dataset.looks >= 1")
+    hung = (await swarm.pids(broker))[1]
+    swarm.signal_shard(broker, hung, signal.SIGSTOP)
+    chromium.wait("document.getElementById('health').textContent.includes('shard 1 ')")
+    chromium.wait("document.getElementById('health').textContent === 'healthy'", 30)
+    chromium.wait("[...document.querySelectorAll('#shards tbody tr')].at(1).cells[10].textContent === '2'", 30)
+    assert chromium.value("document.getElementById('trouble').textContent") == ""
 
 
 async def test_nothing_is_loaded_from_elsewhere(lively):
