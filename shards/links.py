@@ -18,6 +18,7 @@ import msgspec
 
 from broker.errors import CloseReason
 from broker.link import Reroutes, SiblingLink
+from shards.listener import Listener
 
 if TYPE_CHECKING:
     import asyncio
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from broker.fence import MeshFence
     from broker.mesh import Mesh
     from shards.control import Peer
-    from shards.reactor import Listener, Reactor, Socket
+    from shards.reactor import Reactor, Socket
 
 logger = logging.getLogger("gnatswarm.links")
 
@@ -142,7 +143,7 @@ class Links:
         self._info = b"INFO " + words + b" \r\n"
         self._connect = b"CONNECT " + words + b"\r\n"
         self._listening = self._listen()
-        self._listener: Listener = reactor.listen(self._listening.fileno(), self._on_accept, self._on_accept_error)
+        self._listener = Listener(reactor, self._listening.fileno(), self._on_accept, self._on_accept_error)
 
     @property
     def sessions(self) -> list[LinkSession]:

@@ -69,13 +69,6 @@ cdef class Socket(Source):
 
 
 @cython.final
-cdef class Listener(Source):
-    cdef object on_accept
-    cdef object on_error
-    cdef int set_events(self, uint32_t events) except -1
-
-
-@cython.final
 cdef class Tick(Source):
     pass
 

@@ -7,7 +7,7 @@ Invariants: what a round appended is flushed at its end; a Source stays alive un
 over; nothing here blocks.
 """
 
-from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, errno
+from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
@@ -20,24 +20,15 @@ from broker.outbuf cimport (
     out_pending, out_release, out_take)
 from broker.peer cimport HOLD_STALL
 from broker.word cimport SLACK, likely, unlikely
+from shards.epoll cimport (
+    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT,
+    epoll_create1, epoll_ctl, epoll_event, epoll_wait)
 from shards.page cimport Page
 from shards.patience cimport Patience
 from shards.window cimport narrow, widen
 
 from broker import errors
 
-cdef extern from "<sys/epoll.h>" nogil:
-    enum:
-        EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP, EPOLLONESHOT, EPOLL_CLOEXEC
-        EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD
-    ctypedef union epoll_data_t:
-        void *ptr
-    struct epoll_event:
-        uint32_t events
-        epoll_data_t data
-    int epoll_create1(int flags)
-    int epoll_ctl(int epfd, int op, int fd, epoll_event *event)
-    int epoll_wait(int epfd, epoll_event *events, int most, int timeout_ms)
 
 cdef extern from "<sys/timerfd.h>" nogil:
     enum:
@@ -50,12 +41,7 @@ cdef extern from "<sys/timerfd.h>" nogil:
 
 cdef extern from "<sys/socket.h>" nogil:
     enum:
-        MSG_NOSIGNAL, SHUT_WR, SOCK_NONBLOCK, SOCK_CLOEXEC, AF_INET, AF_INET6, IPPROTO_TCP
-    ctypedef unsigned socklen_t
-    struct sockaddr:
-        unsigned short sa_family
-    struct sockaddr_storage:
-        unsigned short ss_family
+        MSG_NOSIGNAL, SHUT_WR
     struct msghdr:
         iovec *msg_iov
         size_t msg_iovlen
@@ -63,8 +49,6 @@ cdef extern from "<sys/socket.h>" nogil:
     Py_ssize_t send(int fd, const void *data, size_t n, int flags)
     Py_ssize_t sendmsg(int fd, const msghdr *message, int flags)
     int shutdown(int fd, int how)
-    int accept4(int fd, sockaddr *address, socklen_t *size, int flags)
-    int setsockopt(int fd, int level, int name, const void *value, socklen_t size)
 
 cdef extern from "<sys/ioctl.h>" nogil:
     int ioctl(int fd, unsigned long request, ...)
@@ -76,29 +60,8 @@ cdef extern from "<linux/sockios.h>" nogil:
 cdef extern from "<sys/uio.h>" nogil:
     Py_ssize_t readv(int fd, const iovec *parts, int n)
 
-cdef extern from "<netinet/in.h>" nogil:
-    struct in_addr:
-        uint32_t s_addr
-    struct sockaddr_in:
-        unsigned short sin_port
-        in_addr sin_addr
-    struct in6_addr:
-        uint8_t s6_addr[16]
-    struct sockaddr_in6:
-        unsigned short sin6_port
-        in6_addr sin6_addr
-
-cdef extern from "<arpa/inet.h>" nogil:
-    const char *inet_ntop(int family, const void *address, char *to, socklen_t size)
-    unsigned short ntohs(unsigned short)
-
-cdef extern from "<netinet/tcp.h>" nogil:
-    enum:
-        TCP_NODELAY
-
 
 cdef enum:
-    MOST_ACCEPTS = 64               # in a row from one listener, so that a storm does not stop traffic
     BUSY_ROUND_BYTES = 16384        # a round that read so much looks again before it goes back to the event loop,
     MOST_TURN_US = 2000             # for at most so long
     MOST_UNSETTLED_BYTES = 2097152  # read in one round before what they caused is sent: bounds its latency
@@ -366,70 +329,6 @@ cdef class Socket(Source):
         return out_pending(&self.peer.out)
 
 
-cdef class Listener(Source):
-    """A listening socket; `on_accept(fd, address, port)` for every new connection, which owns the descriptor.
-
-    `on_error(errno)`: the kernel gives no more connections for now; resume() tries again.
-    """
-
-    cdef int on_event(self, uint32_t events) except -1:
-        cdef sockaddr_storage address
-        cdef socklen_t size
-        cdef char text[64]
-        cdef int fd, port, one = 1, _i
-        cdef Socket newest
-        for _i in range(MOST_ACCEPTS):
-            size = sizeof(address)
-            fd = accept4(self.fd, <sockaddr *>&address, &size, SOCK_NONBLOCK | SOCK_CLOEXEC)
-            if fd < 0:
-                if errno == EAGAIN or errno == EINTR or errno == ECONNABORTED:
-                    return 0
-                self.pause()
-                self.on_error(errno)
-                return 0
-            text[0] = 0
-            port = 0
-            if address.ss_family == AF_INET:
-                inet_ntop(AF_INET, &(<sockaddr_in *>&address).sin_addr, text, sizeof(text))
-                port = ntohs((<sockaddr_in *>&address).sin_port)
-            elif address.ss_family == AF_INET6:
-                inet_ntop(AF_INET6, &(<sockaddr_in6 *>&address).sin6_addr, text, sizeof(text))
-                port = ntohs((<sockaddr_in6 *>&address).sin6_port)
-            setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))
-            host = text.decode("ascii")
-            self.reactor.has_accepted = True
-            self.on_accept(fd, host[7:] if host.startswith("::ffff:") else host, port)
-            # Who did not wait for INFO, or waited in the backlog, may have spoken: then one send answers it all.
-            newest = self.reactor.newest
-            if newest is not None and newest.fd == fd and not newest.is_opening:
-                newest.on_event(EPOLLIN)
-            self.reactor.newest = None
-        return 0
-
-    cdef int set_events(self, uint32_t events) except -1:
-        cdef epoll_event event
-        if self.fd >= 0 and self.armed != events:
-            self.armed = event.events = events
-            event.data.ptr = <void *>self
-            epoll_ctl(self.reactor.fd, EPOLL_CTL_MOD, self.fd, &event)
-        return 0
-
-    def pause(self):
-        """Accepts nothing until resume()."""
-        self.set_events(0)
-
-    def resume(self):
-        self.set_events(EPOLLIN)
-
-    def close(self):
-        """Stops listening to it; the descriptor is the caller's again."""
-        cdef epoll_event event
-        if self.fd >= 0:
-            epoll_ctl(self.reactor.fd, EPOLL_CTL_DEL, self.fd, &event)
-            self.fd = -1
-            self.reactor.forget(self)
-
-
 cdef class Tick(Source):
     """The clock of the patient sockets."""
 
@@ -546,14 +445,6 @@ cdef class Reactor:
         peer.out.taken_us = self.box.now_us
         self.newest = socket
         return socket
-
-    def listen(self, int fd, on_accept not None, on_error not None) -> Listener:
-        """Accepts from a non-blocking listening socket, which stays the caller's."""
-        cdef Listener listener = Listener()
-        listener.on_accept = on_accept
-        listener.on_error = on_error
-        self.add(listener, fd, EPOLLIN)
-        return listener
 
     def turn(self):
         """Serves who is ready; goes on while there is much to read, for at most two milliseconds."""

@@ -21,6 +21,7 @@ from broker.info import InfoTemplate, advertised
 from broker.mesh import Mesh
 from shards.clients import Clients
 from shards.exchange import Exchange
+from shards.listener import Listener
 from shards.reactor import Reactor
 from shards.system import System
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from broker.options import Options
     from shards.page import Page
-    from shards.reactor import Listener
 
 logger = logging.getLogger("gnatswarm.shard")
 
@@ -91,10 +91,10 @@ class Shard:
     def listen(self, fds: Iterable[int], websocket_fds: Iterable[int]) -> None:
         """Take clients from these listening sockets, which are ours from here on."""
         for fd in fds:
-            self._listeners.append(self.reactor.listen(fd, self.clients.on_accept, self._on_accept_error))
+            self._listeners.append(Listener(self.reactor, fd, self.clients.on_accept, self._on_accept_error))
             self._listening.append(fd)
         for fd in websocket_fds:
-            self._listeners.append(self.reactor.listen(fd, self.clients.on_accept_websocket, self._on_accept_error))
+            self._listeners.append(Listener(self.reactor, fd, self.clients.on_accept_websocket, self._on_accept_error))
             self._listening.append(fd)
 
     def stop_listening(self) -> None:

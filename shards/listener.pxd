@@ -1,0 +1,13 @@
+# A listening socket in a reactor's set.
+
+cimport cython
+from libc.stdint cimport uint32_t
+
+from shards.reactor cimport Source
+
+
+@cython.final
+cdef class Listener(Source):
+    cdef object on_accept
+    cdef object on_error
+    cdef int set_events(self, uint32_t events) except -1

@@ -1,0 +1,13 @@
+from collections.abc import Callable
+from typing import final
+
+from shards.reactor import Reactor
+
+@final
+class Listener:
+    def __init__(
+        self, reactor: Reactor, fd: int, on_accept: Callable[[int, str, int], None], on_error: Callable[[int], None]
+    ) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def close(self) -> None: ...
