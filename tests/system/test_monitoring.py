@@ -374,6 +374,34 @@ async def test_prometheus_reads_the_metrics_and_they_are_the_broker(monitored):
     assert "gnatswarm_subject_messages" not in pages.get("/metrics?subjects=0").text
 
 
+async def test_the_traffic_of_accounts_is_counted_apart(start_broker, cluster_of):
+    users = "A { users [ {user: a, pass: a} ] }, B { users [ {user: b, pass: b} ] }, C { users [ {user: c, pass: c} ] }"
+    broker = start_broker(args=["-m", "-1"], config=f"accounts {{ {users} }}\n")
+    pages, cluster = Pages.of(broker), cluster_of(broker)
+    counted = {}
+    for name, msgs in (("a", 30), ("b", 50)):
+        clients = await cluster.clients(2, on_different_shards=True, connect={"user": name, "pass": name})
+        got, payload_bytes = await deliver(clients[:1], clients[1:], msgs)
+        counted[name.upper()] = {"msgs": got, "bytes": payload_bytes}
+    leaver = await cluster.client({"user": "a", "pass": "a"})
+    await leaver.talk("PUB x 2\r\nhi\r\nPING\r\n", expect_last="PONG\r\n")
+    leaver.shut_writing()
+    await leaver.wait_closed()
+
+    def shown(page: Any) -> dict[str, Any]:
+        return {row["acc"]: row for row in page["account_statz"]}
+
+    page = shown(await pages.wait("/accstatz", lambda page: shown(page)["A"]["conns"] == 2))
+    assert page.keys() == {"A", "B"}
+    assert page["A"]["sent"] == counted["A"]
+    assert page["A"]["received"] == {"msgs": 31, "bytes": counted["A"]["bytes"] + 2}
+    assert page["B"]["sent"] == page["B"]["received"] == counted["B"]
+    assert page["B"]["conns"] == 2
+    everyone = shown(pages.json("/accstatz?unused=1"))
+    assert everyone.keys() == {"$G", "$SYS", "A", "B", "C"}
+    assert everyone["C"]["conns"] == everyone["C"]["received"]["msgs"] == 0
+
+
 @pytest.mark.kinds("gnatswarm-2")
 class TestAccess:
     """Who may see the pages, where, and how much they may ask."""
