@@ -87,6 +87,14 @@ def count(text: str) -> int:
     return int(match[1].replace(",", "").replace("_", "")) * {"": 1, "k": 1000, "m": 1_000_000}[match[2].lower()]
 
 
+def rate(text: str) -> float:
+    """`2000`, `0.5`, `50k`, `1.5M`: a second."""
+    match = re.fullmatch(r"([+-]?[\d_,]*\.?\d+(?:e\d+)?)([kKmM]?)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is no rate (write 2000, 50k or 1.5M)")
+    return float(match[1].replace(",", "")) * {"": 1, "k": 1000, "m": 1_000_000}[match[2].lower()]
+
+
 def arguments() -> argparse.ArgumentParser:
     """The command line."""
     kinds = "\n".join(f"  {name:14} {text}" for name, (_, text) in WORK.items())
@@ -111,7 +119,7 @@ def arguments() -> argparse.ArgumentParser:
     add("-n", "--messages", type=count, metavar="N", help="per publisher, instead of --seconds")
     add("-t", "--seconds", type=float, metavar="S", help="how long; with --messages how long at most")
     add("--size", type=size_bytes, metavar="BYTES", help="of a payload (default 16)")
-    add("--rate", type=float, metavar="N", help="messages a second, all publishers together (latency, churn)")
+    add("--rate", type=rate, metavar="N", help="messages a second, all publishers together (latency, churn)")
     add("--subjects", type=count, metavar="N", help="rotate through so many subjects, subscribers use a wildcard")
     add("--subject", metavar="NAME", help="default foo")
     add("--write", type=size_bytes, metavar="BYTES", help="of one write (default 64k; 1: each message by itself)")
@@ -239,7 +247,8 @@ def _measure(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
     is_quiet = options.quiet or "-" in (options.json, options.csv)
     for scenario in scenarios:
         for _ in range(options.repeat or 1):
-            result = measure(scenario, target, options.processes, _progress(scenario.name, is_quiet))
+            again = replace(target, was_measured=bool(results))
+            result = measure(scenario, again, options.processes, _progress(scenario.name, is_quiet))
             results.append(result)
             if not is_quiet:
                 if len(results) == 1:
@@ -293,6 +302,12 @@ def _progress(label: str, is_quiet: bool) -> Progress | None:
 
 def _compare(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
     specs = [ServerSpec.parse(text) for text in options.server] if options.server else default_specs()
+    if options.server_pid:
+        raise ValueError("--server-pid: a comparison finds the processes itself, by their ports")
+    if options.creds:
+        if not any(spec.url for spec in specs):
+            raise ValueError("--creds: in a comparison it is for servers given by their address, and there is none")
+        specs = [replace(spec, credentials=Credentials.from_file(options.creds)) for spec in specs]
     labels = [spec.label for spec in specs]
     if len(specs) < 2 or len(set(labels)) < len(labels):
         raise ValueError("--compare needs two servers or more, each with a name of its own")

@@ -97,6 +97,7 @@ def compare(
         servers = {spec.label: stack.enter_context(Server(spec)).start() for spec in specs}
         for label, server in servers.items():
             comparison.versions[label] = server.version
+        used: set[str] = set()  # servers that have held connections of a run
 
         def take_turn(scenario: Scenario, spec: ServerSpec) -> Result | None:
             key = (scenario.name, spec.label)
@@ -108,7 +109,8 @@ def compare(
                 if scenario.kind in MEMORY_KINDS and spec.command:
                     with Server(spec).start() as fresh:
                         return measure(scenario, fresh.target(congestion_control), 1, on_progress)
-                target = servers[spec.label].target(congestion_control)
+                target = servers[spec.label].target(congestion_control, spec.label in used)
+                used.add(spec.label)
                 return measure(scenario, target, generator_processes, on_progress)
             except NatsError as error:
                 comparison.skipped[key] = str(error)

@@ -1,4 +1,8 @@
+from collections.abc import Callable
+
 from loadtest.board import Board
 
-def dial_many(family: int, address: bytes, count: int, before: bytes, behind: bytes) -> tuple[list[int], int]: ...
+def dial_many(
+    family: int, address: bytes, count: int, before: bytes | Callable[[bytes], bytes], behind: bytes
+) -> tuple[list[int], int]: ...
 def churn(board: Board, index: int, descriptor: int, seconds: float) -> tuple[int, int]: ...

@@ -7,7 +7,7 @@ never overrun. Nothing is read beyond what a log-in needs.
 
 from libc.errno cimport errno
 from libc.stdint cimport int64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, strlen
 from posix.unistd cimport close as close_fd
 
 from loadtest.board cimport Board, board_write
@@ -51,10 +51,11 @@ cdef enum:
     BATCHES_AHEAD = 2
 
 
-def dial_many(int family, bytes address, int count, bytes before, bytes behind):
+def dial_many(int family, bytes address, int count, object before, bytes behind):
     """Open `count` connections and log each in with `before`, its number, `behind`.
 
-    The hello must end in PING. Returns descriptors and nanoseconds; LoadFailed when the server will not have them all.
+    The hello must end in PING. `before` is bytes, or a function that makes them from the INFO line: who signs the
+    server's nonce has to read that first, which costs each connection a round trip and a signature. Returns descriptors and nanoseconds; LoadFailed when the server will not have them all.
     """
     cdef list opened = []
     cdef int64_t start = now_ns()
@@ -64,7 +65,8 @@ def dial_many(int family, bytes address, int count, bytes before, bytes behind):
             for number in range(first, min(first + BATCH, count)):
                 fd = dial(family, address, number)
                 opened.append(fd)
-                hello = before + str(number).encode() + behind
+                greeting = before if type(before) is bytes else before(read_info(fd, number))
+                hello = <bytes>greeting + str(number).encode() + behind
                 send_all(fd, <char *>hello, len(hello))
             for number in range(first, min(first + BATCH, count)):
                 wait_pong(<int>opened[number], number)
@@ -93,10 +95,22 @@ cdef int dial(int family, bytes address, int number) except -1:
 
 
 cdef int wait_pong(int fd, int number) except -1:
+    wait_answer(fd, number, b"PONG\r\n")
+    return 0
+
+
+cdef bytes read_info(int fd, int number):
+    """The first line that the server sends."""
+    return wait_answer(fd, number, b"\r\n").partition(b"\r\n")[0]
+
+
+cdef bytes wait_answer(int fd, int number, const char *wanted):
+    """What comes until `wanted` is in it."""
     cdef char answer[ANSWER_BYTES]
     cdef Py_ssize_t filled = 0
     cdef Py_ssize_t got
-    while memmem(answer, filled, b"PONG\r\n", 6) == NULL:
+    cdef size_t wanted_size = strlen(wanted)
+    while memmem(answer, filled, wanted, wanted_size) == NULL:
         got = recv(fd, answer + filled, ANSWER_BYTES - filled, 0)
         if got > 0:
             filled += got
@@ -106,7 +120,7 @@ cdef int wait_pong(int fd, int number) except -1:
         if got <= 0 or filled == ANSWER_BYTES:
             why = "closed it" if got == 0 else "did not answer within 5 s"
             raise LoadFailed(f"the server took connection {number + 1:,} and {why} (its own descriptor limit?)")
-    return 0
+    return answer[:filled]
 
 
 def churn(Board board, int index, int descriptor, double seconds):

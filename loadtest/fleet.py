@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from loadtest import processes
+from loadtest.credentials import BadCredentials
 from loadtest.errors import LoadFailed, NatsError
 
 _PR_SET_PDEATHSIG = 1
@@ -91,14 +93,15 @@ def _live(make: Callable[[], Job], channel: socket.socket, parent: int) -> None:
             job = make()
             say(ready=True)
             channel.recv(16)
-            before_ns = time.process_time_ns()
+            before, before_ns = processes.read_cpu([os.getpid()]), time.process_time_ns()
             job.run()
             used_ns = time.process_time_ns() - before_ns
+            waited_ns = processes.usage(before, processes.read_cpu([os.getpid()])).wait_ns
             say(done=True)
             channel.recv(16)
-            say(result={**job.result(), "cpu_ns": used_ns})
+            say(result={**job.result(), "cpu_ns": used_ns, "waited_ns": waited_ns})
             channel.recv(16)
-        except (NatsError, OSError, MemoryError) as error:
+        except (NatsError, BadCredentials, OSError, MemoryError) as error:
             say(failed=str(error) or type(error).__name__)
             channel.recv(16)
     finally:

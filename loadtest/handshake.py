@@ -12,11 +12,13 @@ import ssl
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from loadtest.credentials import Address, Credentials
-from loadtest.errors import AuthenticationError, NatsError, Refused, ServerError
+from loadtest.credentials import Address, BadCredentials, Credentials
+from loadtest.errors import AuthenticationError, LoadFailed, NatsError, Refused, ServerError
 from loadtest.wireparser import Err, Frame, Info, Parser, Pong, ProtocolViolation
 
 READ_BYTES = 256 * 1024
+# What `gnatswarm bench` cannot do, behind "TLS, which".
+PLAIN_ONLY = "the compiled generator does not speak: use locust (tls:// and --tlsca), or give bench a plain port"
 
 
 class Opened(NamedTuple):
@@ -35,9 +37,14 @@ def log_in(
     timeout_s: float = 5.0,
     congestion_control: str = "",
     tls: ssl.SSLContext | None = None,
+    is_plain_only: bool = False,
+    tls_first: bool = False,
 ) -> Opened:
     """Connect, read INFO, send CONNECT with `keys` and the credentials', wait for a PONG.
 
+    `tls_first`: the handshake comes before INFO, as servers with `handshake_first` want it.
+
+    `is_plain_only`: for those who go on with the bare descriptor; a server that requires TLS is a LoadFailed.
     `headers` and `no_responders` are sent as the server allows them. Refused, AuthenticationError, ServerError,
     BadCredentials or ProtocolViolation.
     """
@@ -46,7 +53,7 @@ def log_in(
     except OSError as error:
         raise Refused(f"{address}: cannot connect: {reason(error)}") from None
     try:
-        return _converse(sock, address, credentials, keys, tls)
+        return _converse(sock, address, credentials, keys, tls, is_plain_only, tls_first)
     except OSError as error:
         sock.close()
         raise Refused(f"{address}: while logging in: {reason(error)}") from None
@@ -76,13 +83,21 @@ def _converse(
     credentials: Credentials,
     keys: Mapping[str, Any],
     tls: ssl.SSLContext | None,
+    is_plain_only: bool,
+    tls_first: bool,
 ) -> Opened:
     parser = Parser()
+    if tls_first:
+        sock = (tls or ssl.create_default_context()).wrap_socket(sock, server_hostname=address.host)
     frames = _frames_until(sock, parser, Info)
     first = frames.pop(0)
     if not isinstance(first, Info):
         raise as_error(first, address)
-    if address.tls or first.keys.get("tls_required"):
+    if not tls_first and (address.tls or first.keys.get("tls_required")):
+        if is_plain_only:
+            raise LoadFailed(f"{address}: the server requires TLS, which {PLAIN_ONLY}")
+        if not (first.keys.get("tls_required") or first.keys.get("tls_available")):
+            raise Refused(f"{address}: tls:// asks for TLS, which this server does not offer")
         sock = (tls or ssl.create_default_context()).wrap_socket(sock, server_hostname=address.host)
     has_headers = bool(first.keys.get("headers"))
     words = {
@@ -98,6 +113,28 @@ def _converse(
         if isinstance(frame, Err):
             raise as_error(frame, address)
     return Opened(sock, parser, first.keys, [frame for frame in frames if not isinstance(frame, Pong)])
+
+
+def tls_context(ca: str = "", certificate: str = "", key: str = "") -> ssl.SSLContext:
+    """Trust in `ca` ("": the system's), and a certificate of our own with its key; BadCredentials with the file."""
+    if key and not certificate:
+        raise BadCredentials(f"{key}: a key without its certificate")
+    try:
+        context = ssl.create_default_context(cafile=ca or None)
+    except OSError as error:  # SSLError is one
+        raise BadCredentials(f"{ca}: cannot be used as trusted certificates: {reason(error)}") from None
+    if certificate:
+        try:
+            context.load_cert_chain(certificate, key or None, password=_no_password)
+        except OSError as error:
+            where = f"{certificate}, {key}" if key else certificate
+            raise BadCredentials(f"{where}: cannot be used as certificate and key: {reason(error)}") from None
+    return context
+
+
+def _no_password() -> str:
+    """Instead of a question on the terminal."""
+    return ""
 
 
 def _frames_until(sock: socket.socket, parser: Parser, wanted: type[Frame]) -> list[Frame]:

@@ -78,7 +78,9 @@ LOOPS: dict[str, Callable[[Board, int, Share], Flow | RoundTrip | Paced]] = {
 class Dial:
     """Many connections, made at once and held until the result is asked for."""
 
-    def __init__(self, family: int, address: bytes, count: int, before: bytes, behind: bytes) -> None:
+    def __init__(
+        self, family: int, address: bytes, count: int, before: bytes | Callable[[bytes], bytes], behind: bytes
+    ) -> None:
         self._arguments = (family, address, count, before, behind)
         self._opened: list[int] = []
         self._took_ns = 0

@@ -9,6 +9,7 @@ of these it is `mixed`: what well-behaved clients do, side by side.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Iterable
@@ -16,12 +17,14 @@ from dataclasses import replace
 from typing import Any
 
 from locust import events, tag, task
+from locust.exception import StopUser
 from locust.runners import WorkerRunner
 
 from loadtest import natswire
 from loadtest.correctness import Stamp
+from loadtest.credentials import parse_url
 from loadtest.distributions import Zipf, payload_sizes
-from loadtest.natswire import Message
+from loadtest.natswire import BadCredentials, Credentials, Message, Settings
 from loadtest.users import STAMP_BYTES, NatsUser
 
 MIXED = ("fanout", "request", "queue", "telemetry", "chat")
@@ -30,6 +33,23 @@ SCENARIOS = (*MIXED, "storm", "slow")
 JOB_DEADLINE_S = 5.0
 # Until the users that answer have started.
 SUBSCRIBER_DEADLINE_S = 10.0
+
+
+# What it takes to be let in; beside user, password or token in the URL. The variables are those of the nats command.
+FILES = (
+    ("--creds", "NATS_CREDS", "a .creds file or an nkey seed to log in with"),
+    ("--tlsca", "NATS_CA", "certificates to trust with tls:// (default: the system's)"),
+    ("--tlscert", "NATS_CERT", "our own certificate, for servers that want one"),
+    ("--tlskey", "NATS_KEY", "its key"),
+)
+
+
+@functools.cache
+def settings_from(creds: str, ca: str, certificate: str, key: str) -> Settings:
+    """NatsUser's settings with these files; BadCredentials."""
+    credentials = Credentials.from_file(creds) if creds else NatsUser.settings.credentials
+    tls = natswire.tls_context(ca, certificate, key) if ca or certificate or key else None
+    return replace(NatsUser.settings, credentials=credentials, tls=tls)
 
 
 def add_options(parser: Any) -> None:
@@ -41,6 +61,8 @@ def add_options(parser: Any) -> None:
     add("--payload", default="", env_var="NATS_PAYLOAD", help="bytes: 256, 16-4096 or lognormal:256:1.0")
     add("--subjects", type=int, default=100, env_var="NATS_SUBJECTS", help="how many different subjects (or rooms)")
     add("--zipf", type=float, default=1.0, env_var="NATS_ZIPF", help="how much some are preferred; 0: not at all")
+    for flag, variable, what in FILES:
+        add(flag, default="", metavar="FILE", env_var=variable, include_in_web_ui=False, help=what)
     add("--even", action="store_true", env_var="NATS_EVEN", help="evenly spaced messages, instead of Poisson arrivals")
 
 
@@ -66,9 +88,12 @@ def choose_users(environment: Any, **_: Any) -> None:
         names = wanted_scenarios(options.scenario, options.tags or ())
         payload_sizes(options.payload or "16")
         Zipf(options.subjects, options.zipf)
-        if options.rate < 0:
+        if not 0 <= options.rate < float("inf"):
             raise ValueError("--rate is 0 or more")
-    except ValueError as error:
+        if options.host:
+            parse_url(options.host)
+        settings_from(options.creds, options.tlsca, options.tlscert, options.tlskey)
+    except (ValueError, BadCredentials) as error:
         raise SystemExit(f"locust: {error}") from None
     if "mixed" in (options.tags or ()):
         options.tags = [*options.tags, *MIXED]
@@ -88,6 +113,11 @@ class ScenarioUser(NatsUser):
 
     def on_start(self) -> None:
         options = self.environment.parsed_options
+        try:
+            self.settings = settings_from(options.creds, options.tlsca, options.tlscert, options.tlskey)
+        except BadCredentials as error:  # of a worker that has not got its master's files
+            self.record("CONNECT", "connect", 0.0, failure=error)
+            raise StopUser from None
         if options.rate:
             self.rate_per_s = options.rate
         self.is_poisson = not options.even

@@ -35,7 +35,7 @@ from loadtest.errors import (
     RequestTimeout,
     ServerError,
 )
-from loadtest.handshake import READ_BYTES, as_error, log_in, reason
+from loadtest.handshake import READ_BYTES, as_error, log_in, reason, tls_context
 from loadtest.message import Message, header_block
 from loadtest.subscription import Subscription
 from loadtest.wireparser import Err, Frame, Info, Msg, Parser, Ping, Pong, ProtocolViolation
@@ -56,6 +56,7 @@ __all__ = [
     "Settings",
     "Subscription",
     "connect",
+    "tls_context",
 ]
 
 logger = logging.getLogger("gnatswarm.loadtest")
@@ -75,6 +76,7 @@ class Settings:
     echo: bool = True
     no_responders: bool = True
     tls: ssl.SSLContext | None = None  # for tls:// and servers that require it; None: the system's trust
+    tls_first: bool = False  # the handshake before INFO: for servers with handshake_first
     timeout_s: float = 5.0  # connecting, and how long a full socket may refuse to take anything
     ping_interval_s: float = 30.0  # idle; after two pings without an answer the connection is given up
     max_reconnects: int = 0  # attempts after a lost connection; 0: none, -1: for ever
@@ -310,7 +312,15 @@ class Client:
             "protocol": 1,
             "no_responders": settings.no_responders,
         }
-        opened = log_in(address, credentials, keys, settings.timeout_s, settings.congestion_control, settings.tls)
+        opened = log_in(
+            address,
+            credentials,
+            keys,
+            settings.timeout_s,
+            settings.congestion_control,
+            settings.tls,
+            tls_first=settings.tls_first,
+        )
         self.info = opened.info
         with self._lock:
             self._parser = opened.parser

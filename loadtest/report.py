@@ -178,7 +178,7 @@ def _notes(comparison: Comparison) -> list[str]:
                     " the rate is its own, and the server could do more"
                 )
             for text in sorted({note for result in results for note in result.notes}):
-                if text.startswith(("wrong", "impossible")):
+                if text.startswith(("wrong", "impossible", "the memory")):
                     notes.append(f"{scenario.name} on {spec.label}: {text}")
     late = [result for result in comparison.results if any("was late" in note for note in result.notes)]
     if late:

@@ -25,7 +25,7 @@ from typing import Any, Self
 from loadtest import processes
 from loadtest.credentials import ANONYMOUS, Address, Credentials, parse_url
 from loadtest.errors import LoadFailed, NatsError
-from loadtest.handshake import log_in
+from loadtest.handshake import PLAIN_ONLY, log_in
 from loadtest.measure import Target, find_pids
 
 START_DEADLINE_S = 20.0
@@ -43,6 +43,7 @@ class ServerSpec:
     label: str
     command: tuple[str, ...] = ()
     url: str = ""
+    credentials: Credentials = ANONYMOUS  # for an address; what stands in the URL wins
 
     @classmethod
     def parse(cls, text: str) -> ServerSpec:
@@ -95,16 +96,20 @@ class Server:
         """Start it, or find it, and wait until it takes clients; LoadFailed."""
         if self.spec.url:
             self.address, self.credentials = parse_url(self.spec.url)
+            if self.credentials == ANONYMOUS:
+                self.credentials = self.spec.credentials
+            if self.address.tls:
+                raise LoadFailed(f"{self.spec.label}: {self.address}: tls:// asks for TLS, which {PLAIN_ONLY}")
         else:
             self._launch()
         self.info = self._wait_ready()
         self.shards = self._count_shards() if "shard" in self.info else 0
         return self
 
-    def target(self, congestion_control: str = "") -> Target:
+    def target(self, congestion_control: str = "", was_measured: bool = False) -> Target:
         """What measure() wants to know of it."""
         pids = (self._process.pid,) if self._process else find_pids(self.address)
-        return Target(self.spec.label, self.address, self.credentials, pids, congestion_control)
+        return Target(self.spec.label, self.address, self.credentials, pids, congestion_control, was_measured)
 
     @property
     def version(self) -> str:
@@ -162,7 +167,7 @@ class Server:
         until = time.monotonic() + START_DEADLINE_S
         while True:
             try:
-                opened = log_in(self.address, self.credentials, _KEYS)
+                opened = log_in(self.address, self.credentials, _KEYS, is_plain_only=True)
             except NatsError as error:
                 if self._process is None:
                     raise LoadFailed(f"{self.spec.label}: {error}") from None

@@ -93,10 +93,10 @@ class NatsUser(User):
         """A connection, recorded as CONNECT; tried again as long as there is none."""
         while True:
             start_s = time.perf_counter()
-            client = Client(self.host or NatsUser.host, settings or self._reporting(self.settings))
             try:
+                client = Client(self.host or NatsUser.host, settings or self._reporting(self.settings))
                 client.connect()
-            except (NatsError, natswire.BadCredentials) as error:
+            except (NatsError, natswire.BadCredentials, natswire.ProtocolViolation, ValueError) as error:
                 self.record("CONNECT", "connect", time.perf_counter() - start_s, failure=error)
                 time.sleep(CONNECT_AGAIN_S)
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nkeys
 import pytest
 
 from loadtest import processes
@@ -187,6 +189,40 @@ def test_login_is_refused(start_broker: Callable[..., Broker]):
     assert run["units"] == 10
 
 
+@pytest.fixture
+def seed(tmp_path: Path) -> tuple[str, str]:
+    """The file of an nkey's seed, and its public key."""
+    made = nkeys.encode_seed(b"0123456789abcdef0123456789abcdef", nkeys.PREFIX_BYTE_USER)
+    path = tmp_path / "user.nk"
+    path.write_text(f"{made.decode()}\n")
+    return str(path), nkeys.from_seed(bytearray(made)).public_key.decode()
+
+
+@pytest.mark.parametrize("work", ["idle --connections 100", "connect --connections 100", "pubsub -n 1000"])
+def test_an_nkey_signs_the_nonce_of_every_connection(
+    start_broker: Callable[..., Broker], seed: tuple[str, str], work: str
+):
+    path, public = seed
+    broker = start_broker(config=f"authorization {{ users [ {{ nkey: {public} }} ] }}")
+    assert "Authorization Violation" in failure(*work.split(), "-s", broker.url)
+    (run,) = measured(*work.split(), "--creds", path, "-s", broker.url)
+    assert run["units"] >= 100 and run["is_ok"]
+
+
+@pytest.mark.parametrize("work", ["pub", "connect"])
+def test_tls_is_refused_by_the_compiled_generator_with_a_way_out(work: str):
+    said = failure(work, "-s", "tls://127.0.0.1:1")
+    assert said.startswith("127.0.0.1:1: tls:// asks for TLS, which the compiled generator does not speak: use locust")
+    with BadServer(info=b'INFO {"tls_required":true} \r\n') as server:
+        said = failure(work, "-s", server.url)
+    assert "the server requires TLS, which the compiled generator does not speak: use locust" in said
+
+
+def test_memory_of_a_server_that_was_measured_before_says_so(broker: Broker):
+    runs = measured(*["idle", "--connections", "50", "--repeat", "2", "-s"], broker.url)
+    assert [any(note.startswith("the memory may be too low") for note in run["notes"]) for run in runs] == [False, True]
+
+
 def test_a_connection_too_many_is_said(start_broker: Callable[..., Broker]):
     broker = start_broker(config="max_connections: 20")
     assert "maximum connections exceeded" in failure("connect", "--connections", "50", "-s", broker.url)
@@ -215,10 +251,34 @@ def judged(**numbers: Any) -> Result:
 
 @pytest.mark.parametrize(
     ("generator", "server", "is_bound"),
-    [(0.95, 0.5, True), (0.95, None, True), (0.5, 0.95, False), (0.95, 0.95, False)],
+    [
+        ({"cpu": 0.95}, {"cpu": 0.5}, True),
+        ({"cpu": 0.95}, {}, True),
+        ({"cpu": 0.5}, {"cpu": 0.95}, False),
+        ({"cpu": 0.95}, {"cpu": 0.95}, False),
+        # Never idle, on a machine that gave it half a core.
+        ({"cpu": 0.55, "waited": 0.4}, {"cpu": 0.3, "waited": 0.1}, True),
+        ({"cpu": 0.55, "waited": 0.4}, {"cpu": 0.6, "waited": 0.35}, False),
+        # Four shards half asleep are more than a core together, and none of them at its end.
+        ({"cpu": 0.95}, {"cpu": 1.6, "busiest": 0.5}, True),
+        ({"cpu": 0.95}, {"cpu": 1.6, "busiest": 0.97}, False),
+        # A machine without a free core is not the generator's fault.
+        ({"cpu": 0.95}, {"cpu": 14.5, "busiest": 0.6}, False),
+    ],
 )
-def test_a_run_that_measured_the_generator_says_so(generator: float, server: float | None, is_bound: bool):
-    result = judged(generator_cpu_shares=[0.1, generator], server_cpu_share=server)
+def test_a_run_that_measured_the_generator_says_so(
+    monkeypatch: pytest.MonkeyPatch, generator: dict[str, float], server: dict[str, float], is_bound: bool
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    numbers = {
+        "server_cpu_share": server.get("cpu"),
+        "server_busiest_share": server.get("busiest", server.get("cpu")),
+        "server_waited_share": server.get("waited"),
+    }
+    shares = {"generator_cpu_shares": [0.1, generator["cpu"]]}
+    if "waited" in generator:
+        shares["generator_waited_shares"] = [0.0, generator["waited"]]
+    result = judged(**shares, **numbers)
     assert result.is_generator_bound is is_bound
     assert any(note.startswith("this measured the generator") for note in result.notes) is is_bound
 
@@ -242,6 +302,11 @@ def test_a_late_generator_says_so():
         ("pub --size 100M", "payload: 0 to"),
         ("pub -P 0", "neither a publisher nor a subscriber"),
         ("pub --frobnicate", "unrecognized arguments"),
+        ("latency --rate 5x", "is no rate"),
+        ("latency --rate nan", "is no rate"),
+        ("--compare --server-pid 1", "finds the processes itself"),
+        ("--compare --creds x --server a={port} --server b={port}", "servers given by their address"),
+        ("--compare --server a=tls://127.0.0.1:1 --server b=nats://127.0.0.1:1", "a: 127.0.0.1:1: tls:// asks for TLS"),
         ("pub -s http://127.0.0.1", "begins with nats://"),
         ("pub -s nats://127.0.0.1:99999", "the port is no number"),
         ("pub -t 0", "seconds: more than 0"),

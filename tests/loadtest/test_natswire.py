@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import queue
-import shutil
 import signal
-import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import nkeys
 import pytest
@@ -17,6 +19,7 @@ import pytest
 from loadtest import natswire
 from loadtest.natswire import Client, Message, Settings
 from tests.loadtest.bad_server import INFO, BadServer
+from tests.support.authority import Authority
 from tests.support.servers import Broker, wait_until
 
 StartBroker = Callable[..., Broker]
@@ -209,19 +212,104 @@ def test_a_creds_file_is_a_jwt_and_a_seed(tmp_path: Path):
         natswire.Credentials.from_file(str(path))
 
 
-@pytest.mark.kinds("nats-server")
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-def test_tls(start_broker: StartBroker, tmp_path: Path):
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*make, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    broker = start_broker(args=["--tls", "--tlscert", str(certificate), "--tlskey", str(key)])
-    trust = ssl.create_default_context(cafile=str(certificate))
-    with natswire.connect(f"tls://127.0.0.1:{broker.port}", Settings(tls=trust)) as client:
+def jwt(issuer: nkeys.KeyPair, subject: nkeys.KeyPair, kind: str, name: str) -> str:
+    """A decentralised JWT of version 2, as the tool nsc makes them."""
+
+    def part(words: dict[str, Any]) -> str:
+        return base64.urlsafe_b64encode(json.dumps(words).encode()).rstrip(b"=").decode()
+
+    claims: dict[str, Any] = {
+        "jti": name,
+        "iat": 1,
+        "iss": issuer.public_key.decode(),
+        "name": name,
+        "sub": subject.public_key.decode(),
+    }
+    claims["nats"] = {"type": kind, "version": 2, **({"subs": -1, "data": -1, "payload": -1} if kind == "user" else {})}
+    if kind == "account":
+        claims["nats"]["limits"] = {"subs": -1, "data": -1, "payload": -1, "conn": -1, "imports": -1, "exports": -1}
+    signed = f"{part({'typ': 'JWT', 'alg': 'ed25519-nkey'})}.{part(claims)}"
+    return f"{signed}.{base64.urlsafe_b64encode(issuer.sign(signed.encode())).rstrip(b'=').decode()}"
+
+
+@pytest.mark.kinds("nats-server")  # ours knows no operators
+def test_a_jwt_and_its_key_log_in(start_broker: StartBroker, tmp_path: Path):
+    def pair(letter: bytes, prefix: int) -> tuple[bytes, nkeys.KeyPair]:
+        seed = nkeys.encode_seed(letter * 32, prefix)
+        return seed, nkeys.from_seed(bytearray(seed))
+
+    _, operator = pair(b"o", nkeys.PREFIX_BYTE_OPERATOR)
+    _, account = pair(b"a", nkeys.PREFIX_BYTE_ACCOUNT)
+    seed, user = pair(b"u", nkeys.PREFIX_BYTE_USER)
+    config = f"""
+        operator: {jwt(operator, operator, "operator", "o")}
+        resolver: MEMORY
+        resolver_preload: {{ {account.public_key.decode()}: {jwt(operator, account, "account", "a")} }}
+    """
+    broker = start_broker(config=config)
+    path = tmp_path / "user.creds"
+    path.write_text(
+        f"-----BEGIN NATS USER JWT-----\n{jwt(account, user, 'user', 'u')}\n------END NATS USER JWT------\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{seed.decode()}\n------END USER NKEY SEED------\n"
+    )
+    with natswire.connect(broker.url, Settings(credentials=natswire.Credentials.from_file(str(path)))) as client:
         client.flush()
+    words = [sys.executable, "-P", "-m", "loadtest.bench", "connect", "--connections", "70", "-s", broker.url, "-q"]
+    assert subprocess.run([*words, "--creds", str(path)], timeout=60, check=False).returncode == 0
+    with pytest.raises(natswire.AuthenticationError, match="Authorization Violation"):
+        natswire.connect(broker.url)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def test_tls(start_broker: StartBroker, authority: Authority):
+    broker = start_broker(config=f"tls {{ {authority.server().lines} }}")
+    trust = Settings(tls=natswire.tls_context(str(authority.path)))
+    for url in (f"tls://127.0.0.1:{broker.port}", broker.url):  # who is not asked for it, sees it in INFO
+        with natswire.connect(url, trust) as client:
+            subscription = client.subscribe("big")
+            client.publish("big", bytes(500_000))
+            assert len(subscription.next().payload) == 500_000
     with pytest.raises(natswire.Refused, match="certificate verify failed"):
         natswire.connect(f"tls://127.0.0.1:{broker.port}")
+
+
+def test_a_certificate_of_our_own(start_broker: StartBroker, authority: Authority):
+    broker = start_broker(config=f'tls {{ {authority.server().lines}, ca_file: "{authority.path}", verify: true }}')
+    own = authority.client()
+    context = natswire.tls_context(str(authority.path), str(own.cert), str(own.key))
+    with natswire.connect(f"tls://127.0.0.1:{broker.port}", Settings(tls=context)) as client:
+        client.flush()
+    with pytest.raises(natswire.Refused, match="while logging in"):
+        natswire.connect(f"tls://127.0.0.1:{broker.port}", Settings(tls=natswire.tls_context(str(authority.path))))
+
+
+@pytest.mark.kinds("gnatswarm-1")  # nats-server has it from 2.10 on
+def test_the_handshake_before_info(start_broker: StartBroker, authority: Authority):
+    broker = start_broker(config=f"tls {{ {authority.server().lines}, handshake_first: true }}")
+    settings = Settings(tls=natswire.tls_context(str(authority.path)), tls_first=True)
+    with natswire.connect(f"tls://127.0.0.1:{broker.port}", settings) as client:
+        client.flush()
+
+
+def test_tls_where_there_is_none_is_said(broker: Broker):
+    with pytest.raises(natswire.Refused, match="tls:// asks for TLS, which this server does not offer"):
+        natswire.connect(f"tls://127.0.0.1:{broker.port}")
+
+
+def test_certificates_that_cannot_be_used_are_named(authority: Authority, tmp_path: Path):
+    own = authority.client()
+    for words, why in [
+        (("/nonexistent.pem",), "/nonexistent.pem: cannot be used as trusted certificates: no such file"),
+        ((str(own.key),), "cannot be used as trusted certificates"),
+        (("", str(authority.path), str(own.key)), "cannot be used as certificate and key"),
+        (("", "", str(own.key)), "a key without its certificate"),
+    ]:
+        with pytest.raises(natswire.BadCredentials, match=why):
+            natswire.tls_context(*words)
 
 
 # ------------------------------------------------------------------------------------------------ lost connections
