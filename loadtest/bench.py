@@ -109,7 +109,13 @@ def arguments() -> argparse.ArgumentParser:
     add("what", nargs="?", metavar="what", help="the kind of work (above)")
     which = parser.add_argument_group("the server")
     add = which.add_argument
-    add("-s", "--server", action="append", metavar="URL", help=f"default {DEFAULT_URL}; with --compare LABEL=…")
+    add(
+        "-s",
+        "--server",
+        action="append",
+        metavar="URL",
+        help=f"default $NATS_URL, {DEFAULT_URL}; with --compare LABEL=…",
+    )
     add("--creds", metavar="FILE", help="a .creds file or an nkey seed to log in with")
     add("--server-pid", type=int, metavar="PID", help="whose CPU and memory count (default: who listens on the port)")
     work = parser.add_argument_group("the work")
@@ -235,7 +241,7 @@ def _scenarios(options: argparse.Namespace) -> list[Scenario]:
 
 
 def _measure(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
-    servers = options.server or [DEFAULT_URL]
+    servers = options.server or [os.environ.get("NATS_URL") or DEFAULT_URL]
     if len(servers) > 1:
         raise ValueError("--server: several servers are for --compare")
     address, credentials = parse_url(servers[0])

@@ -55,14 +55,27 @@ def settings_from(creds: str, ca: str, certificate: str, key: str) -> Settings:
 def add_options(parser: Any) -> None:
     """Our own options, on the command line and on the web page."""
     group = parser.add_argument_group("NATS scenarios")
-    add = group.add_argument
-    add("--scenario", default="", env_var="NATS_SCENARIO", help=f"{', '.join(SCENARIOS)} or mixed; several with commas")
+
+    def add(flag: str, is_on_page: bool = True, **words: Any) -> None:
+        # What locust's parser does for its own options, a group of it does not.
+        option = group.add_argument(flag, **words)
+        option.include_in_web_ui = is_on_page
+        option.is_secret = option.is_required = option.is_multiple = False
+
+    # Not on the page: the users of the others are left out before it is there.
+    add(
+        "--scenario",
+        is_on_page=False,
+        default="",
+        env_var="NATS_SCENARIO",
+        help=f"{', '.join(SCENARIOS)} or mixed; several with commas",
+    )
     add("--rate", type=float, default=0.0, env_var="NATS_RATE", help="messages a second of each user (0: its own)")
     add("--payload", default="", env_var="NATS_PAYLOAD", help="bytes: 256, 16-4096 or lognormal:256:1.0")
     add("--subjects", type=int, default=100, env_var="NATS_SUBJECTS", help="how many different subjects (or rooms)")
     add("--zipf", type=float, default=1.0, env_var="NATS_ZIPF", help="how much some are preferred; 0: not at all")
     for flag, variable, what in FILES:
-        add(flag, default="", metavar="FILE", env_var=variable, include_in_web_ui=False, help=what)
+        add(flag, is_on_page=False, default="", metavar="FILE", env_var=variable, help=what)
     add("--even", action="store_true", env_var="NATS_EVEN", help="evenly spaced messages, instead of Poisson arrivals")
 
 
@@ -115,14 +128,17 @@ class ScenarioUser(NatsUser):
         options = self.environment.parsed_options
         try:
             self.settings = settings_from(options.creds, options.tlsca, options.tlscert, options.tlskey)
-        except BadCredentials as error:  # of a worker that has not got its master's files
+            self._sizes = payload_sizes(options.payload or self.default_payload)
+            self._subjects = Zipf(options.subjects, options.zipf)
+        except (
+            BadCredentials,
+            ValueError,
+        ) as error:  # a worker without its master's files; what was typed into the page
             self.record("CONNECT", "connect", 0.0, failure=error)
             raise StopUser from None
-        if options.rate:
+        if options.rate > 0:
             self.rate_per_s = options.rate
         self.is_poisson = not options.even
-        self._sizes = payload_sizes(options.payload or self.default_payload)
-        self._subjects = Zipf(options.subjects, options.zipf)
         super().on_start()
 
     def any_subject(self) -> int:

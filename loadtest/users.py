@@ -28,6 +28,7 @@ from locust.runners import STATE_CLEANUP, STATE_STOPPED, STATE_STOPPING
 
 from loadtest import natswire, submillisecond
 from loadtest.correctness import STAMP_BYTES, Ledger, Stamp, Stamper
+from loadtest.credentials import ANONYMOUS, parse_url
 from loadtest.distributions import Arrivals
 from loadtest.natswire import Client, Message, NatsError, Settings, Subscription
 
@@ -45,7 +46,21 @@ def heed_interrupt(**_: Any) -> None:
     gevent.signal_handler(signal.SIGINT, interrupt)
 
 
+def keep_login(environment: Any, **_: Any) -> None:
+    """Take user, password and token out of --host: locust shows that on its page and in its reports."""
+    try:
+        address, credentials = parse_url(environment.host or "")
+    except ValueError:
+        return  # said where it is used
+    if credentials != ANONYMOUS:
+        NatsUser.login = credentials
+        environment.host = f"{'tls' if address.tls else 'nats'}://{address}"
+        if environment.parsed_options is not None:
+            environment.parsed_options.host = environment.host
+
+
 events.init.add_listener(heed_interrupt)  # type: ignore[no-untyped-call]
+events.init.add_listener(keep_login)  # type: ignore[no-untyped-call]
 
 # Between two attempts to connect to a server that is not there.
 CONNECT_AGAIN_S = 0.5
@@ -68,6 +83,7 @@ class NatsUser(User):
     is_poisson = True  # False: evenly spaced
     request_timeout_s = 5.0
     settings = Settings(name="locust", max_reconnects=-1)
+    login = ANONYMOUS  # of --host; the settings' credentials are for a host without
 
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
@@ -94,7 +110,10 @@ class NatsUser(User):
         while True:
             start_s = time.perf_counter()
             try:
-                client = Client(self.host or NatsUser.host, settings or self._reporting(self.settings))
+                chosen = settings or self._reporting(self.settings)
+                if self.login != ANONYMOUS:
+                    chosen = replace(chosen, credentials=self.login)
+                client = Client(self.host or NatsUser.host, chosen)
                 client.connect()
             except (NatsError, natswire.BadCredentials, natswire.ProtocolViolation, ValueError) as error:
                 self.record("CONNECT", "connect", time.perf_counter() - start_s, failure=error)

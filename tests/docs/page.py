@@ -126,6 +126,8 @@ class Reader:
             "XDG_STATE_HOME": str(self.here / "state"),
             "PYTHONPATH": str(ROOT),
         }
+        # Commands whose default is port 4222 find the page's broker.
+        self._environment["NATS_URL"] = f"nats://127.0.0.1:{self._port('4222')}"
         # What a page names beside itself.
         (self.here / "deploy").symlink_to(ROOT / "deploy")
         (self.here / "loadtest").symlink_to(ROOT / "loadtest")

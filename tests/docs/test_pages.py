@@ -15,6 +15,7 @@ from router.flags import BY_NAME
 from tests.docs.page import BIN, ROOT, Block, Mismatch, Reader, blocks, starts_broker, steps
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "deploy").glob("*.md")), *sorted((ROOT / "deploy").glob("*/README.md"))]
+PAGES.append(ROOT / "loadtest" / "README.md")
 
 # Kinds of blocks that tell nobody to do anything.
 DRAWINGS = frozenset({"text"})
@@ -42,6 +43,17 @@ NOT_TYPED: dict[tuple[str, str], str] = {
     ): "needs a cluster",
     ("deploy/README.md", "$ sudo cp deploy/sysctl/90-gnatswarm.conf /etc/sysctl.d/"): HOST,
     ("deploy/README.md", "$ sudo /opt/gnatswarm/bin/pip install gnatswarm-0.2.0.tar.gz"): "a version that is not there",
+    (
+        "loadtest/README.md",
+        "$ make build                                      # once; or: pip install 'gnatswarm[loadtest]'",
+    ): ("installs"),
+    ("loadtest/README.md", "$ .venv/bin/locust -f loadtest/locustfile.py --host nats://127.0.0.1:4222"): (
+        "runs until it is stopped; tests/loadtest/test_locust.py opens its page"
+    ),
+    (
+        "loadtest/README.md",
+        "$ gnatswarm bench --compare                                      # ours with 1, 2, 4 shards, and nats-server",
+    ): "takes many minutes; the block after it is a small one",
     (
         "deploy/MANY_MACHINES.md",
         "$ gnatswarm report --master spark://spark-1:7077 --stats-dir /mnt/stats --out report.html",

@@ -17,6 +17,8 @@ import pytest
 
 from loadtest.servers import free_port
 from tests.loadtest.bad_server import BadServer
+from tests.support.authority import Authority
+from tests.support.browser import Browser, find
 from tests.support.servers import Broker, Log
 
 LOCUSTFILE = Path(__file__).resolve().parents[2] / "loadtest" / "locustfile.py"
@@ -156,9 +158,74 @@ def test_a_login_that_is_refused_is_a_failure(start_broker: Callable[..., Broker
     assert "Traceback" not in ran.text
 
 
+def test_tls_with_an_authority_of_ones_own(start_broker: Callable[..., Broker], tmp_path: Path):
+    authority = Authority(tmp_path)
+    broker = start_broker(config=f"tls {{ {authority.server().lines} }}")
+    words = ["--host", f"tls://127.0.0.1:{broker.port}", "--scenario", "request", "-u", "3"]
+    ran = locust(tmp_path, *words, "--tlsca", str(authority.path), until=some(["request"]))
+    assert ran.code == 0, ran.text
+    ran = locust(tmp_path, *words, until=[r" connect +\d+ +[1-9]\d*\("])
+    assert ran.code == 1
+    assert "certificate verify failed" in ran.text
+    assert "Traceback" not in ran.text
+
+
+@pytest.mark.kinds("gnatswarm-1")
+@pytest.mark.parametrize("more", [[], ["--processes", "1"]])
+def test_a_password_in_the_address_logs_in_and_is_not_shown(
+    start_broker: Callable[..., Broker], tmp_path: Path, more: list[str]
+):
+    broker = start_broker(args=["--user", "joe", "--pass", "hunter2"])
+    name = "subscribe, publish, receive"
+    words = ["--host", f"nats://joe:hunter2@127.0.0.1:{broker.port}", "--scenario", "storm", "-u", "2"]
+    if more:
+        port = str(free_port())
+        more = [*more, "--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--master-port", port]
+    ran = locust(tmp_path, *words, *more, "--html", "out.html", until=some([name]))
+    assert ran.code == 0, ran.text
+    page = (tmp_path / "out.html").read_text()
+    assert f"127.0.0.1:{broker.port}" in page
+    assert "hunter2" not in page + ran.text
+
+
+@pytest.mark.kinds("gnatswarm-1")
+@pytest.mark.skipif(find() is None, reason="no chromium")
+def test_the_page_has_our_options_and_shows_a_run(broker: Broker, tmp_path: Path):
+    port = free_port()
+    words = [*LOCUST[:-3], "--web-host", "127.0.0.1", "--web-port", str(port), "-r", "100", "-u", "24"]
+    line = [*words, "--host", f"nats://joe:hunter2@127.0.0.1:{broker.port}"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path) as running:
+        assert running.stdout is not None
+        log = Log(iter(running.stdout.readline, b""))
+        try:
+            log.wait_line("Starting web interface", 40)
+            program = find()
+            assert program is not None
+            with Browser(program) as browser:
+                browser.open(f"http://127.0.0.1:{port}/")
+                browser.wait("!!document.querySelector('button[type=submit]')")
+                options = browser.value("Object.keys(window.templateArgs.extra_options).sort().join()")
+                assert options == "even,payload,rate,subjects,zipf"
+                assert "hunter2" not in browser.value("document.documentElement.outerHTML")
+                browser.value("(document.querySelector('button[type=submit]').click(), 1)")
+                for name in ("fanout delivery", "job done", "own words", "request", "telemetry delivery"):
+                    browser.wait(f"document.body.innerText.includes({name!r})", 40)
+                assert "hunter2" not in browser.value("document.documentElement.outerHTML")
+            running.send_signal(signal.SIGINT)
+            running.wait(40)
+        finally:
+            running.kill()
+            log.join()
+    assert "Traceback" not in log.text
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
+        (["--host", "http://127.0.0.1:1"], "begins with nats://"),
+        (["--creds", "/nonexistent"], "/nonexistent: cannot be read"),
+        (["--tlsca", "/nonexistent"], "/nonexistent: cannot be used as trusted certificates"),
+        (["--rate", "nan"], "--rate is 0 or more"),
         (["--scenario", "nonsense"], "no scenario is called nonsense"),
         (["--payload", "huge"], "no distribution of sizes"),
         (["--subjects", "0"], "Zipf"),
