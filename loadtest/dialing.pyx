@@ -55,7 +55,8 @@ def dial_many(int family, bytes address, int count, object before, bytes behind)
     """Open `count` connections and log each in with `before`, its number, `behind`.
 
     The hello must end in PING. `before` is bytes, or a function that makes them from the INFO line: who signs the
-    server's nonce has to read that first, which costs each connection a round trip and a signature. Returns descriptors and nanoseconds; LoadFailed when the server will not have them all.
+    server's nonce has to read that first, which costs each connection a round trip and a signature.
+    Returns descriptors and nanoseconds; LoadFailed when the server will not have them all.
     """
     cdef list opened = []
     cdef int64_t start = now_ns()

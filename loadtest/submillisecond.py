@@ -75,10 +75,12 @@ def _short(milliseconds: float) -> str:
 
 
 def _percentile(entry: Any) -> str:
+    if not entry.num_requests:  # as locust has it: its caller leaves such a line out
+        raise ValueError("no percentiles of nothing")
     times = [entry.get_response_time_percentile(one) for one in stats.PERCENTILES_TO_REPORT]
     cells = " ".join(f"{time:6.{3 if time < 10 else 2 if time < 100 else 0}f}" for time in times)
     head = f"{entry.method or '':<{stats.STATS_TYPE_WIDTH}} {entry.name:<{stats.STATS_NAME_WIDTH}}"
-    return f"{head} {entry.num_requests:8d} {cells}"
+    return f"{head}   {cells} {entry.num_requests:6d}"  # the first of locust's columns is two wider
 
 
 def _percentile_fields(writer: Any, entry: Any, use_current: bool = False) -> list[Any]:

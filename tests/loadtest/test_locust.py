@@ -77,6 +77,11 @@ def test_a_scenario_runs_without_a_failure(broker: Broker, tmp_path: Path, scena
     found = rows(tmp_path)
     assert names <= set(found)
     assert found["Aggregated"]["Failure Count"] == "0"
+    head, *table = ran.text.partition("Response time percentiles")[2].splitlines()[1:]
+    assert head.split()[:3] == ["Type", "Name", "50%"] and head.endswith("# reqs")
+    (whole,) = (line.split() for line in table if line.split()[:1] == ["Aggregated"])
+    assert whole[-1] == found["Aggregated"]["Request Count"]
+    assert 0 < float(whole[1]) <= float(whole[-2])
     # Below a millisecond, where locust alone would say 0.
     least = [float(found[name]["Min Response Time"]) for name in names]
     assert all(0 < value < 1000 for value in least)
