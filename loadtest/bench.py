@@ -7,6 +7,7 @@ messages were lost or came twice; 2: the command line is wrong. What goes wrong 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import os
 import re
@@ -185,6 +186,10 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     scenarios = _scenarios(options)
     if not 1 <= options.processes <= 64 or not 1 <= (options.repeat or 1) <= 1000 or not 0 < options.scale <= 1000:
         raise ValueError("--processes: 1 to 64; --repeat: 1 to 1000; --scale: more than 0")
+    for where in (options.json, options.csv):
+        # Said before the work, not after it.
+        if where and where != "-" and not Path(where).absolute().parent.is_dir():
+            raise ValueError(f"{where}: there is no such directory")
     if options.compare:
         return _compare(options, scenarios)
     if not options.what and not options.scenario:
@@ -311,14 +316,17 @@ def _compare(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
     if options.server_pid:
         raise ValueError("--server-pid: a comparison finds the processes itself, by their ports")
     if options.creds:
-        if not any(spec.url for spec in specs):
-            raise ValueError("--creds: in a comparison it is for servers given by their address, and there is none")
         specs = [replace(spec, credentials=Credentials.from_file(options.creds)) for spec in specs]
     labels = [spec.label for spec in specs]
     if len(specs) < 2 or len(set(labels)) < len(labels):
         raise ValueError("--compare needs two servers or more, each with a name of its own")
     if options.reference and options.reference not in labels:
         raise ValueError(f"--reference: no server is called {options.reference} (there are {', '.join(labels)})")
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    folder = options.out or Path("loadtest") / "results" / date
+    folder.mkdir(parents=True, exist_ok=True)  # what cannot be written is said before the work
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"{folder}: not ours to write in")
     is_quiet = options.quiet or "-" in (options.json, options.csv)
     if not is_quiet:
         print(f"{'server':14} {HEAD}")
@@ -328,23 +336,23 @@ def _compare(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
             print(f"{result.server[:14]:14} {row(result)}", flush=True)
 
     described = machine.describe()
-    comparison = compare.compare(
-        specs,
-        scenarios,
-        options.repeat or 3,
-        options.reference,
-        options.congestion,
-        options.processes,
-        on_result,
-        _progress("", is_quiet),
-    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(_remove_empty, folder)
+        comparison = compare.compare(
+            specs,
+            scenarios,
+            options.repeat or 3,
+            options.reference,
+            options.congestion,
+            options.processes,
+            on_result,
+            _progress("", is_quiet),
+        )
     if not comparison.results and comparison.is_interrupted:
         raise KeyboardInterrupt
     if not comparison.results:
         raise NatsError(next(iter(comparison.skipped.values()), "nothing was measured"))
     congestion = options.congestion or str(described.get("congestion_control", "the system's"))
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    folder = options.out or Path("loadtest") / "results" / date
     written = report.write(comparison, folder, described, congestion, date)
     _write(options.json, lambda: report.json_text(comparison.results, described, comparison, date))
     _write(options.csv, lambda: report.csv_text(comparison.results))
@@ -356,6 +364,11 @@ def _compare(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
     if comparison.is_interrupted:
         raise KeyboardInterrupt
     return 0 if all(result.is_ok for result in comparison.results) else 1
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _print_ratios(comparison: compare.Comparison) -> None:

@@ -243,7 +243,7 @@ class _Run:
         result.generator_cpu_shares = [round(report["cpu_ns"] / wall_ns, 3) for report in reports]
         result.generator_waited_shares = [round(report["waited_ns"] / wall_ns, 3) for report in reports]
         if used is not None:
-            result.cpu_us = used.run_ns / 1000 / max(1, result.units)
+            result.cpu_us = used.run_ns / 1000 / result.units if result.units else None
             result.server_cpu_share = round(used.run_ns / wall_ns, 3)
             result.server_busiest_share = round(used.busiest_ns / wall_ns, 3)
             result.server_waited_share = round(used.wait_ns / wall_ns, 3)
@@ -308,7 +308,7 @@ class _Run:
         result.rate_per_s = result.units / result.seconds
         unsent = sum(report.get("unsent", 0) for report in loops)
         asked = result.sent_msgs + unsent
-        if scenario.kind == "latency" and (result.sent_msgs < RATE_REACHED * asked):
+        if scenario.kind in ("latency", "churn") and result.sent_msgs < RATE_REACHED * asked:
             result.notes.append(
                 f"impossible rate: {scenario.rate_per_s:,.0f}/s was asked for,"
                 f" {result.sent_msgs / scenario.seconds:,.0f}/s could be sent;"

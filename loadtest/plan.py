@@ -27,6 +27,8 @@ MAX_CLIENTS = 1_000  # of those that publish or subscribe at full speed
 # Rotating subjects are numbered with six digits.
 MAX_SUBJECTS = 1_000_000
 MAX_SECONDS = 3600.0
+# The schedule counts in nanoseconds.
+MAX_RATE_PER_S = 1e9
 
 
 class BadPlan(ValueError):
@@ -86,6 +88,8 @@ class Scenario:
             (1 <= self.subjects <= MAX_SUBJECTS, f"subjects: 1 to {MAX_SUBJECTS:,}"),
             (self.subjects == 1 or self.groups == 1, "rotating subjects and several groups do not go together"),
             (self.window_bytes >= 1024, "window: 1,024 bytes or more"),
+            (self.rate_per_s <= MAX_RATE_PER_S, f"rate: at most {MAX_RATE_PER_S:,.0f} a second"),
+            (self.kind == "latency" or self.rate_per_s >= 0, "rate: 0 or more messages a second"),
             (self.kind != "latency" or self.rate_per_s > 0, "latency needs a rate of more than 0 messages a second"),
             (
                 self.kind != "latency" or self.payload_bytes >= STAMP_BYTES,

@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from loadtest import processes
 from loadtest.credentials import ANONYMOUS, Address, Credentials, parse_url
-from loadtest.errors import LoadFailed, NatsError
+from loadtest.errors import AuthenticationError, LoadFailed, NatsError
 from loadtest.handshake import PLAIN_ONLY, log_in
 from loadtest.measure import Target, find_pids
 
@@ -43,7 +43,7 @@ class ServerSpec:
     label: str
     command: tuple[str, ...] = ()
     url: str = ""
-    credentials: Credentials = ANONYMOUS  # for an address; what stands in the URL wins
+    credentials: Credentials = ANONYMOUS  # what stands in the URL wins
 
     @classmethod
     def parse(cls, text: str) -> ServerSpec:
@@ -94,10 +94,11 @@ class Server:
 
     def start(self) -> Server:
         """Start it, or find it, and wait until it takes clients; LoadFailed."""
+        self.credentials = self.spec.credentials
         if self.spec.url:
-            self.address, self.credentials = parse_url(self.spec.url)
-            if self.credentials == ANONYMOUS:
-                self.credentials = self.spec.credentials
+            self.address, in_url = parse_url(self.spec.url)
+            if in_url != ANONYMOUS:
+                self.credentials = in_url
             if self.address.tls:
                 raise LoadFailed(f"{self.spec.label}: {self.address}: tls:// asks for TLS, which {PLAIN_ONLY}")
         else:
@@ -171,6 +172,11 @@ class Server:
             except NatsError as error:
                 if self._process is None:
                     raise LoadFailed(f"{self.spec.label}: {error}") from None
+                if isinstance(error, AuthenticationError) or PLAIN_ONLY in str(
+                    error
+                ):  # it is there, and will not change
+                    self.stop()
+                    raise LoadFailed(f"{self.spec.label}: {error}") from None
                 if self._process.poll() is not None:
                     raise LoadFailed(f"{self.spec.label}: it ended at once{self._last_words()}") from None
                 if time.monotonic() > until:
@@ -183,7 +189,9 @@ class Server:
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines() if self._log else []
-        return f": {lines[-1]}" if lines else f", exit code {self._process.returncode if self._process else '?'}"
+        # What stopped it stands before the goodbyes of its end.
+        why = [line for line in lines if "[FTL]" in line or "[ERR]" in line] or lines
+        return f": {why[-1]}" if why else f", exit code {self._process.returncode if self._process else '?'}"
 
     def _count_shards(self) -> int:
         seen = set()

@@ -15,6 +15,7 @@ microsecond (locust alone rounds to milliseconds); what they contain of this pro
 
 from __future__ import annotations
 
+import logging
 import random
 import signal
 import time
@@ -33,6 +34,8 @@ from loadtest.distributions import Arrivals
 from loadtest.natswire import Client, Message, NatsError, Settings, Subscription
 
 __all__ = ["STAMP_BYTES", "NatsUser", "Stamp"]
+
+logger = logging.getLogger("gnatswarm.loadtest")
 
 submillisecond.mend()
 
@@ -59,11 +62,32 @@ def keep_login(environment: Any, **_: Any) -> None:
             environment.parsed_options.host = environment.host
 
 
+def forget_lateness(**_: Any) -> None:
+    NatsUser.most_behind_s = 0.0
+
+
+def report_lateness(environment: Any, **_: Any) -> None:
+    """Say so when the schedule could not be kept: the rates shown are then not those that were asked for."""
+    behind_s = NatsUser.most_behind_s
+    if behind_s < FAR_BEHIND_S:
+        return
+    cpu = getattr(environment.runner, "current_cpu_usage", 0)
+    logger.warning(
+        f"impossible rate: users fell up to {behind_s:.1f} s behind their schedule, and latencies contain that."
+        f" This locust process used {cpu}% of a core: near 100 it measured itself (more --processes, a lower --rate),"
+        " otherwise the server held it up"
+    )
+
+
+events.test_start.add_listener(forget_lateness)  # type: ignore[no-untyped-call]
+events.test_stopping.add_listener(report_lateness)  # type: ignore[no-untyped-call]
 events.init.add_listener(heed_interrupt)  # type: ignore[no-untyped-call]
 events.init.add_listener(keep_login)  # type: ignore[no-untyped-call]
 
 # Between two attempts to connect to a server that is not there.
 CONNECT_AGAIN_S = 0.5
+# So far behind its schedule a user is not by chance.
+FAR_BEHIND_S = 1.0
 # Timers under gevent are whole milliseconds, rounded up. So much of a late start is the timer's and is forgiven; the
 # schedule does not move for it, and what is later than that counts.
 TIMER_GRAIN_S = 0.0015
@@ -83,6 +107,7 @@ class NatsUser(User):
     is_poisson = True  # False: evenly spaced
     request_timeout_s = 5.0
     settings = Settings(name="locust", max_reconnects=-1)
+    most_behind_s = 0.0  # of all users of this process
     login = ANONYMOUS  # of --host; the settings' credentials are for a host without
 
     def __init__(self, environment: Any) -> None:
@@ -135,7 +160,10 @@ class NatsUser(User):
     def wait_time(self) -> float:
         """Wait until the next task is due; at once when it is overdue. Locust has nothing more to wait for."""
         scheduled_s = self._arrivals.next_s()
-        time.sleep(max(0.0, scheduled_s - time.monotonic()))
+        behind_s = time.monotonic() - scheduled_s
+        if behind_s > NatsUser.most_behind_s:
+            NatsUser.most_behind_s = behind_s
+        time.sleep(max(0.0, -behind_s))
         self.due_s = max(scheduled_s, min(time.monotonic(), scheduled_s + TIMER_GRAIN_S))
         return 0.0
 

@@ -243,6 +243,16 @@ def test_an_impossible_rate_is_said(broker: Broker):
     assert any(note.startswith("impossible rate: 50,000,000/s was asked for") for note in run["notes"])
 
 
+def test_an_impossible_publisher_beside_the_churn_is_said(broker: Broker):
+    (run,) = measured(*["churn", "--rate", "100M", "-t", "0.2", "--subject", "bench.hurry", "-s"], broker.url)
+    assert any(note.startswith("impossible rate: 100,000,000/s was asked for") for note in run["notes"])
+
+
+def test_nothing_to_count_has_no_cpu_per_unit(broker: Broker):
+    (run,) = measured(*["sub", "-n", "10", "-t", "0.2", "--subject", "bench.nobody", "-s"], broker.url)
+    assert (run["units"], run["cpu_us"]) == (0, None)
+
+
 def judged(**numbers: Any) -> Result:
     result = Result("s", "server", "flow", "delivery", units=1, expected_units=1, **numbers)
     judge(result)
@@ -305,7 +315,9 @@ def test_a_late_generator_says_so():
         ("latency --rate 5x", "is no rate"),
         ("latency --rate nan", "is no rate"),
         ("--compare --server-pid 1", "finds the processes itself"),
-        ("--compare --creds x --server a={port} --server b={port}", "servers given by their address"),
+        ("latency --rate 1e30", "rate: at most 1,000,000,000 a second"),
+        ("pub --json /nonexistent/x.json", "/nonexistent/x.json: there is no such directory"),
+        ("--compare --out /proc/nonexistent", "no such file or directory"),
         ("--compare --server a=tls://127.0.0.1:1 --server b=nats://127.0.0.1:1", "a: 127.0.0.1:1: tls:// asks for TLS"),
         ("pub -s http://127.0.0.1", "begins with nats://"),
         ("pub -s nats://127.0.0.1:99999", "the port is no number"),

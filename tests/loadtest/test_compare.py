@@ -10,14 +10,18 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from loadtest import compare as compare_module
 from loadtest import processes, report
 from loadtest.compare import Comparison
-from loadtest.measure import Result
+from loadtest.credentials import Credentials
+from loadtest.errors import LoadFailed
+from loadtest.measure import Result, Target
 from loadtest.plan import Scenario
 from loadtest.servers import Server, ServerSpec
 from tests.support.servers import KINDS, Broker, Log, wait_pids_gone
@@ -150,6 +154,44 @@ def test_an_interrupted_comparison_leaves_what_there_is_and_no_server(broker: Br
     assert "it was interrupted" in (tmp_path / "README.md").read_text()
     assert len(started) >= 2
     assert wait_pids_gone(started, 5.0) == []
+
+
+def test_a_server_that_wants_a_login_says_so_at_once():
+    own = " ".join(KINDS["gnatswarm-1"].command())
+    with pytest.raises(LoadFailed, match=r"^a: 127.0.0.1:\d+: Authorization Violation$"):
+        Server(ServerSpec.parse(f"a={own} -a 127.0.0.1 -p {{port}} --auth secret")).start()
+    spec = replace(
+        ServerSpec.parse(f"a={own} -a 127.0.0.1 -p {{port}} --auth secret"), credentials=Credentials(token="secret")
+    )
+    with Server(spec).start() as server:
+        assert server.info["auth_required"]
+
+
+def test_the_reason_stands_before_the_goodbyes(tmp_path: Path):
+    script = tmp_path / "server"
+    script.write_text("#!/bin/sh\necho '[1] [FTL] no port'; echo '[1] [INF] Server Exiting..'; exit 1\n")
+    script.chmod(0o755)
+    with pytest.raises(LoadFailed, match=r"^a: it ended at once: \[1\] \[FTL\] no port$"):
+        Server(ServerSpec.parse(f"a={script} {{port}}")).start()
+
+
+@pytest.mark.kinds("gnatswarm-1")
+def test_memory_is_measured_on_a_process_of_its_own_each_time(broker: Broker, monkeypatch: pytest.MonkeyPatch):
+    """A server that has held connections keeps some of their memory: the second time it would show less."""
+    pids: list[tuple[int, ...]] = []
+
+    def fake(scenario: Scenario, target: Target, *_: Any) -> Result:
+        pids.append(target.pids)
+        return result(scenario.name, target.label, memory_bytes=1.0)
+
+    monkeypatch.setattr(compare_module, "measure", fake)
+    own = " ".join(KINDS["gnatswarm-1"].command())
+    specs = [ServerSpec.parse(f"a={own} -a 127.0.0.1 -p {{port}}"), ServerSpec.parse(f"b={broker.url}")]
+    idle = Scenario("idle", kind="connections", connections=10, subscriptions=1)
+    compare_module.compare(specs, [idle, replace(idle, name="again")], rounds=2)
+    fresh, given = pids[::2], pids[1::2]
+    assert len(set(fresh)) == 4
+    assert len(set(given)) == 1
 
 
 def test_a_server_of_the_comparison_that_cannot_start_is_one_line(tmp_path: Path):

@@ -163,6 +163,14 @@ def test_a_login_that_is_refused_is_a_failure(start_broker: Callable[..., Broker
     assert "Traceback" not in ran.text
 
 
+@pytest.mark.kinds("gnatswarm-1")
+def test_an_impossible_rate_is_said(broker: Broker, tmp_path: Path):
+    words = ["--host", broker.url, "--scenario", "telemetry", "-u", "5", "--rate", "1000000", "-t", "4s"]
+    ran = locust(tmp_path, *words)
+    assert re.search(r"impossible rate: users fell up to \d+\.\d s behind their schedule", ran.text), ran.text
+    assert "Traceback" not in ran.text
+
+
 def test_tls_with_an_authority_of_ones_own(start_broker: Callable[..., Broker], tmp_path: Path):
     authority = Authority(tmp_path)
     broker = start_broker(config=f"tls {{ {authority.server().lines} }}")
