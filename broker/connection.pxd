@@ -38,7 +38,9 @@ cdef class ClientConnection(Peer):
     cdef Shadows shadows              # None: it has none
     cdef uint32_t left_at             # leave(): the next slot of subs
     cdef Repeat *repeat
-    cdef uint64_t touched             # siblings sent something since they last acknowledged everything
+    cdef uint64_t touched             # siblings told of interest since they last acknowledged everything …
+    cdef uint64_t published           # … and siblings sent messages since then
+    cdef bint is_in_doubt             # a link broke with messages of its on their way: it gets no PONG any more
     cdef size_t max_line_bytes
     cdef size_t max_payload_bytes
     cdef size_t max_subs              # 0: no limit

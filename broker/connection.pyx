@@ -17,7 +17,7 @@ from broker.parser cimport (
     OP_BAD_ARGUMENTS, OP_CONNECT, OP_ERR, OP_HPUB, OP_INFO, OP_LINE_TOO_LONG, OP_MORE, OP_PING, OP_PONG,
     OP_PUB, OP_SUB, OP_UNKNOWN, OP_UNSUB, OpKind, Token, parse_op,
     parse_plain_publish)
-from broker.peer cimport HOLD_FENCE, HOLD_LOGIN, HOLD_STALL
+from broker.peer cimport HOLD_FENCE, HOLD_LINK, HOLD_LOGIN, HOLD_STALL
 from broker.permissions cimport Permissions
 from broker.repeat cimport Repeat, repeat_remember, repeat_run
 from broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
@@ -142,7 +142,7 @@ cdef class ClientConnection(Peer):
         elif kind == OP_UNSUB:
             self.unsubscribe(&op)
         elif kind == OP_PING:
-            if self.touched == 0 or self.fence.passes(self):
+            if self.touched | self.published == 0 or self.fence.passes(self):
                 self.release_pong()
             else:   # what its later operations cause must not overtake the PONG
                 self.holds |= HOLD_FENCE
@@ -309,7 +309,7 @@ cdef class ClientConnection(Peer):
         if n or touched:
             entry.counts.unwanted = <uint32_t>min(unwanted, <uint64_t>entry.counts.unwanted)
         touched |= fanout.touched
-        self.touched |= touched
+        self.published |= touched
         if n == 0 and touched == 0 and message.reply.size and self.wants_no_responders:
             self.tell_no_responders(message)
         if self.out.box.stalling != NULL or entry.slow_until_us > self.out.box.now_us:
@@ -362,7 +362,7 @@ cdef class ClientConnection(Peer):
         cdef uint32_t n = fanout.deliver(self.sublist, entry, message, &self.out, self.echoes)
         self.in_msgs += message.count
         self.in_bytes += <uint64_t>message.count * message.size
-        self.touched |= fanout.touched
+        self.published |= fanout.touched
         if unlikely(n == 0) and message.reply.size and self.wants_no_responders and fanout.touched == 0:
             self.tell_no_responders(message)
         if unlikely(self.out.box.stalling != NULL or entry.slow_until_us > self.out.box.now_us):
@@ -489,6 +489,14 @@ cdef class ClientConnection(Peer):
     def hold_login(self):
         """Its CONNECT is being looked at: nothing is said or done before log_in_decided()."""
         self.holds |= HOLD_LOGIN
+
+    def hold_for_links(self):
+        """A link broke: nothing is carried out before links_are_back(), because a sibling would not hear of it."""
+        self.holds |= HOLD_LINK
+
+    def links_are_back(self):
+        """All links are in step again, or those siblings are dead: it goes on."""
+        self.release(HOLD_LINK)
 
     def log_in_decided(self, error=None):
         """What became of a held CONNECT: +OK or the error, and it goes on."""

@@ -35,6 +35,7 @@ class CloseReason(enum.IntEnum):
     KICKED = 17
     NO_RESPONDERS_REQUIRES_HEADERS = 18
     MAXIMUM_ACCOUNT_CONNECTIONS_EXCEEDED = 19
+    ROUTE_REMOVED = 20
 
     @property
     def text(self) -> str:

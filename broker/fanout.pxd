@@ -44,7 +44,8 @@ cdef class Fanout:
     cdef Outbox *box
     cdef OutBuf *links[MOST_SHARDS]      # to the siblings that are up; NULL: none. Owned by their links
     cdef bint prefers_local              # queue groups: members here first
-    cdef uint64_t touched                # siblings that the last deliver() sent something to
+    cdef uint64_t touched                # siblings that the last deliver() sent something to, taken or not
+    cdef uint64_t link_refused           # times that a link took nothing: it is about to end
     cdef Sub **finished                  # subscriptions whose max the delivery going on has reached
     cdef uint32_t n_finished
     cdef uint32_t room_finished

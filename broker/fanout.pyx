@@ -228,6 +228,8 @@ cdef class Fanout:
         link.msgs += n
         link.payload_bytes += <uint64_t>n * publish.size
         self.link_out_msgs += n
+        if unlikely(n < publish.count):
+            self.link_refused += 1
         return n
 
     cdef bint send_queued(self, OutBuf *link, const Entry *entry, const Token *queues, int n_queues, Publish *publish,
@@ -240,6 +242,7 @@ cdef class Fanout:
             size += queues[i].size + 1
         to = out_reserve(link, size)
         if to == NULL:
+            self.link_refused += 1
             return False
         if only_queues:
             memcpy(to, b'QHMG ' if publish.header_size else b'QMSG ', 5)
@@ -341,7 +344,8 @@ cdef class Fanout:
         """A run to the plain subscriptions of each sibling in a mask."""
         cdef int shard = 0
         while shards:
-            if shards & 1 and self.links[shard] != NULL and self.send_plain_link(self.links[shard], entry, publish):
+            if shards & 1 and self.links[shard] != NULL:
+                self.send_plain_link(self.links[shard], entry, publish)
                 self.touched |= <uint64_t>1 << shard
             shards >>= 1
             shard += 1
@@ -394,7 +398,7 @@ cdef class Fanout:
 
     cdef uint64_t send_choices(self, Entry *entry, Publish *publish, const Token *names, const uint8_t *shards,
                                int n_remote, bint only_queues) noexcept:
-        """One frame to each sibling among `shards`, naming its groups; the mask of those that got one. An RMSG serves
+        """One frame to each sibling among `shards`, naming its groups; the mask of those. An RMSG serves
         the plain subscriptions there too, a QMSG (nobody visited yet) only the groups."""
         cdef Token queues[MOST_QUEUES]
         cdef uint64_t done = 0, bit
@@ -408,8 +412,8 @@ cdef class Fanout:
                 if shards[j] == shards[i]:
                     queues[n_queues] = names[j]
                     n_queues += 1
-            if self.send_queued(self.links[shards[i]], entry, queues, n_queues, publish, only_queues, 0, 0):
-                done |= bit
+            self.send_queued(self.links[shards[i]], entry, queues, n_queues, publish, only_queues, 0, 0)
+            done |= bit
         self.touched |= done
         return done
 

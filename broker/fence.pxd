@@ -15,6 +15,7 @@ from broker.interest cimport MOST_SHARDS
 cdef class Waiter:
     cdef ClientConnection client   # None: it is gone
     cdef int links_left            # that have not acknowledged
+    cdef uint64_t published        # siblings that were sent messages of it
 
 
 @cython.final
@@ -26,10 +27,14 @@ cdef class MeshFence(Fence):
     cdef uint8_t is_pinging[MOST_SHARDS]
     cdef uint64_t frames_pinged[MOST_SHARDS]   # frames sent to it when the PING on its way was
     cdef uint64_t frames_acked[MOST_SHARDS]    # frames it is known to have seen
+    cdef uint64_t refused_before               # fanout.link_refused, as of the last link that ended
+    cdef uint64_t lossy                        # siblings whose link broke with frames on their way
 
     cdef int ping(self, int shard) except -1
     # A sibling's PONG came.
     cdef int on_pong(self, int shard) except -1
-    # Its link is gone: nobody waits for it.
+    # Its link is gone, but it may live: who waits for it waits for its next link. Before mesh.part().
+    cdef int on_break(self, int shard) except -1
+    # It is gone: nobody waits for it.
     cdef int on_part(self, int shard) except -1
     cdef int acknowledge(self, list waiters) except -1

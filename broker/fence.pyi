@@ -1,8 +1,11 @@
+from collections.abc import Iterable
 from typing import final
 
-from broker.connection import Fence
+from broker.connection import ClientConnection, Fence
 from broker.mesh import Mesh
 
 @final
 class MeshFence(Fence):
     def __init__(self, mesh: Mesh) -> None: ...
+    def doubt(self, shard: int, connections: Iterable[ClientConnection]) -> int: ...
+    def gone(self, shard: int) -> None: ...

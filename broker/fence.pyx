@@ -5,7 +5,7 @@ Costs nothing to a client whose earlier operations reached no sibling, or whose 
 everything since; otherwise one or two round trips over a Unix socket, shared by all who ask meanwhile.
 """
 
-from broker.outbuf cimport out_append
+from broker.outbuf cimport CLOSE_NONE, CLOSE_ROUTE_REMOVED, out_append, out_call
 from broker.peer cimport HOLD_FENCE
 
 
@@ -22,15 +22,21 @@ cdef class MeshFence(Fence):
         self.due = {}
 
     cdef bint passes(self, ClientConnection client) noexcept:
-        cdef uint64_t left = client.touched & self.mesh.up
+        cdef uint64_t left = (client.touched | client.published) & self.mesh.up
+        cdef uint64_t published = client.published
         cdef Waiter waiter = None
         cdef int shard = 0
-        client.touched = 0
+        if client.is_in_doubt:
+            client.close(CLOSE_ROUTE_REMOVED)
+            return False
+        client.touched = client.published = 0
         while left:
-            if left & 1 and (self.is_pinging[shard] or self.frames_acked[shard] != self.mesh.frames_to(shard)):
+            if left & 1 and (self.is_pinging[shard] or self.frames_acked[shard] != self.mesh.frames_to(shard)
+                             or self.mesh.fanout.links[shard].close_reason != CLOSE_NONE):   # it takes nothing any more
                 if waiter is None:
                     waiter = Waiter()
                     waiter.client = client
+                    waiter.published = published
                 waiter.links_left += 1
                 if self.is_pinging[shard]:
                     (<list>self.waiting[shard]).append(waiter)
@@ -59,6 +65,48 @@ cdef class MeshFence(Fence):
         if self.in_flight[shard]:
             self.ping(shard)
         return self.acknowledge(done)
+
+    cdef int on_break(self, int shard) except -1:
+        # Its next link begins with a PING of ours, behind our whole interest: that stands for all of them.
+        self.in_flight[shard] = self.in_flight[shard] + self.waiting[shard]
+        self.waiting[shard] = []
+        self.is_pinging[shard] = 0
+        if self.frames_acked[shard] != self.mesh.frames_to(shard) \
+                or self.mesh.fanout.link_refused != self.refused_before:
+            self.lossy |= <uint64_t>1 << shard
+        self.refused_before = self.mesh.fanout.link_refused
+        self.frames_acked[shard] = self.frames_pinged[shard] = 0
+        return 0
+
+    def doubt(self, int shard, connections) -> int:
+        """A sibling whose link broke lives. Messages on their way to it may be lost, so whoever sent some, and
+        was not told that they have arrived, is not told so later: it is closed, now or at its next PING.
+
+        How many of these (client) connections that are.
+        """
+        cdef ClientConnection client
+        cdef Waiter waiter
+        cdef uint64_t bit = <uint64_t>1 << shard
+        cdef int n = 0
+        if not self.lossy & bit:
+            return 0
+        self.lossy &= ~bit
+        for item in connections:
+            client = <ClientConnection?>item
+            waiter = self.due.get(client)
+            if waiter is not None and waiter.published & bit:
+                client.close(CLOSE_ROUTE_REMOVED)
+                out_call(&client.out)
+                n += 1
+            elif client.published & bit:
+                client.is_in_doubt = True
+                n += 1
+        return n
+
+    def gone(self, int shard):
+        """A sibling whose link broke is dead: nobody waits for it, and nothing was lost on its account."""
+        self.lossy &= ~(<uint64_t>1 << shard)
+        self.on_part(shard)
 
     cdef int on_part(self, int shard) except -1:
         cdef list done = self.in_flight[shard] + self.waiting[shard]

@@ -94,10 +94,11 @@ cdef class Mesh(InterestSink):
         cdef uint64_t left = self.up
         cdef int shard = 0
         while left:
-            if left & 1 and write_interest(self.fanout.links[shard], account, account_size, subject, size,
-                                           queue, queue_size, members):
-                self.interest_frames[shard] += 1
-                self.fanout.touched |= <uint64_t>1 << shard
+            if left & 1:
+                if write_interest(self.fanout.links[shard], account, account_size, subject, size,
+                                  queue, queue_size, members):
+                    self.interest_frames[shard] += 1
+                self.fanout.touched |= <uint64_t>1 << shard   # refused: its next link is told all of it
             left >>= 1
             shard += 1
 

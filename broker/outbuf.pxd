@@ -45,6 +45,7 @@ cdef enum CloseReason:
     CLOSE_KICKED = 17
     CLOSE_NO_RESPONDERS_REQUIRES_HEADERS = 18
     CLOSE_MAXIMUM_ACCOUNT_CONNECTIONS_EXCEEDED = 19
+    CLOSE_ROUTE_REMOVED = 20
 
 ctypedef struct Blob:
     size_t refs

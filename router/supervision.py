@@ -60,6 +60,7 @@ class ShardState(msgspec.Struct, frozen=True):
     ping_sent_at: float | None = None  # of the ping that is unanswered
     next_ping_at: float = 0.0
     is_suspect: bool = False  # late with its answer
+    is_in_step: bool = True  # linked to every sibling
     has_drained: bool = False  # said Drained, or had all the time there was
     deaths: int = 0  # in a row, without a stable time between
     starts: int = 0
@@ -69,7 +70,7 @@ class ShardState(msgspec.Struct, frozen=True):
     @property
     def is_accepting(self) -> bool:
         """Whether new connections should be steered to it."""
-        return self.phase is Phase.READY and self.is_wanted and not self.is_suspect
+        return self.phase is Phase.READY and self.is_wanted and self.is_in_step and not self.is_suspect
 
     @property
     def is_peer(self) -> bool:
@@ -117,6 +118,12 @@ class Ready(Event, frozen=True):
     """The shard said that it accepts."""
 
 
+class InStep(Event, frozen=True):
+    """The shard said whether it is linked to every sibling."""
+
+    on: bool
+
+
 class Pong(Event, frozen=True):
     """The shard answered a ping."""
 
@@ -162,6 +169,7 @@ EVENTS: tuple[type[Event], ...] = (
     SpawnFailed,
     Linked,
     Ready,
+    InStep,
     Pong,
     Fatal,
     Drained,
@@ -249,6 +257,7 @@ def _spawned(state: ShardState, now: float) -> ShardState:
         starts=state.starts + 1,
         ping_sent_at=None,
         is_suspect=False,
+        is_in_step=True,
         has_drained=False,
         fatal_reason="",
     )
@@ -319,6 +328,11 @@ def _pong(state: ShardState, event: Event, now: float) -> Result:
     if state.ping_sent_at is None or event.seq != state.ping_seq:
         return _kill(state, f"it answered ping {event.seq}, which was not asked")
     return _with(state, ping_sent_at=None, is_suspect=False, next_ping_at=now + PING_INTERVAL_S), ()
+
+
+def _in_step(state: ShardState, event: Event, now: float) -> Result:
+    assert isinstance(event, InStep)
+    return _with(state, is_in_step=event.on), ()
 
 
 def _fatal(state: ShardState, event: Event, now: float) -> Result:
@@ -450,6 +464,7 @@ _ROWS: dict[type[Event], tuple[Handler, ...]] = {
     SpawnFailed:  (_nothing,  _nothing,  _died,     _nothing,  _nothing,  _nothing,  _nothing,  _nothing),
     Linked:       (_nothing,  _nothing,  _linked,   _breach,   _breach,   _breach,   _nothing,  _nothing),
     Ready:        (_nothing,  _nothing,  _breach,   _ready,    _breach,   _breach,   _nothing,  _nothing),
+    InStep:       (_nothing,  _nothing,  _breach,   _in_step,  _in_step,  _in_step,  _nothing,  _nothing),
     Pong:         (_nothing,  _nothing,  _breach,   _breach,   _pong,     _pong,     _nothing,  _nothing),
     Fatal:        (_nothing,  _nothing,  _fatal,    _fatal,    _fatal,    _fatal,    _nothing,  _nothing),
     Drained:      (_nothing,  _nothing,  _breach,   _breach,   _breach,   _drained,  _nothing,  _nothing),

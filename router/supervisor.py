@@ -258,6 +258,8 @@ class Supervisor:
             self._deliver(shard, supervision.Linked())
         elif isinstance(message, control.Ready):
             self._deliver(shard, supervision.Ready())
+        elif isinstance(message, control.InStep):
+            self._deliver(shard, supervision.InStep(message.on))
         elif isinstance(message, control.Fatal):
             self._deliver(shard, supervision.Fatal(message.reason))
         elif isinstance(message, control.Drained):

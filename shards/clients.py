@@ -374,6 +374,7 @@ class Clients:
         self.accepted = page.snapshot(shard)["accepted_sockets"]
         self.open: dict[int, ClientSession] = {}
         self.closed = Closed()
+        self._is_holding = False
         self.on_slow: Callable[[ConnectionRow], None] = lambda row: None  # of a slow consumer that was closed
         self.system: System | None = None  # that is told who comes and goes
 
@@ -432,6 +433,8 @@ class Clients:
         )
         session = ClientSession(self, connection, host, port, kind)
         connection.session = session
+        if self._is_holding:
+            connection.hold_for_links()
         session.nonce = nonce
         refused: ProtocolError | None = None
         if anonymous is not None:
@@ -487,6 +490,22 @@ class Clients:
             self.on_slow(row)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s - Client connection closed: %s", session, session.reason.text)
+
+    def connections(self) -> list[ClientConnection]:
+        """Of all clients."""
+        return [session.connection for session in self.open.values()]
+
+    def hold(self) -> None:
+        """No client's operations are carried out before go_on(), nor those of who comes meanwhile."""
+        self._is_holding = True
+        for connection in self.connections():
+            connection.hold_for_links()
+
+    def go_on(self) -> None:
+        """They are carried out again."""
+        self._is_holding = False
+        for connection in self.connections():
+            connection.links_are_back()
 
     def note_refused(self) -> None:
         """A log-in failed."""

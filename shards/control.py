@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Raised with every change of a message. Router and shards come from one installation; a mismatch is an upgrade under
 # a running broker, and the shard says so instead of guessing.
-CONTROL_VERSION = 5
+CONTROL_VERSION = 6
 
 # The largest thing sent is one shard's page of ten thousand connections with all their subscriptions.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -170,6 +170,12 @@ class Ready(Message, frozen=True):
     """I hold the whole interest of every peer I was told of, and accept connections. Sent once per boot."""
 
 
+class InStep(Message, frozen=True):
+    """Whether I have a link to every living sibling. Not said of links that are made again within a moment."""
+
+    on: bool
+
+
 class Pong(Message, frozen=True):
     """Alive."""
 
@@ -236,7 +242,17 @@ ToShard = (
     | SystemEvent
 )
 ToRouter = (
-    Linked | Ready | Pong | Fatal | Reloaded | Disconnected | Drained | SnapshotReply | SystemRequest | AccountChanged
+    Linked
+    | Ready
+    | InStep
+    | Pong
+    | Fatal
+    | Reloaded
+    | Disconnected
+    | Drained
+    | SnapshotReply
+    | SystemRequest
+    | AccountChanged
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -2,7 +2,8 @@
 
 The higher number dials the lower, over the Unix socket that the router's Peers message names. Both say INFO, the
 one that dialled says CONNECT; then the engine's SiblingLink carries interest and messages. A boot id in the first
-words keeps a dead shard's successor apart from it. Not here: frames after the first (broker.link), waiting (fences).
+words keeps a dead shard's successor apart from it. A link that ends while its sibling lives leaves a hole: `on_hole`,
+and when there is none any more, `on_whole`. Not here: frames after the first (broker.link), waiting (fences).
 """
 
 from __future__ import annotations
@@ -40,6 +41,13 @@ HANDSHAKE_S = 2.0
 DIAL_AGAIN_S = 0.1
 BACKLOG = 128
 
+# Two living shards make a broken link anew in milliseconds. Who cannot in so many looks ends, and is started anew by the
+# router: first the one that is dialled, whose socket may be at fault, then the other. Looks, not seconds: a
+# process that did not run for a while has looked once.
+LOOK_S = 0.25
+LOOKS_OF_THE_DIALLED = 8
+LOOKS_OF_THE_DIALLER = 16
+
 # A link should take what one round of reading a busy client makes, or each round ends in EAGAIN.
 SOCKET_BUFFER_BYTES = 1024 * 1024
 
@@ -65,6 +73,7 @@ class LinkSession:
         self.dialled = dialled
         self.hello: Hello | None = None
         self.socket: Socket | None = None
+        self.is_early = False  # said who it is before the router did
         link.session = self
 
     def __str__(self) -> str:
@@ -93,7 +102,7 @@ class LinkSession:
         if self.hello is None or self.dialled is not None or self.link.is_joined:
             self.link.end("CONNECT out of place")
             return
-        self._links.on_linked(self)
+        self._links.on_introduced(self)
 
     def on_synchronised(self) -> None:
         """Both have each other's whole interest."""
@@ -105,7 +114,6 @@ class LinkSession:
 
     def on_closed(self, reason: int) -> None:
         """The link is over."""
-        self.link.leave()
         self._links.on_closed(self, CloseReason(reason))
 
 
@@ -134,6 +142,13 @@ class Links:
         self._on_ready = on_ready
         self._on_change = on_change
         self.on_gone: Callable[[SiblingLink], None] = lambda link: None  # a link has ended
+        # For whoever has clients: nothing is to be done for them before the hole is closed; a sibling whose link broke
+        # with messages on their way lives (returns how many clients may have lost some); no link misses; give up.
+        self.on_hole: Callable[[], None] = lambda: None
+        self.on_doubt: Callable[[int], int] = lambda shard: 0
+        self.on_whole: Callable[[], None] = lambda: None
+        self.on_given_up: Callable[[str], None] = lambda why: None
+        self._missing: dict[int, tuple[str, float]] = {}  # boot ids of siblings whose link broke, and when
         self._is_ready = False
         self._peers: dict[int, Peer] = {}
         self._sessions: dict[int, LinkSession] = {}  # joined ones, by the sibling's number
@@ -212,7 +227,10 @@ class Links:
 
     def _give_up(self, session: LinkSession) -> None:
         if session in self._greeting:
-            session.link.end(f"no INFO and CONNECT within {HANDSHAKE_S:g} s")
+            if session.is_early and session.hello is not None:
+                session.link.end(f"boot id {session.hello.boot_id[:40]!r}, which the router does not know")
+            else:
+                session.link.end(f"no INFO and CONNECT within {HANDSHAKE_S:g} s")
             self._reactor.finish()
 
     # ---- who is there
@@ -227,9 +245,18 @@ class Links:
                 known[shard] = before  # the same object: what is under way to it goes on
         self._peers = known
         for shard, session in list(self._sessions.items()):
-            now = known.get(shard)
-            if now is None or session.hello is None or session.hello.boot_id != now.boot_id:
+            if not self._is_alive(session):
                 self._drop(session, "its shard is gone")
+        for shard, (boot_id, _) in list(self._missing.items()):
+            if shard not in known or known[shard].boot_id != boot_id:
+                del self._missing[shard]
+                self._fence.gone(shard)
+                self._look_whether_whole()
+        for session in [one for one in self._greeting if one.is_early and self._is_alive(one)]:
+            session.is_early = False
+            self.on_linked(session)
+            session.link.go_on()
+            self._flush()
         for shard, peer in known.items():
             is_being_dialled = any(session.dialled is peer for session in self._greeting)
             if shard < self._hello.shard and shard not in self._sessions and not is_being_dialled:
@@ -251,22 +278,73 @@ class Links:
             return f"shard {hello.shard} dialled, which is ours to dial"
         return ""
 
+    def _is_alive(self, session: LinkSession) -> bool:
+        """Whether the router says that the process at its other end is there."""
+        if session.hello is None:
+            return False
+        peer = self._peers.get(session.hello.shard)
+        return peer is not None and peer.boot_id == session.hello.boot_id
+
+    def on_introduced(self, session: LinkSession) -> None:
+        """The first words of somebody who dialled are done. A new shard may be faster than the router's word of it."""
+        if self._is_alive(session):
+            self.on_linked(session)
+        else:
+            session.is_early = True
+            session.link.wait()
+
     def on_linked(self, session: LinkSession) -> None:
-        """The first words are done."""
+        """The first words are done, and it is who the router says."""
         assert session.hello is not None
         shard = session.hello.shard
         before = self._sessions.get(shard)
-        if before is not None:  # a successor dials before we have seen its predecessor's end
-            self._drop(before, "its successor is here")
+        if before is not None:  # it dials before we have seen the last link's end
+            self._drop(before, "another link of that shard is here")
         self._greeting.discard(session)
         self._sessions[shard] = session
+        if shard in self._missing:
+            lost = self._on_doubt(shard)
+            logger.warning("The link to shard %d broke, and is made again; %s", shard, lost)
         session.link.join(shard)
         logger.debug("linked to shard %d", shard)
 
+    def _on_doubt(self, shard: int) -> str:
+        n = self.on_doubt(shard)
+        return f"messages of {n} clients may be lost, which are closed instead of told otherwise" if n else "nothing lost"
+
+    def _part(self, session: LinkSession) -> None:
+        """At once, not when the socket is closed: a successor's interest must not be mixed with it."""
+        if not session.link.is_joined:
+            return
+        assert session.hello is not None
+        shard = session.hello.shard
+        # Who has just been killed is still alive in the router's last word: the next one tells.
+        is_broken = self._is_alive(session)
+        session.link.leave(is_broken=is_broken)
+        if is_broken:
+            was_whole = not self._missing
+            self._missing[shard] = (session.hello.boot_id, self._loop.time())
+            if was_whole:
+                self.on_hole()
+            self._loop.call_later(LOOK_S, self._look_at_hole, shard, self._missing[shard], 1)
+
+    def _look_at_hole(self, shard: int, hole: tuple[str, float], looks: int) -> None:
+        if self._missing.get(shard) is not hole:
+            return
+        most = LOOKS_OF_THE_DIALLED if shard > self._hello.shard else LOOKS_OF_THE_DIALLER
+        if looks >= most:
+            self.on_given_up(f"the link to shard {shard} broke and could not be made again for {looks * LOOK_S:g} s")
+            return
+        self._loop.call_later(LOOK_S, self._look_at_hole, shard, hole, looks + 1)
+
+    def _look_whether_whole(self) -> None:
+        if not self._missing:
+            self.on_whole()
+            self._flush()
+
     def _drop(self, session: LinkSession, why: str) -> None:
         logger.debug("%s: %s", session, why)
-        # At once, not when the socket is closed: a successor's interest must not be mixed with it.
-        session.link.leave()
+        self._part(session)
         if session.hello is not None and self._sessions.get(session.hello.shard) is session:
             del self._sessions[session.hello.shard]
         if session.socket is not None:
@@ -275,12 +353,17 @@ class Links:
 
     def on_synchronised(self, session: LinkSession) -> None:
         """A sibling and we are in step."""
+        assert session.hello is not None
         self._on_change(self._in_step())
+        if self._missing.pop(session.hello.shard, None):
+            self._look_whether_whole()
         self._look_whether_ready()
 
     def on_closed(self, session: LinkSession, reason: CloseReason) -> None:
         """A link has ended: its shard's interest is gone; dialled again if the router says that it is still there."""
         self._greeting.discard(session)
+        self._part(session)
+        session.link.leave()
         self.on_gone(session.link)
         shard = session.hello.shard if session.hello else -1
         if self._sessions.get(shard) is session:
@@ -289,7 +372,8 @@ class Links:
         self._on_change(self._in_step())
         peer = session.dialled
         if peer is not None and self._peers.get(peer.shard) is peer:
-            self._loop.call_later(DIAL_AGAIN_S, self._dial, peer)
+            was_joined = shard in self._missing
+            self._loop.call_later(0 if was_joined else DIAL_AGAIN_S, self._dial, peer)
 
     def _in_step(self) -> int:
         return sum(1 for session in self._sessions.values() if session.link.is_synchronised)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gnatswarm.shard")
 
+# A link that broke is made again in milliseconds; after this long new connections are better steered elsewhere.
+STEER_AWAY_S = 0.05
 # Between Drained and the exit: what links still hold goes out.
 LAST_WORDS_S = 0.1
 
@@ -68,6 +70,8 @@ class Worker:
         self._handoff: socket.socket | None = None
         self._departure: Departure | None = None
         self._recorder: Recorder | None = None
+        self._hole: asyncio.TimerHandle | None = None
+        self._is_in_step = True  # as the router knows it
 
     # ---- control channel
 
@@ -155,6 +159,10 @@ class Worker:
             on_ready=self._on_ready,
             on_change=lambda n: self._page.store(boot.shard, "links", n),
         )
+        self._links.on_hole = self._on_hole
+        self._links.on_doubt = lambda sibling: shard.fence.doubt(sibling, shard.clients.connections())
+        self._links.on_whole = self._on_whole
+        self._links.on_given_up = self._on_given_up
         self._snapshots = Snapshots(
             channel=self._channel,
             clients=shard.clients,
@@ -188,6 +196,28 @@ class Worker:
         self._shard.clients.on_slow = self._recorder.on_slow
         self._snapshots.recorder = self._recorder
         self._links.on_gone = self._recorder.on_link_gone
+
+    # ---- a link that broke while its sibling lives
+
+    def _on_hole(self) -> None:
+        self._shard.clients.hold()
+        self._hole = self._loop.call_later(STEER_AWAY_S, self._say_in_step, False)
+
+    def _on_whole(self) -> None:
+        if self._hole is not None:
+            self._hole.cancel()
+            self._hole = None
+        if not self._is_in_step:
+            self._say_in_step(True)
+        self._shard.clients.go_on()
+
+    def _say_in_step(self, on: bool) -> None:
+        self._is_in_step = on
+        self._channel.send(control.InStep(on))
+
+    def _on_given_up(self, why: str) -> None:
+        logger.critical("%s; ending, to be started again", why)
+        os._exit(70)  # EX_SOFTWARE, as for all else that cannot happen
 
     def _on_ready(self) -> None:
         """In step with every sibling: only now may clients come, or they would miss what others subscribed to."""

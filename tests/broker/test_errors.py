@@ -60,6 +60,7 @@ REASON_TEXTS = [
     "Kicked",
     "No Responders Requires Headers",
     "Maximum Account Connections Exceeded",
+    "Route Removed",
 ]
 
 

@@ -19,6 +19,7 @@ SAMPLES: dict[type[s.Event], s.Event] = {
     s.SpawnFailed: s.SpawnFailed("no memory"),
     s.Linked: s.Linked(),
     s.Ready: s.Ready(),
+    s.InStep: s.InStep(False),
     s.Pong: s.Pong(1),
     s.Fatal: s.Fatal("bad option"),
     s.Drained: s.Drained(),
@@ -65,6 +66,7 @@ EXPECTED: dict[Phase, dict[type[s.Event], tuple[Phase, list[str]]]] = {
         s.SpawnFailed: (Phase.STARTING, ["Forget", "Report", "Spawn"]),
         s.Linked: (Phase.LINKED, []),
         s.Ready: (Phase.KILLED, ["Kill"]),
+        s.InStep: (Phase.KILLED, ["Kill"]),
         s.Pong: (Phase.KILLED, ["Kill"]),
         s.Fatal: (Phase.KILLED, ["Kill"]),
         s.Drained: (Phase.KILLED, ["Kill"]),
@@ -110,6 +112,15 @@ EXPECTED: dict[Phase, dict[type[s.Event], tuple[Phase, list[str]]]] = {
 def test_each_phase_answers_each_event(phase: Phase, event: s.Event) -> None:
     state, actions = step(in_phase(phase), event, 100.5)
     assert (state.phase, kinds(actions)) == EXPECTED[phase].get(type(event), (phase, []))
+
+
+def test_who_misses_a_link_gets_no_new_connections() -> None:
+    state, actions = step(in_phase(Phase.READY), s.InStep(False), 100.5)
+    assert not state.is_accepting
+    assert not actions
+    state, actions = step(state, s.InStep(True), 100.6)
+    assert state.is_accepting
+    assert not actions
 
 
 def test_silence_first_makes_suspect_then_kills() -> None:

@@ -401,9 +401,8 @@ class Cluster:
     broker: Broker
     all: list[Client] = field(default_factory=list)
 
-    # Placement is the kernel's or the router's choice; to meet each of four shards takes 8 tries on average, and the
-    # chance to miss one in 200 tries is below 1e-24.
-    most_tries: int = 200
+    # Placement is the kernel's or the router's choice: the chance to miss one of n shards in 60 n tries is below 1e-26.
+    most_tries_each: int = 60
 
     async def client(self, connect: dict[str, Any] | None = None, **options: Any) -> Client:
         """One more client, quiet (`verbose:false`) unless `connect` says otherwise, past its first PONG."""
@@ -435,13 +434,14 @@ class Cluster:
     async def raw_on(self, shard: int, **options: Any) -> Client:
         """The same, on the shard with that number (modulo the number of shards)."""
         shards = self.broker.kind.shards
-        for _ in range(self.most_tries):
+        most_tries = self.most_tries_each * shards
+        for _ in range(most_tries):
             client = await Client.connect(self.broker.port, None, **options)
             if shards == 1 or client.shard == shard % shards:
                 self.all.append(client)
                 return client
             client.close()
-        raise AssertionError(f"{self.most_tries} connections to {self.broker.kind}, none on shard {shard % shards}")
+        raise AssertionError(f"{most_tries} connections to {self.broker.kind}, none on shard {shard % shards}")
 
     async def delivered(
         self,

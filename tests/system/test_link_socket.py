@@ -16,7 +16,14 @@ pytestmark = pytest.mark.kinds("gnatswarm-2")
 
 
 def hello(broker_id: str, **changed: object) -> bytes:
+    """Of no shard that the router has named."""
     return json.dumps({"server_id": broker_id, "shard": 63, "boot_id": "0" * 16, "link_version": 1} | changed).encode()
+
+
+def greeting(broker_id: str, **changed: object) -> bytes:
+    """The first words of somebody who dials."""
+    words = hello(broker_id, **changed)
+    return b"INFO " + words + b" \r\nCONNECT " + words + b"\r\n"
 
 
 # What is said, and what the log says about it.
@@ -88,6 +95,35 @@ async def test_impostors_are_closed_with_one_line(swarmed):
     for changed, says in IMPOSTORS.values():
         words = b"INFO " + hello(broker_id, **changed) + b" \r\n"
         await is_told_once(broker, cluster, words, says)
+
+
+async def test_who_does_not_have_the_boot_id_of_its_number_is_not_linked(swarmed):
+    """A number that nobody has, and one whose shard has another boot id: closed after its time."""
+    broker, cluster = swarmed
+    broker_id = (await cluster.client()).info["server_id"]
+    for changed in ({}, {"shard": 1}):
+        words = greeting(broker_id, **changed) + b"RS+ $G >\r\nPING\r\n"
+        await is_told_once(broker, cluster, words, "boot id '0000000000000000', which the router does not know")
+    rows = await asyncio.to_thread(swarm.rows, broker)
+    assert [row["links"] for row in rows.values()] == [1, 1]
+
+
+async def test_a_killed_shards_socket_file_does_not_disturb_its_successor(swarmed, subject):
+    """It stays behind, and is of no use to anybody: the successor has a path of its own."""
+    broker, cluster = swarmed
+    before = swarm.link_sockets(broker)
+    for shard in (0, 1):
+        await swarm.kill(broker, shard)
+        back = await swarm.client_on(cluster, shard)
+        witness = await swarm.client_on(cluster, 1 - shard)
+        await witness.talk(f"SUB {subject}.{shard} 1\r\nPING\r\n", expect="PONG\r\n")
+        await back.talk(f"PUB {subject}.{shard} 1\r\nx\r\nPING\r\n", expect="PONG\r\n")
+        await witness.expect(f"MSG {subject}.{shard} 1 1\r\nx\r\n")
+    after = swarm.link_sockets(broker)
+    assert not set(before.values()) & set(after.values())
+    # Only what listens is left: the router has removed the dead ones' files.
+    left = {name for name in os.listdir(os.path.dirname(after[0])) if name[0].isdigit()}
+    assert left == {os.path.basename(path) for path in after.values()}
 
 
 async def test_a_hundred_strangers_at_once_disturb_nobody(swarmed):
