@@ -17,7 +17,7 @@ from broker.parser cimport (
     OP_BAD_ARGUMENTS, OP_CONNECT, OP_ERR, OP_HPUB, OP_INFO, OP_LINE_TOO_LONG, OP_MORE, OP_PING, OP_PONG,
     OP_PUB, OP_SUB, OP_UNKNOWN, OP_UNSUB, OpKind, Token, parse_op,
     parse_plain_publish)
-from broker.peer cimport HOLD_FENCE, HOLD_LINK, HOLD_LOGIN, HOLD_STALL
+from broker.peer cimport HOLD_FENCE, HOLD_LOGIN, HOLD_STALL
 from broker.permissions cimport Permissions
 from broker.repeat cimport Repeat, repeat_remember, repeat_run
 from broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
@@ -489,14 +489,6 @@ cdef class ClientConnection(Peer):
     def hold_login(self):
         """Its CONNECT is being looked at: nothing is said or done before log_in_decided()."""
         self.holds |= HOLD_LOGIN
-
-    def hold_for_links(self):
-        """A link broke: nothing is carried out before links_are_back(), because a sibling would not hear of it."""
-        self.holds |= HOLD_LINK
-
-    def links_are_back(self):
-        """All links are in step again, or those siblings are dead: it goes on."""
-        self.release(HOLD_LINK)
 
     def log_in_decided(self, error=None):
         """What became of a held CONNECT: +OK or the error, and it goes on."""

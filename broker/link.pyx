@@ -12,7 +12,6 @@ from broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, out_append, out_call, out_init, out_mark_dirty,
     out_pending, out_release, out_reserve)
 from broker.repeat cimport repeat_remember, repeat_run
-from broker.peer cimport HOLD_LINK
 from broker.routewire cimport (
     ROUTE_ASK, ROUTE_CONNECT, ROUTE_INFO, ROUTE_MORE, ROUTE_MSG, ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK,
     ROUTE_QUEUE_MSG, ROUTE_SLOW, ROUTE_SUB, ROUTE_UNSUB, RouteOpKind, parse_route_op)
@@ -284,14 +283,6 @@ cdef class SiblingLink(Peer):
         self.mesh.join(shard, &self.out)
         self.fence.ping(shard)
 
-    def wait(self):
-        """What follows its CONNECT is not read before go_on()."""
-        self.holds |= HOLD_LINK
-
-    def go_on(self):
-        """It is read on."""
-        self.release(HOLD_LINK)
-
     def leave(self, *, bint is_broken=False):
         """The socket is gone: what the sibling wanted counts no more. Twice is harmless.
 
@@ -308,6 +299,7 @@ cdef class SiblingLink(Peer):
                 self.fence.on_part(self.shard)
             self.reroutes.on_part(self.shard)
         out_release(&self.out)
+        self.forget_input()
 
     def send(self, bytes data not None):
         """Queues bytes as they are."""

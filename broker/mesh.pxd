@@ -20,6 +20,9 @@ cdef class Mesh(InterestSink):
     cdef readonly int shard                  # our own number
     cdef readonly uint64_t up                # siblings that are linked, a bit each
     cdef uint64_t interest_frames[MOST_SHARDS]   # RS+ and RS- sent to each
+    # A link's last frame while it is a plain RS+: where that ends, and frames_to() then. Its RS- takes it back.
+    cdef uint8_t *fresh_end[MOST_SHARDS]
+    cdef uint64_t fresh_frames[MOST_SHARDS]
     cdef dict accounts                       # name → Sublist
     cdef bytes reply_prefix                  # for Sublist.answer_replies(); None: not said yet
     cdef uint32_t tallied                    # subjects counted per account; 0: none
@@ -28,6 +31,8 @@ cdef class Mesh(InterestSink):
     cdef Sublist sublist_of(self, const uint8_t *account, size_t size)
     cdef void tell_all(self, Interest interest, const uint8_t *subject, size_t size,
                        const uint8_t *queue, size_t queue_size, uint32_t members) noexcept
+    cdef bint take_back(self, int shard, const uint8_t *account, size_t account_size,
+                        const uint8_t *subject, size_t size) noexcept
     # Everything sent to a sibling that a fence has to wait for, counted.
     cdef uint64_t frames_to(self, int shard) noexcept
     # A link is there: it may be sent messages, and is told this shard's whole interest.

@@ -6,6 +6,8 @@ subscription here, and of every change of a queue group's size. Not here: messag
 (their links).
 """
 
+from libc.string cimport memcmp
+
 from broker.routewire cimport write_interest
 from broker.tally cimport Tally
 
@@ -93,19 +95,47 @@ cdef class Mesh(InterestSink):
         cdef size_t account_size = len(interest.account)
         cdef uint64_t left = self.up
         cdef int shard = 0
+        cdef OutBuf *link
         while left:
             if left & 1:
-                if write_interest(self.fanout.links[shard], account, account_size, subject, size,
-                                  queue, queue_size, members):
+                link = self.fanout.links[shard]
+                if members == 0 and link.pos != NULL and link.pos == self.fresh_end[shard] \
+                        and self.take_back(shard, account, account_size, subject, size):
+                    pass
+                elif write_interest(link, account, account_size, subject, size, queue, queue_size, members):
                     self.interest_frames[shard] += 1
+                    self.fresh_end[shard] = link.pos if members and queue_size == 0 else NULL
+                    self.fresh_frames[shard] = self.frames_to(shard)
                 self.fanout.touched |= <uint64_t>1 << shard   # refused: its next link is told all of it
             left >>= 1
             shard += 1
+
+    cdef bint take_back(self, int shard, const uint8_t *account, size_t account_size,
+                        const uint8_t *subject, size_t size) noexcept:
+        """Interest that ends before the sibling was told that it began: an RS+ that has not gone out is taken back.
+
+        Nothing may have been sent behind it (frames_to, and the end), or the bytes before the end could be a payload.
+        """
+        cdef OutBuf *link = self.fanout.links[shard]
+        cdef size_t n = account_size + size + 7
+        cdef uint8_t *p
+        if self.fresh_frames[shard] != self.frames_to(shard) or link.tail.blob != NULL \
+                or <size_t>(link.pos - link.tail.data) < link.tail.start + n:
+            return False
+        p = link.pos - n
+        if memcmp(p, b'RS+ ', 4) or memcmp(p + 4, account, account_size) or p[4 + account_size] != c' ' \
+                or memcmp(p + 5 + account_size, subject, size):
+            return False
+        link.pos = p
+        self.interest_frames[shard] -= 1
+        self.fresh_end[shard] = NULL
+        return True
 
     cdef int join(self, int shard, OutBuf *link) except -1:
         cdef Replay replay = Replay()
         link.stall_mark = LINK_STALL_BYTES
         self.fanout.links[shard] = link
+        self.fresh_end[shard] = NULL
         self.up |= <uint64_t>1 << shard
         replay.link = link
         for sublist in self.accounts.values():

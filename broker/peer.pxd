@@ -14,7 +14,7 @@ cdef enum Hold:
     HOLD_STALL = 1     # somebody it feeds is behind
     HOLD_FENCE = 2     # its PONG is due: what its later operations cause must not overtake it
     HOLD_LOGIN = 4     # its log-in is being looked at
-    HOLD_LINK = 8      # a link is not there: what it does now would not reach a sibling that lives
+    HOLD_LINK = 8      # a client: a link is missing, and a sibling would not hear of it. A link: it is early
 
 
 cdef class Peer:

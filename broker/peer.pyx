@@ -116,6 +116,14 @@ cdef class Peer:
             blob_release(self.out.box, self.blob)
             self.blob = NULL
 
+    def wait(self):
+        """Nothing is read before go_on(): it would not reach a sibling that lives, or comes too early."""
+        self.holds |= HOLD_LINK
+
+    def go_on(self):
+        """It is read on."""
+        self.release(HOLD_LINK)
+
     cdef void release(self, uint8_t hold) noexcept:
         self.holds &= ~hold
         if not self.holds:

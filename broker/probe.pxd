@@ -2,8 +2,10 @@
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from broker.connection cimport ClientConnection
+from broker.connection cimport ClientConnection, Fence
 from broker.fanout cimport Fanout
+from broker.link cimport Reroutes
+from broker.mesh cimport Mesh
 from broker.outbuf cimport OutBuf
 from broker.peer cimport Peer
 from broker.sublist cimport Sublist
@@ -35,6 +37,9 @@ cdef class ProbeLink(Peer):
 cdef class Probe:
     cdef readonly Fanout fanout
     cdef readonly Sublist sublist
+    cdef readonly Fence fence
+    cdef Mesh mesh                   # None: it has no siblings
+    cdef readonly Reroutes reroutes
     cdef uint8_t *shared
     cdef size_t room
     cdef list sockets

@@ -11,6 +11,9 @@ from libc.string cimport memcpy, memset
 
 from broker.connection cimport Fence
 from broker.fanout cimport Publish, write_tail_head
+from broker.fence cimport MeshFence
+from broker.link cimport Reroutes, SiblingLink
+from broker.mesh cimport Mesh
 from broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_SLOW_CONSUMER_PENDING_BYTES, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE,
     iovec, out_gather, out_init, out_pending, out_take)
@@ -124,9 +127,13 @@ cdef class ProbeSocket:
 
 
 cdef class Probe:
-    """Clients on one fan-out and one sublist. `room` is the size of the shared read buffer."""
+    """Clients on one fan-out and one sublist. `room` is the size of the shared read buffer.
 
-    def __cinit__(self, limits, *, uint64_t seed=1, size_t room=PROBE_READ_BYTES, bint prefers_local=False):
+    `shard`: its number among siblings that dial() links it to; -1: a broker of one shard.
+    """
+
+    def __cinit__(self, limits, *, uint64_t seed=1, size_t room=PROBE_READ_BYTES, bint prefers_local=False,
+                  int shard=-1):
         self.limits = limits
         self.room = room
         self.shared = <uint8_t *>malloc(room + SLACK)
@@ -135,7 +142,14 @@ cdef class Probe:
         self.fanout = Fanout(prefers_local=prefers_local)
         self.fanout.box.flush = flush_probe
         self.fanout.box.now_us = 1_000_000
-        self.sublist = Sublist(b"$G", InterestSink())
+        if shard < 0:
+            self.fence = Fence()
+            self.sublist = Sublist(b"$G", InterestSink())
+        else:
+            self.mesh = Mesh(self.fanout, shard)
+            self.fence = MeshFence(self.mesh)
+            self.reroutes = Reroutes(self.mesh)
+            self.sublist = self.mesh.account(b"$G")
         self.sublist.seed = seed
         self.sublist.random_state = seed * 2 + 1
         self.sockets = []
@@ -150,7 +164,7 @@ cdef class Probe:
         """A new client; `make_session(connection)` is its session. The connection is `socket.connection`."""
         cdef ClientConnection connection
         self.last_cid += 1
-        connection = ClientConnection(self.fanout, self.sublist, Fence(), self.last_cid, self.limits,
+        connection = ClientConnection(self.fanout, self.sublist, self.fence, self.last_cid, self.limits,
                                       offers_headers=offers_headers, must_authenticate=must_authenticate)
         connection.session = make_session(connection)
         socket = ProbeSocket(self, connection)
@@ -165,6 +179,14 @@ cdef class Probe:
         self.links[shard] = ProbeSocket(self, link)
         self.fanout.links[shard] = &link.out
         return self.links[shard]
+
+    def dial(self, make_session) -> ProbeSocket:
+        """One end of a link that is not joined yet; `make_session(link)` is its session, and may join and leave."""
+        cdef SiblingLink link = SiblingLink(self.mesh, self.fence, self.reroutes)
+        link.session = make_session(link)
+        socket = ProbeSocket(self, link)
+        self.sockets.append(socket)
+        return socket
 
     def unlink(self, int shard):
         """The sibling is gone, and its interest."""
@@ -231,7 +253,11 @@ cdef class Probe:
         socket.peer.is_closing = True
         socket.unread.clear()
         socket.unread_at = 0
-        (<ClientConnection>socket.peer).leave()
+        if isinstance(socket.peer, ClientConnection):
+            (<ClientConnection>socket.peer).leave()
+        else:
+            (<SiblingLink>socket.peer).session.on_closed(reason)
+            (<SiblingLink>socket.peer).leave()
         socket.peer.out.owner = NULL
         self.sockets.remove(socket)
 

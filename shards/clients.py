@@ -434,7 +434,7 @@ class Clients:
         session = ClientSession(self, connection, host, port, kind)
         connection.session = session
         if self._is_holding:
-            connection.hold_for_links()
+            connection.wait()
         session.nonce = nonce
         refused: ProtocolError | None = None
         if anonymous is not None:
@@ -499,13 +499,13 @@ class Clients:
         """No client's operations are carried out before go_on(), nor those of who comes meanwhile."""
         self._is_holding = True
         for connection in self.connections():
-            connection.hold_for_links()
+            connection.wait()
 
     def go_on(self) -> None:
         """They are carried out again."""
         self._is_holding = False
         for connection in self.connections():
-            connection.links_are_back()
+            connection.go_on()
 
     def note_refused(self) -> None:
         """A log-in failed."""

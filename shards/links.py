@@ -41,8 +41,8 @@ HANDSHAKE_S = 2.0
 DIAL_AGAIN_S = 0.1
 BACKLOG = 128
 
-# Two living shards make a broken link anew in milliseconds. Who cannot in so many looks ends, and is started anew by the
-# router: first the one that is dialled, whose socket may be at fault, then the other. Looks, not seconds: a
+# Two living shards make a broken link anew in milliseconds. Who cannot in so many looks ends, and is started anew by
+# the router: first the one that is dialled, whose socket may be at fault, then the other. Looks, not seconds: a
 # process that did not run for a while has looked once.
 LOOK_S = 0.25
 LOOKS_OF_THE_DIALLED = 8
@@ -244,7 +244,7 @@ class Links:
             if before is not None and before.boot_id == peer.boot_id:
                 known[shard] = before  # the same object: what is under way to it goes on
         self._peers = known
-        for shard, session in list(self._sessions.items()):
+        for session in list(self._sessions.values()):
             if not self._is_alive(session):
                 self._drop(session, "its shard is gone")
         for shard, (boot_id, _) in list(self._missing.items()):
@@ -310,7 +310,7 @@ class Links:
 
     def _on_doubt(self, shard: int) -> str:
         n = self.on_doubt(shard)
-        return f"messages of {n} clients may be lost, which are closed instead of told otherwise" if n else "nothing lost"
+        return f"messages of {n} clients may be lost, and they are closed, not acknowledged" if n else "nothing lost"
 
     def _part(self, session: LinkSession) -> None:
         """At once, not when the socket is closed: a successor's interest must not be mixed with it."""

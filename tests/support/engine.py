@@ -181,11 +181,12 @@ class Engine:
         seed: int = 1,
         room: int = 262144,
         prefers_local: bool = False,
+        shard: int = -1,
     ) -> None:
         self.limits = limits or Limits()
         self.offers_headers = offers_headers
         self.token = token
-        self.probe = Probe(self.limits, seed=seed, room=room, prefers_local=prefers_local)
+        self.probe = Probe(self.limits, seed=seed, room=room, prefers_local=prefers_local, shard=shard)
 
     def client(self, connect: bytes = QUIET) -> EngineClient:
         return EngineClient(self, connect)
@@ -195,7 +196,8 @@ class Engine:
 
     def assert_empty(self) -> None:
         """Nothing is held for anybody: every client has left."""
-        assert self.probe.memory == {
+        held = self.probe.memory
+        assert held == {
             "bytes_in_chunks": 0,
             "subscriptions": 0,
             "queue_names": 0,

@@ -130,6 +130,7 @@ async def test_shards_that_flood_each_other_with_slow_readers_on_all_sides(
     await flood_both_ways(broker, cluster_of(broker), subject, 5.0, payload_bytes)
 
 
+@pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(os.environ.get("GNATSWARM_SLOW") != "1", reason="opt-in: GNATSWARM_SLOW=1")

@@ -87,7 +87,7 @@ def test_a_port_that_another_program_listens_on_is_a_clear_error(launch):
 
 async def test_a_killed_brokers_port_can_be_used_again_at_once(start_broker, cluster_of):
     broker = start_broker()
-    for _ in range(5):
+    for _ in range(50 if broker.kind.shards == 2 else 5):
         await cluster_of(broker).clients(3)
         broker.kill()
         broker = start_broker(port=broker.port)

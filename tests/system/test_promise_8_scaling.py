@@ -36,6 +36,7 @@ async def wait_serving(broker, shards: list[int], deadline_s: float = LEAVE_DEAD
         assert time.monotonic() < until, f"shards {now} serve, not {shards}"
 
 
+@pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "gnatswarm-4")
 async def test_new_shards_get_new_connections_at_once(swarmed, subject):
     """Traffic runs on; clients of a new shard reach everybody, and are reached."""
     broker, cluster = swarmed

@@ -1,0 +1,73 @@
+"""What shards tell each other: interest that begins and ends before a sibling has heard of it is not told at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.engine import QUIET
+from tests.support.mesh import Mesh
+
+
+@pytest.fixture
+def mesh():
+    mesh = Mesh(2, connect=QUIET)
+    yield mesh
+    mesh.close()
+
+
+def told(mesh: Mesh) -> bytes:
+    """What shard 0 has sent to shard 1 since the last look."""
+    mesh.finish()
+    return mesh.ends[0, 1].take(1 << 20)
+
+
+def test_a_subscription_that_ends_in_the_same_round_is_not_told(mesh):
+    client = mesh.clients[0]
+    words = b"".join(b"SUB inbox.%d %d\r\nUNSUB %d\r\n" % (n, n, n) for n in range(1000))
+    assert client.talk(words + b"PING\r\n") == b"PONG\r\n"
+    assert told(mesh) == b""
+
+
+@pytest.mark.parametrize(
+    ("words", "frames"),
+    [
+        (b"SUB a 1\r\n", b"RS+ $G a\r\n"),
+        (b"SUB a 1\r\nSUB b 2\r\nUNSUB 1\r\n", b"RS+ $G a\r\nRS+ $G b\r\nRS- $G a\r\n"),
+        (b"SUB a 1\r\nSUB b 2\r\nUNSUB 2\r\n", b"RS+ $G a\r\n"),
+        (b"SUB a 1\r\nSUB a 2\r\nUNSUB 1\r\n", b"RS+ $G a\r\n"),
+        (b"SUB a 1\r\nSUB a 2\r\nUNSUB 1\r\nUNSUB 2\r\n", b""),
+        (b"SUB a 1\r\nUNSUB 1\r\nSUB a 1\r\n", b"RS+ $G a\r\n"),
+        (b"SUB a q 1\r\nUNSUB 1\r\n", b"RS+ $G a q 1\r\nRS- $G a q\r\n"),
+        (b"SUB a q 1\r\nSUB a 2\r\nUNSUB 2\r\n", b"RS+ $G a q 1\r\n"),
+        (b"SUB ab 1\r\nSUB b 2\r\nUNSUB 1\r\n", b"RS+ $G ab\r\nRS+ $G b\r\nRS- $G ab\r\n"),
+    ],
+)
+def test_what_is_told(mesh, words, frames):
+    mesh.clients[0].feed(words)
+    assert told(mesh) == frames
+
+
+def test_a_subscription_that_was_told_is_ended_by_a_frame(mesh):
+    mesh.clients[0].feed(b"SUB a 1\r\n")
+    assert told(mesh) == b"RS+ $G a\r\n"
+    mesh.clients[0].feed(b"UNSUB 1\r\nSUB a 1\r\nUNSUB 1\r\n")
+    assert told(mesh) == b"RS- $G a\r\n"
+
+
+def test_a_payload_that_looks_like_interest_is_not_taken_back(mesh):
+    """The message ends where the RS+ would have ended."""
+    subscriber, publisher = mesh.clients[2], mesh.clients[0]
+    subscriber.feed(b"SUB wanted 1\r\n")
+    mesh.settle()
+    body = b"RS+ $G a"
+    publisher.feed(b"SUB a 1\r\nPUB wanted %d\r\n%b\r\nUNSUB 1\r\n" % (len(body), body))
+    assert told(mesh) == b"RS+ $G a\r\nRMSG $G wanted 8\r\nRS+ $G a\r\nRS- $G a\r\n"
+
+
+def test_a_ping_in_between_makes_both_be_told(mesh):
+    """The fence waits behind the RS+."""
+    client = mesh.clients[0]
+    client.feed(b"SUB a 1\r\nPING\r\nUNSUB 1\r\nPING\r\n")
+    assert client.take() == b""
+    mesh.settle()
+    assert client.take() == b"PONG\r\nPONG\r\n"
