@@ -44,6 +44,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: opt-in, takes minutes or gigabytes; runs with GNATSWARM_SLOW=1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("GNATSWARM_SLOW") != "1":
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="opt-in: GNATSWARM_SLOW=1"))
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     if "kind" in metafunc.fixturenames and not any("kind" in name for name in names):
