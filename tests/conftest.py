@@ -14,6 +14,7 @@ test's own. `@pytest.mark.kinds("nats-server", …)` narrows a test to some kind
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
