@@ -83,7 +83,6 @@ cdef class ClientConnection(Peer):
     def __cinit__(self, Fanout fanout not None, Sublist sublist not None, Fence fence not None, uint64_t cid,
                   limits, *, bint offers_headers=True, bint must_authenticate=False):
         self.fanout = fanout
-        self.box_owner = fanout
         self.sublist = sublist
         self.fence = fence
         self.cid = cid

@@ -36,7 +36,6 @@ cdef class SiblingLink(Peer):
     def __cinit__(self, Mesh mesh not None, MeshFence fence not None, Reroutes reroutes not None):
         self.mesh = mesh
         self.fanout = mesh.fanout
-        self.box_owner = mesh.fanout
         self.fence = fence
         self.reroutes = reroutes
         self.shard = -1

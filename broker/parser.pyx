@@ -89,22 +89,35 @@ cdef inline OpKind finish(Op *op, OpKind kind) noexcept nogil:
     return kind
 
 
+cdef inline int read_arguments(const uint8_t *data, const uint8_t *args, const uint8_t *end, size_t max_line,
+                               Token *tokens, int least, int most, Op *op) noexcept nogil:
+    """How many arguments the line has; -1: not between `least` and `most`, too long or incomplete, as op.kind says."""
+    cdef const uint8_t *after = NULL
+    cdef bint single = True
+    cdef int n = split_line(args, end, tokens, most, &after, &single)
+    if n == -1:
+        finish(op, OP_LINE_TOO_LONG if is_too_long(args, end, max_line) else OP_MORE)
+        return -1
+    op.line_size = after - data
+    op.is_canonical = single
+    if is_too_long(args, after, max_line):
+        finish(op, OP_LINE_TOO_LONG)
+    elif n < least:   # or -2: too many
+        finish(op, OP_BAD_ARGUMENTS)
+    else:
+        return n
+    return -1
+
+
 cdef OpKind parse_publish(const uint8_t *data, const uint8_t *args, const uint8_t *end, size_t max_line,
                           Op *op, bint with_header) noexcept nogil:
     """PUB subject [reply] size, HPUB subject [reply] header total; args is behind the verb's separator."""
     cdef Token tokens[4]
-    cdef const uint8_t *after = NULL
-    cdef bint single = True
-    cdef int n = split_line(args, end, tokens, 4 if with_header else 3, &after, &single)
     cdef int numbers = 2 if with_header else 1
+    cdef int n = read_arguments(data, args, end, max_line, tokens, numbers + 1, numbers + 2, op)
     cdef int64_t size, header = 0
-    if n == -1:
-        return finish(op, OP_LINE_TOO_LONG if is_too_long(args, end, max_line) else OP_MORE)
-    op.line_size = after - data
-    if is_too_long(args, after, max_line):
-        return finish(op, OP_LINE_TOO_LONG)
-    if n < numbers + 1:   # too few, or -2: too many
-        return finish(op, OP_BAD_ARGUMENTS)
+    if n < 0:
+        return op.kind
     size = parse_number(tokens[n - 1])
     if with_header:
         header = parse_number(tokens[n - 2])
@@ -118,7 +131,6 @@ cdef OpKind parse_publish(const uint8_t *data, const uint8_t *args, const uint8_
         op.reply.size = 0
     op.header_size = <uint32_t>header
     op.size = <uint32_t>size
-    op.is_canonical = single
     return finish(op, OP_HPUB if with_header else OP_PUB)
 
 
@@ -126,16 +138,9 @@ cdef OpKind parse_subscribe(const uint8_t *data, const uint8_t *args, const uint
                             Op *op) noexcept nogil:
     """SUB subject [queue] sid"""
     cdef Token tokens[3]
-    cdef const uint8_t *after = NULL
-    cdef bint single = True
-    cdef int n = split_line(args, end, tokens, 3, &after, &single)
-    if n == -1:
-        return finish(op, OP_LINE_TOO_LONG if is_too_long(args, end, max_line) else OP_MORE)
-    op.line_size = after - data
-    if is_too_long(args, after, max_line):
-        return finish(op, OP_LINE_TOO_LONG)
-    if n < 2:
-        return finish(op, OP_BAD_ARGUMENTS)
+    cdef int n = read_arguments(data, args, end, max_line, tokens, 2, 3, op)
+    if n < 0:
+        return op.kind
     op.subject = tokens[0]
     op.sid = tokens[n - 1]
     if n == 3:
@@ -150,16 +155,9 @@ cdef OpKind parse_unsubscribe(const uint8_t *data, const uint8_t *args, const ui
                               Op *op) noexcept nogil:
     """UNSUB sid [max]; a max that is no number counts as none, as it does for nats-server"""
     cdef Token tokens[2]
-    cdef const uint8_t *after = NULL
-    cdef bint single = True
-    cdef int n = split_line(args, end, tokens, 2, &after, &single)
-    if n == -1:
-        return finish(op, OP_LINE_TOO_LONG if is_too_long(args, end, max_line) else OP_MORE)
-    op.line_size = after - data
-    if is_too_long(args, after, max_line):
-        return finish(op, OP_LINE_TOO_LONG)
-    if n < 1:
-        return finish(op, OP_BAD_ARGUMENTS)
+    cdef int n = read_arguments(data, args, end, max_line, tokens, 1, 2, op)
+    if n < 0:
+        return op.kind
     op.sid = tokens[0]
     op.max_msgs = 0
     if n == 2:

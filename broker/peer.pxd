@@ -19,7 +19,6 @@ cdef enum Hold:
 
 cdef class Peer:
     cdef OutBuf out
-    cdef object box_owner      # keeps out.box alive for as long as this
     cdef Blob *blob            # a big operation on its way, all its bytes: filled up to blob_filled
     cdef size_t blob_filled
     cdef uint8_t *partial      # an incomplete operation, or what was not read while held
