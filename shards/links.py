@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from broker.mesh import Mesh
     from shards.control import Peer
     from shards.reactor import Reactor, Socket
+    from shards.reserve import Reserve
 
 logger = logging.getLogger("gnatswarm.links")
 
@@ -129,6 +130,7 @@ class Links:
         fence: MeshFence,
         hello: Hello,
         path: str,
+        reserve: Reserve,
         on_ready: Callable[[], None],
         on_change: Callable[[int], None],
     ) -> None:
@@ -139,6 +141,7 @@ class Links:
         self._reroutes = Reroutes(mesh)
         self._hello = hello
         self._path = path
+        self._reserve = reserve
         self._on_ready = on_ready
         self._on_change = on_change
         self.on_gone: Callable[[SiblingLink], None] = lambda link: None  # a link has ended
@@ -195,21 +198,40 @@ class Links:
         self._start(sock, dialled=None)
 
     def _on_accept_error(self, errno: int) -> None:
-        logger.error("cannot accept links: %s", os.strerror(errno))
-        self._loop.call_later(DIAL_AGAIN_S, self._listener.resume)
+        """Clients have taken all descriptors but those kept back, most likely."""
+        try:
+            with self._reserve.opened():
+                sock, _ = self._listening.accept()
+        except BlockingIOError:
+            self._listener.resume()
+        except OSError:
+            logger.error("cannot accept links: %s", os.strerror(errno))
+            self._loop.call_later(DIAL_AGAIN_S, self._listener.resume)
+        else:
+            sock.setblocking(False)
+            self._on_accept(sock.detach(), "", 0)
+            self._listener.resume()
 
     def _dial(self, peer: Peer) -> None:
         if self._peers.get(peer.shard) is not peer or peer.shard in self._sessions:
             return
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            sock.connect(peer.path)
+            sock = self._connected(peer.path)
         except OSError as error:  # it has just died, or its backlog is full: the next Peers says which
-            sock.close()
             logger.debug("cannot reach shard %d: %s", peer.shard, error)
             self._loop.call_later(DIAL_AGAIN_S, self._dial, peer)
             return
         self._start(sock, dialled=peer)
+
+    def _connected(self, path: str) -> socket.socket:
+        with self._reserve.opened():
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            sock.connect(path)
+        except OSError:
+            sock.close()
+            raise
+        return sock
 
     def _start(self, sock: socket.socket, *, dialled: Peer | None) -> None:
         for name in (socket.SO_SNDBUF, socket.SO_RCVBUF):

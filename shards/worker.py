@@ -23,6 +23,7 @@ from shards.links import LINK_VERSION, Hello, Links
 from shards.page import Page
 from shards.parentage import die_with_parent
 from shards.recorder import Recorder
+from shards.reserve import Reserve
 from shards.shard import Shard
 from shards.snapshots import Snapshots
 
@@ -156,6 +157,7 @@ class Worker:
             fence=shard.fence,
             hello=Hello(boot.server_id, boot.shard, boot.boot_id, LINK_VERSION),
             path=path,
+            reserve=Reserve(),
             on_ready=self._on_ready,
             on_change=lambda n: self._page.store(boot.shard, "links", n),
         )

@@ -197,6 +197,10 @@ async def test_a_broken_frame_of_a_joined_sibling_ends_that_link_and_a_good_one_
         b"GET / HTTP/1.1\r\n": "no frame of a sibling",
         b"QACK x\r\n": "no frame of a sibling",
         b"INFO " + json.dumps(words).encode() + b" \r\n": "INFO came twice",
+        b"INFO " + json.dumps(words | {"boot_id": "0" * 16}).encode() + b" \r\n": "INFO came twice",
+        b"INFO " + json.dumps(words | {"link_version": 999}).encode() + b" \r\n": "INFO came twice",
+        b"RS+ $G " + b"a" * 400_000: "no frame of a sibling",  # a line that does not end
+        b"RMSG $G foo " + b"9" * 30 + b"\r\n": "no frame of a sibling",
         b"CONNECT {}\r\n": "CONNECT out of place",
         b"RMSG $G foo 1000\r\nhalf a frame, and then the end": "",
     }
@@ -239,3 +243,50 @@ async def test_a_link_that_cannot_be_made_again_ends_the_shard_that_is_dialled(s
     rows = await asyncio.to_thread(swarm.rows, broker)
     assert rows[0]["starts"] == 2 and rows[1]["starts"] == 1
     assert any("could not be made again for 2 s" in line for line in broker.log.lines)
+
+
+# What somebody says who listens where shard 0 should, and what shard 1's log says about it.
+FOREIGNERS: dict[str, tuple[dict[str, object] | bytes, str]] = {
+    "rubbish": (b"HTTP/1.1 400 Bad Request\r\n\r\n", "the first frames must be INFO and CONNECT"),
+    "another version": ({"link_version": 999}, "a shard that speaks version 999 between shards, not 1"),
+    "another boot id": ({"boot_id": "0" * 16}, "shard 0 is not the one that was dialled"),
+    "half a frame": (b'INFO {"server_id"', ""),
+}
+
+
+@pytest.mark.kinds("gnatswarm-2")
+@pytest.mark.parametrize("foreigner", FOREIGNERS)
+async def test_a_foreign_process_where_a_sibling_should_listen(swarmed, subject, foreigner):
+    """It is not taken for the sibling, whatever it says; the sibling, which cannot be reached, is started anew."""
+    broker, cluster = swarmed
+    words, says = FOREIGNERS[foreigner]
+    path = swarm.link_sockets(broker)[0]
+    waits = await cluster.client_on(1)
+    await waits.talk(f"SUB {subject} 1\r\nPING\r\n", expect="PONG\r\n")
+    if isinstance(words, dict):
+        boot_id = os.path.basename(path).split(".")[1]
+        of_shard_0 = {"server_id": waits.info["server_id"], "shard": 0, "boot_id": boot_id, "link_version": 1}
+        words = b"INFO " + json.dumps(of_shard_0 | words).encode() + b" \r\n"
+    met = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        met.set()
+        with contextlib.suppress(ConnectionError):
+            writer.write(words)
+            await reader.read()
+            writer.close()
+
+    os.unlink(path)
+    async with await asyncio.start_unix_server(answer, path):
+        await break_links(broker)
+        # It waits behind the hole, and is answered when the broker is whole again.
+        await waits.talk(f"SUB {subject}.2 2\r\nPING\r\n", expect="PONG\r\n", deadline_s=30)
+        assert met.is_set()
+    back = await swarm.client_on(cluster, 0)
+    await back.talk(f"PUB {subject} 1\r\nx\r\nPUB {subject}.2 1\r\ny\r\nPING\r\n", expect="PONG\r\n", deadline_s=20)
+    await waits.expect(f"MSG {subject} 1 1\r\nx\r\nMSG {subject}.2 2 1\r\ny\r\n")
+    rows = await asyncio.to_thread(swarm.rows, broker)
+    assert rows[0]["starts"] == 2 and rows[1]["starts"] == 1
+    assert any("the link to shard 1 broke and could not be made again for 2 s" in line for line in broker.log.lines)
+    if says:
+        assert any("shard 1" in line and says in line for line in broker.log.lines), says

@@ -169,6 +169,23 @@ async def test_no_message_is_lost_when_the_only_member_is_ever_another(place, su
         assert mine == list(range(sent)), f"{sent} sent, {len(mine)} came, missing {len(missing)} ({missing[:5]})"
 
 
+@pytest.mark.kinds("gnatswarm-4")
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "once",
+    [
+        test_no_message_is_lost_while_members_come_and_go,
+        test_no_message_is_lost_when_the_only_member_is_ever_another,
+    ],
+    ids=["come and go", "handed on"],
+)
+async def test_no_message_is_lost_fifty_times(place, cluster, subject, once):
+    for number in range(50):
+        await once(place, f"{subject}.{number}")
+        cluster.close()
+
+
 async def test_a_closed_members_share_goes_to_the_others(place, subject, cluster):
     """Connections that end, without UNSUB: what is published after the broker has noticed is shared by the rest."""
     publisher, stays = await place(2, {"headers": True, "no_responders": True})

@@ -1,0 +1,97 @@
+"""Clients have taken all descriptors of the shards: links are made all the same, and who is inside notices nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from tests.support import swarm
+from tests.support.wire import Client, Cluster
+
+pytestmark = pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")
+
+DESCRIPTORS = 256
+IN_STEP_DEADLINE_S = 20.0
+FULL = re.compile(r"\[\d+\].*cannot accept connections: Too many open files")
+
+
+async def fill(cluster: Cluster) -> None:
+    """Connections until every shard has said that it can take no more."""
+    broker = cluster.broker
+    full: set[str] = set()
+    async with asyncio.timeout(60):
+        while len(full) < broker.kind.shards:
+            for _ in range(100):
+                cluster.all.append(await Client.dial(broker.port))
+            # Who is inside and who waits in the backlog: a shard that is full says so within a turn of its loop.
+            full = {line.split("[ERR]")[0].split()[0] for line in broker.log.lines if FULL.search(line)}
+
+
+async def wait_in_step(broker, starts: dict[int, int]) -> None:
+    """Until all shards serve and have their links, each started so many times."""
+    shards = len(starts)
+    async with asyncio.timeout(IN_STEP_DEADLINE_S):
+        while True:
+            rows = await asyncio.to_thread(swarm.rows, broker)
+            if all(row["phase"] == "ready" and row["links"] == shards - 1 for row in rows.values()):
+                break
+    assert {shard: row["starts"] for shard, row in rows.items()} == starts
+
+
+@pytest.fixture
+async def crowded(start_broker, cluster_of):
+    broker = start_broker(descriptors=DESCRIPTORS)
+    return broker, cluster_of(broker)
+
+
+@pytest.mark.parametrize("killed", [0, 1], ids=["the full one dials", "the full one is dialled"])
+async def test_a_killed_shard_comes_back_though_its_sibling_is_full(crowded, subject, killed):
+    broker, cluster = crowded
+    stays = 1 - killed
+    listener, talker = [await cluster.client_on(stays) for _ in range(2)]
+    await listener.talk(f"SUB {subject} 1\r\nPING\r\n", expect="PONG\r\n")
+    await fill(cluster)
+    await swarm.kill(broker, killed)
+    starts = {shard: 1 + (shard == killed) for shard in range(broker.kind.shards)}
+    await wait_in_step(broker, starts)
+    for number in range(20):
+        await talker.talk(f"PUB {subject} 2\r\n{number:02}\r\nPING\r\n", expect="PONG\r\n")
+        await listener.expect(f"MSG {subject} 1 2\r\n{number:02}\r\n")
+    await leave(cluster, listener, talker)
+    back = await swarm.client_on(cluster, killed)
+    await back.talk(f"PUB {subject} 2\r\nok\r\nPING\r\n", expect="PONG\r\n")
+    await listener.expect(f"MSG {subject} 1 2\r\nok\r\n")
+
+
+async def leave(cluster: Cluster, *stay: Client) -> None:
+    """All clients but these go."""
+    for client in [one for one in cluster.all if one not in stay]:
+        client.close()
+        cluster.all.remove(client)
+
+
+async def test_the_swarm_grows_though_its_shards_are_full(crowded, subject):
+    broker, cluster = crowded
+    shards = broker.kind.shards
+    listener, talker = await cluster.clients(2, on_different_shards=True)
+    await listener.talk(f"SUB {subject} 1\r\nPING\r\n", expect="PONG\r\n")
+    await fill(cluster)
+    await swarm.scale(broker, shards + 2)
+    await wait_in_step(broker, dict.fromkeys(range(shards + 2), 1))
+    # Whoever comes now is steered among all shards, the full ones as well: some meet the new ones.
+    async with asyncio.timeout(IN_STEP_DEADLINE_S):
+        while True:
+            client = await Client.dial(broker.port)
+            cluster.all.append(client)
+            try:
+                await client.read_info()
+            except TimeoutError:
+                continue
+            if client.shard >= shards:
+                break
+    await client.talk(f'CONNECT {{"verbose":false}}\r\nPUB {subject} 2\r\nok\r\nPING\r\n', expect="PONG\r\n")
+    await listener.expect(f"MSG {subject} 1 2\r\nok\r\n")
+    await talker.talk(f"PUB {subject} 2\r\nme\r\nPING\r\n", expect="PONG\r\n")
+    await listener.expect(f"MSG {subject} 1 2\r\nme\r\n")
