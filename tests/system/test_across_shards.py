@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from tests.support.pages import Pages
+
 pytestmark = pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "gnatswarm-4", "nats-server")
 
 
@@ -81,3 +83,25 @@ async def test_one_message_to_a_thousand_subscriptions_spread_over_the_shards(cl
         got = [(message.payload, message.sid) for message in client.inbox]
         assert sorted(got) == sorted((b"%03d" % number, str(sid)) for number in range(20) for sid in range(25))
         assert [payload for payload, _ in got] == sorted(payload for payload, _ in got)
+
+
+@pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")
+async def test_a_message_goes_to_each_other_shard_once_whatever_the_number_of_subscribers_there(
+    start_broker, cluster_of, subject
+):
+    broker = start_broker(args=["-m", "-1"])
+    cluster, pages = cluster_of(broker), Pages.of(broker)
+    publisher = await cluster.client_on(0)
+    clients = await cluster.clients(4 * broker.kind.shards, on_different_shards=True)
+    for client in clients:
+        patterns = [subject, f"{subject} q", "s.*", "s.> q", "s.> other"]
+        words = "".join(f"SUB {pattern} {sid}\r\n" for sid, pattern in enumerate(patterns))
+        await client.talk(words + "PING\r\n", expect="PONG\r\n")
+    await publisher.talk(f"PUB {subject} 1\r\nx\r\n".encode() * 200 + b"PING\r\n", expect="PONG\r\n")
+    for client in clients:
+        await client.flush()
+    # Two plain subscriptions each, and one member of each of two groups.
+    assert sum(len(client.inbox) for client in clients) == 200 * (2 * len(clients) + 2)
+    sent = {(link["shard"], link["remote_shard"]): link["out_msgs"] for link in pages.json("/shardz")["links"]}
+    assert sent == {pair: 200 if pair[0] == 0 else 0 for pair in sent}
+    assert len(sent) == broker.kind.shards * (broker.kind.shards - 1)

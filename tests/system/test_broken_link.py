@@ -90,7 +90,7 @@ class Fenced:
         self.is_over = False
 
     async def run(self) -> None:
-        client = await self.cluster.client_on(self.shard)
+        client = await self.cluster.client_on(self.shard, deadline_s=20)
         while not self.is_over:
             batch = range(self.sent, self.sent + 50)
             self.sent += 50
@@ -99,7 +99,7 @@ class Fenced:
                 await client.talk(words + b"PING\r\n", expect="PONG\r\n", deadline_s=20)
             except Closed:
                 self.closed += 1
-                client = await self.cluster.client_on(self.shard)
+                client = await self.cluster.client_on(self.shard, deadline_s=20)
                 continue
             self.promised.update(batch)
 
