@@ -42,9 +42,12 @@ class Zygote:
 
     def read(self, flags: int = 0) -> bool:
         """Take one packet in. False: the router is gone."""
-        data, ancillary, _flags, _address = self.sock.recvmsg(
-            MAX_PACKET_BYTES, socket.CMSG_SPACE(16 * 4), socket.MSG_CMSG_CLOEXEC | flags
-        )
+        try:
+            data, ancillary, _flags, _address = self.sock.recvmsg(
+                MAX_PACKET_BYTES, socket.CMSG_SPACE(16 * 4), socket.MSG_CMSG_CLOEXEC | flags
+            )
+        except ConnectionError:  # gone with an answer of ours unread
+            return False
         if data[:1] == b"D":
             self.link_dirs.append(os.fsdecode(data[1:]))
         elif data[:1] == b"F":
@@ -103,11 +106,16 @@ def main(fd: int, router_pid: int) -> int:
     return 0
 
 
+def _answer(requests: socket.socket, value: int) -> None:
+    with contextlib.suppress(ConnectionError):  # the router is gone, as the next read tells
+        requests.send(ANSWER.pack(value))
+
+
 def _fork_shard(requests: socket.socket, descriptors: list[int], numbers: list[int], run: object) -> None:
     try:
         between = os.fork()
     except OSError as error:
-        requests.send(ANSWER.pack(-(error.errno or 1)))
+        _answer(requests, -(error.errno or 1))
         return
     if between:
         os.waitpid(between, 0)
@@ -116,10 +124,10 @@ def _fork_shard(requests: socket.socket, descriptors: list[int], numbers: list[i
     try:
         pid = os.fork()
     except OSError as error:
-        requests.send(ANSWER.pack(-(error.errno or 1)))
+        _answer(requests, -(error.errno or 1))
         os._exit(1)
     if pid:
-        requests.send(ANSWER.pack(pid))
+        _answer(requests, pid)
         os._exit(0)
     _become_shard(requests, descriptors, numbers, between, run)
 

@@ -175,3 +175,14 @@ def test_both_ends_agree_on_their_packets() -> None:
 
     assert router_side._REQUEST.format == shard_side.REQUEST.format
     assert router_side._ANSWER.format == shard_side.ANSWER.format
+
+
+def test_a_router_that_ends_with_an_answer_unread_is_gone_and_nothing_worse() -> None:
+    """As it is when a start fails behind the first fork: the kernel then says that the connection was reset."""
+    routers_end, zygotes_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    zygote = shard_side.Zygote(zygotes_end.detach(), os.getpid())
+    shard_side._answer(zygote.sock, 1)
+    routers_end.close()
+    assert not zygote.read()
+    shard_side._answer(zygote.sock, 2)
+    zygote.sock.close()
