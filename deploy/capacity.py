@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path(__file__).with_name("CAPACITY.md")
-RESULTS = ROOT / "loadtest" / "results" / "2026-11-20" / "results.json"
+RESULTS = max((ROOT / "loadtest" / "results").glob("*/results.json"))  # the latest
 
 # What to plan by: scenario → in words.
 ONE_SHARD = {
