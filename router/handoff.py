@@ -16,7 +16,13 @@ import socket
 from collections.abc import Callable
 
 from router.placement import Candidate, place
-from shards.handoff import SOCKETS_PER_PACKET, handoff_pair, receive_descriptors, send_descriptors
+from shards.handoff import (
+    NOT_RECEIVED,
+    SOCKETS_PER_PACKET,
+    handoff_pair,
+    receive_descriptors,
+    send_descriptors,
+)
 from shards.page import Page
 
 log = logging.getLogger("gnatswarm.router.handoff")
@@ -82,7 +88,7 @@ class Handoff:
         if lane is None:
             return
         while descriptors := receive_descriptors(lane.shard_end):
-            self._homeless += descriptors
+            self._homeless += [descriptor for descriptor in descriptors if descriptor != NOT_RECEIVED]
         lane.sent = 0
         lane.accepted_before = self._page.snapshot(shard)["accepted_sockets"]
 

@@ -408,10 +408,14 @@ class Clients:
         """Takes over a new connection of the WebSocket port."""
         self._take(fd, host, port, "websocket")
 
-    def _take(self, fd: int, host: str, port: int, kind: str) -> None:
-        self.accepted += 1
+    def count_accepted(self, connections: int) -> None:
+        """So many more were accepted for this shard; also those that were over before it had them."""
+        self.accepted += connections
         self._page.store(self._shard, "accepted_sockets", self.accepted)
         self._page.store(self._shard, "total_connections", self.accepted)
+
+    def _take(self, fd: int, host: str, port: int, kind: str) -> None:
+        self.count_accepted(1)
         admitted = self._page.try_add_connection(self._shard, self._limits.max_connections)
         cid = self._page.next_client_id()
         nonce = new_nonce() if self.authenticator.wants_nonce else b""

@@ -1,8 +1,9 @@
 """Passing accepted sockets from the router to a shard, in the accept mode "handoff".
 
-One SOCK_SEQPACKET Unix socket pair per shard; each packet is one byte and up to SOCKETS_PER_PACKET descriptors
-(SCM_RIGHTS), so that a packet is received whole or not at all and a killed shard leaves no half of one. The router
-keeps both ends, and takes back what a dead shard left unread. Called by the router (send) and the shard (receive).
+One SOCK_SEQPACKET Unix socket pair per shard; each packet is up to SOCKETS_PER_PACKET descriptors (SCM_RIGHTS) and one
+byte, their number, so that a packet is received whole or not at all and a killed shard leaves no half of one. The
+router keeps both ends, and takes back what a dead shard left unread. Called by the router (send) and the shard
+(receive).
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import socket
 
 # A burst of connections costs one system call per packet; the kernel's own bound is 253 (SCM_MAX_FD).
 SOCKETS_PER_PACKET = 64
+
+# Instead of a descriptor for which there was no room.
+NOT_RECEIVED = -1
 
 _QUEUE_FULL = frozenset((errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM))
 
@@ -32,7 +36,7 @@ def send_descriptors(sock: socket.socket, descriptors: list[int]) -> bool:
     """
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
     try:
-        sock.sendmsg([b"c"], rights, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        sock.sendmsg([bytes([len(descriptors)])], rights, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
     except (BlockingIOError, InterruptedError, BrokenPipeError, ConnectionResetError, ConnectionRefusedError):
         return False
     except OSError as error:
@@ -47,7 +51,7 @@ def receive_descriptors(sock: socket.socket) -> list[int] | None:
     """The descriptors of the next packet, close-on-exec, now the caller's; [] when there is none yet; None at the end.
 
     A process at its descriptor limit loses those that did not fit: the kernel closes them, and their clients see the
-    end of the connection.
+    end of the connection. Each of those is a NOT_RECEIVED in the list.
     """
     try:
         data, ancillary, _flags, _address = sock.recvmsg(
@@ -63,4 +67,4 @@ def receive_descriptors(sock: socket.socket) -> list[int] | None:
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             received.frombytes(payload[: len(payload) - len(payload) % _DESCRIPTOR_BYTES])
-    return list(received)
+    return list(received) + [NOT_RECEIVED] * (data[0] - len(received))

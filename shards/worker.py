@@ -35,6 +35,8 @@ logger = logging.getLogger("gnatswarm.shard")
 
 # A link that broke is made again in milliseconds; after this long new connections are better steered elsewhere.
 STEER_AWAY_S = 0.05
+# A shard without descriptors is handed connections all the same: a line for some of them.
+SAY_FULL_S = 1.0
 # Between Drained and the exit: what links still hold goes out.
 LAST_WORDS_S = 0.1
 
@@ -69,6 +71,7 @@ class Worker:
         self._channel = control.Channel(sock, control.ToShard, self._on_message, self._on_control_closed)
         self._boot: control.Boot | None = None
         self._handoff: socket.socket | None = None
+        self._say_full_at_s = 0.0
         self._departure: Departure | None = None
         self._recorder: Recorder | None = None
         self._hole: asyncio.TimerHandle | None = None
@@ -237,7 +240,10 @@ class Worker:
         if descriptors is None:
             self._loop.remove_reader(self._handoff.fileno())
             return
+        gone = lost = descriptors.count(handoff.NOT_RECEIVED)
         for fd in descriptors:
+            if fd == handoff.NOT_RECEIVED:
+                continue
             try:
                 with socket.socket(fileno=fd) as sock:
                     host, port = sock.getpeername()[:2]
@@ -245,8 +251,14 @@ class Worker:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     sock.detach()
             except OSError:
-                continue  # gone already, and closed with `sock`
+                gone += 1  # already, and closed with `sock`
+                continue
             self._shard.clients.on_accept(fd, host.removeprefix("::ffff:"), port)
+        if gone:  # or the router would think for ever that they are on their way
+            self._shard.clients.count_accepted(gone)
+        if lost and self._loop.time() >= self._say_full_at_s:
+            logger.error("no descriptors left for connections that were handed over; they are closed")
+            self._say_full_at_s = self._loop.time() + SAY_FULL_S
         self._shard.reactor.finish()
 
     def _reload(self, options: Options) -> None:

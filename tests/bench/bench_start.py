@@ -20,7 +20,7 @@ from functools import partial
 from tests.bench.measure import table
 from tests.support.servers import HOST, KINDS, Broker, Kind
 
-RUNS = 15
+RUNS = 9
 
 
 def import_s() -> float:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 
-from shards.handoff import SOCKETS_PER_PACKET, handoff_pair, receive_descriptors, send_descriptors
+from shards.handoff import NOT_RECEIVED, SOCKETS_PER_PACKET, handoff_pair, receive_descriptors, send_descriptors
 
 
 def pipes(count: int) -> tuple[list[int], list[int]]:
@@ -65,6 +66,30 @@ def test_the_queue_outlives_a_reader_because_both_ends_are_kept() -> None:
     received = receive_descriptors(shard)
     assert received is not None
     for fd in (*received, *reading, *writing):
+        os.close(fd)
+    router.close()
+    shard.close()
+
+
+def test_those_for_which_there_is_no_room_are_counted() -> None:
+    router, shard = handoff_pair()
+    reading, writing = pipes(10)
+    assert send_descriptors(router, writing)
+    free = os.dup(0)
+    os.close(free)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 3, limits[1]))
+    try:
+        received = receive_descriptors(shard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert received is not None
+    assert len(received) == 10
+    here = [fd for fd in received if fd != NOT_RECEIVED]
+    assert 1 <= len(here) <= 3
+    assert here == received[: len(here)]
+    assert receive_descriptors(shard) == []
+    for fd in [*here, *reading, *writing]:
         os.close(fd)
     router.close()
     shard.close()

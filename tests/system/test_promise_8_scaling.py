@@ -131,9 +131,10 @@ async def test_a_client_that_stays_is_closed_when_its_time_is_over(swarmed, subj
     assert await serving(broker) == list(range(last))
 
 
-async def test_no_accepted_connection_is_reset_by_scaling(swarmed):
+@pytest.mark.parametrize("accept", ["reuseport", "handoff"])
+async def test_no_accepted_connection_is_reset_by_scaling(start_broker, accept):
     """Clients connect without pause while shards come and go: each gets its INFO and its PONG, or an orderly INFO."""
-    broker, _ = swarmed
+    broker = start_broker(args=["--accept", accept])
     shards = broker.kind.shards
     is_over = False
     served = [0]
