@@ -205,6 +205,10 @@ cdef class Crossing(AccountGate):
             self.forget(subject)
             if reply is not None:
                 self.forget(reply)
+        elif subject in lane:   # the time for the next one begins now, and a lane is in the order of these times
+            response.asked_us = self.fanout.box.now_us
+            del lane[subject]
+            lane[subject] = response
         self.touched |= before
         return n
 

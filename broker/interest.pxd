@@ -79,6 +79,8 @@ ctypedef struct RemoteWeight:
 
 # Told when this shard's interest in a subject begins or ends, or a queue group's size changes.
 cdef class InterestSink:
+    cdef readonly uint64_t n_subs    # subscriptions of all accounts that tell it
+
     cdef void on_interest(self, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept
     cdef void on_queue_interest(self, Interest interest, const uint8_t *subject, size_t size,
                                 const uint8_t *queue, size_t queue_size, uint32_t members) noexcept
@@ -141,3 +143,9 @@ cdef inline uint8_t *node_key(const Node *node) noexcept nogil:
 
 cdef inline bint is_unused(const Node *node) noexcept nogil:
     return node.subs == NULL and node.groups == NULL and node.remote == 0
+
+
+# So many more, in this account and in all of them.
+cdef inline void count_subs(Interest interest, int more) noexcept:
+    interest.n_subs += more
+    interest.sink.n_subs += more

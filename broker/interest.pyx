@@ -333,7 +333,7 @@ cdef class Interest:
         if first[0] != NULL:
             first[0].previous = sub
         first[0] = sub
-        self.n_subs += 1
+        count_subs(self, 1)
         self.n_inserts += 1
         self.node_changed(node)
         if sub.group != NULL or sub.next == NULL:
@@ -356,7 +356,7 @@ cdef class Interest:
             if sub.delivered and self.most_gone:
                 self.book_leaver(sub)
         free(sub)
-        self.n_subs -= 1
+        count_subs(self, -1)
         self.n_removes += 1
         self.node_changed(node)
         if group != NULL or node.subs == NULL:

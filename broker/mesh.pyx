@@ -65,11 +65,6 @@ cdef class Mesh(InterestSink):
         for sublist in self.accounts.values():
             (<Sublist>sublist).count_into(Tally(most))
 
-    @property
-    def n_subs(self) -> int:
-        """Subscriptions of all accounts on this shard."""
-        return sum([(<Sublist>sublist).n_subs for sublist in self.accounts.values()])
-
     def account_names(self) -> list:
         """Those that anybody was interested in."""
         return list(self.accounts)

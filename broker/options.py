@@ -107,7 +107,7 @@ class Export(_Discreet, frozen=True, forbid_unknown_fields=True):
     is_service: bool  # (instead of stream) they may ask; else: they may listen
     accounts: tuple[str, ...] | None = None  # these alone; None: all
     response: str = "singleton"  # of a service: "singleton", "stream" or "chunked"
-    threshold_s: float = 120.0  # of a service: an answer may come for so long
+    threshold_s: float = 120.0  # of a service: an answer, or the next of several, may come for so long
 
 
 class Import(_Discreet, frozen=True, forbid_unknown_fields=True):

@@ -59,10 +59,13 @@ class Authorization:
     ) -> None:
         if "token" in given and ("user" in given or "pass" in given):
             self._problem(at, "Cannot have a user/pass and token", "remove one of them")
-        elif users is not None and ("user" in given or "pass" in given):
+        elif users is not None and "user" in given:
             self._problem(at, "Can not have a single user/pass and a users array", "move the user into users")
         elif users is not None and "token" in given:
             self._problem(at, "Can not have a token and a users array", "remove one of them")
+        elif users is not None and given.pop("pass", None) is not None:
+            # Often a variable that the users refer to; the real server is silent about it.
+            self.notices.append(Problem(at, "the password without a user is ignored", "each of the users has its own"))
         elif "pass" in given and "user" not in given:
             self._problem(at, "a password without a user lets everybody in", "add a user")
         elif defaults is not None and users is None:

@@ -10,6 +10,7 @@ cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from broker.fanout cimport Fanout
+from broker.interest cimport InterestSink
 from broker.outbuf cimport OutBuf, Outbox, iovec
 from broker.peer cimport Peer
 from shards.page cimport ShardSlot
@@ -103,6 +104,8 @@ cdef class Reactor:
     cdef object page                   # keeps `slot` valid
     cdef ShardSlot *slot
     cdef uint64_t base[8]              # the slot's counters before this shard started
+    cdef public InterestSink interest  # whose subscriptions are shown on the page; None: nobody's
+    cdef public uint64_t own_subs      # of those the broker's own, which are not shown
     cdef uint64_t ping_interval_us
     cdef uint32_t ping_max
     cdef uint64_t auth_timeout_us

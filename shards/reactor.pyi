@@ -1,6 +1,7 @@
 from typing import Protocol, final
 
 from broker.fanout import Fanout
+from broker.interest import InterestSink
 from broker.limits import Limits
 from broker.peer import Peer
 from shards.page import Page
@@ -27,6 +28,8 @@ class Socket:
 @final
 class Reactor:
     is_tracing: bool
+    interest: InterestSink | None
+    own_subs: int
     def __init__(self, fanout: Fanout, page: Page | None, shard: int, limits: Limits) -> None: ...
     @property
     def fanout(self) -> Fanout: ...

@@ -533,6 +533,8 @@ cdef class Reactor:
 
     cdef int finish_round(self) except -1:
         """Sends what there is to send, closes who is to be closed, lets go on who waited."""
+        if self.slot != NULL:
+            self.publish_counters()   # before anybody can have seen what is counted, and look
         self.settle()
         if self.held:
             self.resume_held()
@@ -606,6 +608,8 @@ cdef class Reactor:
         self.slot.stalls = self.base[5] + self.stalls
         self.slot.link_in_msgs = self.base[6] + self.fanout.link_in_msgs
         self.slot.link_out_msgs = self.base[7] + self.fanout.link_out_msgs
+        if self.interest is not None:
+            self.slot.subscriptions = self.interest.n_subs - self.own_subs
 
     # ---- deadlines
 

@@ -59,7 +59,7 @@ class Shard:
         self.fanout = Fanout(prefers_local=options.swarm.prefer_local)
         self.reactor = Reactor(self.fanout, page, number, options.limits)
         self.reactor.is_tracing = options.logging.trace
-        self.mesh = Mesh(self.fanout, number)
+        self.mesh = self.reactor.interest = Mesh(self.fanout, number)
         self.fence = MeshFence(self.mesh)
         self.exchange = Exchange(options, self.fanout, self.mesh)
         self.clients = Clients(
@@ -155,7 +155,6 @@ class Shard:
         """On the shared page, for whoever looks; the lag is the worst of the last second or so."""
         self._lag_s = max(late_s, self._lag_s * LAG_FADES)
         self._page.store(self._number, "loop_lag_us", int(self._lag_s * 1_000_000))
-        self._page.store(self._number, "subscriptions", self.mesh.n_subs - self.system.subscriptions)
 
     def _on_accept_error(self, errno: int) -> None:
         logger.error("cannot accept connections: %s; trying again in %g s", os.strerror(errno), ACCEPT_AGAIN_S)

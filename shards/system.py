@@ -135,11 +135,6 @@ class System:
         self._is_closed = False
         self.configure(server.options)
 
-    @property
-    def subscriptions(self) -> int:
-        """Of the broker's own, which are no client's."""
-        return self._inbox.connection.subscriptions if self._inbox is not None else 0
-
     def configure(self, options: Options) -> None:
         """These options hold from here on."""
         moved = options.system_account != self._server.options.system_account
@@ -163,12 +158,14 @@ class System:
         self._inbox = Inbox(self, self._reactor, self._own_connection(self._account, self._server.options.limits))
         for sid, subject in enumerate(advisory.request_subjects(self._server.server_id)):
             self._inbox.connection.post(b"SUB %b _sys_ %d\r\n" % (subject.encode(), sid))
+        self._reactor.own_subs = self._inbox.connection.subscriptions
         self._finish_soon()
 
     def on_inbox_closed(self, inbox: Inbox) -> None:
         """It was closed, or fell too far behind: then it begins anew, and who waits for an answer may ask again."""
         if self._inbox is inbox:
             self._inbox = None
+            self._reactor.own_subs = 0
             if self._is_heard:
                 self._loop.call_later(AGAIN_S, self.configure, self._server.options)
 

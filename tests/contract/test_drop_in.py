@@ -136,6 +136,7 @@ VALID = [
     "authorization\n{\ntoken: x\n}",
     "authorization { users [ {user: a, pass: b}, {user: c} ] }\nno_auth_user: a",
     "authorization {}",
+    "authorization { PASS: secret\nusers [ {user: a, password: $PASS}, {user: b, password: $PASS} ] }",
     "authorization { users [ {user: a, pass: b, allowed_connection_types: [standard, 'WEBSOCKET', MQTT_WS]} ] }",
     "accounts { A { users [ {user: a, pass: b, clients: standard} ] } }\nsystem_account: A",
     "accounts { '$SYS' { users [ {user: a, pass: b} ] } }\nsystem: '$SYS'",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.framed import connect, upgrade, websocket_port
-from tests.system.test_log_in import reload
+from tests.system.test_log_in import OTHER, PAIR, reload, signature
 
 pytestmark = pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "nats-server")
 
@@ -18,6 +18,13 @@ accounts { A { users: [
   {user: hashed, password: "$2a$04$dS0DF26BvPJEYRyxdJSeXuH.nqifPysKaVIeW.aJ/k1.HCAIHoxKO", clients: ["WEBSOCKET"]}
   {user: elsewhere, password: p, allowed_connection_types: ["MQTT", "LEAFNODE"]}
 ] } }
+"""
+BY_KEY = f"""
+websocket {{ host: 127.0.0.1, port: -1, no_tls: true }}
+authorization {{ users: [
+  {{nkey: {PAIR.public_key.decode()}, allowed_connection_types: [standard]}}
+  {{nkey: {OTHER.public_key.decode()}, allowed_connection_types: ["WEBSOCKET"]}}
+] }}
 """
 STANDARD = {"both": True, "plain": True, "web": False, "hashed": False, "elsewhere": False}
 WEBSOCKET = {"both": True, "plain": False, "web": True, "hashed": True, "elsewhere": False}
@@ -42,6 +49,30 @@ async def test_each_user_comes_by_its_own_kinds_alone(start_broker, cluster_of):
         for user, may in WEBSOCKET.items():
             framed = await upgrade(port)
             await framed.say(f'CONNECT {{"verbose":true,"user":"{user}","pass":"{password(user)}"}}\r\n'.encode())
+            await framed.expect(b"+OK\r\n" if may else b"-ERR 'Authorization Violation'\r\n")
+            framed.close()
+
+
+async def test_a_user_by_nkey_comes_by_its_own_kinds_alone(start_broker, cluster_of):
+    broker = start_broker(config=BY_KEY)
+    cluster = cluster_of(broker)
+    port = websocket_port(broker)
+
+    def words(pair, nonce):
+        key = pair.public_key.decode()
+        return f'CONNECT {{"verbose":true,"nkey":"{key}","sig":"{signature(pair, nonce)}"}}\r\n'
+
+    for shard in (0, 1):
+        for pair, may in ((PAIR, True), (OTHER, False)):
+            client = await cluster.raw_on(shard)
+            await client.send(words(pair, client.info["nonce"]))
+            if may:
+                await client.expect(b"+OK\r\n")
+            else:
+                assert await client.wait_closed() == b"-ERR 'Authorization Violation'\r\n"
+        for pair, may in ((PAIR, False), (OTHER, True)):
+            framed = await upgrade(port)
+            await framed.say(words(pair, framed.info["nonce"]).encode())
             await framed.expect(b"+OK\r\n" if may else b"-ERR 'Authorization Violation'\r\n")
             framed.close()
 

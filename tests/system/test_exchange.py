@@ -32,6 +32,8 @@ accounts {
       {stream: "s.>"}, {stream: "private.>", accounts: [B]}
       {service: "req.>"}, {service: "st.>", response_type: stream}, {service: "ch.>", response_type: chunked}
       {service: "slow", threshold: "300ms"}, {service: "only.b", accounts: [B]}
+      {service: "long.st", response_type: stream, threshold: "1500ms"}
+      {service: "long.ch", response_type: chunked, threshold: "1500ms"}
     ]
   }
   B {
@@ -44,6 +46,7 @@ accounts {
       {service: {account: A, subject: "req.w.*.*"}, to: "rev.$2.$1"}
       {service: {account: A, subject: "st.x"}}, {service: {account: A, subject: "ch.x"}}
       {service: {account: A, subject: slow}}, {service: {account: A, subject: "only.b"}}
+      {service: {account: A, subject: "long.st"}}, {service: {account: A, subject: "long.ch"}}
     ]
     exports: [ {service: "rev.>"} ]
   }
@@ -305,6 +308,20 @@ async def test_an_answer_after_the_threshold_is_lost(exchange):
         await b.flush()
     await a.talk(f"PUB {reply} 2\r\nok\r\nPING\r\n", expect="PONG\r\n")
     assert await subjects(b) == []
+
+
+@pytest.mark.parametrize("subject", ["long.st", "long.ch"])
+async def test_the_threshold_of_several_answers_begins_anew_with_each(exchange, subject):
+    a, b = await on(exchange, "a", 0), await on(exchange, "b", 1)
+    await a.talk(f"SUB {subject} 1\r\nPING\r\n", expect="PONG\r\n")
+    await b.talk(f"SUB in 1\r\nPUB {subject} in 0\r\n\r\nPING\r\n", expect="PONG\r\n")
+    _, reply = await asked(a)
+    for _ in range(5):  # some 2 s in all, where 1.5 s may lie between two
+        until = time.monotonic() + 0.4
+        while time.monotonic() < until:
+            await b.flush()
+        await a.talk(f"PUB {reply} 2\r\nok\r\nPING\r\n", expect="PONG\r\n")
+    assert await subjects(b) == [("in", "1", b"ok")] * 5
 
 
 @OURS

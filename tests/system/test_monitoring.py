@@ -108,6 +108,22 @@ async def test_pages_of_connections_come_in_order_and_whole(monitored):
     assert [row["name"] for row in pages.json("/connz?search=N1")["connections"]] == [f"n1{at}" for at in range(10)]
 
 
+async def test_the_general_page_has_counted_what_a_client_has_seen(monitored):
+    """At once: test suites of clients look right after a PONG or a message."""
+    _broker, pages, cluster = monitored
+    publisher, subscriber = await cluster.clients(2, on_different_shards=True)
+    for n in range(1, 31):
+        await subscriber.talk(f"SUB t {n}\r\nPING\r\n", expect="PONG\r\n")
+        assert pages.json("/varz")["subscriptions"] == n
+        before = pages.json("/varz")
+        await publisher.send("PUB t 2\r\nhi\r\n")
+        assert len(await subscriber.messages(n)) == n
+        page = pages.json("/varz")
+        assert (page["in_msgs"], page["out_msgs"]) == (before["in_msgs"] + 1, before["out_msgs"] + n)
+    await subscriber.talk("UNSUB 1\r\nPING\r\n", expect="PONG\r\n")
+    assert pages.json("/varz")["subscriptions"] == 29
+
+
 async def test_closed_connections_are_remembered_with_reason_and_subscriptions(monitored):
     _broker, pages, cluster = monitored
     for name, last_words, reason in (
