@@ -530,3 +530,19 @@ async def test_the_system_s_queue_is_not_for_clients(cluster):
         "SUB $SYS.REQ.> _sys_ 1\r\nPING\r\n",
         expect='-ERR \'Permissions Violation for Subscription to "$SYS.REQ.>" using queue "_sys_"\'\r\nPONG\r\n',
     )
+
+
+async def test_no_system_account_takes_nothing_from_one_that_has_users(start_broker, cluster_of):
+    broker = start_broker(args=["-m", "-1"], config="no_system_account: true\n" + CONFIG)
+    cluster = cluster_of(broker)
+    for shard in range(broker.kind.shards):
+        client = await cluster.client_on(shard, said("s"))
+        check_server((await ask(client, "$SYS.REQ.SERVER.PING"))["server"])
+    assert Pages.of(broker).json("/varz")["system_account"] == "SYS"
+
+
+async def test_no_system_account_without_users_shows_on_the_pages_of_nats_server_alone(start_broker):
+    broker = start_broker(args=["-m", "-1"], config="no_system_account: true\n")
+    named = {} if broker.kind.is_oracle else {"system_account": "$SYS"}
+    page = Pages.of(broker).json("/varz")
+    assert {key: value for key, value in page.items() if key == "system_account"} == named
