@@ -111,7 +111,7 @@ def new_session(
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """A session on `master` (default: spark-submit's own, else all cores here). NoJava; ImportError without pyspark."""
-    if "SPARK_SUBMIT_OPTS" not in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ:
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has found its Java
         home, _what_it_is = find_java(os.environ)
         if home:
             os.environ["JAVA_HOME"] = home

@@ -8,7 +8,7 @@ test's own. `@pytest.mark.kinds("nats-server", …)` narrows a test to some kind
     GNATSWARM_REQUIRE_ORACLE=1                     an absent nats-server is a failure, not a skip
     GNATSWARM_REQUIRE_CLIENTS=1                    a client that tests/clients lacks is a failure, not a skip
     GNATSWARM_COMMAND="…"                          another command than `gnatswarm` beside this Python
-    GNATSWARM_CI=1                                 also what is too long for every day: a Spark cluster
+    GNATSWARM_CI=1                                 also what is too long for every day: Spark, killed and started again
     GNATSWARM_SLOW=1                               also what takes minutes or gigabytes
 """
 

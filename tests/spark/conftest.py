@@ -7,6 +7,20 @@ from typing import Any
 
 import pytest
 
+# Compiling takes longer than these few rows; and in a JVM that lives for a minute the second compiler would only take
+# the processor from the first.
+NO_CODE = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+ONE_COMPILER = "-XX:TieredStopAtLevel=1"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_programs() -> Iterator[None]:
+    """What the tests start as programs of their own does not compile either."""
+    with pytest.MonkeyPatch.context() as patch:
+        options = " ".join(f"-D{name}={value}" for name, value in NO_CODE.items())
+        patch.setenv("SPARK_SUBMIT_OPTS", f"{ONE_COMPILER} {options}")
+        yield
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
@@ -15,13 +29,10 @@ def spark() -> Iterator[Any]:
 
     settings = {
         "spark.sql.adaptive.enabled": "false",
-        # Compiling takes longer than these few rows.
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        **NO_CODE,
         "spark.default.parallelism": "1",
         "spark.sql.files.openCostInBytes": "1",
-        # A JVM that lives for a minute: the second compiler would only take the processor from the first.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
+        "spark.driver.extraJavaOptions": f"{ONE_COMPILER} -XX:+UseSerialGC -XX:-UsePerfData",
     }
     session = new_session("tests", master="local[2]", memory="700m", shuffle_partitions=1, settings=settings)
     yield session

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
 
 # Spark starts in five seconds, and in a minute where others take the processors.
 DEADLINE_S = 180.0
-IN_CI = pytest.mark.skipif(os.environ.get("GNATSWARM_CI") != "1", reason="starts a Spark cluster: GNATSWARM_CI=1")
+IN_CI = pytest.mark.skipif(os.environ.get("GNATSWARM_CI") != "1", reason="starts Spark several times: GNATSWARM_CI=1")
 LOCAL = ["--master", "local[2]", "--memory", "600m", "--partitions", "1"]
 
 Start = Callable[..., "Job"]
@@ -170,7 +170,7 @@ def test_a_report_that_is_told_to_end_leaves_no_tables_behind(start: Start, tmp_
     assert not list(temporary.glob("gnatswarm-report-*"))
 
 
-@IN_CI
+@pytest.mark.slow  # five Java processes, one after another
 @pytest.mark.timeout(900)  # seven of Java, most of them one after the other
 def test_a_standalone_cluster_does_both_jobs_with_no_java_on_the_path(spark: Any, start: Start, tmp_path: Path):
     """Master and worker run with the Java that there is, the programs with that of the wheel."""

@@ -237,7 +237,8 @@ async def test_subjects_are_counted_by_window_and_forgotten(start_broker, cluste
     broker = start_broker(args=["-m", "-1", "--stats-dir", str(tmp_path), "--stats-window", "300ms"])
     pages, cluster = Pages.of(broker), cluster_of(broker)
     await publish_some(cluster)
-    # Gone from the open window soon, from the six before it after two seconds; never there twice.
+    # Gone from the open window soon, from the six before it after two seconds; never there twice. Windows of shards do
+    # not end at one moment, so what one of them has counted may be gone before the rest.
     seen: set[int] = set()
     await pages.wait("/subjectz?windows=1", lambda page: page["subjects"] == [])
 
@@ -246,7 +247,7 @@ async def test_subjects_are_counted_by_window_and_forgotten(start_broker, cluste
         return not page["subjects"]
 
     await pages.wait("/subjectz?windows=7", is_forgotten)
-    assert seen <= {60}
+    assert max(seen, default=0) <= 60
 
 
 async def test_without_the_recorder_the_page_says_so(start_broker, cluster_of):
