@@ -170,7 +170,7 @@ def test_a_report_that_is_told_to_end_leaves_no_tables_behind(start: Start, tmp_
     assert not list(temporary.glob("gnatswarm-report-*"))
 
 
-@pytest.mark.slow  # five Java processes, one after another
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # seven of Java, most of them one after the other
 def test_a_standalone_cluster_does_both_jobs_with_no_java_on_the_path(spark: Any, start: Start, tmp_path: Path):
     """Master and worker run with the Java that there is, the programs with that of the wheel."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 
 import pytest
@@ -80,17 +81,20 @@ async def test_the_swarm_grows_though_its_shards_are_full(crowded, subject):
     await fill(cluster)
     await swarm.scale(broker, shards + 2)
     await wait_in_step(broker, dict.fromkeys(range(shards + 2), 1))
-    # Whoever comes now is steered among all shards, the full ones as well: some meet the new ones.
+    # Whoever comes now is steered among all shards, the full ones as well, where nobody greets them: some meet the new.
+    comers = [await Client.dial(broker.port) for _ in range(60)]
+    cluster.all += comers
+    greetings = [asyncio.create_task(one.read_info()) for one in comers]
     async with asyncio.timeout(IN_STEP_DEADLINE_S):
-        while True:
-            client = await Client.dial(broker.port)
-            cluster.all.append(client)
-            try:
-                await client.read_info()
-            except TimeoutError:
-                continue
-            if client.shard >= shards:
+        for met in asyncio.as_completed(greetings):
+            with contextlib.suppress(TimeoutError):
+                await met
+            if greeted := [one for one in comers if one.info and one.shard >= shards]:
                 break
+    for greeting in greetings:
+        greeting.cancel()
+    await asyncio.gather(*greetings, return_exceptions=True)
+    client = greeted[0]
     await client.talk(f'CONNECT {{"verbose":false}}\r\nPUB {subject} 2\r\nok\r\nPING\r\n', expect="PONG\r\n")
     await listener.expect(f"MSG {subject} 1 2\r\nok\r\n")
     await talker.talk(f"PUB {subject} 2\r\nme\r\nPING\r\n", expect="PONG\r\n")

@@ -333,6 +333,7 @@ async def test_garbage_in_place_of_a_handshake_closes_and_is_counted_as_its_fail
         client.close()
         closed = await connections(broker, "closed")
         assert [row["reason"] for row in closed] == ["TLS Handshake Failure"] * count
+    await asyncio.to_thread(broker.log.wait_line, f"cid:{len(GARBAGE)} - TLS handshake error: ", 10.0)
     assert len([line for line in broker.log.lines if "TLS handshake error: " in line]) == len(GARBAGE)
     metrics = (await asyncio.to_thread(Pages.of(broker).get, "/metrics")).text
     counted = re.findall(r"(?m)^gnatswarm_failed_handshakes_total\{.*\} (\d+)$", metrics)
