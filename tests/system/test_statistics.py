@@ -42,6 +42,17 @@ def assert_true(records: list[dict[str, Any]], truth: Truth) -> None:
     assert added(records, "subject", "out_bytes")["out_bytes"] == truth.out_bytes
 
 
+def assert_true_with_gaps(records: list[dict[str, Any]], truth: Truth) -> dict[str, Any]:
+    """What subjects' rows lack is in the gaps of killed shards, and no more; the sums of these gaps."""
+    gap = added(records, "gap", "in_msgs", "in_bytes", "out_msgs", "out_bytes")
+    subjects = added(records, "subject", "in_msgs", "in_bytes", "deliveries", "out_bytes")
+    assert subjects["in_msgs"] + gap["in_msgs"] == truth.msgs.total()
+    assert subjects["in_bytes"] + gap["in_bytes"] == truth.bytes.total()
+    assert subjects["deliveries"] + gap["out_msgs"] == truth.deliveries.total()
+    assert subjects["out_bytes"] + gap["out_bytes"] == truth.out_bytes
+    return gap
+
+
 def stats_in(directory: Path, window: str) -> list[str]:
     return ["--stats-dir", str(directory), "--stats-window", window]
 
@@ -147,12 +158,7 @@ async def test_a_killed_shard_leaves_a_gap_with_its_totals(
     await swarm.client_on(cluster_of(broker), 1)
     broker.stop()
     records = rows(tmp_path)
-    gap = added(records, "gap", "in_msgs", "in_bytes", "out_msgs", "out_bytes")
-    subjects = added(records, "subject", "in_msgs", "in_bytes", "deliveries", "out_bytes")
-    assert subjects["in_msgs"] + gap["in_msgs"] == truth.msgs.total()
-    assert subjects["in_bytes"] + gap["in_bytes"] == truth.bytes.total()
-    assert subjects["deliveries"] + gap["out_msgs"] == truth.deliveries.total()
-    assert subjects["out_bytes"] + gap["out_bytes"] == truth.out_bytes
+    gap = assert_true_with_gaps(records, truth)
     if window == "1h":
         (row,) = [row for row in records if row["kind"] == "gap"]
         assert row["shard"] == 1 and row["in_msgs"] == truth.msgs.total() // 2 and row["reason"]
@@ -222,12 +228,7 @@ async def test_a_gap_has_what_is_missing_though_the_clock_was_set_before(
     await swarm.client_on(cluster_of(broker), 1)
     broker.stop()
     records = rows(place)
-    gap = added(records, "gap", "in_msgs", "in_bytes", "out_msgs", "out_bytes")
-    subjects = added(records, "subject", "in_msgs", "in_bytes", "deliveries", "out_bytes")
-    assert subjects["in_msgs"] + gap["in_msgs"] == truth.msgs.total()
-    assert subjects["in_bytes"] + gap["in_bytes"] == truth.bytes.total()
-    assert subjects["deliveries"] + gap["out_msgs"] == truth.deliveries.total()
-    assert subjects["out_bytes"] + gap["out_bytes"] == truth.out_bytes
+    assert_true_with_gaps(records, truth)
 
 
 @pytest.mark.kinds("gnatswarm-1")
