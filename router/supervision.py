@@ -61,6 +61,7 @@ class ShardState(msgspec.Struct, frozen=True):
     next_ping_at: float = 0.0
     is_suspect: bool = False  # late with its answer
     is_in_step: bool = True  # linked to every sibling
+    has_room: bool = True  # descriptors for more clients
     has_drained: bool = False  # said Drained, or had all the time there was
     deaths: int = 0  # in a row, without a stable time between
     starts: int = 0
@@ -124,6 +125,12 @@ class InStep(Event, frozen=True):
     on: bool
 
 
+class HasRoom(Event, frozen=True):
+    """The shard said whether it has descriptors for more clients."""
+
+    on: bool
+
+
 class Pong(Event, frozen=True):
     """The shard answered a ping."""
 
@@ -170,6 +177,7 @@ EVENTS: tuple[type[Event], ...] = (
     Linked,
     Ready,
     InStep,
+    HasRoom,
     Pong,
     Fatal,
     Drained,
@@ -258,6 +266,7 @@ def _spawned(state: ShardState, now: float) -> ShardState:
         ping_sent_at=None,
         is_suspect=False,
         is_in_step=True,
+        has_room=True,
         has_drained=False,
         fatal_reason="",
     )
@@ -333,6 +342,11 @@ def _pong(state: ShardState, event: Event, now: float) -> Result:
 def _in_step(state: ShardState, event: Event, now: float) -> Result:
     assert isinstance(event, InStep)
     return _with(state, is_in_step=event.on), ()
+
+
+def _room(state: ShardState, event: Event, now: float) -> Result:
+    assert isinstance(event, HasRoom)
+    return _with(state, has_room=event.on), ()
 
 
 def _fatal(state: ShardState, event: Event, now: float) -> Result:
@@ -465,6 +479,7 @@ _ROWS: dict[type[Event], tuple[Handler, ...]] = {
     Linked:       (_nothing,  _nothing,  _linked,   _breach,   _breach,   _breach,   _nothing,  _nothing),
     Ready:        (_nothing,  _nothing,  _breach,   _ready,    _breach,   _breach,   _nothing,  _nothing),
     InStep:       (_nothing,  _nothing,  _breach,   _in_step,  _in_step,  _in_step,  _nothing,  _nothing),
+    HasRoom:      (_nothing,  _nothing,  _breach,   _breach,   _room,     _room,     _nothing,  _nothing),
     Pong:         (_nothing,  _nothing,  _breach,   _breach,   _pong,     _pong,     _nothing,  _nothing),
     Fatal:        (_nothing,  _nothing,  _fatal,    _fatal,    _fatal,    _fatal,    _nothing,  _nothing),
     Drained:      (_nothing,  _nothing,  _breach,   _breach,   _breach,   _drained,  _nothing,  _nothing),

@@ -260,6 +260,8 @@ class Supervisor:
             self._deliver(shard, supervision.Ready())
         elif isinstance(message, control.InStep):
             self._deliver(shard, supervision.InStep(message.on))
+        elif isinstance(message, control.HasRoom):
+            self._deliver(shard, supervision.HasRoom(message.on))
         elif isinstance(message, control.Fatal):
             self._deliver(shard, supervision.Fatal(message.reason))
         elif isinstance(message, control.Drained):
@@ -413,7 +415,9 @@ class Supervisor:
         self.on_shard_gone(shard.number)
 
     def _accepting(self) -> list[int]:
-        return [shard.number for shard in self.shards if shard.state.is_accepting]
+        """Who gets new connections; those without room only where nobody has any."""
+        accepting = [shard for shard in self.shards if shard.state.is_accepting]
+        return [shard.number for shard in [one for one in accepting if one.state.has_room] or accepting]
 
     def _publish(self) -> None:
         """Bring what the world sees up to date with the states."""

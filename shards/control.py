@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Raised with every change of a message. Router and shards come from one installation; a mismatch is an upgrade under
 # a running broker, and the shard says so instead of guessing.
-CONTROL_VERSION = 6
+CONTROL_VERSION = 7
 
 # The largest thing sent is one shard's page of ten thousand connections with all their subscriptions.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -176,6 +176,12 @@ class InStep(Message, frozen=True):
     on: bool
 
 
+class HasRoom(Message, frozen=True):
+    """Whether I have descriptors for more clients. Said while a few are left, for who comes before it is heard."""
+
+    on: bool
+
+
 class Pong(Message, frozen=True):
     """Alive."""
 
@@ -245,6 +251,7 @@ ToRouter = (
     Linked
     | Ready
     | InStep
+    | HasRoom
     | Pong
     | Fatal
     | Reloaded

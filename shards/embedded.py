@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shards.page import Page
+from shards.room import Room
 
 if TYPE_CHECKING:
     from broker.options import Options
@@ -62,6 +63,7 @@ class EmbeddedShard:
                 options,
                 number=0,
                 page=self.page,
+                room=Room(lambda has_room: None),  # there is no other shard to steer to
                 server_id=server_id,
                 server_name=server_name,
                 host=options.host,

@@ -10,4 +10,6 @@ from shards.reactor cimport Source
 cdef class Listener(Source):
     cdef object on_accept
     cdef object on_error
+    cdef object on_full
+    cdef int full_at
     cdef int set_events(self, uint32_t events) except -1

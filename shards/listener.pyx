@@ -42,6 +42,9 @@ cdef extern from "<netinet/tcp.h>" nogil:
     enum:
         TCP_NODELAY
 
+# No descriptor is that high.
+cdef int NEVER = 0x7fffffff
+
 # In a row from one listener, so that a storm does not stop traffic.
 cdef enum:
     MOST_ACCEPTS = 64
@@ -51,12 +54,15 @@ cdef class Listener(Source):
     """A listening socket; `on_accept(fd, address, port)` for every new connection, which owns the descriptor.
 
     The descriptor of the socket, which does not block, stays the caller's. `on_error(errno)`: the kernel gives
-    no more connections for now; resume() tries again.
+    no more connections for now; resume() tries again. `on_full()`: a connection got a descriptor from `full_at` on.
     """
 
-    def __init__(self, Reactor reactor not None, int fd, on_accept not None, on_error not None):
+    def __init__(self, Reactor reactor not None, int fd, on_accept not None, on_error not None, int full_at=NEVER,
+                 on_full=None):
         self.on_accept = on_accept
         self.on_error = on_error
+        self.on_full = on_full
+        self.full_at = full_at
         reactor.add(self, fd, EPOLLIN)
 
     cdef int on_event(self, uint32_t events) except -1:
@@ -91,6 +97,8 @@ cdef class Listener(Source):
             if newest is not None and newest.fd == fd and not newest.is_opening:
                 newest.on_event(EPOLLIN)
             self.reactor.newest = None
+            if fd >= self.full_at:
+                self.on_full()
         return 0
 
     cdef int set_events(self, uint32_t events) except -1:

@@ -8,6 +8,7 @@ it to others (`shards.links`) or does not, and ends it. Called by `shards.worker
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from broker.options import Options
     from shards.page import Page
+    from shards.room import Room
 
 logger = logging.getLogger("gnatswarm.shard")
 
@@ -44,13 +46,24 @@ ACCEPT_AGAIN_S = 1.0
 class Shard:
     """Serves from its making on whom it is told to listen to; made and used on the thread of the running loop.
 
-    `host` and `port` are what clients are told, `page` the counters of the whole broker, of which it writes its own.
+    `host` and `port` are what clients are told, `page` the counters of the whole broker, of which it writes its own;
+    `room` hears how many clients there are.
     """
 
     def __init__(
-        self, options: Options, *, number: int, page: Page, server_id: str, server_name: str, host: str, port: int
+        self,
+        options: Options,
+        *,
+        number: int,
+        page: Page,
+        room: Room,
+        server_id: str,
+        server_name: str,
+        host: str,
+        port: int,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._room = room
         self._number = number
         self._page = page
         self._server_id = server_id
@@ -90,12 +103,18 @@ class Shard:
 
     def listen(self, fds: Iterable[int], websocket_fds: Iterable[int]) -> None:
         """Take clients from these listening sockets, which are ours from here on."""
-        for fd in fds:
-            self._listeners.append(Listener(self.reactor, fd, self.clients.on_accept, self._on_accept_error))
+        doors = [(fd, self.clients.on_accept) for fd in fds]
+        doors += [(fd, self.clients.on_accept_websocket) for fd in websocket_fds]
+        full_at = self._room.full_at
+        for fd, on_accept in doors:
+            self._listeners.append(Listener(self.reactor, fd, on_accept, self._on_accept_error, full_at, self._on_full))
             self._listening.append(fd)
-        for fd in websocket_fds:
-            self._listeners.append(Listener(self.reactor, fd, self.clients.on_accept_websocket, self._on_accept_error))
-            self._listening.append(fd)
+
+    def take(self, fd: int, host: str, port: int) -> None:
+        """A client's connection that somebody else has accepted, which is ours from here on."""
+        self.clients.on_accept(fd, host, port)
+        if fd >= self._room.full_at:
+            self._on_full()
 
     def stop_listening(self) -> None:
         """Our copies of the listening sockets too, or the kernel would go on completing connections."""
@@ -146,6 +165,7 @@ class Shard:
         passed_s = now_s - self._sweep_at_s
         self._show_gauges(passed_s)
         self.on_sweep(passed_s)
+        self._room.look(len(self.clients.open))
         self._sweep_at_s = now_s + SWEEP_S
         self._timer = self._loop.call_at(self._sweep_at_s, self._sweep)
         self.exchange.crossing.sweep()
@@ -156,8 +176,13 @@ class Shard:
         self._lag_s = max(late_s, self._lag_s * LAG_FADES)
         self._page.store(self._number, "loop_lag_us", int(self._lag_s * 1_000_000))
 
-    def _on_accept_error(self, errno: int) -> None:
-        logger.error("cannot accept connections: %s; trying again in %g s", os.strerror(errno), ACCEPT_AGAIN_S)
+    def _on_full(self) -> None:
+        self._room.fill(len(self.clients.open))
+
+    def _on_accept_error(self, number: int) -> None:
+        if number == errno.EMFILE:
+            self._on_full()
+        logger.error("cannot accept connections: %s; trying again in %g s", os.strerror(number), ACCEPT_AGAIN_S)
         self._loop.call_later(ACCEPT_AGAIN_S, self._accept_again)
 
     def _accept_again(self) -> None:

@@ -24,6 +24,7 @@ from shards.page import Page
 from shards.parentage import die_with_parent
 from shards.recorder import Recorder
 from shards.reserve import Reserve
+from shards.room import Room
 from shards.shard import Shard
 from shards.snapshots import Snapshots
 
@@ -142,10 +143,12 @@ class Worker:
         options = boot.options
         logs.configure(options.logging, process_label=f"shard {boot.shard}")
         self._page = Page.attach(boot.page_fd)
+        reserve = Reserve()
         self._shard = shard = Shard(
             options,
             number=boot.shard,
             page=self._page,
+            room=Room(self._on_room),
             server_id=boot.server_id,
             server_name=boot.server_name,
             host=boot.host,
@@ -160,7 +163,7 @@ class Worker:
             fence=shard.fence,
             hello=Hello(boot.server_id, boot.shard, boot.boot_id, LINK_VERSION),
             path=path,
-            reserve=Reserve(),
+            reserve=reserve,
             on_ready=self._on_ready,
             on_change=lambda n: self._page.store(boot.shard, "links", n),
         )
@@ -220,6 +223,13 @@ class Worker:
         self._is_in_step = on
         self._channel.send(control.InStep(on))
 
+    def _on_room(self, has_room: bool) -> None:
+        if has_room:
+            logger.info("there are descriptors for new clients again")
+        else:
+            logger.warning("descriptors run out; new clients go to other shards while those have some")
+        self._channel.send(control.HasRoom(has_room))
+
     def _on_given_up(self, why: str) -> None:
         logger.critical("%s; ending, to be started again", why)
         os._exit(70)  # EX_SOFTWARE, as for all else that cannot happen
@@ -253,7 +263,7 @@ class Worker:
             except OSError:
                 gone += 1  # already, and closed with `sock`
                 continue
-            self._shard.clients.on_accept(fd, host.removeprefix("::ffff:"), port)
+            self._shard.take(fd, host.removeprefix("::ffff:"), port)
         if gone:  # or the router would think for ever that they are on their way
             self._shard.clients.count_accepted(gone)
         if lost and self._loop.time() >= self._say_full_at_s:

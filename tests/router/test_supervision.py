@@ -20,6 +20,7 @@ SAMPLES: dict[type[s.Event], s.Event] = {
     s.Linked: s.Linked(),
     s.Ready: s.Ready(),
     s.InStep: s.InStep(False),
+    s.HasRoom: s.HasRoom(False),
     s.Pong: s.Pong(1),
     s.Fatal: s.Fatal("bad option"),
     s.Drained: s.Drained(),
@@ -67,6 +68,7 @@ EXPECTED: dict[Phase, dict[type[s.Event], tuple[Phase, list[str]]]] = {
         s.Linked: (Phase.LINKED, []),
         s.Ready: (Phase.KILLED, ["Kill"]),
         s.InStep: (Phase.KILLED, ["Kill"]),
+        s.HasRoom: (Phase.KILLED, ["Kill"]),
         s.Pong: (Phase.KILLED, ["Kill"]),
         s.Fatal: (Phase.KILLED, ["Kill"]),
         s.Drained: (Phase.KILLED, ["Kill"]),
@@ -77,6 +79,7 @@ EXPECTED: dict[Phase, dict[type[s.Event], tuple[Phase, list[str]]]] = {
         s.StopWanted: (Phase.STOPPING, ["Send"]),
         s.Linked: (Phase.KILLED, ["Kill"]),
         s.Ready: (Phase.READY, []),
+        s.HasRoom: (Phase.KILLED, ["Kill"]),
         s.Pong: (Phase.KILLED, ["Kill"]),
         s.Fatal: (Phase.KILLED, ["Kill"]),
         s.Drained: (Phase.KILLED, ["Kill"]),
@@ -121,6 +124,15 @@ def test_who_misses_a_link_gets_no_new_connections() -> None:
     state, actions = step(state, s.InStep(True), 100.6)
     assert state.is_accepting
     assert not actions
+
+
+def test_who_has_no_room_says_so_until_it_has_some_or_is_another_process() -> None:
+    full, actions = step(in_phase(Phase.READY), s.HasRoom(False), 100.5)
+    assert not full.has_room
+    assert full.is_accepting  # it serves; where nobody has room, connections may as well wait for it
+    assert not actions
+    assert step(full, s.HasRoom(True), 100.6)[0].has_room
+    assert step(full, s.Exited("signal 9"), 100.6)[0].has_room
 
 
 def test_silence_first_makes_suspect_then_kills() -> None:

@@ -54,6 +54,7 @@ TO_ROUTER: list[Message] = [
     control.Linked("/x/1.bb.sock"),
     control.Ready(),
     control.InStep(False),
+    control.HasRoom(False),
     control.Pong(3),
     control.Fatal("no \N{GREEK SMALL LETTER ALPHA}ccount"),
     control.Reloaded(),

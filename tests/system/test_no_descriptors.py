@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 
 import pytest
@@ -16,6 +15,7 @@ pytestmark = pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")
 DESCRIPTORS = 256
 IN_STEP_DEADLINE_S = 20.0
 FULL = re.compile(r"\[\d+\].*cannot accept connections: Too many open files")
+RUNS_OUT = re.compile(r"\[\d+\].*descriptors run out; new clients go to other shards")
 
 
 async def fill(cluster: Cluster) -> None:
@@ -81,21 +81,27 @@ async def test_the_swarm_grows_though_its_shards_are_full(crowded, subject):
     await fill(cluster)
     await swarm.scale(broker, shards + 2)
     await wait_in_step(broker, dict.fromkeys(range(shards + 2), 1))
-    # Whoever comes now is steered among all shards, the full ones as well, where nobody greets them: some meet the new.
-    comers = [await Client.dial(broker.port) for _ in range(60)]
-    cluster.all += comers
-    greetings = [asyncio.create_task(one.read_info()) for one in comers]
-    async with asyncio.timeout(IN_STEP_DEADLINE_S):
-        for met in asyncio.as_completed(greetings):
-            with contextlib.suppress(TimeoutError):
-                await met
-            if greeted := [one for one in comers if one.info and one.shard >= shards]:
-                break
-    for greeting in greetings:
-        greeting.cancel()
-    await asyncio.gather(*greetings, return_exceptions=True)
-    client = greeted[0]
-    await client.talk(f'CONNECT {{"verbose":false}}\r\nPUB {subject} 2\r\nok\r\nPING\r\n', expect="PONG\r\n")
+    # Whoever comes now goes to the new shards, which have room.
+    comers = [await cluster.client() for _ in range(10)]
+    assert min(one.shard for one in comers) >= shards
+    await comers[0].talk(f"PUB {subject} 2\r\nok\r\nPING\r\n", expect="PONG\r\n")
     await listener.expect(f"MSG {subject} 1 2\r\nok\r\n")
     await talker.talk(f"PUB {subject} 2\r\nme\r\nPING\r\n", expect="PONG\r\n")
     await listener.expect(f"MSG {subject} 1 2\r\nme\r\n")
+
+
+async def test_who_comes_is_steered_past_a_full_shard_until_it_has_room_again(crowded):
+    broker, cluster = crowded
+    shards = broker.kind.shards
+    inside = []
+    async with asyncio.timeout(60):
+        while not (full := [line for line in broker.log.lines if RUNS_OUT.search(line)]):
+            inside.append(await cluster.client_on(0))
+    assert len(full) == 1
+    comers = [await cluster.client() for _ in range(10 * shards)]
+    assert 0 not in {one.shard for one in comers}
+    # Nobody waits anywhere: it has said so while it had some left.
+    assert not [line for line in broker.log.lines if FULL.search(line)]
+    await leave(cluster, *inside[: len(inside) // 2], *comers)
+    back = await swarm.client_on(cluster, 0)
+    assert back.shard == 0
