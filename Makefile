@@ -21,6 +21,7 @@ PIP_INSTALL = $(PY) -m pip install -qq --progress-bar off --constraint constrain
 # -P: the packages are found as a user's process finds them, not because they happen to lie in the current directory.
 PYTEST = $(PY) -P -m pytest
 
+PACKAGES := broker shards router loadtest spark
 COMPILED_SOURCES := $(shell find broker shards loadtest -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 # cython-lint fails when it is given nothing to read, and calls pycodestyle by its name alone.
 CYTHON_SOURCES := $(filter %.pyx %.pxd,$(COMPILED_SOURCES))
@@ -38,7 +39,10 @@ run: build ## start the broker, on port 4222 unless ARGS says otherwise
 test: build ## run the tests
 	@$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
+# Python writes byte code by itself only where PYTHONDONTWRITEBYTECODE is not set, as it is in many containers; without
+# it a broker's start takes half as long again.
 build: build/.built ## set up .venv and compile what changed
+	@$(PY) -m compileall -q $(PACKAGES) *.py
 
 reference: build ## write deploy/CONFIGURATION.md and the tables of deploy/CAPACITY.md anew
 	@PYTHONPATH=. $(PY) -P deploy/reference.py && $(PY) -P deploy/capacity.py
