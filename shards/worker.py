@@ -19,6 +19,7 @@ import uvloop
 from broker.errors import CloseReason
 from shards import control, handoff, logs
 from shards.departure import QUIET_S, Departure
+from shards.descriptors import make_room
 from shards.links import LINK_VERSION, Hello, Links
 from shards.page import Page
 from shards.parentage import die_with_parent
@@ -142,6 +143,7 @@ class Worker:
         self._boot = boot
         options = boot.options
         logs.configure(options.logging, process_label=f"shard {boot.shard}")
+        make_room(options.limits.max_connections, boot.page_fd)
         self._page = Page.attach(boot.page_fd)
         reserve = Reserve()
         self._shard = shard = Shard(

@@ -7,9 +7,11 @@ import json
 import re
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 
+from tests.support import swarm
 from tests.support.servers import HOST, START_DEADLINE_S, Broker, session_pids, wait_pids_gone, wait_until
 from tests.support.wire import Client, Closed
 
@@ -67,6 +69,16 @@ def test_a_killed_broker_leaves_no_process_behind(start_broker):
     broker.process.wait()
     left = session_pids(broker.pid)
     assert wait_pids_gone(left, 5.0) == []
+
+
+@pytest.mark.kinds("gnatswarm-2")
+def test_a_shard_has_room_for_the_descriptors_of_clients_before_they_come(start_broker):
+    rows = swarm.rows(start_broker(descriptors=5000))
+    assert len(rows) == 2
+    for row in rows.values():
+        # Without it the table of a process has 64 entries, then 128, 256 …, and a shard waits for each to be made.
+        status = Path(f"/proc/{row['pid']}/status").read_text()
+        assert int(status.split("FDSize:")[1].split()[0]) >= 4800
 
 
 def test_a_port_in_use_is_a_clear_error_and_exit_code_1(start_broker, launch):
