@@ -475,7 +475,11 @@ class Cluster:
                 assert not client.inbox, f"more than {total} deliveries: {client.inbox}"
         return [payload for mine in payloads for payload in mine]
 
-    def close(self) -> None:
-        for client in self.all:
+    def leave(self, *clients: Client) -> None:
+        """Closes these."""
+        for client in clients:
             client.close()
-        self.all.clear()
+            self.all.remove(client)
+
+    def close(self) -> None:
+        self.leave(*self.all)

@@ -109,8 +109,7 @@ async def test_noise_closes_with_one_error_at_most(cluster, bystanders):
         client.shut_writing()
         said = await client.wait_closed()
         assert said in (b"", b"-ERR 'Unknown Protocol Operation'\r\n")
-        cluster.all.remove(client)
-        client.close()
+        cluster.leave(client)
 
 
 async def test_noise_after_good_operations(cluster, subject, bystanders):
@@ -137,8 +136,7 @@ async def test_noise_after_good_operations(cluster, subject, bystanders):
         said = await client.wait_closed()
         assert said == b"" or said.startswith((b"+OK", b"-ERR '", b"MSG ", b"HMSG ", b"PONG")), said
         assert said == b"" or said.endswith(b"\r\n"), said
-        cluster.all.remove(client)
-        client.close()
+        cluster.leave(client)
 
 
 async def _subscribe_many(client, subject: str, count: int, deadline_s: float) -> None:

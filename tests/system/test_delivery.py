@@ -255,17 +255,14 @@ async def test_a_thousand_connections_that_come_and_go_leave_nothing_behind(star
                 if line == b"PONG\r\n":
                     return client
                 assert line == b"-ERR 'maximum connections exceeded'\r\n"
-                cluster.all.remove(client)
-                client.close()
+                cluster.leave(client)
 
     for batch in range(100):
         clients = [await admitted() for _ in range(10)]
         for number, client in enumerate(clients):
             await client.send(f"SUB {subject}.{batch} {number}\r\nSUB {subject}.* q {number}q\r\nPING\r\n")
             await client.expect("PONG\r\n")
-        for client in clients:
-            client.close()
-            cluster.all.remove(client)
+        cluster.leave(*clients)
     last = [await admitted() for _ in range(20)]
     refused = await cluster.raw()
     await refused.expect("-ERR 'maximum connections exceeded'\r\n")

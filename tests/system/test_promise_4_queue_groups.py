@@ -193,8 +193,7 @@ async def test_a_closed_members_share_goes_to_the_others(place, subject, cluster
     for number in range(10):
         [leaves] = await place(1)
         await leaves.talk(f"SUB {subject}.{number} q 1\r\nPING\r\n", expect="PONG\r\n")
-        leaves.close()
-        cluster.all.remove(leaves)
+        cluster.leave(leaves)
         async with asyncio.timeout(5):
             while not publisher.inbox:  # `no responders` tells that it is gone
                 await publisher.send(f"PUB {subject}.{number} r 0\r\n\r\n")

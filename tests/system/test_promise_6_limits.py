@@ -33,8 +33,7 @@ async def fill(cluster, until: int) -> list[Client]:
             if is_in:
                 taken.append(client)
             else:
-                cluster.all.remove(client)
-                client.close()
+                cluster.leave(client)
     return taken
 
 
@@ -58,8 +57,7 @@ async def test_a_place_that_becomes_free_on_one_shard_is_free_on_all(start_broke
         leaving = [client for client in inside if client.shard == shard][:2]
         for client in leaving:
             inside.remove(client)
-            cluster.all.remove(client)
-            client.close()
+            cluster.leave(client)
         inside += await fill(cluster, len(leaving))
         answers = await asyncio.gather(*(ask(cluster) for _ in range(10)))
         assert not any(is_in for _, is_in in answers)
