@@ -90,7 +90,8 @@ async def test_the_swarm_grows_though_its_shards_are_full(crowded, subject):
 
 async def test_who_comes_is_steered_past_a_full_shard_until_it_has_room_again(crowded):
     broker, cluster = crowded
-    inside, comers = [], []
+    inside: list[Client] = []
+    comers: list[Client] = []
     async with asyncio.timeout(60):
         while not (full := [line for line in broker.log.lines if RUNS_OUT.search(line)]):
             client = await cluster.client()
