@@ -1,5 +1,6 @@
 # The counters that the processes of one run share. One writer each; a cache line each.
 
+cimport cython
 from libc.stdint cimport int64_t
 
 cdef extern from *:
@@ -14,6 +15,8 @@ cdef extern from *:
 cdef enum:
     STRIDE = 8                   # int64s: 64 bytes
 
+
+@cython.final
 cdef class Board:
     cdef object memory           # mmap; keeps `slots` valid
     cdef object view
@@ -22,9 +25,17 @@ cdef class Board:
     cdef readonly int subscribers
     cdef readonly int processes
     cdef readonly list wakers    # an eventfd per process
-    cdef int64_t *sent(self, int publisher) noexcept
-    cdef int64_t *done(self, int publisher) noexcept
-    cdef int64_t *got(self, int subscriber) noexcept
-    cdef int64_t *waiting(self, int process) noexcept
     cdef void wake_waiting(self, int but) noexcept
     cdef void wake_all(self, int but) noexcept
+
+    cdef inline int64_t *sent(self, int publisher) noexcept:
+        return self.slots + STRIDE * publisher
+
+    cdef inline int64_t *done(self, int publisher) noexcept:
+        return self.slots + STRIDE * (self.publishers + publisher)
+
+    cdef inline int64_t *got(self, int subscriber) noexcept:
+        return self.slots + STRIDE * (2 * self.publishers + subscriber)
+
+    cdef inline int64_t *waiting(self, int process) noexcept:
+        return self.slots + STRIDE * (2 * self.publishers + self.subscribers + process)

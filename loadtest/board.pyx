@@ -8,12 +8,10 @@ the window, whoever shows progress reads all. Each counter has one writer.
 import mmap
 import os
 
-cimport cython
 from libc.stdint cimport int64_t, uint64_t
 from posix.unistd cimport write as write_fd
 
 
-@cython.final
 cdef class Board:
     def __init__(self, int publishers, int subscribers, int processes):
         cdef Py_ssize_t slots = (2 * publishers + subscribers + processes + 1) * STRIDE
@@ -31,18 +29,6 @@ cdef class Board:
         """Close the descriptors; the memory goes with the object."""
         while self.wakers:
             os.close(self.wakers.pop())
-
-    cdef int64_t *sent(self, int publisher) noexcept:
-        return self.slots + STRIDE * publisher
-
-    cdef int64_t *done(self, int publisher) noexcept:
-        return self.slots + STRIDE * (self.publishers + publisher)
-
-    cdef int64_t *got(self, int subscriber) noexcept:
-        return self.slots + STRIDE * (2 * self.publishers + subscriber)
-
-    cdef int64_t *waiting(self, int process) noexcept:
-        return self.slots + STRIDE * (2 * self.publishers + self.subscribers + process)
 
     cdef void wake_waiting(self, int but) noexcept:
         """Wake the processes that said they wait, this one excepted."""

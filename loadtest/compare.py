@@ -81,7 +81,7 @@ def compare(
     on_result: Callable[[Result], None] | None = None,
     on_progress: Progress | None = None,
 ) -> Comparison:
-    """Run every scenario `rounds` times on every server. NatsError when a server cannot be started.
+    """Run every scenario `rounds` times its own rounds on every server. NatsError when a server cannot be started.
 
     A run that fails is left out with its reason; the others go on. ^C ends it early, with what there is.
     """
@@ -118,7 +118,7 @@ def compare(
 
         try:
             for scenario in scenarios:
-                for _ in range(rounds):
+                for _ in range(rounds * scenario.rounds):
                     for spec in specs:
                         result = take_turn(scenario, spec)
                         if result is not None:

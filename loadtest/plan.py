@@ -63,6 +63,7 @@ class Scenario:
     figures: tuple[str, ...] = ()  # what a comparison shows of it: cpu, rate, memory, p50, p99
     must: tuple[float, ...] = ()  # the ratio wanted for each figure
     aim: tuple[float, ...] = ()
+    rounds: int = 1  # a comparison makes so many times its rounds of it: its figures vary from run to run
 
     def faults(self) -> list[str]:
         """What is wrong with it, a line each; nothing: it can be run."""
@@ -103,6 +104,7 @@ class Scenario:
                 self.kind not in ("connections", "subscriptions") or max(self.connections, self.subscriptions) > 0,
                 f"{self.kind}: how many?",
             ),
+            (1 <= self.rounds <= 100, f"rounds: 1 to 100, not {self.rounds}"),
             (0 <= self.connections <= MAX_CONNECTIONS, f"connections: at most {MAX_CONNECTIONS:,}"),
             (
                 bool(self.subject) and all(33 <= ord(letter) < 127 and letter not in "*>" for letter in self.subject),

@@ -20,8 +20,8 @@ UNIT_OF = {"cpu": "µs", "rate": "/s", "memory": "B", "p50": "µs", "p99": "µs"
 TITLE_OF = {"cpu": "CPU", "rate": "rate", "memory": "memory"}
 
 METHOD = """\
-Each scenario runs on every server in turn, {rounds} rounds (A B A B …), with the same compiled generator in processes
-of its own; shown are medians. **CPU** is the on-CPU time of all threads of a server's process tree
+Each scenario runs on every server in turn, {rounds} rounds (A B A B …{more}), with the same compiled generator in
+processes of its own; shown are medians. **CPU** is the on-CPU time of all threads of a server's process tree
 (`/proc/PID/task/*/schedstat`, nanoseconds) from the first message to the last, divided by deliveries. **Rate** is
 deliveries (answers, connections, pairs) per second of wall time; on a machine whose cores generator and server share it
 says as much about the machine as about the server, so read the CPU column first. Publishers stay at most {window} of
@@ -137,11 +137,18 @@ def page(comparison: Comparison, machine: dict[str, Any], congestion: str, date:
     if notes:
         parts += ["", "## To know about these numbers", "", *(f"- {note}" for note in notes)]
     parts += ["", "## Method", "", METHOD.format(
-        rounds=comparison.rounds, window=f"{window / 1024**2:g} MiB", congestion=congestion
+        rounds=comparison.rounds, more=_more_rounds(comparison), window=f"{window / 1024**2:g} MiB",
+        congestion=congestion,
     )]  # fmt: skip
     parts += ["## Machine", "", table(["what", "is"], [[key, str(value)] for key, value in machine.items()])]
     parts += ["", "All runs with every number: [results.json](results.json), [results.csv](results.csv).", ""]
     return "\n".join(parts)
+
+
+def _more_rounds(comparison: Comparison) -> str:
+    """What has more rounds than the rest, for a sentence; "" for nothing."""
+    more = [one for one in comparison.scenarios if one.rounds > 1]
+    return "".join(f"; {comparison.rounds * one.rounds} of {one.title or one.name}" for one in more)
 
 
 def _server_rows(comparison: Comparison) -> list[list[str]]:

@@ -19,7 +19,7 @@ import pytest
 from loadtest import compare as compare_module
 from loadtest import processes, report
 from loadtest.compare import Comparison
-from loadtest.credentials import Credentials
+from loadtest.credentials import Address, Credentials
 from loadtest.errors import LoadFailed
 from loadtest.measure import Result, Target
 from loadtest.plan import Scenario
@@ -192,6 +192,21 @@ def test_memory_is_measured_on_a_process_of_its_own_each_time(broker: Broker, mo
     fresh, given = pids[::2], pids[1::2]
     assert len(set(fresh)) == 4
     assert len(set(given)) == 1
+
+
+def test_a_scenario_may_ask_for_more_rounds_than_others(comparison: Comparison, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compare_module, "measure", lambda scenario, target, *_: result(scenario.name, target.label))
+    monkeypatch.setattr(Server, "start", lambda self: self)
+    monkeypatch.setattr(Server, "target", lambda self, *_: Target(self.spec.label, Address("127.0.0.1", 1)))
+    few, many = comparison.scenarios[0], replace(comparison.scenarios[1], rounds=3)
+    specs = [ServerSpec.parse(f"{label}=nats://127.0.0.1:1") for label in ("a", "b")]
+    made = compare_module.compare(specs, [few, many], rounds=2)
+    assert [(one.scenario, one.server) for one in made.results] == [
+        *([(few.name, "a"), (few.name, "b")] * 2),
+        *([(many.name, "a"), (many.name, "b")] * 6),
+    ]
+    page = report.page(made, {}, "cubic", "2026-01-01", [])
+    assert "2 rounds (A B A B …; 6 of not run by ours)" in page
 
 
 def test_a_server_of_the_comparison_that_cannot_start_is_one_line(tmp_path: Path):

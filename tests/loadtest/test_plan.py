@@ -63,6 +63,7 @@ def test_every_promise_is_a_scenario():
         ({"kind": "request", "subscribers": 0}, "request needs both sides"),
         ({"kind": "connections"}, "connections: how many?"),
         ({"window_bytes": 1}, "window"),
+        ({"rounds": 0}, "rounds: 1 to 100, not 0"),
         ({"subject": "a b"}, "subject 'a b'"),
         ({"subject": ""}, "subject ''"),
     ],
