@@ -1,8 +1,8 @@
 """Fixtures for tests that talk to brokers.
 
 `kind` is a broker kind (every test that uses it runs once per selected kind), `broker` the shared running one of that
-kind, `cluster` that broker with clients that are closed in the end, and `start_broker` makes one with options of the
-test's own. `@pytest.mark.kinds("nats-server", …)` narrows a test to some kinds.
+kind, `cluster` that broker with clients that are closed in the end, `broker_with` a shared one with a configuration,
+and `start_broker` makes one of the test's own. `@pytest.mark.kinds("nats-server", …)` narrows a test to some kinds.
 
     GNATSWARM_TEST_KINDS=gnatswarm-2,nats-server   which kinds to run on
     GNATSWARM_REQUIRE_ORACLE=1                     an absent nats-server is a failure, not a skip
@@ -83,6 +83,13 @@ def broker(kind: Kind, pool: Pool) -> Broker:
     """The shared broker of this kind. Other tests use it too: unique subjects, own clients, no signals."""
     _require(kind)
     return pool.get(kind)
+
+
+@pytest.fixture
+def broker_with(kind: Kind, pool: Pool) -> Callable[[str], Broker]:
+    """The shared broker of this kind with that configuration: `broker_with(config)`. Other tests use it too."""
+    _require(kind)
+    return lambda config: pool.get(kind, config)
 
 
 @pytest.fixture

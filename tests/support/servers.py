@@ -394,29 +394,39 @@ class Broker:
         self.process.send_signal(what)
 
 
+# Tests of one configuration follow one another, so few are in use at a time.
+MOST_CONFIGURED = 4
+
+
 class Pool:
-    """Brokers that tests without special options share: one of each kind, started when first asked for."""
+    """Brokers that tests share: one of each kind and configuration, started when first asked for.
+
+    Of those with a configuration the MOST_CONFIGURED that were asked for last run on.
+    """
 
     def __init__(self) -> None:
-        self._running: dict[str, Broker] = {}
-        self._failures: dict[str, BrokerFailed] = {}
+        self._running: dict[tuple[Kind, str | None], Broker] = {}
+        self._failures: dict[tuple[Kind, str | None], BrokerFailed] = {}
 
-    def get(self, kind: Kind) -> Broker:
+    def get(self, kind: Kind, config: str | None = None) -> Broker:
         """The shared broker of `kind`. One that died is an error for whoever asks next, and is then replaced."""
-        if kind.name in self._failures:
-            raise self._failures[kind.name]
-        broker = self._running.get(kind.name)
+        which = kind, config
+        if which in self._failures:
+            raise self._failures[which]
+        broker = self._running.pop(which, None)
         if broker is not None and not broker.is_running:
-            del self._running[kind.name]
             broker.kill()
             raise BrokerFailed(f"the shared {kind} died; its log:\n{broker.log.text}")
         if broker is None:
             try:
-                broker = Broker(kind).start()
+                broker = Broker(kind, config=config).start()
             except BrokerFailed as error:
-                self._failures[kind.name] = error
+                self._failures[which] = error
                 raise
-            self._running[kind.name] = broker
+        self._running[which] = broker  # the last: in the order in which they were asked for
+        configured = [one for one in self._running if one[1] is not None]
+        for one in configured[:-MOST_CONFIGURED]:
+            self._running.pop(one).stop()
         return broker
 
     def close(self) -> None:

@@ -62,8 +62,8 @@ CONNECTS = {
 
 
 @pytest.mark.parametrize("what", CONNECTS)
-async def test_a_connect_that_is(start_broker, cluster_of, what):
-    cluster = cluster_of(start_broker(config="authorization { users: [ {user: a, password: p} ] }"))
+async def test_a_connect_that_is(broker_with, cluster_of, what):
+    cluster = cluster_of(broker_with("authorization { users: [ {user: a, password: p} ] }"))
     sent, answer = CONNECTS[what]
     for shard in (0, 1):
         client = await cluster.raw_on(shard)
@@ -75,8 +75,8 @@ async def test_a_connect_that_is(start_broker, cluster_of, what):
 
 
 @pytest.mark.parametrize("operation", ["PING", "SUB > 1", "PUB a 1\r\nx", "PONG", "+OK", "INFO {}"])
-async def test_operations_before_connect_get_an_authorization_violation(start_broker, cluster_of, operation):
-    cluster = cluster_of(start_broker(config="authorization { token: t }"))
+async def test_operations_before_connect_get_an_authorization_violation(broker_with, cluster_of, operation):
+    cluster = cluster_of(broker_with("authorization { token: t }"))
     for shard in (0, 1):
         client = await cluster.raw_on(shard)
         await client.send(operation + "\r\n")

@@ -127,7 +127,7 @@ async def test_shards_that_flood_each_other_with_slow_readers_on_all_sides(
     start_broker, cluster_of, subject, payload_bytes
 ):
     broker = start_broker()
-    await flood_both_ways(broker, cluster_of(broker), subject, 5.0, payload_bytes)
+    await flood_both_ways(broker, cluster_of(broker), subject, 3.0, payload_bytes)
 
 
 @pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")

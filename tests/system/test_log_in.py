@@ -197,11 +197,11 @@ async def test_no_nonce_without_nkeys(start_broker, cluster_of):
         ('"auth_token":"x"', VIOLATION),
     ],
 )
-async def test_no_auth_user_is_who_gives_nothing_at_all(start_broker, cluster_of, words, answer):
+async def test_no_auth_user_is_who_gives_nothing_at_all(broker_with, cluster_of, words, answer):
     config = users(
         "user: guest, password: g, permissions: {publish: open}", "user: a, password: p", more="no_auth_user: guest"
     )
-    cluster = cluster_of(start_broker(config=config))
+    cluster = cluster_of(broker_with(config))
     client, line = await log_in(cluster, 1, words)
     assert line == answer
     assert "auth_required" not in client.info

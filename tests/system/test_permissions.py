@@ -55,8 +55,8 @@ async def pair(cluster: Cluster) -> tuple[Client, Client]:
         ('{publish: "p*"}', "pp", False),
     ],
 )
-async def test_publish(start_broker, cluster_of, permissions, subject, is_allowed):
-    cluster = cluster_of(start_broker(config=config(permissions)))
+async def test_publish(broker_with, cluster_of, permissions, subject, is_allowed):
+    cluster = cluster_of(broker_with(config(permissions)))
     limited, other = await pair(cluster)
     await other.talk(f"SUB {subject} 1\r\nPING\r\n", expect="PONG\r\n")
     error = "" if is_allowed else denied(subject, to="Publish to")
@@ -97,8 +97,8 @@ async def test_publish(start_broker, cluster_of, permissions, subject, is_allowe
         ('{subscribe: {deny: "s q"}}', "s", True),
     ],
 )
-async def test_subscribe(start_broker, cluster_of, permissions, subscription, is_allowed):
-    cluster = cluster_of(start_broker(config=config(permissions)))
+async def test_subscribe(broker_with, cluster_of, permissions, subscription, is_allowed):
+    cluster = cluster_of(broker_with(config(permissions)))
     for shard in (0, 1):
         client = await cluster.client_on(shard, {"user": "a", "pass": "a", "verbose": True})
         subject, _, queue = subscription.partition(" ")
@@ -121,9 +121,9 @@ STRICTER = [
 @OURS
 @pytest.mark.parametrize(("permissions", "subscription", "_leaks"), STRICTER)
 async def test_where_the_real_server_grants_too_much_we_do_not(
-    start_broker, cluster_of, permissions, subscription, _leaks
+    broker_with, cluster_of, permissions, subscription, _leaks
 ):
-    cluster = cluster_of(start_broker(config=config(permissions)))
+    cluster = cluster_of(broker_with(config(permissions)))
     client = await cluster.client_on(1, {"user": "a", "pass": "a"})
     subject, _, queue = subscription.partition(" ")
     await client.talk(f"SUB {subscription} 1\r\nPING\r\n", expect=denied(subject, queue) + "PONG\r\n")
@@ -308,8 +308,8 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize(("line", "answer"), [row[1:] for row in ATTACKS], ids=[row[0] for row in ATTACKS])
-async def test_an_attack_gets_an_error_and_nothing_else(start_broker, cluster_of, line, answer):
-    cluster = cluster_of(start_broker(config=config('{publish: ["p.>"], subscribe: ["s.>"]}')))
+async def test_an_attack_gets_an_error_and_nothing_else(broker_with, cluster_of, line, answer):
+    cluster = cluster_of(broker_with(config('{publish: ["p.>"], subscribe: ["s.>"]}')))
     client = await cluster.client_on(1, {"user": "a", "pass": "a", "pedantic": False})
     raw = line if isinstance(line, bytes) else line.encode()
     await client.talk(raw + b"\r\nPING\r\n", expect=answer + "PONG\r\n")

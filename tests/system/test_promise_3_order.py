@@ -86,7 +86,7 @@ async def test_order_holds_while_other_subscriptions_come_and_go(place, subject)
     await traffic.start()
 
     async def churn(client, kind: str) -> None:
-        for number in range(400):
+        for number in range(250):
             pattern = {"literal": f"{subject}.00", "wildcard": f"{subject}.>"}[kind]
             await client.send(f"SUB {pattern} {number}\r\nPING\r\n")
             await client.read_until_pong(20)

@@ -58,6 +58,12 @@ def cluster(broker_of_three, cluster_of):
     return cluster_of(broker_of_three)
 
 
+@pytest.fixture
+def shared_cluster(broker_with, cluster_of):
+    """Of a broker that other tests use, too."""
+    return cluster_of(broker_with(CONFIG))
+
+
 async def listening(cluster, shard: int, *subjects: str):
     client = await cluster.client_on(shard, said("s"))
     for number, subject in enumerate(subjects):
@@ -299,8 +305,8 @@ async def test_what_is_asked_about_one_account(cluster):
         ({"no such option": 1}, True),
     ],
 )  # fmt: skip
-async def test_who_is_not_meant_is_silent(cluster, asked, is_meant):
-    asker = await cluster.client_on(0, said("s"))
+async def test_who_is_not_meant_is_silent(shared_cluster, asked, is_meant):
+    asker = await shared_cluster.client_on(0, said("s"))
     for subject in ("$SYS.REQ.SERVER.PING.VARZ", "$SYS.REQ.SERVER.PING", "$SYS.REQ.ACCOUNT.A.CONNZ"):
         if is_meant:
             assert (await ask(asker, subject, asked))["server"]["name"] == "here"
@@ -309,14 +315,14 @@ async def test_who_is_not_meant_is_silent(cluster, asked, is_meant):
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"limit": "many"}', b'{"tags": 5}', b"[]", b"\xff\xfe"])
-async def test_options_that_make_no_sense_are_an_error_and_nothing_else(cluster, body):
-    asker = await cluster.client_on(0, said("s"))
+async def test_options_that_make_no_sense_are_an_error_and_nothing_else(shared_cluster, body):
+    asker = await shared_cluster.client_on(0, said("s"))
     answer = await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", body)
     assert list(answer) == ["server", "error"] and answer["error"]["code"] == 400 and answer["error"]["description"]
 
 
-async def test_options_that_cannot_be_served_are_an_error(cluster):
-    asker = await cluster.client_on(0, said("s"))
+async def test_options_that_cannot_be_served_are_an_error(shared_cluster):
+    asker = await shared_cluster.client_on(0, said("s"))
     answer = await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", {"sort": "size"})
     assert answer["error"] == {"code": 500, "description": "invalid sorting option: size"} and answer["data"] is None
 
