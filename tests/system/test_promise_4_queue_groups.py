@@ -149,7 +149,7 @@ async def test_no_message_is_lost_when_the_only_member_is_ever_another(place, su
                 member.inbox.clear()
 
     handing = asyncio.create_task(hand_on())
-    await traffic.progress(5_000, deadline_s=60)
+    await traffic.progress(3_000, deadline_s=60)
     async with asyncio.timeout(60):
         await enough.wait()
     pause.set()
