@@ -31,7 +31,7 @@ async def connect(**more: Any) -> Any:
 
 
 async def settle(client: Any) -> None:
-    """Twice: the client's first PING may overtake a SUB that waits for its flusher."""
+    """Twice: the client's first PING may overtake what waits for its flusher."""
     await client.flush()
     await client.flush()
 
@@ -39,7 +39,7 @@ async def settle(client: Any) -> None:
 async def publish_numbers(client: Any, subject: str) -> None:
     for number in NUMBERS:
         await client.publish(subject, number)
-    await client.flush()
+    await settle(client)
 
 
 async def pubsub() -> None:
