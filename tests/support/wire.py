@@ -224,8 +224,10 @@ class Client:
     async def _fill(self) -> bool:
         """Read once into the buffer; False when the server has closed.
 
-        Waits for readability and then reads, so that a deadline that cancels the wait loses no bytes.
+        Waits for readability and then reads, so that a deadline that cancels the wait loses no bytes. Others get their
+        turn first: on a busy machine everything is there already when we look, and one client would go on for seconds.
         """
+        await asyncio.sleep(0)
         while not self.is_ended and not self._fill_now():
             await wait_readable([self])
         return not self.is_ended
