@@ -295,6 +295,16 @@ cdef class Probe:
         """Statistics are on, as in a shard; 0: off. For benches."""
         self.sublist.count_into(Tally(most) if most else None)
 
+    def harvest(self, size_t slots) -> list[int]:
+        """All that was counted goes to the tally, so many slots at a time; its longest probe after each."""
+        cdef size_t at = 0
+        longest = []
+        while True:
+            at = self.sublist.harvest(at, slots)
+            longest.append(self.sublist.tally.longest_probe)
+            if at == 0:
+                return longest
+
     @property
     def now_us(self) -> int:
         return self.fanout.box.now_us

@@ -37,6 +37,16 @@ cdef inline int folded_as(const uint8_t *subject, size_t size) noexcept nogil:
     return -1
 
 
+cdef inline uint32_t mixed(uint32_t hash) noexcept nogil:
+    """Another hash (MurmurHash3's finalizer). A match cache is harvested in the order of its hashes: by them the rows of a
+    harvest would all want the same few slots, and each would be looked for past all that came before."""
+    hash ^= hash >> 16
+    hash *= <uint32_t>0x85EBCA6B
+    hash ^= hash >> 13
+    hash *= <uint32_t>0xC2B2AE35
+    return hash ^ (hash >> 16)
+
+
 cdef uint64_t nth(uint64_t *values, uint32_t n, uint32_t k) noexcept nogil:
     """The k-th smallest (from 0) of n values, which are rearranged; quickselect, the middle as its pivot."""
     cdef int64 low = 0, high = <int64>n - 1, i, j
@@ -104,6 +114,7 @@ cdef class Tally:
                 subject = <const uint8_t *>FOLDED_AS[rule]
                 size = FOLDED_SIZE[rule]
                 hash = <uint32_t>0x9E3779B9 * <uint32_t>(rule + 1)   # (nothing else has these subjects)
+        hash = mixed(hash)
         row = <Row *>table_find(&self.rows, subject, size, hash)
         if row != NULL:
             counts_add(&row.counts, counts)
@@ -212,6 +223,16 @@ cdef class Tally:
     def count(self) -> int:
         """How many rows there are now."""
         return self.rows.count
+
+    @property
+    def longest_probe(self) -> int:
+        """Slots between where a row's hash puts it and where it is, at the most."""
+        cdef uint32_t i, longest = 0
+        if self.rows.slots != NULL:
+            for i in range(self.rows.mask + 1):
+                if self.rows.slots[i]:
+                    longest = max(longest, (i - slot_item(self.rows.slots[i]).hash) & self.rows.mask)
+        return longest
 
 
 cdef tuple counts_row(const Counts *counts):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from broker.tally import Tally
+from tests.support.engine import Engine
 
 MSGS, OTHER_MSGS = 2, 0
 
@@ -96,3 +97,15 @@ def test_inboxes_stay_one_row_while_other_rows_are_purged_around_it():
     assert sum(msgs for _, msgs in rows.values()) + other[OTHER_MSGS] == total[OTHER_MSGS]
     error, msgs = rows["_INBOX.>"]
     assert msgs <= 2000 <= msgs + error
+
+
+def test_rows_are_found_near_where_they_belong_though_a_cache_is_harvested_in_the_order_of_its_hashes():
+    """With the cache's own hashes the farthest of these rows was thousands of slots away, and a window took seconds."""
+    engine = Engine()
+    publisher = engine.client()
+    engine.probe.tally(4096)
+    for start in range(0, 100_000, 1000):
+        publisher.feed(b"".join(b"PUB device.%d.status 0\r\n\r\n" % i for i in range(start, start + 1000)))
+    longest = engine.probe.harvest(1000)
+    assert len(longest) > 10
+    assert max(longest) < 200
