@@ -38,8 +38,8 @@ cdef inline int folded_as(const uint8_t *subject, size_t size) noexcept nogil:
 
 
 cdef inline uint32_t mixed(uint32_t hash) noexcept nogil:
-    """Another hash (MurmurHash3's finalizer). A match cache is harvested in the order of its hashes: by them the rows of a
-    harvest would all want the same few slots, and each would be looked for past all that came before."""
+    """Another hash (MurmurHash3's finalizer). A match cache is harvested in the order of its hashes: by them the rows
+    of a harvest would all want the same few slots, and each would be looked for past all that came before."""
     hash ^= hash >> 16
     hash *= <uint32_t>0x85EBCA6B
     hash ^= hash >> 13
