@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# The last sixteenth of the descriptors, and not more than comes within some 50 ms.
+# The last sixteenth of the descriptors, and not more than comes within some 30 ms.
 LAST_PART = 16
 MOST_LAST = 1024
 # Without a limit no descriptor is among the last.
