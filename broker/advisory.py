@@ -1,7 +1,7 @@
-"""What the broker says about itself in the system account: subjects and documents, as nats-server 2.9.10 has them.
+"""The broker's own messages in the system account: subjects and documents, as in nats-server 2.9.10.
 
-Pure: whoever calls says who, when and with which number. Empty texts are left out where Go leaves them out. Called by
-shards (who came and went) and by the router (what it answers, and the broker's own life).
+Pure: the caller passes client, time and number. Empty texts are left out where Go leaves them out. Called by shards
+(events of clients) and by the router (answers, and events of the broker).
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any
 import msgspec
 import orjson
 
-from broker.goformat import time_text
-from broker.options import Options
-from broker.version import SERVER_VERSION
+from gnatswarm.broker.goformat import time_text
+from gnatswarm.broker.options import Options
+from gnatswarm.broker.version import SERVER_VERSION
 
 Document = dict[str, Any]
 
 USER_INFO = b"$SYS.REQ.USER.INFO"
-# What users of any account may ask about their own one.
+# Requests that users of any account may make about their own account.
 ABOUT_ONES_OWN = {
     b"$SYS.REQ.ACCOUNT.PING.CONNZ": "CONNZ",
     b"$SYS.REQ.SERVER.PING.CONNZ": "CONNZ",
     b"$SYS.REQ.ACCOUNT.PING.STATZ": "STATZ",
 }
 
-# What is answered, by the last token of the subject; of a server's own (KICK, LDM) only where it is named.
+# Supported requests, by the last token of the subject; KICK and LDM only when they name this server.
 OF_SERVERS = ("ACCOUNTZ", "CONNZ", "GATEWAYZ", "HEALTHZ", "JSZ", "LEAFZ", "ROUTEZ", "SHARDZ", "STATSZ", "SUBSZ", "VARZ")
 OF_THIS_SERVER = ("KICK", "LDM")
 OF_ACCOUNTS = ("CONNS", "CONNZ", "INFO", "JSZ", "LEAFZ", "STATZ", "SUBSZ")
@@ -36,14 +36,14 @@ _TYPE = "io.nats.server.advisory.v1."
 
 
 class Server(msgspec.Struct, frozen=True):
-    """Which broker speaks."""
+    """The broker, as it names itself in events and answers."""
 
     server_id: str
     server_name: str
     options: Options
 
     def document(self, number: int, now_us: int) -> Document:
-        """As every event and answer names it; `number` ascends over all of them."""
+        """The member `server` of every event and answer; `number` ascends over all of them."""
         options = self.options
         found: Document = {
             "name": self.server_name,
@@ -57,7 +57,7 @@ class Server(msgspec.Struct, frozen=True):
 
 
 class Person(msgspec.Struct, frozen=True):
-    """A client, as events name it. Times are µs since 1970; 0 is "not"."""
+    """A client in events. Times are µs since 1970; 0 means not yet."""
 
     cid: int
     host: str
@@ -85,7 +85,7 @@ class Person(msgspec.Struct, frozen=True):
 
 
 def request_subjects(server_id: str) -> list[str]:
-    """All that the system's own subscription has to hear; whoever asks anything else learns that nobody answers."""
+    """The subjects of the broker's own subscription; any other request gets a no-responders reply."""
     ping = "$SYS.REQ.SERVER.PING"
     return [
         ping,
@@ -96,7 +96,7 @@ def request_subjects(server_id: str) -> list[str]:
 
 
 def event_id() -> str:
-    """Unique, with 22 letters and digits, as those of NUIDs."""
+    """A unique id of 22 letters and digits, like a NUID."""
     value = int.from_bytes(os.urandom(17), "big")
     text = ""
     for _ in range(22):
@@ -110,7 +110,7 @@ def _event(kind: str, now_us: int, server: Document) -> Document:
 
 
 def connected(server: Document, now_us: int, who: Person) -> tuple[str, bytes]:
-    """(subject, document): somebody was let in."""
+    """(subject, document): a client has logged in."""
     event = _event("client_connect", now_us, server) | {"client": who.document()}
     return f"$SYS.ACCOUNT.{who.account}.CONNECT", orjson.dumps(event)
 
@@ -131,27 +131,27 @@ def _end(
 def disconnected(
     server: Document, now_us: int, who: Person, received: tuple[int, int], sent: tuple[int, int], reason: str
 ) -> tuple[str, bytes]:
-    """(subject, document): somebody has gone. `received`, `sent`: messages and bytes, as the broker sees them."""
+    """(subject, document): a client has left. `received`, `sent`: messages and bytes, as the broker sees them."""
     return f"$SYS.ACCOUNT.{who.account}.DISCONNECT", _end(server, now_us, who, received, sent, reason)
 
 
 def refused(server: Document, now_us: int, who: Person, reason: str) -> tuple[str, bytes]:
-    """(subject, document): somebody was not let in."""
+    """(subject, document): a client's log-in was refused."""
     return f"$SYS.SERVER.{server['id']}.CLIENT.AUTH.ERR", _end(server, now_us, who, (0, 0), (0, 0), reason)
 
 
 def account_connections(server: Document, now_us: int, statistics: Document) -> bytes:
-    """How many connections an account has, and its traffic: `statistics`, a member of /accstatz."""
+    """The number of an account's connections, and its traffic: `statistics` is an entry of /accstatz."""
     return orjson.dumps(_event("account_connections", now_us, server) | statistics)
 
 
 def account_connections_subjects(account: str) -> tuple[str, str]:
-    """Where that is said: the old subject and the present one."""
+    """The subjects for account_connections(): the old one and the present one."""
     return f"$SYS.SERVER.ACCOUNT.{account}.CONNS", f"$SYS.ACCOUNT.{account}.SERVER.CONNS"
 
 
 def user_info(server: Document, user: str, account: str, permissions: Document | None) -> bytes:
-    """The answer to $SYS.REQ.USER.INFO, as servers from 2.10 on give it."""
+    """The answer to $SYS.REQ.USER.INFO, as in nats-server 2.10."""
     data: Document = {"user": user, "account": account}
     if permissions:
         data["permissions"] = permissions
@@ -159,5 +159,5 @@ def user_info(server: Document, user: str, account: str, permissions: Document |
 
 
 def failure(server: Document, code: int, description: str) -> bytes:
-    """The answer to a request that makes no sense or cannot be served."""
+    """The answer to a request that is invalid or cannot be served."""
     return orjson.dumps({"server": server, "error": {"code": code, "description": description}})

@@ -1,6 +1,6 @@
-from broker.connection import ClientConnection
-from broker.link import SiblingLink
-from broker.sublist import Sublist
+from gnatswarm.broker.connection import ClientConnection
+from gnatswarm.broker.link import SiblingLink
+from gnatswarm.broker.sublist import Sublist
 
 def counters(client: ClientConnection) -> tuple[int, int, int, int, int, int, int, int, int]: ...
 def link_counters(link: SiblingLink) -> tuple[int, int, int, int, int]: ...

@@ -1,22 +1,23 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""A census of the engine: read-only looks at connections, subscriptions and cached answers, for monitoring.
+"""A census of the engine: read-only views of connections, subscriptions and cached match results.
 
-It changes nothing and keeps nothing, so it may be asked at any time between two rounds. Everything that may be long is
-given in slices: `start` in, `next` out, 0 when that was all. A table that grew or shrank between two slices may show an
-item twice or not at all; who needs better compares `layout`. Cost: some 100 ns a slot, 300 ns a row.
+For monitoring. It changes and keeps nothing, so it may be called at any time between two rounds. Long results are
+returned in slices: pass `start`, get `next`, which is 0 at the end. If a table grows or shrinks between two slices, an
+item may appear twice or not at all; `layout` shows whether it did. Cost: some 100 ns per slot, 300 ns per row.
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
-from broker.connection cimport ClientConnection
-from broker.link cimport SiblingLink
-from broker.outbuf cimport OutBuf, out_pending
-from broker.peer cimport Peer
-from broker.interest cimport Node, QueueName, Sub
-from broker.sublist cimport CACHE_WAYS, Earlier, Entry, Sublist
-from broker.table cimport slot_item
-from broker.word cimport SLACK, hash_bytes
+from gnatswarm.broker.connection cimport ClientConnection
+from gnatswarm.broker.link cimport SiblingLink
+from gnatswarm.broker.outbuf cimport OutBuf, out_pending
+from gnatswarm.broker.peer cimport Peer
+from gnatswarm.broker.interest cimport Node, QueueName, Sub
+from gnatswarm.broker.entry cimport Earlier, Entry
+from gnatswarm.broker.sublist cimport CACHE_WAYS, Sublist
+from gnatswarm.broker.table cimport slot_item
+from gnatswarm.broker.word cimport SLACK, hash_bytes
 
 
 cdef str text_of(const uint8_t *at, size_t size):
@@ -59,12 +60,12 @@ def link_counters(SiblingLink link not None) -> tuple:
 
 
 def layout(ClientConnection client not None) -> int:
-    """Changes when the client's table of subscriptions was laid out anew."""
+    """A number that changes when the client's table of subscriptions grows or shrinks."""
     return client.subs.mask
 
 
 def subscriptions(ClientConnection client not None, uint32_t start, uint32_t slots, bint queued_only=False) -> tuple:
-    """([(subject, queue, sid, messages delivered, max)], next) of so many slots of the client's table."""
+    """([(subject, queue, sid, messages delivered, max)], next) of `slots` slots of the client's table."""
     cdef list rows = []
     cdef uint64_t end
     cdef uint32_t i
@@ -81,7 +82,7 @@ def subscriptions(ClientConnection client not None, uint32_t start, uint32_t slo
 
 
 def matching(Sublist sublist not None, bytes subject not None, uint32_t start, uint32_t most) -> tuple:
-    """([(cid, as in subscriptions())], all there are) of whom a message would reach here."""
+    """([(cid, row as in subscriptions())], total) of this shard's subscriptions that a message would reach."""
     cdef bytes padded = subject + bytes(SLACK)
     cdef const uint8_t *s = padded
     cdef Entry *entry = sublist.find(s, len(subject), hash_bytes(s, len(subject), sublist.seed))
@@ -103,7 +104,7 @@ def matching(Sublist sublist not None, bytes subject not None, uint32_t start, u
 
 
 def interest(Sublist sublist not None, bytes subject not None) -> tuple:
-    """(plain subscriptions here, queue groups anywhere, members here, does anybody want it?) of a publish subject."""
+    """(plain subscriptions here, queue groups on any shard, members here, is it wanted?) of a publish subject."""
     cdef bytes padded = subject + bytes(SLACK)
     cdef const uint8_t *s = padded
     cdef Entry *entry = sublist.find(s, len(subject), hash_bytes(s, len(subject), sublist.seed))
@@ -118,18 +119,18 @@ def interest(Sublist sublist not None, bytes subject not None) -> tuple:
 
 
 def subject_hash(Sublist sublist not None, bytes subject not None) -> int:
-    """What `published_to` is of clients of this account whose latest message went there."""
+    """The value of `published_to` for clients of this account whose latest message had this subject."""
     cdef bytes padded = subject + bytes(SLACK)
     return hash_bytes(<const uint8_t *>padded, len(subject), sublist.seed)
 
 
 def published_to(ClientConnection client not None) -> int:
-    """Where its latest message went, as a hash; 0: it has published nothing."""
+    """The hash of its latest message's subject; 0: it has published nothing."""
     return client.published_to
 
 
 def is_wanted(Sublist sublist not None, bytes subject not None) -> bool:
-    """Whether anybody, here or on another shard, would get a message to it."""
+    """Whether a message on it would reach a subscriber on any shard."""
     cdef bytes padded = subject + bytes(SLACK)
     cdef const uint8_t *s = padded
     cdef Entry *entry = sublist.find(s, len(subject), hash_bytes(s, len(subject), sublist.seed))
@@ -151,7 +152,7 @@ cdef inline size_t cache_end(Sublist sublist, size_t start, size_t slots) noexce
 
 
 cdef inline Earlier counted(const Entry *entry) noexcept:
-    """Since the answer was made."""
+    """The counts since the match result was built."""
     cdef Earlier so_far
     so_far.msgs = entry.counts.msgs
     so_far.payload_bytes = entry.counts.payload_bytes
@@ -167,9 +168,9 @@ def cached_answers(Sublist sublist not None, size_t start, size_t slots, uint64_
                    bytes folded not None) -> tuple:
     """([(subject, msgs, bytes, deliveries, plain subscriptions, queue groups, members, is wanted)], the same, next).
 
-    Rows of subjects with at least so many messages or deliveries. Those that begin with `folded` (unless it is empty)
-    have no row: they are added up in the second value, which has their number for a subject. All is counted since the
-    answer was made, which a change of a subscription that can match undoes; subscriptions and members are this shard's.
+    Rows of subjects with `least` or more messages or deliveries. Subjects that begin with `folded` (unless it is empty)
+    have no rows: the second value is their sum, with their number in place of the subject. Counts begin when the match
+    result is built, and again after a matching subscription changes; subscriptions and members are this shard's.
     """
     cdef size_t end = cache_end(sublist, start, slots)
     cdef const uint8_t *prefix = folded
@@ -212,7 +213,7 @@ def cached_answers(Sublist sublist not None, size_t start, size_t slots, uint64_
 
 
 def cache_widths(Sublist sublist not None, size_t start, size_t slots) -> tuple:
-    """(cached answers, the widest, all widths together, next); a queue group is one, as nats-server counts."""
+    """(cached match results, the widest, sum of widths, next); a queue group counts as one, as in nats-server."""
     cdef size_t end = cache_end(sublist, start, slots)
     cdef uint64_t count = 0, widest = 0, together = 0, width
     cdef Entry *entry

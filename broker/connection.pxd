@@ -5,17 +5,19 @@
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from broker.answers cimport Answers
-from broker.fanout cimport Fanout, Publish
-from broker.outbuf cimport Blob, OutBuf
-from broker.parser cimport Op
-from broker.peer cimport Peer
-from broker.permissions cimport Permissions
-from broker.repeat cimport Repeat
-from broker.interest cimport Sub
-from broker.shadows cimport Shadows
-from broker.sublist cimport Entry, Sublist
-from broker.table cimport Table
+from gnatswarm.broker.reply_permissions cimport ReplyPermissions
+from gnatswarm.broker.fanout cimport Fanout, Publish
+from gnatswarm.broker.outbuf cimport Blob, OutBuf
+from gnatswarm.broker.parser cimport Op
+from gnatswarm.broker.peer cimport Peer
+from gnatswarm.broker.permissions cimport Permissions
+from gnatswarm.broker.repeat cimport Repeat
+from gnatswarm.broker.interest cimport Sub
+from gnatswarm.broker.lingering cimport Former
+from gnatswarm.broker.shadows cimport Shadows
+from gnatswarm.broker.entry cimport Entry
+from gnatswarm.broker.sublist cimport Sublist
+from gnatswarm.broker.table cimport Table
 
 
 # Answers a PING once every sibling in a mask has seen what the client sent it (promise 2 of the design).
@@ -24,6 +26,17 @@ cdef class Fence:
     cdef bint passes(self, ClientConnection client) noexcept
     # The client is gone.
     cdef void forget(self, ClientConnection client) noexcept
+    # Siblings that have not acknowledged the last change of interest that they were told, a bit each.
+    cdef uint64_t unheard(self) noexcept
+    # A member of a queue group is about to unsubscribe: what lingers of it, None: nothing. linger() follows, once
+    # siblings have been told. MemoryError.
+    cdef Former former_of(self, ClientConnection client, Sub *sub)
+    # It takes what siblings sent to the group before they knew.
+    cdef int linger(self, Former former) except -1
+    # What lingers of this client lingers no more: of one subscription, by its sid, or (sid NULL) of all.
+    cdef int end_formers(self, ClientConnection client, const uint8_t *sid, size_t size) except -1
+    # The max of a former member is reached.
+    cdef int on_former_finished(self, Sub *sub) except -1
 
 
 @cython.final
@@ -32,7 +45,7 @@ cdef class ClientConnection(Peer):
     cdef Sublist sublist
     cdef Fence fence
     cdef Permissions permissions      # None: everything is allowed
-    cdef Answers answers              # None: it may not answer beyond what it may publish
+    cdef ReplyPermissions answers     # None: it may not answer beyond what it may publish
     cdef public object session        # Python: who this is. Has on_connect(bytes), on_error(ProtocolError)
     cdef Table subs                   # by sid
     cdef Shadows shadows              # None: it has none
@@ -40,6 +53,7 @@ cdef class ClientConnection(Peer):
     cdef Repeat *repeat
     cdef uint64_t touched             # siblings told of interest since they last acknowledged everything …
     cdef uint64_t published           # … and siblings sent messages since then
+    cdef uint32_t n_formers           # subscriptions of it that linger: see lingering.pxd
     cdef bint is_in_doubt             # a link broke with messages of its on their way: it gets no PONG any more
     cdef size_t max_line_bytes
     cdef size_t max_payload_bytes
@@ -66,8 +80,12 @@ cdef class ClientConnection(Peer):
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef Py_ssize_t publish(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
+    cdef bint rebuild_tail(self, const Op *op, Publish *message) noexcept
     cdef Py_ssize_t publish_request(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
     cdef int deliver(self, Entry *entry, Publish *message) noexcept
+    cdef Py_ssize_t incomplete(self, const uint8_t *data, size_t size, size_t total, const Op *op) except -1
+    cdef bint is_permitted(self, Op *op, Entry *entry, bint *once) except -1
+    cdef void wait_if_it_feeds_the_slow(self) noexcept
     cdef int tell_no_responders(self, Publish *message) noexcept
     cdef bint map_subject(self, Op *op, uint64_t *hash, Entry **entry, bint *is_random) noexcept
     cdef void count_refused(self, Op *op) noexcept
@@ -76,7 +94,7 @@ cdef class ClientConnection(Peer):
     cdef int refuse(self, Op *op, object error) except -1
     cdef bint may_subscribe(self, Op *op) noexcept
     cdef int subscribe(self, Op *op) except -1
-    cdef int unsubscribe(self, Op *op) noexcept
+    cdef int unsubscribe(self, Op *op) except -1
     cdef void end_subscription(self, Sub *sub) noexcept
     cdef int end_what_is_not_allowed(self, list ended) except -1
     cdef int fail(self, object error) except -1

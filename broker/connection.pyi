@@ -1,11 +1,11 @@
 from typing import Protocol, final
 
-from broker.errors import ProtocolError
-from broker.fanout import Fanout
-from broker.limits import Limits
-from broker.peer import Peer
-from broker.permissions import Permissions
-from broker.sublist import Sublist
+from gnatswarm.broker.errors import ProtocolError
+from gnatswarm.broker.fanout import Fanout
+from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.peer import Peer
+from gnatswarm.broker.permissions import Permissions
+from gnatswarm.broker.sublist import Sublist
 
 class Fence: ...
 

@@ -9,26 +9,26 @@ Cost of a publish that repeats the last line: one comparison, and fan-out.
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-from broker.answers cimport Answers
-from broker.outbuf cimport (
+from gnatswarm.broker.reply_permissions cimport ReplyPermissions
+from gnatswarm.broker.outbuf cimport (
     BLOB_BYTES, CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_READ_ERROR, out_append, out_call, out_init,
     out_pending, out_release)
-from broker.parser cimport (
+from gnatswarm.broker.parser cimport (
     OP_BAD_ARGUMENTS, OP_CONNECT, OP_ERR, OP_HPUB, OP_INFO, OP_LINE_TOO_LONG, OP_MORE, OP_PING, OP_PONG,
     OP_PUB, OP_SUB, OP_UNKNOWN, OP_UNSUB, OpKind, Token, parse_op,
     parse_plain_publish)
-from broker.peer cimport HOLD_FENCE, HOLD_LOGIN, HOLD_STALL
-from broker.permissions cimport Permissions
-from broker.repeat cimport Repeat, repeat_remember, repeat_run
-from broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
-from broker.interest cimport QueueGroup, QueueName
-from broker.table cimport slot_item, table_find, table_free, table_init, table_insert, table_remove
-from broker.fanout cimport write_tail_head
-from broker.shadows cimport Shadows
-from broker.sublist cimport extras_of
-from broker.word cimport SLACK, hash_bytes, likely, same_bytes, unlikely
+from gnatswarm.broker.peer cimport HOLD_FENCE, HOLD_LOGIN, HOLD_STALL
+from gnatswarm.broker.permissions cimport Permissions
+from gnatswarm.broker.repeat cimport Repeat, repeat_remember, repeat_run
+from gnatswarm.broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
+from gnatswarm.broker.interest cimport SUB_FORMER, QueueGroup, QueueName
+from gnatswarm.broker.table cimport slot_item, table_find, table_free, table_init, table_insert, table_remove
+from gnatswarm.broker.fanout cimport ORIGIN_CLIENT, Outcome, add_outcome, no_outcome, write_tail_head
+from gnatswarm.broker.shadows cimport Shadows
+from gnatswarm.broker.entry cimport extras_of
+from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, same_bytes, unlikely
 
-from broker import errors
+from gnatswarm.broker import errors
 
 
 cdef enum:
@@ -57,6 +57,80 @@ cdef class Fence:
 
     cdef void forget(self, ClientConnection client) noexcept:
         pass
+
+    cdef uint64_t unheard(self) noexcept:
+        return 0
+
+    cdef Former former_of(self, ClientConnection client, Sub *sub):
+        return None
+
+    cdef int linger(self, Former former) except -1:
+        return 0
+
+    cdef int end_formers(self, ClientConnection client, const uint8_t *sid, size_t size) except -1:
+        return 0
+
+    cdef int on_former_finished(self, Sub *sub) except -1:
+        return 0
+
+
+cdef inline void note_outcome(ClientConnection self, const Entry *entry, Publish *message, Outcome outcome) noexcept:
+    """Note what the PONG waits for, and whether a slow subscriber holds the client; tell it of no responders."""
+    self.published |= outcome.touched
+    if unlikely(outcome.stalls or entry.slow_until_us > self.out.box.now_us):
+        self.holds |= HOLD_STALL
+    if unlikely(outcome.deliveries == 0) and message.reply.size and self.wants_no_responders \
+            and outcome.touched == 0:
+        self.tell_no_responders(message)
+
+
+# ---- the steps of publish()
+
+
+cdef inline bint is_whole(ClientConnection self, const uint8_t *data, size_t size, size_t total,
+                          const Op *op) noexcept:
+    """Is the message here, and as it must be? If not, incomplete() says what is the matter."""
+    return op.size <= self.max_payload_bytes and size >= total \
+        and data[total - 2] == c'\r' and data[total - 1] == c'\n' \
+        and (op.kind != OP_HPUB or self.out.takes_headers)
+
+
+cdef inline bint may_be_reserved(Token subject) noexcept:
+    """Quicker than is_reserved(): an inbox is not."""
+    return subject.at[0] == c'_' and subject.at[1] != c'I'
+
+
+cdef inline bint is_plainly_permitted(ClientConnection self, const Op *op, const Entry *entry) noexcept:
+    """May it be published without a look at the rules? If not, is_permitted() looks."""
+    return (self.permissions is None or (entry != NULL and entry.permitted == self.permissions.id)) \
+        and not may_be_reserved(op.subject) and (op.reply.size == 0 or not may_be_reserved(op.reply))
+
+
+cdef inline bint make_message(ClientConnection self, const uint8_t *data, size_t total, const Op *op,
+                              const uint8_t *tail, Blob *whole, Publish *message) noexcept:
+    """The operation as fan-out takes it; a tail in an unusual form is rebuilt. False: no memory for that."""
+    message.origin = ORIGIN_CLIENT
+    message.reply = op.reply
+    message.header_size = op.header_size
+    message.size = op.size
+    message.blob = whole
+    message.count = 1
+    message.stride = total
+    message.payload = data + op.line_size
+    message.tail = tail
+    message.tail_size = total - (tail - data)
+    if likely(op.is_canonical and (op.kind == OP_PUB or op.header_size)):
+        return True
+    return self.rebuild_tail(op, message)
+
+
+cdef inline void remember(ClientConnection self, Entry *entry, const uint8_t *line, size_t line_size,
+                          const Publish *message) noexcept:
+    """The next line may be the same again: see repeat.pxd."""
+    if self.repeat == NULL:
+        self.repeat = <Repeat *>calloc(1, sizeof(Repeat))
+    if self.repeat != NULL:
+        repeat_remember(self.repeat, self.sublist, entry, line, line_size, message)
 
 
 cdef class ClientConnection(Peer):
@@ -109,7 +183,7 @@ cdef class ClientConnection(Peer):
         cdef Py_ssize_t done
         self.active_us = self.out.box.now_us
         while p < end:
-            n = repeat_run(self.repeat, self.sublist, p, end, &message)
+            n = repeat_run(self.repeat, self.sublist, p, end, ORIGIN_CLIENT, &message)
             if likely(n):
                 p += n * message.stride
                 self.deliver(self.repeat.entry, &message)
@@ -141,7 +215,7 @@ cdef class ClientConnection(Peer):
         elif kind == OP_UNSUB:
             self.unsubscribe(&op)
         elif kind == OP_PING:
-            if self.touched | self.published == 0 or self.fence.passes(self):
+            if self.touched | self.published | self.n_formers == 0 or self.fence.passes(self):
                 self.release_pong()
             else:   # what its later operations cause must not overtake the PONG
                 self.holds |= HOLD_FENCE
@@ -171,9 +245,7 @@ cdef class ClientConnection(Peer):
             except errors.ProtocolError as error:
                 self.fail(error)
         # +OK is ignored
-        if unlikely(self.out.box.stalling != NULL):   # a sibling that is told of subscriptions faster than it reads
-            self.out.box.stalling = NULL
-            self.holds |= HOLD_STALL
+        self.wait_if_it_feeds_the_slow()   # a sibling that is told of subscriptions faster than it reads
         return size if self.is_closing else op.line_size
 
     # ---- publishing
@@ -183,25 +255,10 @@ cdef class ClientConnection(Peer):
         cdef const uint8_t *tail = op.subject.at + op.subject.size
         cdef Publish message
         cdef Entry *entry
-        cdef uint8_t *to
-        cdef size_t head
         cdef uint64_t hash
         cdef bint once = False, is_mapped_by_chance = False
-        if unlikely(op.size > self.max_payload_bytes):
-            self.fail(errors.MaximumPayloadViolation())
-            return size
-        if unlikely(op.kind == OP_HPUB and not self.out.takes_headers):
-            self.fail(errors.BadArguments())
-            return size
-        if size < total:
-            if size == total - 1 and total < BLOB_BYTES and data[size - 1] != c'\r':   # (a big one is looked at whole)
-                self.fail(errors.UnknownProtocolOperation())
-                return size
-            self.needs = total
-            return 0
-        if unlikely(data[total - 2] != c'\r' or data[total - 1] != c'\n'):
-            self.fail(errors.UnknownProtocolOperation())
-            return size
+        if unlikely(not is_whole(self, data, size, total, op)):
+            return self.incomplete(data, size, total, op)
         if unlikely(op.subject.at[0] == c'$') and not self.is_asking and asks_system(op) and self.session is not None:
             return self.publish_request(data, size, op, whole)
         if unlikely(self.is_pedantic) and not is_publishable(op.subject.at, op.subject.size):
@@ -210,46 +267,18 @@ cdef class ClientConnection(Peer):
         entry = self.sublist.peek(op.subject.at, op.subject.size, hash)
         if unlikely(entry == NULL or entry.extras_at) and self.sublist.n_mappings:
             # Its permissions are asked about the subject that it goes to, as on nats-server.
-            if not self.map_subject(op, &hash, &entry, &once):
+            if not self.map_subject(op, &hash, &entry, &is_mapped_by_chance):
                 self.ok()
                 self.count_refused(op)   # a mapping sends it nowhere
                 return total
-            is_mapped_by_chance, once = once, False
-        if self.permissions is not None and (entry == NULL or entry.permitted != self.permissions.id) \
-                and not self.may_publish(op, entry, &once):
-            self.refuse(op, errors.publish_violation(op.subject.at[:op.subject.size]))
+        if unlikely(not is_plainly_permitted(self, op, entry)) and not self.is_permitted(op, entry, &once):
             return total
-        if unlikely(op.subject.at[0] == c'_') and is_reserved(op.subject, False):
-            self.refuse(op, errors.publish_violation(op.subject.at[:op.subject.size]))
-            return total
-        if op.reply.size and unlikely(op.reply.at[0] == c'_') and is_reserved(op.reply, True):
-            self.refuse(op, errors.reply_violation(op.reply.at[:op.reply.size]))
-            return total
-        self.ok()
+        if unlikely(self.is_verbose):
+            self.ok()
         self.published_to = hash
-        message.reply = op.reply
-        message.header_size = op.header_size
-        message.size = op.size
-        message.blob = whole
-        message.count = 1
-        message.stride = total
-        message.payload = data + op.line_size
-        if likely(op.is_canonical and (op.kind == OP_PUB or op.header_size)):
-            message.tail = tail
-            message.tail_size = total - (tail - data)
-        else:   # rebuilt with single blanks, as nats-server normalises it
-            to = self.fanout.scratch_for(op.reply.size + 32 + op.size + 2)
-            if to == NULL:
-                self.close(CLOSE_READ_ERROR)
-                return size
-            head = write_tail_head(to, op.reply, op.header_size != 0, op.header_size, op.size)
-            memcpy(to + head, message.payload, op.size)
-            to[head + op.size] = c'\r'
-            to[head + op.size + 1] = c'\n'
-            message.tail = to
-            message.tail_size = head + op.size + 2
-            message.payload = to + head
-            message.blob = NULL
+        if not make_message(self, data, total, op, tail, whole, &message):
+            self.close(CLOSE_READ_ERROR)
+            return size
         if unlikely(entry == NULL):
             entry = self.sublist.build(op.subject.at, op.subject.size, hash)
             if entry == NULL:
@@ -263,12 +292,54 @@ cdef class ClientConnection(Peer):
         if message.tail == tail and whole == NULL and not is_mapped_by_chance \
                 and not (self.is_verbose or self.is_pedantic or once) \
                 and not (op.reply.size and self.wants_no_responders):   # which must be answered one by one
-            if self.repeat == NULL:
-                self.repeat = <Repeat *>calloc(1, sizeof(Repeat))
-            if self.repeat != NULL:
-                repeat_remember(self.repeat, self.sublist, entry, data, op.line_size, &message)
+            remember(self, entry, data, op.line_size, &message)
         self.deliver(entry, &message)
         return total
+
+    cdef Py_ssize_t incomplete(self, const uint8_t *data, size_t size, size_t total, const Op *op) except -1:
+        """A message of which some is still to come (0), or that is none (its error is told)."""
+        if op.size > self.max_payload_bytes:
+            self.fail(errors.MaximumPayloadViolation(op.size, self.max_payload_bytes))
+        elif op.kind == OP_HPUB and not self.out.takes_headers:
+            self.fail(errors.BadArguments())
+        elif size >= total:
+            self.fail(errors.UnknownProtocolOperation())
+        elif size == total - 1 and total < BLOB_BYTES and data[size - 1] != c'\r':   # (a big one is looked at whole)
+            self.fail(errors.UnknownProtocolOperation())
+        else:
+            self.needs = total
+            return 0
+        return size
+
+    cdef bint is_permitted(self, Op *op, Entry *entry, bint *once) except -1:
+        """May it be published? If not, the client has been told. `once`: see may_publish()."""
+        if self.permissions is not None and (entry == NULL or entry.permitted != self.permissions.id) \
+                and not self.may_publish(op, entry, once):
+            self.refuse(op, errors.publish_violation(op.subject.at[:op.subject.size]))
+            return False
+        if op.subject.at[0] == c'_' and is_reserved(op.subject, False):
+            self.refuse(op, errors.publish_violation(op.subject.at[:op.subject.size]))
+            return False
+        if op.reply.size and op.reply.at[0] == c'_' and is_reserved(op.reply, True):
+            self.refuse(op, errors.reply_violation(op.reply.at[:op.reply.size]))
+            return False
+        return True
+
+    cdef bint rebuild_tail(self, const Op *op, Publish *message) noexcept:
+        """With single blanks, as nats-server normalises it. False: no memory."""
+        cdef uint8_t *to = self.fanout.scratch_for(op.reply.size + 32 + op.size + 2)
+        cdef size_t head
+        if to == NULL:
+            return False
+        head = write_tail_head(to, op.reply, op.header_size != 0, op.header_size, op.size)
+        memcpy(to + head, message.payload, op.size)
+        to[head + op.size] = c'\r'
+        to[head + op.size + 1] = c'\n'
+        message.tail = to
+        message.tail_size = head + op.size + 2
+        message.payload = to + head
+        message.blob = NULL
+        return True
 
     cdef bint map_subject(self, Op *op, uint64_t *hash, Entry **entry, bint *is_random) noexcept:
         """The subject that a mapping makes of it, if there is one. False: the message is to be lost.
@@ -291,12 +362,14 @@ cdef class ClientConnection(Peer):
     cdef int deliver_across(self, Op *op, uint64_t hash, Entry *entry, Publish *message) except -1:
         """To other accounts, and then here. The answer is looked up again: others may have been made meanwhile."""
         cdef bytes subject = op.subject.at[:op.subject.size] + bytes(SLACK)
-        cdef Fanout fanout = self.fanout
         cdef const uint8_t *at = subject
         cdef size_t size = op.subject.size
-        cdef uint32_t n = fanout.gate.leave(self.sublist, entry, message, self.rtt_us, False)
-        cdef uint64_t touched = fanout.gate.take_touched()
+        cdef Outcome outcome
+        cdef Outcome here
         cdef uint64_t unwanted
+        cdef bint is_wanted
+        no_outcome(&outcome)
+        self.fanout.gate.leave(self.sublist, entry, message, self.rtt_us, &outcome)
         entry = self.sublist.find(at, size, hash)
         if entry == NULL:
             self.close(CLOSE_READ_ERROR)
@@ -304,16 +377,12 @@ cdef class ClientConnection(Peer):
         unwanted = entry.counts.unwanted
         self.in_msgs += 1
         self.in_bytes += message.size
-        n += fanout.deliver(self.sublist, entry, message, &self.out, self.echoes)
-        if n or touched:
+        is_wanted = outcome.deliveries or outcome.touched   # (whoever gets it here)
+        here = self.fanout.deliver(self.sublist, entry, message, NULL if self.echoes else &self.out)
+        add_outcome(&outcome, &here)
+        if is_wanted:
             entry.counts.unwanted = <uint32_t>min(unwanted, <uint64_t>entry.counts.unwanted)
-        touched |= fanout.touched
-        self.published |= touched
-        if n == 0 and touched == 0 and message.reply.size and self.wants_no_responders:
-            self.tell_no_responders(message)
-        if self.out.box.stalling != NULL or entry.slow_until_us > self.out.box.now_us:
-            self.out.box.stalling = NULL
-            self.holds |= HOLD_STALL
+        note_outcome(self, entry, message, outcome)
         return 0
 
     cdef Py_ssize_t publish_request(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1:
@@ -357,17 +426,17 @@ cdef class ClientConnection(Peer):
         self.fanout.in_bytes += op.size
 
     cdef int deliver(self, Entry *entry, Publish *message) noexcept:
-        cdef Fanout fanout = self.fanout
-        cdef uint32_t n = fanout.deliver(self.sublist, entry, message, &self.out, self.echoes)
+        cdef Outcome outcome = self.fanout.deliver(self.sublist, entry, message, NULL if self.echoes else &self.out)
         self.in_msgs += message.count
         self.in_bytes += <uint64_t>message.count * message.size
-        self.published |= fanout.touched
-        if unlikely(n == 0) and message.reply.size and self.wants_no_responders and fanout.touched == 0:
-            self.tell_no_responders(message)
-        if unlikely(self.out.box.stalling != NULL or entry.slow_until_us > self.out.box.now_us):
+        note_outcome(self, entry, message, outcome)
+        return 0
+
+    cdef void wait_if_it_feeds_the_slow(self) noexcept:
+        """Somebody who was just sent something outside of a delivery may be behind: itself, or a sibling."""
+        if unlikely(self.out.box.stalling != NULL):
             self.out.box.stalling = NULL
             self.holds |= HOLD_STALL
-        return 0
 
     cdef int tell_no_responders(self, Publish *message) noexcept:
         """503 on the reply subject, to this client's own subscription to it if it has one."""
@@ -383,6 +452,7 @@ cdef class ClientConnection(Peer):
             if sub.out == &self.out:
                 out_append(&self.out, entry.text + entry.targets[i].prefix_at, entry.targets[i].prefix_size)
                 self.say(b' 16 16\r\nNATS/1.0 503\r\n\r\n\r\n', 26)
+                self.wait_if_it_feeds_the_slow()
                 break
         return 0
 
@@ -400,7 +470,8 @@ cdef class ClientConnection(Peer):
         # In nats-server's order: permissions, at the limit every SUB is an error, a sid in use is ignored unseen.
         if not self.may_subscribe(op):
             return self.fail(errors.subscription_violation(op.subject.at[:op.subject.size],
-                                                           op.queue.at[:op.queue.size] if op.queue.size else b''))
+                                                           op.queue.at[:op.queue.size] if op.queue.size else b'',
+                                                           op.sid.at[:op.sid.size]))
         if self.max_subs and self.subs.count >= self.max_subs:
             return self.fail(errors.MaximumSubscriptionsExceeded())
         if op.sid.size > MOST_KEY_BYTES or op.queue.size > MOST_KEY_BYTES:
@@ -409,45 +480,54 @@ cdef class ClientConnection(Peer):
         if table_find(&self.subs, op.sid.at, op.sid.size, hash) == NULL:
             if subject_kind(op.subject.at, op.subject.size) == SUBJECT_BAD or op.subject.size > MOST_KEY_BYTES:
                 return self.fail(errors.InvalidSubject())
-            self.fanout.touched = 0
+            if unlikely(self.n_formers):   # the sid is another subscription's from here on
+                self.fence.end_formers(self, op.sid.at, op.sid.size)
             sub = self.sublist.insert(&self.out, op.subject.at, op.subject.size, op.queue.at, op.queue.size,
-                                      op.sid.at, op.sid.size, hash)
+                                      op.sid.at, op.sid.size, hash, &self.touched)
             if sub == NULL:
                 self.close(CLOSE_READ_ERROR)
                 return 0
             if not table_insert(&self.subs, &sub.key):
-                self.sublist.remove(sub)
+                self.sublist.remove(sub, &self.touched)
                 self.close(CLOSE_READ_ERROR)
                 return 0
             if unlikely(self.sublist.streams is not None):
                 if self.shadows is None:
                     self.shadows = Shadows()
                 self.shadows.cast(self.sublist, sub, op.subject.at[:op.subject.size],
-                                  op.queue.at[:op.queue.size] if op.queue.size else b'')
-            self.touched |= self.fanout.touched
+                                  op.queue.at[:op.queue.size] if op.queue.size else b'', &self.touched)
+            # Siblings may have been told of this interest for somebody else, and not have heard it yet.
+            self.touched |= self.fence.unheard()
         self.ok()
         return 0
 
-    cdef int unsubscribe(self, Op *op) noexcept:
+    cdef int unsubscribe(self, Op *op) except -1:
+        cdef Former former = None
         cdef uint32_t hash = <uint32_t>hash_bytes(op.sid.at, op.sid.size, self.sublist.seed)
         cdef Sub *sub = <Sub *>table_find(&self.subs, op.sid.at, op.sid.size, hash)
         if sub != NULL:
             if <uint64_t>op.max_msgs > sub.delivered:
                 sub.max_msgs = op.max_msgs
             else:
-                self.fanout.touched = 0
+                if sub.group != NULL and op.max_msgs <= 0:   # (else it has had all that it wanted)
+                    former = self.fence.former_of(self, sub)
                 self.end_subscription(sub)
-                self.touched |= self.fanout.touched
+                if former is not None:
+                    self.fence.linger(former)
         self.ok()
         return 0
 
     cdef void end_subscription(self, Sub *sub) noexcept:
         if unlikely(self.shadows is not None):
-            self.shadows.drop(sub)
+            self.shadows.drop(sub, &self.touched)
         table_remove(&self.subs, &sub.key)
-        self.sublist.remove(sub)
+        self.sublist.remove(sub, &self.touched)
 
     cdef void on_finished(self, Sub *sub) noexcept:
+        # What siblings are told by it is for this client's PONG to wait for, not for that of who published.
+        if unlikely(sub.key.kind == SUB_FORMER):
+            self.fence.on_former_finished(sub)
+            return
         self.end_subscription(sub)
 
     # ---- PONG
@@ -516,10 +596,12 @@ cdef class ClientConnection(Peer):
             else NULL
         self.answers = None
         if permissions is not None and permissions.responses:
-            self.answers = Answers(permissions.responses, permissions.responses_expire_us)
+            self.answers = ReplyPermissions(permissions.responses, permissions.responses_expire_us)
         self.out.may_answer = self.answers is not None
         if self.repeat != NULL:
             self.repeat.line_size = 0
+        if self.n_formers:
+            self.fence.end_formers(self, NULL, 0)
         if self.subs.count:
             self.sublist.forget_answers()
             if permissions is not None:
@@ -546,10 +628,8 @@ cdef class ClientConnection(Peer):
                 continue
             ended.append((at[:size], (<uint8_t *>sub + sizeof(Sub))[:sub.key.size]))
             gone.append(<size_t>sub)
-        self.fanout.touched = 0
         for address in gone:   # the table moves its items when one is taken out
             self.end_subscription(<Sub *><size_t>address)
-        self.touched |= self.fanout.touched
         return 0
 
     def send_info(self, bytes line not None):
@@ -598,8 +678,8 @@ cdef class ClientConnection(Peer):
                     return False
                 most_subs -= 1
                 if unlikely(self.shadows is not None):
-                    self.shadows.drop(<Sub *>slot_item(self.subs.slots[self.left_at]))
-                self.sublist.remove(<Sub *>slot_item(self.subs.slots[self.left_at]))
+                    self.shadows.drop(<Sub *>slot_item(self.subs.slots[self.left_at]), &self.touched)
+                self.sublist.remove(<Sub *>slot_item(self.subs.slots[self.left_at]), &self.touched)
             self.left_at += 1
         table_free(&self.subs)
         self.fence.forget(self)

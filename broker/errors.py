@@ -1,15 +1,15 @@
-"""Every error a peer can cause: what it is told, whether that closes the connection, and the reason shown later.
+"""Every error that a peer can cause: the text sent to it, whether it closes the connection, and the reason shown later.
 
-The texts are nats-server 2.9.10's to the letter, because clients match them (protocol.md, section 4). Three
-families are never mixed: ProtocolError (the peer broke the protocol), ConfigError (the operator broke the
-configuration, broker.conf) and everything else (we broke an invariant: the shard dies loudly and is restarted).
+The texts are exactly nats-server 2.9.10's, because clients match them (protocol.md, section 4). Three families are
+never mixed: ProtocolError (the peer broke the protocol), ConfigError (an error in the configuration,
+router.config.conf) and everything else (a bug of ours: the shard logs it, exits and is restarted).
 """
 
 from __future__ import annotations
 
 import enum
 
-from broker.quoted import quoted
+from gnatswarm.broker.quoted import quoted
 
 
 class CloseReason(enum.IntEnum):
@@ -39,7 +39,7 @@ class CloseReason(enum.IntEnum):
 
     @property
     def text(self) -> str:
-        """As /connz shows it."""
+        """The reason as /connz shows it."""
         return _TEXTS.get(self, self.name.replace("_", " ").title())
 
 
@@ -51,15 +51,20 @@ _TEXTS = {
 
 
 class ProtocolError(Exception):
-    """The peer broke the protocol. `text` is what stands in -ERR '…'; "" closes without a word."""
+    """The peer broke the protocol. `text` is the text in -ERR '…'; "" closes without one."""
 
     text: str = ""
     closes: bool = True
     reason: CloseReason = CloseReason.PROTOCOL_VIOLATION
 
     @property
+    def logged(self) -> str:
+        """The text for the log; nats-server's, because tools search for it."""
+        return self.text or self.reason.text
+
+    @property
     def wire(self) -> bytes:
-        """The line the peer is told; b"" for none."""
+        """The line sent to the peer; b"": none."""
         return f"-ERR '{self.text}'\r\n".encode("utf-8", "surrogateescape") if self.text else b""
 
 
@@ -69,13 +74,13 @@ class UnknownProtocolOperation(ProtocolError):
 
 
 class BadArguments(ProtocolError):
-    """Arguments that cannot be read: closed without a word, as nats-server 2 does (1.0.0 said 'Parser Error')."""
+    """Invalid arguments: closed without an error text, as in nats-server 2 (1.0.0 sent 'Parser Error')."""
 
     reason = CloseReason.PARSE_ERROR
 
 
 class PeerSaidError(ProtocolError):
-    """A client that sends -ERR: closed without a word."""
+    """A client has sent -ERR: closed without an error text."""
 
     reason = CloseReason.PARSE_ERROR
 
@@ -88,6 +93,14 @@ class ControlLineTooLong(ProtocolError):
 class MaximumPayloadViolation(ProtocolError):
     text = "Maximum Payload Violation"
     reason = CloseReason.MAXIMUM_PAYLOAD_EXCEEDED
+
+    def __init__(self, announced_bytes: int = 0, most_bytes: int = 0) -> None:
+        super().__init__()
+        self._sizes = (announced_bytes, most_bytes)
+
+    @property
+    def logged(self) -> str:
+        return "maximum payload exceeded: {} vs {}".format(*self._sizes)
 
 
 class MaximumConnectionsExceeded(ProtocolError):
@@ -140,7 +153,7 @@ class InvalidSubject(ProtocolError):
 
 
 class InvalidPublishSubject(ProtocolError):
-    """Pedantic mode only; the message goes out all the same, as on nats-server."""
+    """Pedantic mode only; the message is delivered nevertheless, as in nats-server."""
 
     text = "Invalid Publish Subject"
     closes = False
@@ -153,29 +166,42 @@ class MaximumSubscriptionsExceeded(ProtocolError):
 
 
 class PermissionsViolation(ProtocolError):
-    """Something that the client's permissions do not allow; the error takes the place of +OK."""
+    """The client's permissions do not allow it; the error is sent instead of +OK.
+
+    `deed` (what it tried) and `about` (with which subject) are for the log, which puts the user between them.
+    """
 
     closes = False
 
-    def __init__(self, text: str = "Permissions Violation") -> None:
+    def __init__(self, text: str = "Permissions Violation", deed: str = "", about: str = "") -> None:
         super().__init__(text)
         self.text = text
+        self.deed = deed
+        self.about = about
 
 
 def publish_violation(subject: bytes) -> PermissionsViolation:
     """A publish to a subject."""
-    return PermissionsViolation(f"Permissions Violation for Publish to {quoted(subject)}")
+    shown = quoted(subject)
+    return PermissionsViolation(f"Permissions Violation for Publish to {shown}", "Publish", f"Subject {shown}")
 
 
 def reply_violation(reply: bytes) -> PermissionsViolation:
-    """A publish with a reply subject that is the broker's own."""
-    return PermissionsViolation(f"Permissions Violation for Publish with Reply of {quoted(reply)}")
+    """A publish with a reply subject reserved for the broker."""
+    shown = quoted(reply)
+    return PermissionsViolation(f"Permissions Violation for Publish with Reply of {shown}", "Publish", f"Reply {shown}")
 
 
-def subscription_violation(subject: bytes, queue: bytes = b"") -> PermissionsViolation:
-    """A subscription."""
-    using = f" using queue {quoted(queue)}" if queue else ""
-    return PermissionsViolation(f"Permissions Violation for Subscription to {quoted(subject)}{using}")
+def subscription_violation(subject: bytes, queue: bytes, sid: bytes) -> PermissionsViolation:
+    """A subscription; `queue` b"": without a queue group."""
+    shown, using, of = quoted(subject), "", ""
+    if queue:
+        using, of = f" using queue {quoted(queue)}", f", Queue: {quoted(queue)}"
+    return PermissionsViolation(
+        f"Permissions Violation for Subscription to {shown}{using}",
+        "Subscription",
+        f"Subject {shown}{of}, SID {quoted(sid)[1:-1]}",
+    )
 
 
 def subscription_revoked(subject: bytes, sid: bytes) -> PermissionsViolation:

@@ -3,18 +3,28 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from broker.outbuf cimport Blob, OutBuf, Outbox
-from broker.parser cimport Token
-from broker.interest cimport MOST_SHARDS, QueueName, Sub
-from broker.sublist cimport Choice, Entry, Sublist, Target
+from gnatswarm.broker.outbuf cimport Blob, OutBuf, Outbox
+from gnatswarm.broker.parser cimport Token
+from gnatswarm.broker.interest cimport MOST_SHARDS, QueueName, Sub
+from gnatswarm.broker.entry cimport Choice, Entry, Target
+from gnatswarm.broker.sublist cimport Sublist
 
 cdef enum:
     MOST_QUEUES = 64          # queue groups named in one frame to a sibling,
     MOST_NAME_BYTES = 32768   # and all their names together, unless it is one
 
+# Where a message comes from. From ORIGIN_ACCOUNT on it was published in another account, and whoever hears this account
+# from a third one does not get it.
+cdef enum Origin:
+    ORIGIN_CLIENT = 0             # a client here
+    ORIGIN_SIBLING = 1            # a sibling
+    ORIGIN_ACCOUNT = 2            # another account, here
+    ORIGIN_SIBLING_ACCOUNT = 3    # another account, at a sibling
+
 # A message on its way, or a run of messages that differ in their payload only: the next one's bytes begin `stride`
 # bytes further on, pointers are the first one's. All pointers: VALID UNTIL deliver() RETURNS.
 ctypedef struct Publish:
+    Origin origin
     uint32_t count            # 1, or more in a run
     size_t stride
     const uint8_t *tail       # " [reply] [header] size\r\n<header><payload>\r\n"
@@ -25,15 +35,30 @@ ctypedef struct Publish:
     uint32_t size             # header and payload
     Blob *blob                # what the tail lies in, where it is big; NULL: copy it
 
+# What became of a message, or of all of a run. Who makes one zeroes it; deliveries add to it.
+ctypedef struct Outcome:
+    uint64_t touched          # siblings that it was sent to, taken or not
+    uint32_t deliveries       # to subscriptions here
+    bint stalls               # somebody who got it is behind: who feeds it is to wait
 
-# Where messages leave one account for another (broker.crossing); the base class lets none out.
+
+cdef inline void no_outcome(Outcome *outcome) noexcept nogil:
+    outcome.touched = 0
+    outcome.deliveries = 0
+    outcome.stalls = False
+
+
+cdef inline void add_outcome(Outcome *outcome, const Outcome *more) noexcept nogil:
+    outcome.touched |= more.touched
+    outcome.deliveries += more.deliveries
+    outcome.stalls = outcome.stalls or more.stalls
+
+
+# Where messages leave one account for another (broker.service_imports); the base class lets none out.
 cdef class AccountGate:
-    # What a message on an answer that `crosses` causes elsewhere: how many got it here. `answers_only`: it comes from a
-    # sibling, which has seen to the requests. The entry may be gone afterwards.
-    cdef uint32_t leave(self, Sublist sublist, Entry *entry, Publish *message, uint64_t rtt_us,
-                        bint answers_only) noexcept
-    # Siblings that were sent something since the last call.
-    cdef uint64_t take_touched(self) noexcept
+    # What a message on an answer that `crosses` causes in other accounts. A sibling has seen to the requests, and only
+    # answers are left. The entry may be gone afterwards.
+    cdef void leave(self, Sublist sublist, Entry *entry, Publish *message, uint64_t rtt_us, Outcome *outcome) noexcept
     # The answer for the subject that a mapped one goes to; NULL: this message is to be lost.
     cdef Entry *map(self, Sublist sublist, Entry *entry, bint *is_random) noexcept
 
@@ -44,7 +69,6 @@ cdef class Fanout:
     cdef Outbox *box
     cdef OutBuf *links[MOST_SHARDS]      # to the siblings that are up; NULL: none. Owned by their links
     cdef bint prefers_local              # queue groups: members here first
-    cdef uint64_t touched                # siblings that the last deliver() sent something to, taken or not
     cdef uint64_t link_refused           # times that a link took nothing: it is about to end
     cdef Sub **finished                  # subscriptions whose max the delivery going on has reached
     cdef uint32_t n_finished
@@ -53,8 +77,6 @@ cdef class Fanout:
     cdef uint32_t n_shorts               # … and how many took less than all of it
     cdef uint32_t n_kept_shorts
     cdef uint32_t room_shorts
-    cdef bint is_across                  # the delivery going on is of a message from another account
-    cdef const uint8_t *foreign          # … and these of its targets are not to have it; NULL: all are
     cdef uint64_t pick                   # turn among the members of a group here
     cdef uint8_t *scratch
     cdef size_t scratch_room
@@ -66,16 +88,15 @@ cdef class Fanout:
     cdef readonly uint64_t link_out_msgs
     cdef readonly uint64_t link_in_msgs
 
-    # A client's message to everybody. origin: the publisher's OutBuf, not echoed to if `echo` is false.
-    # Of a run, all messages at once. Returns the deliveries here; `touched` has the siblings that got it. The entry may
-    # be stale afterwards.
-    cdef uint32_t deliver(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *origin, bint echo) noexcept
-    # A message that came from another account, to everybody but who hears this account from a third one.
-    cdef uint32_t deliver_across(self, Sublist sublist, Entry *entry, Publish *publish) noexcept
+    # A client's message to everybody. `avoided`: it is not echoed to this one; NULL: to all.
+    # Of a run, all messages at once. The entry may be stale afterwards.
+    cdef Outcome deliver(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided) noexcept
+    # A message that came from another account.
+    cdef void deliver_across(self, Sublist sublist, Entry *entry, Publish *publish, Outcome *outcome) noexcept
     # A sibling's message to the subscriptions here: plain ones if `plainly`, and one member of each group named.
     # Bit i of the result: queue i (of at most 64) found no member. The entry may be stale afterwards.
     cdef uint64_t deliver_here(self, Sublist sublist, Entry *entry, Publish *publish, bint plainly,
-                               const Token *queues, int n_queues) noexcept
+                               const Token *queues, int n_queues, Outcome *outcome) noexcept
     # A message for some queue groups of one sibling: RMSG, which serves its plain subscriptions too, or QMSG (its id 0:
     # nobody waits for a QACK).
     cdef bint send_queued(self, OutBuf *link, const Entry *entry, const Token *queues, int n_queues, Publish *publish,
@@ -92,14 +113,17 @@ cdef class Fanout:
     cdef uint32_t send_plain_link(self, OutBuf *link, Entry *entry, Publish *publish) noexcept
     cdef bint choose_here(self, Entry *entry, Choice *choice, uint64_t start, Publish *publish,
                           OutBuf *avoided) noexcept
-    cdef uint32_t deliver_choices(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided) noexcept
+    cdef uint32_t deliver_choices(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided,
+                                  Outcome *outcome) noexcept
     cdef uint32_t deliver_to_group(self, Sublist sublist, Entry *entry, Publish *publish) noexcept
-    cdef uint32_t deliver_singly(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided) noexcept
+    cdef uint32_t deliver_singly(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided,
+                                 Outcome *outcome) noexcept
     cdef uint32_t deliver_doubled(self, Sublist sublist, Entry *entry, Publish *publish) noexcept
     cdef void note_short(self, uint32_t taken) noexcept
-    cdef void count_widths(self, Sublist sublist, Entry *entry, uint64_t *widths, uint32_t count,
-                           uint32_t width) noexcept
-    cdef void deliver_remote(self, Entry *entry, Publish *publish, uint64_t shards) noexcept
+    # How many nobody wanted here, of a plain run of which `width` targets took all.
+    cdef uint32_t count_widths(self, Entry *entry, uint64_t *widths, uint32_t count, uint32_t width) noexcept
+    # The siblings of a mask that it was sent to.
+    cdef uint64_t deliver_remote(self, Entry *entry, Publish *publish, uint64_t shards) noexcept
     cdef uint64_t send_choices(self, Entry *entry, Publish *publish, const Token *names, const uint8_t *shards,
                                int n_remote, bint only_queues) noexcept
     cdef void note_finished(self, Sub *sub) noexcept

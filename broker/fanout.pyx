@@ -9,12 +9,13 @@ subscribers it has. Plain subscriptions come before queue members, as on nats-se
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy
 
-from broker.outbuf cimport (
+from gnatswarm.broker.outbuf cimport (
     BLOB_BYTES, blob_new, blob_release, out_append, out_append_blob, out_mark_dirty, out_reserve, outbox_new,
     outbox_release)
-from broker.peer cimport Peer
-from broker.sublist cimport Extras, extras_of, width_bucket
-from broker.word cimport SLACK, copy_run, decimal, likely, unlikely
+from gnatswarm.broker.peer cimport Peer
+from gnatswarm.broker.entry cimport Extras, extras_of
+from gnatswarm.broker.sublist cimport width_bucket
+from gnatswarm.broker.word cimport SLACK, copy_run, decimal, likely, unlikely
 
 
 cdef size_t write_tail_head(uint8_t *to, Token reply, bint with_header, uint32_t header_size,
@@ -36,15 +37,17 @@ cdef size_t write_tail_head(uint8_t *to, Token reply, bint with_header, uint32_t
     return n + 2
 
 
+cdef inline bint is_foreign(Entry *entry, size_t i) noexcept:
+    """Does target i hear this account from another one?"""
+    cdef const Extras *extras = extras_of(entry)
+    return extras != NULL and extras.foreign != NULL and extras.foreign[i]
+
+
 cdef class AccountGate:
     """Keeps every message in its account."""
 
-    cdef uint32_t leave(self, Sublist sublist, Entry *entry, Publish *message, uint64_t rtt_us,
-                        bint answers_only) noexcept:
-        return 0
-
-    cdef uint64_t take_touched(self) noexcept:
-        return 0
+    cdef void leave(self, Sublist sublist, Entry *entry, Publish *message, uint64_t rtt_us, Outcome *outcome) noexcept:
+        pass
 
     cdef Entry *map(self, Sublist sublist, Entry *entry, bint *is_random) noexcept:
         is_random[0] = False
@@ -171,8 +174,7 @@ cdef class Fanout:
         self.shorts[self.n_kept_shorts] = taken
         self.n_kept_shorts += 1
 
-    cdef void count_widths(self, Sublist sublist, Entry *entry, uint64_t *widths, uint32_t count,
-                           uint32_t width) noexcept:
+    cdef uint32_t count_widths(self, Entry *entry, uint64_t *widths, uint32_t count, uint32_t width) noexcept:
         """How wide each message of a plain run went: `width` targets took all of it, the shorts its beginning."""
         cdef uint32_t i, j, least, at = 0
         while self.n_kept_shorts:   # the shortest first: up to there, it and all the others took part
@@ -191,8 +193,7 @@ cdef class Fanout:
         widths[width_bucket(width)] += count - at
         if width > entry.counts.widest:
             entry.counts.widest = width
-        if width == 0 and self.touched == 0 and widths == sublist.widths:
-            entry.counts.unwanted += count - at
+        return 0 if width else count - at
 
     cdef void note_finished(self, Sub *sub) noexcept:
         cdef Sub **finished
@@ -218,12 +219,12 @@ cdef class Fanout:
         """RMSG (or HMSG) <account> <subject> and the tails as they are."""
         cdef uint8_t *prefix = entry.text + entry.rmsg_at
         cdef uint32_t n
-        if unlikely(self.is_across):
+        if unlikely(publish.origin >= ORIGIN_ACCOUNT):
             memcpy(prefix, b'XHMG' if publish.header_size else b'XMSG', 4)
         else:
             prefix[0] = c'H' if publish.header_size else c'R'
         n = self.send_run(link, prefix, entry.rmsg_size, publish, publish.count)
-        if unlikely(self.is_across):
+        if unlikely(publish.origin >= ORIGIN_ACCOUNT):
             memcpy(prefix, b'RMSG', 4)
         link.msgs += n
         link.payload_bytes += <uint64_t>n * publish.size
@@ -251,7 +252,7 @@ cdef class Fanout:
             n += 1 + decimal(to + n + 1, visited)
         else:
             memcpy(to, b'HMSG' if publish.header_size else b'RMSG', 4)
-            if unlikely(self.is_across):
+            if unlikely(publish.origin >= ORIGIN_ACCOUNT):
                 memcpy(to, b'XHMG' if publish.header_size else b'XMSG', 4)
             n = 4
         memcpy(to + n, entry.text + entry.rmsg_at + 4, entry.rmsg_size - 4)   # " <account> <subject>"
@@ -286,13 +287,14 @@ cdef class Fanout:
         cdef Target *target
         for i in range(choice.n_local):
             target = &entry.targets[choice.first + (start + i) % choice.n_local]
-            if unlikely(self.foreign != NULL) and self.foreign[target - entry.targets]:
+            if unlikely(publish.origin >= ORIGIN_ACCOUNT) and is_foreign(entry, target - entry.targets):
                 continue
             if target.out != avoided and self.send_target(entry, target, publish):
                 return True
         return False
 
-    cdef uint32_t deliver_choices(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided) noexcept:
+    cdef uint32_t deliver_choices(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided,
+                                  Outcome *outcome) noexcept:
         """One message to one member of each queue group, here or at a sibling, and to siblings with plain interest.
 
         Every member is equally likely, wherever it is. Returns how many got it here.
@@ -302,7 +304,7 @@ cdef class Fanout:
         cdef int n_remote = 0
         cdef size_t name_bytes = 0
         cdef uint32_t n = 0, k, w, shard = 0
-        cdef uint64_t pick
+        cdef uint64_t pick, served = 0
         cdef Choice *choice
         for k in range(entry.n_choices):
             choice = &entry.choices[k]
@@ -328,7 +330,7 @@ cdef class Fanout:
                 continue
             if n_remote == MOST_QUEUES or (n_remote and name_bytes + choice.name.key.size > MOST_NAME_BYTES):
                 # More groups than one frame names: those so far get frames of their own, which serve no plain one.
-                self.send_choices(entry, publish, names, shards, n_remote, True)
+                outcome.touched |= self.send_choices(entry, publish, names, shards, n_remote, True)
                 n_remote = 0
                 name_bytes = 0
             name_bytes += choice.name.key.size
@@ -336,19 +338,24 @@ cdef class Fanout:
             names[n_remote].size = choice.name.key.size
             shards[n_remote] = <uint8_t>shard
             n_remote += 1
-        self.deliver_remote(
-            entry, publish, entry.remote & ~self.send_choices(entry, publish, names, shards, n_remote, False))
+        if n_remote:
+            served = self.send_choices(entry, publish, names, shards, n_remote, False)
+        if entry.remote & ~served:
+            served |= self.deliver_remote(entry, publish, entry.remote & ~served)
+        outcome.touched |= served
         return n
 
-    cdef void deliver_remote(self, Entry *entry, Publish *publish, uint64_t shards) noexcept:
+    cdef uint64_t deliver_remote(self, Entry *entry, Publish *publish, uint64_t shards) noexcept:
         """A run to the plain subscriptions of each sibling in a mask."""
+        cdef uint64_t touched = 0
         cdef int shard = 0
         while shards:
             if shards & 1 and self.links[shard] != NULL:
                 self.send_plain_link(self.links[shard], entry, publish)
-                self.touched |= <uint64_t>1 << shard
+                touched |= <uint64_t>1 << shard
             shards >>= 1
             shard += 1
+        return touched
 
     cdef uint32_t deliver_to_group(self, Sublist sublist, Entry *entry, Publish *publish) noexcept:
         """A run to one queue group with members here only: the usual work queue."""
@@ -366,7 +373,8 @@ cdef class Fanout:
             message.payload += publish.stride
         return n
 
-    cdef uint32_t deliver_singly(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided) noexcept:
+    cdef uint32_t deliver_singly(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided,
+                                 Outcome *outcome) noexcept:
         """A run message by message, where it cannot go out as one: a queue group chooses anew for each, and a client
         with two subscriptions gets the first message on both before the second on either."""
         cdef Publish message = publish[0]
@@ -383,9 +391,9 @@ cdef class Fanout:
                     n += self.send_target(entry, target, &message)
                 target += 1
             if entry.n_choices:
-                n += self.deliver_choices(sublist, entry, &message, avoided)
+                n += self.deliver_choices(sublist, entry, &message, avoided, outcome)
             else:
-                self.deliver_remote(entry, &message, entry.remote)
+                outcome.touched |= self.deliver_remote(entry, &message, entry.remote)
             if sublist.tally is not None:
                 sublist.widths[width_bucket(n - before)] += 1
                 if n - before > entry.counts.widest:
@@ -414,7 +422,6 @@ cdef class Fanout:
                     n_queues += 1
             self.send_queued(self.links[shards[i]], entry, queues, n_queues, publish, only_queues, 0, 0)
             done |= bit
-        self.touched |= done
         return done
 
     cdef Blob *share(self, Publish *publish, uint32_t receivers) noexcept:
@@ -435,13 +442,17 @@ cdef class Fanout:
                 publish.blob = blob
         return blob
 
-    cdef uint32_t deliver(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *origin, bint echo) noexcept:
-        cdef uint32_t n = 0, _i, others = entry.n_plain
-        cdef uint64_t frames = self.link_out_msgs
-        cdef OutBuf *avoided = NULL if echo else origin
+    cdef Outcome deliver(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided) noexcept:
+        cdef Outcome outcome
+        cdef Outcome singly
+        cdef uint32_t n = 0, _i, others = entry.n_plain, unwanted
+        cdef uint64_t frames = 0, touched = 0, in_bytes, out_bytes
         cdef Target *target = entry.targets
-        cdef Blob *blob = self.share(publish, entry.n_plain + (entry.remote != 0))
-        self.touched = 0
+        cdef Blob *blob = NULL
+        if likely(publish.tail_size < BLOB_BYTES):
+            publish.blob = NULL
+        else:
+            blob = self.share(publish, entry.n_plain + (entry.remote != 0))
         self.n_shorts = self.n_kept_shorts = 0
         if likely(entry.n_choices == 0 and (publish.count == 1 or not entry.is_doubled)):
             for _i in range(entry.n_plain):
@@ -451,15 +462,18 @@ cdef class Fanout:
                     others -= 1
                 target += 1
             if entry.remote:
-                self.deliver_remote(entry, publish, entry.remote)
+                frames = self.link_out_msgs
+                touched = self.deliver_remote(entry, publish, entry.remote)
             if likely(sublist.tally is not None):
                 if unlikely(self.n_shorts != 0):
-                    self.count_widths(sublist, entry, sublist.widths, publish.count, others - self.n_shorts)
+                    unwanted = self.count_widths(entry, sublist.widths, publish.count, others - self.n_shorts)
+                    if touched == 0:
+                        entry.counts.unwanted += unwanted
                 else:
                     sublist.widths[width_bucket(others)] += publish.count
                     if others > entry.counts.widest:
                         entry.counts.widest = others
-                    elif unlikely(others == 0) and self.touched == 0:
+                    elif unlikely(others == 0) and touched == 0:
                         entry.counts.unwanted += publish.count
         elif entry.n_choices == 1 and entry.n_plain == 0 and entry.choices.n_remote == 0 and entry.remote == 0 \
                 and avoided == NULL and entry.choices.n_local:
@@ -471,43 +485,48 @@ cdef class Fanout:
                 if n:
                     entry.counts.widest = 1 if entry.counts.widest == 0 else entry.counts.widest
         else:
-            n = self.deliver_singly(sublist, entry, publish, avoided)
+            frames = self.link_out_msgs
+            no_outcome(&singly)
+            n = self.deliver_singly(sublist, entry, publish, avoided, &singly)
+            touched = singly.touched
+        in_bytes = <uint64_t>publish.count * publish.size
+        out_bytes = <uint64_t>n * publish.size
         entry.counts.msgs += publish.count
-        entry.counts.payload_bytes += <uint64_t>publish.count * publish.size
+        entry.counts.payload_bytes += in_bytes
         entry.counts.deliveries += n
-        entry.counts.out_bytes += <uint64_t>n * publish.size
-        if self.link_out_msgs != frames:
+        entry.counts.out_bytes += out_bytes
+        if touched:
             entry.counts.link_out += <uint32_t>(self.link_out_msgs - frames)
         if unlikely((entry.counts.msgs | entry.counts.deliveries) >> 31):
             sublist.book(entry)
         self.in_msgs += publish.count
-        self.in_bytes += <uint64_t>publish.count * publish.size
+        self.in_bytes += in_bytes
         self.out_msgs += n
-        self.out_bytes += <uint64_t>n * publish.size
+        self.out_bytes += out_bytes
         if unlikely(blob != NULL):
             blob_release(self.box, blob)
         if unlikely(self.n_finished):
             self.finish()
-        return n
+        outcome.touched = touched
+        outcome.deliveries = n
+        outcome.stalls = False
+        if unlikely(self.box.stalling != NULL):
+            self.box.stalling = NULL
+            outcome.stalls = True
+        return outcome
 
-    cdef uint32_t deliver_across(self, Sublist sublist, Entry *entry, Publish *publish) noexcept:
+    cdef void deliver_across(self, Sublist sublist, Entry *entry, Publish *publish, Outcome *outcome) noexcept:
         cdef uint32_t n = 0, k
         cdef uint64_t frames = self.link_out_msgs
-        cdef const Extras *extras = extras_of(entry)
         cdef Blob *blob = self.share(publish, entry.n_plain + (entry.remote != 0))
-        self.touched = 0
         self.n_shorts = self.n_kept_shorts = 0
-        self.is_across = True
-        self.foreign = NULL if extras == NULL else extras.foreign
         for k in range(entry.n_plain):
-            if self.foreign == NULL or not self.foreign[k]:
+            if not is_foreign(entry, k):
                 n += self.send_target(entry, &entry.targets[k], publish)
         if entry.n_choices:
-            n += self.deliver_choices(sublist, entry, publish, NULL)
+            n += self.deliver_choices(sublist, entry, publish, NULL, outcome)
         else:
-            self.deliver_remote(entry, publish, entry.remote)
-        self.is_across = False
-        self.foreign = NULL
+            outcome.touched |= self.deliver_remote(entry, publish, entry.remote)
         # It was counted as a message where it was published; here, what became of it.
         entry.counts.deliveries += n
         entry.counts.out_bytes += <uint64_t>n * publish.size
@@ -520,7 +539,10 @@ cdef class Fanout:
             blob_release(self.box, blob)
         if self.n_finished:
             self.finish()
-        return n
+        outcome.deliveries += n
+        if self.box.stalling != NULL:
+            self.box.stalling = NULL
+            outcome.stalls = True
 
     cdef uint32_t deliver_doubled(self, Sublist sublist, Entry *entry, Publish *publish) noexcept:
         """A sibling's run to plain subscriptions of which several are one client's: message by message."""
@@ -540,7 +562,7 @@ cdef class Fanout:
         return n
 
     cdef uint64_t deliver_here(self, Sublist sublist, Entry *entry, Publish *publish, bint plainly,
-                               const Token *queues, int n_queues) noexcept:
+                               const Token *queues, int n_queues, Outcome *outcome) noexcept:
         cdef uint32_t n = 0, i, _i
         cdef uint64_t orphans = 0
         cdef int q
@@ -551,9 +573,9 @@ cdef class Fanout:
         cdef const uint8_t *payload = publish.payload
         cdef Blob *blob = self.share(publish, entry.n_plain)
         self.n_shorts = self.n_kept_shorts = 0
-        if unlikely(self.foreign != NULL):   # never a run
+        if unlikely(publish.origin >= ORIGIN_ACCOUNT):   # never a run
             for i in range(entry.n_plain if plainly else 0):
-                if not self.foreign[i]:
+                if not is_foreign(entry, i):
                     n += self.send_target(entry, &entry.targets[i], publish)
         elif plainly and (publish.count == 1 or not entry.is_doubled):
             for _i in range(entry.n_plain):
@@ -562,7 +584,12 @@ cdef class Fanout:
         elif plainly:
             n = self.deliver_doubled(sublist, entry, publish)
         if n_queues == 0 and (publish.count == 1 or not entry.is_doubled) and sublist.tally is not None:
-            self.count_widths(sublist, entry, sublist.link_widths, publish.count, entry.n_plain - self.n_shorts)
+            if likely(self.n_shorts == 0):
+                sublist.link_widths[width_bucket(entry.n_plain)] += publish.count
+                if entry.n_plain > entry.counts.widest:
+                    entry.counts.widest = entry.n_plain
+            else:
+                self.count_widths(entry, sublist.link_widths, publish.count, entry.n_plain - self.n_shorts)
         for q in range(n_queues):
             served = False
             for i in range(entry.n_choices):
@@ -595,4 +622,8 @@ cdef class Fanout:
             publish.blob = NULL
         if unlikely(self.n_finished):
             self.finish()
+        outcome.deliveries += n
+        if unlikely(self.box.stalling != NULL):
+            self.box.stalling = NULL
+            outcome.stalls = True
         return orphans

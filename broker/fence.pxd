@@ -6,14 +6,18 @@
 cimport cython
 from libc.stdint cimport uint8_t, uint64_t
 
-from broker.connection cimport ClientConnection, Fence
-from broker.mesh cimport Mesh
-from broker.interest cimport MOST_SHARDS
+from gnatswarm.broker.connection cimport ClientConnection, Fence
+from gnatswarm.broker.lingering cimport Former
+from gnatswarm.broker.mesh cimport Mesh
+from gnatswarm.broker.interest cimport MOST_SHARDS, Sub
 
 
+# Who waits for siblings: a client for its PONG, or a former member of a queue group for its end.
 @cython.final
 cdef class Waiter:
-    cdef ClientConnection client   # None: it is gone
+    cdef ClientConnection client   # None: it is gone, or `former` waits
+    cdef Former former
+    cdef bint awaits_formers       # what lingers of the client is one of the links_left
     cdef int links_left            # that have not acknowledged
     cdef uint64_t published        # siblings that were sent messages of it
 
@@ -38,3 +42,9 @@ cdef class MeshFence(Fence):
     # It is gone: nobody waits for it.
     cdef int on_part(self, int shard) except -1
     cdef int acknowledge(self, list waiters) except -1
+    # One more acknowledgement of this sibling is waited for.
+    cdef int wait_for(self, int shard, Waiter waiter) except -1
+    cdef int settle(self, Waiter waiter) except -1
+    # A former member may have come to its end: everybody knows, and nothing that was promised to it is away.
+    cdef int look_at(self, Former former) except -1
+    cdef int end_former(self, Former former) except -1

@@ -1,8 +1,8 @@
 from collections.abc import Iterable
 from typing import final
 
-from broker.connection import ClientConnection, Fence
-from broker.mesh import Mesh
+from gnatswarm.broker.connection import ClientConnection, Fence
+from gnatswarm.broker.mesh import Mesh
 
 @final
 class MeshFence(Fence):

@@ -1,12 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The PONG fence (promise 2 of the design), for a broker of several shards.
+"""The PONG fence (promise 2 of the design), for a broker of several shards, and how long former queue members linger.
 
 Costs nothing to a client whose earlier operations reached no sibling, or whose siblings have acknowledged
 everything since; otherwise one or two round trips over a Unix socket, shared by all who ask meanwhile.
 """
 
-from broker.outbuf cimport CLOSE_NONE, CLOSE_ROUTE_REMOVED, out_append, out_call
-from broker.peer cimport HOLD_FENCE
+from gnatswarm.broker.outbuf cimport CLOSE_NONE, CLOSE_ROUTE_REMOVED, out_append, out_call
+from gnatswarm.broker.peer cimport HOLD_FENCE
 
 
 cdef class Waiter:
@@ -35,20 +35,28 @@ cdef class MeshFence(Fence):
                              or self.mesh.fanout.links[shard].close_reason != CLOSE_NONE):   # it takes nothing any more
                 if waiter is None:
                     waiter = Waiter()
-                    waiter.client = client
-                    waiter.published = published
-                waiter.links_left += 1
-                if self.is_pinging[shard]:
-                    (<list>self.waiting[shard]).append(waiter)
-                else:
-                    (<list>self.in_flight[shard]).append(waiter)
-                    self.ping(shard)
+                self.wait_for(shard, waiter)
             left >>= 1
             shard += 1
+        if client.n_formers:   # they may still be given messages, and nothing comes behind the PONG
+            if waiter is None:
+                waiter = Waiter()
+            waiter.awaits_formers = True
+            waiter.links_left += 1
         if waiter is None:
             return True
+        waiter.client = client
+        waiter.published = published
         self.due[client] = waiter
         return False
+
+    cdef int wait_for(self, int shard, Waiter waiter) except -1:
+        waiter.links_left += 1
+        if self.is_pinging[shard]:
+            (<list>self.waiting[shard]).append(waiter)
+            return 0
+        (<list>self.in_flight[shard]).append(waiter)
+        return self.ping(shard)
 
     cdef int ping(self, int shard) except -1:
         self.is_pinging[shard] = 1
@@ -60,6 +68,8 @@ cdef class MeshFence(Fence):
         cdef list done = self.in_flight[shard]
         self.is_pinging[shard] = 0
         self.frames_acked[shard] = self.frames_pinged[shard]
+        if self.frames_acked[shard] >= self.mesh.told_at[shard]:
+            self.mesh.unheard &= ~(<uint64_t>1 << shard)
         self.in_flight[shard] = self.waiting[shard]
         self.waiting[shard] = []
         if self.in_flight[shard]:
@@ -106,6 +116,7 @@ cdef class MeshFence(Fence):
     def gone(self, int shard):
         """A sibling whose link broke is dead: nobody waits for it, and nothing was lost on its account."""
         self.lossy &= ~(<uint64_t>1 << shard)
+        self.mesh.out_of_step &= ~(<uint64_t>1 << shard)
         self.on_part(shard)
 
     cdef int on_part(self, int shard) except -1:
@@ -117,19 +128,82 @@ cdef class MeshFence(Fence):
         return self.acknowledge(done)
 
     cdef int acknowledge(self, list waiters) except -1:
-        cdef Waiter waiter
-        cdef ClientConnection client
-        for item in waiters:
-            waiter = <Waiter>item
-            waiter.links_left -= 1
-            client = waiter.client
-            if waiter.links_left == 0 and client is not None:
-                del self.due[client]
-                client.release_pong()
-                client.release(HOLD_FENCE)
+        for waiter in waiters:
+            self.settle(<Waiter>waiter)
+        return 0
+
+    cdef int settle(self, Waiter waiter) except -1:
+        """One of those it waits for is done."""
+        cdef ClientConnection client = waiter.client
+        waiter.links_left -= 1
+        if waiter.links_left:
+            return 0
+        if waiter.former is not None:
+            waiter.former.is_acknowledged = True
+            self.look_at(waiter.former)
+        elif client is not None:
+            del self.due[client]
+            client.release_pong()
+            client.release(HOLD_FENCE)
         return 0
 
     cdef void forget(self, ClientConnection client) noexcept:
         cdef Waiter waiter = self.due.pop(client, None)
         if waiter is not None:
             waiter.client = None
+        if client.n_formers:
+            self.end_formers(client, NULL, 0)
+
+    cdef uint64_t unheard(self) noexcept:
+        return self.mesh.unheard & self.mesh.up
+
+    # ---- members of queue groups that have left
+
+    cdef Former former_of(self, ClientConnection client, Sub *sub):
+        if self.mesh.up == 0:
+            return None
+        return self.mesh.formers.note(client, client.sublist, sub)
+
+    cdef int linger(self, Former former) except -1:
+        cdef Waiter waiter = Waiter()
+        cdef uint64_t left = self.mesh.up
+        cdef int shard = 0
+        (<ClientConnection>former.client).n_formers += 1
+        waiter.former = former
+        while left:
+            if left & 1:
+                self.wait_for(shard, waiter)
+            left >>= 1
+            shard += 1
+        return 0
+
+    cdef int look_at(self, Former former) except -1:
+        if former.is_acknowledged and former.n_promised == 0 and former.sub != NULL:
+            self.end_former(former)
+        return 0
+
+    cdef int end_former(self, Former former) except -1:
+        cdef ClientConnection client = <ClientConnection>former.client
+        cdef Waiter waiter
+        self.mesh.formers.end(former)
+        client.n_formers -= 1
+        if client.n_formers == 0:
+            waiter = self.due.get(client)
+            if waiter is not None and waiter.awaits_formers:
+                waiter.awaits_formers = False
+                self.settle(waiter)
+        return 0
+
+    cdef int end_formers(self, ClientConnection client, const uint8_t *sid, size_t size) except -1:
+        cdef Former former
+        if sid == NULL:
+            for item in self.mesh.formers.of_client(client):
+                self.end_former(<Former>item)
+            return 0
+        former = self.mesh.formers.with_sid(client, sid[:size])
+        if former is not None:
+            self.end_former(former)
+        return 0
+
+    cdef int on_former_finished(self, Sub *sub) except -1:
+        return self.end_former(<Former>self.mesh.formers.by_sub[<size_t>sub])

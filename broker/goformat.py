@@ -1,6 +1,6 @@
-"""Times and durations as the real server's pages and events write them, which tools read with Go's parsers.
+"""Times and durations as in nats-server's pages and events, which tools parse with Go.
 
-Go writes nanoseconds without trailing zeros; a µs is all the precision there is here.
+Go writes nanoseconds without trailing zeros; our precision is 1 µs.
 """
 
 from __future__ import annotations

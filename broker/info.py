@@ -1,8 +1,9 @@
-"""INFO: what the broker tells a client of itself. Pure: values in, one line out.
+"""The INFO line, in which the broker describes itself to a client. Pure: values in, one line out.
 
-Keys and their order are nats-server 2.9.10's; what is false or empty is left out, `client_id` and `client_ip` are
-always there. Two keys are ours: `gnatswarm`, our version, and `shard`. `version` is the server's that we are
-compatible with, because clients gate features on it.
+Keys and their order are nats-server 2.9.10's; false and empty values are left out, except keys that nats-server always
+sends. Two keys are our own: `gnatswarm`, our version, and `shard`. `version` is that of the nats-server that we are
+compatible with, because clients enable features by it. Keys of features not offered (`jetstream`, `cluster`, `domain`,
+later servers' `xkey` and `api_lvl`) are missing, and so is `git_commit`, as there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from broker.version import OWN_VERSION, SERVER_VERSION
+from gnatswarm.broker.version import LANGUAGE, OWN_VERSION, SERVER_VERSION
 
 _ALWAYS = frozenset(
     {"server_id", "server_name", "version", "proto", "host", "port", "headers", "max_payload", "client_id", "shard"}
@@ -19,13 +20,13 @@ _ALWAYS = frozenset(
 
 
 def info_line(fields: dict[str, Any]) -> bytes:
-    r"""`INFO {json} \r\n`; fields that are false or empty are left out, but for those a client relies on."""
+    r"""`INFO {json} \r\n`; false and empty fields are left out, except those that clients rely on."""
     shown = {key: value for key, value in fields.items() if value or key in _ALWAYS}
     return b"INFO " + orjson.dumps(shown) + b" \r\n"
 
 
 def advertised(client_advertise: str, host: str, port: int) -> tuple[str, int]:
-    """Host and port that clients are told: `client_advertise` (host, host:port or [v6]:port) before our own."""
+    """Host and port for clients: those in `client_advertise` (host, host:port or [v6]:port), else our own."""
     if not client_advertise:
         return host, port
     name, colon, number = client_advertise.rpartition(":")
@@ -35,13 +36,13 @@ def advertised(client_advertise: str, host: str, port: int) -> tuple[str, int]:
 
 
 def _template(fields: dict[str, Any]) -> bytes:
-    """An INFO line with places for client_id and client_ip."""
+    """An INFO line with placeholders for client_id and client_ip."""
     line = info_line(fields).replace(b"%", b"%%")
     return line.replace(b'"client_id":0,"client_ip":"?"', b'"client_id":%d,"client_ip":"%b"%b', 1)
 
 
 class InfoTemplate:
-    """The INFO of one shard, with room for the two values that differ from client to client."""
+    """The INFO of one shard, with placeholders for the two values that differ between clients."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class InfoTemplate:
             "server_name": server_name,
             "version": SERVER_VERSION,
             "proto": 1,
+            "go": LANGUAGE,
             "host": host,
             "port": port,
             "headers": headers,
@@ -82,19 +84,19 @@ class InfoTemplate:
         self._template = _template(self._fields)
 
     def for_departure(self) -> InfoTemplate:
-        """The same with `ldm`: clients should go elsewhere."""
+        """The same with `ldm`: clients should reconnect elsewhere."""
         leaving = InfoTemplate.__new__(InfoTemplate)
         leaving._fields = self._fields | {"ldm": True}
         leaving._template = _template(leaving._fields)
         return leaving
 
     def for_websocket(self) -> InfoTemplate:
-        """The same for a connection whose encryption was settled before the first line."""
+        """The same for a WebSocket connection, whose TLS, if any, comes before INFO."""
         settled = InfoTemplate.__new__(InfoTemplate)
         settled._fields = self._fields | {"tls_required": False, "tls_verify": False, "tls_available": False}
         settled._template = _template(settled._fields)
         return settled
 
     def line(self, client_id: int, client_ip: str, nonce: bytes = b"") -> bytes:
-        """For one client; `nonce` is what it may sign. Neither it nor an address needs escaping."""
+        """The line for one client; `nonce` is for it to sign. Neither nonce nor address needs escaping."""
         return self._template % (client_id, client_ip.encode(), b',"nonce":"%b"' % nonce if nonce else b"")

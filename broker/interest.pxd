@@ -7,8 +7,8 @@
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from broker.outbuf cimport OutBuf
-from broker.table cimport Keyed, Table
+from gnatswarm.broker.outbuf cimport OutBuf
+from gnatswarm.broker.table cimport Keyed, Table
 
 cdef enum NodeKind:
     NODE_LITERAL = 0   # a whole subject without wildcards
@@ -34,6 +34,7 @@ ctypedef struct Sub:
 cdef enum SubKind:     # Sub.key.kind
     SUB_OWN = 0
     SUB_SHADOW = 1     # a Shadow
+    SUB_FORMER = 2     # of a member that has unsubscribed: see lingering.pxd
 
 # A subscription of another account's client, to what this account exports to it. Without a sid of its own.
 ctypedef struct Shadow:
@@ -81,9 +82,10 @@ ctypedef struct RemoteWeight:
 cdef class InterestSink:
     cdef readonly uint64_t n_subs    # subscriptions of all accounts that tell it
 
-    cdef void on_interest(self, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept
-    cdef void on_queue_interest(self, Interest interest, const uint8_t *subject, size_t size,
-                                const uint8_t *queue, size_t queue_size, uint32_t members) noexcept
+    # The siblings that it tells of it, a bit each.
+    cdef uint64_t on_interest(self, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept
+    cdef uint64_t on_queue_interest(self, Interest interest, const uint8_t *subject, size_t size,
+                                    const uint8_t *queue, size_t queue_size, uint32_t members) noexcept
 
 
 cdef class Interest:
@@ -104,11 +106,11 @@ cdef class Interest:
     cdef readonly uint64_t n_inserts
     cdef readonly uint64_t n_removes
 
-    # Adds a subscription (the subject is valid); NULL: no memory.
+    # Adds a subscription (the subject is valid); NULL: no memory. `told` gains the siblings that hear of it.
     cdef Sub *insert(self, OutBuf *out, const uint8_t *subject, size_t size, const uint8_t *queue, size_t queue_size,
-                     const uint8_t *sid, size_t sid_size, uint32_t sid_hash) noexcept
+                     const uint8_t *sid, size_t sid_size, uint32_t sid_hash, uint64_t *told) noexcept
     # Takes it out and frees it.
-    cdef void remove(self, Sub *sub) noexcept
+    cdef void remove(self, Sub *sub, uint64_t *told) noexcept
     # What sibling `shard` wants. False: no memory.
     cdef bint set_remote(self, uint32_t shard, const uint8_t *subject, size_t size, bint wanted) noexcept
     cdef bint set_remote_queue(self, uint32_t shard, const uint8_t *subject, size_t size,
@@ -122,14 +124,14 @@ cdef class Interest:
     # What is wanted at a node is another now: for who keeps answers.
     cdef void node_changed(self, Node *node) noexcept
     cdef Sub *attach(self, Sub *sub, const uint8_t *subject, size_t size, const uint8_t *queue,
-                     size_t queue_size) noexcept
+                     size_t queue_size, uint64_t *told) noexcept
     cdef Node *node_for(self, const uint8_t *subject, size_t size) noexcept
     cdef Node *node_at(self, const uint8_t *subject, size_t size) noexcept
     cdef void node_prune(self, Node *node) noexcept
     cdef QueueGroup *group_for(self, Node *node, const uint8_t *queue, size_t size) noexcept
     cdef void group_prune(self, Node *node, QueueGroup *group) noexcept
     cdef void book_leaver(self, Sub *sub) noexcept
-    cdef void tell(self, Node *node, QueueGroup *group, InterestSink sink) noexcept
+    cdef uint64_t tell(self, Node *node, QueueGroup *group, InterestSink sink) noexcept
     cdef void replay_node(self, Node *node, InterestSink sink) noexcept
     cdef void replay_patterns(self, Pattern *at, InterestSink sink) noexcept
     cdef void drop_patterns(self, Pattern *at, uint32_t shard) noexcept

@@ -9,9 +9,9 @@ a subject begins, changes or ends.
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcpy, memset
 
-from broker.subject cimport SUBJECT_WILDCARD, subject_kind
-from broker.table cimport slot_item, table_find, table_free, table_init, table_insert, table_remove
-from broker.word cimport hash_bytes
+from gnatswarm.broker.subject cimport SUBJECT_WILDCARD, subject_kind
+from gnatswarm.broker.table cimport slot_item, table_find, table_free, table_init, table_insert, table_remove
+from gnatswarm.broker.word cimport hash_bytes
 
 import os
 
@@ -19,12 +19,12 @@ import os
 cdef class InterestSink:
     """Hears of this shard's interest; the base class ignores it (a broker of one shard)."""
 
-    cdef void on_interest(self, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept:
-        pass
+    cdef uint64_t on_interest(self, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept:
+        return 0
 
-    cdef void on_queue_interest(self, Interest interest, const uint8_t *subject, size_t size,
-                                const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
-        pass
+    cdef uint64_t on_queue_interest(self, Interest interest, const uint8_t *subject, size_t size,
+                                    const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
+        return 0
 
 
 cdef class Interest:
@@ -282,26 +282,28 @@ cdef class Interest:
 
     # ---- this shard's subscriptions
 
-    cdef void tell(self, Node *node, QueueGroup *group, InterestSink sink) noexcept:
+    cdef uint64_t tell(self, Node *node, QueueGroup *group, InterestSink sink) noexcept:
         """Tells the sink what is wanted at a node now: plainly, or by one group."""
+        cdef uint64_t told
         cdef uint8_t small[512]
         cdef uint8_t *subject = small
         cdef size_t size = self.subject_of(node, small, sizeof(small))
         if size > sizeof(small):
             subject = <uint8_t *>malloc(size)
             if subject == NULL:
-                return
+                return 0
             self.subject_of(node, subject, size)
         if group == NULL:
-            sink.on_interest(self, subject, size, node.subs != NULL)
+            told = sink.on_interest(self, subject, size, node.subs != NULL)
         else:
-            sink.on_queue_interest(self, subject, size, <uint8_t *>group.name + sizeof(QueueName),
-                                   group.name.key.size, group.n_members)
+            told = sink.on_queue_interest(self, subject, size, <uint8_t *>group.name + sizeof(QueueName),
+                                          group.name.key.size, group.n_members)
         if subject != small:
             free(subject)
+        return told
 
     cdef Sub *insert(self, OutBuf *out, const uint8_t *subject, size_t size, const uint8_t *queue, size_t queue_size,
-                     const uint8_t *sid, size_t sid_size, uint32_t sid_hash) noexcept:
+                     const uint8_t *sid, size_t sid_size, uint32_t sid_hash, uint64_t *told) noexcept:
         cdef Sub *sub = <Sub *>calloc(1, sizeof(Sub) + sid_size + (sizeof(uint64_t) if queue_size else 0))
         if sub == NULL:
             return NULL
@@ -309,10 +311,10 @@ cdef class Interest:
         sub.key.size = <uint16_t>sid_size
         memcpy(<uint8_t *>sub + sizeof(Sub), sid, sid_size)
         sub.out = out
-        return self.attach(sub, subject, size, queue, queue_size)
+        return self.attach(sub, subject, size, queue, queue_size, told)
 
     cdef Sub *attach(self, Sub *sub, const uint8_t *subject, size_t size, const uint8_t *queue,
-                     size_t queue_size) noexcept:
+                     size_t queue_size, uint64_t *told) noexcept:
         """Puts a new subscription where it belongs; NULL: no memory, and it is freed."""
         cdef Sub **first
         cdef Node *node = self.node_for(subject, size)
@@ -337,10 +339,10 @@ cdef class Interest:
         self.n_inserts += 1
         self.node_changed(node)
         if sub.group != NULL or sub.next == NULL:
-            self.tell(node, sub.group, self.sink)
+            told[0] |= self.tell(node, sub.group, self.sink)
         return sub
 
-    cdef void remove(self, Sub *sub) noexcept:
+    cdef void remove(self, Sub *sub, uint64_t *told) noexcept:
         cdef Node *node = sub.node
         cdef QueueGroup *group = sub.group
         if sub.next != NULL:
@@ -360,7 +362,7 @@ cdef class Interest:
         self.n_removes += 1
         self.node_changed(node)
         if group != NULL or node.subs == NULL:
-            self.tell(node, group, self.sink)
+            told[0] |= self.tell(node, group, self.sink)
         if group != NULL:
             self.group_prune(node, group)
         self.node_prune(node)

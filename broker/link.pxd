@@ -3,14 +3,17 @@
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from broker.fanout cimport Fanout, Publish
-from broker.fence cimport MeshFence
-from broker.mesh cimport Mesh
-from broker.outbuf cimport Blob
-from broker.peer cimport Peer
-from broker.repeat cimport Repeat
-from broker.routewire cimport RouteOp
-from broker.sublist cimport Choice, Entry, Sublist
+from gnatswarm.broker.fanout cimport Fanout, Publish
+from gnatswarm.broker.fence cimport MeshFence
+from gnatswarm.broker.lingering cimport Former
+from gnatswarm.broker.mesh cimport Mesh
+from gnatswarm.broker.outbuf cimport Blob
+from gnatswarm.broker.parser cimport Token
+from gnatswarm.broker.peer cimport Peer
+from gnatswarm.broker.repeat cimport Repeat
+from gnatswarm.broker.routewire cimport RouteOp
+from gnatswarm.broker.entry cimport Choice, Entry
+from gnatswarm.broker.sublist cimport Sublist
 
 
 @cython.final
@@ -41,23 +44,68 @@ cdef class SiblingLink(Peer):
     cdef int say_pong(self) except -1
     cdef void tell_slow(self, Sublist sublist, Entry *entry) noexcept
     cdef int on_slow(self, RouteOp *op) except -1
-    cdef int acknowledge(self, uint64_t id) except -1
-    cdef int on_settled(self, uint64_t id, uint64_t id_there) except -1
+    # QACK or QNAK.
+    cdef int acknowledge(self, uint64_t id, bint is_taken) except -1
+    cdef int on_settled(self, uint64_t id) except -1
     cdef int check_synchronised(self) except -1
+
+
+# What became of a queue message that found no member where it was sent.
+cdef enum Fate:
+    FATE_TAKEN
+    FATE_PENDING       # on its way to another sibling, or waits for a link to be in step: its origin hears on_settled()
+    FATE_NOBODY        # there is nobody anywhere
+
+
+# One that is pending.
+@cython.final
+cdef class Orphan:
+    cdef uint64_t id                     # here
+    cdef SiblingLink origin              # it came over this one
+    cdef uint64_t id_there               # origin's, who waits for QACK or QNAK; 0: it does not
+    cdef int shard                       # where it was sent; -1: it waits for a link to be in step
+    cdef Former former                   # takes it if nobody else does; None: there is none
+    # What a second try needs; tail None: there will be none.
+    cdef Sublist sublist
+    cdef bytes subject
+    cdef bytes queue
+    cdef bytes reply
+    cdef bytes tail
+    cdef size_t payload_at               # in the tail
+    cdef uint32_t header_size
+    cdef uint32_t size
+    cdef uint64_t visited
+
+    cdef int keep(self, Sublist sublist, Token subject, Token queue, const Publish *message) except -1
+    # The message again. VALID AS LONG AS THIS IS.
+    cdef void fill(self, Publish *message) noexcept
 
 
 # Queue messages that found no member where they were sent, on their way to a shard that has one.
 @cython.final
 cdef class Reroutes:
     cdef Mesh mesh
+    cdef MeshFence fence
     cdef uint64_t last_id
-    cdef dict waiting                    # id here → (SiblingLink it came over, id there or 0, shard it went to)
+    cdef dict pending                    # id here → Orphan
     cdef readonly uint64_t n_sent_on
+    cdef readonly uint64_t n_lingered    # taken by a former member
     cdef readonly uint64_t n_lost        # no member anywhere
 
-    # A queue of op that found nobody here. True: sent on, `origin` hears on_settled() later; False: nobody anywhere.
-    cdef bint send_on(self, SiblingLink origin, Sublist sublist, RouteOp *op, int queue,
-                      Publish *message, uint64_t visited) except *
+    # Finds a place for a message to one queue group that found nobody here: a current member elsewhere; where the word
+    # of a sibling is still to come, later; a former member.
+    cdef Fate place(self, SiblingLink origin, Sublist sublist, Token subject, Token queue, Publish *message,
+                    uint64_t id_there, uint64_t visited) except *
+    cdef Fate try_place(self, Orphan orphan, Sublist sublist, Token subject, Token queue, Publish *message,
+                        bint may_leave) except *
+    cdef bint send_away(self, Orphan orphan, Sublist sublist, Entry *entry, Choice *choice, Token queue,
+                        Publish *message) except *
+    cdef bint give_to_former(self, Sublist sublist, Token subject, Token queue, Publish *message) noexcept
+    cdef void count_delivery(self, Sublist sublist, Token subject, const Publish *message) noexcept
     cdef int ask(self, SiblingLink origin, uint64_t shards) except -1
-    cdef int settled(self, uint64_t id) except -1
+    # QACK or QNAK came.
+    cdef int settled(self, uint64_t id, bint is_taken) except -1
+    cdef int conclude(self, Orphan orphan, bint is_taken) except -1
+    # The links are as they should be, or one of them will not come back: what waited for that goes on.
+    cdef int on_step(self) except -1
     cdef int on_part(self, int shard) except -1

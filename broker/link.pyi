@@ -1,8 +1,8 @@
 from typing import Protocol, final
 
-from broker.fence import MeshFence
-from broker.mesh import Mesh
-from broker.peer import Peer
+from gnatswarm.broker.fence import MeshFence
+from gnatswarm.broker.mesh import Mesh
+from gnatswarm.broker.peer import Peer
 
 class LinkSession(Protocol):
     """What a link tells of; Python's side of it."""
@@ -15,7 +15,12 @@ class LinkSession(Protocol):
 
 @final
 class Reroutes:
-    def __init__(self, mesh: Mesh) -> None: ...
+    def __init__(self, mesh: Mesh, fence: MeshFence) -> None: ...
+    def look_again(self) -> None: ...
+    @property
+    def n_pending(self) -> int: ...
+    @property
+    def n_lingered(self) -> int: ...
     @property
     def n_sent_on(self) -> int: ...
     @property

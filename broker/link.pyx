@@ -2,25 +2,25 @@
 """One sibling's frames, and what they cause.
 
 A message that came over a link goes to local subscriptions only (one hop); the one exception is a queue message
-whose group has no member here any more: Reroutes sends it on to a shard that has one. The sibling's PING is not
-answered before those have arrived. Whatever is no frame of ours ends the link; its session says so.
+whose group has no member here any more: Reroutes sends it on to a shard that has one, and where nobody has, gives it
+to a member that has just left. The sibling's PING is not answered before those have arrived. Whatever is no frame of
+ours ends the link; its session says so.
 """
 
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcpy
 
-from broker.outbuf cimport (
+from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, out_append, out_call, out_init, out_mark_dirty,
     out_pending, out_release, out_reserve)
-from broker.repeat cimport repeat_remember, repeat_run
-from broker.routewire cimport (
+from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
+from gnatswarm.broker.routewire cimport (
     ROUTE_ASK, ROUTE_CONNECT, ROUTE_INFO, ROUTE_MORE, ROUTE_MSG, ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK,
-    ROUTE_QUEUE_MSG, ROUTE_SLOW, ROUTE_SUB, ROUTE_UNSUB, RouteOpKind, parse_route_op)
-from broker.parser cimport Token
-from broker.subject cimport SUBJECT_BAD, subject_kind
-from broker.interest cimport QueueName
-from broker.fanout cimport write_tail_head
-from broker.sublist cimport extras_of
-from broker.word cimport hash_bytes, likely, unlikely
+    ROUTE_QUEUE_MSG, ROUTE_QUEUE_NAK, ROUTE_SLOW, ROUTE_SUB, ROUTE_UNSUB, RouteOpKind, parse_route_op)
+from gnatswarm.broker.parser cimport Token
+from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
+from gnatswarm.broker.fanout cimport ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, Outcome, no_outcome, write_tail_head
+from gnatswarm.broker.entry cimport choice_named, extras_of
+from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
 
 cdef enum:
@@ -53,20 +53,20 @@ cdef class SiblingLink(Peer):
         cdef const uint8_t *p = data
         cdef const uint8_t *end = data + size
         cdef Publish message
+        cdef Outcome outcome
         cdef uint32_t n = 0
-        cdef uint64_t deliveries
         cdef Py_ssize_t done
         while p < end:
             if self.sublist is not None:
-                n = repeat_run(&self.repeat, self.sublist, p, end, &message)
+                n = repeat_run(&self.repeat, self.sublist, p, end, ORIGIN_SIBLING, &message)
             if likely(n):
                 p += n * message.stride
                 self.in_msgs += n
                 self.in_bytes += <uint64_t>n * message.size
-                deliveries = self.fanout.out_msgs
-                self.fanout.deliver_here(self.sublist, self.repeat.entry, &message, True, NULL, 0)
-                self.deliveries += self.fanout.out_msgs - deliveries
-                if unlikely(self.out.box.stalling != NULL):
+                no_outcome(&outcome)
+                self.fanout.deliver_here(self.sublist, self.repeat.entry, &message, True, NULL, 0, &outcome)
+                self.deliveries += outcome.deliveries
+                if unlikely(outcome.stalls):
                     self.tell_slow(self.sublist, self.repeat.entry)
             else:
                 done = self.operate(p, end - p, whole)
@@ -97,9 +97,11 @@ cdef class SiblingLink(Peer):
         elif kind == ROUTE_SLOW:
             self.on_slow(&op)
         elif kind == ROUTE_QUEUE_ACK:
-            self.reroutes.settled(op.id)
+            self.reroutes.settled(op.id, True)
+        elif kind == ROUTE_QUEUE_NAK:
+            self.reroutes.settled(op.id, False)
         elif kind == ROUTE_ASK:
-            self.acknowledge(op.id)
+            self.acknowledge(op.id, True)
         elif kind == ROUTE_INFO:
             self.session.on_info(op.argument.at[:op.argument.size])
         elif kind == ROUTE_CONNECT:
@@ -127,9 +129,11 @@ cdef class SiblingLink(Peer):
         cdef Entry *entry
         cdef uint8_t *to
         cdef size_t head
-        cdef uint64_t orphans, deliveries
+        cdef uint64_t orphans
+        cdef Outcome outcome
         cdef bint is_answer
         cdef int queue
+        cdef Fate fate
         if size < total:
             self.needs = total
             return 0
@@ -141,6 +145,7 @@ cdef class SiblingLink(Peer):
             sublist = self.mesh.sublist_of(op.account.at, op.account.size)
             self.sublist = sublist
             self.repeat.line_size = 0
+        message.origin = ORIGIN_SIBLING_ACCOUNT if op.is_across else ORIGIN_SIBLING
         message.reply = op.reply
         message.header_size = op.header_size
         message.size = op.size
@@ -172,34 +177,40 @@ cdef class SiblingLink(Peer):
             repeat_remember(&self.repeat, sublist, entry, data, op.line_size, &message)
         self.in_msgs += 1
         self.in_bytes += op.size
-        deliveries = self.fanout.out_msgs
+        no_outcome(&outcome)
         if unlikely(is_answer):   # (requests were seen to where they were published)
-            self.fanout.gate.leave(sublist, entry, &message, 0, True)
-            self.reroutes.ask(self, self.fanout.gate.take_touched())
+            self.fanout.gate.leave(sublist, entry, &message, 0, &outcome)
+            self.reroutes.ask(self, outcome.touched)
             entry = sublist.find(op.subject.at, op.subject.size,
                                  hash_bytes(op.subject.at, op.subject.size, sublist.seed))
             if entry == NULL:
                 self.broken("no memory for a match")
                 return size
-        if unlikely(op.is_across) and entry.extras_at:
-            self.fanout.foreign = extras_of(entry).foreign
-        orphans = self.fanout.deliver_here(sublist, entry, &message, op.kind == ROUTE_MSG, op.queues, op.n_queues)
-        self.fanout.foreign = NULL
-        self.deliveries += self.fanout.out_msgs - deliveries
-        if unlikely(self.out.box.stalling != NULL):
+        orphans = self.fanout.deliver_here(sublist, entry, &message, op.kind == ROUTE_MSG, op.queues, op.n_queues,
+                                           &outcome)
+        message.origin = ORIGIN_SIBLING
+        if unlikely(outcome.stalls):
             self.tell_slow(sublist, entry)
         if op.kind == ROUTE_MSG:
             op.id = op.visited = 0
-        if op.id:   # one queue, and its sender waits to hear: taken, or nobody anywhere
-            if not orphans or not self.reroutes.send_on(self, sublist, op, 0, &message, op.visited):
-                self.acknowledge(op.id)
+        if unlikely(op.id != 0):   # one queue, and its sender waits to hear
+            fate = FATE_TAKEN
+            if orphans:
+                fate = self.reroutes.place(self, sublist, op.subject, op.queues[0], &message, op.id, op.visited)
+                outcome.deliveries += fate == FATE_TAKEN   # (by somebody here)
+            if fate != FATE_PENDING:
+                self.acknowledge(op.id, fate == FATE_TAKEN)
         else:
             queue = 0
             while unlikely(orphans != 0):
                 if orphans & 1:
-                    self.reroutes.send_on(self, sublist, op, queue, &message, op.visited)
+                    fate = self.reroutes.place(self, sublist, op.subject, op.queues[queue], &message, 0, op.visited)
+                    outcome.deliveries += fate == FATE_TAKEN   # (by somebody here)
+                    if fate == FATE_NOBODY:
+                        self.reroutes.n_lost += 1
                 orphans >>= 1
                 queue += 1
+        self.deliveries += outcome.deliveries
         return total
 
     cdef void tell_slow(self, Sublist sublist, Entry *entry) noexcept:
@@ -209,7 +220,6 @@ cdef class SiblingLink(Peer):
         cdef size_t account_size = len(sublist.account)
         cdef uint64_t now = self.out.box.now_us
         cdef uint8_t *to
-        self.out.box.stalling = NULL
         if now - entry.slow_told_us < SLOW_AGAIN_US:
             return
         entry.slow_told_us = now
@@ -235,8 +245,8 @@ cdef class SiblingLink(Peer):
             entry.slow_until_us = self.out.box.now_us + SLOW_US
         return 0
 
-    cdef int acknowledge(self, uint64_t id) except -1:
-        cdef bytes frame = b"QACK %d\r\n" % id
+    cdef int acknowledge(self, uint64_t id, bint is_taken) except -1:
+        cdef bytes frame = (b"QACK %d\r\n" if is_taken else b"QNAK %d\r\n") % id
         out_append(&self.out, frame, len(frame))
         return 0
 
@@ -255,11 +265,9 @@ cdef class SiblingLink(Peer):
             self.check_synchronised()
         return 0
 
-    cdef int on_settled(self, uint64_t id, uint64_t id_there) except -1:
+    cdef int on_settled(self, uint64_t id) except -1:
         """A queue message of this sibling that was sent on has arrived, or is lost."""
         self.orphans.discard(id)
-        if id_there:
-            self.acknowledge(id_there)
         for ids in self.pings_due:
             ids.discard(id)
         while self.pings_due and not self.pings_due[0]:
@@ -270,6 +278,8 @@ cdef class SiblingLink(Peer):
     cdef int check_synchronised(self) except -1:
         if not self.is_synchronised and self.heard_ping and self.heard_pong:
             self.is_synchronised = True
+            self.mesh.out_of_step &= ~(<uint64_t>1 << self.shard)
+            self.reroutes.on_step()
             self.session.on_synchronised()
         return 0
 
@@ -297,6 +307,11 @@ cdef class SiblingLink(Peer):
             if not is_broken:
                 self.fence.on_part(self.shard)
             self.reroutes.on_part(self.shard)
+            if is_broken:
+                self.mesh.out_of_step |= <uint64_t>1 << self.shard
+            else:
+                self.mesh.out_of_step &= ~(<uint64_t>1 << self.shard)
+                self.reroutes.on_step()
         out_release(&self.out)
         self.forget_input()
 
@@ -337,41 +352,100 @@ cdef uint64_t members_elsewhere(Fanout fanout, const Entry *entry, const Choice 
     return members
 
 
+cdef class Orphan:
+    """A queue message that found no member where it was sent, and is pending."""
+
+    cdef int keep(self, Sublist sublist, Token subject, Token queue, const Publish *message) except -1:
+        self.sublist = sublist
+        self.subject = subject.at[:subject.size]
+        self.queue = queue.at[:queue.size]
+        self.reply = message.reply.at[:message.reply.size] if message.reply.size else b""
+        self.payload_at = message.payload - message.tail
+        self.header_size = message.header_size
+        self.size = message.size
+        self.tail = message.tail[:message.tail_size] + bytes(SLACK)
+        return 0
+
+    cdef void fill(self, Publish *message) noexcept:
+        cdef const uint8_t *tail = self.tail
+        cdef const uint8_t *reply = self.reply
+        message.origin = ORIGIN_SIBLING
+        message.count = 1
+        message.tail = tail
+        message.tail_size = message.stride = len(self.tail) - SLACK
+        message.payload = tail + self.payload_at
+        message.reply = Token(reply, len(self.reply))
+        message.header_size = self.header_size
+        message.size = self.size
+        message.blob = NULL
+
+
 cdef class Reroutes:
     """Queue messages on their way to another shard, because their group had no member where they were sent."""
 
-    def __cinit__(self, Mesh mesh not None):
+    def __cinit__(self, Mesh mesh not None, MeshFence fence not None):
         self.mesh = mesh
-        self.waiting = {}
+        self.fence = fence
+        self.pending = {}
 
-    cdef bint send_on(self, SiblingLink origin, Sublist sublist, RouteOp *op, int queue,
-                      Publish *message, uint64_t visited) except *:
+    @property
+    def n_pending(self) -> int:
+        """Messages that are on their way, or wait for a link to be in step."""
+        return len(self.pending)
+
+    cdef Fate place(self, SiblingLink origin, Sublist sublist, Token subject, Token queue, Publish *message,
+                    uint64_t id_there, uint64_t visited) except *:
+        cdef Orphan orphan = Orphan()
+        cdef Fate fate
+        self.last_id += 1
+        orphan.id = self.last_id
+        orphan.origin = origin
+        orphan.id_there = id_there
+        orphan.visited = visited
+        fate = self.try_place(orphan, sublist, subject, queue, message, True)
+        if fate == FATE_PENDING:
+            self.pending[orphan.id] = orphan
+            origin.orphans.add(orphan.id)
+        return fate
+
+    cdef Fate try_place(self, Orphan orphan, Sublist sublist, Token subject, Token queue, Publish *message,
+                        bint may_leave) except *:
+        """`may_leave`: it was not sent away yet, or the sibling that it was sent to has a new link."""
         cdef Fanout fanout = self.mesh.fanout
-        cdef Entry *entry = sublist.find(op.subject.at, op.subject.size,
-                                         hash_bytes(op.subject.at, op.subject.size, sublist.seed))
-        cdef Token *name = &op.queues[queue]
-        cdef Choice *choice
-        cdef uint64_t members = 0, pick
-        cdef uint32_t i, w, shard = 0
-        visited |= <uint64_t>1 << self.mesh.shard
-        if entry == NULL:
-            return False
-        for i in range(entry.n_choices):
-            choice = &entry.choices[i]
-            if choice.name.key.size == name.size and \
-                    memcmp(<uint8_t *>choice.name + sizeof(QueueName), name.at, name.size) == 0:
-                break
-        else:
-            self.n_lost += 1
-            return False
-        members = members_elsewhere(fanout, entry, choice, visited)
+        cdef Entry *entry = sublist.find(subject.at, subject.size,
+                                         hash_bytes(subject.at, subject.size, sublist.seed))
+        cdef Choice *choice = NULL if entry == NULL else choice_named(entry, queue)
+        if choice != NULL and choice.n_local and fanout.choose_here(entry, choice, fanout.pick, message, NULL):
+            self.count_delivery(sublist, subject, message)   # somebody has come meanwhile
+            return FATE_TAKEN
+        if may_leave:
+            orphan.shard = -1
+            # Out of step: a sibling lives whose members we do not know.
+            if choice != NULL and self.send_away(orphan, sublist, entry, choice, queue, message) \
+                    or self.mesh.out_of_step:
+                if orphan.former is None:
+                    orphan.former = self.mesh.formers.find(sublist, subject, queue)
+                    if orphan.former is not None:   # which stays for the case that nobody else takes it
+                        orphan.former.n_promised += 1
+                if orphan.tail is None and (orphan.former is not None or orphan.shard < 0):
+                    orphan.keep(sublist, subject, queue, message)
+                return FATE_PENDING
+        return FATE_TAKEN if self.give_to_former(sublist, subject, queue, message) else FATE_NOBODY
+
+    cdef bint send_away(self, Orphan orphan, Sublist sublist, Entry *entry, Choice *choice, Token queue,
+                        Publish *message) except *:
+        """To a sibling with current members; False: there is none."""
+        cdef Fanout fanout = self.mesh.fanout
+        cdef uint64_t visited = orphan.visited | <uint64_t>1 << self.mesh.shard
+        cdef uint64_t members = members_elsewhere(fanout, entry, choice, visited)
+        cdef uint64_t pick
+        cdef uint32_t w, shard = 0
         if members == 0:
             # Who was visited and has a member now got it since: a sibling says RS- before it sends a message on. (Where
             # our word of it is old, the message comes back, and the word before it.)
             visited = <uint64_t>1 << self.mesh.shard
             members = members_elsewhere(fanout, entry, choice, visited)
         if members == 0:
-            self.n_lost += 1
             return False
         pick = sublist.random() % members
         for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
@@ -380,15 +454,44 @@ cdef class Reroutes:
                 if pick < entry.weights[w].members:
                     break
                 pick -= entry.weights[w].members
-        self.last_id += 1
-        if not fanout.send_queued(fanout.links[shard], entry, name, 1, message, True, self.last_id, visited):
-            self.n_lost += 1
+        if not fanout.send_queued(fanout.links[shard], entry, &queue, 1, message, True, orphan.id, visited):
             return False
         entry.counts.link_out += 1
-        self.waiting[self.last_id] = (origin, op.id, shard)
-        origin.orphans.add(self.last_id)
+        orphan.shard = shard
         self.n_sent_on += 1
         return True
+
+    cdef bint give_to_former(self, Sublist sublist, Token subject, Token queue, Publish *message) noexcept:
+        """To a member that has unsubscribed, and that siblings took for one when they sent this."""
+        cdef Fanout fanout = self.mesh.fanout
+        cdef Entry *entry
+        cdef Choice *choice
+        if sublist.former is None or sublist.former.n_subs == 0:
+            return False
+        entry = sublist.former.find(subject.at, subject.size,
+                                    hash_bytes(subject.at, subject.size, sublist.former.seed))
+        choice = NULL if entry == NULL else choice_named(entry, queue)
+        if choice == NULL or not fanout.choose_here(entry, choice, fanout.pick, message, NULL):
+            return False
+        fanout.pick += 1
+        self.n_lingered += 1
+        self.count_delivery(sublist, subject, message)
+        return True
+
+    cdef void count_delivery(self, Sublist sublist, Token subject, const Publish *message) noexcept:
+        """One message more was delivered here, of one that was counted when it came."""
+        cdef Fanout fanout = self.mesh.fanout
+        cdef Entry *entry
+        if fanout.n_finished:
+            fanout.finish()
+        entry = sublist.find(subject.at, subject.size, hash_bytes(subject.at, subject.size, sublist.seed))
+        fanout.out_msgs += 1
+        fanout.out_bytes += message.size
+        if entry != NULL:
+            entry.counts.deliveries += 1
+            entry.counts.out_bytes += message.size
+            if unlikely(entry.counts.deliveries >> 31):
+                sublist.book(entry)
 
     cdef int ask(self, SiblingLink origin, uint64_t shards) except -1:
         """Something of `origin` was sent on to these siblings: its PINGs wait until that has arrived there.
@@ -396,6 +499,7 @@ cdef class Reroutes:
         Acknowledged by its own frame, not by the link's PONG: two shards could wait for each other's for ever.
         """
         cdef bytes frame
+        cdef Orphan orphan
         cdef int shard = 0
         shards &= self.mesh.up
         while shards:
@@ -403,20 +507,65 @@ cdef class Reroutes:
                 self.last_id += 1
                 frame = b"QASK %d\r\n" % self.last_id
                 if out_append(self.mesh.fanout.links[shard], frame, len(frame)):
-                    self.waiting[self.last_id] = (origin, 0, shard)
-                    origin.orphans.add(self.last_id)
+                    orphan = Orphan()
+                    orphan.id = self.last_id
+                    orphan.origin = origin
+                    orphan.shard = shard
+                    self.pending[orphan.id] = orphan
+                    origin.orphans.add(orphan.id)
             shards >>= 1
             shard += 1
         return 0
 
-    cdef int settled(self, uint64_t id) except -1:
-        found = self.waiting.pop(id, None)
-        if found is not None and not (<SiblingLink>found[0]).is_closing:
-            (<SiblingLink>found[0]).on_settled(id, found[1])
+    cdef int settled(self, uint64_t id, bint is_taken) except -1:
+        cdef Orphan orphan = self.pending.get(id)
+        cdef Publish message
+        if orphan is None:
+            return 0
+        if not is_taken and orphan.tail is not None:
+            orphan.fill(&message)
+            is_taken = FATE_TAKEN == self.try_place(
+                orphan, orphan.sublist, Token(orphan.subject, len(orphan.subject)),
+                Token(orphan.queue, len(orphan.queue)), &message, False)
+        return self.conclude(orphan, is_taken)
+
+    cdef int conclude(self, Orphan orphan, bint is_taken) except -1:
+        del self.pending[orphan.id]
+        if orphan.former is not None:
+            orphan.former.n_promised -= 1
+            self.fence.look_at(orphan.former)
+        if orphan.id_there and not orphan.origin.is_closing:
+            orphan.origin.acknowledge(orphan.id_there, is_taken)
+        elif not is_taken:
+            self.n_lost += 1
+        if not orphan.origin.is_closing:
+            orphan.origin.on_settled(orphan.id)
         return 0
+
+    cdef int on_step(self) except -1:
+        cdef Orphan orphan
+        cdef Publish message
+        cdef Fate fate
+        for item in list(self.pending.values()):
+            orphan = <Orphan>item
+            if orphan.shard >= 0:
+                continue
+            orphan.fill(&message)
+            fate = self.try_place(orphan, orphan.sublist, Token(orphan.subject, len(orphan.subject)),
+                                  Token(orphan.queue, len(orphan.queue)), &message, True)
+            if fate != FATE_PENDING:
+                self.conclude(orphan, fate == FATE_TAKEN)
+        return 0
+
+    def look_again(self):
+        """A sibling whose link broke is dead (MeshFence.gone): what waited for its next link goes on."""
+        self.on_step()
 
     cdef int on_part(self, int shard) except -1:
         """What a dead sibling was sent counts as arrived, as a message to a client that has just gone does."""
-        for id in [id for id, (_, _, to) in self.waiting.items() if to == shard]:
-            self.settled(id)
+        cdef Orphan orphan
+        for item in list(self.pending.values()):
+            orphan = <Orphan>item
+            if orphan.shard == shard:
+                self.conclude(orphan, True)
         return 0

@@ -3,10 +3,11 @@
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from broker.fanout cimport Fanout
-from broker.outbuf cimport OutBuf
-from broker.interest cimport MOST_SHARDS, Interest, InterestSink
-from broker.sublist cimport Sublist
+from gnatswarm.broker.fanout cimport Fanout
+from gnatswarm.broker.outbuf cimport OutBuf
+from gnatswarm.broker.interest cimport MOST_SHARDS, Interest, InterestSink
+from gnatswarm.broker.lingering cimport Formers
+from gnatswarm.broker.sublist cimport Sublist
 
 cdef enum:
     # A link's pending bytes past which the publishers that feed it wait, until it is under half of them. Two siblings
@@ -23,18 +24,26 @@ cdef class Mesh(InterestSink):
     # A link's last frame while it is a plain RS+: where that ends, and frames_to() then. Its RS- takes it back.
     cdef uint8_t *fresh_end[MOST_SHARDS]
     cdef uint64_t fresh_frames[MOST_SHARDS]
+    # Siblings that have not acknowledged the last change of interest that they were told, and frames_to() at that.
+    cdef uint64_t unheard
+    cdef uint64_t told_at[MOST_SHARDS]
+    # Siblings whose interest is not all here: their link was just made, or broke while they live.
+    cdef readonly uint64_t out_of_step
+    cdef readonly Formers formers            # members of queue groups that have left, as far as they linger
     cdef dict accounts                       # name → Sublist
     cdef bytes reply_prefix                  # for Sublist.answer_replies(); None: not said yet
     cdef uint32_t tallied                    # subjects counted per account; 0: none
 
     # The account's subscriptions, empty ones if nobody has named it yet.
     cdef Sublist sublist_of(self, const uint8_t *account, size_t size)
-    cdef void tell_all(self, Interest interest, const uint8_t *subject, size_t size,
-                       const uint8_t *queue, size_t queue_size, uint32_t members) noexcept
+    cdef uint64_t tell_all(self, Interest interest, const uint8_t *subject, size_t size,
+                           const uint8_t *queue, size_t queue_size, uint32_t members) noexcept
     cdef bint take_back(self, int shard, const uint8_t *account, size_t account_size,
                         const uint8_t *subject, size_t size) noexcept
     # Everything sent to a sibling that a fence has to wait for, counted.
     cdef uint64_t frames_to(self, int shard) noexcept
+    # The sibling has been told of a change of interest just now.
+    cdef void note_told(self, int shard) noexcept
     # A link is there: it may be sent messages, and is told this shard's whole interest.
     cdef int join(self, int shard, OutBuf *link) except -1
     # It is gone, and what that sibling wanted with it.

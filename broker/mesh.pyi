@@ -1,8 +1,8 @@
 from typing import final
 
-from broker.fanout import Fanout
-from broker.interest import InterestSink
-from broker.sublist import Sublist
+from gnatswarm.broker.fanout import Fanout
+from gnatswarm.broker.interest import InterestSink
+from gnatswarm.broker.sublist import Sublist
 
 @final
 class Mesh(InterestSink):

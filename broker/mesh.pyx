@@ -8,8 +8,8 @@ subscription here, and of every change of a queue group's size. Not here: messag
 
 from libc.string cimport memcmp
 
-from broker.routewire cimport write_interest
-from broker.tally cimport Tally
+from gnatswarm.broker.routewire cimport write_interest
+from gnatswarm.broker.tally cimport Tally
 
 
 cdef class Replay(InterestSink):
@@ -18,16 +18,18 @@ cdef class Replay(InterestSink):
     cdef OutBuf *link
     cdef uint64_t n
 
-    cdef void on_interest(self, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept:
+    cdef uint64_t on_interest(self, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept:
         cdef const uint8_t *account = interest.account
         write_interest(self.link, account, len(interest.account), subject, size, NULL, 0, 1)
         self.n += 1
+        return 0
 
-    cdef void on_queue_interest(self, Interest interest, const uint8_t *subject, size_t size,
-                                const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
+    cdef uint64_t on_queue_interest(self, Interest interest, const uint8_t *subject, size_t size,
+                                    const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
         cdef const uint8_t *account = interest.account
         write_interest(self.link, account, len(interest.account), subject, size, queue, queue_size, members)
         self.n += 1
+        return 0
 
 
 cdef class Mesh(InterestSink):
@@ -37,6 +39,7 @@ cdef class Mesh(InterestSink):
         self.fanout = fanout
         self.shard = shard
         self.accounts = {}
+        self.formers = Formers()
 
     def account(self, bytes name not None) -> Sublist:
         """Its subscriptions on this shard."""
@@ -77,15 +80,15 @@ cdef class Mesh(InterestSink):
         cdef OutBuf *link = self.fanout.links[shard]
         return 0 if link == NULL else link.msgs + self.interest_frames[shard]
 
-    cdef void on_interest(self, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept:
-        self.tell_all(interest, subject, size, NULL, 0, 1 if wanted else 0)
+    cdef uint64_t on_interest(self, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept:
+        return self.tell_all(interest, subject, size, NULL, 0, 1 if wanted else 0)
 
-    cdef void on_queue_interest(self, Interest interest, const uint8_t *subject, size_t size,
-                                const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
-        self.tell_all(interest, subject, size, queue, queue_size, members)
+    cdef uint64_t on_queue_interest(self, Interest interest, const uint8_t *subject, size_t size,
+                                    const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
+        return self.tell_all(interest, subject, size, queue, queue_size, members)
 
-    cdef void tell_all(self, Interest interest, const uint8_t *subject, size_t size,
-                       const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
+    cdef uint64_t tell_all(self, Interest interest, const uint8_t *subject, size_t size,
+                           const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
         cdef const uint8_t *account = interest.account
         cdef size_t account_size = len(interest.account)
         cdef uint64_t left = self.up
@@ -94,20 +97,25 @@ cdef class Mesh(InterestSink):
         while left:
             if left & 1:
                 link = self.fanout.links[shard]
-                if members == 0 and link.pos != NULL and link.pos == self.fresh_end[shard] \
+                if members == 0 and queue_size == 0 and link.pos != NULL and link.pos == self.fresh_end[shard] \
                         and self.take_back(shard, account, account_size, subject, size):
                     pass
                 elif write_interest(link, account, account_size, subject, size, queue, queue_size, members):
                     self.interest_frames[shard] += 1
                     self.fresh_end[shard] = link.pos if members and queue_size == 0 else NULL
                     self.fresh_frames[shard] = self.frames_to(shard)
-                self.fanout.touched |= <uint64_t>1 << shard   # refused: its next link is told all of it
+                    self.note_told(shard)
             left >>= 1
             shard += 1
+        return self.up   # (who refused it: its next link is told all of it)
+
+    cdef void note_told(self, int shard) noexcept:
+        self.unheard |= <uint64_t>1 << shard
+        self.told_at[shard] = self.frames_to(shard)
 
     cdef bint take_back(self, int shard, const uint8_t *account, size_t account_size,
                         const uint8_t *subject, size_t size) noexcept:
-        """Interest that ends before the sibling was told that it began: an RS+ that has not gone out is taken back.
+        """Plain interest that ends before the sibling was told of it: an RS+ that has not gone out is taken back.
 
         Nothing may have been sent behind it (frames_to, and the end), or the bytes before the end could be a payload.
         """
@@ -123,6 +131,7 @@ cdef class Mesh(InterestSink):
             return False
         link.pos = p
         self.interest_frames[shard] -= 1
+        self.told_at[shard] -= 1
         self.fresh_end[shard] = NULL
         return True
 
@@ -136,11 +145,14 @@ cdef class Mesh(InterestSink):
         for sublist in self.accounts.values():
             (<Sublist>sublist).replay(replay)
         self.interest_frames[shard] += replay.n
+        self.note_told(shard)
+        self.out_of_step |= <uint64_t>1 << shard
         return 0
 
     cdef int part(self, int shard) except -1:
         self.fanout.links[shard] = NULL
         self.up &= ~(<uint64_t>1 << shard)
+        self.unheard &= ~(<uint64_t>1 << shard)
         for sublist in self.accounts.values():
             (<Sublist>sublist).drop_remote(shard)
         return 0

@@ -1,26 +1,26 @@
 """Every option of the broker, typed, frozen and documented; parsed once by the router, passed whole to each shard.
 
-One struct per section. Type, default, unit and meaning of an option stand on one line. Unknown keys are
-errors. This module reads no file: `broker.conf` reads the server's relaxed syntax, `router.cli` the command line,
-`router.options_build` makes this of both. Secrets are left out of every repr, so that no log can show one.
+One struct per section; an option's type, default, unit and meaning are on one line. Unknown keys are errors. This
+module reads no file: `router.config.conf` reads nats-server's configuration syntax, `router.cli` the command line, and
+`router.config.options_build` makes Options of both. No repr contains a secret, so that no log can show one.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from broker.limits import Limits
+from gnatswarm.broker.limits import Limits
 
 SECRET_FIELDS = frozenset({"auth_token", "auth_password", "http_password", "password", "cert_pem", "key_pem", "ca_pem"})
 
 
-# The account of users that are in none, and of clients where nobody has to log in; and the system's own.
+# The account of users without an account, and of clients where no log-in is required; and the system account.
 GLOBAL_ACCOUNT = "$G"
 SYSTEM_ACCOUNT = "$SYS"
 
 
 class _Discreet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A struct whose repr names what is set and hides what is secret."""
+    """A struct whose repr shows fields that differ from their default, and hides secrets."""
 
     def __repr__(self) -> str:
         shown = []
@@ -32,139 +32,139 @@ class _Discreet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Logging(_Discreet, frozen=True, forbid_unknown_fields=True):
-    """Where log lines go and how much they say."""
+    """Where log lines go, and how detailed they are."""
 
     file: str = ""  # path; "": standard error
     size_limit_bytes: int = 0  # rotate past this many bytes; 0: never
-    format: str = "text"  # "text": the server's own lines; "json": one JSON object per line
+    format: str = "text"  # "text": nats-server's lines; "json": one JSON object per line
     logtime: bool = True  # timestamps on every line
     debug: bool = False  # -D: connections, links, decisions
     trace: bool = False  # -V: every operation of every client; slow
-    trace_payload_bytes: int = 0  # longest piece of a message that -V shows; 0: no limit
+    trace_payload_bytes: int = 0  # bytes of a message that -V shows at most; 0: no limit
 
 
 class Swarm(_Discreet, frozen=True, forbid_unknown_fields=True):
-    """The shards behind one address; ours alone, nats-server has no such section."""
+    """The shards behind one address; nats-server has no such section."""
 
     shards: int = 0  # 1..64; 0: the number of usable cores (affinity and cgroup respected)
-    accept: str = "reuseport"  # "reuseport": one kernel-balanced listener per shard; "handoff": the router places
-    link_dir: str = ""  # private directory of the link sockets; "": a fresh one, mode 0700
-    prefer_local: bool = False  # queue groups: members on the publisher's shard first
+    accept: str = "reuseport"  # "reuseport": one kernel-balanced listener per shard; "handoff": the router chooses
+    link_dir: str = ""  # private directory of the link sockets; "": a new one, mode 0700
+    prefer_local: bool = False  # queue groups: prefer members on the publisher's shard
 
 
 class Stats(_Discreet, frozen=True, forbid_unknown_fields=True):
-    """What each shard writes down about itself; ours alone."""
+    """The statistics files that each shard writes; nats-server has no such section."""
 
-    enabled: bool = True  # nothing is counted per subject when it is off
+    enabled: bool = True  # false: no statistics files, and no counters per subject and window
     dir: str = ""  # directory of the files; "": under $XDG_STATE_HOME/gnatswarm (~/.local/state), by port
-    window_s: float = 10.0  # 0.1 to 3600: what one row covers
+    window_s: float = 10.0  # 0.1 to 3600: the time that one row covers
     max_subjects: int = 4096  # 1..1000000: rows per window, account and shard; lighter subjects share one row
-    max_age_s: float = 604800.0  # files older than this are removed; 0: none
-    max_bytes: int = 1073741824  # the oldest are removed while all are more than this; 0: none
+    max_age_s: float = 604800.0  # files older than this are removed; 0: no limit
+    max_bytes: int = 1073741824  # the oldest files are removed while their total is over this; 0: no limit
 
 
 class Permissions(_Discreet, frozen=True, forbid_unknown_fields=True):
     """What a user may do. A rule is a subject with wildcards; for subscriptions it may name a queue: "jobs workers"."""
 
-    publish_allow: tuple[str, ...] | None = None  # only to these; None: everywhere
-    publish_deny: tuple[str, ...] = ()  # though allowed, not to these
-    subscribe_allow: tuple[str, ...] | None = None  # as publish_allow
-    subscribe_deny: tuple[str, ...] = ()  # as publish_deny
-    responses: int = 0  # messages on the reply subject of each message it got, beside the above; -1: no limit
-    responses_expire_s: float = 120.0  # for so long after that message; 0 and less: no limit
+    publish_allow: tuple[str, ...] | None = None  # the user may publish to these subjects only; None: to all
+    publish_deny: tuple[str, ...] = ()  # exceptions from publish allow
+    subscribe_allow: tuple[str, ...] | None = None  # the user may subscribe to these subjects only; None: to all
+    subscribe_deny: tuple[str, ...] = ()  # exceptions from subscribe allow
+    responses: int = 0  # messages to the reply subject of each message received, in addition; -1: no limit
+    responses_expire_s: float = 120.0  # how long after that message; 0 or less: no limit
 
 
-# How a user may come; the kinds that there are here, and those that only nats-server has.
+# Kinds of connection that a user may be limited to: those that this broker has, then those of nats-server alone.
 STANDARD = "STANDARD"
 WEBSOCKET = "WEBSOCKET"
 CONNECTION_TYPES = (STANDARD, WEBSOCKET, "LEAFNODE", "LEAFNODE_WS", "MQTT", "MQTT_WS")
 
 
 class User(_Discreet, frozen=True, forbid_unknown_fields=True):
-    """Somebody who may connect: with a name and a password, plain or hashed by bcrypt, or with an nkey."""
+    """A user: with a name and a password, plain or hashed by bcrypt, or with an nkey."""
 
     name: str = ""  # "": a user with an nkey
     password: str = ""  # plain, or hashed by bcrypt
     nkey: str = ""  # public key, "U…"
-    account: str = GLOBAL_ACCOUNT  # whose messages it hears
+    account: str = GLOBAL_ACCOUNT  # the account that the user belongs to
     permissions: Permissions | None = None  # None: everything is allowed
-    connection_types: tuple[str, ...] = ()  # of CONNECTION_TYPES, those it may come by; (): every
+    connection_types: tuple[str, ...] = ()  # kinds of connection the user may use: STANDARD, WEBSOCKET; (): all
 
     @property
     def shown(self) -> str:
-        """As logs and monitoring pages call it."""
+        """The user's name in logs and on monitoring pages."""
         return self.name or self.nkey
 
     def may_come_by(self, kind: str) -> bool:
-        """Whether connections of this kind are its own."""
+        """Whether the user may use connections of this kind."""
         return not self.connection_types or kind in self.connection_types
 
 
 class Export(_Discreet, frozen=True, forbid_unknown_fields=True):
-    """What other accounts may import of an account."""
+    """A stream or service of an account that other accounts may import."""
 
-    subject: str  # with wildcards
-    is_service: bool  # (instead of stream) they may ask; else: they may listen
-    accounts: tuple[str, ...] | None = None  # these alone; None: all
+    subject: str  # a stream's subject, wildcards allowed: importing accounts may subscribe
+    is_service: bool  # instead of stream, a service's subject: importing accounts may send requests
+    accounts: tuple[str, ...] | None = None  # the accounts that may import it; None: all
     response: str = "singleton"  # of a service: "singleton", "stream" or "chunked"
-    threshold_s: float = 120.0  # of a service: an answer, or the next of several, may come for so long
+    threshold_s: float = 120.0  # of a service: the longest wait for a response, or for the next of several
 
 
 class Import(_Discreet, frozen=True, forbid_unknown_fields=True):
-    """What an account has of another one."""
+    """A stream or service that an account imports from another one."""
 
-    account: str  # whose it is
-    subject: str  # there
-    is_service: bool  # (instead of stream) it asks; else: it listens
-    to: str  # its name here, with $1, $2 or as many * as it has there; or, of a stream, a prefix
+    account: str  # the exporting account
+    subject: str  # the subject in the exporting account
+    is_service: bool  # instead of stream: the importing account sends requests; a stream it subscribes to
+    to: str  # the subject in the importing account, with $1, $2 or the same number of *; of a stream also a prefix
 
 
 class Mapping(_Discreet, frozen=True, forbid_unknown_fields=True):
-    """Where messages published to a subject go instead, within one account."""
+    """Other subjects for messages that are published to a subject, within one account."""
 
-    subject: str  # with wildcards
-    destinations: tuple[tuple[str, int], ...]  # (subject, percent of the messages); what is left of 100 is lost
+    subject: str  # the published subject, wildcards allowed
+    destinations: tuple[tuple[str, int], ...]  # subjects, each with its percentage; the rest to 100 is dropped
 
 
 class Account(_Discreet, frozen=True, forbid_unknown_fields=True):
-    """Users whose messages nobody outside of it gets, but for what it exports."""
+    """An account: its messages reach its own users only, except what it exports."""
 
-    name: str  # what users say and logs show
+    name: str  # the account's name, as other options and logs use it
     max_subscriptions: int = 0  # of each client; 0: the broker's own limit
-    max_payload_bytes: int = 0  # likewise
+    max_payload_bytes: int = 0  # of each message; 0: the broker's own limit
     max_connections: int = 0  # at the same time, on all shards together; 0: the broker's own limit
-    exports: tuple[Export, ...] = ()  # what other accounts may import
-    imports: tuple[Import, ...] = ()  # what it has of other accounts
-    mappings: tuple[Mapping, ...] = ()  # where messages published in it go instead, the first that fits
+    exports: tuple[Export, ...] = ()  # streams and services that other accounts may import
+    imports: tuple[Import, ...] = ()  # streams and services of other accounts
+    mappings: tuple[Mapping, ...] = ()  # other subjects for messages published in the account; the first match counts
 
 
 class Tls(_Discreet, frozen=True, forbid_unknown_fields=True):
-    """How one port encrypts; a port without a certificate does not."""
+    """TLS of one port; a port without a certificate has none."""
 
-    cert_file: str = ""  # PEM: our certificate, then those between it and its authority; "": no TLS
+    cert_file: str = ""  # PEM: the server's certificate, then intermediate ones; "": no TLS
     key_file: str = ""  # PEM: its private key
     ca_file: str = ""  # PEM: authorities of client certificates; "": the system's own
-    verify: bool = False  # a client must give a certificate by one of them
-    verify_and_map: bool = False  # as verify, and the certificate says which user it is
+    verify: bool = False  # clients must present a certificate signed by one of ca_file
+    verify_and_map: bool = False  # as verify, and the certificate selects the user
     timeout_s: float = 2.0  # for the handshake
     min_version: str = "1.2"  # of TLS: "1.2" or "1.3"
-    cipher_suites: tuple[str, ...] = ()  # for TLS 1.2, as nats-server names them; (): OpenSSL's choice
-    curve_preferences: tuple[str, ...] = ()  # (): OpenSSL's choice
-    handshake_first: bool = False  # no INFO before the handshake
-    handshake_fallback_s: float = 0.0  # with handshake_first: INFO all the same after this long; 0: never
-    # What the files held when the configuration was read; b"": they are read when they are needed.
+    cipher_suites: tuple[str, ...] = ()  # for TLS 1.2, with nats-server's names; (): OpenSSL's choice
+    curve_preferences: tuple[str, ...] = ()  # one curve, or all; (): OpenSSL's choice
+    handshake_first: bool = False  # true: no INFO before the handshake
+    handshake_fallback_s: float = 0.0  # with handshake_first: send INFO if no handshake began for so long; 0: never
+    # The content of the files when the configuration was read; b"": read the files when they are needed.
     cert_pem: bytes = b""
     key_pem: bytes = b""
     ca_pem: bytes = b""
 
     @property
     def is_on(self) -> bool:
-        """Whether there is TLS at all."""
+        """Whether the port has TLS."""
         return bool(self.cert_file)
 
     @property
     def asks_for_certificate(self) -> bool:
-        """Whether a client has to give one."""
+        """Whether a client must present a certificate."""
         return self.verify or self.verify_and_map
 
 
@@ -173,18 +173,18 @@ class WebSocket(_Discreet, frozen=True, forbid_unknown_fields=True):
 
     host: str = ""  # address to listen on; "": every address
     port: int = 0  # 0: none, -1: any free one
-    no_tls: bool = False  # has to be said where there is no certificate
+    no_tls: bool = False  # must be true if there is no certificate
     tls: Tls = Tls()  # of this port
     compression: bool = False  # permessage-deflate for clients that ask for it
-    same_origin: bool = False  # a page may connect only to where it came from
-    allowed_origins: tuple[str, ...] = ()  # pages of these alone, as scheme://host:port; (): of all
+    same_origin: bool = False  # a web page may connect only to the host and port it was loaded from
+    allowed_origins: tuple[str, ...] = ()  # web pages of these origins only, as scheme://host:port; (): of all
     handshake_timeout_s: float = 2.0  # for TLS and the upgrade together
 
 
 class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     """The whole configuration of one broker. At most one of token, user and users is set."""
 
-    host: str = ""  # address to listen on; "" or "0.0.0.0": every address, IPv6 included where there is
+    host: str = ""  # address to listen on; "" or "0.0.0.0": every address, including IPv6 if there is any
     port: int = 4222  # clients' TCP port; -1: any free one
     server_name: str = ""  # shown in INFO and on the monitoring pages; "": the server id
     server_tags: tuple[str, ...] = ()  # lower-case words shown on the monitoring pages
@@ -193,32 +193,32 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     swarm: Swarm = Swarm()
     stats: Stats = Stats()
     tls: Tls = Tls()  # of the clients' port
-    allow_non_tls: bool = False  # with tls: clients that do not encrypt are let in too
+    allow_non_tls: bool = False  # with tls: also accept clients without TLS
     websocket: WebSocket = WebSocket()
     pid_file: str = ""  # written at start, removed at exit
     ports_file_dir: str = ""  # a file <program>_<pid>.ports with the ports in use is written here
-    http_host: str = ""  # monitoring address; "": same as host, and loopback where that is "" too
+    http_host: str = ""  # monitoring address; "": the same as host, or loopback if host is "" too
     http_port: int = 0  # monitoring port; 0: off, -1: any free one
-    https_port: int = 0  # the same encrypted, with the certificate of tls; at most one of the two ports is not 0
-    http_base_path: str = ""  # what stands before every monitoring path, as a proxy may need
-    http_user: str = ""  # with http_password: who may see the monitoring pages; "": everybody who reaches them
-    http_password: str = ""  # with http_user
-    client_advertise: str = ""  # host[:port] to show in connect_urls instead of our own
+    https_port: int = 0  # monitoring port with TLS, by the certificate of tls; only one of the two ports may be set
+    http_base_path: str = ""  # prefix of every monitoring path, for a proxy
+    http_user: str = ""  # user name for the monitoring pages, with http_password; "": no log-in
+    http_password: str = ""  # password for the monitoring pages
+    client_advertise: str = ""  # host[:port] to show in connect_urls instead of the broker's own
     headers: bool = True  # offer message headers (HPUB, HMSG)
-    auth_token: str = ""  # token every client must give; "": none
-    auth_user: str = ""  # with auth_password: the one user; "": none
-    auth_password: str = ""  # the one user's, plain or hashed by bcrypt
-    users: tuple[User, ...] = ()  # several users instead of the one; (): none
-    no_auth_user: str = ""  # one of users: who a client is that gives no credentials; "": it is refused
-    accounts: tuple[Account, ...] = ()  # beside $G and the system's, which are always there
+    auth_token: str = ""  # token that every client must give; "": none
+    auth_user: str = ""  # name of the only user; "": none
+    auth_password: str = ""  # password of the only user, plain or hashed by bcrypt
+    users: tuple[User, ...] = ()  # several users instead of the only one; (): none
+    no_auth_user: str = ""  # the user (one of users) of clients without credentials; "": they are refused
+    accounts: tuple[Account, ...] = ()  # in addition to $G and the system account, which always exist
     mappings: tuple[Mapping, ...] = ()  # of the account $G
-    system_account: str = SYSTEM_ACCOUNT  # whose users hear of events and may ask the broker
-    config_file: str = ""  # where this came from; "": the command line alone
-    notices: tuple[str, ...] = ()  # what was asked for and is not offered; said at start, one line each
+    system_account: str = SYSTEM_ACCOUNT  # the account whose users receive events and may send requests to the broker
+    config_file: str = ""  # the configuration file; "": the command line alone
+    notices: tuple[str, ...] = ()  # features that were configured and are not supported; logged at start, a line each
 
     @property
     def has_system_users(self) -> bool:
-        """Whether anybody could hear of system events."""
+        """Whether any user could receive system events."""
         system = self.system_account
         return (
             system == GLOBAL_ACCOUNT

@@ -1,13 +1,13 @@
-# Pooled output buffers: what waits to be sent to one peer (a client or a sibling link).
+# Pooled output buffers: the bytes that wait to be sent to one peer (a client or a sibling link).
 #
 #   OutBuf ── head → Chunk → Chunk → … → tail          pos: where the next byte goes, in the tail
 #                                                        limit: the tail's last usable byte + 1
-# A chunk holds its bytes itself, or refers to a Blob (one big payload, shared by all who get it).
-# The engine appends; whoever owns the socket takes. Nothing here knows a socket: the owner hands in `flush`.
+# A chunk holds its bytes itself, or refers to a Blob (one big payload, shared by all its receivers).
+# The engine appends; the socket's owner takes. Nothing here knows a socket: the owner supplies `flush`.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from broker.word cimport likely
+from gnatswarm.broker.word cimport likely
 
 cdef extern from "<sys/uio.h>" nogil:
     struct iovec:
@@ -16,14 +16,14 @@ cdef extern from "<sys/uio.h>" nogil:
 
 cdef enum:
     # One send() of this size costs the kernel little more than its copy, and a chunk stays in the L2 cache
-    # beside the read buffer (16 to 128 KiB measured: ARCHITECTURE.md, section 8).
+    # beside the read buffer (16 to 128 KiB measured: deploy/decisions).
     CHUNK_BYTES = 65536
-    # The first chunk of a peer that gets little: 10,000 clients with one message each must not cost 640 MB.
+    # The first chunk of a peer with little output: 10,000 clients with one message each must not cost 640 MB.
     SMALL_CHUNK_BYTES = 2048
     # From this size on a payload is shared by reference instead of copied to every subscriber.
     BLOB_BYTES = 32768
 
-# Why a peer is to be closed; 0: it is not. The order is that of errors.CloseReason.
+# Why a peer must be closed; 0: it need not be. In the order of errors.CloseReason.
 cdef enum CloseReason:
     CLOSE_NONE = 0
     CLOSE_CLIENT_CLOSED = 1
@@ -56,26 +56,26 @@ ctypedef struct Chunk:
     Chunk *next
     uint8_t *data        # its own bytes, or into blob->data
     size_t start         # data[start:end] is not yet taken by the kernel
-    size_t end           # of the tail chunk: valid only after out_seal
-    size_t capacity      # bytes it can hold itself; 0: refers to a blob
+    size_t end           # for the tail chunk valid only after out_seal
+    size_t capacity      # bytes it can hold itself; 0: it refers to a blob
     Blob *blob
 
-# One per shard: chunk pool, dirty list, who flushes. Shared by the shard and its peers: the last one to let go frees
-# it.
+# One per shard: chunk pool, dirty list, flush function. Shared by the shard and its peers; the last one to release it
+# frees it.
 ctypedef struct Outbox:
     size_t refs
     OutBuf *dirty        # peers with bytes appended since their last flush
-    OutBuf *called       # peers that need their owner's attention: to be closed, or read again
-    void (*flush)(void *owner, OutBuf *out) noexcept   # sends what it can; may only take and block
+    OutBuf *called       # peers whose owner must act: close them, or read them again
+    void (*flush)(void *owner, OutBuf *out) noexcept   # sends what it can; may only call out_take and set is_blocked
     void *flush_owner
     Chunk *free_chunks
     Chunk *free_small
     uint32_t n_free_chunks
     uint32_t n_free_small
-    OutBuf *stalling         # somebody past its stall mark was just fed: the feeder is to wait
-    bint relieved            # somebody went from past its stall mark to under half of it
+    OutBuf *stalling         # a peer past its stall mark was just appended to: the publisher must wait
+    bint relieved            # a peer went from past its stall mark to under half of it
     size_t bytes_in_chunks   # memory held by chunks and blobs in use, for limits and monitoring
-    uint64_t now_us          # the time of this turn, told by the owner of the loop (monotonic)
+    uint64_t now_us          # the time of this turn (monotonic), set by the owner of the loop
 
 ctypedef struct OutBuf:
     uint8_t *pos
@@ -90,41 +90,41 @@ ctypedef struct OutBuf:
     uint64_t msgs            # messages delivered to this peer
     uint64_t payload_bytes   # payload (and header) bytes delivered to this peer
     uint64_t taken_us        # when the kernel last took bytes
-    void *owner              # of the socket: borrowed, set and cleared by it
+    void *owner              # the socket's owner: borrowed, set and cleared by it
     void *peer               # the Peer this belongs to: borrowed, for as long as it lives
-    size_t stall_mark        # pending bytes past which whoever feeds this peer is to wait
-    uint64_t match           # scratch of a match being built (sublist): the last one this peer was in
-    void *filter             # Permissions that leave messages out of granted subscriptions: borrowed; NULL: none do
+    size_t stall_mark        # with more pending bytes than this, publishers to this peer must wait
+    uint64_t match           # scratch of the sublist: the number of the last match that this peer was in
+    void *filter             # Permissions that exclude messages from granted subscriptions: borrowed; NULL: none do
     uint8_t is_dirty
-    uint8_t is_blocked       # the kernel takes no more: waits for writability
+    uint8_t is_blocked       # the kernel takes no more: wait until the socket is writable
     uint8_t is_bulk          # filled more than a small chunk in its last flush
     uint8_t takes_headers
-    uint8_t may_answer       # what it is sent with a reply subject it may answer: its peer is told of each
+    uint8_t may_answer       # it may answer messages with a reply subject: its peer is told of each one
     uint8_t is_called
     uint8_t is_behind        # past its stall mark
     uint8_t close_reason     # CloseReason; not 0: appends are refused
 
 cdef Outbox *outbox_new() except NULL
-# Lets go of one reference.
+# Releases one reference.
 cdef void outbox_release(Outbox *box) noexcept nogil
 
-# The peer gains a reference to the box, and lets go of it with outbox_release() after out_release().
+# The peer gets a reference to the box, which it releases with outbox_release() after out_release().
 cdef void out_init(OutBuf *out, Outbox *box, size_t max_pending) noexcept nogil
-# Gives every chunk back; nothing more can be appended. The OutBuf leaves the dirty list.
+# Releases every chunk; nothing more can be appended. The OutBuf leaves the dirty list.
 cdef void out_release(OutBuf *out) noexcept nogil
-# Calls the owner's attention to this peer.
+# Puts this peer on the `called` list, so that its owner acts.
 cdef void out_call(OutBuf *out) noexcept nogil
-# No more appends; its owner is called, to close it when it is safe.
+# Refuses further appends; its owner closes it when it is safe.
 cdef void out_condemn(OutBuf *out, CloseReason reason) noexcept nogil
 cdef uint8_t *out_reserve_slow(OutBuf *out, size_t n) noexcept
-# Append by reference; the blob gains a reference. False: refused (closed or over its limit).
+# Appends by reference; the blob gets a reference. False: refused (closed or over its limit).
 cdef bint out_append_blob(OutBuf *out, Blob *blob, const uint8_t *start, size_t n) noexcept
 cdef bint out_append(OutBuf *out, const uint8_t *data, size_t n) noexcept
-# Bytes queued and not yet taken.
+# Bytes that wait to be sent.
 cdef size_t out_pending(const OutBuf *out) noexcept nogil
 # The kernel took n bytes (0 <= n <= pending).
 cdef void out_take(OutBuf *out, size_t n) noexcept nogil
-# Fills at most `room` parts with what is to be sent, for a gathering write; how many.
+# Fills at most `room` parts with the bytes to send, for a gathering write; returns how many parts.
 cdef int out_gather(OutBuf *out, iovec *parts, int room) noexcept nogil
 
 cdef Blob *blob_new(Outbox *box, size_t size) noexcept nogil

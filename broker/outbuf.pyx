@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Pooled output buffers: what waits to be sent to one peer.
+"""Pooled output buffers: the bytes that wait to be sent to one peer.
 
-Not a socket and not a queue of messages: bytes in chunks, appended by fan-out, taken by whoever owns the socket.
+Not a socket and not a queue of messages: bytes in chunks, appended by fan-out, taken by the socket's owner.
 Invariant: unsent bytes = sealed + (pos - tail.data - tail.start). An idle peer holds no chunk. Appending is two
 copies; a full chunk is flushed at once, so that a peer that reads needs no second one.
 """
@@ -9,16 +9,16 @@ copies; a full chunk is flushed at once, so that a peer that reads needs no seco
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
-from broker.word cimport SLACK
+from gnatswarm.broker.word cimport SLACK
 
 
 cdef enum:
-    # Chunks kept for reuse; past that they go back to the allocator (64 MiB and 8 MiB at most).
+    # Chunks kept for reuse; further ones are freed (64 MiB and 8 MiB at most are kept).
     MOST_FREE_CHUNKS = 1024
     MOST_FREE_SMALL = 4096
-    # A client that took bytes this recently is slow, not stuck: it is worth waiting for. The kernel tells of room only
-    # when a third of its send buffer is free, 1.4 of 4 MB, so the owner looks itself at what is acknowledged; and on a
-    # busy host a reader may not run for a while. With 100 ms it counted as stuck in between, was flooded past
+    # A client that took bytes this recently is slow but not stuck, and publishers wait for it. The kernel reports room
+    # only when a third of its send buffer is free, 1.4 of 4 MB, so the owner checks itself what is acknowledged; and on
+    # a busy host a reader may not run for a while. With 100 ms such a reader counted as stuck, was flooded past
     # max_pending and closed, where nats-server waits for it.
     STALL_IF_TAKEN_US = 2000000
 
@@ -152,13 +152,13 @@ cdef void out_call(OutBuf *out) noexcept nogil:
 cdef void out_condemn(OutBuf *out, CloseReason reason) noexcept nogil:
     if out.close_reason == CLOSE_NONE:
         out_seal(out)
-        out.limit = out.pos   # from here on every append takes the slow way, and is refused there
+        out.limit = out.pos   # from now on every append takes the slow path, and is refused there
         out.close_reason = reason
     out_call(out)
 
 
 cdef inline void out_seal(OutBuf *out) noexcept nogil:
-    """Writes down where the tail ends."""
+    """Stores where the tail ends."""
     if out.tail != NULL and out.tail.blob == NULL:
         out.tail.end = out.pos - out.tail.data
 
@@ -186,13 +186,13 @@ cdef bint out_push(OutBuf *out, Chunk *chunk) noexcept nogil:
 
 
 cdef bint out_admits(OutBuf *out, size_t n) noexcept:
-    """May n more bytes be queued? Sends what is there first; past max_pending the peer is condemned,
-    past its stall mark whoever feeds it is to wait: for a link always, for a client that is taking bytes."""
+    """May n more bytes be queued? Sends what is there first. Past max_pending the peer is condemned; past its stall
+    mark its publishers must wait: always for a link, for a client only while it takes bytes."""
     cdef size_t pending
     if out.close_reason != CLOSE_NONE:
         return False
     if out.head != NULL and out.box.flush != NULL and (not out.is_blocked or out.is_behind):
-        # (Of who is behind the owner finds out whether it takes bytes at all.)
+        # (Marked dirty, so that its owner checks whether it takes bytes at all.)
         out_mark_dirty(out)
         out.box.flush(out.box.flush_owner, out)
         if out.close_reason != CLOSE_NONE:
@@ -211,7 +211,7 @@ cdef bint out_admits(OutBuf *out, size_t n) noexcept:
 cdef uint8_t *out_reserve_slow(OutBuf *out, size_t n) noexcept:
     cdef size_t capacity
     cdef Chunk *chunk
-    if out.tail != NULL:   # (the very first bytes need no permission: the limit is far above one chunk)
+    if out.tail != NULL:   # (the first bytes need no check: the limit is far above one chunk)
         if not out_admits(out, n):
             return NULL
         out.is_bulk = 1
@@ -223,7 +223,7 @@ cdef uint8_t *out_reserve_slow(OutBuf *out, size_t n) noexcept:
     elif out.max_pending and n > out.max_pending:
         out_condemn(out, CLOSE_SLOW_CONSUMER_PENDING_BYTES)
         return NULL
-    # Who is behind gets small chunks, so that each message or run comes this way and makes its feeder wait.
+    # A peer that is behind gets small chunks, so that each message or run comes here and makes its publisher wait.
     capacity = SMALL_CHUNK_BYTES if out.is_behind or (n <= SMALL_CHUNK_BYTES and not out.is_bulk) else CHUNK_BYTES
     chunk = chunk_new(out.box, n if n > capacity else capacity)
     if chunk == NULL:
@@ -311,11 +311,11 @@ cdef void probe_flush(void *owner, OutBuf *out) noexcept:
 
 
 cdef class OutBufProbe:
-    """A buffer in an outbox of its own as tests see it. `kernel` is asked how much it takes when a chunk is full."""
+    """A buffer with its own outbox, for tests. `kernel` is asked how much it takes when a chunk is full."""
 
     cdef Outbox *box
     cdef OutBuf out
-    cdef object kernel     # called with the pending bytes; returns how many it takes; None: nobody flushes
+    cdef object kernel     # called with the pending bytes; returns how many it takes; None: no flush
 
     def __cinit__(self, size_t max_pending=0, *, size_t stall_mark=0, kernel=None):
         self.box = outbox_new()
@@ -352,7 +352,7 @@ cdef class OutBufProbe:
         return taken
 
     def gather(self, int room=64) -> list:
-        """What a gathering write of at most `room` parts would send."""
+        """The parts that a gathering write of at most `room` parts would send."""
         cdef iovec parts[64]
         cdef int n = out_gather(&self.out, parts, min(room, 64)), i
         return [(<uint8_t *>parts[i].iov_base)[:parts[i].iov_len] for i in range(n)]
@@ -381,7 +381,7 @@ cdef class OutBufProbe:
 
     @property
     def flags(self) -> set:
-        """Which of dirty, called, behind, stalling, relieved hold; the last two are told once."""
+        """Which of dirty, called, behind, stalling, relieved are set; reading clears the last two."""
         cdef bint stalling = self.box.stalling == &self.out, relieved = self.box.relieved
         self.box.stalling = NULL
         self.box.relieved = 0

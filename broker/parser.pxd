@@ -1,13 +1,13 @@
 # One operation of a client or a sibling, read from contiguous bytes.
 #
 #   PUB foo.bar reply 5\r\nhello\r\n
-#       ^subject     ^tail: all that goes out again behind the subject, the space included
+#       ^subject     ^tail: everything after the subject that is sent on, with the leading space
 #
-# Every pointer of an Op points into the caller's buffer: VALID UNTIL THE NEXT READ; who keeps it longer copies.
+# Every pointer of an Op points into the caller's buffer: VALID UNTIL THE NEXT READ; copy it to keep it longer.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from broker.word cimport load32, token_end
+from gnatswarm.broker.word cimport load32, token_end
 
 cdef enum OpKind:
     OP_MORE = 0        # the line is not complete
@@ -21,8 +21,8 @@ cdef enum OpKind:
     OP_INFO
     OP_OK
     OP_ERR
-    # what a broken peer sends
-    OP_UNKNOWN         # not an operation: answered at its first wrong byte
+    # from a broken peer
+    OP_UNKNOWN         # not an operation: reported at its first wrong byte
     OP_BAD_ARGUMENTS   # closes silently
     OP_LINE_TOO_LONG
 
@@ -33,38 +33,38 @@ ctypedef struct Token:
 ctypedef struct Op:
     OpKind kind
     size_t line_size         # bytes of the control line, its line end included
-    Token argument           # everything behind the verb, blanks trimmed (CONNECT, INFO, -ERR)
+    Token argument           # everything after the verb, blanks trimmed (CONNECT, INFO, -ERR)
     Token subject
     Token reply              # size 0: none
     Token queue              # size 0: none
     Token sid
     int64_t max_msgs         # UNSUB: 0 is "now"
     uint32_t header_size     # HPUB: bytes of the header block
-    uint32_t size            # bytes of header and payload, the CRLF behind them not counted
-    bint is_canonical        # what follows the subject can go out as it came in
+    uint32_t size            # bytes of header and payload, without the CRLF after them
+    bint is_canonical        # the tail can be sent on unchanged
 
-# Reads one control line from data[0:size]. Needs no CR before LF; a line is at most `max_line` bytes of arguments.
-# Reads up to SLACK bytes behind data[size], which must be allocated.
+# Parses one control line from data[0:size]. CR before LF is optional; arguments are at most `max_line` bytes.
+# Reads up to SLACK bytes past data[size], which must be allocated.
 cdef OpKind parse_op(const uint8_t *data, size_t size, size_t max_line, Op *op) noexcept nogil
 
-# The parts that the sibling frames share with the clients'.
+# The parts that sibling frames and client operations share.
 cdef enum:
     MOST_TOKENS = 80   # an RMSG may name a queue per group; more groups than this go in several frames
 
-# Splits [p, end) at blanks until the line feed. Returns how many tokens, -1: no line feed yet, -2: more than `room`
-# of them in a whole line. `after` is set behind the line feed; `single` is cleared where tokens are not one space
-# apart and ended by CRLF.
+# Splits [p, end) at blanks until the line feed. Returns the number of tokens; -1: no line feed yet; -2: more than
+# `room` tokens in a complete line. `after` is set to the byte after the line feed; `single` is cleared unless tokens
+# are separated by single spaces and the line ends with CRLF.
 cdef int split_line(const uint8_t *p, const uint8_t *end, Token *tokens, int room,
                     const uint8_t **after, bint *single) noexcept nogil
 
 # At most nine decimal digits; -1: not a number.
 cdef int64_t parse_number(Token token) noexcept nogil
 
-# Is [p, end) the beginning of `verb` (lower case, `size` bytes)? 1: all of it, 0: so far, -1: no.
+# Does [p, end) begin with `verb` (lower case, `size` bytes)? 1: yes, 0: so far, -1: no.
 cdef int match_verb(const uint8_t *p, const uint8_t *end, const char *verb, size_t size) noexcept nogil
 
 
-# "PUB <subject> <size>\r\n" exactly as clients write it, and nothing else: the short way to what parse_op would say.
+# Only "PUB <subject> <size>\r\n" exactly as clients write it: a fast path with the same result as parse_op.
 cdef inline bint parse_plain_publish(const uint8_t *data, size_t size, size_t max_line, Op *op) noexcept nogil:
     cdef const uint8_t *end = data + size
     cdef const uint8_t *subject = data + 4

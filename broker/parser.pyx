@@ -1,18 +1,18 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Reads one operation from contiguous bytes; keeps nothing between calls.
+"""Parses one operation from contiguous bytes; keeps no state between calls.
 
-It does not look at payloads (the connection does, once it knows the limits) and knows no connection. An
-incomplete line is OP_MORE: call again with more bytes behind the same ones. A wrong byte is reported as soon as
-it is there. What counts as an error, and when, is nats-server 2.9.10's behaviour (protocol.md, section 8).
+It does not read payloads (the connection does, once it knows the limits) and knows no connection. An incomplete line is
+OP_MORE: call again with the same bytes and more. A wrong byte is reported as soon as it arrives. What is an error, and
+when, is nats-server 2.9.10's behaviour (protocol.md, section 8).
 """
 
 from libc.string cimport memchr
 
-from broker.word cimport SLACK, token_end
+from gnatswarm.broker.word cimport SLACK, token_end
 
 
 cdef enum:
-    # nats-server skips what follows PING on its line however long it is; we hold a line until it ends.
+    # nats-server skips any bytes after PING on its line; we must hold the line until it ends.
     MOST_IGNORED_BYTES = 65536
 
 
@@ -71,8 +71,8 @@ cdef int split_line(const uint8_t *p, const uint8_t *end, Token *tokens, int roo
 
 
 cdef inline bint is_too_long(const uint8_t *args, const uint8_t *end, size_t max_line) noexcept nogil:
-    """Are the arguments before `end` over the limit? Neither blanks in front of them count, nor a line end that may
-    be there already; but the blanks are held too, so that they cannot be without end."""
+    """Are the arguments before `end` over the limit? Leading blanks and a line end do not count; but the number of
+    blanks is bounded too, because they must be held."""
     if <size_t>(end - args) > max_line + MOST_IGNORED_BYTES:
         return True
     while args < end and (args[0] == c' ' or args[0] == c'\t'):
@@ -230,7 +230,7 @@ cdef OpKind parse_op(const uint8_t *data, size_t size, size_t max_line, Op *op) 
     if matched == 0 or size == verb_size:
         return finish(op, OP_MORE)
     args = data + verb_size
-    if kind == OP_PING or kind == OP_PONG or kind == OP_OK:   # whatever follows on the line is looked over
+    if kind == OP_PING or kind == OP_PONG or kind == OP_OK:   # the rest of the line is ignored
         return parse_rest(data, args, end, MOST_IGNORED_BYTES, op, kind)
     if kind == OP_CONNECT or kind == OP_INFO:
         return parse_rest(data, args, end, max_line, op, kind)
@@ -256,7 +256,7 @@ _NAMES = {OP_MORE: "MORE", OP_PUB: "PUB", OP_HPUB: "HPUB", OP_SUB: "SUB", OP_UNS
 
 
 def parse(bytes data not None, size_t max_line=4096) -> dict:
-    """One operation of `data` as a dictionary: `op`, `line_size` and the fields that operation has (for tests)."""
+    """One operation of `data` as a dictionary: `op`, `line_size` and the operation's fields (for tests)."""
     cdef bytes padded = data + bytes(SLACK)
     cdef Op op
     cdef Op plain

@@ -1,17 +1,17 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""One end of a byte stream: what is left of the last read, and what waits to be sent.
+"""One end of a byte stream: the unused rest of the last read, and the output that waits to be sent.
 
-It knows no socket and no operation. Invariant: an idle peer holds no buffer at all; an incomplete operation is
-kept whole from its first byte, a big one in a blob of exactly its size that the kernel writes into.
+It knows no socket and no operations. Invariant: an idle peer holds no buffer at all; an incomplete operation is kept
+from its first byte on, a big one in a blob of exactly its size, into which the kernel writes.
 """
 
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from broker.outbuf cimport (
+from gnatswarm.broker.outbuf cimport (
     BLOB_BYTES, CLOSE_NONE, CLOSE_READ_ERROR, blob_new, blob_release, out_call, out_condemn,
     out_release, outbox_release)
-from broker.word cimport SLACK
+from gnatswarm.broker.word cimport SLACK
 
 
 cdef class Peer:
@@ -32,11 +32,11 @@ cdef class Peer:
         pass
 
     cdef void close(self, CloseReason reason) noexcept:
-        """After what is queued has been sent as far as the kernel takes it, the owner closes."""
+        """Have the owner close it, after sending as much queued output as the kernel takes."""
         if not self.is_closing:
             self.is_closing = True
             if self.out.close_reason == CLOSE_NONE:
-                out_condemn(&self.out, reason)   # nothing comes behind the last word
+                out_condemn(&self.out, reason)   # nothing may follow the final error
 
     cdef int read_parts(self, uint8_t *shared, size_t room, iovec *parts) noexcept:
         if self.holds or self.is_closing:
@@ -80,7 +80,7 @@ cdef class Peer:
         return self.carry_out(shared, size)
 
     cdef int carry_out(self, const uint8_t *data, size_t size) except -1:
-        """consume(), and what it leaves is kept."""
+        """Call consume(), and keep the bytes that it leaves."""
         cdef Py_ssize_t done = 0
         self.needs = 0
         if not self.holds:
@@ -117,11 +117,11 @@ cdef class Peer:
             self.blob = NULL
 
     def wait(self):
-        """Nothing is read before go_on(): it would not reach a sibling that lives, or comes too early."""
+        """Pause reading until go_on(): its messages would not reach a living sibling, or a link came too early."""
         self.holds |= HOLD_LINK
 
     def go_on(self):
-        """It is read on."""
+        """Resume reading."""
         self.release(HOLD_LINK)
 
     cdef void release(self, uint8_t hold) noexcept:

@@ -1,12 +1,12 @@
-# What a user may publish and subscribe to, compiled from broker.options.Permissions.
+# A user's permissions to publish and subscribe, compiled from broker.options.Permissions.
 #
 # Rules is a trie of subjects with wildcards; an entry may name a queue ("jobs workers"). Permissions are four of them.
-# Shared by all clients with the same rights, never changed: new rights are new Permissions.
+# Shared by all clients with the same rights and never changed: new rights are a new object.
 
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from broker.table cimport Keyed, Table
+from gnatswarm.broker.table cimport Keyed, Table
 
 ctypedef struct RuleQueue:
     RuleQueue *next
@@ -20,9 +20,9 @@ ctypedef struct Rule:
     RuleQueue *queues    # entries that end here and name a queue
     bint is_plain        # an entry that names none ends here
 
-# What was found for one subject.
+# The result of a look-up for one subject.
 ctypedef struct Found:
-    const uint8_t *queue     # looked for; NULL: none
+    const uint8_t *queue     # the queue to look up; NULL: none
     size_t queue_size
     bint is_plain            # an entry without a queue
     bint has_queues          # entries with a queue,
@@ -35,7 +35,7 @@ cdef class Rules:
     cdef uint64_t seed
     cdef readonly uint32_t count
 
-    # Which entries match `subject`, wildcards in it taken literally, or (`wholly`) everything that it matches as a
+    # Finds the entries that match `subject`, wildcards in it taken literally, or (`wholly`) all that it matches as a
     # pattern. Reads up to SLACK bytes behind it.
     cdef void look(self, const uint8_t *subject, size_t size, Found *found, bint wholly) noexcept nogil
 
@@ -43,7 +43,7 @@ cdef class Rules:
 @cython.final
 cdef class Permissions:
     cdef readonly object options     # broker.options.Permissions
-    cdef readonly uint64_t id        # of no other in this process: an Entry remembers whom it let through
+    cdef readonly uint64_t id        # unique in this process: an Entry stores which Permissions have allowed it
     cdef Rules publish_allow         # None: everything
     cdef Rules publish_deny          # None: nothing
     cdef Rules subscribe_allow
@@ -52,9 +52,9 @@ cdef class Permissions:
     cdef readonly uint64_t responses_expire_us   # 0: never
 
     cdef bint may_publish(self, const uint8_t *subject, size_t size) noexcept nogil
-    # `subject` may be a pattern: it is one that is allowed wholly. queue: NULL for none.
+    # `subject` may be a pattern: all that it matches must be allowed. queue: NULL for none.
     cdef bint may_subscribe(self, const uint8_t *subject, size_t size,
                             const uint8_t *queue, size_t queue_size) noexcept nogil
-    # Is a message on `subject` to be left out for a subscription that was granted?
+    # Is a message on `subject` excluded from a granted subscription?
     cdef bint keeps_out(self, const uint8_t *subject, size_t size,
                         const uint8_t *queue, size_t queue_size) noexcept nogil

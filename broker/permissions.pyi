@@ -1,7 +1,7 @@
 from collections.abc import Iterable
 from typing import final
 
-from broker import options
+from gnatswarm.broker import options
 
 @final
 class Rules:

@@ -1,17 +1,17 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""What a user may publish and subscribe to.
+"""A user's permissions to publish and subscribe.
 
-A subscription is granted where one allowed entry covers its pattern wholly and no denied one matches it; what a
-granted wildcard matches beside is left out when it is delivered (keeps_out, asked by the sublist once per answer).
-Pure: no client, no time. Cost: a walk as long as the subject has tokens, whatever the number of entries.
+A subscription is granted if an allowed entry covers its whole pattern and no denied entry matches it. Denied subjects
+that a granted wildcard matches are excluded at delivery (keeps_out, called by the sublist once per match result). Pure:
+no client, no clock. Cost: one trie step per token of the subject, whatever the number of entries.
 """
 
 from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
-from broker.subject cimport SUBJECT_BAD, has_empty_token, subject_kind
-from broker.table cimport slot_item, table_find, table_free, table_init, table_insert
-from broker.word cimport SLACK, hash_bytes
+from gnatswarm.broker.subject cimport SUBJECT_BAD, has_empty_token, subject_kind
+from gnatswarm.broker.table cimport slot_item, table_find, table_free, table_init, table_insert
+from gnatswarm.broker.word cimport SLACK, hash_bytes
 
 import os
 
@@ -50,12 +50,12 @@ cdef void free_rule(Rule *rule) noexcept:
 
 
 cdef bint covers_name(const uint8_t *pattern, size_t pattern_size, const uint8_t *name, size_t size) noexcept nogil:
-    """Is a queue's name one that a rule's (which may have wildcards) stands for?"""
+    """Does a rule's queue name, which may have wildcards, match this queue's name?"""
     cdef const uint8_t *pattern_end = pattern + pattern_size
     cdef const uint8_t *end = name + size
     cdef const uint8_t *p
     cdef const uint8_t *n
-    if pattern_size == size and memcmp(pattern, name, size) == 0:   # a name may have wildcard characters of its own
+    if pattern_size == size and memcmp(pattern, name, size) == 0:   # the name itself may contain wildcard characters
         return True
     while True:
         if pattern_end - pattern == 1 and pattern[0] == c'>':
@@ -131,8 +131,8 @@ cdef class Rules:
         free_rule(self.root)
 
     def insert(self, bytes subject not None, bytes queue not None):
-        """Adds one. ValueError for what is no subject."""
-        cdef bytes padded = subject + bytes(SLACK)   # hashing reads over the end
+        """Adds an entry. ValueError for an invalid subject."""
+        cdef bytes padded = subject + bytes(SLACK)   # hashing reads past the end
         cdef const uint8_t *s = padded
         cdef const uint8_t *end = s + len(subject)
         cdef const uint8_t *e
@@ -184,7 +184,7 @@ cdef class Rules:
 
 
 cdef class Permissions:
-    """The rights of a user, from broker.options.Permissions. Subjects in it are valid; ValueError otherwise."""
+    """The permissions of a user, from broker.options.Permissions. ValueError for an invalid subject in them."""
 
     def __cinit__(self, options not None):
         global last_id
@@ -197,12 +197,12 @@ cdef class Permissions:
         self.subscribe_deny = Rules(options.subscribe_deny) if options.subscribe_deny else None
         self.responses = options.responses
         self.responses_expire_us = <uint64_t>(options.responses_expire_s * 1e6) if options.responses_expire_s > 0 else 0
-        if self.responses and self.publish_allow is None:   # to answer and nothing else, as on nats-server
+        if self.responses and self.publish_allow is None:   # it may only answer requests, as in nats-server
             self.publish_allow = Rules(())
 
     cdef bint may_publish(self, const uint8_t *subject, size_t size) noexcept nogil:
         cdef Found found
-        if has_empty_token(subject, size):   # reaches nobody; no rule matches it
+        if has_empty_token(subject, size):   # has no receivers; no rule matches it
             return self.publish_allow is None
         if self.publish_allow is not None:
             memset(&found, 0, sizeof(found))
@@ -226,7 +226,7 @@ cdef class Permissions:
             found.queue = queue
             found.queue_size = queue_size
             self.subscribe_allow.look(subject, size, &found, True)
-            # Where queues are named, a queue must be one of them; a plain entry alone admits all.
+            # If entries name queues, the queue must be one of them; a plain entry without those allows all queues.
             if not (found.has_queue if queue != NULL and found.has_queues else found.is_plain):
                 return False
         return not self.keeps_out(subject, size, queue, queue_size)
@@ -242,7 +242,7 @@ cdef class Permissions:
         self.subscribe_deny.look(subject, size, &found, False)
         return found.is_plain or found.has_queue
 
-    # ---- for tests and for what happens once per subscription at a reload
+    # ---- for tests, and for reloads, which check each subscription once
 
     def can_publish(self, bytes subject not None) -> bool:
         """May a message be published to it?"""

@@ -1,6 +1,6 @@
-"""Text in double quotes as Go's %q writes it: what a client sent, harmless wherever it is shown.
+"""Text in double quotes, as by Go's %q: makes what a client sent safe to show.
 
-What is printable stays; quotes, backslashes, control characters and bytes that are no UTF-8 are escaped.
+Printable characters stay; quotes, backslashes, control characters and invalid UTF-8 are escaped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _escaped(character: str) -> str:
     code = ord(character)
     if character in _SHORT:
         return _SHORT[character]
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of invalid UTF-8
         return f"\\x{code - 0xDC00:02x}"
     if character.isprintable() and not 0xD800 <= code <= 0xDFFF:
         return character

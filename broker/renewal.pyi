@@ -1,3 +1,3 @@
-from broker.connection import ClientConnection
+from gnatswarm.broker.connection import ClientConnection
 
 def listen_anew(client: ClientConnection) -> None: ...

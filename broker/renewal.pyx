@@ -1,16 +1,16 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""A client's subscriptions after a reload: what they hear of other accounts is what those export to it now."""
+"""A client's subscriptions after a reload: adapts them to the account's new stream imports."""
 
 from libc.stdint cimport uint8_t, uint32_t
 
-from broker.connection cimport ClientConnection
-from broker.interest cimport QueueName, Sub
-from broker.shadows cimport Shadows
-from broker.table cimport slot_item
+from gnatswarm.broker.connection cimport ClientConnection
+from gnatswarm.broker.interest cimport QueueName, Sub
+from gnatswarm.broker.shadows cimport Shadows
+from gnatswarm.broker.table cimport slot_item
 
 
 def listen_anew(ClientConnection client not None) -> None:
-    """The client's account imports other streams than before: see Sublist.streams."""
+    """To be called when the stream imports of the client's account have changed: see Sublist.streams."""
     cdef uint8_t subject[65536]   # the longest key of a table
     cdef bytes queue
     cdef size_t size
@@ -20,7 +20,6 @@ def listen_anew(ClientConnection client not None) -> None:
         return
     if client.shadows is None:
         client.shadows = Shadows()
-    client.fanout.touched = 0
     for i in range(client.subs.mask + 1):
         if not client.subs.slots[i]:
             continue
@@ -29,5 +28,4 @@ def listen_anew(ClientConnection client not None) -> None:
         queue = b""
         if sub.group != NULL:
             queue = (<uint8_t *>sub.group.name + sizeof(QueueName))[:sub.group.name.key.size]
-        client.shadows.renew(client.sublist, sub, subject[:size], queue)
-    client.touched |= client.fanout.touched
+        client.shadows.renew(client.sublist, sub, subject[:size], queue, &client.touched)

@@ -1,28 +1,29 @@
-# A publish that repeats the last control line byte for byte: no parsing, no hashing, no look-up.
+# A publish that repeats the last control line byte for byte: needs no parsing, no hashing, no look-up.
 #
-# Publishers send to few subjects and in few sizes, so the next line is most often the last one again; and what is in
-# the read buffer is most often a run of them. The line, its answer and its measures are remembered per client or
-# link, and a run goes to fan-out as one Publish. Used by connection.pyx and link.pyx.
+# Publishers use few subjects and few sizes, so the next line is most often the same as the last, and the read buffer
+# most often has a run of them. The line, its match result and its sizes are stored per client or link, and a run goes
+# to fan-out as one Publish. Used by connection.pyx and link.pyx.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc
 
-from broker.fanout cimport Publish
-from broker.sublist cimport Entry, Sublist
-from broker.word cimport copy_bytes, same_bytes
+from gnatswarm.broker.fanout cimport Origin, Publish
+from gnatswarm.broker.entry cimport Entry
+from gnatswarm.broker.sublist cimport Sublist
+from gnatswarm.broker.word cimport copy_bytes, same_bytes
 
 cdef enum:
     # The longest line worth remembering: verb, a subject of some 100 bytes, reply, size.
     MOST_REPEAT_BYTES = 192
-    # A run is looked through and then copied: so many of its bytes stay in the L1 cache between the two.
+    # A run is scanned and then copied: this many bytes stay in the L1 cache between the two.
     MOST_RUN_BYTES = 16384
-    # After so many lines in a row that repeated nothing, only every 16th is remembered.
+    # After this many lines in a row without a repetition, only every 16th is stored.
     MISSES_TO_GIVE_UP = 16
 
 ctypedef struct Repeat:
     Entry *entry             # valid while epoch is the sublist's and the entry is current
     uint64_t epoch
-    size_t line_size         # 0: nothing remembered
+    size_t line_size         # 0: nothing stored
     size_t total             # line, payload and CRLF
     size_t tail_at           # where the tail begins in the line
     size_t reply_at
@@ -34,14 +35,14 @@ ctypedef struct Repeat:
 
 
 cdef inline bint repeats_at(const Repeat *repeat, const uint8_t *p) noexcept nogil:
-    """Is there the remembered line and a whole payload at p (which has repeat.total bytes)?"""
+    """Are the stored line and a complete payload at p (which has repeat.total bytes)?"""
     return same_bytes(p, repeat.line, repeat.line_size) and p[repeat.total - 2] == c'\r' \
         and p[repeat.total - 1] == c'\n'
 
 
-cdef inline uint32_t repeat_run(Repeat *repeat, Sublist sublist, const uint8_t *p, const uint8_t *end,
+cdef inline uint32_t repeat_run(Repeat *repeat, Sublist sublist, const uint8_t *p, const uint8_t *end, Origin origin,
                                 Publish *message) noexcept:
-    """How many messages at p repeat the remembered line; `message` is then all of them."""
+    """The number of messages at p that repeat the stored line; `message` is set to all of them."""
     cdef uint32_t n = 0
     cdef const uint8_t *at = p
     if repeat == NULL or repeat.line_size == 0 or <size_t>(end - p) < repeat.total \
@@ -56,6 +57,7 @@ cdef inline uint32_t repeat_run(Repeat *repeat, Sublist sublist, const uint8_t *
         if <size_t>(end - at) < repeat.total or end < at or not repeats_at(repeat, at):
             break
     repeat.misses = 0
+    message.origin = origin
     message.tail = p + repeat.tail_at
     message.tail_size = repeat.total - repeat.tail_at
     message.payload = p + repeat.line_size
@@ -71,7 +73,7 @@ cdef inline uint32_t repeat_run(Repeat *repeat, Sublist sublist, const uint8_t *
 
 cdef inline void repeat_remember(Repeat *repeat, Sublist sublist, Entry *entry, const uint8_t *line, size_t line_size,
                                  const Publish *message) noexcept:
-    """Remembers the line of `message`, which lies behind it in one piece; or nothing, where that has not paid."""
+    """Stores the line of `message`, which is contiguous with it; or nothing, if lines have not repeated lately."""
     repeat.misses += 1
     if line_size > MOST_REPEAT_BYTES or (repeat.misses > MISSES_TO_GIVE_UP and repeat.misses & 15):
         repeat.line_size = 0

@@ -1,22 +1,24 @@
-# The frames between shards: the NATS server's own route protocol of the 2.x generation (protocol.md, section 3).
+# The frames between shards: the NATS server's own route protocol of the 2.x generation;
+# deploy/LINK_PROTOCOL.md specifies them.
 #
 #   RS+ <account> <subject> [<queue> <members>]      RMSG <account> <subject> [reply] <size>\r\n<payload>\r\n
 #   RS- <account> <subject> [<queue>]                RMSG <account> <subject> | <queue>… <size>    or + <reply> <queue>…
 #                                                    HMSG … <header size> <size>: RMSG with a header
-# and some of our own, for a queue message that found no member where it was sent (promise 4 of the design), and for
+# and some of our own, for a queue message that found no member where it was sent (promise 4), and for
 # back-pressure:
 #   QMSG <id> <visited> <account> <subject> …        for these queue groups only; visited: mask of shards without one
 #   QHMG …                                           QMSG with a header
-#   QACK <id>                                        it has a taker, or there is none anywhere
-#   QASK <id>                                        say QACK at once: all that came before it has arrived
+#   QACK <id>                                        a member has taken it
+#   QNAK <id>                                        no member, here or on any shard known here, can take it
+#   QASK <id>                                        send QACK at once, which shows that all earlier frames arrived
 #   XMSG …, XHMG …                                   RMSG, HMSG of a message that came from another account
-#   SLOW <account> <subject>                         a subscriber here is behind: let publishers of it wait a little
+#   SLOW <account> <subject>                         a subscriber here is behind: make its publishers wait a little
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from broker.fanout cimport MOST_QUEUES
-from broker.outbuf cimport OutBuf
-from broker.parser cimport Token
+from gnatswarm.broker.fanout cimport MOST_QUEUES
+from gnatswarm.broker.outbuf cimport OutBuf
+from gnatswarm.broker.parser cimport Token
 
 cdef enum RouteOpKind:
     ROUTE_MORE = 0
@@ -25,6 +27,7 @@ cdef enum RouteOpKind:
     ROUTE_SUB          # RS+
     ROUTE_UNSUB        # RS-
     ROUTE_QUEUE_ACK
+    ROUTE_QUEUE_NAK
     ROUTE_ASK
     ROUTE_SLOW
     ROUTE_PING
@@ -32,7 +35,7 @@ cdef enum RouteOpKind:
     ROUTE_INFO
     ROUTE_CONNECT
     ROUTE_ERR
-    ROUTE_BAD          # no frame of ours: the link is closed
+    ROUTE_BAD          # an invalid frame: the link is closed
 
 cdef enum:
     # Account, subject, reply and the queue names of one frame, with room to spare: each but the names comes from one
@@ -52,10 +55,10 @@ ctypedef struct RouteOp:
     uint32_t members         # RS+ with a queue
     uint32_t header_size
     uint32_t size
-    uint64_t id              # QMSG, QACK, QASK
+    uint64_t id              # QMSG, QACK, QNAK, QASK
     uint64_t visited         # QMSG
     bint is_across           # XMSG, XHMG
-    bint is_plain            # RMSG without queues, as canonical as we write it: its tail can go out as it came in
+    bint is_plain            # RMSG without queues, in the canonical form: its tail can be sent on unchanged
 
 cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) noexcept nogil
 

@@ -1,16 +1,16 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The frames between shards, read and written; keeps nothing between calls.
+"""Parses and writes the frames between shards; keeps no state between calls.
 
-A sibling is our own program on the same host: whatever is not exactly a frame of ours is ROUTE_BAD, and ends the
-link. Sizes are checked before anything is allocated, all the same.
+A sibling is the same program on the same host: anything but an exact frame is ROUTE_BAD, and ends the link. Sizes are
+checked before anything is allocated nevertheless.
 """
 
 from libc.string cimport memchr, memcpy
 
-from broker.limits import LARGEST_MAX_PAYLOAD_BYTES
-from broker.outbuf cimport out_mark_dirty, out_reserve
-from broker.parser cimport match_verb, parse_number, split_line
-from broker.word cimport SLACK, decimal
+from gnatswarm.broker.limits import LARGEST_MAX_PAYLOAD_BYTES
+from gnatswarm.broker.outbuf cimport out_mark_dirty, out_reserve
+from gnatswarm.broker.parser cimport match_verb, parse_number, split_line
+from gnatswarm.broker.word cimport SLACK, decimal
 
 cdef uint64_t MOST_PAYLOAD_BYTES = LARGEST_MAX_PAYLOAD_BYTES
 
@@ -133,7 +133,7 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
     cdef const char *verb
     cdef size_t verb_size
     cdef int matched
-    if size < 5:   # no frame is shorter than its verb and one byte more
+    if size < 5:   # every frame has a verb and at least one more byte
         return finish(op, ROUTE_MORE)
     op.is_across = False
     if data[0] == c'R' and data[1] == c'M':
@@ -161,6 +161,8 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
         op.is_across = True
     elif data[0] == c'Q' and data[1] == c'A' and data[2] == c'S':
         kind, verb, verb_size = ROUTE_ASK, b'qask ', 5
+    elif data[0] == c'Q' and data[1] == c'N':
+        kind, verb, verb_size = ROUTE_QUEUE_NAK, b'qnak ', 5
     elif data[0] == c'Q':
         kind, verb, verb_size = ROUTE_QUEUE_ACK, b'qack ', 5
     elif data[0] == c'S':
@@ -194,7 +196,7 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
     op.argument.size = newline - args
     if op.argument.size and (newline - 1)[0] == c'\r':
         op.argument.size -= 1
-    if (kind == ROUTE_QUEUE_ACK or kind == ROUTE_ASK) and not parse_u64(op.argument, &op.id):
+    if (kind == ROUTE_QUEUE_ACK or kind == ROUTE_QUEUE_NAK or kind == ROUTE_ASK) and not parse_u64(op.argument, &op.id):
         return finish(op, ROUTE_BAD)
     return finish(op, kind)
 
@@ -233,8 +235,8 @@ def parse_route(bytes data not None) -> dict:
     cdef RouteOp op
     cdef RouteOpKind kind = parse_route_op(<const uint8_t *><const char *>padded, len(data), &op)
     names = {ROUTE_MORE: "MORE", ROUTE_MSG: "MSG", ROUTE_QUEUE_MSG: "QUEUE_MSG", ROUTE_SUB: "SUB",
-             ROUTE_UNSUB: "UNSUB", ROUTE_QUEUE_ACK: "QUEUE_ACK", ROUTE_SLOW: "SLOW", ROUTE_ASK: "ASK",
-             ROUTE_PING: "PING", ROUTE_PONG: "PONG",
+             ROUTE_UNSUB: "UNSUB", ROUTE_QUEUE_ACK: "QUEUE_ACK", ROUTE_QUEUE_NAK: "QUEUE_NAK", ROUTE_SLOW: "SLOW",
+             ROUTE_ASK: "ASK", ROUTE_PING: "PING", ROUTE_PONG: "PONG",
              ROUTE_INFO: "INFO", ROUTE_CONNECT: "CONNECT", ROUTE_ERR: "ERR", ROUTE_BAD: "BAD"}
     found = {"op": names[kind]}
     if kind in (ROUTE_MSG, ROUTE_QUEUE_MSG, ROUTE_SUB, ROUTE_UNSUB, ROUTE_SLOW):
@@ -250,6 +252,6 @@ def parse_route(bytes data not None) -> dict:
         found.update(id=op.id, visited=op.visited)
     if kind == ROUTE_SUB:
         found["members"] = op.members
-    if kind in (ROUTE_QUEUE_ACK, ROUTE_ASK):
+    if kind in (ROUTE_QUEUE_ACK, ROUTE_QUEUE_NAK, ROUTE_ASK):
         found["id"] = op.id
     return found

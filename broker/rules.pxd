@@ -1,18 +1,18 @@
-# What the configuration says of an account's subjects: mappings to others, and imports from other accounts.
+# The rules of an account's subjects: mappings to other subjects, and imports from other accounts.
 #
 #   Mapping         a message published to `subject` goes to another subject of the same account
-#   ServiceImport   … goes, as a request, to another account as well       (both: Sublist.rules)
-#   StreamImport    a subscription here also hears what another account publishes   (Sublist.streams)
+#   ServiceImport   … also goes to another account, as a request           (both: Sublist.rules)
+#   StreamImport    a subscription here also gets messages of another account       (Sublist.streams)
 #
-# All three are made once, by a start or a reload, and not changed.
+# All three are made by a start or a reload and never changed.
 
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from broker.sublist cimport Sublist
-from broker.transform cimport Transform
+from gnatswarm.broker.sublist cimport Sublist
+from gnatswarm.broker.transform cimport Transform
 
-# What a service's answers are like.
+# How a service answers.
 cdef enum ResponseKind:
     RESPONSE_SINGLETON = 0     # one message
     RESPONSE_STREAM = 1        # any number, until an empty one
@@ -25,8 +25,8 @@ cdef class Mapping:
     cdef readonly list destinations     # (Transform, percent)
     cdef readonly bint is_constant      # one and the same destination for all messages
     cdef uint32_t n_choices
-    cdef uint8_t bounds[101]            # the percentages, added up
-    # One of the destinations, by chance; None: this message is to be lost.
+    cdef uint8_t bounds[101]            # cumulative percentages
+    # A random destination; None: drop this message.
     cdef Transform choose(self, uint64_t random)
 
 
@@ -37,8 +37,8 @@ cdef class ServiceImport:
     cdef readonly Sublist exporter
     cdef Transform renaming             # to the exporter's subjects; None: they are the same
     cdef readonly int response_kind
-    cdef bytes note                     # the header line that says who asks
-    cdef readonly uint64_t threshold_us  # an answer may come for so long
+    cdef bytes note                     # the header line that names the requestor
+    cdef readonly uint64_t threshold_us  # how long an answer may take
 
 
 @cython.final
@@ -49,5 +49,5 @@ cdef class StreamImport:
     cdef Transform renaming             # exporter's subject → importer's; None: they are the same
     cdef Transform back
 
-    # What a subscription here is interested in over there; None: nothing.
+    # The exporter's subjects that a subscription here is interested in; None: none.
     cdef bytes wanted(self, bytes subscribed)

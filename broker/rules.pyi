@@ -1,8 +1,8 @@
 from collections.abc import Iterable
 from typing import final
 
-from broker.sublist import Sublist
-from broker.transform import Transform
+from gnatswarm.broker.sublist import Sublist
+from gnatswarm.broker.transform import Transform
 
 RESPONSE_KINDS: dict[str, int]
 
@@ -33,8 +33,6 @@ class ServiceImport:
     ) -> None: ...
     @property
     def subject(self) -> bytes: ...
-    @property
-    def remote_subject(self) -> bytes: ...
     @property
     def importer(self) -> Sublist: ...
     @property

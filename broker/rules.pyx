@@ -1,20 +1,20 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""What the configuration says of an account's subjects: mappings to others, and imports from other accounts.
+"""The rules of an account's subjects: mappings to other subjects, and imports from other accounts.
 
-Not here: whether an account may import what it does (the router looked), who gets what (sublist, crossing).
+Not here: whether an import is allowed (checked by the router), and who gets a message (sublist, service_imports).
 """
 
-from broker.subject cimport SUBJECT_BAD, SUBJECT_WILDCARD, subject_kind
+from gnatswarm.broker.subject cimport SUBJECT_BAD, SUBJECT_WILDCARD, subject_kind
 
 import json
 
-from broker.transform import TransformError
+from gnatswarm.broker.transform import TransformError
 
 RESPONSE_KINDS = {"singleton": RESPONSE_SINGLETON, "stream": RESPONSE_STREAM, "chunked": RESPONSE_CHUNKED}
 
 
 cdef class Mapping:
-    """`destinations`: (destination, percent), together at most 100; what is left of 100 is lost. TransformError."""
+    """`destinations`: (destination, percent), in sum at most 100; the rest of 100 is dropped. TransformError."""
 
     def __cinit__(self, bytes subject not None, destinations not None):
         cdef uint32_t sum = 0
@@ -57,11 +57,6 @@ cdef class ServiceImport:
         elif local_subject != subject:
             self.renaming = (<Transform>_local_pattern(subject, local_subject)[1]).reversed()
 
-    @property
-    def remote_subject(self) -> bytes:
-        """In the exporting account."""
-        return self.subject if self.renaming is None else self.renaming.destination
-
 
 cdef class StreamImport:
     """What `exporter` publishes to `subject` can be heard at `local_subject`."""
@@ -81,12 +76,12 @@ cdef class StreamImport:
 
 
 def local_pattern(bytes subject not None, bytes local_subject not None) -> bytes:
-    """Under which subjects an import can be used, wildcards and all. TransformError: the two do not fit together."""
+    """The local subjects of an import, as a pattern. TransformError: the two subjects do not fit together."""
     return _local_pattern(subject, local_subject)[0]
 
 
 def local_service_pattern(bytes subject not None, bytes local_subject not None) -> bytes:
-    """The same for a service; one on a single subject may be asked on every subject of a pattern."""
+    """The same for a service; a service on a single subject may have a pattern as its local subject."""
     if subject_kind(subject, len(subject)) != SUBJECT_WILDCARD:
         if subject_kind(local_subject, len(local_subject)) == SUBJECT_BAD:
             raise TransformError(f"invalid subject {local_subject.decode('utf-8', 'replace')}")

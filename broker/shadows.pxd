@@ -1,18 +1,24 @@
-# What one client's subscriptions hear of other accounts: a Shadow in each exporting account's sublist.
+# Stream imports of one client's subscriptions: a Shadow in each exporting account's sublist.
 
 cimport cython
+from libc.stdint cimport uint64_t
 
-from broker.interest cimport Sub
-from broker.sublist cimport Sublist
+from gnatswarm.broker.interest cimport Sub
+from gnatswarm.broker.sublist cimport Sublist
 
 
 @cython.final
 cdef class Shadows:
     cdef dict cast_by               # address of a Sub → [(address of its Shadow, StreamImport)]
 
-    # Casts those of a subscription in `sublist`. MemoryError.
-    cdef int cast(self, Sublist sublist, Sub *sub, bytes subject, bytes queue) except -1
-    # What its account imports has changed.
-    cdef int renew(self, Sublist sublist, Sub *sub, bytes subject, bytes queue) except -1
-    # The subscription ends.
-    cdef int drop(self, Sub *sub) except -1
+    # Makes the Shadows of a subscription in `sublist`; `told` gains the siblings that hear of it. MemoryError.
+    cdef int cast(self, Sublist sublist, Sub *sub, bytes subject, bytes queue, uint64_t *told) except -1
+    cdef int cast_into(self, Sublist sublist, Sub *sub, bytes subject, bytes queue, bint is_former,
+                       uint64_t *told) except -1
+    # The account's stream imports have changed.
+    cdef int renew(self, Sublist sublist, Sub *sub, bytes subject, bytes queue, uint64_t *told) except -1
+    # Makes those of a former queue member: they get messages sent to the group before it left.
+    cdef int cast_former(self, Sublist sublist, Sub *sub, bytes subject, bytes queue, uint64_t *told) except -1
+    cdef int drop_former(self, Sub *sub, uint64_t *told) except -1
+    # Removes them at the subscription's end.
+    cdef int drop(self, Sub *sub, uint64_t *told) except -1

@@ -1,22 +1,30 @@
 # cython: language_level=3
-"""What one client's subscriptions hear of other accounts: a Shadow in each exporting account's sublist.
+"""Stream imports of one client's subscriptions: a Shadow in each exporting account's sublist.
 
-The Shadow points at the same out-buffer and says which subject the client sees. So delivering costs nothing more,
-siblings hear of the interest in the exporting account, and the client's permissions and UNSUB max hold. Made for
-clients of accounts that import streams; cost of a SUB there: some 2 µs for each import that it overlaps.
+The Shadow points to the same out-buffer and has the subject that the client sees. So delivery costs nothing extra,
+siblings are told of interest in the exporting account, and the client's permissions and UNSUB max hold. Used only for
+clients of accounts with stream imports; a SUB there costs some 2 µs for each import that it overlaps.
 """
 
-from broker.rules cimport StreamImport
+from gnatswarm.broker.rules cimport StreamImport
 
 
 cdef class Shadows:
-    """Those of one client."""
+    """The Shadows of one client."""
 
     def __cinit__(self):
         self.cast_by = {}
 
-    cdef int cast(self, Sublist sublist, Sub *sub, bytes subject, bytes queue) except -1:
+    cdef int cast(self, Sublist sublist, Sub *sub, bytes subject, bytes queue, uint64_t *told) except -1:
+        return self.cast_into(sublist, sub, subject, queue, False, told)
+
+    cdef int cast_former(self, Sublist sublist, Sub *sub, bytes subject, bytes queue, uint64_t *told) except -1:
+        return self.cast_into(sublist, sub, subject, queue, True, told)
+
+    cdef int cast_into(self, Sublist sublist, Sub *sub, bytes subject, bytes queue, bint is_former,
+                       uint64_t *told) except -1:
         cdef StreamImport stream
+        cdef Sublist exporter
         cdef void *renaming
         cdef Sub *shadow
         cdef bytes wanted
@@ -27,7 +35,10 @@ cdef class Shadows:
             if wanted is None:
                 continue
             renaming = <void *>stream.renaming if stream.renaming is not None else NULL
-            shadow = stream.exporter.insert_shadow(sub, renaming, wanted, len(wanted), queue, len(queue))
+            exporter = stream.exporter
+            if is_former:
+                exporter = exporter.former_members()
+            shadow = exporter.insert_shadow(sub, renaming, wanted, len(wanted), queue, len(queue), told)
             if shadow == NULL:
                 raise MemoryError
             if cast is None:
@@ -35,15 +46,20 @@ cdef class Shadows:
             cast.append((<size_t>shadow, stream))   # keeps the renaming alive
         return 0
 
-    cdef int renew(self, Sublist sublist, Sub *sub, bytes subject, bytes queue) except -1:
+    cdef int renew(self, Sublist sublist, Sub *sub, bytes subject, bytes queue, uint64_t *told) except -1:
         before = self.cast_by.pop(<size_t>sub, ())
         if sublist.streams is not None:
-            self.cast(sublist, sub, subject, queue)
+            self.cast(sublist, sub, subject, queue, told)
         for address, stream in before:   # now: interest that goes on must not end in between
-            (<StreamImport>stream).exporter.remove(<Sub *><size_t>address)
+            (<StreamImport>stream).exporter.remove(<Sub *><size_t>address, told)
         return 0
 
-    cdef int drop(self, Sub *sub) except -1:
+    cdef int drop(self, Sub *sub, uint64_t *told) except -1:
         for address, stream in self.cast_by.pop(<size_t>sub, ()):
-            (<StreamImport>stream).exporter.remove(<Sub *><size_t>address)
+            (<StreamImport>stream).exporter.remove(<Sub *><size_t>address, told)
+        return 0
+
+    cdef int drop_former(self, Sub *sub, uint64_t *told) except -1:
+        for address, stream in self.cast_by.pop(<size_t>sub, ()):
+            (<StreamImport>stream).exporter.former.remove(<Sub *><size_t>address, told)
         return 0

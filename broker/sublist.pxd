@@ -5,12 +5,13 @@
 # Ownership: the Sublist owns its entries; what they point at is the Interest's.
 
 cimport cython
-from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from broker.interest cimport Interest, InterestSink, Node, Pattern, QueueName, RemoteWeight, Sub
-from broker.outbuf cimport OutBuf
-from broker.tally cimport Tally
-from broker.word cimport likely, same_bytes
+from gnatswarm.broker.entry cimport Draft, Entry
+from gnatswarm.broker.interest cimport Interest, InterestSink, Node, Pattern, Sub
+from gnatswarm.broker.outbuf cimport OutBuf
+from gnatswarm.broker.tally cimport Tally
+from gnatswarm.broker.word cimport likely, same_bytes
 
 cdef enum:
     FIRST_TOKEN_SLOTS = 1024
@@ -19,87 +20,6 @@ cdef enum:
     # The cache is bounded twice: this many sets of CACHE_WAYS entries, and this many bytes of entries.
     MOST_CACHE_SETS = 131072
     MOST_CACHE_BYTES = 100663296
-
-cdef extern from *:
-    """
-    /* The stamp of an entry that must not be used; no sum of counters reaches it. */
-    #define GN_STALE UINT64_MAX
-    """
-    const uint64_t STALE "GN_STALE"
-
-# One subscription in a match result. text[prefix_at:][:prefix_size] is "HMSG <subject> <sid>"; "MSG …" is one on.
-ctypedef struct Target:
-    Sub *sub
-    OutBuf *out
-    uint32_t prefix_at
-    uint32_t prefix_size
-
-# One queue group in a match result: targets[first:][:n_local] here, and weights[first_remote:][:n_remote] elsewhere.
-ctypedef struct Choice:
-    QueueName *name
-    uint32_t first
-    uint32_t n_local
-    uint32_t first_remote
-    uint32_t n_remote
-    uint64_t n_members       # here and elsewhere
-
-# What was counted on a subject since it was harvested. Narrow, because there may be a hundred thousand of them and
-# every message touches one: Sublist.book() empties it before a count can overflow.
-ctypedef struct Recent:
-    uint32_t unwanted
-    uint32_t link_out
-    uint32_t link_in
-    uint32_t widest
-    uint32_t msgs
-    uint32_t deliveries
-    uint64_t payload_bytes
-    uint64_t out_bytes
-
-# For monitoring: the same since the answer was made, without what is in Recent.
-ctypedef struct Earlier:
-    uint64_t msgs
-    uint64_t payload_bytes
-    uint64_t deliveries
-
-# What few answers have: what the account's rules make of a message, and who hears it from another account.
-ctypedef struct Extras:
-    int32_t mapping          # the number of the Mapping in Sublist.rules; -1: none
-    uint32_t n_imports       # service imports in Sublist.rules, by number
-    uint32_t *imports
-    uint8_t *foreign         # of each target: is it a Shadow's? NULL: none is
-    bint is_reply            # the subject is one that Crossing made up here
-
-# The answer for one subject, in one allocation. VALID WHILE is_current(), until the next call that may build another.
-ctypedef struct Entry:
-    uint64_t hash
-    uint64_t stamp
-    uint16_t first_slot
-    uint16_t second_slot
-    uint32_t subject_size
-    uint32_t n_plain
-    uint32_t n_choices
-    uint32_t extras_at       # Extras stand so far from the entry's beginning; 0: there are none
-    uint32_t rmsg_at         # text[rmsg_at:][:rmsg_size] is "RMSG <account> <subject>"
-    uint32_t rmsg_size
-    uint8_t is_doubled       # some client has more than one plain subscription among the targets
-    uint8_t is_new           # made since it was harvested
-    uint8_t crosses          # what is published to it goes to other accounts as well: see Extras
-    uint64_t remote          # siblings with plain interest
-    uint64_t permitted       # id of the Permissions that were asked last whether this may be published to, and said yes
-    Target *targets          # the plain ones first
-    Choice *choices
-    RemoteWeight *weights
-    uint8_t *text            # begins with the subject
-    size_t allocated
-    uint64_t slow_until_us   # a sibling said that a subscriber there is behind: publishers are to wait
-    uint64_t slow_told_us    # when the sibling that feeds us was last told the same
-    Earlier *earlier         # what was harvested of it before; NULL: nothing
-    Recent counts            # … and since then. Last: the targets begin in the same cache line
-
-
-cdef inline Extras *extras_of(Entry *entry) noexcept nogil:
-    return <Extras *>(<uint8_t *>entry + entry.extras_at) if entry.extras_at else NULL
-
 
 cdef enum:
     # Messages by how many subscribers here they reached: 0 to 16, then 17-32, 33-64 and so on.
@@ -120,7 +40,6 @@ cdef inline int width_bucket(uint32_t width) noexcept nogil:
 @cython.final
 cdef class Sublist(Interest):
     cdef uint64_t random_state
-    cdef uint64_t match              # number of the match being built: see QueueName
     # the match cache
     cdef uint64_t *cache             # sets of CACHE_WAYS packed (hash's top 16 bits, Entry *)
     cdef uint32_t cache_mask         # sets - 1
@@ -140,9 +59,8 @@ cdef class Sublist(Interest):
     cdef Sublist rule_patterns       # whose "subscriptions" are the rules' subjects; max_msgs is the rule's number
     cdef uint32_t n_mappings         # the first of the rules
     cdef OutBuf rule_out             # … and their OutBuf, which nothing is ever written to
-    cdef bytes reply_prefix          # of the reply subjects that this shard's Crossing makes up; None: it makes none
-    cdef uint8_t *scratch            # for a shadow's subject
-    cdef size_t scratch_room
+    cdef bytes reply_prefix          # of reply subjects that this shard's ServiceImports makes up; None: none
+    cdef Sublist former              # members of queue groups that have left: see lingering.pxd; None: none yet
     # statistics
     cdef readonly Tally tally        # None: nobody harvests
     cdef uint64_t[N_WIDTHS] widths   # of clients' messages since they were taken
@@ -153,21 +71,22 @@ cdef class Sublist(Interest):
 
     # The slow way of find(): makes the entry. NULL: no memory.
     cdef Entry *build(self, const uint8_t *subject, size_t size, uint64_t hash) noexcept
+    # Collects the nodes that a subject meets. False: no memory.
+    cdef bint gather(self, Draft *draft) noexcept
     cdef bint add_found(self, Node *node) noexcept
     cdef bint walk(self, Pattern *at, const uint8_t *s, const uint8_t *end) noexcept
     cdef bint store(self, Entry *entry) noexcept
     cdef bint widen_cache(self) noexcept
     cdef void evict(self, uint64_t *way) noexcept
     cdef void tell_tally(self, Entry *entry) noexcept
+    # The sublist of members of queue groups that have left. MemoryError.
+    cdef Sublist former_members(self)
     # Adds a Shadow of `parent`; NULL: no memory.
     cdef Sub *insert_shadow(self, Sub *parent, void *renaming, const uint8_t *subject, size_t size,
-                            const uint8_t *queue, size_t queue_size) noexcept
-    # How long the subject is that a subscriber sees; -1: its client's permission keeps the message out.
-    cdef Py_ssize_t shown_size(self, const Sub *sub, const uint8_t *subject, size_t size) noexcept
-    cdef uint32_t fill_target(self, Entry *entry, uint32_t i, Sub *sub, uint32_t at) noexcept
+                            const uint8_t *queue, size_t queue_size, uint64_t *told) noexcept
     # The rules that a subject meets, in rule_patterns; NULL: none. VALID UNTIL THE NEXT BUILD THERE.
     cdef Entry *rules_for(self, const uint8_t *subject, size_t size) noexcept
-    cdef void fill_rules(self, Extras *extras, const Entry *met) noexcept
+    cdef void fill_rules(self, Entry *entry, const Entry *met) noexcept
     # The sibling or this shard (`is_own`) that made up a reply subject; -1: none did.
     cdef int maker_of(self, const uint8_t *subject, size_t size, bint *is_own) noexcept
     # Moves its counts to the tally, and to what monitoring shows.

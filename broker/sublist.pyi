@@ -1,8 +1,16 @@
-from typing import final
+from typing import Any, Protocol, TypeVar, final
 
-from broker.interest import InterestSink
-from broker.rules import Mapping, ServiceImport, StreamImport
-from broker.tally import Tally
+from gnatswarm.broker.interest import InterestSink
+from gnatswarm.broker.tally import Tally
+
+class Rule(Protocol):
+    """A Mapping or a ServiceImport of broker.rules: a sublist knows the subject of its rules, rules know sublists."""
+
+    @property
+    def subject(self) -> bytes: ...
+
+MappingT = TypeVar("MappingT", bound=Rule)
+ImportT = TypeVar("ImportT", bound=Rule)
 
 @final
 class Sublist:
@@ -25,10 +33,10 @@ class Sublist:
     def n_steps(self) -> int: ...
     @property
     def tally(self) -> Tally | None: ...
-    streams: list[StreamImport] | None
+    streams: list[Any] | None  # StreamImports of broker.rules
     @property
-    def rules(self) -> list[Mapping | ServiceImport] | None: ...
-    def set_rules(self, mappings: list[Mapping], imports: list[ServiceImport]) -> None: ...
+    def rules(self) -> list[Rule] | None: ...
+    def set_rules(self, mappings: list[MappingT], imports: list[ImportT]) -> None: ...
     def answer_replies(self, prefix: bytes) -> None: ...
     def count_into(self, tally: Tally | None) -> Tally | None: ...
     def harvest(self, start: int, slots: int) -> int: ...

@@ -7,41 +7,17 @@ a walk over the *wildcard* patterns that share the subject's tokens; both flat i
 The cache is validated, not emptied: see `is_current`.
 """
 
-from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memchr, memcmp, memcpy, memset
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memchr, memcmp, memset
 
-from broker.interest cimport (
-    MOST_SHARDS, NODE_LITERAL, NODE_TOKEN, SUB_SHADOW, QueueGroup, Shadow, is_unused, node_key)
-from broker.permissions cimport Permissions
-from broker.subject cimport has_empty_token
-from broker.table cimport table_find
-from broker.tally cimport Counts
-from broker.transform cimport Transform
-from broker.word cimport SLACK, hash_bytes, unlikely
+from gnatswarm.broker.entry cimport STALE, Earlier, Extras, draft_entry, extras_of
+from gnatswarm.broker.interest cimport MOST_SHARDS, NODE_LITERAL, NODE_TOKEN, SUB_SHADOW, Shadow, is_unused, node_key
+from gnatswarm.broker.subject cimport has_empty_token
+from gnatswarm.broker.table cimport table_find
+from gnatswarm.broker.tally cimport Counts
+from gnatswarm.broker.word cimport hash_bytes, unlikely
 
 import os
-
-
-# Matches built so far, by all sublists: a client is among the subscribers of other accounts too (OutBuf.match).
-cdef uint64_t last_match = 0
-
-
-cdef inline const Sub *sid_of(const Sub *sub) noexcept:
-    """Whose sid a message bears: its own, or the one that its shadow belongs to."""
-    if sub.key.kind == SUB_SHADOW:
-        return (<const Shadow *>sub).parent
-    return sub
-
-
-cdef inline bint is_admitted(const Sub *sub, const uint8_t *subject, size_t size) noexcept:
-    """Does its client's permission let it have messages on `subject`? (Its pattern was granted.)"""
-    cdef const QueueGroup *group = sub.group
-    if sub.out.filter == NULL:
-        return True
-    if group == NULL:
-        return not (<Permissions>sub.out.filter).keeps_out(subject, size, NULL, 0)
-    return not (<Permissions>sub.out.filter).keeps_out(
-        subject, size, <const uint8_t *>group.name + sizeof(QueueName), group.name.key.size)
 
 
 cdef class Sublist(Interest):
@@ -67,7 +43,6 @@ cdef class Sublist(Interest):
         free(self.first_token)
         free(self.second_token)
         free(self.found)
-        free(self.scratch)
 
     cdef uint64_t random(self) noexcept:
         """xorshift64*: even enough to choose queue members and cache victims."""
@@ -160,172 +135,59 @@ cdef class Sublist(Interest):
                 return self.add_found(&child.node) if e == end else self.walk(child, e + 1, end)
         return True
 
-    cdef Entry *build(self, const uint8_t *subject, size_t size, uint64_t hash) noexcept:
+    cdef bint gather(self, Draft *draft) noexcept:
         cdef Node *node
-        cdef QueueGroup *group
-        cdef Sub *sub
+        if draft.size <= 65535:
+            node = <Node *>table_find(&self.literals[<uint32_t>draft.hash >> 26], draft.subject, draft.size,
+                                      <uint32_t>draft.hash)
+            if node != NULL and not self.add_found(node):
+                return False
+        return self.walk(self.root, draft.subject, draft.subject + draft.size)
+
+    cdef Entry *build(self, const uint8_t *subject, size_t size, uint64_t hash) noexcept:
+        cdef Draft draft
         cdef Entry *entry
-        cdef Choice *choice
-        cdef uint32_t i, j, n_plain = 0, n_local = 0, n_weights = 0, n_choices = 0, first, at
-        cdef uint32_t n_rules = 0
-        cdef size_t text_size, allocated, targets_at, choices_at, weights_at, extras_at, text_at
-        cdef Py_ssize_t shown
-        cdef bint has_shadows = False, is_own_reply = False
+        cdef Entry *rules = NULL
         cdef int maker = -1
-        cdef Entry *met = NULL
-        cdef Extras *extras
-        cdef const uint8_t *account = self.account
-        cdef size_t account_size = len(self.account)
-        global last_match
         self.n_builds += 1
         self.n_found = 0
+        memset(&draft, 0, sizeof(draft))
+        draft.subject = subject
+        draft.size = size
+        draft.hash = hash
+        draft.account = self.account
+        draft.account_size = len(self.account)
         if not has_empty_token(subject, size):
-            if size <= 65535:
-                node = <Node *>table_find(&self.literals[<uint32_t>hash >> 26], subject, size, <uint32_t>hash)
-                if node != NULL and not self.add_found(node):
-                    return NULL
-            if not self.walk(self.root, subject, subject + size):
+            if not self.gather(&draft):
                 return NULL
             if unlikely(self.rule_patterns is not None):
-                met = self.rules_for(subject, size)
+                rules = self.rules_for(subject, size)
+                draft.n_rules = 0 if rules == NULL else rules.n_plain
             if unlikely(subject[0] == c'_') and self.reply_prefix is not None:
-                maker = self.maker_of(subject, size, &is_own_reply)
-        # How much is there?
-        last_match += 1
-        self.match = last_match
-        text_size = size + 5 + account_size + 1 + size
-        for i in range(self.n_found):
-            node = self.found[i]
-            sub = node.subs
-            while sub != NULL:
-                shown = self.shown_size(sub, subject, size)
-                if shown >= 0:
-                    n_plain += 1
-                    text_size += 6 + shown + sid_of(sub).key.size
-                    has_shadows = has_shadows or sub.key.kind == SUB_SHADOW
-                sub = sub.next
-            group = node.groups
-            while group != NULL:
-                if group.name.match != self.match:
-                    group.name.match = self.match
-                    group.name.choice = n_choices
-                    n_choices += 1
-                group.n_admitted = 0
-                n_weights += group.n_remote
-                sub = group.members
-                while sub != NULL:
-                    shown = self.shown_size(sub, subject, size)
-                    if shown >= 0:
-                        group.n_admitted += 1
-                        text_size += 6 + shown + sid_of(sub).key.size
-                        has_shadows = has_shadows or sub.key.kind == SUB_SHADOW
-                    sub = sub.next
-                n_local += group.n_admitted
-                group = group.next
-        targets_at = sizeof(Entry)
-        choices_at = targets_at + (<size_t>n_plain + n_local) * sizeof(Target)
-        weights_at = choices_at + n_choices * sizeof(Choice)
-        text_at = extras_at = weights_at + n_weights * sizeof(RemoteWeight)
-        if unlikely(has_shadows or met != NULL or is_own_reply):
-            n_rules = 0 if met == NULL else met.n_plain
-            text_at += sizeof(Extras) + n_rules * sizeof(uint32_t) + (n_plain + n_local if has_shadows else 0)
-        allocated = text_at + text_size + SLACK
-        if text_size > 0xFFFFFFFF or text_at > 0xFFFFFFFF:   # offsets are 32 bits wide
-            return NULL
-        entry = <Entry *>malloc(allocated)
+                maker = self.maker_of(subject, size, &draft.is_reply)
+        draft.found = self.found
+        draft.n_found = self.n_found
+        entry = draft_entry(&draft)
         if entry == NULL:
             return NULL
-        memset(entry, 0, sizeof(Entry))
-        entry.hash = hash
-        entry.subject_size = <uint32_t>size
-        entry.n_plain = n_plain
-        entry.n_choices = n_choices
-        entry.allocated = allocated
-        entry.is_new = True
-        entry.targets = <Target *>(<uint8_t *>entry + targets_at)
-        entry.choices = <Choice *>(<uint8_t *>entry + choices_at)
-        entry.weights = <RemoteWeight *>(<uint8_t *>entry + weights_at)
-        entry.text = <uint8_t *>entry + text_at
-        memset(entry.choices, 0, n_choices * sizeof(Choice))
-        if unlikely(text_at != extras_at):
-            entry.extras_at = <uint32_t>extras_at
-            extras = extras_of(entry)
-            memset(extras, 0, text_at - extras_at)
-            extras.mapping = -1
-            extras.is_reply = is_own_reply
-            extras.imports = <uint32_t *>(extras + 1)
-            if has_shadows:
-                extras.foreign = <uint8_t *>(extras.imports + n_rules)
-            if met != NULL:
-                self.fill_rules(extras, met)
-            entry.crosses = extras.n_imports != 0 or is_own_reply
-        if maker >= 0 and not is_own_reply:
-            entry.remote = <uint64_t>1 << maker
+        if maker >= 0:
+            entry.remote |= <uint64_t>1 << maker
+        if rules != NULL:
+            self.fill_rules(entry, rules)
         self.stamp_slots(subject, size, &entry.first_slot, &entry.second_slot)
         entry.stamp = (self.any_first + self.first_token[entry.first_slot] + self.second_token[entry.second_slot])
-        # Where does each group's part begin?
-        for i in range(self.n_found):
-            group = self.found[i].groups
-            while group != NULL:
-                choice = &entry.choices[group.name.choice]
-                choice.name = group.name
-                choice.n_local += group.n_admitted
-                choice.n_remote += group.n_remote
-                group = group.next
-        first = n_plain
-        at = 0
-        for i in range(n_choices):
-            entry.choices[i].first = first
-            first += entry.choices[i].n_local
-            entry.choices[i].n_local = 0
-            entry.choices[i].first_remote = at
-            at += entry.choices[i].n_remote
-            entry.choices[i].n_remote = 0
-        # Fill it in.
-        memcpy(entry.text, subject, size)
-        at = <uint32_t>size
-        entry.rmsg_at = at
-        memcpy(entry.text + at, b'RMSG ', 5)
-        memcpy(entry.text + at + 5, account, account_size)
-        entry.text[at + 5 + account_size] = c' '
-        memcpy(entry.text + at + 6 + account_size, subject, size)
-        entry.rmsg_size = <uint32_t>(6 + account_size + size)
-        at += entry.rmsg_size
-        first = 0
-        for i in range(self.n_found):
-            node = self.found[i]
-            entry.remote |= node.remote
-            sub = node.subs
-            while sub != NULL:
-                if self.shown_size(sub, subject, size) >= 0:
-                    at = self.fill_target(entry, first, sub, at)
-                    if sub.out.match == self.match:
-                        entry.is_doubled = True
-                    sub.out.match = self.match
-                    first += 1
-                sub = sub.next
-            group = node.groups
-            while group != NULL:
-                choice = &entry.choices[group.name.choice]
-                choice.n_members += group.n_admitted
-                sub = group.members
-                while sub != NULL:
-                    if self.shown_size(sub, subject, size) >= 0:
-                        at = self.fill_target(entry, choice.first + choice.n_local, sub, at)
-                        choice.n_local += 1
-                    sub = sub.next
-                for j in range(group.n_remote):
-                    entry.weights[choice.first_remote + choice.n_remote] = group.remote[j]
-                    choice.n_remote += 1
-                    choice.n_members += group.remote[j].members
-                group = group.next
         if not self.store(entry):
             free(entry)
             return NULL
         return entry
 
+    cdef Sublist former_members(self):
+        if self.former is None:
+            self.former = Sublist(self.account, InterestSink())
+        return self.former
+
     cdef Sub *insert_shadow(self, Sub *parent, void *renaming, const uint8_t *subject, size_t size,
-                            const uint8_t *queue, size_t queue_size) noexcept:
+                            const uint8_t *queue, size_t queue_size, uint64_t *told) noexcept:
         cdef Shadow *shadow = <Shadow *>calloc(1, sizeof(Shadow))
         if shadow == NULL:
             return NULL
@@ -333,48 +195,7 @@ cdef class Sublist(Interest):
         shadow.sub.out = parent.out
         shadow.parent = parent
         shadow.renaming = renaming
-        return self.attach(&shadow.sub, subject, size, queue, queue_size)
-
-    cdef Py_ssize_t shown_size(self, const Sub *sub, const uint8_t *subject, size_t size) noexcept:
-        cdef Transform renaming
-        cdef size_t room
-        cdef uint8_t *scratch
-        if likely(sub.key.kind != SUB_SHADOW) or (<const Shadow *>sub).renaming == NULL:
-            return <Py_ssize_t>size if is_admitted(sub, subject, size) else -1
-        renaming = <Transform>(<const Shadow *>sub).renaming
-        room = renaming.room_for(size)
-        if room > self.scratch_room:
-            scratch = <uint8_t *>realloc(self.scratch, room)
-            if scratch == NULL:
-                return -1
-            self.scratch = scratch
-            self.scratch_room = room
-        size = renaming.apply(subject, size, self.scratch)
-        return <Py_ssize_t>size if is_admitted(sub, self.scratch, size) else -1
-
-    cdef uint32_t fill_target(self, Entry *entry, uint32_t i, Sub *sub, uint32_t at) noexcept:
-        """Writes target i and its prefix at text[at:]; returns where the next text goes."""
-        cdef uint8_t *to = entry.text + at
-        cdef Target *target = &entry.targets[i]
-        cdef size_t size = entry.subject_size
-        cdef const Shadow *shadow = <const Shadow *>sub
-        memcpy(to, b'HMSG ', 5)
-        if likely(sub.key.kind != SUB_SHADOW):
-            memcpy(to + 5, entry.text, size)
-        else:
-            extras_of(entry).foreign[i] = True
-            sub = shadow.parent
-            if shadow.renaming == NULL:
-                memcpy(to + 5, entry.text, size)
-            else:
-                size = (<Transform>shadow.renaming).apply(entry.text, size, to + 5)
-        target.sub = sub
-        target.out = sub.out
-        target.prefix_at = at
-        target.prefix_size = <uint32_t>(6 + size + sub.key.size)
-        to[5 + size] = c' '
-        memcpy(to + 6 + size, <uint8_t *>sub + sizeof(Sub), sub.key.size)
-        return at + target.prefix_size
+        return self.attach(&shadow.sub, subject, size, queue, queue_size, told)
 
     # ---- rules
 
@@ -382,8 +203,9 @@ cdef class Sublist(Interest):
         cdef Entry *met = self.rule_patterns.find(subject, size, hash_bytes(subject, size, self.rule_patterns.seed))
         return met if met != NULL and met.n_plain else NULL
 
-    cdef void fill_rules(self, Extras *extras, const Entry *met) noexcept:
+    cdef void fill_rules(self, Entry *entry, const Entry *met) noexcept:
         """Which rules count: the first mapping of the configuration, and every service import."""
+        cdef Extras *extras = extras_of(entry)
         cdef uint32_t i, number
         for i in range(met.n_plain):
             number = <uint32_t>met.targets[i].sub.max_msgs
@@ -392,6 +214,8 @@ cdef class Sublist(Interest):
                 extras.n_imports += 1
             elif extras.mapping < 0 or number < <uint32_t>extras.mapping:
                 extras.mapping = number
+        if extras.n_imports:
+            entry.crosses = True
 
     cdef int maker_of(self, const uint8_t *subject, size_t size, bint *is_own) noexcept:
         """`_R_.<shard, two hex digits><boot>.<token>`"""
@@ -414,13 +238,15 @@ cdef class Sublist(Interest):
         cdef bytes subject
         cdef Sub *sub
         cdef uint32_t number = 0
+        cdef uint64_t told = 0
         self.n_mappings = <uint32_t>len(mappings)
         self.rules = mappings + imports or None
         if self.rules is not None:
             patterns = Sublist(self.account, InterestSink())
             for rule in self.rules:
                 subject = rule.subject
-                sub = patterns.insert(&self.rule_out, subject, len(subject), NULL, 0, subject, 0, 0)   # (no sid)
+                # (no sid, and no sibling hears of it)
+                sub = patterns.insert(&self.rule_out, subject, len(subject), NULL, 0, subject, 0, 0, &told)
                 if sub == NULL:
                     raise MemoryError
                 sub.max_msgs = number
@@ -429,7 +255,7 @@ cdef class Sublist(Interest):
         self.forget_answers()
 
     def answer_replies(self, bytes prefix not None):
-        """Reply subjects with this prefix lead to this shard's Crossing."""
+        """Reply subjects with this prefix lead to this shard's ServiceImports."""
         self.reply_prefix = prefix
 
     # ---- the cache

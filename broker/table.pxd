@@ -1,14 +1,14 @@
 # A hash table of C structs by a byte-string key: one pointer a slot, open addressing, backward-shift removal.
 #
-# What it holds begins with Keyed and carries its key `key_offset` bytes from its start. It owns the slots, never
-# the items. 16 bits of the hash ride in the unused top of each pointer, so that a probe rarely touches a wrong item.
+# An item begins with Keyed and has its key `key_offset` bytes from its start. The table owns its slots, never the
+# items. The unused top 16 bits of each pointer hold bits of the hash, so that a probe rarely touches a wrong item.
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 ctypedef struct Keyed:
     uint32_t hash
     uint16_t size     # bytes of the key
-    uint8_t kind      # the holder's; the table ignores it
+    uint8_t kind      # for the table's user; the table ignores it
     uint8_t flags     # likewise
 
 ctypedef struct Table:

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""A hash table of C structs by a byte-string key; holds pointers, owns no item.
+"""A hash table of C structs by a byte-string key; it holds pointers and does not own the items.
 
-Load at most 3/4. Removal shifts back, so there are no tombstones and churn costs nothing later. Growing copies
-the slots once; a holder that may grow to millions splits its keys over several tables to keep that short.
+Load at most 3/4. Removal shifts items back, so there are no tombstones. Growing copies all slots at once; a user with
+millions of keys spreads them over several tables to keep that short.
 """
 
 from libc.stdint cimport int64_t
@@ -86,7 +86,7 @@ cdef void table_remove(Table *table, Keyed *item) noexcept nogil:
         table.mask = 0
         return
     gap = i
-    while True:   # move back whatever may not stay behind a gap
+    while True:   # move items back so that none is cut off from its home slot by the gap
         i = (i + 1) & table.mask
         if table.slots[i] == 0:
             break
@@ -103,7 +103,7 @@ ctypedef struct Named:
 
 
 cdef class TableProbe:
-    """A table as tests see it: from bytes to numbers, every hash chosen by the caller."""
+    """A table for tests: from bytes to numbers, with hashes chosen by the caller."""
 
     cdef Table table
 

@@ -1,4 +1,4 @@
-# What was counted per subject in one window, bounded: exact up to a number of subjects, heavy hitters beyond.
+# Counts per subject in one window, bounded: exact up to a number of subjects, heavy hitters beyond.
 #
 #   Entry.counts (sublist) ──── evicted, rebuilt, or harvested ────→ Tally: subject → Row, and `other`
 #
@@ -7,23 +7,23 @@
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from broker.table cimport Keyed, Table
+from gnatswarm.broker.table cimport Keyed, Table
 
-# Of one subject on one shard. One cache line.
+# The counts of one subject on one shard. One cache line.
 ctypedef struct Counts:
     uint64_t msgs            # from clients of this shard
     uint64_t payload_bytes
     uint64_t deliveries      # to clients of this shard, whoever published
     uint64_t out_bytes
-    uint64_t unwanted        # of msgs: went to nobody, here or elsewhere
+    uint64_t unwanted        # of msgs: had no subscriber on any shard
     uint64_t link_out        # frames to siblings
     uint64_t link_in         # messages from siblings
-    uint32_t widest          # subscribers here that one message reached
-    uint32_t misses          # times the match was not cached
+    uint32_t widest          # the most subscribers on this shard that one message reached
+    uint32_t misses          # how often the match result was not cached
 
 ctypedef struct Row:
     Keyed key
-    uint64_t error           # at most so many messages more, counted while it had no row
+    uint64_t error           # at most this many more messages were counted in `other` while it had no row
     Counts counts
 
 
@@ -50,15 +50,15 @@ cdef inline uint64_t counts_weight(const Counts *counts) noexcept nogil:
 
 @cython.final
 cdef class Tally:
-    cdef readonly uint32_t most      # rows that a window ends with; twice as many while it lasts
+    cdef readonly uint32_t most      # the most rows at a window's end; twice as many before it
     cdef Table rows
-    cdef Counts other                # of subjects that have no row (any more)
-    cdef Row *folded[N_FOLDED]       # the rows of one-time subjects, by their rule; NULL: to be looked for
+    cdef Counts other                # of subjects without a row, or no longer with one
+    cdef Row *folded[N_FOLDED]       # the rows of one-time subjects, by rule; NULL: not looked up yet
     cdef uint64_t floor              # no subject without a row has a greater weight than this
     cdef uint64_t *weights           # scratch: room for 2 * most
 
-    # Counts what happened on a subject; one of the folded kinds is counted under its rule's name.
+    # Adds counts of a subject; a one-time subject is counted under its rule's name.
     cdef void add(self, const uint8_t *subject, size_t size, uint32_t hash, const Counts *counts) noexcept
     cdef void drop_rows(self) noexcept
-    # Leaves the `keep` heaviest rows; the others go to `other`.
+    # Keeps the `keep` heaviest rows; adds the others to `other`.
     cdef void purge(self, uint32_t keep) noexcept

@@ -1,19 +1,19 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""What was counted per subject in one window, bounded.
+"""Counts per subject in one window, bounded.
 
-Up to `most` subjects are exact. Beyond twice as many the lighter half is added to `other` at once (which costs a
-constant per subject), and a subject that comes back is marked with how much it may have had before: as in Misra and
-Gries' summaries every subject heavier than some total/most has a row, and row + error is never less than the truth.
-The rows and `other` together are always exact. One-time subjects (`_INBOX.…`) are folded to one row by rule.
-It knows no clock and no cache: the sublist adds to it, the shard's recorder empties it.
+Exact for up to `most` subjects. Beyond twice as many, the lighter half is added to `other` at once (a constant cost per
+subject), and a subject that comes back gets an error bound, the most that it may have had before. As in Misra and
+Gries' summaries, every subject heavier than some total/most has a row, and row + error is never less than the truth.
+The sum of rows and `other` is always exact. One-time subjects (`_INBOX.…`) are folded into one row by rule. It knows no
+clock and no cache: the sublist adds to it, the shard's recorder empties it.
 """
 
 from libc.stdint cimport uint16_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from broker.table cimport slot_item, table_find, table_free, table_init, table_insert
-from broker.word cimport SLACK, hash_bytes
+from gnatswarm.broker.table cimport slot_item, table_find, table_free, table_init, table_insert
+from gnatswarm.broker.word cimport SLACK, hash_bytes
 
 ctypedef long long int64
 
@@ -27,7 +27,7 @@ cdef size_t[N_FOLDED] FOLDED_SIZE = [8, 5, 9]
 
 
 cdef inline int folded_as(const uint8_t *subject, size_t size) noexcept nogil:
-    """Which of them a subject is counted in; -1: none. Sizes are constants, so the compiler compares words."""
+    """The rule of a one-time subject; -1: it is none. Sizes are constants, so the compiler compares words."""
     if size >= 7 and memcmp(subject, b"_INBOX.", 7) == 0:
         return 0
     if size >= 4 and memcmp(subject, b"_R_.", 4) == 0:
@@ -38,8 +38,8 @@ cdef inline int folded_as(const uint8_t *subject, size_t size) noexcept nogil:
 
 
 cdef inline uint32_t mixed(uint32_t hash) noexcept nogil:
-    """Another hash (MurmurHash3's finalizer). A match cache is harvested in the order of its hashes: by them the rows
-    of a harvest would all want the same few slots, and each would be looked for past all that came before."""
+    """A different hash (MurmurHash3's finalizer). A match cache is harvested in the order of its hashes: with those the
+    rows of one harvest would all belong in the same few slots, and each look-up would probe past the earlier ones."""
     hash ^= hash >> 16
     hash *= <uint32_t>0x85EBCA6B
     hash ^= hash >> 13
@@ -48,7 +48,7 @@ cdef inline uint32_t mixed(uint32_t hash) noexcept nogil:
 
 
 cdef uint64_t nth(uint64_t *values, uint32_t n, uint32_t k) noexcept nogil:
-    """The k-th smallest (from 0) of n values, which are rearranged; quickselect, the middle as its pivot."""
+    """The k-th smallest (from 0) of n values, which are reordered; quickselect with the middle value as pivot."""
     cdef int64 low = 0, high = <int64>n - 1, i, j
     cdef uint64_t pivot, value
     while low < high:
@@ -152,7 +152,7 @@ cdef class Tally:
                 row = <Row *>slot_item(self.rows.slots[i])
                 self.weights[n] = counts_weight(&row.counts) + row.error
                 n += 1
-        # Heavier than `least` stays, and as many of those that equal it as there is room for.
+        # Rows heavier than `least` stay, and as many of those equal to it as there is room for.
         least = nth(self.weights, n, n - keep)
         ties = keep
         for i in range(n):
@@ -178,7 +178,7 @@ cdef class Tally:
     # ---- for the recorder, in Python
 
     def settle(self) -> tuple:
-        """The window is over: at most `most` rows stay to be read. Returns (total, other), each as in `read`."""
+        """End the window: keeps at most `most` rows to be read. Returns (total, other), each as in `read`."""
         cdef Counts total = self.other
         cdef uint32_t i
         if self.rows.slots != NULL:
@@ -207,7 +207,7 @@ cdef class Tally:
 
     @property
     def other_msgs(self) -> int:
-        """Messages, so far, on subjects that have no row."""
+        """Messages so far on subjects without a row."""
         return self.other.msgs
 
     def note(self, bytes subject not None, uint64_t msgs, uint64_t deliveries=0, uint64_t link_in=0):
@@ -226,7 +226,7 @@ cdef class Tally:
 
     @property
     def longest_probe(self) -> int:
-        """Slots between where a row's hash puts it and where it is, at the most."""
+        """The longest distance, in slots, between a row and its home slot."""
         cdef uint32_t i, longest = 0
         if self.rows.slots != NULL:
             for i in range(self.rows.mask + 1):

@@ -1,12 +1,12 @@
-"""What -V shows: one direction of one client's bytes, as lines in nats-server's wording. Bytes in, lines out.
+"""The trace of -V: one direction of one client's bytes as lines in nats-server's wording. Bytes in, lines out.
 
-Only for looking: it parses nothing that the engine relies on, and a stream that the engine has refused ends as it
-ends. Slow by nature; nothing of it runs unless tracing is on. Secrets of CONNECT are hidden by the log itself.
+Only for display: the engine does not depend on its parsing. Slow; runs only while tracing is on. The log itself hides
+secrets in CONNECT.
 """
 
 from __future__ import annotations
 
-# A line or payload that grows past this is shown cut: a trace is for reading.
+# A longer line or payload is cut in the trace.
 MOST_LINE_BYTES = 4096
 
 _IN_PAYLOAD = ("PUB", "HPUB")
@@ -19,7 +19,7 @@ def _quoted(data: bytes) -> str:
 
 
 class Tracer:
-    """Cuts one direction of a connection into operations."""
+    """Splits one direction of a connection into operations."""
 
     def __init__(self, *, is_incoming: bool, payload_bytes: int) -> None:
         """`payload_bytes`: longest piece of a payload that is shown; 0: all of it."""
@@ -28,7 +28,7 @@ class Tracer:
         self._shows_payload = is_incoming
         self._payload_bytes = payload_bytes
         self._data = bytearray()
-        self._payload_left = -1  # bytes of payload and CRLF that are awaited; -1: a line is
+        self._payload_left = -1  # bytes of payload and CRLF still to come; -1: a control line is next
 
     def feed(self, data: bytes) -> list[str]:
         """The operations that are complete now, one line each."""

@@ -1,4 +1,4 @@
-# A subject rewritten by a rule: `orders.*.*` to `o.$2.$1`, and what else may stand in a destination.
+# Subject transforms: rewrite a subject by a rule, such as `orders.*.*` to `o.$2.$1`.
 #
 #   source "a.*.b.>"   destination "x.{{partition(4,1)}}.$1.>"  →  pieces  LITERAL x · PARTITION · WILDCARD · REST
 #
@@ -10,8 +10,8 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t
 cdef enum PieceKind:
     PIECE_LITERAL = 0
     PIECE_WILDCARD = 1          # the source's wildcard number …
-    PIECE_PARTITION = 2         # FNV-1a (32 bits) over some of them, modulo `number`
-    PIECE_SPLIT = 3             # one of them, at each separator
+    PIECE_PARTITION = 2         # FNV-1a (32 bits) over some wildcards, modulo `number`
+    PIECE_SPLIT = 3             # a wildcard, split at each separator
     PIECE_SPLIT_LEFT = 4        # … after `number` bytes
     PIECE_SPLIT_RIGHT = 5       # … before its last `number` bytes
     PIECE_SLICE_LEFT = 6        # … every `number` bytes
@@ -24,9 +24,9 @@ cdef enum:
 ctypedef struct Piece:
     uint8_t kind
     uint8_t n_tokens            # PARTITION: how many
-    uint8_t tokens[MOST_RULE_TOKENS]   # which tokens of the subject it is made of; REST: from which on
+    uint8_t tokens[MOST_RULE_TOKENS]   # the subject's tokens that it uses; REST: the first one
     uint32_t number
-    uint16_t text_at            # LITERAL: itself, SPLIT: the separator
+    uint16_t text_at            # LITERAL: its text, SPLIT: the separator
     uint16_t text_size
 
 
@@ -47,7 +47,7 @@ cdef class Transform:
 
     # Bytes that apply() may need for a subject of this size.
     cdef size_t room_for(self, size_t size) noexcept nogil
-    # Writes the new subject to `to`; its size. The subject must match the source.
+    # Writes the new subject to `to`; returns its size. The subject must match the source.
     cdef size_t apply(self, const uint8_t *subject, size_t size, uint8_t *to) noexcept nogil
     cdef int read_piece(self, bytes token, Piece *piece, bytearray texts) except -1
     cdef int use_wildcard(self, Piece *piece, object number, bytes token) except -1

@@ -1,17 +1,17 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""A subject rewritten by a rule of the configuration: a mapping, or an import under another name.
+"""Subject transforms: rewrite a subject by a rule of the configuration, a mapping or an import under another name.
 
 The destination's tokens are literal, `$1` or `{{wildcard(1)}}`, `{{partition(buckets,1,2)}}`, `{{split(1,-)}}`,
 `{{splitFromLeft(1,2)}}`, `{{splitFromRight(1,2)}}`, `{{sliceFromLeft(1,2)}}`, `{{sliceFromRight(1,2)}}`, and a last `>`
-where the source has one. Source: nats-server 2.9.10, by comparing answers. Cost: one pass over the subject.
-Where that server takes what it cannot mean ($0, no bucket, an empty separator), this one says so.
+if the source has one. Source: nats-server 2.9.10, by comparing results. Cost: one pass over the subject. Meaningless
+rules that nats-server accepts ($0, no bucket, an empty separator) are errors here.
 """
 
 from libc.stdlib cimport calloc, free
 from libc.string cimport memchr, memcmp, memcpy
 
-from broker.subject cimport SUBJECT_BAD, subject_kind
-from broker.word cimport decimal
+from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
+from gnatswarm.broker.word cimport decimal
 
 import re
 
@@ -28,7 +28,7 @@ _KINDS = {
 
 
 class TransformError(ValueError):
-    """A rule that cannot be; the text says why."""
+    """An invalid rule; the text says why."""
 
 
 cdef class Transform:
@@ -93,7 +93,7 @@ cdef class Transform:
         if found is None:
             raise TransformError(f"invalid mapping destination: not a function: {_shown(token)}")
         name = found[1].decode("ascii", "replace")
-        # nats-server knows two spellings of each: Wildcard and wildcard, SplitFromLeft and splitfromleft, …
+        # nats-server accepts two spellings of each: Wildcard and wildcard, SplitFromLeft and splitfromleft, …
         kind = None if name.isupper() else _KINDS.get(name.lower())
         if kind is None:
             raise TransformError(f"invalid mapping destination: unknown function in {_shown(token)}")
@@ -131,7 +131,7 @@ cdef class Transform:
         return 0
 
     def reversed(self) -> Transform:
-        """The rule back. TransformError: it is not one of literal tokens, each `*` once, and `>`."""
+        """The inverse transform. TransformError unless it has only literal tokens, each `*` once, and `>`."""
         cdef list given = self.source.split(b".")
         cdef list wanted = self.destination.split(b".")
         cdef int i, place = 0
@@ -199,7 +199,7 @@ cdef class Transform:
         return to - begun
 
     def __call__(self, bytes subject not None) -> bytes:
-        """What a subject that matches the source becomes."""
+        """The transformed subject; `subject` must match the source."""
         cdef bytearray room = bytearray(self.room_for(len(subject)))
         return bytes(room[:self.apply(subject, len(subject), <uint8_t *><char *>room)])
 
@@ -228,7 +228,7 @@ cdef uint32_t partition_of(const Piece *piece, const uint8_t **starts) noexcept 
 
 
 cdef uint8_t *write_parts(uint8_t *to, const uint8_t *at, size_t n, size_t first, size_t each) noexcept nogil:
-    """A token in parts with dots between: `first` bytes, then `each` until nothing is left."""
+    """Writes a token in parts separated by dots: `first` bytes, then `each` bytes at a time."""
     cdef size_t part = first
     while n:
         part = n if part > n else part
@@ -245,7 +245,7 @@ cdef uint8_t *write_parts(uint8_t *to, const uint8_t *at, size_t n, size_t first
 
 cdef uint8_t *write_split(uint8_t *to, const uint8_t *at, size_t n, const uint8_t *separator,
                           size_t separator_size) noexcept nogil:
-    """A token with dots for separators; none where a part is empty."""
+    """Writes a token with dots in place of separators; no dot for an empty part."""
     cdef const uint8_t *end = at + n
     cdef bint has_part = False, dot_due = False
     while at < end:

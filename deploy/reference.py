@@ -1,8 +1,8 @@
 """Writes deploy/CONFIGURATION.md from the typed options: `make reference`. A test compares the page with it.
 
-What an option means is the comment on its line in broker/options.py or broker/limits.py; which key sets it is found by
-asking the readers of the configuration file, which flag by the table of flags, and whether a reload takes it by the
-table of reloads. Nothing about an option is written here but the keys inside blocks that are no plain table.
+An option's meaning is the comment on its line in broker/options.py or broker/limits.py. Its key comes from the readers
+of the configuration file, its flag from the table of flags, its reload column from the table of reloads. This file
+itself only names the keys of blocks that have no table of keys.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from pathlib import Path
 
 import msgspec
 
-from broker import limits, options
-from router import not_offered, option_keys, option_values, tls_block, websocket_block
-from router.flags import FLAGS
-from router.reload import FIXED
+from gnatswarm.broker import limits, options
+from gnatswarm.router.config import not_offered, option_keys, option_values, tls_block, websocket_block
+from gnatswarm.router.config.flags import FLAGS
+from gnatswarm.router.config.reload import FIXED
 
 PAGE = Path(__file__).with_name("CONFIGURATION.md")
 
 HEAD = """\
 # Configuration reference
 
-Written by `make reference` from the typed options (`broker/options.py`); a test holds it against them. The syntax is
-nats-server's, and so are the names, but for those marked °: those are gnatswarm's own.
-[config/gnatswarm.conf](config/gnatswarm.conf) is the same as a file with every option at its default, and
-`gnatswarm -t -c FILE` says all that is wrong with one at once, with line and column.
+`make reference` writes this page from the typed options (`broker/options.py`), and a test compares them. The syntax and
+the names are nats-server's; only names marked ° are gnatswarm's own.
+[config/gnatswarm.conf](config/gnatswarm.conf) is a file with every option at its default, and
+`gnatswarm -t -c FILE` reports every error in a file, with line and column.
 
-**Reload**: `yes` takes effect with `gnatswarm --signal reload`, in a running broker; `start` needs a restart, and a
-reload that would change it is refused as a whole. Sizes: `64MB` (times 1024), `64m` (times 1000). Durations: `"10s"`,
+**Reload**: `yes` takes effect in a running broker by `gnatswarm --signal reload`; `start` needs a restart, and a reload
+that would change it is refused as a whole. Sizes: `64MB` (MB = 1024²), `64m` (m = 1000²). Durations: `"10s"`,
 `"1h30m"`, `"250ms"`.
 
 """
@@ -56,8 +56,8 @@ SECTIONS: tuple[tuple[str, str, type[msgspec.Struct], str], ...] = (
         "Permissions",
         "permissions.",
         options.Permissions,
-        "Of a user: `{user: …, permissions: { publish: {allow: [...], deny: [...]}, subscribe: {...} }}`; of all users "
-        "that have none: `default_permissions` beside `users`.",
+        "For one user: `{user: …, permissions: { publish: {allow: [...], deny: [...]}, subscribe: {...} }}`; for all "
+        "users without permissions: `default_permissions` beside `users`.",
     ),
     ("An account", "account.", options.Account, "`accounts { NAME { … } }`"),
     ("An export", "export.", options.Export, "In `accounts { NAME { exports: [ {…}, {…} ] } }`."),
@@ -71,15 +71,16 @@ SECTIONS: tuple[tuple[str, str, type[msgspec.Struct], str], ...] = (
         "A mapping",
         "mapping.",
         options.Mapping,
-        "`mappings { foo: bar }`, in an account or for all who are in none. A destination is a subject, or a list of "
-        "`{destination: …, weight: 30%}`; its tokens may be `$1` or `{{wildcard(1)}}`, `{{partition(buckets,1,2)}}`, "
-        "`{{split(1,-)}}`, `{{splitFromLeft(1,2)}}`, `{{splitFromRight(1,2)}}`, `{{sliceFromLeft(1,2)}}`, "
-        "`{{sliceFromRight(1,2)}}`. Where the weights are less than 100% together, the rest stays on the subject, "
-        "unless that is one of the destinations: then it is lost. Permissions are asked about the destination.",
+        "`mappings { foo: bar }`, in an account, or at the top level for the account $G. A destination is a subject, "
+        "or a list of `{destination: …, weight: 30%}`; its tokens may be `$1` or `{{wildcard(1)}}`, "
+        "`{{partition(buckets,1,2)}}`, `{{split(1,-)}}`, `{{splitFromLeft(1,2)}}`, `{{splitFromRight(1,2)}}`, "
+        "`{{sliceFromLeft(1,2)}}`, "
+        "`{{sliceFromRight(1,2)}}`. If the weights are less than 100% together, the rest stays on the subject itself; "
+        "if the subject is one of the destinations, the rest is dropped. Permissions apply to the destination.",
     ),
 )
 
-# Keys inside blocks that are no plain table of keys and readers, and fields that no key sets.
+# Keys of blocks that have no table of keys and readers, and fields that no key sets.
 BY_HAND = {
     "auth_token": "authorization { token }",
     "auth_user": "authorization { user }",
@@ -90,7 +91,7 @@ BY_HAND = {
     "user.name": "user",
     "user.password": "password",
     "user.nkey": "nkey",
-    "user.account": "(the account it is written in)",
+    "user.account": "(the block it is in)",
     "user.permissions": "permissions",
     "user.connection_types": "allowed_connection_types",
     "permissions.publish_allow": "publish { allow }",
@@ -122,9 +123,9 @@ BY_HAND = {
 }
 NO_KEY = {
     "config_file": "`-c`",
-    "notices": "what was asked for and is not offered",
+    "notices": "features that were configured and are not supported",
     **{
-        f"{block}.{what}_pem": "what is in that file"
+        f"{block}.{what}_pem": "the content of that file"
         for block in ("tls", "websocket.tls")
         for what in ("cert", "key", "ca")
     },
@@ -132,7 +133,7 @@ NO_KEY = {
 SECTION_FIELDS = frozenset({"limits", "logging", "swarm", "stats", "tls", "websocket"})
 OURS = frozenset({"http_user", "http_password", "log_format", "shards", "accept", "link_dir", "prefer_local"})
 
-# One of these is a value that a reader takes; what it sets does not depend on which.
+# Each reader accepts at least one of these values; which fields it sets does not depend on the value.
 SAMPLES: tuple[object, ...] = ("30s", True, 5, "text", "127.0.0.1:1", "reuseport", "1.2", "1.3", "127.0.0.1", ["x"],
                                ["https://x.example"], list(tls_block.ciphers.ALL)[:1], list(tls_block.ciphers.CURVES)[:1])  # fmt: skip # noqa: E501
 
@@ -164,7 +165,7 @@ def fields_set(read: Callable[[object], dict[str, object]]) -> frozenset[str]:
 
 @functools.cache
 def keys_by_field() -> dict[str, list[str]]:
-    """Dotted field → the keys of the file that set it, our own name for it first."""
+    """Dotted field → the keys of the file that set it, the preferred name first."""
     found: dict[str, list[str]] = {}
 
     def note(names: tuple[str, ...], fields: frozenset[str], prefix: str = "") -> None:
@@ -172,13 +173,13 @@ def keys_by_field() -> dict[str, list[str]]:
             kept = found.setdefault(prefix + field, [])
             kept += [name for name in names if name not in kept]
 
-    both = []
+    several = []
     for key in option_keys.KEYS:
         if key.names == ("stats",):
             continue
         fields = fields_set(key.read)
-        (both.append((key.names, fields)) if len(fields) > 1 else note(key.names, fields))
-    for names, fields in both:  # `listen`, which sets two at once, is nobody's first name
+        (several.append((key.names, fields)) if len(fields) > 1 else note(key.names, fields))
+    for names, fields in several:  # `listen` sets two fields: it is never a field's first name
         note(names, fields)
     for table, prefix in ((option_keys._STATS, ""), (tls_block._KEYS, "tls."), (websocket_block._KEYS, "websocket.")):
         for name, read in sorted(table.items(), key=lambda entry: len(fields_set(entry[1])) > 1):
@@ -187,7 +188,7 @@ def keys_by_field() -> dict[str, list[str]]:
 
 
 def shown_default(value: object, *, is_size: bool) -> str:
-    """As it is written in a file."""
+    """A default as it would be written in a configuration file."""
     if isinstance(value, msgspec.Struct):
         return "–"
     if value is None or value == () or value == "":
@@ -210,7 +211,7 @@ def with_unit(name: str, default: str) -> str:
 
 def rows(of: type[msgspec.Struct], prefix: str) -> Iterator[str]:
     """One line of a table for each field."""
-    keys, told = keys_by_field(), comments(of)
+    keys, meanings = keys_by_field(), comments(of)
     flags = {field: flag.names for flag in reversed(FLAGS) for field in flag.fields}
     for field in msgspec.structs.fields(of):
         dotted = prefix + field.name
@@ -229,9 +230,9 @@ def rows(of: type[msgspec.Struct], prefix: str) -> Iterator[str]:
         value = field.default if field.default is not msgspec.NODEFAULT else None
         default = with_unit(field.name, shown_default(value, is_size=field.name.endswith("_bytes")))
         if field.name == "headers":  # the key says the opposite of the field
-            default, told["headers"] = "false", "true: offer no message headers (HPUB, HMSG)"
+            default, meanings["headers"] = "false", "true: no message headers (HPUB, HMSG)"
         reload = "start" if dotted in FIXED else "yes"
-        means = told[field.name].replace("|", "\\|").replace("<", "&lt;")
+        means = meanings[field.name].replace("|", "\\|").replace("<", "&lt;")
         if not means:
             raise SystemExit(f"{of.__name__}.{field.name} has no comment that says what it means")
         yield f"| {key} | {shown} | {default} | {means} | {reload} |"
@@ -246,10 +247,10 @@ def page() -> str:
             parts.append(f"{note}\n\n")
         parts.append("| key | flag | default | meaning | reload |\n|---|---|---|---|---|\n")
         parts.append("\n".join(rows(struct, prefix)) + "\n\n")
-    parts.append("## Known from nats-server, and not here\n\n")
-    parts.append("What only adds something is announced at the start and skipped:\n\n")
+    parts.append("## Options of nats-server that gnatswarm does not support\n\n")
+    parts.append("Options that only add a feature are ignored, with a line in the log at start:\n\n")
     parts += [f"* `{name}`: {what}\n" for name, what in not_offered.OPENS.items()]
-    parts.append("\nWhat would restrict access stops the start:\n\n")
+    parts.append("\nWith an option that restricts access, the broker refuses to start:\n\n")
     stops = [
         ("", not_offered.RESTRICTS),
         ("authorization", not_offered.RESTRICTS_IN_AUTHORIZATION),
@@ -260,7 +261,9 @@ def page() -> str:
     for block, table in stops:
         for name, what in table.items():
             parts.append(f"* `{f'{block} {{ {name} }}' if block else name}`: {what}\n")
-    parts.append("\nWhat tunes something that is built differently is taken and has no effect:\n\n")
+    parts.append(
+        "\nOptions for internals that are built differently have no effect, and are named in the log at start:\n\n"
+    )
     parts += [f"* `{name}`: {what}\n" for name, what in not_offered.NO_EFFECT.items()]
     return "".join(parts)
 

@@ -1,7 +1,7 @@
-"""`gnatswarm bench`: how fast a NATS server is, and how it stands beside others.
+"""`gnatswarm bench`: measures a NATS server, or compares several.
 
-The command line of the generator: words in, tables and files out. Exit code 0: measured; 1: it could not be, or
-messages were lost or came twice; 2: the command line is wrong. What goes wrong is one line on standard error.
+The command line of the generator: parses arguments, prints tables, writes files. Exit code 0: measured; 1: not
+measured, or messages were lost or duplicated; 2: error in the command line. Errors are one line on standard error.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from loadtest import compare, machine, report
-from loadtest.credentials import BadCredentials, Credentials, parse_url
-from loadtest.errors import NatsError
-from loadtest.measure import Progress, Result, Target, find_pids, measure
-from loadtest.plan import BadPlan, Scenario, read_scenarios
-from loadtest.servers import ServerSpec, default_specs
+from gnatswarm.loadtest import compare, machine, report
+from gnatswarm.loadtest.credentials import BadCredentials, Credentials, parse_url
+from gnatswarm.loadtest.errors import NatsError
+from gnatswarm.loadtest.measure import Progress, Result, Target, find_pids, measure
+from gnatswarm.loadtest.plan import BadPlan, Scenario, read_scenarios
+from gnatswarm.loadtest.servers import ServerSpec, default_specs
 
 SCENARIOS = Path(__file__).with_name("scenarios.toml")
 DEFAULT_URL = "nats://127.0.0.1:4222"
 
-# What each kind of work is when nothing more is said.
+# The defaults of each kind of work.
 WORK: dict[str, tuple[Scenario, str]] = {
     "pub": (Scenario("pub", subscribers=0, seconds=3), "publish; nobody subscribes"),
     "sub": (Scenario("sub", publishers=0, seconds=10), "count what others publish (same --subject and --size there)"),
@@ -157,7 +157,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run with these arguments; the exit code."""
+    """Run with these arguments; returns the exit code."""
     parser = arguments()
     options = parser.parse_args(argv)
     try:
@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines = [f"gnatswarm bench: {line}" for line in (str(error) or type(error).__name__).splitlines()]
         print("\n".join(lines), file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
-    except BrokenPipeError:  # whoever read our output has gone
+    except BrokenPipeError:  # the reader of our output has ended
         sys.stdout = None
         return 1
     except OSError as error:
@@ -187,7 +187,7 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if not 1 <= options.processes <= 64 or not 1 <= (options.repeat or 1) <= 1000 or not 0 < options.scale <= 1000:
         raise ValueError("--processes: 1 to 64; --repeat: 1 to 1000; --scale: more than 0")
     for where in (options.json, options.csv):
-        # Said before the work, not after it.
+        # Report this before the work, not after it.
         if where and where != "-" and not Path(where).absolute().parent.is_dir():
             raise ValueError(f"{where}: there is no such directory")
     if options.compare:
@@ -294,7 +294,7 @@ def _write(where: str | None, text: Callable[[], str]) -> None:
 
 
 def _progress(label: str, is_quiet: bool) -> Progress | None:
-    """A bar on standard error while a run lasts; None where nobody would see it."""
+    """A progress bar on standard error; None if that is no terminal."""
     if is_quiet or not sys.stderr.isatty():
         return None
 
@@ -324,7 +324,7 @@ def _compare(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
         raise ValueError(f"--reference: no server is called {options.reference} (there are {', '.join(labels)})")
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     folder = options.out or Path("loadtest") / "results" / date
-    folder.mkdir(parents=True, exist_ok=True)  # what cannot be written is said before the work
+    folder.mkdir(parents=True, exist_ok=True)  # before the work, so that an error is reported early
     if not os.access(folder, os.W_OK):
         raise ValueError(f"{folder}: not ours to write in")
     is_quiet = options.quiet or "-" in (options.json, options.csv)

@@ -1,7 +1,7 @@
-"""The same work on several servers in turn, A B A B, and what came of it as ratios.
+"""Runs the same work on several servers in turn, A B A B, and computes ratios.
 
-Taking turns spreads the noise of a shared machine over all; medians of a few rounds drop the worst of it. Scenarios
-about memory get a fresh server each time: a server that has grown once shows nothing when it grows again.
+Taking turns spreads the noise of a shared machine over all servers; medians of several rounds remove the worst of it.
+Scenarios about memory start a new server each time, because a server that has grown once does not grow again.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from loadtest.errors import NatsError
-from loadtest.measure import Progress, Result, measure
-from loadtest.plan import Scenario
-from loadtest.servers import Server, ServerSpec
+from gnatswarm.loadtest.errors import NatsError
+from gnatswarm.loadtest.measure import Progress, Result, measure
+from gnatswarm.loadtest.plan import Scenario
+from gnatswarm.loadtest.servers import Server, ServerSpec
 
 MEMORY_KINDS = ("connections", "subscriptions")
-# Of these less is better.
+# Figures of which less is better.
 LESS_IS_BETTER = ("cpu", "memory", "p50", "p99", "p99.9")
 
 
@@ -34,16 +34,16 @@ def figure_of(result: Result, figure: str) -> float | None:
 
 @dataclass
 class Comparison:
-    """Every run, in the order made, and why others were not."""
+    """Every run, in order, and the reasons for those that were not made."""
 
     specs: list[ServerSpec]
     scenarios: list[Scenario]
-    reference: str  # the label of the server that ratios are to
+    reference: str  # the label of the server that others are compared with
     rounds: int
     results: list[Result] = field(default_factory=list)
     skipped: dict[tuple[str, str], str] = field(default_factory=dict)  # (scenario, label) → why
     versions: dict[str, str] = field(default_factory=dict)
-    is_interrupted: bool = False  # ^C: what had been measured until then is here
+    is_interrupted: bool = False  # ^C: only the runs before it are here
 
     def of(self, scenario: str, label: str) -> list[Result]:
         """The rounds of one scenario on one server."""
@@ -55,7 +55,7 @@ class Comparison:
         return statistics.median(found) if found else None
 
     def ratio(self, scenario: str, label: str, figure: str) -> float | None:
-        """By how many times this server is better than the reference; None where one of them has no such figure."""
+        """How many times better this server is than the reference; None if one of them has no such figure."""
         ours, theirs = self.median(scenario, label, figure), self.median(scenario, self.reference, figure)
         if not ours or not theirs:
             return None

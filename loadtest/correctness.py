@@ -1,8 +1,8 @@
-"""Whether what was published came: once, in order, all of it.
+"""Checks that every published message arrives once and in order.
 
-Every checked payload begins with a stamp: who published it, its number among that publisher's on that subject, when it
-was due. A Ledger, one for each subscription, looks at the stamps and names what is missing, doubled or out of order.
-What was published before a ledger saw a publisher's first message is not missed; what follows its last one neither.
+Every checked payload begins with a stamp: its publisher, its number among the publisher's messages on the subject, and
+the time when it was due. A Ledger per subscription checks the stamps and reports missing, duplicated and reordered
+messages. Messages before the first and after the last one that a ledger has seen of a publisher are not reported.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How a client says who it is: user and password, token, nkey, JWT with its key, or nothing.
+"""A client's credentials: user and password, token, nkey, JWT with its key, or none.
 
-Knows URLs and files, no sockets. Signing needs the package nkeys, imported only by whoever signs.
+Knows URLs and files, no sockets. Signing needs the package nkeys, which is imported only then.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ DEFAULT_PORT = 4222
 
 
 class BadCredentials(Exception):
-    """What was given cannot be used to log in; says why."""
+    """The credentials cannot be used; the text says why."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens, and whether TLS is wanted from us whatever it says itself."""
+    """A server's address, and whether the URL requires TLS."""
 
     host: str
     port: int
@@ -32,7 +32,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What goes into CONNECT; everything empty: an anonymous client."""
+    """Credentials for CONNECT; all empty: an anonymous client."""
 
     user: str = ""
     password: str = ""

@@ -1,6 +1,6 @@
 from collections.abc import Callable
 
-from loadtest.board import Board
+from gnatswarm.loadtest.board import Board
 
 def dial_many(
     family: int, address: bytes, count: int, before: bytes | Callable[[bytes], bytes], behind: bytes

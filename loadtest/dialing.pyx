@@ -11,12 +11,12 @@ from libc.stdint cimport int64_t
 from libc.string cimport memcpy, strlen
 from posix.unistd cimport close as close_fd
 
-from loadtest.board cimport Board, board_write
-from loadtest.stream cimport (
+from gnatswarm.loadtest.board cimport Board, board_write
+from gnatswarm.loadtest.stream cimport (
     Delivery, Stream, next_delivery, now_ns, send_all, stream_close, stream_drop, stream_fill, stream_open,
     wait_readable)
 
-from loadtest.errors import LoadFailed
+from gnatswarm.loadtest.errors import LoadFailed
 
 import os
 

@@ -1,6 +1,6 @@
-"""How load is spread: which subject, how large a payload, when the next message is due.
+"""Distributions of load: subjects, payload sizes, and times when messages are due.
 
-All from a random.Random that is given, so that a run can be repeated.
+All use a given random.Random, so that a run can be repeated.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def _checked(size: int, text: str) -> int:
 
 
 class Arrivals:
-    """When messages are due, whatever became of those before: an open model.
+    """Times when messages are due, independent of earlier messages: an open model.
 
-    Evenly spaced, or as a Poisson process: independent clients, the usual assumption. Who falls behind has several due
-    at once, and counts each one's latency from when it was due.
+    Evenly spaced, or a Poisson process, as of independent clients. A publisher that is late has several messages due at
+    once, and counts each one's latency from its due time.
     """
 
     def __init__(self, rate_per_s: float, start_s: float, rng: random.Random, is_poisson: bool = True) -> None:

@@ -1,10 +1,10 @@
-"""What can go wrong between a client and its server; the text of each is for people."""
+"""Errors between a client and its server; their texts are for people."""
 
 from __future__ import annotations
 
 
 class NatsError(Exception):
-    """Whatever goes wrong between this client and its server."""
+    """Any error between this client and its server."""
 
 
 class Refused(NatsError):
@@ -12,7 +12,7 @@ class Refused(NatsError):
 
 
 class AuthenticationError(NatsError):
-    """The server does not let this client in."""
+    """The server refuses this client's log-in."""
 
 
 class ServerError(NatsError):
@@ -24,11 +24,11 @@ class Disconnected(NatsError):
 
 
 class RequestTimeout(NatsError):
-    """No answer, or no PONG, came in time."""
+    """No response, or no PONG, arrived in time."""
 
 
 class NoResponders(NatsError):
-    """Nobody subscribes to the subject of the request; the server said so at once."""
+    """The subject of the request has no subscriber; the server responded with 503 at once."""
 
 
 class LoadFailed(NatsError):

@@ -1,8 +1,8 @@
-"""The generator's processes: forked, started together, waited for, and ended whatever happens.
+"""The generator's processes: forks them, starts them together, waits for them, and always ends them.
 
-Each runs one job in four steps: it says ready, is told to go, says done, is told to finish and gives its result. The
-time between go and done is what is measured; looking for surplus messages comes after. Invariant: no process outlives
-`run`, and the first failure of one is the failure of all.
+Each runs one job: it reports ready, receives go, reports done, receives finish, and sends its result. The time between
+go and done is measured; the check for surplus messages comes after it. Invariant: no process outlives `run`, and the
+first failure of one process fails the run.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from loadtest import processes
-from loadtest.credentials import BadCredentials
-from loadtest.errors import LoadFailed, NatsError
+from gnatswarm.loadtest import processes
+from gnatswarm.loadtest.credentials import BadCredentials
+from gnatswarm.loadtest.errors import LoadFailed, NatsError
 
 _PR_SET_PDEATHSIG = 1
 # Making frames and connections; a process that is not ready by then never will be.

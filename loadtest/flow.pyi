@@ -1,5 +1,5 @@
-from loadtest.board import Board
-from loadtest.plan import Share
+from gnatswarm.loadtest.board import Board
+from gnatswarm.loadtest.plan import Share
 
 class Flow:
     frame_bytes: int

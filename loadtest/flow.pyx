@@ -14,13 +14,13 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memchr, memcpy, memset
 from posix.unistd cimport close as close_fd, read as read_fd
 
-from loadtest.board cimport Board, board_read, board_write
-from loadtest.stream cimport (
+from gnatswarm.loadtest.board cimport Board, board_read, board_write
+from gnatswarm.loadtest.stream cimport (
     EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, READ_BYTES, Stream, epoll_create1,
     epoll_event, fence, now_ns, on_control_line, receive, send_all, send_some, stream_close, stream_open, wait_events,
     watch)
 
-from loadtest.errors import LoadFailed
+from gnatswarm.loadtest.errors import LoadFailed
 
 cdef enum:
     PUBLISHER = 0x10000000       # in an event's number; the rest is an index

@@ -1,7 +1,6 @@
-"""One connection to a NATS server, from dialling to the first PONG.
+"""Connects to a NATS server and logs in: from dialling to the first PONG.
 
-What a client does before it is one; blocking, with a deadline. Every failure is a NatsError with one line of text that
-names the server.
+Blocking, with a deadline. Every failure is a NatsError with one line of text that names the server.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import ssl
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from loadtest.credentials import Address, BadCredentials, Credentials
-from loadtest.errors import AuthenticationError, LoadFailed, NatsError, Refused, ServerError
-from loadtest.wireparser import Err, Frame, Info, Parser, Pong, ProtocolViolation
+from gnatswarm.loadtest.credentials import Address, BadCredentials, Credentials
+from gnatswarm.loadtest.errors import AuthenticationError, LoadFailed, NatsError, Refused, ServerError
+from gnatswarm.loadtest.wireparser import Err, Frame, Info, Parser, Pong, ProtocolViolation
 
 READ_BYTES = 256 * 1024
 # What `gnatswarm bench` cannot do, behind "TLS, which".
@@ -22,7 +21,7 @@ PLAIN_ONLY = "the compiled generator does not speak: use locust (tls:// and --tl
 
 
 class Opened(NamedTuple):
-    """A connection that the server has let in."""
+    """A connection after its log-in."""
 
     sock: socket.socket
     parser: Parser  # may hold the beginning of a frame

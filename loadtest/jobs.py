@@ -1,4 +1,4 @@
-"""What a generator process is told to do: each kind of scenario as a Job of the fleet."""
+"""The work of a generator process: each kind of scenario as a Job of the fleet."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from loadtest import dialing
-from loadtest.board import Board
-from loadtest.errors import LoadFailed
-from loadtest.flow import Flow
-from loadtest.handshake import Opened
-from loadtest.histogram import Histogram
-from loadtest.paced import Paced
-from loadtest.plan import Share
-from loadtest.roundtrip import RoundTrip
-from loadtest.wireparser import Err, Pong
+from gnatswarm.loadtest import dialing
+from gnatswarm.loadtest.board import Board
+from gnatswarm.loadtest.errors import LoadFailed
+from gnatswarm.loadtest.flow import Flow
+from gnatswarm.loadtest.handshake import Opened
+from gnatswarm.loadtest.histogram import Histogram
+from gnatswarm.loadtest.paced import Paced
+from gnatswarm.loadtest.plan import Share
+from gnatswarm.loadtest.roundtrip import RoundTrip
+from gnatswarm.loadtest.wireparser import Err, Pong
 
 # Subscriptions that are made between two PINGs: half a second's work for no server.
 SUBSCRIPTIONS_PER_PING = 1000

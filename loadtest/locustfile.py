@@ -20,12 +20,12 @@ from locust import events, tag, task
 from locust.exception import StopUser
 from locust.runners import WorkerRunner
 
-from loadtest import natswire
-from loadtest.correctness import Stamp
-from loadtest.credentials import parse_url
-from loadtest.distributions import Zipf, payload_sizes
-from loadtest.natswire import BadCredentials, Credentials, Message, Settings
-from loadtest.users import STAMP_BYTES, NatsUser
+from gnatswarm.loadtest import natswire
+from gnatswarm.loadtest.correctness import Stamp
+from gnatswarm.loadtest.credentials import parse_url
+from gnatswarm.loadtest.distributions import Zipf, payload_sizes
+from gnatswarm.loadtest.natswire import BadCredentials, Credentials, Message, Settings
+from gnatswarm.loadtest.users import STAMP_BYTES, NatsUser
 
 MIXED = ("fanout", "request", "queue", "telemetry", "chat")
 SCENARIOS = (*MIXED, "storm", "slow")
@@ -476,6 +476,6 @@ class QuickConsumer(Listener):
         self.listen()
 
 
-# What `from loadtest.locustfile import …` in somebody's own locustfile may want.
+# What `from gnatswarm.loadtest.locustfile import …` in somebody's own locustfile may want.
 __all__ = [name for name, value in list(globals().items()) if isinstance(value, type) and issubclass(value, NatsUser)]
 __all__ += ["add_options", "choose_users", "wanted_scenarios"]

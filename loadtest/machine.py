@@ -1,4 +1,4 @@
-"""What a measurement was made on: processor, memory, kernel, versions, commit; nothing that names the machine."""
+"""The machine of a measurement: processor, memory, kernel, versions, commit; nothing that identifies the machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One scenario against one server, once: sets up the connections, runs the fleet, and says what came of it.
+"""Measures one scenario on one server, once: sets up the connections, runs the fleet, and makes a result.
 
-Counts every delivery, and judges itself: a result says when it shows the generator or the machine rather than the
-server. Server CPU is read around the measured part alone.
+Counts every delivery. A result has a note if the generator or the machine was the limit instead of the server. Server
+CPU is read at the beginning and the end of the measured part only.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import os
 import resource
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from loadtest import processes
-from loadtest.board import Board
-from loadtest.credentials import ANONYMOUS, Address, Credentials
-from loadtest.errors import LoadFailed
-from loadtest.fleet import Fleet, Job
-from loadtest.flow import Flow
-from loadtest.handshake import PLAIN_ONLY, Opened, log_in
-from loadtest.histogram import Histogram
-from loadtest.jobs import LOOPS, Churn, Dial, Loop, Subscribe, merged, numeric_address, tell
-from loadtest.paced import Paced
-from loadtest.plan import Scenario, Share
-from loadtest.roundtrip import RoundTrip
+from gnatswarm.loadtest import processes
+from gnatswarm.loadtest.board import Board
+from gnatswarm.loadtest.credentials import ANONYMOUS, Address, Credentials
+from gnatswarm.loadtest.errors import LoadFailed
+from gnatswarm.loadtest.fleet import Fleet, Job
+from gnatswarm.loadtest.flow import Flow
+from gnatswarm.loadtest.handshake import PLAIN_ONLY, Opened, log_in
+from gnatswarm.loadtest.histogram import Histogram
+from gnatswarm.loadtest.jobs import LOOPS, Churn, Dial, Loop, Subscribe, merged, numeric_address, tell
+from gnatswarm.loadtest.paced import Paced
+from gnatswarm.loadtest.plan import Scenario, Share
+from gnatswarm.loadtest.roundtrip import RoundTrip
 
-# Busy for so much of the time is as busy as a loop gets that also waits now and then.
+# A loop that sometimes has to wait is saturated at this share of the time.
 SATURATED = 0.9
-# Of asked messages that were really sent in time; less is not the rate that was asked for.
+# The share of messages that must be sent in time; with less, the requested rate was not reached.
 RATE_REACHED = 0.98
-# Seconds that a server may wait for a CPU, for each that it has one; more, and others used the machine.
+# Seconds that a server may wait for a CPU per second on a CPU; above it, other processes used the machine.
 WAITED_TOO_LONG = 0.5
 MOST_TRIES_FOR_A_SHARD = 500
 USED_BEFORE = (
@@ -62,7 +62,7 @@ class Target:
 
 @dataclass
 class Result:
-    """What one run showed. A unit is a delivery, or what the scenario has instead: an answer, a connection, a pair."""
+    """The result of one run. A unit is a delivery or, by scenario, a response, a connection or a SUB/UNSUB pair."""
 
     scenario: str
     server: str
@@ -423,8 +423,3 @@ def find_pids(address: Address) -> tuple[int, ...]:
     if address.host not in ("127.0.0.1", "localhost", "::1", os.uname().nodename):
         return ()
     return tuple(processes.listening_pids(address.port))
-
-
-def with_seconds(scenario: Scenario, seconds: float) -> Scenario:
-    """The same, so long instead of so many messages."""
-    return replace(scenario, messages=0, seconds=seconds)

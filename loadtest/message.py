@@ -1,4 +1,4 @@
-"""One delivered message as a callback sees it, and header blocks."""
+"""A delivered message, as callbacks get it, and header blocks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from loadtest.natswire import Client, Subscription
+    from gnatswarm.loadtest.natswire import Client, Subscription
 
 HEADER_LINE = b"NATS/1.0"
 
 
 class Message:
-    """What came for a subscription. `payload` is bytes; `reply` is "" when nobody wants an answer."""
+    """A message of a subscription. `payload` is bytes; `reply` is "" if no response is wanted."""
 
     __slots__ = ("_header_block", "client", "payload", "reply", "subject", "subscription")
 
@@ -38,12 +38,12 @@ class Message:
 
     @property
     def status(self) -> int:
-        """The status in the first header line (503: nobody there to answer); 0 when there is none."""
+        """The status in the first header line (503: no responders); 0 if there is none."""
         word = self._header_block[len(HEADER_LINE) :].lstrip(b" ")[:3]
         return int(word) if word.isdigit() else 0
 
     def respond(self, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
-        """Publish to `reply`; ValueError when nobody asked."""
+        """Publish to `reply`; ValueError if there is none."""
         if not self.reply:
             raise ValueError(f"the message on {self.subject} wants no answer")
         self.client.publish(self.reply, payload, headers=headers)

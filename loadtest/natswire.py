@@ -1,6 +1,6 @@
 """A small NATS client on plain sockets, for load tests, scripts and examples; works with any NATS server.
 
-    from loadtest import natswire
+    from gnatswarm.loadtest import natswire
 
     with natswire.connect("nats://127.0.0.1:4222") as client:
         client.subscribe("greet.*", lambda message: message.respond(b"hello " + message.payload))
@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from loadtest.credentials import ANONYMOUS, Address, BadCredentials, Credentials, parse_url
-from loadtest.errors import (
+from gnatswarm.loadtest.credentials import ANONYMOUS, Address, BadCredentials, Credentials, parse_url
+from gnatswarm.loadtest.errors import (
     AuthenticationError,
     Disconnected,
     NatsError,
@@ -35,10 +35,10 @@ from loadtest.errors import (
     RequestTimeout,
     ServerError,
 )
-from loadtest.handshake import READ_BYTES, as_error, log_in, reason, tls_context
-from loadtest.message import Message, header_block
-from loadtest.subscription import Subscription
-from loadtest.wireparser import Err, Frame, Info, Msg, Parser, Ping, Pong, ProtocolViolation
+from gnatswarm.loadtest.handshake import READ_BYTES, as_error, log_in, reason, tls_context
+from gnatswarm.loadtest.message import Message, header_block
+from gnatswarm.loadtest.subscription import Subscription
+from gnatswarm.loadtest.wireparser import Err, Frame, Info, Msg, Parser, Ping, Pong, ProtocolViolation
 
 __all__ = [
     "AuthenticationError",
@@ -67,7 +67,7 @@ NO_RESPONDERS = 503
 
 @dataclass(frozen=True)
 class Settings:
-    """What a client may be told beside where its servers are."""
+    """A client's options, except its servers' addresses."""
 
     credentials: Credentials = ANONYMOUS  # URLs may carry others, which win
     name: str = "natswire"
@@ -90,7 +90,7 @@ class Settings:
 
 @dataclass
 class _Wait:
-    """Somebody waits for an answer or a PONG; `failure` when it will not come."""
+    """A caller that waits for a response or a PONG; `failure` if none will arrive."""
 
     done: threading.Event = field(default_factory=threading.Event)
     message: Message | None = None
@@ -136,7 +136,7 @@ class Client:
     # -- life -----------------------------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Refused, AuthenticationError, ServerError or ProtocolViolation when no server of the list takes us."""
+        """Refused, AuthenticationError, ServerError or ProtocolViolation if no server of the list accepts us."""
         frames = self._open_any()
         self._reader = threading.Thread(target=self._read, args=(frames,), name="natswire", daemon=True)
         self._reader.start()
@@ -146,7 +146,7 @@ class Client:
         return self._sock is not None
 
     def close(self) -> None:
-        """Close at once; what was published may still be on its way. Never fails; twice is fine."""
+        """Close at once; published messages may still be on their way. Never fails; may be called twice."""
         self._is_closing = True
         sock = self._sock
         if sock is not None:
@@ -176,7 +176,7 @@ class Client:
     def publish(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: Mapping[str, str] | None = None
     ) -> None:
-        """Send one message. Nobody answers: `flush` says that it has arrived."""
+        """Send one message. There is no acknowledgement; `flush` returns when the server has it."""
         self._check_subject(subject)
         words = f"{subject} {reply}" if reply else subject
         if headers:
@@ -217,7 +217,7 @@ class Client:
     def request(
         self, subject: str, payload: bytes = b"", timeout_s: float = 5.0, headers: Mapping[str, str] | None = None
     ) -> Message:
-        """The first answer; RequestTimeout, NoResponders or Disconnected when there is none."""
+        """The first response; RequestTimeout, NoResponders or Disconnected if there is none."""
         self._forbid_on_reader("request")
         wait = _Wait()
         with self._lock:
@@ -260,7 +260,7 @@ class Client:
             raise wait.failure
 
     def send_raw(self, data: bytes) -> None:
-        """Bytes as they are, for tests of what no client should send."""
+        """Send these bytes as they are, for tests of invalid input."""
         self._send(data)
 
     # -- inside: sending --------------------------------------------------------------------------------------------

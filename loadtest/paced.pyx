@@ -15,13 +15,13 @@ from libc.string cimport memcpy, memset
 from posix.time cimport CLOCK_MONOTONIC, timespec
 from posix.unistd cimport close as close_fd, read as read_fd
 
-from loadtest.board cimport Board, board_read, board_write
-from loadtest.histogram cimport Histogram
-from loadtest.stream cimport (
+from gnatswarm.loadtest.board cimport Board, board_read, board_write
+from gnatswarm.loadtest.histogram cimport Histogram
+from gnatswarm.loadtest.stream cimport (
     EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLET, EPOLL_CLOEXEC, Delivery, Stream, epoll_create1, epoll_event, fence,
     next_delivery, now_ns, send_some, stream_close, stream_drop, stream_fill, stream_open, wait_events, watch)
 
-from loadtest.errors import LoadFailed
+from gnatswarm.loadtest.errors import LoadFailed
 
 cdef extern from "<sys/timerfd.h>" nogil:
     enum:

@@ -1,6 +1,6 @@
-"""What a run does: a scenario as the user describes it, and each generator process's share of it.
+"""Plans of runs: a scenario as the user describes it, and each generator process's share of it.
 
-Scenarios come from scenarios.toml or the command line; both are checked here, all that is wrong at once.
+Scenarios come from scenarios.toml or the command line; both are checked here, and all faults are reported at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ WRITE_BYTES = 64 * 1024
 STAMP_BYTES = 16
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 MAX_CONNECTIONS = 100_000
-MAX_CLIENTS = 1_000  # of those that publish or subscribe at full speed
 # Rotating subjects are numbered with six digits.
 MAX_SUBJECTS = 1_000_000
 MAX_SECONDS = 3600.0
@@ -66,7 +65,7 @@ class Scenario:
     rounds: int = 1  # a comparison makes so many times its rounds of it: its figures vary from run to run
 
     def faults(self) -> list[str]:
-        """What is wrong with it, a line each; nothing: it can be run."""
+        """The scenario's faults, a line each; empty: it can be run."""
         checks = [
             (self.kind in KINDS, f"kind {self.kind!r} is none of {', '.join(KINDS)}"),
             (self.place in PLACES, f"place {self.place!r} is none of {', '.join(PLACES)}"),

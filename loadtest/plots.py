@@ -10,7 +10,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from loadtest.compare import Comparison
+from gnatswarm.loadtest.compare import Comparison
 
 # So that the same numbers make the same file.
 matplotlib.rcParams["svg.hashsalt"] = "gnatswarm"

@@ -1,6 +1,6 @@
-"""What the processes of a server use: CPU to the nanosecond, waiting for a CPU, resident memory.
+"""CPU time in nanoseconds, time spent waiting for a CPU, and resident memory of a server's processes.
 
-Read from /proc; Linux only. A process is a server's when it is below its first one, or listens on its port.
+Read from /proc; Linux only. A process belongs to a server if it descends from its first one, or listens on its port.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A comparison as files: a page in Markdown, all numbers as JSON and CSV, plots.
 
-`loadtest/results/<date>/README.md` is what people read; the numbers behind it are beside it. Plots need matplotlib, and
-are left out with a word where it is missing.
+`loadtest/results/<date>/README.md` is for people; all numbers are in files beside it. Plots need matplotlib; without it
+they are left out with a message.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.compare import Comparison
-from loadtest.measure import Result
-from loadtest.plan import Scenario
+from gnatswarm.loadtest.compare import Comparison
+from gnatswarm.loadtest.measure import Result
+from gnatswarm.loadtest.plan import Scenario
 
 UNIT_OF = {"cpu": "µs", "rate": "/s", "memory": "B", "p50": "µs", "p99": "µs", "p99.9": "µs"}
 TITLE_OF = {"cpu": "CPU", "rate": "rate", "memory": "memory"}
@@ -262,7 +262,7 @@ def csv_text(results: Sequence[Result]) -> str:
 
 def _plots(comparison: Comparison, folder: Path) -> list[Path]:
     try:
-        from loadtest import plots
+        from gnatswarm.loadtest import plots
     except ImportError:
         return []
     return plots.draw(comparison, folder)

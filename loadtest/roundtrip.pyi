@@ -1,6 +1,6 @@
-from loadtest.board import Board
-from loadtest.histogram import Histogram
-from loadtest.plan import Share
+from gnatswarm.loadtest.board import Board
+from gnatswarm.loadtest.histogram import Histogram
+from gnatswarm.loadtest.plan import Share
 
 class RoundTrip:
     latency: Histogram

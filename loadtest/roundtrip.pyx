@@ -11,13 +11,13 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 from posix.unistd cimport close as close_fd
 
-from loadtest.board cimport Board, board_read, board_write
-from loadtest.histogram cimport Histogram
-from loadtest.stream cimport (
+from gnatswarm.loadtest.board cimport Board, board_read, board_write
+from gnatswarm.loadtest.histogram cimport Histogram
+from gnatswarm.loadtest.stream cimport (
     EPOLLIN, EPOLL_CLOEXEC, Delivery, Stream, epoll_create1, epoll_event, fence, next_delivery, now_ns, send_all,
     stream_close, stream_drop, stream_fill, stream_open, wait_events, watch)
 
-from loadtest.errors import LoadFailed
+from gnatswarm.loadtest.errors import LoadFailed
 
 cdef extern from "<stdio.h>" nogil:
     int snprintf(char *to, size_t size, const char *format, ...)

@@ -1,7 +1,7 @@
 """Servers to compare: started here on free loopback ports, or given by their address.
 
-Ends only what it started: the process itself first, by its id, then what is left of its session. A server that does not
-come up is one line with the last thing it said.
+Ends only what it started: first the process itself, by its id, then the rest of its session. If a server does not
+start, the error is one line with the last line of its output.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from loadtest import processes
-from loadtest.credentials import ANONYMOUS, Address, Credentials, parse_url
-from loadtest.errors import AuthenticationError, LoadFailed, NatsError
-from loadtest.handshake import PLAIN_ONLY, log_in
-from loadtest.measure import Target, find_pids
+from gnatswarm.loadtest import processes
+from gnatswarm.loadtest.credentials import ANONYMOUS, Address, Credentials, parse_url
+from gnatswarm.loadtest.errors import AuthenticationError, LoadFailed, NatsError
+from gnatswarm.loadtest.handshake import PLAIN_ONLY, log_in
+from gnatswarm.loadtest.measure import Target, find_pids
 
 START_DEADLINE_S = 20.0
 STOP_DEADLINE_S = 10.0
@@ -72,7 +72,7 @@ class ServerSpec:
 def default_specs() -> list[ServerSpec]:
     """Ours with one, two and four shards, and nats-server where it is installed."""
     listen = ("-a", "127.0.0.1", "-p", "{port}")
-    ours = (sys.executable, "-P", "-m", "router", *listen, "--shards")
+    ours = (sys.executable, "-P", "-m", "gnatswarm", *listen, "--shards")
     specs = [ServerSpec(f"gnatswarm-{shards}", (*ours, str(shards))) for shards in (1, 2, 4)]
     found = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/bin")
     if found:

@@ -11,7 +11,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memmove
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from loadtest.errors import LoadFailed
+from gnatswarm.loadtest.errors import LoadFailed
 
 import os
 

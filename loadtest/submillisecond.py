@@ -1,9 +1,9 @@
-"""Makes locust keep and show what is below a millisecond.
+"""Makes locust record and show times below a millisecond.
 
-Locust was built for web pages: it counts response times in whole milliseconds and prints them so. A broker answers in
-tens of microseconds, and every percentile would be 0. After `mend()` times are kept with three significant digits down
-to 1 µs and shown with three decimals, in the console, CSV, JSON, HTML and web pages. CSV files also get what happened
-after their last regular writing, which locust leaves out. Called by users.py; touches locust alone.
+Locust was built for web pages: it records and prints response times in whole milliseconds. A broker responds in tens of
+microseconds, so every percentile would be 0. After `mend()` times have three significant digits down to 1 µs and are
+shown with three decimals, in the console, CSV, JSON, HTML and web pages. CSV files also get the time after their last
+regular write, which locust leaves out. Called by users.py; changes only locust.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One subscription of a client: where its messages go."""
+"""One subscription of a client: passes its messages to a callback, or queues them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from loadtest.errors import RequestTimeout
-from loadtest.message import Message
+from gnatswarm.loadtest.errors import RequestTimeout
+from gnatswarm.loadtest.message import Message
 
 if TYPE_CHECKING:
-    from loadtest.natswire import Client
+    from gnatswarm.loadtest.natswire import Client
 
 
 @dataclass

@@ -8,9 +8,9 @@
             self.request("greet.joe", b"hello")
 
 Every operation is a locust request (CONNECT, PUB, SUB for a delivery, REQ, FLUSH), every fault a locust failure: lost,
-doubled and disordered messages too. Rates are an open model: a task is due when the schedule says so, and latencies
-count from then, so that a server that stands still is not forgiven the requests it held up. Times are kept to the
-microsecond (locust alone rounds to milliseconds); what they contain of this process's own slowness the README says.
+duplicated and reordered messages too. Rates are an open model: a task is due at its scheduled time, and latencies count
+from then, so that a pause of the server shows in all requests that it delayed. Times are kept to the
+microsecond (locust alone rounds to milliseconds). They include delays of this process: see README.md.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import gevent
 from locust import User, events
 from locust.runners import STATE_CLEANUP, STATE_STOPPED, STATE_STOPPING
 
-from loadtest import natswire, submillisecond
-from loadtest.correctness import STAMP_BYTES, Ledger, Stamp, Stamper
-from loadtest.credentials import ANONYMOUS, parse_url
-from loadtest.distributions import Arrivals
-from loadtest.natswire import Client, Message, NatsError, Settings, Subscription
+from gnatswarm.loadtest import natswire, submillisecond
+from gnatswarm.loadtest.correctness import STAMP_BYTES, Ledger, Stamp, Stamper
+from gnatswarm.loadtest.credentials import ANONYMOUS, parse_url
+from gnatswarm.loadtest.distributions import Arrivals
+from gnatswarm.loadtest.natswire import Client, Message, NatsError, Settings, Subscription
 
 __all__ = ["STAMP_BYTES", "NatsUser", "Stamp"]
 

@@ -1,7 +1,7 @@
 """The server's side of the protocol, as frames.
 
-Strict on purpose: whatever a NATS server may not say is a ProtocolViolation, never skipped. Holds no socket. A payload
-is copied once. Cost: about a microsecond a frame; what has to be faster than that is `gnatswarm bench`.
+Strict on purpose: anything that a NATS server may not send is a ProtocolViolation, never skipped. Holds no socket. A
+payload is copied once. Cost: about a microsecond a frame; for higher rates use `gnatswarm bench`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 
 class ProtocolViolation(Exception):
-    """The server said something that no NATS server says."""
+    """The server sent something that no NATS server sends."""
 
 
 class Msg(NamedTuple):
@@ -44,7 +44,7 @@ class Err(NamedTuple):
 
 @dataclass(frozen=True)
 class Ping:
-    """The server asks whether we live."""
+    """The server checks whether the client is alive."""
 
 
 @dataclass(frozen=True)

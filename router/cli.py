@@ -1,7 +1,7 @@
 """The command `gnatswarm`, also under the name `nats-server`: arguments in, exit code out.
 
-Decides which of the program's few jobs is asked for (serve, test a configuration, send a signal, talk to a running
-broker, print) and imports only what that job needs: `-v` and `-h` cost little more than the interpreter.
+Decides what is requested (serve, test a configuration, send a signal, ask a running broker, print) and imports only
+what that needs: `-v` and `-h` take little longer than the interpreter's start.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import os
 import sys
 
-from router.flags import BadCommandLine, CommandLine, nearest, parse
+from gnatswarm.router.config.flags import BadCommandLine, CommandLine, nearest, parse
 
 # Named as type checkers want it, without the import.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from broker.options import Options
+    from gnatswarm.broker.options import Options
 
 
-COMMANDS = ("help", "version", "status", "health", "scale", "top", "doctor", "bench", "report", "ingest")
+COMMANDS = ("help", "version", "status", "health", "scale", "top", "doctor", "bench", "report", "ingest", "compact")
 
 
 def main(argv: list[str] | None = None, *, program: str = "") -> int:
-    """Run with these arguments (default: the process's own) under this name (default: the one called by)."""
+    """Run with these arguments (default: the process's own) under this program name (default: from argv[0])."""
     program = program or _called_as()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None, *, program: str = "") -> int:
         return code
     except BadCommandLine as bad:
         return _fail(program, f"{bad}\nrun {program} -h to see every flag")
-    except BrokenPipeError:  # as with `| head`: nobody wants the rest, Python's own last flush included
+    except BrokenPipeError:  # as with `| head`: discard the rest, also at Python's own last flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -39,12 +39,12 @@ def main(argv: list[str] | None = None, *, program: str = "") -> int:
 def _run(line: CommandLine, program: str) -> int:
     command = line.words[0].lower() if line.words else ""
     if line.asks("h") or command == "help":
-        from router.help import help_text
+        from gnatswarm.router.config.help import help_text
 
         print(help_text(program), end="")
         return 0
     if line.asks("help_tls"):
-        from router.help import tls_help_text
+        from gnatswarm.router.config.help import tls_help_text
 
         print(tls_help_text(program), end="")
         return 0
@@ -52,7 +52,7 @@ def _run(line: CommandLine, program: str) -> int:
         print(_version_line(program))
         return 0
     if line.values.get("sl"):
-        from router.signals import SignalError, send
+        from gnatswarm.router.commands.signals import SignalError, send
 
         try:
             send(str(line.values["sl"]), program)
@@ -68,8 +68,8 @@ def _run(line: CommandLine, program: str) -> int:
     if command in ("report", "ingest", "compact"):
         return _spark(command, line.words[1:], program)
     if command == "bench":
-        # A program of its own: a load generator shares nothing with the broker.
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "loadtest.bench", *line.words[1:]])
+        # A separate program: the load generator shares nothing with the broker.
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "gnatswarm.loadtest.bench", *line.words[1:]])
     if command:
         hint = nearest(command, COMMANDS) or f" (there are {', '.join(COMMANDS)})"
         raise BadCommandLine(f'unrecognized command: "{line.words[0]}"{hint}')
@@ -77,11 +77,11 @@ def _run(line: CommandLine, program: str) -> int:
 
 
 def _operate(line: CommandLine, program: str) -> int:
-    from router.operator_arguments import operator_arguments
+    from gnatswarm.router.commands.operator_arguments import operator_arguments
 
     asked = operator_arguments(line, program)
-    from router import operator_commands
-    from router.signals import SignalError, find_pid
+    from gnatswarm.router.commands import operator_commands
+    from gnatswarm.router.commands.signals import SignalError, find_pid
 
     try:
         pid = find_pid(asked.pid, program) if asked.pid else None
@@ -95,23 +95,23 @@ def _operate(line: CommandLine, program: str) -> int:
 
 
 def _spark(job: str, arguments: list[str], program: str) -> int:
-    """A program of its own: the broker does without Spark, and Spark without the broker."""
+    """Run a Spark job, which is a separate program: the broker does not import Spark, nor Spark the broker."""
     import importlib.util
 
     if importlib.util.find_spec("pyspark") is None:
         return _fail(program, f"{job} needs Spark: pip install 'gnatswarm[spark]' (some 400 MB, Java included)")
-    os.execv(sys.executable, [sys.executable, "-P", "-m", f"spark.jobs.{job}", *arguments])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", f"gnatswarm.spark.jobs.{job}", *arguments])
 
 
 def _top(line: CommandLine) -> int:
-    """The monitoring pages at an address, at -m's port, or at the usual one of this host."""
+    """Show the monitoring pages at the given address, at -m's port, or at the usual port of this host."""
     words = line.words[1:]
     url = words.pop(0) if words and not words[0].startswith("-") else ""
     behind = parse(words)
     if behind.words:
         raise BadCommandLine(f'unexpected "{behind.words[0]}" after top')
     port = (line.values | behind.values).get("m", 8222)
-    from router.top import run
+    from gnatswarm.router.commands.top import run
 
     return run(url or f"http://127.0.0.1:{port}")
 
@@ -120,15 +120,15 @@ def _doctor(line: CommandLine, program: str) -> int:
     behind = parse(line.words[1:])
     if behind.words:
         raise BadCommandLine(f'unexpected "{behind.words[0]}" after doctor')
-    from router.doctor import run
+    from gnatswarm.router.commands.doctor import run
 
     both = CommandLine(line.values | behind.values, line.spelled | behind.spelled, [])
     return run(both, as_json=both.asks("json"), program=program)
 
 
 def _test(line: CommandLine, program: str) -> int:
-    from broker.conf_tree import ConfigError
-    from router.options_build import build
+    from gnatswarm.router.config.conf_tree import ConfigError
+    from gnatswarm.router.config.options_build import build
 
     if not line.config_file:
         return _fail(program, "must specify [-c, --config] option to check configuration file syntax")
@@ -136,7 +136,7 @@ def _test(line: CommandLine, program: str) -> int:
         built = build(line)
     except ConfigError as error:
         return _fail(program, str(error))
-    if built.warnings:  # a start would take it; the real server's test fails all the same
+    if built.warnings:  # a start would accept it; nats-server's -t fails nevertheless
         return _fail(program, "\n".join(built.warnings))
     for notice in built.options.notices:
         print(f"{program}: {notice}", file=sys.stderr)
@@ -145,25 +145,25 @@ def _test(line: CommandLine, program: str) -> int:
 
 
 def _serve(line: CommandLine, program: str) -> int:
-    # What a service manager says to this process is for it alone, and comes before anything is started.
+    # A service manager's variables are for this process only: take them before anything is started.
     inherited, notifier = None, None
     if "LISTEN_FDS" in os.environ or "NOTIFY_SOCKET" in os.environ:
-        from router.inherited import Inherited
-        from router.listeners import ListenError
-        from router.notify import Notifier
+        from gnatswarm.router.listening.inherited import Inherited
+        from gnatswarm.router.listening.listeners import ListenError
+        from gnatswarm.router.supervision.notify import Notifier
 
         notifier = Notifier.take(os.environ, os.getpid())
         try:
             inherited = Inherited.take(os.environ, os.getpid())
         except ListenError as error:
             return _fail(program, str(error))
-    # What shards are forked from imports while we read the configuration.
-    from router.zygote import prepare
+    # Start the zygote now: it imports the shards' modules while we read the configuration.
+    from gnatswarm.router.supervision.zygote import prepare
 
     prepare()
-    from broker.conf_tree import ConfigError
-    from router.listeners import ListenError
-    from router.options_build import build
+    from gnatswarm.router.config.conf_tree import ConfigError
+    from gnatswarm.router.config.options_build import build
+    from gnatswarm.router.listening.listeners import ListenError
 
     def read() -> Options:
         options = build(line).options
@@ -173,14 +173,14 @@ def _serve(line: CommandLine, program: str) -> int:
         options = read()
     except (ConfigError, ListenError) as error:
         return _fail(program, str(error))
-    from router.serving import serve
+    from gnatswarm.router.serving import serve
 
-    # SIGHUP reads the same command line and file again; flags go on winning.
+    # SIGHUP reads the same command line and file again; flags still override the file.
     return serve(options, program=program, reparse=read, inherited=inherited, notifier=notifier)
 
 
 def _version_line(program: str) -> str:
-    from broker.version import OWN_VERSION, SERVER_VERSION
+    from gnatswarm.broker.version import OWN_VERSION, SERVER_VERSION
 
     return f"{program}: v{SERVER_VERSION if program == 'nats-server' else OWN_VERSION}"
 

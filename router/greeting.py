@@ -1,18 +1,18 @@
-"""The first lines of a broker's log, as nats-server's: what starts, under which id, from which file, how safely."""
+"""The first lines of a broker's log, as in nats-server: version, ids, configuration file, warnings about passwords."""
 
 from __future__ import annotations
 
 import logging
 
-from broker.auth import is_hashed
-from broker.options import Options
-from broker.version import OWN_VERSION, SERVER_VERSION
+from gnatswarm.broker.access.auth import is_hashed
+from gnatswarm.broker.options import Options
+from gnatswarm.broker.version import OWN_VERSION, SERVER_VERSION
 
 log = logging.getLogger("gnatswarm.router")
 
 
 def greet(options: Options, program: str, server_id: str, server_name: str) -> None:
-    """Before anything is listened on."""
+    """Log these lines; to be called before sockets listen."""
     log.info("Starting %s", program)
     log.info("  Version:  %s", SERVER_VERSION if program == "nats-server" else OWN_VERSION)
     log.info("  Name:     %s", server_name)
@@ -24,6 +24,6 @@ def greet(options: Options, program: str, server_id: str, server_name: str) -> N
 
 
 def has_plain_password(options: Options) -> bool:
-    """Whether a password stands in the configuration as clients say it; of tokens nothing is said there either."""
+    """Whether the configuration has a plain-text password; tokens do not count, as in nats-server."""
     passwords = [options.auth_password, *(user.password for user in options.users)]
     return any(password and not is_hashed(password) for password in passwords)

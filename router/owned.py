@@ -1,7 +1,7 @@
-"""`python -P -m router.owned FD …`: the command for a program that starts a broker of its own and takes it along.
+"""`python -P -m gnatswarm.router.owned FD …`: the command for a broker that must end with the program that started it.
 
-FD is a pipe whose other end that program holds: when it ends, however it does, the broker stops. (PR_SET_PDEATHSIG
-would be tied to the thread that started it.) Everything behind FD is the command line of `gnatswarm`.
+FD is a pipe whose other end that program holds: when the program ends, however it ends, the broker stops.
+(PR_SET_PDEATHSIG would depend on the thread that started the broker.) The arguments after FD are those of `gnatswarm`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import signal
 import sys
 import threading
 
-from router.zygote import GROUP_SIGNALS
+from gnatswarm.router.supervision.zygote import GROUP_SIGNALS
 
 
 def watch(fd: int) -> None:
-    """Stop this process, as SIGINT does, at the end of the pipe; waits for it on a thread."""
-    # Before the thread is made, which inherits it: signals are for the main thread.
+    """Wait on a thread for the end of the pipe, then stop this process as SIGINT does."""
+    # Before the thread is made, which inherits the mask: signals shall go to the main thread.
     signal.pthread_sigmask(signal.SIG_BLOCK, (*GROUP_SIGNALS, signal.SIGTERM))
 
     def wait() -> None:
@@ -28,14 +28,14 @@ def watch(fd: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; its exit code."""
+    """Run the command; returns its exit code."""
     if not arguments or not arguments[0].isdigit():
         print("gnatswarm: router.owned is started by programs; run `gnatswarm`", file=sys.stderr)
         return 2
     fd = int(arguments[0])
     os.set_inheritable(fd, False)
     watch(fd)
-    from router.cli import main as command
+    from gnatswarm.router.cli import main as command
 
     return command(arguments[1:], program="gnatswarm")
 

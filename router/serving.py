@@ -1,6 +1,7 @@
 """Serving: one broker's life as a process, from its options to its exit code.
 
-What has to be set up before the supervisor and taken down after it, in that order. Called by the command line.
+Composes the broker, its companions and its supervisor; sets up what they need, and tears it down in order.
+Called by the command line.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from broker.options import Options
-from router import descriptors, packages
-from router.greeting import greet
-from router.listeners import ListenError
-from router.notify import Notifier
-from router.supervisor import HANDLED_SIGNALS, CannotStart, Supervisor
-from shards import logs
+from gnatswarm.broker.options import Options
+from gnatswarm.router.companions import Companions
+from gnatswarm.router.greeting import greet
+from gnatswarm.router.listening.listeners import ListenError
+from gnatswarm.router.supervision import descriptors
+from gnatswarm.router.supervision.broker import Broker, CannotStart
+from gnatswarm.router.supervision.notify import Notifier
+from gnatswarm.router.supervision.supervisor import Supervisor
+from gnatswarm.router.supervision.zygote import HANDLED_SIGNALS
+from gnatswarm.shards.boundary import logs
 
 if TYPE_CHECKING:
-    from router.inherited import Inherited
+    from gnatswarm.router.listening.inherited import Inherited
 
 log = logging.getLogger("gnatswarm.router")
 
@@ -34,11 +38,11 @@ def serve(
     inherited: Inherited | None = None,
     notifier: Notifier | None = None,
 ) -> int:
-    """Run one broker until it stops; the exit code: 0 after SIGINT or a lame duck's end, 1 after SIGTERM or failure.
+    """Run one broker until it stops; the exit code: 0 after SIGINT or lame duck mode, 1 after SIGTERM or a failure.
 
-    `program` is the name we were called by. `reparse` reads the configuration anew for SIGHUP, and may raise
-    ConfigError, OSError or ValueError. `command` runs a shard in place of ours (tests).
-    `inherited` are sockets to serve on in place of our own, `notifier` tells a service manager.
+    `program` is the name we were called by. `reparse` reads the configuration again for SIGHUP, and may raise
+    ConfigError, OSError or ValueError. `command` replaces the command that runs a shard (tests).
+    `inherited` are sockets to use in place of our own, `notifier` tells a service manager.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
     try:
@@ -46,40 +50,37 @@ def serve(
     except OSError as error:
         logs.fatal_line(f"cannot open the log file {options.logging.file}: {error.strerror}")
         return 1
-    problem = packages.clash()
-    if problem:
-        log.critical("%s", problem)
-        return 1
     descriptors.raise_limit()
     try:
-        supervisor = Supervisor(
-            options, program=program, reparse=reparse, command=command, inherited=inherited, notifier=notifier
-        )
+        broker = Broker(options, program=program, command=command, inherited=inherited)
     except CannotStart as error:
         log.critical("%s", error)
         return 1
+    notifier = notifier or Notifier()
+    companions = Companions(broker, notifier, reparse=reparse)
+    supervisor = Supervisor(broker, notifier=notifier, audience=companions)
     try:
-        greet(options, program, supervisor.server_id, supervisor.server_name)
+        greet(options, program, broker.server_id, broker.server_name)
         supervisor.start()
-        # The zygote is still importing: so can we.
+        # The zygote is still importing, so this import costs no time.
         import asyncio
 
         import uvloop
 
-        if supervisor.is_monitored:
-            import router.monitor  # noqa: F401
+        if broker.monitor_socket is not None:
+            import gnatswarm.router.monitoring.monitor  # noqa: F401
 
         supervisor.meet()
-        address = supervisor.doors.clients.address
+        address = broker.listener_groups.clients.address
         if program != "nats-server":
-            from router.first_screen import first_screen, show
+            from gnatswarm.router.commands.first_screen import first_screen, show
 
-            show(first_screen(address, os.getpid(), supervisor.shard_pids, options.swarm.accept))
+            show(first_screen(address, os.getpid(), broker.shard_pids, options.swarm.accept))
         for notice in options.notices:
             log.warning("%s", notice)
-        supervisor.doors.announce()
+        broker.listener_groups.announce()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            exit_code = runner.run(supervisor.run())
+            exit_code = runner.run(companions.run(supervisor))
     except (CannotStart, ListenError) as error:
         log.critical("%s", error)
         return 1

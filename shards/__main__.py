@@ -1,4 +1,4 @@
-"""`python -P -m shards --control-fd N`: one shard process, started by the router and by nobody else."""
+"""`python -P -m gnatswarm.shards --control-fd N`: one shard process, started only by the router."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the shard; its exit code."""
+    """Run the shard; return its exit code."""
     if len(arguments) != 2 or arguments[0] != "--control-fd" or not arguments[1].isdigit():
         print("gnatswarm: a shard is started by the router; run `gnatswarm`", file=sys.stderr)
         return 2
-    from shards.worker import run
+    from gnatswarm.shards.worker import run
 
     return run(int(arguments[1]))
 

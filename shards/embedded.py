@@ -1,9 +1,9 @@
-"""One shard inside somebody else's program, on a thread and an event loop of our own.
+"""A shard embedded in another program, on a thread and an event loop of its own.
 
-Not on the program's loop: so a broker serves whatever that loop is (asyncio's, uvloop's, none at all), while the
-program blocks, and from one loop to the next, as tests with a loop each need it. All embedded shards of a process share
-one thread, because what a TLS connection reads goes through one buffer for all (`shards.layered`); it begins with the
-first and ends with the last. Nothing of the program is changed: no signal handler, no logging handler, no limit.
+It does not use the program's loop. So the broker works with any loop (asyncio's, uvloop's, none), works while the
+program blocks, and outlives a loop, which tests with a loop each need. All embedded shards of a process share one
+thread, because all TLS connections read through one buffer (`shards.sockets.layered`); the thread starts with the
+first shard and ends with the last. The program's signal handlers, logging handlers and limits are left unchanged.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shards.page import Page
-from shards.room import Room
+from gnatswarm.shards.boundary.page import Page
+from gnatswarm.shards.descriptor_headroom import DescriptorHeadroom
 
 if TYPE_CHECKING:
-    from broker.options import Options
-    from shards.shard import Shard
+    from gnatswarm.broker.options import Options
+    from gnatswarm.shards.shard import Shard
 
 logger = logging.getLogger("gnatswarm.shard")
 
-# Making or ending a shard takes milliseconds; a thread that has not done it by then hangs.
+# Starting or ending a shard takes milliseconds; a thread that needs longer than this hangs.
 CALL_DEADLINE_S = 10.0
 
 Result = TypeVar("Result")
 
 
 class EmbeddedFailed(Exception):
-    """The thread of the embedded shards met something that cannot happen; the text says what."""
+    """An unexpected error in the thread of the embedded shards; the text says which."""
 
 
 class EmbeddedShard:
-    """Serves from its making until close(), on listening sockets that stay the caller's.
+    """Serves from its construction until close(), on copies of the caller's listening sockets.
 
-    Every method may be called from any thread but its own, and waits for that one.
+    Methods may be called from any thread except its own; they wait until that thread has done the work.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class EmbeddedShard:
         descriptors = [os.dup(fd) for fd in fds], [os.dup(fd) for fd in websocket_fds]
 
         def make() -> None:
-            from shards.shard import Shard
+            from gnatswarm.shards.shard import Shard
 
             self._shard = Shard(
                 options,
                 number=0,
                 page=self.page,
-                room=Room(lambda has_room: None),  # there is no other shard to steer to
+                headroom=DescriptorHeadroom(lambda has_room: None),  # there is no other shard to steer to
                 server_id=server_id,
                 server_name=server_name,
                 host=options.host,
@@ -80,23 +80,23 @@ class EmbeddedShard:
 
     @property
     def failure(self) -> str:
-        """What ended it before its time; "": nothing has."""
+        """The error that ended it early; "": there was none."""
         return self._thread.failure
 
     def reload(self, options: Options) -> None:
-        """New options, of which what cannot change at run time is as it was."""
+        """Apply new options; those that cannot change at run time must have their old values."""
         self._thread.call(lambda: self._live().reload(options))
 
     def disconnect(self, first_cid: int) -> int:
-        """End every client whose id is that or higher; how many there were."""
+        """Disconnect all clients whose id is `first_cid` or higher; returns how many."""
         return self._thread.call(lambda: self._live().clients.disconnect(first_cid))
 
     def close(self) -> None:
-        """The end; clients are disconnected at once. Nothing when it has ended."""
+        """Disconnect all clients and end the shard. Does nothing when it has ended already."""
         self._thread.leave(self)
 
     def end(self) -> None:
-        """On its thread, by that: nothing of it stays."""
+        """Close the shard; called by the shared thread on itself."""
         shard, self._shard = self._shard, None
         if shard is not None:
             shard.close()
@@ -120,13 +120,13 @@ class _SharedThread:
         self._loop.set_exception_handler(self._on_exception)
         self._shards: list[EmbeddedShard] = []
         self.failure = ""
-        # A daemon: a program that forgets to stop its broker ends all the same, and atexit stops it in time.
+        # A daemon thread: a program that forgets to stop its broker can still exit; atexit then stops the broker.
         self._thread = threading.Thread(target=self._run, name="gnatswarm", daemon=True)
         self._thread.start()
 
     @classmethod
     def join_in(cls, shard: EmbeddedShard) -> _SharedThread:
-        """The thread that runs, or a new one, with one more shard."""
+        """Add a shard to the running thread, or to a new one; returns the thread."""
         with cls._lock:
             thread = cls._current
             if thread is None or thread.failure:
@@ -135,7 +135,7 @@ class _SharedThread:
             return thread
 
     def leave(self, shard: EmbeddedShard) -> None:
-        """End this shard, and the thread with the last one."""
+        """End this shard, and after the last one the thread."""
         with self._lock:
             if shard not in self._shards:
                 return
@@ -151,7 +151,7 @@ class _SharedThread:
                 self._thread.join(CALL_DEADLINE_S)
 
     def call(self, work: Callable[[], Result]) -> Result:
-        """Do it on the thread, and wait for what comes of it."""
+        """Call `work` on the thread, wait for it, and return its result or raise its exception."""
         if threading.current_thread() is self._thread:
             raise RuntimeError("called from the broker's own thread, which would wait for itself")
         answer: concurrent.futures.Future[Result] = concurrent.futures.Future()
@@ -159,7 +159,7 @@ class _SharedThread:
         def run() -> None:
             try:
                 answer.set_result(work())
-            except BaseException as error:  # it is the caller's
+            except BaseException as error:  # raised again in the caller
                 answer.set_exception(error)
 
         self._loop.call_soon_threadsafe(run)
@@ -173,7 +173,7 @@ class _SharedThread:
             self._loop.close()
 
     def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Something that cannot happen has happened. A shard that went on could lose messages in silence."""
+        """An unexpected error: end all shards, because a shard that continued could lose messages silently."""
         self.failure = f"{context.get('message', 'unexpected error')}: {context.get('exception')!r}"
         logger.critical("%s", self.failure, exc_info=context.get("exception"))
         for shard in list(self._shards):
@@ -181,7 +181,7 @@ class _SharedThread:
 
     @classmethod
     def end_all(cls) -> None:
-        """The program ends: every shard with it."""
+        """End all shards because the program exits."""
         thread = cls._current
         if thread is not None:
             for shard in list(thread._shards):
@@ -189,7 +189,7 @@ class _SharedThread:
 
     @classmethod
     def forget(cls) -> None:
-        """In a child after fork(): the thread did not come along, and its sockets are the parent's."""
+        """In a child after fork(): the thread does not exist there, and the sockets are the parent's."""
         cls._lock = threading.Lock()
         cls._current = None
 

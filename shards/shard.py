@@ -1,8 +1,8 @@
-"""One shard in a running event loop: the engine, its sockets, its clients, and the clock that looks after them.
+"""One shard in a running event loop: the engine, its sockets, its clients, and its timers.
 
-It knows no process, no router and no sibling: whoever made it brings the shared page and the listening sockets, links
-it to others (`shards.links`) or does not, and ends it. Called by `shards.worker`, a process of its own, and by
-`shards.embedded`, a thread of somebody else's.
+It knows nothing of processes, router and siblings: its owner supplies the shared page and the listening sockets,
+links it to siblings (`shards.links.links`) if there are any, and ends it. The owner is `shards.worker` in a process of
+its own, or `shards.embedded` on a thread of another program.
 """
 
 from __future__ import annotations
@@ -13,41 +13,44 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from broker.advisory import Server
-from broker.auth import Authenticator
-from broker.errors import CloseReason
-from broker.fanout import Fanout
-from broker.fence import MeshFence
-from broker.info import InfoTemplate, advertised
-from broker.mesh import Mesh
-from shards.clients import Clients
-from shards.exchange import Exchange
-from shards.listener import Listener
-from shards.reactor import Reactor
-from shards.system import System
+from gnatswarm.broker.access.auth import Authenticator
+from gnatswarm.broker.advisory import Server
+from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.fanout import Fanout
+from gnatswarm.broker.fence import MeshFence
+from gnatswarm.broker.info import InfoTemplate, advertised
+from gnatswarm.broker.mesh import Mesh
+from gnatswarm.shards.clients.clients import Clients
+from gnatswarm.shards.clients.imports_exports import ImportsExports
+from gnatswarm.shards.clients.system import System
+from gnatswarm.shards.sockets.listener import Listener
+from gnatswarm.shards.sockets.lookout import SWEEP_S, Lookout
+from gnatswarm.shards.sockets.reactor import Reactor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from broker.options import Options
-    from shards.page import Page
-    from shards.room import Room
+    from gnatswarm.broker.options import Options
+    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.page import Page
+    from gnatswarm.shards.boundary.rows import ConnectionRow
+    from gnatswarm.shards.clients.session import ClientSession
+    from gnatswarm.shards.descriptor_headroom import DescriptorHeadroom
 
 logger = logging.getLogger("gnatswarm.shard")
 
-# Deadlines (idle, log-in, write) are looked at in tenths of all sockets, ten times a second.
-SWEEP_S = 0.1
-# A lag is halved in 0.7 s, so that one late timer does not make a shard look slow for long.
+# The shown lag is halved in 0.7 s, so that one late timer does not make a shard look slow for long.
 LAG_FADES = 0.9
-# Out of descriptors: accepting is tried again after so long, as nats-server does.
+# Accepting is tried again this long after an error, such as no free descriptors; as in nats-server.
 ACCEPT_AGAIN_S = 1.0
 
 
 class Shard:
-    """Serves from its making on whom it is told to listen to; made and used on the thread of the running loop.
+    """Serves clients from listen() or take() on; made and used on the thread of the running loop.
 
-    `host` and `port` are what clients are told, `page` the counters of the whole broker, of which it writes its own;
-    `room` hears how many clients there are.
+    `host` and `port` are what clients are told; `page` is the shared page, on which it writes its own counters;
+    `headroom` hears how many clients there are. `tell` says things to the router, where there is one; `on_sweep` hears
+    ten times a second how late the clock is, in seconds, `on_slow` of each slow consumer that was closed.
     """
 
     def __init__(
@@ -56,14 +59,17 @@ class Shard:
         *,
         number: int,
         page: Page,
-        room: Room,
+        headroom: DescriptorHeadroom,
         server_id: str,
         server_name: str,
         host: str,
         port: int,
+        tell: Callable[[Message], None] | None = None,
+        on_sweep: Callable[[float], None] | None = None,
+        on_slow: Callable[[ConnectionRow], None] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._room = room
+        self._headroom = headroom
         self._number = number
         self._page = page
         self._server_id = server_id
@@ -74,7 +80,17 @@ class Shard:
         self.reactor.is_tracing = options.logging.trace
         self.mesh = self.reactor.interest = Mesh(self.fanout, number)
         self.fence = MeshFence(self.mesh)
-        self.exchange = Exchange(options, self.fanout, self.mesh)
+        self.imports_exports = ImportsExports(options, self.fanout, self.mesh)
+        sessions: dict[int, ClientSession] = {}
+        self.system = System(
+            reactor=self.reactor,
+            fanout=self.fanout,
+            mesh=self.mesh,
+            page=page,
+            server=Server(server_id, server_name, options),
+            sessions=sessions,
+            tell=tell,
+        )
         self.clients = Clients(
             shard=number,
             options=options,
@@ -84,40 +100,36 @@ class Shard:
             mesh=self.mesh,
             fence=self.fence,
             page=page,
+            system=self.system,
+            sessions=sessions,
+            on_slow=on_slow or (lambda row: None),
         )
-        self.system = self.clients.system = System(
-            reactor=self.reactor,
-            fanout=self.fanout,
-            mesh=self.mesh,
-            page=page,
-            server=Server(server_id, server_name, options),
-            sessions=self.clients.open,
-        )
-        self.on_sweep: Callable[[float], None] = lambda passed_s: None  # ten times a second, with the time since
+        self._on_sweep = on_sweep or (lambda late_s: None)
         self._lag_s = 0.0
         self._listeners: list[Listener] = []
         self._listening: list[int] = []
         self._loop.add_reader(self.reactor.fd, self.reactor.turn)
+        self._lookout = Lookout(self._loop, self.reactor.sweep, ping_interval_s=options.limits.ping_interval_s)
         self._sweep_at_s = self._loop.time() + SWEEP_S
         self._timer = self._loop.call_at(self._sweep_at_s, self._sweep)
 
     def listen(self, fds: Iterable[int], websocket_fds: Iterable[int]) -> None:
-        """Take clients from these listening sockets, which are ours from here on."""
-        doors = [(fd, self.clients.on_accept) for fd in fds]
-        doors += [(fd, self.clients.on_accept_websocket) for fd in websocket_fds]
-        full_at = self._room.full_at
-        for fd, on_accept in doors:
+        """Accept clients from these listening sockets, and own them from now on."""
+        sockets = [(fd, self.clients.on_accept) for fd in fds]
+        sockets += [(fd, self.clients.on_accept_websocket) for fd in websocket_fds]
+        full_at = self._headroom.full_at
+        for fd, on_accept in sockets:
             self._listeners.append(Listener(self.reactor, fd, on_accept, self._on_accept_error, full_at, self._on_full))
             self._listening.append(fd)
 
     def take(self, fd: int, host: str, port: int) -> None:
-        """A client's connection that somebody else has accepted, which is ours from here on."""
+        """Take over a client's connection that another process has accepted, and own it from now on."""
         self.clients.on_accept(fd, host, port)
-        if fd >= self._room.full_at:
+        if fd >= self._headroom.full_at:
             self._on_full()
 
     def stop_listening(self) -> None:
-        """Our copies of the listening sockets too, or the kernel would go on completing connections."""
+        """Close our copies of the listening sockets too: the kernel completes connections while one is open."""
         for listener in self._listeners:
             listener.close()
         for fd in self._listening:
@@ -126,17 +138,19 @@ class Shard:
         self._listening = []
 
     def reload(self, options: Options) -> None:
-        """New options, of which what cannot change at run time is as it was."""
+        """Apply new options; those that cannot change at run time must have their old values."""
         self.reactor.set_limits(options.limits)
+        self._lookout.set_interval(options.limits.ping_interval_s)
         self.reactor.is_tracing = options.logging.trace
         self.fanout.prefer_local(options.swarm.prefer_local)
-        listeners = self.exchange.configure(options)
+        listeners = self.imports_exports.configure(options)
         self.clients.reload(options, self._info_template(options), listeners)
         self.system.configure(options)
 
     def close(self) -> None:
-        """The end within a process that goes on: nothing of it stays in the loop, and no descriptor."""
+        """End the shard in a process that continues: leaves nothing in the loop, and no open descriptor."""
         self._timer.cancel()
+        self._lookout.close()
         self.stop_listening()
         self.clients.close_all(CloseReason.SERVER_SHUTDOWN)
         self.clients.passwords.close()
@@ -164,20 +178,20 @@ class Shard:
         now_s = self._loop.time()
         passed_s = now_s - self._sweep_at_s
         self._show_gauges(passed_s)
-        self.on_sweep(passed_s)
-        self._room.look(len(self.clients.open))
+        self._on_sweep(passed_s)
+        self._headroom.look(len(self.clients.open))
         self._sweep_at_s = now_s + SWEEP_S
         self._timer = self._loop.call_at(self._sweep_at_s, self._sweep)
-        self.exchange.crossing.sweep()
-        self.reactor.sweep()
+        self.imports_exports.service_imports.sweep()
+        self._lookout.on_sweep()
 
     def _show_gauges(self, late_s: float) -> None:
-        """On the shared page, for whoever looks; the lag is the worst of the last second or so."""
+        """Write gauges to the shared page; the lag shown is about the worst of the last second."""
         self._lag_s = max(late_s, self._lag_s * LAG_FADES)
         self._page.store(self._number, "loop_lag_us", int(self._lag_s * 1_000_000))
 
     def _on_full(self) -> None:
-        self._room.fill(len(self.clients.open))
+        self._headroom.fill(len(self.clients.open))
 
     def _on_accept_error(self, number: int) -> None:
         if number == errno.EMFILE:

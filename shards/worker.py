@@ -1,7 +1,7 @@
 """One shard process: wires shard, links and control channel together, and runs until the router says stop.
 
-The router has made everything that outlives a shard (listeners, page, link directory). A control channel that ends
-means that the router is gone: the shard goes at once, whatever its clients are doing.
+The router has made everything that outlives a shard (listeners, page, link directory). When the control channel ends,
+the router is gone, and the shard exits at once without regard to its clients.
 """
 
 from __future__ import annotations
@@ -16,43 +16,44 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from broker.errors import CloseReason
-from shards import control, handoff, logs
-from shards.departure import QUIET_S, Departure
-from shards.descriptors import make_room
-from shards.links import LINK_VERSION, Hello, Links
-from shards.page import Page
-from shards.parentage import die_with_parent
-from shards.recorder import Recorder
-from shards.reserve import Reserve
-from shards.room import Room
-from shards.shard import Shard
-from shards.snapshots import Snapshots
+from gnatswarm.broker.errors import CloseReason
+from gnatswarm.shards.boundary import control, handoff, logs
+from gnatswarm.shards.boundary.page import Page
+from gnatswarm.shards.boundary.parentage import die_with_parent
+from gnatswarm.shards.clients.departure import QUIET_S, Departure
+from gnatswarm.shards.descriptor_headroom import DescriptorHeadroom
+from gnatswarm.shards.descriptors import make_room
+from gnatswarm.shards.links.links import LINK_VERSION, Hello, Links
+from gnatswarm.shards.links.reserve import Reserve
+from gnatswarm.shards.monitoring.snapshots import Snapshots
+from gnatswarm.shards.shard import Shard
+from gnatswarm.shards.siblings import Siblings
+from gnatswarm.shards.statistics.recorder import Recorder
 
 if TYPE_CHECKING:
-    from broker.options import Options
-    from shards.control import Message
+    from gnatswarm.broker.link import SiblingLink
+    from gnatswarm.broker.options import Options
+    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.rows import ConnectionRow
 
 logger = logging.getLogger("gnatswarm.shard")
 
-# A link that broke is made again in milliseconds; after this long new connections are better steered elsewhere.
-STEER_AWAY_S = 0.05
-# A shard without descriptors is handed connections all the same: a line for some of them.
+# In mode "handoff" a shard without descriptors may still get connections: log it at most this often.
 SAY_FULL_S = 1.0
-# Between Drained and the exit: what links still hold goes out.
+# Between Drained and the exit, for links to send the frames that they still hold.
 LAST_WORDS_S = 0.1
 
 
 def run(control_fd: int) -> int:
-    """The whole life of one shard; its exit code."""
+    """Run one shard until it ends; returns its exit code."""
     uvloop.install()
     return asyncio.run(_run(control_fd))
 
 
 def _die(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Something that cannot happen has happened.
+    """Log an unexpected error and exit; the router restarts the shard.
 
-    A shard that goes on could lose messages in silence: it says what it was, and is started anew by the router.
+    A shard that continued could lose messages silently.
     """
     logger.critical("%s", context.get("message", "unexpected error"), exc_info=context.get("exception"))
     os._exit(70)  # EX_SOFTWARE
@@ -76,8 +77,6 @@ class Worker:
         self._say_full_at_s = 0.0
         self._departure: Departure | None = None
         self._recorder: Recorder | None = None
-        self._hole: asyncio.TimerHandle | None = None
-        self._is_in_step = True  # as the router knows it
 
     # ---- control channel
 
@@ -87,12 +86,14 @@ class Worker:
                 self._start(message)
             case control.Peers(peers):
                 self._links.on_peers(peers)
+            case control.ListenAnew():
+                self._links.listen_anew()
             case control.Ping(seq):
                 self._channel.send(control.Pong(seq))
             case control.Stop():
                 self._stop()
             case control.Drain(deadline_s):
-                # The first half for clients to go by themselves, the second to close who has not.
+                # In the first half clients may leave by themselves, in the second the remaining ones are closed.
                 self._leave(deadline_s / 2, deadline_s / 2, quiet_s=QUIET_S)
             case control.LameDuck(grace_s, duration_s):
                 self._shard.stop_listening()
@@ -100,13 +101,8 @@ class Worker:
             case control.Reload(options):
                 self._reload(options)
                 self._channel.send(control.Reloaded())
-            case control.Steered():
-                pass  # its listener simply has nobody waiting while it is not
             case control.ReopenLog():
                 logs.reopen()
-            case control.LogLevel(debug, trace):
-                logs.set_level(debug, trace)
-                self._shard.reactor.is_tracing = trace
             case control.Disconnect(first_cid):
                 self._channel.send(control.Disconnected(self._shard.clients.disconnect(first_cid)))
             case control.Snapshot():
@@ -119,7 +115,7 @@ class Worker:
     def _on_control_closed(self, error: control.ControlError | None) -> None:
         if not self.done.done():
             logger.error("the router is gone%s", f": {error}" if error else "")
-            os._exit(1)  # at once: it holds the port that the next broker wants
+            os._exit(1)  # at once, because this process holds the port that the next broker needs
 
     def _fatal(self, reason: str) -> None:
         self._channel.send(control.Fatal(reason))
@@ -150,13 +146,15 @@ class Worker:
             options,
             number=boot.shard,
             page=self._page,
-            room=Room(self._on_room),
+            headroom=DescriptorHeadroom(self._on_room),
             server_id=boot.server_id,
             server_name=boot.server_name,
             host=boot.host,
             port=boot.port,
+            tell=self._channel.send,
+            on_sweep=self._on_sweep,
+            on_slow=self._on_slow,
         )
-        shard.system.tell = self._channel.send
         path = os.path.join(boot.link_dir, f"{boot.shard}.{boot.boot_id}.sock")
         self._links = Links(
             loop=self._loop,
@@ -166,32 +164,36 @@ class Worker:
             hello=Hello(boot.server_id, boot.shard, boot.boot_id, LINK_VERSION),
             path=path,
             reserve=reserve,
-            on_ready=self._on_ready,
-            on_change=lambda n: self._page.store(boot.shard, "links", n),
+            sink=Siblings(
+                self._loop,
+                shard,
+                number=boot.shard,
+                page=self._page,
+                tell=self._channel.send,
+                on_ready=self._on_ready,
+                on_gone=self._on_link_gone,
+            ),
         )
-        self._links.on_hole = self._on_hole
-        self._links.on_doubt = lambda sibling: shard.fence.doubt(sibling, shard.clients.connections())
-        self._links.on_whole = self._on_whole
-        self._links.on_given_up = self._on_given_up
+        self._recorder = self._new_recorder(boot)
         self._snapshots = Snapshots(
             channel=self._channel,
             clients=shard.clients,
             mesh=shard.mesh,
             fanout=shard.fanout,
             links=self._links,
+            recorder=self._recorder,
         )
-        self._record(boot)
-        # What was made up to here stays for good: the collector need not look at it again.
+        # Objects made so far live as long as the process: the garbage collector need not look at them again.
         gc.freeze()
         # A connection makes a dozen objects: with the default of 700 the collector took an eighth of an accept storm.
         gc.set_threshold(10_000, 20, 20)
         self._channel.send(control.Linked(path))
 
-    def _record(self, boot: control.Boot) -> None:
-        """Statistics, where they are wanted and there is a place for them."""
+    def _new_recorder(self, boot: control.Boot) -> Recorder | None:
+        """Start the statistics recorder, if statistics are enabled and have a directory."""
         if not boot.stats_dir:
-            return
-        self._recorder = Recorder(
+            return None
+        return Recorder(
             boot.options.stats,
             boot.stats_dir,
             broker=boot.server_id,
@@ -202,28 +204,20 @@ class Worker:
             links=self._links,
             mesh=self._shard.mesh,
         )
-        self._shard.on_sweep = self._recorder.on_sweep
-        self._shard.clients.on_slow = self._recorder.on_slow
-        self._snapshots.recorder = self._recorder
-        self._links.on_gone = self._recorder.on_link_gone
 
-    # ---- a link that broke while its sibling lives
+    # ---- what the shard and its links say
 
-    def _on_hole(self) -> None:
-        self._shard.clients.hold()
-        self._hole = self._loop.call_later(STEER_AWAY_S, self._say_in_step, False)
+    def _on_sweep(self, late_s: float) -> None:
+        if self._recorder is not None:
+            self._recorder.on_sweep(late_s)
 
-    def _on_whole(self) -> None:
-        if self._hole is not None:
-            self._hole.cancel()
-            self._hole = None
-        if not self._is_in_step:
-            self._say_in_step(True)
-        self._shard.clients.go_on()
+    def _on_slow(self, row: ConnectionRow) -> None:
+        if self._recorder is not None:
+            self._recorder.on_slow(row)
 
-    def _say_in_step(self, on: bool) -> None:
-        self._is_in_step = on
-        self._channel.send(control.InStep(on))
+    def _on_link_gone(self, link: SiblingLink) -> None:
+        if self._recorder is not None:
+            self._recorder.on_link_gone(link)
 
     def _on_room(self, has_room: bool) -> None:
         if has_room:
@@ -232,12 +226,8 @@ class Worker:
             logger.warning("descriptors run out; new clients go to other shards while those have some")
         self._channel.send(control.HasRoom(has_room))
 
-    def _on_given_up(self, why: str) -> None:
-        logger.critical("%s; ending, to be started again", why)
-        os._exit(70)  # EX_SOFTWARE, as for all else that cannot happen
-
     def _on_ready(self) -> None:
-        """In step with every sibling: only now may clients come, or they would miss what others subscribed to."""
+        """Synchronised with every sibling: accept clients only now, or their messages would miss remote subscribers."""
         assert self._boot is not None
         self._shard.listen(self._boot.listener_fds, self._boot.websocket_fds)
         if self._boot.handoff_fd >= 0:
@@ -263,10 +253,10 @@ class Worker:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     sock.detach()
             except OSError:
-                gone += 1  # already, and closed with `sock`
+                gone += 1  # the client has left already; `sock` closes the descriptor
                 continue
             self._shard.take(fd, host.removeprefix("::ffff:"), port)
-        if gone:  # or the router would think for ever that they are on their way
+        if gone:  # count them too, or the router would wait for ever for them to arrive
             self._shard.clients.count_accepted(gone)
         if lost and self._loop.time() >= self._say_full_at_s:
             logger.error("no descriptors left for connections that were handed over; they are closed")
@@ -293,7 +283,7 @@ class Worker:
         self._shard.stop_listening()
         self._channel.send(control.Drained())
         self._links.close()
-        # Links may still hold frames for siblings; they go before the process does.
+        # Links may still hold frames for siblings: send them before the process exits.
         self._shard.reactor.finish()
         self._loop.call_later(LAST_WORDS_S, self._finish, 0)
 
@@ -305,7 +295,7 @@ class Worker:
 
 
 def _die_with(router_pid: int) -> None:
-    """Asks the kernel to kill us when the router dies; exits if it has died already."""
+    """Ask the kernel to kill us when the router dies; exit if it has died already."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(signal.SIGKILL)

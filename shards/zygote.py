@@ -1,13 +1,14 @@
-"""`python -P -m shards.zygote FD ROUTER_PID`: a process that has imported all a shard needs, and forks shards from it.
+"""`python -P -m gnatswarm.shards.zygote FD ROUTER_PID`: a process that forks shards.
 
-Importing is most of what a shard's start costs; here it is paid once, beside the router's own start, and a shard is
-there in a few milliseconds. It never runs an event loop or a thread, so that a fork of it is whole. A shard is forked
-twice: its first parent ends at once, and the router, which adopts orphans, becomes the parent of the shard: it reaps
-it, and its death is the shard's. Ends when the router does.
+It has imported all modules that a shard needs. Imports are most of a shard's start; here they are done once, while the
+router itself starts, and a shard is then ready in a few milliseconds. The zygote never runs an event loop or a thread,
+because a fork would not copy those. It forks twice for each shard: the process in between exits at once, and the
+router, which adopts orphans, becomes the shard's parent. So the router reaps the shard, and the shard is killed when
+the router dies. The zygote ends when the router ends.
 
-Packets on its SOCK_SEQPACKET: `F` and the numbers that the descriptors sent along (SCM_RIGHTS) should have in the
-shard, the control channel's first, answered by the shard's pid or -errno; `D` and the path of a link directory, to be
-removed should the router die without doing so.
+Packets on its SOCK_SEQPACKET socket: `F` with descriptors (SCM_RIGHTS) and the numbers that they shall have in the
+shard, the control channel's first; the answer is the shard's pid or -errno. `D` with the path of a link directory, to
+be removed if the router dies without removing it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import struct
 import sys
 import time
 
-from shards import linkdir, parentage
+from gnatswarm.shards.boundary import linkdir, parentage
 
 REQUEST = struct.Struct("=c16i")  # b"F", descriptor numbers in the shard, the rest -1
 ANSWER = struct.Struct("=i")
@@ -41,12 +42,12 @@ class Zygote:
         self.requests: list[tuple[list[int], list[int]]] = []
 
     def read(self, flags: int = 0) -> bool:
-        """Take one packet in. False: the router is gone."""
+        """Read one packet. False: the router is gone."""
         try:
             data, ancillary, _flags, _address = self.sock.recvmsg(
                 MAX_PACKET_BYTES, socket.CMSG_SPACE(16 * 4), socket.MSG_CMSG_CLOEXEC | flags
             )
-        except ConnectionError:  # gone with an answer of ours unread
+        except ConnectionError:  # the router died with an answer of ours unread
             return False
         if data[:1] == b"D":
             self.link_dirs.append(os.fsdecode(data[1:]))
@@ -58,9 +59,9 @@ class Zygote:
         return bool(data)
 
     def go(self, *_: object) -> None:
-        """The end, at once; also as a signal handler. A router that still lives tidies up itself."""
+        """Exit at once; also a signal handler. Removes the link directories if the router is dead."""
         if os.getppid() != self.router_pid:
-            # It may have told us of its directory while we were importing.
+            # The router may have sent the path of its directory while we were importing.
             with contextlib.suppress(OSError):
                 while self.read(socket.MSG_DONTWAIT):
                     pass
@@ -69,7 +70,7 @@ class Zygote:
         os._exit(0)
 
     def remove(self, path: str) -> None:
-        """A shard that was just starting may bind its socket there while we look: then there is one more to remove."""
+        """Remove a link directory; repeats while a shard that was just starting still binds its socket there."""
         give_up_at = time.monotonic() + ROUTER_DEATH_S
         linkdir.remove(path)
         while os.path.exists(path) and time.monotonic() < give_up_at:
@@ -83,22 +84,22 @@ def main(fd: int, router_pid: int) -> int:
     signal.signal(signal.SIGTERM, zygote.go)
     parentage.die_with_parent(signal.SIGTERM)
     parentage.name_process("gnat-zygote")
-    # Allocations of imports are not garbage; looking for some among them costs a fifth of the start.
+    # Imports allocate much and leave no garbage; collecting during them would cost a fifth of the start.
     import gc
 
     gc.disable()
-    import shards.worker
+    import gnatswarm.shards.worker
 
     gc.freeze()
     gc.enable()
     while zygote.read():
         while zygote.requests:
             descriptors, numbers = zygote.requests.pop()
-            _fork_shard(zygote.sock, descriptors, numbers, shards.worker.run)
+            _fork_shard(zygote.sock, descriptors, numbers, gnatswarm.shards.worker.run)
             for descriptor in descriptors:
                 os.close(descriptor)
-    # A dying process closes its sockets a moment before it stops being a parent. One that lives and closes them kills
-    # us.
+    # A dying router closes its sockets a moment before the kernel gives us another parent. One that lives and closes
+    # them kills us.
     give_up_at = time.monotonic() + ROUTER_DEATH_S
     while os.getppid() == router_pid and time.monotonic() < give_up_at:
         time.sleep(0.001)
@@ -107,7 +108,7 @@ def main(fd: int, router_pid: int) -> int:
 
 
 def _answer(requests: socket.socket, value: int) -> None:
-    with contextlib.suppress(ConnectionError):  # the router is gone, as the next read tells
+    with contextlib.suppress(ConnectionError):  # the router is gone; the next read reports it
         requests.send(ANSWER.pack(value))
 
 
@@ -135,7 +136,7 @@ def _fork_shard(requests: socket.socket, descriptors: list[int], numbers: list[i
 def _become_shard(
     requests: socket.socket, descriptors: list[int], numbers: list[int], between: int, run: object
 ) -> None:
-    """Never returns."""
+    """Run the shard in this process; never returns."""
     code = 1
     try:
         while os.getppid() == between:
@@ -157,7 +158,7 @@ def _become_shard(
 
 
 def place_descriptors(descriptors: list[int], numbers: list[int]) -> None:
-    """Move each descriptor to its number; any of the numbers may be in use by another of them."""
+    """Move each descriptor to its number, which another of them may occupy at first."""
     import fcntl
 
     above = max(*descriptors, *numbers, 2) + 1

@@ -1,1 +1,1 @@
-"""Spark jobs over what the shards write down about themselves: see README.md. Imports nothing of the broker."""
+"""Spark jobs over the statistics that shards write: see README.md. Imports nothing of the broker."""

@@ -1,4 +1,4 @@
-"""What an operator could do, each with the figures that it follows from. A pure function of collected answers."""
+"""Advice for an operator, each with the figures that it follows from. A pure function of collected results."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 Rows = Sequence[Mapping[str, Any]]
 
-BUSY = 0.8  # of a core: past this a shard has no room for a burst
-IDLE = 0.5  # of a core, all shards together: one shard would do
+BUSY = 0.8  # of a core: above this a shard has no room for a burst
+IDLE = 0.5  # of a core, all shards together: below this one shard would be enough
 UNEVEN_CONNECTIONS = 1.3  # max ÷ mean
 CROSSES = 0.3  # of all deliveries
-UNFAIR = 1.25  # max ÷ mean of a queue group's members, with enough messages to mean something
+UNFAIR = 1.25  # max ÷ mean of a queue group's members, if there were ENOUGH_MSGS
 ENOUGH_MSGS = 1000
 UNWANTED = 0.05
 LATE_US = 50_000
@@ -20,7 +20,7 @@ OVERLAP_US = 60_000_000
 
 
 class Advice(NamedTuple):
-    """One thing to do."""
+    """One recommendation."""
 
     what: str
     figures: str
@@ -31,7 +31,7 @@ def _times(n: int) -> str:
 
 
 def at_once(brokers: Rows) -> tuple[str, str] | None:
-    """Two brokers that ran at the same time; a restarted one overlaps by less than a window."""
+    """The ids of two brokers that ran at the same time; a restarted broker overlaps by less than a window."""
     last: Mapping[str, Any] | None = None
     for row in sorted(brokers, key=lambda row: row["first_us"]):
         if last is not None and row["first_us"] + OVERLAP_US < last["last_us"]:
@@ -41,17 +41,17 @@ def at_once(brokers: Rows) -> tuple[str, str] | None:
 
 
 def advise(answers: Mapping[str, Rows]) -> list[Advice]:
-    """From the collected answers of spark.answers; nothing to say is an empty list."""
+    """From the collected results of spark.answers; an empty list if there is nothing to recommend."""
     found: list[Advice] = []
     together = at_once(answers["brokers"])
     if together:
         found.append(
             Advice(
-                "Report one broker at a time (--broker): what follows is of several that wrote here at once",
+                "Report one broker at a time (--broker): these figures are of several that ran at the same time",
                 f"{len(answers['brokers'])} brokers, and {together[0]} and {together[1]} overlap in time",
             )
         )
-    # Of several brokers at once a row of `shards` is no shard.
+    # If several brokers ran at the same time, a row of `shards` is not one shard.
     shards = [] if together else list(answers["shards"])
     busiest = max(shards, key=lambda row: row["cpu_share"] or 0.0, default=None)
     used = sum(row["cpu_share"] or 0.0 for row in shards)
@@ -70,7 +70,8 @@ def advise(answers: Mapping[str, Rows]) -> list[Advice]:
         else:
             found.append(Advice(f"More shards: {len(shards) + 1} or more, if the host has the cores", figures))
     if len(shards) > 1 and used < IDLE:
-        what = "One shard would do" + (f", and {share:.0%} of the deliveries would not cross any more" if share else "")
+        saved = f", and {share:.0%} of the deliveries would no longer go between shards" if share else ""
+        what = f"One shard would be enough{saved}"
         found.append(Advice(what, f"{len(shards)} shards together used {used:.0%} of one core"))
     connections = [row["connections"] or 0 for row in shards]
     if len(shards) > 1 and sum(connections) >= 2 * len(shards):
@@ -83,16 +84,16 @@ def advise(answers: Mapping[str, Rows]) -> list[Advice]:
         names = ", ".join(f"{row['subject']} ({row['crossed']:,} frames)" for row in heaviest)
         found.append(
             Advice(
-                "Publishers and subscribers of the subjects that cross most would be better off on one shard",
-                f"{share:.0%} of {crossed['deliveries']:,} deliveries crossed; heaviest: {names}",
+                "Much traffic goes between shards: connect publishers and subscribers of these subjects to one shard",
+                f"{share:.0%} of {crossed['deliveries']:,} deliveries came from another shard; heaviest: {names}",
             )
         )
     for row in answers["queues"]:
         if row["deliveries"] >= ENOUGH_MSGS and row["members"] > 1 and row["max_to_mean"] > UNFAIR:
             found.append(
                 Advice(
-                    f"Queue group {row['queue']} on {row['subject']} is uneven: look whether its members came and went",
-                    f"{row['members']} members got {row['least']:,.0f} to {row['most']:,.0f} each",
+                    f"Queue group {row['queue']} on {row['subject']} is uneven: did members join or leave?",
+                    f"{row['members']} members got {row['least']:,.0f} to {row['most']:,.0f} messages each",
                 )
             )
     totals = answers["totals"][0] if answers["totals"] else {"in_msgs": 0, "unwanted_msgs": 0}
@@ -100,7 +101,7 @@ def advise(answers: Mapping[str, Rows]) -> list[Advice]:
         names = ", ".join(f"{row['subject']} ({row['unwanted']:,})" for row in list(answers["unwanted"])[:3])
         found.append(
             Advice(
-                "Publish less of what nobody wants, or find out who should be listening",
+                "Publish fewer messages that have no subscriber, or find out which subscriber is missing",
                 f"{totals['unwanted_msgs']:,} of {totals['in_msgs']:,} messages had no subscriber: {names}",
             )
         )
@@ -108,7 +109,7 @@ def advise(answers: Mapping[str, Rows]) -> list[Advice]:
         who = row["name"] or row["user"] or row["ip"]
         found.append(
             Advice(
-                f"{who} reads too slowly for {row['subject'] or 'what it wants'}: more readers, or a queue group",
+                f"{who} reads too slowly for {row['subject'] or 'its subscriptions'}: add readers, or a queue group",
                 f"closed {_times(row['times'])} ({row['reason']}), {row['most_pending_bytes']:,} bytes pending",
             )
         )
@@ -117,7 +118,7 @@ def advise(answers: Mapping[str, Rows]) -> list[Advice]:
         worst = max(late, key=lambda row: row["lag_p99_us"])
         found.append(
             Advice(
-                "Give the broker cores of its own: its event loops are kept waiting",
+                "Give the broker its own cores: its event loops have to wait for the processor",
                 f"{len(late)} windows with a p99 over {LATE_US // 1000} ms, up to {worst['lag_p99_us'] / 1000:.0f} ms",
             )
         )
@@ -126,22 +127,22 @@ def advise(answers: Mapping[str, Rows]) -> list[Advice]:
     if msgs >= ENOUGH_MSGS and misses / msgs > MISSES:
         found.append(
             Advice(
-                "Fewer different subjects, or fewer changes of wildcard subscriptions, would save matching",
-                f"{misses:,} of {msgs:,} messages needed a match of their own",
+                "Use fewer different subjects, or change wildcard subscriptions less often, to save subject matching",
+                f"{misses:,} of {msgs:,} messages were not in the match cache",
             )
         )
     if answers["gaps"]:
         lost = sum(row["in_msgs"] for row in answers["gaps"])
         found.append(
             Advice(
-                "A shard died: its log says why",
-                f"{_times(len(answers['gaps']))}; {lost:,} messages have no subject here",
+                "A shard died: the log says why",
+                f"{_times(len(answers['gaps']))}; {lost:,} messages are counted without their subject",
             )
         )
     if answers["torn"]:
         found.append(
             Advice(
-                "Some windows are torn: look for a disk or a copy that failed; the figures lack what they had",
+                "Some windows are incomplete: look for a disk or a copy that failed; the figures lack the rest of them",
                 f"{len(answers['torn'])} windows",
             )
         )

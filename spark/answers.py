@@ -1,15 +1,15 @@
-"""Every question of the report with its answer, as named DataFrames; the report, the tables and the tests use these."""
+"""Every result of the report as a named DataFrame; the report, the tables and the tests use these."""
 
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
 
-from spark.read import Statistics
-from spark.transforms import fanout, matrix, queues, skew, subjects, trouble
+from gnatswarm.spark.read import Statistics
+from gnatswarm.spark.transforms import fanout, matrix, queues, skew, subjects, trouble
 
 
 def answers(statistics: Statistics, most: int = 25) -> dict[str, DataFrame]:
-    """By name; lazy, like all DataFrames."""
+    """The results by name; lazy, like all DataFrames."""
     subject, shard, link = statistics["subject"], statistics["shard"], statistics["link"]
     parts = skew.per_shard(shard)
     deliveries = matrix.deliveries(shard, link)

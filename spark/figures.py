@@ -1,4 +1,4 @@
-"""How numbers are written for a person, by the name of their column: with their unit, and no more digits than help."""
+"""Formats numbers for people by the name of their column: with their unit, and few digits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEADINGS = {
     "to_shard": "to shard",
     "n": "shards",
 }
-# Numbers that are names.
+# Numbers that are identifiers.
 NAMES = frozenset({"shard", "from_shard", "to_shard", "file"})
 MOMENTS = frozenset({"window_start_us", "first_us", "last_us"})
 
@@ -54,7 +54,7 @@ def shown(name: str, row: Mapping[str, Any]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Two digits after the point where they say something."""
+    """Two decimals, or none for large and for whole numbers."""
     return "–" if value is None else f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.2f}"
 
 
@@ -72,14 +72,14 @@ def size(value: float) -> str:
 
 
 def duration(us: float) -> str:
-    """Microseconds, as what they come to."""
+    """1500 → 1.5 ms."""
     if us >= 1e6:
         return f"{us / 1e6:,.1f} s"
     return f"{us / 1000:.1f} ms" if us >= 1000 else f"{us:.0f} µs"
 
 
 def bucket(row: Mapping[str, Any]) -> str:
-    """Of a histogram: 5, or 17–32."""
+    """A bucket of a histogram: 5, or 17–32."""
     return str(row["least"]) if row["least"] == row["most"] else f"{row['least']}–{row['most']}"
 
 

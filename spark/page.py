@@ -1,13 +1,13 @@
-"""The report as one self-contained page: no script, no font, no request to anywhere; light and dark."""
+"""The report as one self-contained page: no scripts, no fonts, no requests; light and dark."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from spark import svg
-from spark.advice import Advice, Rows
-from spark.figures import HEADINGS, bucket, clock, moment, number, percent, shown
+from gnatswarm.spark import charts, svg
+from gnatswarm.spark.advice import Advice, Rows
+from gnatswarm.spark.figures import HEADINGS, bucket, clock, moment, number, percent, shown
 
 STYLE = """
 :root{color-scheme:light dark;--back:#fbfbf9;--text:#1d2328;--soft:#5f6870;--rule:#dfe2e0;--card:#fff;--bar:#2a78b8;
@@ -30,10 +30,11 @@ svg .label{fill:var(--soft)}.bar{fill:var(--bar)}.axis{stroke:var(--rule);fill:n
 
 
 def page(answers: Mapping[str, Rows], advice: Sequence[Advice], source: str) -> str:
-    """All of it, from collected answers."""
-    said = "".join(f"<li><b>{escape(one.what)}</b><br><small>{escape(one.figures)}</small></li>" for one in advice)
+    """The whole page, from collected results."""
+    items = "".join(f"<li><b>{escape(one.what)}</b><br><small>{escape(one.figures)}</small></li>" for one in advice)
+    nothing = '<p class="none">Nothing to change: it runs as it should.</p>'
     sections = [
-        ("Advice", "", f"<ol>{said}</ol>" if said else '<p class="none">Nothing to change: it runs as it should.</p>'),
+        ("Advice", "", f"<ol>{items}</ol>" if items else nothing),
         *_brokers(answers),
         *_of_subjects(answers),
         *_of_shards(answers),
@@ -60,7 +61,7 @@ def page(answers: Mapping[str, Rows], advice: Sequence[Advice], source: str) -> 
     )
 
 
-Section = tuple[str, str, str]  # title, what it says and how to read it, HTML ("": there is nothing)
+Section = tuple[str, str, str]  # title, explanation, HTML ("": nothing to show)
 
 
 def _span(answers: Mapping[str, Rows]) -> str:
@@ -78,8 +79,8 @@ def _cards(answers: Mapping[str, Rows]) -> list[tuple[str, str]]:
         (f"{totals['out_msgs']:,}", "deliveries"),
         (number(spread["mean"]), "fan-out, mean"),
         (f"{number(spread['p50'])} / {number(spread['p99'])}", "fan-out, median / p99"),
-        (percent(crossed["share"]), "of deliveries crossed shards"),
-        (f"{totals['unwanted_msgs']:,}", "messages nobody wanted"),
+        (percent(crossed["share"]), "of deliveries from another shard"),
+        (f"{totals['unwanted_msgs']:,}", "messages without subscribers"),
         (str(len(answers["shards"])), "shards"),
         (str(sum(row["times"] for row in answers["slow"])), "slow consumers closed"),
     ]
@@ -88,7 +89,7 @@ def _cards(answers: Mapping[str, Rows]) -> list[tuple[str, str]]:
 def _brokers(answers: Mapping[str, Rows]) -> list[Section]:
     rows = answers["brokers"] if len(answers["brokers"]) > 1 else []
     columns = ["broker", "first_us", "last_us", "shards", "in_msgs", "out_msgs"]
-    why = "Each start of a broker is one. The figures below are of all of them; --broker picks one."
+    why = "Each start of a broker has a new id. The figures below are of all of them; --broker selects one."
     return [("Brokers that wrote here", why, _table(rows, columns))] if rows else []
 
 
@@ -100,8 +101,8 @@ def _of_subjects(answers: Mapping[str, Rows]) -> list[Section]:
     return [
         (
             "Fan-out",
-            "Messages by the fan-out of their subject: deliveries on all shards per message published, subject by "
-            f"subject and window by window. {marks}. A delivery counts in the window in which it arrived.",
+            "Messages by the fan-out of their subject in their window: deliveries on all shards ÷ messages published. "
+            f"{marks}. A delivery counts in the window in which it was made.",
             svg.bars(
                 [(f"{bucket(row)} ({row['subjects']:,} subjects)", row["msgs"]) for row in answers["fanouts"]],
                 "messages",
@@ -109,30 +110,30 @@ def _of_subjects(answers: Mapping[str, Rows]) -> list[Section]:
         ),
         (
             "Hottest subjects",
-            "By deliveries. crossed: frames that went to other shards for it. may lack: messages it may have "
-            "had more, when there were too many subjects to keep each.",
-            svg.bars([(row["subject"], row["deliveries"]) for row in answers["hottest"][:12]], "deliveries")
+            "By deliveries. crossed: frames sent to other shards. may lack: at most so many more messages; "
+            "not zero if there were too many subjects to count each.",
+            svg.bars(charts.hottest(answers["hottest"]), "deliveries")
             + _table(
                 answers["hottest"],
                 ["subject", "account", "msgs", "bytes", "deliveries", "fanout", "crossed", "unwanted", "error"],
             ),
         ),
         (
-            "Subjects nobody wants",
-            "Published while there was no subscriber on any shard.",
+            "Subjects without subscribers",
+            "Messages published while there was no subscriber on any shard.",
             _table(answers["unwanted"], ["subject", "account", "msgs", "unwanted", "share"]),
         ),
         (
             "Queue groups",
-            "Members that got something. max to mean is 1, and Gini 0, when all got the same.",
+            "Members that got messages. If all got the same number, max to mean is 1, and Gini 0.",
             _table(
                 answers["queues"],
                 ["queue", "subject", "account", "members", "deliveries", "least", "most", "max_to_mean", "gini"],
             ),
         ),
         (
-            "How wide single messages went within a shard",
-            "Message by message: how many subscribers one reached on the publisher's shard, or on that of a sibling.",
+            "Fan-out of single messages within a shard",
+            "Messages by the number of subscribers that they reached on the publisher's shard, or on another shard.",
             svg.bars(
                 [
                     (f"{bucket(row)}{'' if row['origin'] == 'client' else ', from siblings'}", row["msgs"])
@@ -145,31 +146,21 @@ def _of_subjects(answers: Mapping[str, Rows]) -> list[Section]:
 
 
 def _of_shards(answers: Mapping[str, Rows]) -> list[Section]:
-    shards = [row["shard"] for row in answers["shards"]]
-    cells = {
-        (shards.index(row["from_shard"]), shards.index(row["to_shard"])): float(row["deliveries"])
-        for row in answers["matrix"]
-        if row["from_shard"] in shards and row["to_shard"] in shards
-    }
-    processor = [
-        (name, [(x, y * 100) for x, y in line]) for name, line in _over_time(answers["over_time"], "cpu_share")
-    ]
-    late = [(name, [(x, y / 1000) for x, y in line]) for name, line in _over_time(answers["over_time"], "lag_p99_us")]
     used = [row for row in answers["links"] if row["msgs"] or row["paused_us"]]
     return [
         (
             "Messages in and out by shard",
             "Per second.",
-            svg.lines(_over_time(answers["over_time"], "msgs_per_s"), "per second", clock),
+            svg.lines(charts.over_time(answers["over_time"], "msgs_per_s"), "per second", clock),
         ),
         (
             "Processor time by shard",
-            "Of one core; a shard cannot use more than one.",
-            svg.lines(processor, "%", clock),
+            "Percent of one core; a shard cannot use more than one.",
+            svg.lines(charts.over_time(answers["over_time"], "cpu_share", 100), "%", clock),
         ),
         (
             "The shards",
-            "Connections and subscriptions are the most at the end of any window.",
+            "Connections and subscriptions are the maximum of all windows, each taken at its end.",
             _table(
                 answers["shards"],
                 [
@@ -180,27 +171,27 @@ def _of_shards(answers: Mapping[str, Rows]) -> list[Section]:
         ),
         (
             "How even the shards are",
-            "max to mean is 1, and Gini 0, when all do the same. work: every message in or out, links included.",
+            "If all shards do the same, max to mean is 1, and Gini 0. work: all messages in and out, including links.",
             _table(
-                answers["skew"] if len(shards) > 1 else [],
+                answers["skew"] if len(answers["shards"]) > 1 else [],
                 ["measure", "n", "sum", "min", "max", "max_to_mean", "gini"],
             ),
         ),
         (
-            "Which shard feeds which",
-            "Deliveries to clients of one shard of what clients of another published. The diagonal did not cross.",
-            svg.matrix([str(shard) for shard in shards], cells) if len(shards) > 1 else "",
+            "Deliveries from shard to shard",
+            "By the publisher's shard (rows) and the subscriber's shard (columns). The diagonal is within one shard.",
+            svg.matrix(*charts.between_shards(answers["shards"], answers["matrix"])),
         ),
         (
-            "Subjects that cross most",
-            "crossed: frames sent to other shards. One frame serves all subscribers there.",
+            "Subjects with most traffic between shards",
+            "crossed: frames sent to other shards. One frame serves all subscribers of a shard.",
             _table(answers["crossing"][:12], ["subject", "account", "msgs", "crossed", "deliveries", "fanout"]),
         ),
         ("Links", "", _table(used, ["from_shard", "to_shard", "msgs", "bytes", "peak_pending_bytes", "paused_us"])),
         (
             "How late event loops were",
-            "p99 of a timer, window by window, in ms: what a message may wait before it is looked at.",
-            svg.lines(late, "ms", clock),
+            "p99 of a timer's delay per window, in ms: so long may a message wait before the shard reads it.",
+            svg.lines(charts.over_time(answers["over_time"], "lag_p99_us", 1e-3), "ms", clock),
         ),
     ]  # fmt: skip
 
@@ -209,32 +200,25 @@ def _of_trouble(answers: Mapping[str, Rows]) -> list[Section]:
     return [
         (
             "Slow consumers",
-            "Closed because they did not read.",
+            "Clients that were closed because they did not read fast enough.",
             _table(answers["slow"], ["name", "user", "ip", "subject", "reason", "times", "most_pending_bytes"]),
         ),
         (
             "Shards that died",
-            "What they had counted and not written: in the totals, but of no subject.",
+            "Messages that they had counted but not yet written: part of the totals, but of no subject.",
             _table(answers["gaps"], ["shard", "window_start_us", "window_us", "in_msgs", "out_msgs", "reason"]),
         ),
         (
-            "Torn windows",
-            "Their file ends in the middle; what is missing is not in these figures.",
+            "Incomplete windows",
+            "Their file is truncated; the missing rows are not in these figures.",
             _table(answers["torn"], ["window_start_us", "shard", "broker", "boot", "file"]),
         ),
         ("Lines that could not be used", "", _table(answers["aside"], ["why", "count"])),
     ]
 
 
-def _over_time(rows: Rows, column: str, scale: float = 1.0) -> list[tuple[str, list[tuple[float, float]]]]:
-    series: dict[int, list[tuple[float, float]]] = {}
-    for row in rows:
-        series.setdefault(row["shard"], []).append((row["window_start_us"] / 1e6, float(row[column] or 0) * scale))
-    return [(f"shard {shard}", line) for shard, line in sorted(series.items())]
-
-
 def _table(rows: Rows, columns: Sequence[str]) -> str:
-    """With a heading and a format for each column; "" without rows."""
+    """An HTML table with a heading and a format for each column; "" without rows."""
     if not rows:
         return ""
     words = {name for name in columns if isinstance(rows[0][name], str)}

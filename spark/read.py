@@ -1,7 +1,7 @@
 """Lines and Parquet, read into one DataFrame per kind of record.
 
-What is no record (torn, of a newer version, of no known kind) is set aside and counted, never an error. A file that is
-there twice, under whatever name, counts once: its rows carry its identity, and of its copies one is chosen.
+A line that is no valid record (truncated, of a newer version, of an unknown kind) is set aside and counted; it is never
+an error. Copies of a file count once: rows carry their file's identity, and one of its copies is chosen.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark import schema
+from gnatswarm.spark import schema
 
 LINES = "*.jsonl.zst"
 IDENTITY = ["broker", "boot", "shard", "file"]
@@ -27,7 +27,7 @@ OPTIONS = {
     "columnNameOfCorruptRecord": schema.CORRUPT,
     "pathGlobFilter": LINES,
     "recursiveFileLookup": "true",
-    # A file that is no zstd must not end the job: what can be read of it counts, and `unreadable` names it.
+    # A corrupt file must not end the job: the rows before the damage count, and `unreadable` names a file without any.
     "ignoreCorruptFiles": "true",
     # Retention may remove a file between listing and reading.
     "ignoreMissingFiles": "true",
@@ -37,7 +37,7 @@ UNREADABLE = "a file of which nothing can be read"
 
 @dataclass(frozen=True)
 class Statistics:
-    """What the jobs work on: a DataFrame per kind, and what could not be used."""
+    """The jobs' input: a DataFrame per kind, and the lines that could not be used."""
 
     kinds: dict[str, DataFrame]
     aside: DataFrame  # source, line, why
@@ -46,13 +46,13 @@ class Statistics:
         return self.kinds[kind]
 
     def of_broker(self, beginning: str) -> Statistics:
-        """Only what the brokers whose ids begin so have written; what is aside is nobody's."""
+        """Only the rows of brokers whose ids have this prefix; lines that are set aside belong to no broker."""
         is_it = F.col("broker").startswith(beginning)
         return Statistics({kind: rows.where(is_it) for kind, rows in self.kinds.items()}, self.aside)
 
 
 def stored_files(directory: str) -> dict[Path, os.stat_result]:
-    """The finished files there; none of an address that is no directory here."""
+    """The finished files in a directory; none if it is an address (with ://) instead of a local path."""
     found = {}
     for path in Path(directory).absolute().rglob(LINES) if "://" not in directory else ():
         with contextlib.suppress(FileNotFoundError):  # retention
@@ -68,12 +68,12 @@ def read_lines(session: SparkSession, directory: str) -> DataFrame:
 
 
 def with_source(lines: DataFrame) -> DataFrame:
-    """The file that a line came from."""
+    """The lines with the file that each is from in `source`."""
     return lines.select("*", F.col("_metadata.file_path").alias("source"))
 
 
 def why_aside() -> Column:
-    """Why a line is not used; null for one that is."""
+    """The reason why a line is not used; null if it is used."""
     return (
         F.when(F.col(schema.CORRUPT).isNotNull(), "no JSON, or a field of another type")
         .when(F.col("kind").isNull() | F.col("version").isNull(), "no record")
@@ -84,12 +84,12 @@ def why_aside() -> Column:
 
 
 def judge(lines: DataFrame, level: StorageLevel) -> DataFrame:
-    """The lines with `why` they are not used, kept there: parsing is most of what reading costs."""
+    """The lines with the column `why` (why_aside), persisted at this level, because parsing is expensive."""
     return lines.withColumn("why", why_aside()).persist(level)
 
 
 def split(lines: DataFrame) -> Statistics:
-    """Records by kind, copies of files left out, and the rest aside."""
+    """Records by kind, without copies of files; all other lines set aside."""
     judged = judge(lines, StorageLevel.MEMORY_AND_DISK)
     good = once(judged.where("why is null"))
     kinds = {kind: good.where(F.col("kind") == kind).select(*schema.columns(kind)) for kind in schema.KINDS}
@@ -98,18 +98,18 @@ def split(lines: DataFrame) -> Statistics:
 
 
 def set_aside(judged: DataFrame) -> DataFrame:
-    """The lines that are not used, each with its file and why."""
+    """The lines that are not used, each with its file and the reason."""
     line = F.coalesce(F.col(schema.CORRUPT), F.to_json(F.struct("kind", *schema.COMMON)))
     return judged.where("why is not null").select("source", line.alias("line"), "why")
 
 
 def place(source: str) -> str:
-    """The path that the address of a file means; Spark writes file:/a as well as file:///a."""
+    """The path of a file's address; Spark writes both file:/a and file:///a."""
     return unquote(urlsplit(source).path)
 
 
 def unreadable(session: SparkSession, listed: list[str], seen: DataFrame | None) -> DataFrame:
-    """Of the files that were listed those of which there is no row, in the form of `set_aside`."""
+    """The listed files without any row, in the form of `set_aside`."""
     rows = seen.select("source").distinct().collect() if seen is not None else []
     found = {place(row["source"]) for row in rows}
     missing = [(source, None, UNREADABLE) for source in sorted(listed) if place(source) not in found]
@@ -117,18 +117,18 @@ def unreadable(session: SparkSession, listed: list[str], seen: DataFrame | None)
 
 
 def files_of(rows: DataFrame) -> DataFrame:
-    """Which files the rows are of: identity, source, how many rows. Small: one row per file."""
+    """The files of these rows: identity, source, number of rows. Small: one row per file."""
     return rows.groupBy(*IDENTITY, "source").agg(F.count("*").alias("rows"))
 
 
 def chosen(files: DataFrame) -> DataFrame:
-    """Of a file's copies the one with the most rows (another may be torn); of equal ones the first by name."""
+    """Of a file's copies the one with the most rows (others may be truncated); of equal ones the first by name."""
     best = F.min_by("source", F.struct(-F.col("rows"), "source"))
     return files.groupBy(*IDENTITY).agg(best.alias("source"), F.max("rows").alias("rows"))
 
 
 def once(rows: DataFrame) -> DataFrame:
-    """Without the rows of all but one of a file's copies. Nearly always there are none, which one look shows."""
+    """The rows of one copy of each file. Usually there are no copies, and one small aggregation shows that."""
     files = files_of(rows)
     if files.groupBy(*IDENTITY).count().where("count > 1").isEmpty():
         return rows
@@ -136,9 +136,9 @@ def once(rows: DataFrame) -> DataFrame:
 
 
 def read_parquet(session: SparkSession, directory: str, dates: Sequence[str] = ()) -> Statistics:
-    """What `ingest` or `compact` has finished so far, of these days or of all; what there is nothing of is empty."""
+    """The finished rows of `ingest` or `compact`, of these days or of all; kinds without rows are empty."""
     written = parquet(session, f"{directory}/files")
-    # A batch is whole when its list of files is there, which is written last; so is a day that was made compact.
+    # The list of files is written last, so a batch (or a day of `compact`) is complete if its list exists.
     part = "batch" if written is not None and "batch" in written.columns else "date"
     whole = [] if written is None else [row[0] for row in written.select(part).distinct().collect()]
 
@@ -156,10 +156,10 @@ def read_parquet(session: SparkSession, directory: str, dates: Sequence[str] = (
 
 
 def parquet(session: SparkSession, path: str) -> DataFrame | None:
-    """None: there is no such directory."""
+    """The Parquet files in a directory; None if there is no such directory."""
     try:
         return session.read.option("mergeSchema", "false").parquet(path)
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
-            return None  # nothing of the kind was ever written
+            return None  # nothing of this kind was ever written
         raise

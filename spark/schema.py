@@ -1,12 +1,12 @@
-"""The columns of the broker's records, kind by kind, said once more on this side of the contract.
+"""The columns of the broker's records, kind by kind, as Spark reads them.
 
-shards/records.py is the other side; tests/spark/test_contract.py compares the two. A field that is missing in old files
-reads as null; one that this does not know is ignored. Types are Spark's own names.
+shards/boundary/records.py defines them for the shards; tests/spark/test_contract.py compares the two. Fields that are
+missing in old files are null; unknown fields are ignored. Types are Spark's names.
 """
 
 from __future__ import annotations
 
-# Rows of a newer version are set aside: what their numbers mean is not known here.
+# Rows of a newer version are set aside, because the meaning of their numbers is not known here.
 KNOWN_VERSION = 1
 
 OTHER = "*other*"
@@ -103,12 +103,12 @@ CORRUPT = "_corrupt"
 
 
 def columns(kind: str) -> list[str]:
-    """A kind's columns, in the order in which a DataFrame of it has them."""
+    """The columns of a kind's DataFrame, in order."""
     return ["source", *COMMON, *KINDS[kind]]
 
 
 def ddl() -> str:
-    """One schema for lines of all kinds, which have no column of one name and two types; and for what is no line."""
+    """One schema for lines of all kinds, which use each column name with one type only, and for corrupt lines."""
     fields = {"kind": "string", **COMMON}
     for kind in KINDS.values():
         fields |= kind

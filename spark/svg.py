@@ -1,4 +1,4 @@
-"""Plots as inline SVG: bars, lines, a matrix. Colours are the page's CSS variables, so that dark is dark."""
+"""Plots as inline SVG: bars, lines, a matrix. Colours are the page's CSS variables, which suit light and dark."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def lines(series: Sequence[tuple[str, Sequence[tuple[float, float]]]], unit: str
 
 
 def matrix(names: Sequence[str], cells: dict[tuple[int, int], float]) -> str:
-    """Who (rows) feeds whom (columns)."""
+    """A square of values; rows are sources, columns are destinations."""
     if not cells:
         return ""
     most = max(cells.values()) or 1.0

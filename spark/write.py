@@ -1,10 +1,10 @@
-"""One micro-batch to Parquet, so that doing it twice is doing it once.
+"""Writes one micro-batch to Parquet; writing it again has the same result.
 
     <out>/<kind>/batch=<id>/date=<YYYY-MM-DD>/…parquet        <out>/aside/batch=<id>/…        <out>/files/batch=<id>/…
 
-A batch that is tried again overwrites its own directories with the same rows; `files`, which of the broker's files are
-in it, is written last and makes it whole. A file that another batch has already, under whatever name, is a copy and is
-left out. So any reader of Parquet counts every row once, whatever was killed when.
+A batch that is tried again overwrites its own directories with the same rows. `files`, the list of the broker's files
+in the batch, is written last: with it the batch is complete. A file that another batch has already, under any name, is
+a copy and is left out. So any reader of Parquet counts every row once, even if the job was killed.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from spark import schema
-from spark.read import IDENTITY, chosen, files_of, judge, parquet, set_aside
+from gnatswarm.spark import schema
+from gnatswarm.spark.read import IDENTITY, chosen, files_of, judge, parquet, set_aside
 
-# Of one file that is written: some 30 MB of subjects. Few files, and enough of them for many cores.
+# Rows of one Parquet file: some 30 MB of subjects. Few files, but enough for many cores.
 ROWS_PER_FILE = 1_000_000
-# One row per file that was read; no identity and no rows: nothing of it was taken.
+# Columns of `files`, one row per file that was read; identity and rows are null if the file was left out.
 FILES = [*IDENTITY, "source", "rows"]
 
 
 def write_batch(lines: DataFrame, batch: int, out: str) -> dict[str, int]:
-    """Writes the batch; rows by kind, `copies` for those of files that other batches have, and `aside`."""
-    # Read once per kind: not worth the memory.
+    """Write the batch; returns rows by kind, `copies` (rows of files that other batches have), and `aside`."""
+    # Each kind reads these rows once, which does not justify memory.
     judged = judge(lines, StorageLevel.DISK_ONLY)
     try:
         is_good = F.col("why").isNull()
@@ -54,7 +54,7 @@ def write_batch(lines: DataFrame, batch: int, out: str) -> dict[str, int]:
 
 
 def _known(lines: DataFrame, batch: int, out: str) -> DataFrame:
-    """The files that other batches have."""
+    """The files in other batches."""
     found = parquet(lines.sparkSession, f"{out}/files")
     if found is None:
         return lines.sparkSession.createDataFrame([], "broker string, boot string, shard bigint, file bigint")
@@ -62,7 +62,7 @@ def _known(lines: DataFrame, batch: int, out: str) -> DataFrame:
 
 
 def dated(rows: DataFrame) -> DataFrame:
-    """With the UTC day of their window, by which they are partitioned."""
+    """The rows with the UTC day of their window, by which they are partitioned."""
     return rows.withColumn("date", F.date_format(F.timestamp_micros("window_start_us"), "yyyy-MM-dd"))
 
 
@@ -71,6 +71,6 @@ def _rows(files: DataFrame) -> int:
 
 
 def overwrite(rows: DataFrame, path: str, n: int, by: str = "") -> None:
-    """So many rows in as many files as they need."""
+    """Write `n` rows, ROWS_PER_FILE to a file."""
     writer = rows.coalesce(-(-n // ROWS_PER_FILE)).write.mode("overwrite")
     (writer.partitionBy(by) if by else writer).parquet(path)

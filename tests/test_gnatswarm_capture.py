@@ -23,12 +23,36 @@ async def test_shows_what_was_flushed_without_waiting(broker):
         for number in range(1000):
             await client.publish(f"orders.{number % 3}", str(number).encode())
         await client.flush()
+        await captured.asettle()
         assert captured.payloads == [str(number).encode() for number in range(1000)]
         assert captured.subjects[:4] == ["orders.0", "orders.1", "orders.2", "orders.0"]
         await client.publish("other", b"x")
         await client.flush()
+        await captured.asettle()
         assert len(captured) == 1000  # and nothing else was published
-    captured.close()
+        assert (captured[0].data, captured[-1].data, [one.data for one in captured][1]) == (b"0", b"999", b"1")
+    await captured.aclose()
+
+
+async def test_reading_it_does_no_input_or_output(broker, monkeypatch: pytest.MonkeyPatch):
+    async with await broker.acapture("a") as captured:
+        async with await nats.connect(broker.url) as client:
+            await client.publish("a", b"1")
+            await client.flush()
+        await captured.asettle()
+
+        def refused(*_: object) -> None:
+            raise AssertionError("reading talked to the broker, or waited for it")
+
+        with monkeypatch.context() as patch:
+            for name in ("settle", "asettle", "_until", "_has_passed"):
+                patch.setattr(captured, name, refused)
+            patch.setattr(captured._connection, "send", refused)
+            assert (captured.payloads, captured.subjects, len(captured), bool(captured)) == ([b"1"], ["a"], 1, True)
+            assert [message.data for message in captured] == [captured[0].data] == [captured.messages[0].data]
+            captured.clear()
+            assert captured.messages == []
+    assert captured.messages == []  # and when it is closed
 
 
 async def test_a_message_has_its_reply_and_headers(broker):
@@ -37,6 +61,7 @@ async def test_a_message_has_its_reply_and_headers(broker):
             await client.publish("a", b'{"n": 1}', reply="back", headers={"Kind": "test", "Other": "ü"})
             await client.publish("a")
             await client.flush()
+        await captured.asettle()
         first, second = captured.messages
         assert (first.json, first.reply, first.headers) == ({"n": 1}, "back", {"Kind": ["test"], "Other": ["ü"]})
         assert (second.data, second.reply, second.headers) == (b"", "", {})
@@ -49,13 +74,13 @@ async def test_large_messages_come_whole(broker):
             for _ in range(5):
                 await client.publish("big", payload)
             # Not flush(): nats-py writes its PING past what waits until the socket takes more.
-            assert [message.data for message in await captured.received(5)] == [payload] * 5
+            assert [message.data for message in await captured.areceive(5)] == [payload] * 5
 
 
 async def test_waits_for_what_comes_later(broker):
     with broker.capture("later") as captured:
         client = await nats.connect(broker.url)
-        waiting = asyncio.create_task(captured.received(2))
+        waiting = asyncio.create_task(captured.areceive(2))
         await client.publish("later", b"1")
         await client.publish("later", b"2")
         assert [message.data for message in await waiting] == [b"1", b"2"]
@@ -67,17 +92,17 @@ async def test_waiting_in_vain_says_what_came(broker):
         async with await nats.connect(broker.url) as client:
             await client.publish("vain.a", b"something")
         with pytest.raises(TimeoutError, match=r"1 of 2 messages on vain.\* within 0.2 s: vain.a b'something'"):
-            await captured.received(2, deadline_s=0.2)
+            await captured.areceive(2, deadline_s=0.2)
 
 
 async def test_blocking_the_loop_that_would_publish_is_refused(broker):
-    with broker.capture("a") as captured, pytest.raises(RuntimeError, match=r"await captured.received\(3\)"):
-        captured.wait(3)
+    with broker.capture("a") as captured, pytest.raises(RuntimeError, match=r"await captured.areceive\(3\)"):
+        captured.receive(3)
 
 
 def test_waits_in_a_program_without_a_loop(broker):
     with broker.capture("a") as captured, pytest.raises(TimeoutError, match=r"0 of 1 messages on a .*: nothing"):
-        captured.wait(deadline_s=0.05)
+        captured.receive(deadline_s=0.05)
 
 
 async def test_forgets_when_told_to(broker):
@@ -85,9 +110,11 @@ async def test_forgets_when_told_to(broker):
         async with await nats.connect(broker.url) as client:
             await client.publish("a", b"1")
             await client.flush()
+            await captured.asettle()
             captured.clear()
             await client.publish("a", b"2")
             await client.flush()
+        await captured.asettle()
         assert captured.payloads == [b"2"]
 
 
@@ -97,14 +124,29 @@ async def test_shares_a_queue_group(broker):
             for _ in range(100):
                 await client.publish("jobs", b"x")
             await client.flush()
+        await one.asettle()
+        await other.asettle()
         assert len(one) + len(other) == 100 and len(one) and len(other)
 
 
-def test_a_closed_one_says_so(broker):
-    captured = broker.capture("a")
-    captured.close()
+async def test_a_closed_one_says_so(broker):
+    captured = await broker.acapture("a")
+    await captured.aclose()
     with pytest.raises(gnatswarm.CaptureError, match="has been closed"):
-        _ = captured.messages
+        captured.settle()
+    with pytest.raises(gnatswarm.CaptureError, match="has been closed"):
+        await captured.asettle()
+
+
+async def test_settling_goes_on_over_a_restart(broker):
+    async with gnatswarm.BrokerProcess(shards=1) as own:
+        captured = await own.acapture("a")
+        await own.arestart(kill=True)
+        async with await nats.connect(own.url) as client:
+            await client.publish("a", b"x")
+            await client.flush()
+        await captured.asettle()
+        assert captured.payloads == [b"x"]
 
 
 @pytest.mark.parametrize("subject", ["", "a b", "a\r\nPUB x 0"])
@@ -128,4 +170,4 @@ def test_a_broker_that_goes_ends_it(broker):
     captured = own.capture("a")
     own.stop()
     with pytest.raises(gnatswarm.CaptureError, match="has been closed"):
-        captured.wait(1)
+        captured.receive(1)

@@ -49,9 +49,10 @@ def publishing(body: str) -> str:
 
 FIRST_FIVE_LINES = """
 async def test_hello(gnatswarm, gnatswarm_client):
-    captured = gnatswarm.capture("greet.*")
+    captured = await gnatswarm.acapture("greet.*")
     await gnatswarm_client.publish("greet.you", b"hello")
     await gnatswarm_client.flush()
+    await captured.asettle()
     assert captured.payloads == [b"hello"]
 """
 
@@ -77,7 +78,7 @@ def test_two(gnatswarm):
     while leaked[0].recv(4096):
         pass
     publish(gnatswarm, "a").close()
-    assert leaked[1]._messages == []
+    assert leaked[1].messages == []
 """)
     run(pytester, text).assert_outcomes(passed=2)
 
@@ -108,6 +109,7 @@ def test_restart(gnatswarm):
     publish(gnatswarm, "a")
     gnatswarm.kill_shard()
     publish(gnatswarm, "a")
+    captured.settle()
     assert captured.subjects == ["a"] * 3
 
 def test_after_it(gnatswarm):
@@ -122,7 +124,7 @@ def test_changes_it(gnatswarm):
     gnatswarm.reload(token="x")
 
 def test_after_the_change(gnatswarm):
-    assert len(gnatswarm.shard_pids) == 1
+    assert gnatswarm.shard_count() == 1
     publish(gnatswarm, "a")
 """)
     run(pytester, text).assert_outcomes(passed=5)
@@ -135,7 +137,7 @@ import pytest
 
 def test_ini(gnatswarm):
     assert (gnatswarm.options.limits.max_payload_bytes, gnatswarm.options.server_name) == (4096, "from ini")
-    assert len(gnatswarm.shard_pids) == 2
+    assert gnatswarm.shard_count() == 2
 
 @pytest.mark.gnatswarm_options(max_payload=1, shards=1)
 class TestMarked:
@@ -221,7 +223,7 @@ async def test_token(gnatswarm_token):
     await (await gnatswarm_token.connect()).close()
 
 async def test_users(gnatswarm_users):
-    captured = gnatswarm_users.capture(">")
+    captured = await gnatswarm_users.acapture(">")
     alice = await nats.connect(gnatswarm_users.url, user="alice", password="wonderland")
     await alice.publish("a")
     await alice.close()
@@ -232,13 +234,15 @@ async def test_users(gnatswarm_users):
     await bob.publish("b")
     assert "permissions violation" in (await asyncio.wait_for(said, 5)).lower()
     await bob.close()
+    await captured.asettle()
     assert captured.subjects == ["a"]
 
 async def test_tls(gnatswarm_tls, gnatswarm_certificates):
     client = await nats.connect(gnatswarm_tls.url, tls=gnatswarm_certificates.client_context)
-    captured = gnatswarm_tls.capture("a")
+    captured = await gnatswarm_tls.acapture("a")
     await client.publish("a", b"x")
     await client.flush()
+    await captured.asettle()
     assert captured.payloads == [b"x"]
     await client.close()
     with pytest.raises(ssl.SSLError):
@@ -247,25 +251,97 @@ async def test_tls(gnatswarm_tls, gnatswarm_certificates):
     run(pytester, text).assert_outcomes(passed=3)
 
 
-def test_without_cryptography_tls_is_skipped_with_the_reason(pytester: pytest.Pytester):
-    pytester.makeconftest("import sys\nsys.modules['cryptography'] = None\n")
-    result = run(pytester, "def test_it(gnatswarm_tls):\n    pass\n", "-rs")
-    result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["*certificates for tests are made by cryptography: pip install cryptography*"])
+@pytest.mark.parametrize(
+    ("module", "test", "said"),
+    [
+        (
+            "cryptography",
+            "def test_it(gnatswarm_tls)",
+            "certificates are made by cryptography: pip install cryptography",
+        ),
+        ("nats", "async def test_it(gnatswarm_client)", "gnatswarm_client is a client of nats-py: pip install nats-py"),
+    ],
+)
+def test_a_package_that_is_missing_fails_the_test_that_needs_it(
+    pytester: pytest.Pytester, module: str, test: str, said: str
+):
+    pytester.makeconftest(f"import sys\nsys.modules[{module!r}] = None\n")
+    result = run(pytester, f"{test}:\n    pass\ndef test_other(gnatswarm):\n    pass\n")
+    result.assert_outcomes(errors=1, passed=1)
+    result.stdout.fnmatch_lines([f"*{said}"])
+    result.stdout.no_fnmatch_line("*Traceback*")
+    result.stdout.no_fnmatch_line("*another exception*")
 
 
-def test_without_nats_py_the_client_is_skipped_with_the_reason(pytester: pytest.Pytester):
+def test_connecting_without_nats_py_says_what_to_install(pytester: pytest.Pytester):
     pytester.makeconftest("import sys\nsys.modules['nats'] = None\n")
-    result = run(pytester, "async def test_it(gnatswarm_client):\n    pass\n", "-rs")
-    result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["*needs the NATS client for Python: pip install nats-py*"])
+    result = run(pytester, "async def test_it(gnatswarm):\n    await gnatswarm.connect()\n")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E * ImportError: connect() needs the NATS client for Python: pip install nats-py"])
+    result.stdout.no_fnmatch_line("*another exception*")
 
 
-def test_without_pytest_asyncio_the_client_is_skipped_with_the_reason(pytester: pytest.Pytester):
+def test_without_pytest_asyncio_the_client_fails_with_the_reason(pytester: pytest.Pytester):
     pytester.makeini("[pytest]\n")
-    result = run(pytester, "def test_it(gnatswarm_client):\n    pass\n", "-rs", "-p", "no:asyncio")
-    result.assert_outcomes(skipped=1)
+    result = run(pytester, "def test_it(gnatswarm_client):\n    pass\n", "-p", "no:asyncio")
+    result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*gnatswarm_client is an async fixture: pip install pytest-asyncio*"])
+
+
+def test_what_was_not_awaited_fails_the_test(pytester: pytest.Pytester):
+    text = """
+import warnings
+
+def test_sync(gnatswarm):
+    gnatswarm.arestart()
+
+async def test_async(gnatswarm):
+    captured = await gnatswarm.acapture("a")
+    captured.asettle()
+
+def test_kept(gnatswarm):
+    client = gnatswarm.connect()
+
+def test_other_warnings_stay(gnatswarm):
+    async def own():
+        pass
+    own()
+    warnings.warn("a warning of its own")
+
+async def test_awaited(gnatswarm):
+    await gnatswarm.ashard_count()
+
+def test_that_fails_anyway(gnatswarm):
+    gnatswarm.arestart()
+    assert 1 == 2
+"""
+    result = run(pytester, text, "-rf")
+    result.assert_outcomes(failed=4, passed=2, warnings=2)
+    result.stdout.fnmatch_lines(
+        [
+            "arestart() was not awaited, and so did nothing: in a test without `async` call the method without the `a`",
+            "asettle() was not awaited, and so did nothing",
+            "connect() was not awaited, and so did nothing: only a test with `async` can await it",
+        ]
+    )
+    result.stdout.fnmatch_lines(["*a warning of its own"])
+    result.stdout.fnmatch_lines(["FAILED *test_that_fails_anyway - assert 1 == 2"])
+
+
+def test_a_broker_that_ended_by_itself_is_one_clear_error(pytester: pytest.Pytester):
+    text = publishing("""
+import signal
+
+def test_it(gnatswarm_fresh):
+    os.kill(gnatswarm_fresh.pid, signal.SIGKILL)
+    while gnatswarm_fresh.is_running:
+        pass
+    gnatswarm_fresh.kill_shard()
+""")
+    result = run(pytester, text)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*BrokerFailed: the broker has ended by itself:"])
+    result.stdout.no_fnmatch_line("*another exception*")
 
 
 def test_a_broker_within_the_process(pytester: pytest.Pytester):
@@ -277,6 +353,7 @@ leaked = []
 def test_it(gnatswarm, n):
     captured = gnatswarm.capture("a")
     leaked.append(publish(gnatswarm, "a"))
+    captured.settle()
     assert captured.subjects == ["a"]
     assert gnatswarm.connections == 2                    # and none of the test before
     if n == 1:
@@ -292,6 +369,7 @@ def test_it(gnatswarm_factory):
     captured = other.capture(">")
     publish(one, "a")
     publish(other, "b")
+    captured.settle()
     assert captured.subjects == ["b"]
     one.stop()
 """)
@@ -306,6 +384,7 @@ import pathlib, time
 def test_it(gnatswarm, n, worker_id):
     captured = gnatswarm.capture(">")
     publish(gnatswarm, *["same.subject"] * 50)
+    captured.settle()
     assert captured.subjects == ["same.subject"] * 50
     pathlib.Path("pids").open("a").write(f"{worker_id} {gnatswarm.pid}\\n")
 """)
@@ -344,8 +423,8 @@ class TestIt(unittest.TestCase):
 
 def test_a_run_that_does_not_use_it_does_not_pay_for_it(pytester: pytest.Pytester):
     text = (
-        "import sys\ndef test_it():\n    assert 'gnatswarm_pytest' in sys.modules\n"
-        "    ours = ('gnatswarm', 'broker', 'shards', 'router', 'uvloop', 'msgspec', 'cryptography')\n"
+        "import sys\ndef test_it():\n    assert 'gnatswarm.pytest_plugin' in sys.modules\n"
+        "    ours = ('gnatswarm.embedding', 'gnatswarm.broker', 'uvloop', 'msgspec', 'cryptography')\n"
         "    assert [name for name in ours if name in sys.modules] == []\n"
     )
     run(pytester, text, "-p", "no:asyncio").assert_outcomes(passed=1)
@@ -356,7 +435,7 @@ def test_its_fixtures_explain_themselves(pytester: pytest.Pytester):
     result.stdout.fnmatch_lines(["@pytest.mark.gnatswarm_options(*): options of the broker that this test gets*"])
     result = run(pytester, "", "--fixtures")
     for name in ("gnatswarm", "gnatswarm_fresh", "gnatswarm_factory", "gnatswarm_tls", "gnatswarm_session"):
-        result.stdout.fnmatch_lines([f"{name}* -- *gnatswarm_pytest.py:*"])
+        result.stdout.fnmatch_lines([f"{name}* -- *pytest_plugin.py:*"])
     result.stdout.no_fnmatch_line("*no docstring available*gnatswarm*")
 
 
@@ -364,6 +443,6 @@ def test_the_entry_point_is_this_plugin():
     from importlib.metadata import entry_points
 
     (found,) = entry_points(group="pytest11", name="gnatswarm")
-    assert found.value == "gnatswarm_pytest"
-    assert Path(found.load().__file__).name == "gnatswarm_pytest.py"
+    assert found.value == "gnatswarm.pytest_plugin"
+    assert Path(found.load().__file__).name == "pytest_plugin.py"
     assert os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD") is None

@@ -1,8 +1,13 @@
-"""The wheel, installed where nothing of the source tree is: it embeds, its plugin is found, its types are seen."""
+"""The wheel, installed where nothing of the source tree is: one name, which embeds, tests and has types.
+
+GNATSWARM_WHEEL names a finished one (`make wheel`, as CI does). Without it one is put together with this tree's own
+compiled modules, which is quicker.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,9 +17,12 @@ from pathlib import Path
 
 import pytest
 
+import gnatswarm
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("broker", "shards", "router", "loadtest", "spark")
 DEADLINE_S = 300
+FINISHED = os.environ.get("GNATSWARM_WHEEL", "")
 
 
 def run(*command: object, **more: object) -> str:
@@ -32,7 +40,9 @@ def run(*command: object, **more: object) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as pip builds it, but for the compiled modules, which are those of this tree."""
+    """Built as pip builds it, but for the compiled modules, which are those of this tree; or the finished one."""
+    if FINISHED:
+        return ROOT / FINISHED
     tree = tmp_path_factory.mktemp("tree")
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "results")
     for folder in SOURCES:
@@ -56,38 +66,101 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site,) = home.glob("lib/python*/site-packages")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    for folder in SOURCES:
-        for module in (ROOT / folder).rglob("*.so"):
-            shutil.copy(module, site / module.relative_to(ROOT))
+    if not FINISHED:
+        for folder in SOURCES:
+            for module in (ROOT / folder).rglob("*.so"):
+                shutil.copy(module, site / "gnatswarm" / module.relative_to(ROOT))
     # A directory that is only on the path: .pth files in it, such as an editable install's, do not count.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return home / "bin" / "python"
 
 
-def test_holds_the_root_modules_with_their_types_and_no_tests(wheel: Path):
+def test_takes_one_name_in_site_packages(wheel: Path):
     names = zipfile.ZipFile(wheel).namelist()
-    for name in ("gnatswarm", "gnatswarm_capture", "gnatswarm_pytest"):
-        assert f"{name}.py" in names and f"{name}-stubs/__init__.pyi" in names
-    assert {"broker/py.typed", "shards/py.typed", "router/py.typed"} <= set(names)
-    assert not [name for name in names if name.startswith(("tests", "deploy"))]
+    assert {name.split("/")[0] for name in names} == {"gnatswarm", f"gnatswarm-{gnatswarm.__version__}.dist-info"}
+
+
+def test_holds_all_that_runs_and_what_it_reads(wheel: Path):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    sources = {
+        path.relative_to(ROOT)
+        for folder in SOURCES
+        for ending in ("py", "pyi", "pxd", "html", "sql", "properties", "toml")
+        for path in (ROOT / folder).rglob(f"*.{ending}")
+        if "results" not in path.parts
+    }
+    assert {f"gnatswarm/{path}" for path in sources} <= names
+    modules = ("__init__", "__main__", "any_broker", "capture", "embedding", "pytest_plugin")
+    assert {"gnatswarm/py.typed", *(f"gnatswarm/{name}.py" for name in modules)} <= names
+    assert not [name for name in names if set(name.split("/")) & {"tests", "deploy", "results"}]
+
+
+@pytest.mark.skipif(not FINISHED, reason="GNATSWARM_WHEEL names no finished wheel: make wheel")
+def test_a_finished_wheel_is_for_many_linuxes_and_holds_every_compiled_module(wheel: Path):
+    assert re.search(r"-manylinux_2_\d+_\w+[.-]|-manylinux2014_", wheel.name)
+    names = set(zipfile.ZipFile(wheel).namelist())
+    modules = {f"gnatswarm/{path.relative_to(ROOT)}" for folder in SOURCES for path in (ROOT / folder).rglob("*.so")}
+    assert modules and modules <= names
+
+
+def test_its_compiled_modules_need_the_c_library_alone():
+    """So that `make wheel` gets the tag of every Linux with that library."""
+    modules = [module for folder in SOURCES for module in (ROOT / folder).rglob("*.so")]
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", run("readelf", "--dynamic", *modules)))
+    assert modules and needed <= {"libc.so.6", "libpthread.so.0", "libm.so.6"}
 
 
 def test_embeds_a_broker(python: Path, tmp_path: Path):
-    text = "import gnatswarm, shards\nwith gnatswarm.Broker() as b: print(gnatswarm.__file__, b.capture('a').messages)"
+    text = "import gnatswarm\nwith gnatswarm.Broker() as b: print(gnatswarm.__file__, b.capture('a').messages)"
     said = run(python, "-c", text, cwd=tmp_path)
-    assert said.startswith(str(python.parent.parent)) and said.endswith("gnatswarm.py []\n")
+    assert said.startswith(str(python.parent.parent)) and said.endswith("__init__.py []\n")
 
 
 def test_gives_a_test_suite_its_broker(python: Path, tmp_path: Path):
     (tmp_path / "test_it.py").write_text(
         "async def test_hello(gnatswarm, gnatswarm_client):\n"
-        '    captured = gnatswarm.capture("greet.*")\n'
+        '    captured = await gnatswarm.acapture("greet.*")\n'
         '    await gnatswarm_client.publish("greet.you", b"hello")\n'
         "    await gnatswarm_client.flush()\n"
+        "    await captured.asettle()\n"
         '    assert captured.payloads == [b"hello"]\n'
     )
     options = ("-o", "asyncio_mode=auto", "-p", "no:cacheprovider", "-q")
     assert "1 passed" in run(python, "-m", "pytest", *options, cwd=tmp_path)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Somebody's project, whose own modules have our folders' names; each says so when it is imported."""
+    for name in ("broker.py", "shards.py", "router/__init__.py", "spark/__init__.py", "loadtest/__init__.py"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("WHOSE = 'the project'\n")
+    return tmp_path
+
+
+THEIRS = "import broker, loadtest, router, shards, spark\n"
+THEIRS += "assert {broker.WHOSE, loadtest.WHOSE, router.WHOSE, shards.WHOSE, spark.WHOSE} == {'the project'}\n"
+
+
+def test_a_project_with_modules_of_the_same_names_embeds_it(python: Path, project: Path):
+    text = "import gnatswarm\n" + THEIRS
+    text += "with gnatswarm.Broker() as b: print(b.capture('a').messages)\n"
+    text += "with gnatswarm.BrokerProcess(shards=2) as b: print(b.capture('a').messages)\n"
+    (project / "main.py").write_text(text)
+    assert run(python, "main.py", cwd=project) == "[]\n[]\n"
+    assert run(python, "-m", "gnatswarm", "--version", cwd=project) == f"gnatswarm: v{gnatswarm.__version__}\n"
+
+
+def test_a_project_with_modules_of_the_same_names_is_tested_with_it(python: Path, project: Path):
+    (project / "test_it.py").write_text(
+        THEIRS + "def test_it(gnatswarm):\n"
+        "    assert gnatswarm.capture('a').messages == []\n"
+        "def test_embedded(gnatswarm_factory):\n"
+        "    assert gnatswarm_factory(embedded=True).capture('a').messages == []\n"
+    )
+    # `python -m pytest`: the project's directory comes first on the path.
+    assert "2 passed" in run(python, "-m", "pytest", "-p", "no:cacheprovider", "-q", cwd=project)
 
 
 def test_type_checkers_see_its_options(python: Path, tmp_path: Path):
@@ -98,6 +171,6 @@ def test_type_checkers_see_its_options(python: Path, tmp_path: Path):
     )
     command = (sys.executable, "-m", "mypy", "--strict", "--python-executable", python, path)
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
-    assert 'Revealed type is "list[gnatswarm_capture.Message]"' in done.stdout, done.stdout
+    assert 'Revealed type is "list[gnatswarm.capture.Message]"' in done.stdout, done.stdout
     assert 'Unexpected keyword argument "max_paylod" for "Broker"; did you mean "max_payload"?' in done.stdout
     assert "Found 1 error" in done.stdout

@@ -57,7 +57,7 @@ def start_broker() -> tuple[subprocess.Popen[str], int]:
     """On any free port, with windows of one second; who leaves 4 MB unread is slow."""
     config = OUT / "broker.conf"
     config.write_text("max_pending: 4MB\n", encoding="utf-8")
-    command = [sys.executable, "-P", "-m", "router", "-c", str(config), "-a", "127.0.0.1", "-p", "-1"]
+    command = [sys.executable, "-P", "-m", "gnatswarm", "-c", str(config), "-a", "127.0.0.1", "-p", "-1"]
     broker = subprocess.Popen(
         [*command, "--shards", str(SHARDS), "--stats-dir", str(OUT / "stats"), "--stats-window", "1s"],
         stderr=subprocess.PIPE,
@@ -139,7 +139,7 @@ def main() -> int:
         ],
     ):
         print(f"gnatswarm {' '.join(job)}", flush=True)
-        done = subprocess.run([sys.executable, "-P", "-m", f"spark.jobs.{job[0]}", *job[1:]], check=False)
+        done = subprocess.run([sys.executable, "-P", "-m", f"gnatswarm.spark.jobs.{job[0]}", *job[1:]], check=False)
         if done.returncode:
             return done.returncode
     print(json.dumps({"report": str((OUT / "report.html").resolve())}))

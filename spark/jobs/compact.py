@@ -1,4 +1,4 @@
-"""`gnatswarm compact`: whole days of what `ingest` has written, sorted, in few files, in a directory of their own."""
+"""`gnatswarm compact`: whole days of the tables of `gnatswarm ingest`, sorted, in few files, in another directory."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark import schema
-from spark.jobs.progress import Progress
-from spark.read import IDENTITY, read_parquet
-from spark.session import run
-from spark.write import ROWS_PER_FILE, dated
+from gnatswarm.spark import schema
+from gnatswarm.spark.jobs.progress import Progress
+from gnatswarm.spark.read import IDENTITY, read_parquet
+from gnatswarm.spark.session import run
+from gnatswarm.spark.write import ROWS_PER_FILE, dated
 
-# Of a kind that has no subject the first columns do.
+# Other kinds are sorted by window_start_us.
 SORTED_BY = {"subject": ["account", "subject", "window_start_us"], "queue": ["account", "queue", "window_start_us"]}
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(prog="gnatswarm compact", description=__doc__)
-    made.add_argument("--from-parquet", required=True, metavar="DIR", help="what `gnatswarm ingest` has written")
-    made.add_argument("--out", required=True, help="another directory, which `gnatswarm report` reads as well")
+    made.add_argument("--from-parquet", required=True, metavar="DIR", help="the tables of `gnatswarm ingest`")
+    made.add_argument("--out", required=True, help="another directory, which `gnatswarm report` can read, too")
     made.add_argument(
-        "--date", action="append", required=True, metavar="YYYY-MM-DD", help="a day (UTC); may come again"
+        "--date", action="append", required=True, metavar="YYYY-MM-DD", help="a day (UTC); may be repeated"
     )
     made.add_argument("--master", default="local[*]", help="local[*], spark://…, yarn, k8s://… (default: %(default)s)")
     made.add_argument("--partitions", type=int, default=8, help="of shuffles (default: %(default)s)")
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def compact(session: SparkSession, source: str, out: str, dates: list[str]) -> dict[str, int]:
-    """Rows by kind. Done again it overwrites these days with the same, so that late rows come in as well."""
+    """Rows by kind. A later run overwrites these days, and adds rows that were ingested late."""
     statistics = read_parquet(session, source, dates)
     counts = {}
     files: DataFrame | None = None
@@ -49,7 +49,7 @@ def compact(session: SparkSession, source: str, out: str, dates: list[str]) -> d
             _overwrite_days(ordered, f"{out}/{kind}")
             seen = dated(rows).select(*IDENTITY, "source", "date").distinct()
             files = seen if files is None else files.unionByName(seen)
-    if files is not None:  # written last: what has a list of its files is whole
+    if files is not None:  # written last: a day is complete if the list of its files exists
         _overwrite_days(files.distinct().withColumn("rows", F.lit(None).cast("bigint")).coalesce(1), f"{out}/files")
     return counts
 

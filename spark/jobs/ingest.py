@@ -1,4 +1,4 @@
-"""`gnatswarm ingest`: the shards' files into Parquet, each row exactly once, as far as there are files or for ever."""
+"""`gnatswarm ingest`: the shards' files into Parquet tables, each row exactly once; ends, or runs continuously."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark import schema
-from spark.jobs.progress import Progress
-from spark.read import OPTIONS, parquet, place, stored_files, with_source
-from spark.session import Stop, run
-from spark.write import write_batch
+from gnatswarm.spark import schema
+from gnatswarm.spark.jobs.progress import Progress
+from gnatswarm.spark.read import OPTIONS, parquet, place, stored_files, with_source
+from gnatswarm.spark.session import Stop, run
+from gnatswarm.spark.write import write_batch
 
-# A batch that takes longer when the stream is to stop is done again next time.
+# When the stream is to stop, a batch may take so long to finish; otherwise the next run does it again.
 FINISH_BATCH_S = 60
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(prog="gnatswarm ingest", description=__doc__)
-    made.add_argument("--stats-dir", required=True, help="where the shards write")
+    made.add_argument("--stats-dir", required=True, help="directory of the shards' statistics files")
     made.add_argument("--out", required=True, help="directory of the Parquet tables")
     made.add_argument(
         "--checkpoint", default="", help="where the stream remembers what it has read (default: in --out)"
     )
-    made.add_argument("--continuous", action="store_true", help="go on until interrupted")
+    made.add_argument("--continuous", action="store_true", help="run until interrupted")
     made.add_argument("--every", default="30 seconds", help="with --continuous: how often (default: %(default)s)")
-    made.add_argument("--batch-mb", type=int, default=64, help="of files, compressed (default: %(default)s)")
+    made.add_argument(
+        "--batch-mb", type=int, default=64, help="size of a batch's files, compressed (default: %(default)s)"
+    )
     made.add_argument("--files-per-batch", type=int, default=0, help="instead of --batch-mb")
     made.add_argument("--master", default="local[*]", help="local[*], spark://…, yarn, k8s://… (default: %(default)s)")
-    made.add_argument("--partitions", type=int, default=8, help="of shuffles (default: %(default)s)")
-    made.add_argument("--memory", default="1g", help="of the driver (default: %(default)s)")
+    made.add_argument("--partitions", type=int, default=8, help="partitions of shuffles (default: %(default)s)")
+    made.add_argument("--memory", default="1g", help="memory of the driver (default: %(default)s)")
     return made
 
 
@@ -49,14 +51,14 @@ def start(
     files_per_batch: int = 0,
     on_batch: object = None,
 ) -> StreamingQuery:
-    """The stream; `every` "" ends it when all files that are there have been read."""
+    """Start the stream; with `every` "" it ends when it has read all existing files."""
     lines = (
         session.readStream.schema(schema.ddl())
         .options(**OPTIONS)
         .options(
             **({"maxFilesPerTrigger": files_per_batch} if files_per_batch else {"maxBytesPerTrigger": batch_mb << 20})
         )
-        # A backlog older than Spark's week would be left out in silence.
+        # By default Spark silently leaves out files that are older than a week.
         .option("maxFileAge", "36500d")
         .json(stats_dir)
     )
@@ -75,14 +77,14 @@ def start(
 
 
 def refusal(stats_dir: str, out: str, checkpoint: str) -> str:
-    """Why these places cannot be used, or ""; of places that are not directories here nothing is known."""
+    """Why these directories cannot be used, or ""; addresses (with ://) are not checked."""
     if "://" in stats_dir or "://" in out:
         return ""
     if not Path(stats_dir).is_dir():
         return f"there is no directory {stats_dir}"
     if (Path(out) / "files").is_dir() and not Path(checkpoint, "metadata").is_file():
-        # Its batches would be numbered from 0 again, and overwrite those.
-        return f"{out} was written with another checkpoint than {checkpoint}: name that one, or another --out"
+        # Batch numbers would start from 0 again, and overwrite existing batches.
+        return f"{out} was written with another checkpoint than {checkpoint}: use that one, or another --out"
     return ""
 
 
@@ -133,7 +135,7 @@ def main(arguments: list[str]) -> int:
 
 
 def unread(session: SparkSession, stats_dir: str, out: str, began: float) -> list[Path]:
-    """Files here that were there before this run began, and of which there is not even a line set aside."""
+    """Files older than this run from which no line was read, not even one that was set aside."""
     if "://" in stats_dir or "://" in out:
         return []
     old = {path for path, status in stored_files(stats_dir).items() if status.st_mtime < began}
@@ -143,7 +145,7 @@ def unread(session: SparkSession, stats_dir: str, out: str, began: float) -> lis
 
 
 def wait(query: StreamingQuery, stop: Stop, progress: Progress) -> None:
-    """Until the stream has ended, or is asked to: then its batch may end first, so that nothing is done twice."""
+    """Wait until the stream has ended; on a signal stop it, after its current batch if that is soon."""
     while not stop.is_asked and not query.awaitTermination(1):
         pass
     if query.isActive:

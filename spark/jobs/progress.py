@@ -1,4 +1,4 @@
-"""What a job is doing, on standard error, with the time since it began."""
+"""Progress of a job, on standard error, with the time since its start."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 
 
 class Progress:
-    """Says one line at a time."""
+    """Prints lines with the time since its creation."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
 
     def say(self, what: str) -> None:
-        """One line."""
+        """Print one line."""
         print(f"[{time.monotonic() - self._started:6.1f} s] {what}", file=sys.stderr, flush=True)

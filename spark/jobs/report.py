@@ -1,4 +1,4 @@
-"""`gnatswarm report`: what a broker did, as one HTML page, and as tables (Parquet and CSV) where they are wanted."""
+"""`gnatswarm report`: a broker's statistics as one HTML page, and optionally as tables (Parquet and CSV) and plots."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark.advice import Advice, Rows, advise
-from spark.answers import answers
-from spark.jobs import ingest
-from spark.jobs.progress import Progress
-from spark.page import page
-from spark.plots import plots
-from spark.read import Statistics, parquet, read_lines, read_parquet, split, stored_files, unreadable
-from spark.session import is_here, run
+from gnatswarm.spark.advice import Advice, Rows, advise
+from gnatswarm.spark.answers import answers
+from gnatswarm.spark.jobs import ingest
+from gnatswarm.spark.jobs.progress import Progress
+from gnatswarm.spark.page import page
+from gnatswarm.spark.plots import plots
+from gnatswarm.spark.read import Statistics, parquet, read_lines, read_parquet, split, stored_files, unreadable
+from gnatswarm.spark.session import is_here, run
 
-# Of files as they are stored: some half a million rows. Every answer looks at all that was parsed, so that has to stay
-# in memory; with ten times as much a heap of 1 GB is read from disk and thrown out again for each of twenty answers.
+# Of compressed files: some half a million rows. Every result reads all parsed rows, so they have to stay in memory;
+# with ten times as many and a heap of 1 GB, Spark writes them to disk and reads them again for each of twenty results.
 MOST_KEPT_BYTES = 8 << 20
 
 
@@ -32,33 +32,37 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(prog="gnatswarm report", description=__doc__)
     source = made.add_mutually_exclusive_group(required=True)
-    source.add_argument("--stats-dir", default="", help="where the shards write")
-    source.add_argument("--from-parquet", default="", metavar="DIR", help="what `gnatswarm ingest` has written")
+    source.add_argument("--stats-dir", default="", help="directory of the shards' statistics files")
+    source.add_argument("--from-parquet", default="", metavar="DIR", help="the tables of `gnatswarm ingest`")
     made.add_argument("--out", default="report.html", help="the page (default: %(default)s)")
-    made.add_argument("--tables", default="", metavar="DIR", help="also every answer as Parquet and CSV, here")
-    made.add_argument("--png", default="", metavar="DIR", help="also the plots as PNG files, here")
-    made.add_argument("--date", action="append", metavar="YYYY-MM-DD", help="of tables: only this day; may come again")
-    made.add_argument("--broker", default="", metavar="ID", help="only of the broker whose id begins so")
+    made.add_argument("--tables", default="", metavar="DIR", help="also write every result as Parquet and CSV")
+    made.add_argument("--png", default="", metavar="DIR", help="also write the plots as PNG files")
+    made.add_argument(
+        "--date", action="append", metavar="YYYY-MM-DD", help="with --from-parquet: only this day; may be repeated"
+    )
+    made.add_argument("--broker", default="", metavar="ID", help="only the broker whose id begins with this")
     made.add_argument("--top", type=int, default=25, help="rows of the long tables (default: %(default)s)")
     made.add_argument("--master", default="local[*]", help="local[*], spark://…, yarn, k8s://… (default: %(default)s)")
-    made.add_argument("--partitions", type=int, default=4, help="of shuffles; more for more than some million rows")
-    made.add_argument("--memory", default="1g", help="of the driver (default: %(default)s)")
+    made.add_argument(
+        "--partitions", type=int, default=4, help="partitions of shuffles; use more for many millions of rows"
+    )
+    made.add_argument("--memory", default="1g", help="memory of the driver (default: %(default)s)")
     return made
 
 
 @contextlib.contextmanager
 def lines_of(session: SparkSession, stats_dir: str, progress: Progress) -> Iterator[Statistics]:
-    """Of the shards' own files, parsed once: kept as they are when they are few, else as tables for as long."""
+    """Parse the shards' files once: keep the rows in memory if there are few, else in temporary tables."""
     found = stored_files(stats_dir)
     stored = sum(status.st_size for status in found.values())
-    # Executors elsewhere could not write to a directory of ours; they have memory and disks of their own.
+    # Executors on other machines cannot write to a local directory; they have their own memory and disks.
     if stored <= MOST_KEPT_BYTES or not is_here(session.sparkContext.master or ""):
         yield split(read_lines(session, stats_dir))
         return
     with tempfile.TemporaryDirectory(prefix="gnatswarm-report-") as tables:
         progress.say(
-            f"{len(found):,} files, {stored / 1e6:,.0f} MB: into tables first, in {tables} while this runs "
-            "(`gnatswarm ingest` keeps them, and reads only what is new)"
+            f"{len(found):,} files, {stored / 1e6:,.0f} MB: making temporary tables in {tables} first "
+            "(`gnatswarm ingest` makes permanent ones, and later reads only new files)"
         )
 
         def on_batch(batch: int, counts: dict[str, int]) -> None:
@@ -72,7 +76,7 @@ def lines_of(session: SparkSession, stats_dir: str, progress: Progress) -> Itera
 
 
 def collect(statistics: Statistics, most: int, progress: Progress | None = None) -> dict[str, list[dict[str, Any]]]:
-    """Every answer, as rows."""
+    """Every result, as rows."""
     found = {}
     for name, frame in answers(statistics, most).items():
         if progress is not None:
@@ -82,7 +86,7 @@ def collect(statistics: Statistics, most: int, progress: Progress | None = None)
 
 
 def refusal(stats_dir: str, parquet: str, out: str) -> str:
-    """Why these places cannot be used, or ""; of places that are not directories here nothing is known."""
+    """Why these directories cannot be used, or ""; addresses (with ://) are not checked."""
     if stats_dir and "://" not in stats_dir:
         if not Path(stats_dir).is_dir():
             return f"there is no directory {stats_dir}"
@@ -104,7 +108,7 @@ def main(arguments: list[str]) -> int:
     progress.say("starting Spark (this takes some seconds) …")
 
     def work(session: SparkSession) -> int:
-        # As Ctrl-C does: what lies about in temporary directories goes with us.
+        # Exit as on Ctrl-C, so that temporary directories are removed.
         signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
         progress.say(f"Spark {session.version} on {session.sparkContext.master}; reading …")
         if asked.from_parquet:
@@ -116,7 +120,7 @@ def main(arguments: list[str]) -> int:
 
 
 def report(asked: argparse.Namespace, session: SparkSession, statistics: Statistics, progress: Progress) -> int:
-    """The page, and what else is asked for; the exit code."""
+    """Write the page, tables and plots; returns the exit code."""
     source = asked.stats_dir or asked.from_parquet
     if asked.broker:
         statistics = statistics.of_broker(asked.broker)
@@ -140,7 +144,7 @@ def report(asked: argparse.Namespace, session: SparkSession, statistics: Statist
 def write_tables(
     session: SparkSession, statistics: Statistics, found: Mapping[str, Rows], most: int, directory: Path
 ) -> None:
-    """Every answer as it was collected: NAME.csv, and NAME.parquet as Spark writes it."""
+    """Write every collected result as NAME.csv and NAME.parquet."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, frame in answers(statistics, most).items():
         rows = [tuple(row.values()) for row in found[name]]
@@ -152,7 +156,7 @@ def write_tables(
 
 
 def summary(found: dict[str, list[dict[str, Any]]], advice: list[Advice]) -> str:
-    """The headline for a terminal."""
+    """Totals and advice, for a terminal."""
     totals = found["totals"][0]
     lines = [f"{totals['in_msgs']:,} messages, {totals['out_msgs']:,} deliveries, {len(found['shards'])} shards"]
     lines += [f"- {one.what} ({one.figures})" for one in advice]

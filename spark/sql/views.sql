@@ -1,6 +1,6 @@
--- Views over what `gnatswarm ingest` or `gnatswarm compact` has written, for spark-sql, a notebook or a BI tool:
+-- Views over the tables of `gnatswarm ingest` or `gnatswarm compact`, for spark-sql, a notebook or a BI tool:
 --     spark-sql -d out=/path/of/the/tables -i views.sql
--- Each row is there once; copies of files were left out when they were read.
+-- Each row is there once: ingest has left out copies of files.
 
 CREATE OR REPLACE TEMPORARY VIEW subject_rows AS SELECT * FROM parquet.`${out}/subject`;
 

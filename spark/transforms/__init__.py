@@ -1,1 +1,1 @@
-"""Pure functions from DataFrame to DataFrame, a file per question; the last `select` of each is its contract."""
+"""Pure functions from DataFrame to DataFrame, one file per topic; the last `select` of each is its contract."""

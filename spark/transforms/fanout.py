@@ -1,7 +1,7 @@
-"""How far messages fan out.
+"""Fan-out of messages.
 
-Of a subject in a window: the deliveries of all shards ÷ the messages from clients. Its distribution is over (subject,
-window), weighted by messages. How wide each single message went within a shard is counted exactly by the shards.
+A subject's fan-out in a window is the deliveries of all shards ÷ the messages from clients. Its distribution is over
+(subject, window), weighted by messages. Shards count the exact fan-out of single messages within the shard.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ PERCENTILES = (0.5, 0.9, 0.99, 1.0)
 
 
 def per_window(subjects: DataFrame) -> DataFrame:
-    """One row per subject and window in which it was published to."""
+    """One row per subject and window with messages."""
     return (
         subjects.groupBy("broker", "account", "subject", "window_start_us")
         .agg(F.sum("in_msgs").alias("msgs"), F.sum("deliveries").alias("deliveries"))

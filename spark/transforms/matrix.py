@@ -1,4 +1,4 @@
-"""Which shard's publishers feed which shard's subscribers, and how much of it crosses."""
+"""Deliveries from shard to shard, and the share between different shards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 
 def deliveries(shards: DataFrame, links: DataFrame) -> DataFrame:
-    """Deliveries on `to_shard` of messages published on `from_shard`: exact, counted where they were delivered."""
+    """Deliveries on `to_shard` of messages published on `from_shard`: exact, counted by the delivering shard."""
     crossed = links.groupBy(F.col("peer").alias("from_shard"), F.col("shard").alias("to_shard")).agg(
         F.sum("received_deliveries").alias("deliveries"), F.sum("received_msgs").alias("frames")
     )
@@ -27,7 +27,7 @@ def deliveries(shards: DataFrame, links: DataFrame) -> DataFrame:
 
 
 def crossed_share(matrix: DataFrame) -> DataFrame:
-    """One row: all deliveries, those that crossed, the share, and the frames that carried them."""
+    """One row: all deliveries, those from another shard, their share, and the frames that carried them."""
     crosses = F.col("from_shard") != F.col("to_shard")
     return matrix.agg(
         F.coalesce(F.sum("deliveries"), F.lit(0)).alias("deliveries"),
@@ -37,7 +37,7 @@ def crossed_share(matrix: DataFrame) -> DataFrame:
 
 
 def links(rows: DataFrame) -> DataFrame:
-    """Each link as its sender sees it."""
+    """Each link, with the sender's counters."""
     return (
         rows.groupBy(F.col("shard").alias("from_shard"), F.col("peer").alias("to_shard"))
         .agg(

@@ -1,15 +1,15 @@
-"""Whether a queue group's members get equal parts."""
+"""How evenly a queue group's messages are spread over its members."""
 
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from spark.transforms.skew import gini
+from gnatswarm.spark.transforms.skew import gini
 
 
 def members(queues: DataFrame) -> DataFrame:
-    """What each member got. A client id is unique over all shards of one broker."""
+    """Deliveries to each member. A client id is unique over all shards of one broker."""
     return (
         queues.groupBy("broker", "account", "queue", "subject", "shard", "cid", "sid")
         .agg(F.sum("deliveries").alias("deliveries"))
@@ -18,7 +18,7 @@ def members(queues: DataFrame) -> DataFrame:
 
 
 def balance(queues: DataFrame, most: int = 25) -> DataFrame:
-    """Per group: members that got something, what each got at least and most, how uneven that is."""
+    """Per group: members that got messages, the least and the most of a member, and how uneven that is."""
     group = ["account", "queue", "subject"]
     return (
         gini(members(queues), group, "deliveries")

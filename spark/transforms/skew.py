@@ -1,4 +1,4 @@
-"""Whether one shard does all the work: each shard's part, and how uneven the parts are."""
+"""How evenly work is spread over shards: each shard's part, and how uneven the parts are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MEASURES = ("in_msgs", "out_msgs", "work", "cpu_s")
 
 
 def per_shard(shards: DataFrame) -> DataFrame:
-    """What each shard did in all. `work` is every message in or out, links included."""
+    """Totals of each shard. `work` is every message in or out, including links."""
     return (
         shards.groupBy("shard")
         .agg(
@@ -39,7 +39,7 @@ def per_shard(shards: DataFrame) -> DataFrame:
 
 
 def per_broker(shards: DataFrame) -> DataFrame:
-    """Each start of a broker: from when to when, and what it did."""
+    """Each start of a broker: first and last time, and totals."""
     return (
         shards.groupBy("broker")
         .agg(
@@ -54,14 +54,14 @@ def per_broker(shards: DataFrame) -> DataFrame:
 
 
 def unevenness(parts: DataFrame) -> DataFrame:
-    """Of `per_shard`: for each measure max ÷ mean (1: even) and Gini (0: even, towards 1: one has all)."""
+    """From `per_shard`: max ÷ mean (1: even) and Gini (0: even, near 1: one has all) for each measure."""
     stack = ", ".join(f"'{name}', cast({name} as double)" for name in MEASURES)
     values = parts.select("shard", F.expr(f"stack({len(MEASURES)}, {stack}) as (measure, value)"))
     return gini(values, ["measure"], "value").orderBy("measure")
 
 
 def gini(values: DataFrame, by: list[str], value: str) -> DataFrame:
-    """Per group: how many, sum, mean, max ÷ mean, Gini. Groups without anything are even."""
+    """Per group: count, sum, min, max, max ÷ mean, Gini. Groups whose sum is 0 are even."""
     ranked = values.withColumn("rank", F.row_number().over(Window.partitionBy(*by).orderBy(value)))
     counted = ranked.groupBy(*by).agg(
         F.count(value).alias("n"),

@@ -1,4 +1,4 @@
-"""Which subjects are hot, and which nobody wants."""
+"""Hot subjects, and subjects without subscribers."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def totals(subjects: DataFrame) -> DataFrame:
 
 
 def hottest(subjects: DataFrame, by: str = "deliveries", most: int = 25) -> DataFrame:
-    """The heaviest, by any column of `totals`; equal ones by name, so that the answer is always the same."""
+    """The subjects with the highest value in a column of `totals`; equal ones by name, so that the result is stable."""
     return totals(subjects).orderBy(F.desc(by), F.desc("msgs"), "account", "subject").limit(most)
 
 
 def crossing(subjects: DataFrame, most: int = 25) -> DataFrame:
-    """Those of which most frames went to other shards, beside all that was published and delivered of them."""
+    """The subjects with most frames to other shards, with their totals."""
     return totals(subjects).where("crossed > 0").orderBy(F.desc("crossed"), "account", "subject").limit(most)
 
 
 def unwanted(subjects: DataFrame, most: int = 25) -> DataFrame:
-    """Subjects that were published to while nobody listened, on any shard."""
+    """Subjects with messages that had no subscriber on any shard."""
     return (
         totals(subjects)
         .where("unwanted > 0")

@@ -1,15 +1,15 @@
-"""What went wrong: slow consumers, windows that are missing or torn."""
+"""Problems: slow consumers, and windows that are missing or incomplete."""
 
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from spark.read import IDENTITY
+from gnatswarm.spark.read import IDENTITY
 
 
 def slow_consumers(slow: DataFrame, most: int = 50) -> DataFrame:
-    """Who was closed because it did not read, and how often."""
+    """Clients that were closed because they did not read fast enough, and how often."""
     return (
         slow.groupBy("user", "name", "ip", "subject", "reason")
         .agg(
@@ -23,7 +23,7 @@ def slow_consumers(slow: DataFrame, most: int = 50) -> DataFrame:
 
 
 def torn(subjects: DataFrame, shards: DataFrame, most: int = 50) -> DataFrame:
-    """Windows that are not whole: a window's last row is its shard's, and these have none."""
+    """Incomplete windows: the last row of a window is of kind shard, and these have none."""
     key = [*IDENTITY, "window_start_us"]
     return (
         subjects.select(*key).distinct()
@@ -34,7 +34,7 @@ def torn(subjects: DataFrame, shards: DataFrame, most: int = 50) -> DataFrame:
 
 
 def gaps(rows: DataFrame) -> DataFrame:
-    """Shards that died, and what they took with them."""
+    """Shards that died, and the totals that they had not written."""
     return rows.select(
         "shard", "window_start_us", "window_us", "in_msgs", "in_bytes", "out_msgs", "out_bytes", "link_out_msgs",
         "link_in_msgs", "reason",
@@ -42,7 +42,7 @@ def gaps(rows: DataFrame) -> DataFrame:
 
 
 def totals(subjects: DataFrame, missing: DataFrame) -> DataFrame:
-    """One row: everything, of subjects and of gaps together. Equal to what the monitoring pages count."""
+    """One row: totals of subjects and gaps together. Equal to the totals of the monitoring pages."""
     counted = subjects.agg(
         *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in ("in_msgs", "in_bytes", "deliveries", "out_bytes")),
         F.coalesce(F.sum("unwanted_msgs"), F.lit(0)).alias("unwanted_msgs"),

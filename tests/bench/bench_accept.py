@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.dialing import dial_many
+from gnatswarm.loadtest.dialing import dial_many
 from tests.support import swarm
 from tests.support.servers import HOST, Broker, Kind
 

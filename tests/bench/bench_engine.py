@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from broker.probe import parse_all
+from gnatswarm.probes.engine import parse_all
 from tests.bench.measure import ns_each, table
 from tests.support.engine import QUIET, WITH_HEADERS, Engine, EngineClient
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from broker.connection import ClientConnection, Fence
-from broker.fanout import Fanout
-from broker.interest import InterestSink
-from broker.limits import Limits
-from broker.sublist import Sublist
+from gnatswarm.broker.connection import ClientConnection, Fence
+from gnatswarm.broker.fanout import Fanout
+from gnatswarm.broker.interest import InterestSink
+from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.sublist import Sublist
 from tests.bench.measure import bytes_each, table
 from tests.support.engine import Engine
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from broker import options
-from broker.permissions import Permissions
+from gnatswarm.broker import options
+from gnatswarm.broker.permissions import Permissions
 from tests.bench.bench_engine import filled, listener, published
 from tests.bench.measure import ns_each, table
 from tests.support.engine import Engine

@@ -36,7 +36,7 @@ class Cost:
 
 
 def run(*words: str) -> Cost:
-    """`python -m spark.jobs.WORDS…` to its end."""
+    """`python -m gnatswarm.spark.jobs.WORDS…` to its end."""
     started = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True

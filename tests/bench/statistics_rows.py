@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from shards import records, statfile
+from gnatswarm.shards.boundary import records, statfile
 
 WINDOW_US = 10_000_000
 WINDOWS_PER_FILE = 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.errors import (
+from gnatswarm.broker.errors import (
     BadArguments,
     CloseReason,
     ControlLineTooLong,
@@ -16,7 +16,7 @@ from broker.errors import (
     StaleConnection,
     UnknownProtocolOperation,
 )
-from broker.limits import Limits
+from gnatswarm.broker.limits import Limits
 from tests.support.engine import NO_RESPONDERS, QUIET, WITH_HEADERS, Engine, frames
 
 VERBOSE = b'CONNECT {"verbose":true,"pedantic":false}\r\n'

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from broker import errors
-from broker.errors import CloseReason, ProtocolError
+from gnatswarm.broker import errors
+from gnatswarm.broker.errors import CloseReason, ProtocolError
 
 # class → text on the wire, does it close, what /connz shows
 CATALOGUE = {

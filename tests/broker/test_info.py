@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from broker.info import InfoTemplate, advertised, info_line
+from gnatswarm.broker.info import InfoTemplate, advertised, info_line
 
 
 def template(**changes):
@@ -23,6 +23,7 @@ def read(line: bytes):
 def test_an_info_has_what_clients_rely_on():
     info = read(template().line(7, "127.0.0.1"))
     assert info.pop("gnatswarm")
+    assert info.pop("go").startswith("python3.")
     assert info == {
         "server_id": "ID",
         "server_name": "n",

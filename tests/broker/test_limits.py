@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from broker.errors import CloseReason
-from broker.limits import Limits
+from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.limits import Limits
 from tests.support.engine import WITH_HEADERS, Engine, frames
 
 CHUNK = 65_536

@@ -37,8 +37,9 @@ def test_a_subscription_that_ends_in_the_same_round_is_not_told(mesh):
         (b"SUB a 1\r\nSUB a 2\r\nUNSUB 1\r\n", b"RS+ $G a\r\n"),
         (b"SUB a 1\r\nSUB a 2\r\nUNSUB 1\r\nUNSUB 2\r\n", b""),
         (b"SUB a 1\r\nUNSUB 1\r\nSUB a 1\r\n", b"RS+ $G a\r\n"),
-        (b"SUB a q 1\r\nUNSUB 1\r\n", b"RS+ $G a q 1\r\nRS- $G a q\r\n"),
+        (b"SUB a q 1\r\nUNSUB 1\r\n", b"RS+ $G a q 1\r\nRS- $G a q\r\nPING\r\n"),
         (b"SUB a q 1\r\nSUB a 2\r\nUNSUB 2\r\n", b"RS+ $G a q 1\r\n"),
+        (b"SUB a q 1\r\nSUB a 2\r\nUNSUB 1\r\n", b"RS+ $G a q 1\r\nRS+ $G a\r\nRS- $G a q\r\nPING\r\n"),
         (b"SUB ab 1\r\nSUB b 2\r\nUNSUB 1\r\n", b"RS+ $G ab\r\nRS+ $G b\r\nRS- $G ab\r\n"),
     ],
 )
@@ -64,6 +65,21 @@ def test_a_payload_that_looks_like_interest_is_not_taken_back(mesh):
     assert told(mesh) == b"RS+ $G a\r\nRMSG $G wanted 8\r\nRS+ $G a\r\nRS- $G a\r\n"
 
 
+def test_a_payload_that_ends_where_interest_ended_in_an_earlier_round_is_not_taken_back(mesh):
+    """The buffer is used again from its beginning, and looks as if nothing had been sent behind the RS+."""
+    subscriber, publisher = mesh.clients[2], mesh.clients[0]
+    subscriber.feed(b"SUB w 1\r\n")
+    mesh.settle()
+    body = b"RS+ $G a"
+    message = b"RMSG $G w 8\r\n" + body + b"\r\n"
+    first = b"RS+ $G bbbb\r\n"
+    assert len(first + b"RS+ $G a\r\n") == len(message)
+    publisher.feed(b"SUB bbbb 1\r\nSUB a 2\r\n")
+    assert told(mesh) == first + b"RS+ $G a\r\n"
+    publisher.feed(b"PUB w 8\r\n%b\r\nUNSUB 2\r\n" % body)
+    assert told(mesh) == message + b"RS- $G a\r\n"
+
+
 def test_a_ping_in_between_makes_both_be_told(mesh):
     """The fence waits behind the RS+."""
     client = mesh.clients[0]
@@ -71,3 +87,17 @@ def test_a_ping_in_between_makes_both_be_told(mesh):
     assert client.take() == b""
     mesh.settle()
     assert client.take() == b"PONG\r\nPONG\r\n"
+
+
+def test_the_end_of_a_queue_group_takes_back_nobody_elses_plain_interest(mesh):
+    """One client in one write, with another member of the group on the other shard: it hears everything once."""
+    client, member, publisher = mesh.clients[0], mesh.clients[2], mesh.clients[3]
+    member.feed(b"SUB x q 1\r\n")
+    mesh.settle()
+    client.feed(b"SUB x q 1\r\nSUB x 2\r\nUNSUB 1\r\nPING\r\n")
+    mesh.settle()
+    assert client.take() == b"PONG\r\n"
+    publisher.feed(b"PUB x 1\r\n.\r\n" * 1000)
+    mesh.settle()
+    assert client.take() == b"MSG x 2 1\r\n.\r\n" * 1000
+    assert member.take() == b"MSG x 1 1\r\n.\r\n" * 1000

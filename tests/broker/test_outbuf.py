@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from broker.errors import CloseReason
-from broker.outbuf import OutBufProbe
+from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.outbuf import OutBufProbe
 
 CHUNK = 65_536
 SMALL = 2_048

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.parser import parse
+from gnatswarm.broker.parser import parse
 
 MAX_LINE = 64
 # Blanks in front of arguments, and what follows PING, may be so long: it is held until the line ends.

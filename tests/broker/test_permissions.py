@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker import options
-from broker.errors import PermissionsViolation
-from broker.permissions import Permissions, Rules
-from broker.quoted import quoted
+from gnatswarm.broker import options
+from gnatswarm.broker.errors import PermissionsViolation
+from gnatswarm.broker.permissions import Permissions, Rules
+from gnatswarm.broker.quoted import quoted
 from tests.support.engine import NO_RESPONDERS, QUIET, Engine, EngineClient, frames
 from tests.support.model import is_valid_subject, matches
 

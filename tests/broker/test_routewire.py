@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.routewire import parse_route
+from gnatswarm.broker.routewire import parse_route
 
 
 def message(op: str = "MSG", **said: object) -> dict[str, object]:
@@ -20,6 +20,7 @@ FRAMES = [
     (b'INFO {"shard":1} \r\n', {"op": "INFO"}),
     (b'CONNECT {"shard":1}\r\n', {"op": "CONNECT"}),
     (b"QACK 17\r\n", {"op": "QUEUE_ACK", "id": 17}),
+    (b"QNAK 17\r\n", {"op": "QUEUE_NAK", "id": 17}),
     (b"QASK 17\r\n", {"op": "ASK", "id": 17}),
     (b"QACK 18446744073709551615\r\n", {"op": "QUEUE_ACK", "id": 2**64 - 1}),
     (b"RS+ $G foo.bar\r\n", {"op": "SUB", "account": b"$G", "subject": b"foo.bar", "queues": [], "members": 0}),
@@ -101,6 +102,8 @@ BAD = [
     b"QACK \r\n",
     b"QACK x\r\n",
     b"QACK -1\r\n",
+    b"QNAK\r\n",
+    b"QNAK x\r\n",
     b"QASK\r\n",
     b"QASK x\r\n",
     b"XMS $G a 2\r\n",
@@ -167,7 +170,7 @@ def test_no_bytes_make_it_stumble(data):
 
 @given(
     verb=st.sampled_from(
-        [b"RMSG ", b"HMSG ", b"QMSG ", b"QHMG ", b"RS+ ", b"RS- ", b"QACK ", b"QASK ", b"XMSG ", b"XHMG "]
+        [b"RMSG ", b"HMSG ", b"QMSG ", b"QHMG ", b"RS+ ", b"RS- ", b"QACK ", b"QNAK ", b"QASK ", b"XMSG ", b"XHMG "]
     ),
     rest=st.binary(max_size=200),
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.subject import is_literal, is_valid_publish, is_valid_subscription, matches
+from gnatswarm.broker.subject import is_literal, is_valid_publish, is_valid_subscription, matches
 from tests.support import model
 
 # Few letters, so that dots and wildcards meet in every way.

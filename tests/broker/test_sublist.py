@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from broker.sublistprobe import SublistProbe
+from gnatswarm.probes.sublist import SublistProbe
 from tests.support.model import is_valid_subject, matches
 
 tokens = st.sampled_from(["a", "b", "c"])

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from broker.table import TableProbe
+from gnatswarm.broker.table import TableProbe
 
 # Few low bits, so that keys crowd in the same slots and shifting back has work; few high ones, so that tags are equal.
 hashes = st.sampled_from([0, 1, 2, 3, 5, 7, 0x10001, 0x10003, 0xFFFF0003, 0xFFFFFFFF, 0x80000000])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from broker.tally import Tally
+from gnatswarm.broker.tally import Tally
 from tests.support.engine import Engine
 
 MSGS, OTHER_MSGS = 2, 0

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.rules import Mapping, intersection, local_pattern, local_service_pattern
-from broker.subject import matches
-from broker.transform import Transform, TransformError
+from gnatswarm.broker.rules import Mapping, intersection, local_pattern, local_service_pattern
+from gnatswarm.broker.subject import matches
+from gnatswarm.broker.transform import Transform, TransformError
 
 TOKENS = st.text("abxyz-é", min_size=1, max_size=6).map(str.encode)
 

@@ -26,6 +26,10 @@ class Missing(Exception):
     """The client is not on this machine; says what to install."""
 
 
+class Unobtainable(Missing):
+    """It cannot be installed here: it wants what this system has no package of."""
+
+
 def _built(name: str, source: Path, command: list[str], **environment: str) -> Path:
     """The program `name` made from `source`, made again when that is newer; by several test workers at once."""
     BUILT.mkdir(parents=True, exist_ok=True)
@@ -47,6 +51,20 @@ def _built(name: str, source: Path, command: list[str], **environment: str) -> P
 
 def _python() -> list[str]:
     return [sys.executable, str(HERE / "matrix.py")]
+
+
+def _runs(python: str) -> bool:
+    """Whether it is there; a version manager's stand-in for one that is not installed only says so."""
+    path = shutil.which(python)
+    return path is not None and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0
+
+
+def _python_core() -> list[str]:
+    python = BUILT / "python" / "bin" / "python"
+    if not python.exists():
+        why = "the client nats-core, for Python 3.13 and later, is not installed: make clients"
+        raise Missing(why) if _runs("python3.13") or _runs("python3.14") else Unobtainable(f"{why}; none is here")
+    return [str(python), str(HERE / "matrix_core.py")]
 
 
 def _node(module: str) -> list[str]:
@@ -84,6 +102,7 @@ def _go() -> list[str]:
 # As README's table has them.
 PROGRAMS: dict[str, Callable[[], list[str]]] = {
     "Python, `nats-py`": _python,
+    "Python, `nats-core`": _python_core,
     "Node, `nats`": functools.partial(_node, "nats"),
     "Node, `@nats-io/transport-node`": functools.partial(_node, "@nats-io/transport-node"),
     "C, `libnats`": _c,

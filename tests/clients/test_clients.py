@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import gnatswarm
-from tests.clients.programs import PROGRAMS, ROOT, Missing
+from tests.clients.programs import PROGRAMS, ROOT, Missing, Unobtainable
 from tests.support.authority import Authority
 from tests.support.servers import KINDS, Broker, BrokerUnavailable, Log, oracle_is_required
 
@@ -88,6 +88,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
 def command(client: str) -> list[str]:
     try:
         return PROGRAMS[client]()
+    except Unobtainable as missing:
+        pytest.skip(str(missing))
     except Missing as missing:
         (pytest.fail if os.environ.get("GNATSWARM_REQUIRE_CLIENTS") == "1" else pytest.skip)(str(missing))
 

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import gnatswarm
 from tests.support.servers import HOST, Broker, Kind, oracle_is_required, wait_until
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+IMPORTED_FROM = str(pathlib.Path(gnatswarm.__file__).parent.parent)
 ORACLE = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/bin")
 ENVIRONMENT = {"NUMBER": "4555", "BROKEN": "{a:", "BLANKS": "a b"}
 DEADLINE_S = 20.0
@@ -54,8 +55,8 @@ def run(program: str, *words: str, directory: pathlib.Path) -> Outcome:
 def ours(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Us, under the name of the real server."""
     path = tmp_path_factory.mktemp("bin") / "nats-server"
-    code = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom router.cli import main\nsys.exit(main())\n"
-    path.write_text(f"#!{sys.executable}\n{code}")
+    code = f"import sys\nsys.path.insert(0, {IMPORTED_FROM!r})\n"
+    path.write_text(f"#!{sys.executable}\n{code}from gnatswarm.router.cli import main\nsys.exit(main())\n")
     path.chmod(0o755)
     return str(path)
 

@@ -1,4 +1,4 @@
-"""Every transcript in tests/transcripts/, on every broker kind, in whole segments and byte by byte.
+"""Every transcript in tests/transcripts/, a folder per topic, on every broker kind, in whole segments and byte by byte.
 
 The oracle is one of the kinds: a transcript that the real server does not play is a wrong transcript.
 """

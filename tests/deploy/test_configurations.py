@@ -60,7 +60,7 @@ def test_it_is_valid_without_a_remark(here: Callable[[Path], str], path: Path, t
     config = tmp_path / "x.conf"
     config.write_text(here(path))
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "router", "-t", "-c", str(config)],
+        [sys.executable, "-P", "-m", "gnatswarm", "-t", "-c", str(config)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -86,7 +86,7 @@ def test_a_variable_that_is_not_set_stops_the_start_and_is_named(tmp_path: Path)
     config = tmp_path / "x.conf"
     config.write_text("authorization { token: $NATS_TOKEN_THAT_IS_NOT_SET }")
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "router", "-t", "-c", str(config)],
+        [sys.executable, "-P", "-m", "gnatswarm", "-t", "-c", str(config)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from router.flags import parse
+from gnatswarm.router.config.flags import parse
 from tests.router.routers import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]

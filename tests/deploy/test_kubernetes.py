@@ -10,12 +10,12 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from broker.version import OWN_VERSION
-from router import cores
-from router.flags import parse
-from router.metrics import _PER_SHARD
-from router.options_build import build
-from router.signals import SIGNALS
+from gnatswarm.broker.version import OWN_VERSION
+from gnatswarm.router.commands.signals import SIGNALS
+from gnatswarm.router.config import cores
+from gnatswarm.router.config.flags import parse
+from gnatswarm.router.config.options_build import build
+from gnatswarm.router.monitoring.metrics import _PER_SHARD
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "deploy" / "kubernetes"

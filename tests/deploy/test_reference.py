@@ -9,7 +9,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from router.option_keys import KEYS
+from gnatswarm.router.config.option_keys import KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
 

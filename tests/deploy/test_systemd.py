@@ -20,8 +20,8 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from router.flags import parse
-from router.options_build import build
+from gnatswarm.router.config.flags import parse
+from gnatswarm.router.config.options_build import build
 from tests.deploy.unit_file import UnitFile
 from tests.support.authority import Authority
 from tests.support.servers import Log, session_pids, wait_pids_gone

@@ -124,7 +124,6 @@ class Reader:
             "HOME": str(self.here),
             "XDG_RUNTIME_DIR": str(self.here / "run"),
             "XDG_STATE_HOME": str(self.here / "state"),
-            "PYTHONPATH": str(ROOT),
         }
         # Commands whose default is port 4222 find the page's broker.
         self._environment["NATS_URL"] = f"nats://127.0.0.1:{self._port('4222')}"

@@ -39,22 +39,26 @@ def test_the_program_runs(tmp_path: Path):
     command = [sys.executable, "-P", "-c", code("In your program")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
+    first, second, *changes = done.stdout.splitlines()
     assert first == "b'hello'"
-    assert re.match(r"nats://127\.0\.0\.1:\d+ \[\d+, \d+\] .*Reloaded server configuration", second)
+    assert re.fullmatch(r"nats://127\.0\.0\.1:\d+ \['ready', 'ready'\]", second)
+    assert changes == ["limits.max_payload_bytes: 1048576 → 2097152", "auth_token changed"]
 
 
 def test_every_fixture_that_is_named_exists():
-    import gnatswarm_pytest
+    from gnatswarm import pytest_plugin
 
     named = set(re.findall(r"`(gnatswarm_?\w*)", section("In your tests")))
     assert {"gnatswarm", "gnatswarm_fresh", "gnatswarm_certificates"} <= named
     for name in named - {"gnatswarm_options"}:
-        assert callable(getattr(gnatswarm_pytest, name)), name
+        assert callable(getattr(pytest_plugin, name)), name
 
 
-@pytest.mark.parametrize("name", re.findall(r"`(\w+)\(\)`", section("In your tests")))
-def test_every_method_that_is_named_exists(name: str):
+@pytest.mark.parametrize("title", ["In your tests", "In your program"])
+def test_every_method_that_is_named_exists(title: str):
     import gnatswarm
 
-    assert callable(getattr(gnatswarm.BrokerProcess, name))
+    named = set(re.findall(r"`(?:\w+\.)?([a-z]\w+)\(\)`", section(title))) - {"len", "ax"}
+    assert {"restart", "connect"} & named
+    for name in named:
+        assert any(hasattr(of, name) for of in (gnatswarm.BrokerProcess, gnatswarm.Broker, gnatswarm.Capture)), name

@@ -12,8 +12,8 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from broker.errors import CloseReason
-from broker.limits import Limits
+from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.limits import Limits
 from tests.fuzz.programs import SUBJECTS, connect, cut, mutated, operations, seeds
 from tests.support.engine import Engine, EngineClient, frames
 

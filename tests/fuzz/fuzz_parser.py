@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from broker.parser import parse
+from gnatswarm.broker.parser import parse
 from tests.fuzz.programs import TENDER, mutated, operations, publish, seeds, subscribe, unsubscribe
 
 REFUSED = ("UNKNOWN", "BAD_ARGUMENTS", "LINE_TOO_LONG")

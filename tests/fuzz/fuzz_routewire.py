@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from broker.routewire import parse_route
+from gnatswarm.broker.routewire import parse_route
 from tests.fuzz.programs import HEADER, QUEUES, SUBJECTS, mutated, seeds
 
 
@@ -27,7 +27,7 @@ def frame(rng: random.Random) -> bytes:
             words = [b"RS-", b"$G", subject, *rng.choice([[], [b"q"], [b"q", b"3"]])]
         case 5:
             number = rng.choice([b"1", b"18446744073709551615", b"99999999999999999999999", b"", b"-1"])
-            words = [rng.choice([b"QACK", b"QASK"]), number]
+            words = [rng.choice([b"QACK", b"QNAK", b"QASK"]), number]
         case _:
             return rng.choice([b"PING\r\n", b"PONG\r\n", b"INFO {}\r\n", b"CONNECT {}\r\n", b"-ERR 'x'\r\n"])
     return b" ".join(words) + b"\r\n"

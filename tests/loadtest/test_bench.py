@@ -17,12 +17,12 @@ from typing import Any
 import nkeys
 import pytest
 
-from loadtest import processes
-from loadtest.measure import Result, judge
+from gnatswarm.loadtest import processes
+from gnatswarm.loadtest.measure import Result, judge
 from tests.loadtest.bad_server import BadServer
 from tests.support.servers import Broker, wait_until
 
-BENCH = [sys.executable, "-P", "-m", "loadtest.bench"]
+BENCH = [sys.executable, "-P", "-m", "gnatswarm.loadtest.bench"]
 Ran = subprocess.CompletedProcess[str]
 
 

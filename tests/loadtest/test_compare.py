@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from loadtest import compare as compare_module
-from loadtest import processes, report
-from loadtest.compare import Comparison
-from loadtest.credentials import Address, Credentials
-from loadtest.errors import LoadFailed
-from loadtest.measure import Result, Target
-from loadtest.plan import Scenario
-from loadtest.servers import Server, ServerSpec
+from gnatswarm.loadtest import compare as compare_module
+from gnatswarm.loadtest import processes, report
+from gnatswarm.loadtest.compare import Comparison
+from gnatswarm.loadtest.credentials import Address, Credentials
+from gnatswarm.loadtest.errors import LoadFailed
+from gnatswarm.loadtest.measure import Result, Target
+from gnatswarm.loadtest.plan import Scenario
+from gnatswarm.loadtest.servers import Server, ServerSpec
 from tests.support.servers import KINDS, Broker, Log, wait_pids_gone
 
-BENCH = [sys.executable, "-P", "-m", "loadtest.bench"]
+BENCH = [sys.executable, "-P", "-m", "gnatswarm.loadtest.bench"]
 
 
 def result(scenario: str, server: str, **numbers: Any) -> Result:
@@ -92,7 +92,7 @@ def test_figures_are_shown_with_their_unit(value: float | None, figure: str, tex
 
 def test_a_server_says_its_command_without_places_of_this_machine():
     assert ServerSpec.parse("a=/usr/sbin/nats-server -p {port}").shown == "nats-server -p PORT"
-    own = ServerSpec("b", (sys.executable, "-P", "-m", "router", "-p", "{port}"))
+    own = ServerSpec("b", (sys.executable, "-P", "-m", "gnatswarm", "-p", "{port}"))
     assert own.shown == "gnatswarm -p PORT"
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.correctness import STAMP_BYTES, Ledger, Stamp, Stamper
-from loadtest.distributions import Arrivals, Zipf, payload_sizes
+from gnatswarm.loadtest.correctness import STAMP_BYTES, Ledger, Stamp, Stamper
+from gnatswarm.loadtest.distributions import Arrivals, Zipf, payload_sizes
 
 
 def faults(numbers: list[int]) -> list[str]:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.board import Board
-from loadtest.errors import LoadFailed
-from loadtest.flow import Flow
-from loadtest.plan import Scenario, Share
+from gnatswarm.loadtest.board import Board
+from gnatswarm.loadtest.errors import LoadFailed
+from gnatswarm.loadtest.flow import Flow
+from gnatswarm.loadtest.plan import Scenario, Share
 
 Pair = tuple[socket.socket, socket.socket]
 

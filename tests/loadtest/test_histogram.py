@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.histogram import Histogram
+from gnatswarm.loadtest.histogram import Histogram
 
 durations_ns = st.integers(0, 2**42)
 

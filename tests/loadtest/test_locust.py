@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.servers import free_port
+from gnatswarm.loadtest.servers import free_port
 from tests.loadtest.bad_server import BadServer
 from tests.support.authority import Authority
 from tests.support.browser import Browser, find

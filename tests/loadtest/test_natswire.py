@@ -16,8 +16,8 @@ from typing import Any
 import nkeys
 import pytest
 
-from loadtest import natswire
-from loadtest.natswire import Client, Message, Settings
+from gnatswarm.loadtest import natswire
+from gnatswarm.loadtest.natswire import Client, Message, Settings
 from tests.loadtest.bad_server import INFO, BadServer
 from tests.support.authority import Authority
 from tests.support.servers import Broker, wait_until
@@ -254,7 +254,18 @@ def test_a_jwt_and_its_key_log_in(start_broker: StartBroker, tmp_path: Path):
     )
     with natswire.connect(broker.url, Settings(credentials=natswire.Credentials.from_file(str(path)))) as client:
         client.flush()
-    words = [sys.executable, "-P", "-m", "loadtest.bench", "connect", "--connections", "70", "-s", broker.url, "-q"]
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        "gnatswarm.loadtest.bench",
+        "connect",
+        "--connections",
+        "70",
+        "-s",
+        broker.url,
+        "-q",
+    ]
     assert subprocess.run([*words, "--creds", str(path)], timeout=60, check=False).returncode == 0
     with pytest.raises(natswire.AuthenticationError, match="Authorization Violation"):
         natswire.connect(broker.url)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.bench import SCENARIOS, WORK
-from loadtest.plan import BadPlan, Scenario, Share, read_scenarios
+from gnatswarm.loadtest.bench import SCENARIOS, WORK
+from gnatswarm.loadtest.plan import BadPlan, Scenario, Share, read_scenarios
 
 
 def test_what_is_shipped_can_be_run():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from loadtest import machine, processes
+from gnatswarm.loadtest import machine, processes
 from tests.support.servers import Broker, session_pids
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest import wireparser
-from loadtest.wireparser import Err, Frame, Info, Msg, Ok, Parser, Ping, Pong, ProtocolViolation
+from gnatswarm.loadtest import wireparser
+from gnatswarm.loadtest.wireparser import Err, Frame, Info, Msg, Ok, Parser, Ping, Pong, ProtocolViolation
 
 FRAMES: list[tuple[bytes, Frame]] = [
     (b'INFO {"server_id":"x","max_payload":1048576} \r\n', Info({"server_id": "x", "max_payload": 1048576})),

@@ -16,8 +16,8 @@ import socket
 import sys
 from pathlib import Path
 
-from shards import control, handoff, linkdir
-from shards.page import Page
+from gnatswarm.shards.boundary import control, handoff, linkdir
+from gnatswarm.shards.boundary.page import Page
 
 
 class FakeShard:

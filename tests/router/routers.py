@@ -19,19 +19,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Self
 
-from router.operator_socket import StatusRequest, encode_request
+from gnatswarm.router.supervision.operator_socket import StatusRequest, encode_request
 from tests.support.servers import Log, wait_pids_gone
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 FAKE_SHARD = Path(__file__).with_name("fake_shard.py")
 DEADLINE_S = 15.0
 
 _PROGRAM = """
 import json, os, sys
 import msgspec
-from broker.options import Options
-from router.notify import Notifier
-from router.serving import serve
+from gnatswarm.broker.options import Options
+from gnatswarm.router.supervision.notify import Notifier
+from gnatswarm.router.serving import serve
 notifier = Notifier.take(os.environ, os.getpid())
 options, program, command = json.loads(sys.argv[1])
 path = os.environ.get("RELOADED_OPTIONS")
@@ -93,7 +92,6 @@ class Router:
         self.environment = {
             **os.environ,
             "XDG_RUNTIME_DIR": str(self.runtime),
-            "PYTHONPATH": str(ROOT),
             "FAKE_SHARD_BOOT_LOG": str(self.boot_log),
             **(environment or {}),
         }
@@ -172,7 +170,7 @@ class Router:
     def operator(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`scale` or `status`, in a process of its own."""
         code = (
-            "import sys\nfrom router.operator_commands import scale, status\n"
+            "import sys\nfrom gnatswarm.router.commands.operator_commands import scale, status\n"
             "w = sys.argv[1:]\n"
             "sys.exit(scale(int(w[1])) if w[0] == 'scale' else status(as_json='json' in w))"
         )

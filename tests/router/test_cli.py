@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import re
+import shlex
+import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.options import Options
-from broker.version import OWN_VERSION, SERVER_VERSION
-from router import cli, help, operator_commands, serving
-from router.flags import FLAGS, BadCommandLine, parse
+from gnatswarm.broker.options import Options
+from gnatswarm.broker.version import OWN_VERSION, SERVER_VERSION
+from gnatswarm.router import cli, serving
+from gnatswarm.router.commands import operator_commands
+from gnatswarm.router.config import help
+from gnatswarm.router.config.flags import FLAGS, BadCommandLine, parse
+from tests.support.servers import Broker
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -119,7 +126,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str], words: list[str]) -> No
 
 def test_a_link_named_nats_server_is_nats_server(monkeypatch: pytest.MonkeyPatch) -> None:
     for path, program in (("/usr/bin/nats-server", "nats-server"), ("gnatswarm", "gnatswarm"),
-                          ("/x/router/__main__.py", "gnatswarm")):  # fmt: skip
+                          ("/x/gnatswarm/__main__.py", "gnatswarm")):  # fmt: skip
         monkeypatch.setattr(sys, "argv", [path])
         assert cli._called_as() == program
 
@@ -184,7 +191,7 @@ def test_scale_and_status_reach_their_commands(monkeypatch: pytest.MonkeyPatch, 
 def test_what_only_prints_imports_nothing_heavy(words: list[str]) -> None:
     heavy = {"asyncio", "uvloop", "msgspec", "logging", "argparse", "typing_extensions"}
     code = (
-        "import sys; before = set(sys.modules); from router.cli import main; "
+        "import sys; before = set(sys.modules); from gnatswarm.router.cli import main; "
         f"main({words!r}); print(sorted({heavy!r} & set(sys.modules)), len(set(sys.modules) - before) < 40)"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -192,6 +199,43 @@ def test_what_only_prints_imports_nothing_heavy(words: list[str]) -> None:
 
 
 def test_testing_a_file_imports_no_network() -> None:
-    code = "import sys; from router.cli import main; main(['-t', '-c', '/dev/null']);print('asyncio' in sys.modules)"
+    code = "import sys; from gnatswarm.router.cli import main; main(['-t', '-c', '/dev/null'])"
+    code += "; print('asyncio' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"
+
+
+def test_an_include_of_a_fifo_ends_the_test_of_a_file_with_an_error(tmp_path: pathlib.Path) -> None:
+    os.mkfifo(tmp_path / "secrets")
+    (tmp_path / "t.conf").write_text("port: 4222\ninclude ./secrets\n")
+    words = [sys.executable, "-m", "gnatswarm", "-t", "-c", str(tmp_path / "t.conf")]
+    result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=20, check=False)
+    assert result.returncode == 1
+    assert "t.conf:2:1" in result.stderr
+    assert "is a fifo (named pipe), not a file" in result.stderr
+
+
+@pytest.mark.parametrize("given", ["-c <(echo 'port: {port}')", "-c /dev/stdin < <(echo 'port: {port}')"])
+def test_a_configuration_comes_through_a_pipe(given: str) -> None:
+    """As shells substitute a process; what is wrong in it is said, so it was read."""
+    program = f"exec {shlex.quote(sys.executable)} -m gnatswarm -t "
+    for port, code in (("4222", 0), ("none", 1)):
+        words = ["bash", "-c", program + given.format(port=port)]
+        result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=20, check=False)
+        assert result.returncode == code, result.stderr
+
+
+@pytest.mark.kinds("gnatswarm-1")
+def test_a_reload_does_not_read_a_pipe_again_as_an_empty_configuration(start_broker: Callable[..., Broker]) -> None:
+    """Its token would be gone, and the broker open to everybody."""
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b"authorization { token: secret }\n")
+        os.close(writing)
+        broker = start_broker(args=["-c", f"/proc/{os.getpid()}/fd/{reading}"])
+        broker.send_signal(signal.SIGHUP)
+        line = broker.log.wait_line("Reload failed|Reloaded server configuration").string
+        assert "Reload failed" in line
+        assert "nobody writes to this pipe, or it was read before" in line
+    finally:
+        os.close(reading)

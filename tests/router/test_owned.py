@@ -6,14 +6,14 @@ import os
 import subprocess
 import sys
 
-from router.zygote import child_environment
+from gnatswarm.router.supervision.zygote import child_environment
 
 DEADLINE_S = 30
 
 
 def owned(*arguments: str, **more) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "router.owned", *arguments],
+        [sys.executable, "-P", "-m", "gnatswarm.router.owned", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

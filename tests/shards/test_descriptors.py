@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from shards.descriptors import MOST_DESCRIPTORS
+from gnatswarm.shards.descriptors import MOST_DESCRIPTORS
 
 # In a process of its own: a table that has grown never shrinks.
 PROGRAM = """
 import os, resource, sys
-from shards.descriptors import make_room
+from gnatswarm.shards.descriptors import make_room
 def entries():
     return int(open("/proc/self/status").read().split("FDSize:")[1].split()[0])
 asked, limit = map(int, sys.argv[1:])

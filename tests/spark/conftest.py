@@ -25,7 +25,7 @@ def quick_programs() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
-    from spark.session import new_session
+    from gnatswarm.spark.session import new_session
 
     settings = {
         "spark.sql.adaptive.enabled": "false",

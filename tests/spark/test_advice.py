@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from spark.advice import advise
-from spark.figures import duration, number, size
-from spark.page import page
+from gnatswarm.spark.advice import advise
+from gnatswarm.spark.figures import duration, number, size
+from gnatswarm.spark.page import page
 
 Answers = dict[str, list[dict[str, Any]]]
 
@@ -49,7 +49,7 @@ def test_a_broker_with_which_all_is_well_gets_none():
 @pytest.mark.parametrize(
     ("given", "what", "figures"),
     [
-        ({"shards": [shard(0, 0.1), shard(1, 0.2)]}, "One shard would do", "2 shards together used 30% of one core"),
+        ({"shards": [shard(0, 0.1), shard(1, 0.2)]}, "One shard would be enough", "together used 30% of one core"),
         ({"shards": [shard(0, 0.9), shard(1, 0.85)]}, "More shards: 3 or more", "shard 0 used 90% of a core"),
         ({"shards": [shard(0, 0.9), shard(1, 0.1)]}, "Spread the work", "used 90% of a core .* 1.80 times the mean"),
         (
@@ -64,7 +64,7 @@ def test_a_broker_with_which_all_is_well_gets_none():
                     {"subject": "a.b", "is_folded": False, "crossed": 8},
                 ],
             },
-            "better off on one shard", r"80% of 1,000 deliveries crossed; heaviest: a\.b \(8 frames\)",
+            "subjects to one shard", r"80% of 1,000 deliveries came from another shard; heaviest: a\.b \(8 frames\)",
         ),
         (
             {
@@ -75,14 +75,14 @@ def test_a_broker_with_which_all_is_well_gets_none():
                     }
                 ]
             },
-            "Queue group q on s is uneven", "2 members got 600 to 2,400 each",
+            "Queue group q on s is uneven", "2 members got 600 to 2,400 messages each",
         ),
         (
             {
                 "totals": [{"in_msgs": 1000, "out_msgs": 1, "unwanted_msgs": 500}],
                 "unwanted": [{"subject": "m", "unwanted": 500}],
             },
-            "what nobody wants", r"500 of 1,000 messages had no subscriber: m \(500\)",
+            "messages that have no subscriber", r"500 of 1,000 messages had no subscriber: m \(500\)",
         ),
         (
             {
@@ -95,10 +95,10 @@ def test_a_broker_with_which_all_is_well_gets_none():
             },
             "u reads too slowly for s", r"closed once \(r\), 9 bytes pending",
         ),
-        ({"over_time": [{"lag_p99_us": 80_000}]}, "cores of its own", "1 windows .* up to 80 ms"),
-        ({"shards": [shard(0, 0.6, misses=4000)]}, "Fewer different subjects", "4,000 of 10,000 messages"),
+        ({"over_time": [{"lag_p99_us": 80_000}]}, "its own cores", "1 windows .* up to 80 ms"),
+        ({"shards": [shard(0, 0.6, misses=4000)]}, "fewer different subjects", "4,000 of 10,000 messages"),
         ({"gaps": [{"in_msgs": 7}]}, "A shard died", "once; 7 messages"),
-        ({"torn": [{}]}, "Some windows are torn", "1 windows"),
+        ({"torn": [{}]}, "Some windows are incomplete", "1 windows"),
     ],
 )  # fmt: skip
 def test_advice_names_the_figures_it_follows_from(given: Answers, what: str, figures: str):
@@ -114,7 +114,7 @@ def test_of_brokers_that_ran_at_once_nothing_is_said_about_shards():
     assert "Brokers that wrote here" in page(given, [one], "x")
     # One after the other is one broker that was started again.
     after = answers(brokers=[broker("AAAA", 0, 600), broker("BBBB", 590, 900)], shards=[shard(0, 0.1), shard(1, 0.1)])
-    assert "One shard would do" in advise(after)[0].what
+    assert "One shard would be enough" in advise(after)[0].what
 
 
 def test_what_is_from_outside_is_text_on_the_page():
@@ -128,5 +128,6 @@ def test_what_is_from_outside_is_text_on_the_page():
 
 def test_numbers_have_their_unit():
     assert [size(n) for n in (0, 999, 1234, 5_600_000, 7e9)] == ["0 B", "999 B", "1.2 kB", "5.6 MB", "7.0 GB"]
+    assert [size(n) for n in (1e3, 1e6, 1e9, 1e12, -2e6)] == ["1.0 kB", "1.0 MB", "1.0 GB", "1.0 TB", "-2.0 MB"]
     assert [duration(us) for us in (0, 900, 1500, 2_000_000)] == ["0 µs", "900 µs", "1.5 ms", "2.0 s"]
     assert [number(value) for value in (None, 14.0, 14.123, 123456.7)] == ["–", "14", "14.12", "123,457"]

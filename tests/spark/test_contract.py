@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shards import records
-from spark import schema
-from spark.advice import advise
-from spark.session import NoJava, find_java, java_version
+from gnatswarm.shards.boundary import records
+from gnatswarm.spark import schema
+from gnatswarm.spark.advice import advise
+from gnatswarm.spark.session import NoJava, find_java, java_version
 
 TYPES = {int: "bigint", str: "string", bool: "boolean", float: "double", tuple[int, ...]: "array<bigint>"}
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from spark.jobs.compact import compact
-from spark.read import read_parquet
-from spark.session import find_java
-from spark.views import SQL
+from gnatswarm.spark.jobs.compact import compact
+from gnatswarm.spark.read import read_parquet
+from gnatswarm.spark.session import find_java
+from gnatswarm.spark.views import SQL
 from tests.bench import statistics_rows
 from tests.support.servers import Log, session_pids, wait_pids_gone
 
@@ -74,7 +74,7 @@ def start() -> Iterator[Start]:
 
 
 def program(job: str, *words: str) -> list[str]:
-    return [sys.executable, "-P", "-m", f"spark.jobs.{job}", *words]
+    return [sys.executable, "-P", "-m", f"gnatswarm.spark.jobs.{job}", *words]
 
 
 def sums(spark: Any, out: Path) -> dict[str, int]:
@@ -160,10 +160,11 @@ def test_a_report_that_is_told_to_end_leaves_no_tables_behind(start: Start, tmp_
     temporary.mkdir()
     statistics_rows.write(stats, 3_000, shards=1, subjects=100)
     # As if these few files were too many to be kept in memory.
-    code = "import sys; from spark.jobs import report; report.MOST_KEPT_BYTES = 0; sys.exit(report.main(sys.argv[1:]))"
+    code = "import sys; from gnatswarm.spark.jobs import report; report.MOST_KEPT_BYTES = 0; "
+    code += "sys.exit(report.main(sys.argv[1:]))"
     words = ["--stats-dir", str(stats), "--out", str(tmp_path / "page.html"), *LOCAL]
     job = start(sys.executable, "-P", "-c", code, *words, TMPDIR=str(temporary))
-    job.log.wait_line(r"into tables first, in \S+ while this runs", DEADLINE_S)
+    job.log.wait_line(r"making temporary tables in \S+ first", DEADLINE_S)
     assert list(temporary.glob("gnatswarm-report-*"))
     os.kill(job.process.pid, signal.SIGTERM)
     assert job.wait() == 128 + signal.SIGTERM, job.log.text

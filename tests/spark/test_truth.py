@@ -124,7 +124,10 @@ def spoil(place: Path, rows_of: list[dict[str, Any]]) -> dict[str, int]:
     shutil.copy(files[0], folder / "copy.jsonl.zst")  # under another name
     lines = [json.dumps(row) for row in rows_of if row["boot"] == rows_of[-1]["boot"]]
     torn = [compressed("\n".join(part) + "\n") for part in (lines[: len(lines) // 2], lines[len(lines) // 2 :])]
-    (folder / "a torn copy.jsonl.zst").write_bytes(torn[0] + torn[1][:-20])  # sorts before the whole one
+    # First by name, so whoever went by that would take it: the others begin with a broker's name, in capital letters.
+    first = folder / "0 torn copy.jsonl.zst"
+    first.write_bytes(torn[0] + torn[1][:-20])
+    assert first == min(first, *files)
     (place / "elsewhere").mkdir()
     shutil.copy(files[1], place / "elsewhere" / files[1].name)
     subject = next(row for row in rows_of if row["kind"] == "subject")
@@ -203,16 +206,16 @@ async def test_report_and_ingest_say_what_was_done(
     from pyspark.errors import StreamingQueryException
     from pyspark.sql import functions as F
 
-    from spark import write
-    from spark.advice import advise
-    from spark.jobs import report
-    from spark.jobs.ingest import start, unread
-    from spark.jobs.progress import Progress
-    from spark.jobs.report import collect
-    from spark.page import page
-    from spark.plots import plots
-    from spark.read import UNREADABLE, read_parquet
-    from spark.transforms import trouble
+    from gnatswarm.spark import write
+    from gnatswarm.spark.advice import advise
+    from gnatswarm.spark.jobs import report
+    from gnatswarm.spark.jobs.ingest import start, unread
+    from gnatswarm.spark.jobs.progress import Progress
+    from gnatswarm.spark.jobs.report import collect
+    from gnatswarm.spark.page import page
+    from gnatswarm.spark.plots import plots
+    from gnatswarm.spark.read import UNREADABLE, read_parquet
+    from gnatswarm.spark.transforms import trouble
 
     place, out = tmp_path / "stats", tmp_path / "tables"
     truths = await run_brokers(cluster_of, place)
@@ -264,14 +267,14 @@ async def test_report_and_ingest_say_what_was_done(
         }
         assert sum(row["why"] != UNREADABLE for row in lines_aside) == sum(aside.values())
         assert sum(row["why"] == UNREADABLE for row in lines_aside) == 2
-    assert "into tables first" in capsys.readouterr().err
+    assert "making temporary tables" in capsys.readouterr().err
     assert not list(temporary.iterdir())
 
 
 def test_of_an_empty_directory_there_are_no_tables_until_there_are_files(spark: Any, tmp_path: Path):
-    from spark.jobs.ingest import start
-    from spark.jobs.report import refusal
-    from spark.read import read_parquet
+    from gnatswarm.spark.jobs.ingest import start
+    from gnatswarm.spark.jobs.report import refusal
+    from gnatswarm.spark.read import read_parquet
 
     place, out = tmp_path / "stats", tmp_path / "tables"
     place.mkdir()
@@ -289,8 +292,8 @@ def test_of_an_empty_directory_there_are_no_tables_until_there_are_files(spark: 
 async def test_a_killed_shard_is_in_the_totals(
     spark: Any, start_broker: Callable[..., Broker], cluster_of: Callable[[Broker], Cluster], tmp_path: Path
 ):
-    from spark.read import read_lines, split
-    from spark.transforms import trouble
+    from gnatswarm.spark.read import read_lines, split
+    from gnatswarm.spark.transforms import trouble
 
     broker = start_broker(args=["--stats-dir", str(tmp_path), "--stats-window", "1h"])
     workload = await Workload.on(cluster_of(broker))
@@ -317,10 +320,10 @@ async def test_a_clock_that_is_set_again_and_again_changes_no_total(
     spark: Any, start_broker: Callable[..., Broker], cluster_of: Callable[[Broker], Cluster], tmp_path: Path
 ):
     """By seconds, days and a year, both ways, while the broker runs; part of the files is ingested in between."""
-    from spark.jobs.ingest import start
-    from spark.jobs.report import collect
-    from spark.read import read_lines, read_parquet, split
-    from spark.transforms import trouble
+    from gnatswarm.spark.jobs.ingest import start
+    from gnatswarm.spark.jobs.report import collect
+    from gnatswarm.spark.read import read_lines, read_parquet, split
+    from gnatswarm.spark.transforms import trouble
 
     clock = WallClock(tmp_path)
     place, out = tmp_path / "stats", tmp_path / "tables"

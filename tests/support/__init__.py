@@ -1,1 +1,1 @@
-"""What the tests stand on: brokers as processes, a raw client, transcripts, and a slow obvious model."""
+"""Support for tests: brokers as processes, a raw client, transcripts, and a slow, obvious model."""

@@ -1,7 +1,7 @@
-"""Requests to a broker's system account over a raw client, and what is heard there.
+"""Requests to a broker's system account over a raw client, and the system events that it receives.
 
-An answer is whatever comes to a fresh inbox. That there is only one, or none, is shown by a later request which is
-answered: the system account answers in order.
+Responses arrive on a fresh inbox. The system account responds in order, so the response to a later request proves that
+an earlier one got no more responses, or none.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _numbers = itertools.count()
 
 
 async def ask(client: Client, subject: str, body: Any = b"") -> Any:
-    """The one answer, decoded; None for 503 (nobody responds)."""
+    """The only response, decoded; None for 503 (no responders)."""
     frame = await ask_frame(client, subject, body)
     return None if b"503" in frame.headers else orjson.loads(frame.payload)
 
 
 async def ask_frame(client: Client, subject: str, body: Any = b"") -> Frame:
-    """The one answer as it came. What else comes meanwhile goes to the client's `inbox`."""
+    """The only response, not decoded. Other messages that arrive meanwhile go to the client's `inbox`."""
     inbox = f"_INBOX.{next(_numbers)}"
     sid = f"ask{next(_numbers)}"
     text = as_bytes(body) if isinstance(body, bytes | str) else orjson.dumps(body)
@@ -39,11 +39,11 @@ async def ask_frame(client: Client, subject: str, body: Any = b"") -> Frame:
 
 
 async def is_silent(client: Client, subject: str, body: Any = b"") -> bool:
-    """Whether nobody answers, while a later request is answered."""
+    """Whether there is no response, although a later request gets one."""
     inbox = f"_INBOX.silent.{next(_numbers)}"
     text = as_bytes(body) if isinstance(body, bytes | str) else orjson.dumps(body)
     await client.send(f"SUB {inbox} silent\r\nPUB {subject} {inbox} {len(text)}\r\n".encode() + text + b"\r\n")
-    for _ in range(3):  # the later one may be answered by another shard than the first
+    for _ in range(3):  # another shard may respond to the later request
         await ask(client, "$SYS.REQ.SERVER.PING.HEALTHZ")
     await client.flush()
     await client.send("UNSUB silent\r\n")

@@ -1,4 +1,4 @@
-"""A certificate authority of a test's own: files in a directory, valid for an hour, or as long ago as asked for."""
+"""A certificate authority for one test: files in a directory, valid for an hour, or expired if the test wants that."""
 
 from __future__ import annotations
 
@@ -16,6 +16,17 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 HOUR = datetime.timedelta(hours=1)
 _ATTRIBUTES = {"CN": NameOID.COMMON_NAME, "O": NameOID.ORGANIZATION_NAME, "OU": NameOID.ORGANIZATIONAL_UNIT_NAME}
+_SIGNS_CERTIFICATES = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 @dataclass(frozen=True)
@@ -27,12 +38,12 @@ class Pair:
 
     @property
     def lines(self) -> str:
-        """As a `tls` block of a configuration names them."""
+        """The keys of a `tls` block with these files."""
         return f'cert_file: "{self.cert}", key_file: "{self.key}"'
 
 
 class Authority:
-    """One authority, `path` its own certificate."""
+    """One authority; `path` is its own certificate."""
 
     _numbers = itertools.count()
 
@@ -40,12 +51,16 @@ class Authority:
         self._directory = directory
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"authority {next(self._numbers)}")])
-        constraints = (x509.BasicConstraints(ca=True, path_length=None), True)
-        cert = self._sign(self._name, self._key, [constraints], datetime.datetime.now(datetime.UTC) + HOUR)
+        extensions: list[tuple[x509.ExtensionType, bool]] = [
+            (x509.BasicConstraints(ca=True, path_length=None), True),
+            (x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), False),
+            (_SIGNS_CERTIFICATES, True),
+        ]
+        cert = self._sign(self._name, self._key, extensions, datetime.datetime.now(datetime.UTC) + HOUR)
         self.path = self._write(cert.public_bytes(serialization.Encoding.PEM), f"authority-{next(self._numbers)}.pem")
 
     def server(self, password: bytes | None = None, subject: str = "CN=server") -> Pair:
-        """For the loopback address and localhost."""
+        """A certificate for the loopback address and localhost."""
         address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
         names = x509.SubjectAlternativeName([x509.DNSName("localhost"), address])
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
@@ -58,7 +73,7 @@ class Authority:
         lasts: datetime.timedelta = HOUR,
         is_server: bool = False,
     ) -> Pair:
-        """For a client with these alternative names. `lasts` below 0: expired so long ago."""
+        """A certificate for a client with these alternative names. `lasts` below 0: it expired so long ago."""
         usages = [ExtendedKeyUsageOID.SERVER_AUTH if is_server else ExtendedKeyUsageOID.CLIENT_AUTH]
         extensions: list[tuple[x509.ExtensionType, bool]] = [(x509.ExtendedKeyUsage(usages), False)]
         if names:
@@ -66,7 +81,7 @@ class Authority:
         return self._issue(subject, extensions, lasts, None)
 
     def client_context(self, pair: Pair | None = None) -> ssl.SSLContext:
-        """Of a client that trusts this authority and may have a certificate."""
+        """The context of a client that trusts this authority and may have a certificate."""
         context = ssl.create_default_context(cafile=str(self.path))
         if pair is not None:
             context.load_cert_chain(pair.cert, pair.key)
@@ -109,7 +124,9 @@ class Authority:
             .not_valid_before(until - 10 * HOUR)
             .not_valid_after(until)
         )
-        for extension, is_critical in extensions:
+        # Python 3.13 requires the authority key identifier.
+        known = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        for extension, is_critical in [*extensions, (known, False)]:
             builder = builder.add_extension(extension, is_critical)
         return builder.sign(self._key, hashes.SHA256())
 

@@ -1,4 +1,4 @@
-"""A headless Chromium, spoken to over its debugging pipe: pages are opened, asked, typed into and photographed.
+"""A headless Chromium, controlled over its debugging pipe: opens pages, evaluates scripts, types, takes screenshots.
 
 No driver and no library: Chromium reads and writes JSON messages that end in a NUL byte on its descriptors 3 and 4.
 Synchronous; every wait has a deadline. The browser dies with the test run and gets a profile of its own.
@@ -39,7 +39,7 @@ _FLAGS = (
 
 
 def find() -> str | None:
-    """The program, where it is installed."""
+    """The path of the program, if it is installed."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
@@ -73,7 +73,7 @@ class Browser:
                 os.close(descriptor)
         self._buffer = b""
         self._last_id = 0
-        self.errors: list[str] = []  # what the page's programs complained of
+        self.errors: list[str] = []  # errors of the page's scripts
         self._session = ""
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -123,7 +123,7 @@ class Browser:
         )
         scheme = "dark" if is_dark else "light"
         self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        # By way of an empty page, so that neither its programs nor its errors are the one's before.
+        # First an empty page, so that no script or error of the previous page is left.
         for address in ("about:blank", url):
             self.errors.clear()
             self.value("window.isLeft = true")
@@ -131,14 +131,14 @@ class Browser:
             self.wait("!window.isLeft && document.readyState === 'complete'")
 
     def value(self, expression: str) -> Any:
-        """What this JavaScript expression is now."""
+        """The current value of this JavaScript expression."""
         result = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in result:
             raise AssertionError(f"{expression}: {result['exceptionDetails']}")
         return result["result"].get("value")
 
     def wait(self, expression: str, deadline_s: float = DEADLINE_S) -> Any:
-        """What it is as soon as that is true; TimeoutError otherwise."""
+        """Wait until the expression is true, and return its value; TimeoutError."""
         until = time.monotonic() + deadline_s
         while True:
             value = self.value(expression)
@@ -162,7 +162,7 @@ class Browser:
             self.press(character)
 
     def photograph(self, path: Path, *, is_whole: bool = True) -> None:
-        """The page as a PNG file; the whole of it, or what the window shows."""
+        """Save the page as a PNG file: the whole page, or the part that the window shows."""
         shot = self._call("Page.captureScreenshot", captureBeyondViewport=is_whole)
         path.write_bytes(base64.b64decode(shot["data"]))
 

@@ -1,7 +1,7 @@
-"""The compiled engine without sockets, as tests talk to it: bytes to a client in, what each client was sent out.
+"""The compiled engine without sockets: tests feed bytes of a client, and take the frames sent to each client.
 
-A thin layer over broker.probe: a session in Python for each connection (as shards.clients has), and a reader of what
-clients are sent that shares nothing with the broker's parser.
+A thin layer over probes.engine: a session in Python for each connection (as shards.clients.clients has), and a reader
+of frames that shares nothing with the broker's parser.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from broker.connect import ConnectOptions, overlay, require_object, require_sense
-from broker.connection import ClientConnection
-from broker.errors import AuthorizationViolation, CloseReason, ProtocolError
-from broker.limits import Limits
-from broker.probe import Probe, ProbeSocket
+from gnatswarm.broker.access.connect import ConnectOptions, overlay, require_object, require_sense
+from gnatswarm.broker.connection import ClientConnection
+from gnatswarm.broker.errors import AuthorizationViolation, CloseReason, ProtocolError
+from gnatswarm.broker.limits import Limits
+from gnatswarm.probes.engine import Probe, ProbeSocket
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 WITH_HEADERS = b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n'
@@ -22,7 +22,7 @@ NO_RESPONDERS = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_r
 
 @dataclass(frozen=True)
 class Frame:
-    """One thing a client or sibling was sent. `line` is its control line without CRLF, `body` header and payload."""
+    """One frame to a client or sibling. `line` is its control line without CRLF, `body` its header and payload."""
 
     line: bytes
     body: bytes = b""
@@ -55,7 +55,7 @@ class Frame:
 
 
 def frames(data: bytes) -> list[Frame]:
-    """Everything in `data`, which must end where a frame ends."""
+    """The frames in `data`, which must end at the end of a frame."""
     found = []
     at = 0
     while at < len(data):
@@ -77,7 +77,7 @@ def frames(data: bytes) -> list[Frame]:
 
 @dataclass
 class Session:
-    """What Python has of one connection: its CONNECT, a token as the rule for a log-in, the errors it was told of."""
+    """The Python side of one connection: its CONNECT, a log-in by token, the errors reported to it."""
 
     connection: ClientConnection
     token: str
@@ -111,7 +111,7 @@ class Session:
 
 
 class EngineClient:
-    """One client. `feed` says something, `take` is what it was sent since."""
+    """One client. `feed` sends bytes as this client, `take` returns the frames sent to it since then."""
 
     def __init__(self, engine: Engine, connect: bytes) -> None:
         self._engine = engine
@@ -148,13 +148,13 @@ class EngineClient:
         return data
 
     def talk(self, data: bytes, pieces: Iterable[int] = ()) -> bytes:
-        """What it was sent because it said this."""
+        """Feed these bytes; the frames that the client gets."""
         self.take()
         self.feed(data, pieces)
         return self.take()
 
     def messages(self) -> list[tuple[bytes, bytes]]:
-        """Sid and payload of the messages it was sent since the last take."""
+        """Sid and payload of the messages sent to it since the last take."""
         return [(frame.sid, frame.payload) for frame in frames(self.take()) if frame.is_message]
 
     def close(self) -> None:
@@ -195,12 +195,13 @@ class Engine:
         return [self.client(connect) for _ in range(count)]
 
     def assert_empty(self) -> None:
-        """Nothing is held for anybody: every client has left."""
+        """After all clients have left, the engine holds nothing for any of them."""
         held = self.probe.memory
         assert held == {
             "bytes_in_chunks": 0,
             "subscriptions": 0,
             "queue_names": 0,
+            "lingering": 0,
             "dirty": False,
             "called": False,
         }

@@ -1,4 +1,4 @@
-"""A WebSocket client made by hand, so that it can also say what no library would: every wait has a deadline."""
+"""A hand-made WebSocket client that can also send what no library would send. Every wait has a deadline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.servers import HOST, START_DEADLINE_S, Broker
 
 DEADLINE_S = 10.0
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
-# RFC 6455, section 1.3: this key, and what has to come back for it.
+# RFC 6455, section 1.3: this key, and the accept value that the server must return for it.
 KEY, ACCEPT = "dGhlIHNhbXBsZSBub25jZQ==", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
 DEFLATE = "permessage-deflate; client_max_window_bits"
 
@@ -39,13 +39,13 @@ def frame(opcode: int, data: bytes = b"", *, fin: bool = True, masked: bool = Tr
 
 
 def deflated(data: bytes) -> bytes:
-    """As permessage-deflate wants it, no window kept."""
+    """Compress for permessage-deflate, without context takeover."""
     packer = zlib.compressobj(wbits=-15)
     return (packer.compress(data) + packer.flush(zlib.Z_SYNC_FLUSH))[:-4]
 
 
 def request(port: int, *more: str, path: str = "/") -> bytes:
-    """An upgrade."""
+    """An upgrade request."""
     lines = [
         f"GET {path} HTTP/1.1",
         f"Host: {HOST}:{port}",
@@ -59,18 +59,18 @@ def request(port: int, *more: str, path: str = "/") -> bytes:
 
 
 def websocket_port(broker: Broker) -> int:
-    """Where this broker takes WebSocket clients."""
+    """The broker's WebSocket port."""
     return int(broker.log.wait_line(r"Listening for websocket clients on wss?://\S+:(\d+)", START_DEADLINE_S)[1])
 
 
 @dataclass
 class FramedClient:
-    """One connection. `stream` is what came in data frames and was not looked at yet."""
+    """One connection. `stream` has the unread bytes of data frames."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     info: dict[str, Any] = field(default_factory=dict)
-    answer: bytes = b""  # the upgrade's
+    answer: bytes = b""  # the server's response to the upgrade
     stream: bytearray = field(default_factory=bytearray)
     pongs: list[bytes] = field(default_factory=list)
     closed: tuple[int, bytes] | None = None  # the close frame that came
@@ -82,17 +82,17 @@ class FramedClient:
         return int(self.info.get("shard", 0))
 
     async def send(self, data: bytes) -> None:
-        """Bytes as they are."""
+        """Send these bytes as they are."""
         self.writer.write(data)
         async with asyncio.timeout(DEADLINE_S):
             await self.writer.drain()
 
     async def say(self, data: bytes) -> None:
-        """A piece of the NATS stream, in one binary frame."""
+        """Send a piece of the NATS stream, in one binary frame."""
         await self.send(frame(BINARY, data))
 
     async def read_frame(self) -> int:
-        """The next frame, sorted in; its opcode, or -1 at the end."""
+        """Read and handle the next frame; its opcode, or -1 at the end."""
         try:
             async with asyncio.timeout(DEADLINE_S):
                 first, second = await self.reader.readexactly(2)
@@ -119,7 +119,7 @@ class FramedClient:
         return opcode
 
     async def expect(self, expected: bytes) -> None:
-        """Exactly this comes next in the NATS stream, but for the broker's own pings."""
+        """Exactly this comes next in the NATS stream; the broker's own pings are skipped."""
         while True:
             if self.stream.startswith(b"PING\r\n") and not expected.startswith(b"PING"):
                 del self.stream[:6]
@@ -135,7 +135,7 @@ class FramedClient:
         await self.expect(b"PONG\r\n")
 
     async def rest(self) -> bytes:
-        """What still comes in data frames until the end."""
+        """The remaining bytes of data frames until the end."""
         while await self.read_frame() >= 0:
             pass
         return bytes(self.stream)
@@ -145,7 +145,7 @@ class FramedClient:
 
 
 async def upgrade(port: int, *more: str, context: ssl.SSLContext | None = None, path: str = "/") -> FramedClient:
-    """Past the upgrade and INFO."""
+    """A connection after the upgrade and INFO."""
     async with asyncio.timeout(DEADLINE_S):
         name = "localhost" if context else None
         reader, writer = await asyncio.open_connection(HOST, port, ssl=context, server_hostname=name)
@@ -163,7 +163,7 @@ async def upgrade(port: int, *more: str, context: ssl.SSLContext | None = None, 
 
 
 async def connect(port: int, *more: str, context: ssl.SSLContext | None = None, line: bytes = b"") -> FramedClient:
-    """The same, and logged in."""
+    """The same, after CONNECT."""
     client = await upgrade(port, *more, context=context)
     await client.say(line or b'CONNECT {"verbose":false,"headers":true,"no_responders":true,"protocol":1}\r\n')
     await client.flush()
@@ -171,7 +171,7 @@ async def connect(port: int, *more: str, context: ssl.SSLContext | None = None, 
 
 
 async def answer_to(port: int, data: bytes) -> bytes:
-    """What a server says to this in place of an upgrade, until it closes or has said a whole answer."""
+    """A server's response to these bytes in place of an upgrade: complete, or up to its close."""
     async with asyncio.timeout(DEADLINE_S):
         reader, writer = await asyncio.open_connection(HOST, port)
         writer.write(data)

@@ -1,7 +1,7 @@
 """Shards joined to each other in one process, without sockets: bytes between them move when the test says so.
 
-Each is an Engine with a mesh, a fence and a link to every other; what a link has sent lies on its wire until `carry`
-takes some of it to the other end. So every order in which links can be slow or fast is a list of numbers.
+Each is an Engine with a mesh, a fence and a link to every other. Bytes that a link has sent wait until `carry` takes
+some of them to the other end. So a list of numbers determines the order in which links deliver.
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from broker.fence import MeshFence
-from broker.link import SiblingLink
-from broker.probe import ProbeSocket
+from gnatswarm.broker.fence import MeshFence
+from gnatswarm.broker.link import SiblingLink
+from gnatswarm.probes.engine import ProbeSocket
 from tests.support.engine import Engine, EngineClient
 
 
 @dataclass
 class LinkEnd:
-    """One shard's end of a link, with the Python side that the engine tells of things."""
+    """One shard's end of a link, with the Python object that receives the engine's callbacks."""
 
     engine: Engine
     shard: int  # the sibling's number
     link: SiblingLink | None = None
     socket: ProbeSocket | None = None
-    carried: int = 0  # bytes of what it has sent that were taken to the other end
+    carried: int = 0  # bytes that were taken to the other end
     is_synchronised: bool = False
     broken: list[str] = field(default_factory=list)
     said: list[bytes] = field(default_factory=list)
 
     def open(self) -> None:
-        """A new one, not joined."""
+        """A new end, not joined."""
 
         def session(link: SiblingLink) -> LinkEnd:
             self.link = link
@@ -40,11 +40,11 @@ class LinkEnd:
         self.socket = self.engine.probe.dial(session)
 
     def on_info(self, raw: bytes) -> None:
-        """INFO came."""
+        """INFO arrived."""
         self.said.append(raw)
 
     def on_connect(self, raw: bytes) -> None:
-        """CONNECT came."""
+        """CONNECT arrived."""
         self.said.append(raw)
 
     def on_synchronised(self) -> None:
@@ -52,14 +52,14 @@ class LinkEnd:
         self.is_synchronised = True
 
     def on_broken(self, why: str) -> None:
-        """What came was no frame."""
+        """Invalid bytes arrived."""
         self.broken.append(why)
 
     def on_closed(self, reason: int) -> None:
-        """The engine is done with it."""
+        """The engine has released it."""
 
     def take(self, most: int) -> bytes:
-        """At most so many bytes of what it has sent and nobody has read."""
+        """At most so many of the bytes that it has sent and the other end has not read."""
         assert self.socket is not None
         data = bytes(self.socket.sent[self.carried : self.carried + most])
         self.carried += len(data)
@@ -67,16 +67,19 @@ class LinkEnd:
 
     @property
     def waits(self) -> bool:
-        """Whether something it sent has not been carried."""
+        """Whether bytes that it sent have not been carried."""
         assert self.socket is not None
         return self.carried < len(self.socket.sent)
 
 
 class Mesh:
-    """So many shards, each linked to each."""
+    """A number of shards, all linked to each other."""
 
     def __init__(self, shards: int, *, seed: int = 1, clients_each: int = 2, connect: bytes) -> None:
-        self.engines = [Engine(seed=seed + shard, shard=shard) for shard in range(shards)]
+        self._seed = seed
+        self._connect = connect
+        self._booted = shards  # so many shards there have been
+        self.engines = {shard: Engine(seed=seed + shard, shard=shard) for shard in range(shards)}
         self.ends = {(a, b): LinkEnd(self.engines[a], b) for a in range(shards) for b in range(shards) if a != b}
         for end in self.ends.values():
             end.open()
@@ -89,18 +92,46 @@ class Mesh:
         self.finish()
         self.settle()
         assert all(end.is_synchronised for end in self.ends.values())
-        for shard, engine in enumerate(self.engines):
+        for shard in range(shards):
             for _ in range(clients_each):
-                self.clients.append(engine.client(connect))
-                self.shard_of.append(shard)
+                self.connect(shard)
+
+    @property
+    def alive(self) -> list[int]:
+        """Numbers of the shards that live."""
+        return list(self.engines)
+
+    def connect(self, shard: int) -> EngineClient:
+        """A new client of that shard."""
+        self.clients.append(self.engines[shard].client(self._connect))
+        self.shard_of.append(shard)
+        return self.clients[-1]
+
+    def add(self, shard: int) -> None:
+        """A new shard with that number, linked to all the others; it is not in step yet."""
+        engine = Engine(seed=self._seed + self._booted, shard=shard)
+        self._booted += 1
+        for other, there in self.engines.items():
+            for pair, mine in (((shard, other), engine), ((other, shard), there)):
+                self.ends[pair] = LinkEnd(mine, pair[1])
+                self.ends[pair].open()
+                link = self.ends[pair].link
+                assert link is not None
+                link.join(pair[1])
+        self.engines[shard] = engine
+        self.finish()
+
+    def is_in_step(self, shard: int) -> bool:
+        """Whether it and each other shard know each other's whole interest."""
+        return all(end.is_synchronised for pair, end in self.ends.items() if shard in pair)
 
     def finish(self) -> None:
-        """What was said from outside goes on the wires."""
-        for engine in self.engines:
+        """Flush what clients have caused to the links."""
+        for engine in self.engines.values():
             engine.probe.finish()
 
     def carry(self, a: int, b: int, most: int, pieces: Iterable[int] = ()) -> bool:
-        """Takes so many bytes from shard a to shard b; False: there were none."""
+        """Carry at most so many bytes from shard a to shard b; False: there were none."""
         self.engines[a].probe.finish()
         data = self.ends[a, b].take(most)
         if not data:
@@ -112,14 +143,14 @@ class Mesh:
         return True
 
     def settle(self) -> None:
-        """Carries everything, until nothing is on its way."""
+        """Carry bytes until none is on its way."""
         while sum(self.carry(a, b, 1 << 30) for a, b in self.ends):
             pass
 
     def break_link(self, a: int, b: int) -> int:
-        """The link ends at both sides with what is on its wires, and is made again; how many clients are in doubt."""
+        """Break the link, losing bytes on their way, and make it again; returns the number of clients in doubt."""
         doubted = 0
-        self.held |= {a, b}  # as shards.links does: nothing is carried out before it is in step again
+        self.held |= {a, b}  # as shards.links.links does: nothing is carried out before it is in step again
         for client, shard in zip(self.clients, self.shard_of, strict=True):
             if shard in (a, b):
                 client.connection.wait()
@@ -142,6 +173,26 @@ class Mesh:
         self.finish()
         return doubted
 
+    def kill(self, shard: int) -> None:
+        """A shard dies with its clients and the bytes on its links; its siblings are told."""
+        for client, where in zip(self.clients, self.shard_of, strict=True):
+            if where == shard and not client.is_over:
+                client.close()
+        for pair in [pair for pair in self.ends if shard in pair]:
+            end = self.ends.pop(pair)
+            assert end.link is not None and end.socket is not None
+            end.link.leave()
+            end.engine.probe.end(end.socket)
+            if pair[1] == shard:
+                fence = end.engine.probe.fence
+                assert isinstance(fence, MeshFence)
+                fence.gone(shard)
+                end.engine.probe.reroutes.look_again()
+        del self.engines[shard]
+        self.held.discard(shard)
+        self.finish()
+        self._release()
+
     def _release(self) -> None:
         for shard in list(self.held):
             if all(end.is_synchronised for (one, _), end in self.ends.items() if one == shard):
@@ -156,7 +207,7 @@ class Mesh:
         return self.shard_of[client] in self.held
 
     def close(self) -> None:
-        """Everybody leaves; nothing may be held for anybody."""
+        """All clients leave; then no shard may hold anything for any of them."""
         for client in self.clients:
             if not client.is_over:
                 client.close()
@@ -165,5 +216,5 @@ class Mesh:
             end.link.leave()
             if not end.socket.is_over:
                 end.engine.probe.end(end.socket)
-        for engine in self.engines:
+        for engine in self.engines.values():
             engine.assert_empty()

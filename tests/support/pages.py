@@ -16,14 +16,14 @@ from typing import Any
 
 from tests.support.servers import HOST, START_DEADLINE_S, Broker
 
-# Both programs say it in the same words.
+# Both programs have the same log line.
 MONITORING = re.compile(r"Starting (https?) monitor on \S*:(\d+)")
 DEADLINE_S = 10.0
 
 
 @dataclass(frozen=True)
 class Page:
-    """One answer."""
+    """One HTTP response."""
 
     status: int
     headers: dict[str, str]  # lower-case names
@@ -51,7 +51,7 @@ class Pages:
     host: str = HOST
     headers: dict[str, str] = field(default_factory=dict)
     scheme: str = "http"
-    context: ssl.SSLContext | None = None  # of whoever reads pages by https
+    context: ssl.SSLContext | None = None  # for https
 
     @classmethod
     def of(cls, broker: Broker, **options: Any) -> Pages:
@@ -81,7 +81,7 @@ class Pages:
         return page.json
 
     async def wait(self, path: str, condition: Callable[[Any], bool], deadline_s: float = DEADLINE_S) -> Any:
-        """The document at `path` as soon as it is so; the loop runs meanwhile, so that clients read."""
+        """The document at `path` when it fulfils the condition; meanwhile the event loop runs, so that clients read."""
         until = time.monotonic() + deadline_s
         while True:
             page = await asyncio.to_thread(self.get, path)

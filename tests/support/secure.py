@@ -1,4 +1,4 @@
-"""A client over TLS: as little of the protocol as shows what came through, every wait with a deadline."""
+"""A client over TLS with the minimum of the protocol; every wait has a deadline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONNECT = b'CONNECT {"verbose":false,"headers":true,"no_responders":true,"protoc
 
 @dataclass
 class SecureClient:
-    """One connection, past its handshake. `info` is what the server said first."""
+    """One connection after its handshake. `info` is the server's first INFO."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -39,7 +39,7 @@ class SecureClient:
             await self.writer.drain()
 
     async def line(self) -> bytes:
-        """The next line, but for the broker's own pings."""
+        """The next line; the broker's own pings are skipped."""
         while True:
             async with asyncio.timeout(DEADLINE_S):
                 found = await self.reader.readuntil(b"\r\n")
@@ -67,7 +67,7 @@ class SecureClient:
         await self.expect(b"PONG\r\n")
 
     async def rest(self, deadline_s: float = DEADLINE_S) -> bytes:
-        """What still comes until the server closes."""
+        """The remaining bytes until the server closes."""
         async with asyncio.timeout(deadline_s):
             try:
                 return await self.reader.read()
@@ -86,7 +86,7 @@ async def read_info(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 
 async def dial(port: int, context: ssl.SSLContext, *, first: bool = False, name: str = "localhost") -> SecureClient:
-    """INFO, then the handshake; `first`: the other way round."""
+    """Read INFO, then do the handshake; `first`: the handshake comes before INFO."""
     async with asyncio.timeout(DEADLINE_S):
         if first:
             reader, writer = await asyncio.open_connection(HOST, port, ssl=context, server_hostname=name)
@@ -98,7 +98,7 @@ async def dial(port: int, context: ssl.SSLContext, *, first: bool = False, name:
 
 
 async def connect(port: int, context: ssl.SSLContext, *, line: bytes = CONNECT, first: bool = False) -> SecureClient:
-    """The same, and logged in."""
+    """The same, after CONNECT."""
     client = await dial(port, context, first=first)
     await client.send(line)
     await client.flush()
@@ -120,7 +120,7 @@ async def spread(port: int, context: ssl.SSLContext, shards: int) -> list[Secure
 
 
 async def said(broker: Broker, pattern: str, deadline_s: float = DEADLINE_S) -> str:
-    """The log line in which that stands."""
+    """The log line that contains this text."""
     return (await asyncio.to_thread(broker.log.wait_line, pattern, deadline_s)).string
 
 

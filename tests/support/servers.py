@@ -46,7 +46,7 @@ READY = "Server is ready"
 
 @dataclass(frozen=True)
 class Kind:
-    """One sort of broker that tests can run on."""
+    """One kind of broker that tests can run on."""
 
     name: str
     shards: int
@@ -56,7 +56,7 @@ class Kind:
         return self.name
 
     def command(self) -> list[str]:
-        """The program and what is always said to it, or `BrokerUnavailable`."""
+        """The program and its fixed arguments, or `BrokerUnavailable`."""
         if self.is_oracle:
             found = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/bin")
             if found is None:
@@ -111,7 +111,7 @@ def selected_kinds(among: Sequence[str] | None = None) -> list[Kind]:
 
 
 class NotOffered(BrokerFailed):
-    """The program refused its configuration because this version does not have that feature, and said so."""
+    """The program refused its configuration, because this version does not support a feature."""
 
 
 class Log:
@@ -183,7 +183,7 @@ def session_pids(session: int) -> list[int]:
 
 
 def wait_pids_gone(pids: Sequence[int], deadline_s: float) -> list[int]:
-    """Wait until all of `pids` ended; what is left after the deadline."""
+    """Wait until all of `pids` have ended; returns those that still run after the deadline."""
     until = time.monotonic() + deadline_s
     left = []
     for pid in pids:
@@ -202,7 +202,7 @@ def wait_pids_gone(pids: Sequence[int], deadline_s: float) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool], deadline_s: float = 5.0) -> None:
-    """Look every 10 ms until `condition()`; for what has no event of its own, such as a file. TimeoutError."""
+    """Poll `condition()` every 10 ms; for conditions without an event, such as a file. TimeoutError."""
     until = time.monotonic() + deadline_s
     pause = threading.Event()
     while not condition():
@@ -213,7 +213,7 @@ def wait_until(condition: Callable[[], bool], deadline_s: float = 5.0) -> None:
 
 @dataclass
 class _BeforeExec:
-    """Runs in the child: die with the test run, and live within `descriptors` file descriptors."""
+    """Runs in the child: makes it die with the test run, and limits it to `descriptors` file descriptors."""
 
     descriptors: int | None
 
@@ -227,8 +227,8 @@ class Broker:
     """One broker process.
 
     `args` follow the address and port on the command line; `config` is the text of a configuration file. `port` 0
-    means any free port; `environment` is what it has besides ours. Start it from the main thread: the kernel ties the
-    child's life to the thread that made it.
+    means any free port; `environment` is added to ours. Start it from the main thread: the kernel ties the child's life
+    to the thread that made it.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class Broker:
         return self
 
     def start(self) -> Broker:
-        """Start the process and wait until it takes clients; `port` is then the real one."""
+        """Start the process and wait until it accepts clients; `port` is then the real one."""
         self.launch()
         try:
             self.port = int(self.log.wait_line(LISTENING.pattern, START_DEADLINE_S)[1])
@@ -355,7 +355,7 @@ class Broker:
         else:
             self.kill()
 
-    # -- what it is ---------------------------------------------------------------------------------------------
+    # -- facts about it -----------------------------------------------------------------------------------------
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -380,7 +380,7 @@ class Broker:
         return f"nats://{HOST}:{self.port}"
 
     def resident_bytes(self) -> int:
-        """Resident memory of all its processes together, in bytes."""
+        """Resident memory of all its processes, in bytes."""
         total = 0
         for pid in session_pids(self.pid):
             try:
@@ -399,9 +399,9 @@ MOST_CONFIGURED = 4
 
 
 class Pool:
-    """Brokers that tests share: one of each kind and configuration, started when first asked for.
+    """Brokers that tests share: one of each kind and configuration, started at the first use.
 
-    Of those with a configuration the MOST_CONFIGURED that were asked for last run on.
+    Of those with a configuration only the MOST_CONFIGURED most recently used keep running.
     """
 
     def __init__(self) -> None:
@@ -409,7 +409,7 @@ class Pool:
         self._failures: dict[tuple[Kind, str | None], BrokerFailed] = {}
 
     def get(self, kind: Kind, config: str | None = None) -> Broker:
-        """The shared broker of `kind`. One that died is an error for whoever asks next, and is then replaced."""
+        """The shared broker of `kind`. If it has died, the next call fails, and the one after gets a new broker."""
         which = kind, config
         if which in self._failures:
             raise self._failures[which]
@@ -423,14 +423,14 @@ class Pool:
             except BrokerFailed as error:
                 self._failures[which] = error
                 raise
-        self._running[which] = broker  # the last: in the order in which they were asked for
+        self._running[which] = broker  # at the end: in the order of use
         configured = [one for one in self._running if one[1] is not None]
         for one in configured[:-MOST_CONFIGURED]:
             self._running.pop(one).stop()
         return broker
 
     def close(self) -> None:
-        """Stop them all; every one that did not stop well is in the error."""
+        """Stop them all; the error names every one that did not stop as it should."""
         failed = []
         for broker in self._running.values():
             try:

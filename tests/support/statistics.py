@@ -1,4 +1,4 @@
-"""The files that shards write about themselves, read without anything of ours; a workload whose counts are known."""
+"""Reads the shards' statistics files without the broker's code, and runs a workload whose counts are known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.wire import Client, Cluster
 
 
 def rows(directory: Path, *, hidden: bool = False) -> list[dict[str, Any]]:
-    """Every record in the finished files; `hidden`: and in those being written."""
+    """Every record in the finished files; `hidden`: also in those being written."""
     found: list[dict[str, Any]] = []
     for path in sorted(directory.glob("date=*/hour=*/*.jsonl.zst")):
         if path.name.startswith(".") and not hidden:
@@ -36,7 +36,7 @@ def added(records: list[dict[str, Any]], kind: str, *columns: str) -> Counter[st
 
 @dataclass
 class Truth:
-    """What a workload has done, subject by subject."""
+    """The counts of a workload per subject."""
 
     msgs: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
@@ -45,7 +45,7 @@ class Truth:
     out_bytes: int = 0
 
     def note(self, subject: str, count: int, size: int, width: int) -> None:
-        """So many messages of that size went to so many subscribers each."""
+        """Add messages of this size that were delivered to this number of subscribers each."""
         self.msgs[subject] += count
         self.bytes[subject] += count * size
         self.deliveries[subject] += count * width
@@ -56,7 +56,7 @@ class Truth:
 
 @dataclass
 class Workload:
-    """Eight clients over all shards: wide and narrow fan-out, a queue group, a limit, inboxes, nobody."""
+    """Eight clients on all shards: wide and narrow fan-out, a queue group, a limit, inboxes, no subscribers."""
 
     clients: list[Client]
     truth: Truth = field(default_factory=Truth)
@@ -80,7 +80,7 @@ class Workload:
         return made
 
     async def publish(self, times: int = 1) -> None:
-        """Every client publishes; done when every PONG is there."""
+        """Every client publishes; returns when all PONGs have arrived."""
         for _ in range(times):
             for client in self.clients:
                 await self._say(client, "wide.a", 200, 16, 6)
@@ -93,12 +93,12 @@ class Workload:
                 self.truth.note("_INBOX.>", 20, 2, 0)
 
     async def publish_limited(self) -> None:
-        """In one run more than the subscription takes; from its own shard, so that its end is not late elsewhere."""
+        """Publish more in one run than the limited subscription takes, on its shard, which knows its end at once."""
         await self._say(self.clients[5], "limited", 30, 4, 1)
         await self._say(self.clients[5], "limited", 45, 4, 0)
 
     async def leave(self) -> int:
-        """Everybody reads what is theirs, wants nothing more and goes; how many messages they have read in all."""
+        """All clients read their messages, unsubscribe and close; returns the number of messages read."""
         received = 0
         for client in self.clients:
             # A fence behind each UNSUB: the next round's subscribers are all there are.

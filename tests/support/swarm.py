@@ -1,7 +1,7 @@
-"""The shards of a running broker, as an operator sees and treats them: their processes, how many there are.
+"""The shards of a running broker from an operator's side: their processes, their number, status, signals.
 
-What it knows it asks the operators' socket, as `gnatswarm status` does; a program for each look would take longer. It
-signals only processes of that broker's own session.
+Asks the operator socket directly, as `gnatswarm status` does, because starting a program each time would take longer.
+Signals only processes of that broker's own session.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from router.operator_commands import exchange, find
-from router.operator_socket import StatusRequest
+from gnatswarm.router.commands.operator_commands import exchange, find
+from gnatswarm.router.supervision.operator_socket import StatusRequest
 from tests.support.servers import Broker, session_pids
 from tests.support.wire import Client, Closed, Cluster
 
@@ -31,7 +31,7 @@ SCALE_DEADLINE_S = 30.0
 
 
 def operate(broker: Broker, *words: str, deadline_s: float = SCALE_DEADLINE_S) -> str:
-    """What `gnatswarm WORDS…` says about this broker. AssertionError when it fails."""
+    """The output of `gnatswarm WORDS…` for this broker. AssertionError when it fails."""
     program = broker.kind.command()[: -len(["--shards", "1"])]
     # A broker's parent asks for it: what the command needs from its environment is the broker's own.
     done = subprocess.run(
@@ -42,12 +42,12 @@ def operate(broker: Broker, *words: str, deadline_s: float = SCALE_DEADLINE_S) -
 
 
 async def scale(broker: Broker, shards: int) -> str:
-    """Has the broker run so many shards, and waits until it does."""
+    """Change the broker's number of shards, and wait until they serve."""
     return await asyncio.to_thread(operate, broker, "scale", str(shards))
 
 
 def status(broker: Broker) -> dict[str, Any]:
-    """What `gnatswarm status --json` prints, but for the rates, which would take time."""
+    """The document of `gnatswarm status --json`, without rates, which would take time."""
     reply = exchange(find(broker.pid, broker.port), StatusRequest(sample_s=0.0))
     assert reply.status is not None, reply.error
     return dict(msgspec.to_builtins(reply.status))
@@ -65,13 +65,13 @@ async def pids(broker: Broker) -> dict[int, int]:
 
 
 def signal_shard(broker: Broker, pid: int, what: signal.Signals = signal.SIGKILL) -> None:
-    """To a process of this broker, and to no other."""
+    """Send a signal to a process of this broker; refuses other processes."""
     assert pid > 1 and pid != broker.pid and pid in session_pids(broker.pid), f"{pid} is no shard of this broker"
     os.kill(pid, what)
 
 
 async def kill(broker: Broker, shard: int) -> int:
-    """End the shard with that number by SIGKILL; its pid."""
+    """Kill the shard with this number by SIGKILL; returns its pid."""
     pid = (await pids(broker))[shard]
     signal_shard(broker, pid)
     return pid
@@ -92,7 +92,7 @@ async def client_on(
     deadline_s: float = BACK_DEADLINE_S,
     **options: Any,
 ) -> Client:
-    """A client of the shard with exactly that number, as soon as there is one: shards may be starting or leaving."""
+    """A client on the shard with exactly this number; waits, because shards may be starting or leaving."""
     until = time.monotonic() + deadline_s
     while time.monotonic() < until:
         try:

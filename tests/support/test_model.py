@@ -1,4 +1,4 @@
-"""The model, by examples from the specification: it judges others, so it is judged first."""
+"""Tests the model by examples from the specification, because other tests rely on it."""
 
 from __future__ import annotations
 

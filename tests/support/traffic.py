@@ -1,7 +1,7 @@
-"""Numbered messages from some clients to others for as long as a test likes, and the proof that each came once.
+"""Numbered messages between clients for as long as a test needs, and a check that each arrived once.
 
-Every publisher has a subject of its own and sends batches, each ended by its fence; every subscriber has one wildcard
-subscription. Frames all have the same length, so that reading costs little more than a comparison per frame.
+Every publisher has its own subject and sends batches, each followed by a PING; every subscriber has one wildcard
+subscription. All frames have the same length, so that reading costs little more than a comparison per frame.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_AHEAD_BYTES = 8 << 20
 
 
 class Traffic:
-    """Runs from `start` to `finish`. `queue`: all subscribers are one group, and each message comes to one of them."""
+    """Runs from `start` to `finish`. `queue`: all subscribers are one queue group; one of them gets each message."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Traffic:
         await asyncio.gather(*self._publishing)
 
     async def finish(self, deadline_s: float = 30.0, in_order: bool = True) -> int:
-        """Stop, and check that each message came once and, unless not `in_order`, in order; how many there were."""
+        """Stop, and check that each message arrived once and (with `in_order`) in order; returns their number."""
         await self.stop()
         total = sum(self.sent)
         wanted = total if self.queue else total * len(self.subscribers)

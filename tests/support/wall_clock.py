@@ -1,7 +1,7 @@
-"""A wall clock of a broker's own, which a test sets while the broker runs: a small library that is preloaded.
+"""A wall clock for one broker, by a small preloaded library: a test can set it while the broker runs.
 
-Setting the machine's clock would need rights, and would move everybody's. Timers are monotonic and stay right, as
-they do when somebody sets a real clock. Skips where there is no C compiler.
+Setting the machine's clock would need privileges and affect all programs. Timers are monotonic and not affected, as
+when a real clock is set. Skips where there is no C compiler.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BUILD_DEADLINE_S = 120
 
 
 class WallClock:
-    """`environment` is for the processes that are to have this clock."""
+    """`environment` is for the processes that should have this clock."""
 
     def __init__(self, directory: Path) -> None:
         compiler = os.environ.get("CC", "cc")
@@ -37,7 +37,7 @@ class WallClock:
 
     @property
     def offset_s(self) -> float:
-        """How far it is ahead of the real one."""
+        """Seconds by which it is ahead of the real clock."""
         return float(struct.unpack("=q", self._offset.read_bytes())[0] / 1e6)
 
     def set(self, ahead_s: float) -> None:
@@ -46,5 +46,5 @@ class WallClock:
             file.write(struct.pack("=q", int(ahead_s * 1e6)))
 
     def now_us(self) -> int:
-        """What it says."""
+        """Its current time."""
         return time.time_ns() // 1000 + int(self.offset_s * 1e6)

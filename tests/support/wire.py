@@ -1,8 +1,8 @@
 """A raw client: bytes to and from a broker, every wait with a deadline.
 
-It knows as much of the protocol as is needed to find the end of an answer (MSG and HMSG carry a payload) and nothing
-else; it checks and corrects nothing, so that a test sees exactly what came over the wire. It reads from its socket
-only when asked to: a test that wants a client that never reads just does not read.
+It knows only so much of the protocol as it needs to find the end of a frame (MSG and HMSG carry a payload). It checks
+and corrects nothing, so that a test sees exactly the bytes on the wire. It reads from its socket only when told to: for
+a client that never reads, a test just does not read.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def abridged(data: bytes, most: int = 400) -> str:
 
 
 def _body_bytes(line: bytes) -> int:
-    """How much follows a line of the server's: a payload and its CRLF after MSG and HMSG, else nothing."""
+    """The number of bytes after a line of the server: a payload and its CRLF after MSG and HMSG, else 0."""
     words = line.split()
     return int(words[-1]) + 2 if words and words[0] in (b"MSG", b"HMSG") else 0
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One thing the server said: `raw` is all of it, CRLF and payload included; `verb` is in upper case."""
+    """One frame of the server: `raw` is all of it, with CRLF and payload; `verb` is in upper case."""
 
     raw: bytes
     verb: str
@@ -61,7 +61,7 @@ class Frame:
 
 
 class Closed(Exception):
-    """The server closed the connection while more was expected; `.data` is what was left unread."""
+    """The server closed the connection while more was expected; `.data` has the unread bytes."""
 
     def __init__(self, text: str, data: bytes) -> None:
         super().__init__(f"{text}; before that came {abridged(data)}")
@@ -96,7 +96,7 @@ class Client:
     deadline_s: float = DEADLINE_S
     info_line: bytes = b""
     info: dict[str, Any] = field(default_factory=dict)
-    # Messages met while something else was waited for (`talk(expect_last=…)`, `read_until_pong`), oldest first.
+    # Messages that arrived while waiting for something else (`talk(expect_last=…)`, `read_until_pong`), oldest first.
     inbox: list[Frame] = field(default_factory=list)
     is_ended: bool = False
     # The broker pings about two seconds after CONNECT, so in any test on a slow machine. Left out of what is read,
@@ -169,7 +169,7 @@ class Client:
         self.sock.close()
 
     def shut_writing(self) -> None:
-        """End our side. That the server has closed already is not an error here: reading tells."""
+        """Close the sending side. It is no error if the server has closed already; reading will show that."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_WR)
 
@@ -184,7 +184,7 @@ class Client:
     # -- sending ------------------------------------------------------------------------------------------------
 
     async def send(self, data: bytes | str, deadline_s: float | None = None) -> None:
-        """Send all of it. That the server has closed is not an error here: reading tells."""
+        """Send all bytes. It is no error if the server has closed; reading will show that."""
         try:
             async with asyncio.timeout(deadline_s or self.deadline_s):
                 await asyncio.get_running_loop().sock_sendall(self.sock, as_bytes(data))
@@ -224,8 +224,8 @@ class Client:
     async def _fill(self) -> bool:
         """Read once into the buffer; False when the server has closed.
 
-        Waits for readability and then reads, so that a deadline that cancels the wait loses no bytes. Others get their
-        turn first: on a busy machine everything is there already when we look, and one client would go on for seconds.
+        Waits for readability and then reads, so that a deadline that cancels the wait loses no bytes. Yields to other
+        tasks first: on a busy machine there is always something to read, and one client could run for seconds.
         """
         await asyncio.sleep(0)
         while not self.is_ended and not self._fill_now():
@@ -256,7 +256,7 @@ class Client:
         return self._take(count)
 
     async def read_units(self, unit_bytes: int) -> bytes:
-        """As many whole units of that size as are here, at least one. Waits without a deadline of its own."""
+        """All complete units of this size that have arrived, at least one. Has no deadline of its own."""
         while len(self._buffer) < unit_bytes:
             if not await self._fill():
                 raise Closed("the server closed while more was expected", bytes(self._buffer))
@@ -290,7 +290,7 @@ class Client:
         return Frame(raw, verb)
 
     async def read_frame(self, deadline_s: float | None = None) -> Frame:
-        """The next thing the server says, a payload included."""
+        """The server's next frame, with its payload."""
         await self._wait(lambda buffer: self._frame_bytes() > 0, "an answer", deadline_s)
         return self._take_frame()
 
@@ -311,7 +311,7 @@ class Client:
         return await self.read_until_pong(deadline_s)
 
     async def messages(self, count: int, deadline_s: float | None = None) -> list[Frame]:
-        """The next `count` messages, those in `inbox` first. A PONG or +OK between them is passed over."""
+        """The next `count` messages, those in `inbox` first. Skips PONG and +OK between them."""
         while len(self.inbox) < count:
             frame = await self.read_frame(deadline_s)
             if frame.is_message:
@@ -322,7 +322,7 @@ class Client:
         return taken
 
     def take_arrived_messages(self, most: int) -> list[Frame]:
-        """At most `most` messages that are here already, without waiting; anything but messages is passed over."""
+        """At most `most` messages that have arrived already, without waiting; other frames are skipped."""
         while not self.is_ended and self._fill_now():
             pass
         while len(self.inbox) < most and self._frame_bytes():
@@ -355,12 +355,12 @@ class Client:
         return found
 
     async def expect_quiet(self) -> None:
-        """Nothing is on its way: the next thing that comes is the answer to a PING sent now."""
+        """Check that nothing is on its way: the next frame is the PONG to a PING sent now."""
         await self.send(b"PING\r\n")
         await self.expect(b"PONG\r\n")
 
     async def wait_closed(self, deadline_s: float | None = None) -> bytes:
-        """Read until the server closes; what it said before that and nobody had read."""
+        """Read until the server closes; returns the unread bytes before that."""
         allowed_s = deadline_s or self.deadline_s
         try:
             async with asyncio.timeout(allowed_s):
@@ -379,7 +379,7 @@ class Client:
     ) -> None:
         """Send `text`; then exactly `expect` comes, or anything up to and with `expect_last`.
 
-        Messages met on the way to `expect_last` are kept in `inbox`; an error on the way fails.
+        Messages before `expect_last` are kept in `inbox`; an -ERR before it fails.
         """
         await self.send(text, deadline_s)
         if expect is not None:
@@ -398,7 +398,7 @@ class Client:
 
 @dataclass
 class Cluster:
-    """A broker seen as its clients: makes them, spreads them over its shards, and closes them all in the end."""
+    """The clients of a broker: makes them, spreads them over its shards, and closes them all in the end."""
 
     broker: Broker
     all: list[Client] = field(default_factory=list)

@@ -21,9 +21,9 @@ import ssl
 
 import pytest
 
-from broker import census
-from broker.fanout import Fanout
-from broker.mesh import Mesh
+from gnatswarm.broker import census
+from gnatswarm.broker.fanout import Fanout
+from gnatswarm.broker.mesh import Mesh
 from tests.support.authority import Authority
 from tests.support.framed import request, websocket_port
 from tests.support.secure import dial

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gnatswarm.shards.links.links import LINK_VERSION
 from tests.support import swarm
 from tests.support.servers import wait_until
 from tests.support.wire import Closed
@@ -199,7 +200,7 @@ async def test_a_broken_frame_of_a_joined_sibling_ends_that_link_and_a_good_one_
         "server_id": clients[0].info["server_id"],
         "shard": 1,
         "boot_id": boot_id,
-        "link_version": 1,
+        "link_version": LINK_VERSION,
     }
     greeting = b"INFO " + json.dumps(words).encode() + b" \r\nCONNECT " + json.dumps(words).encode() + b"\r\n"
     broken = {
@@ -234,12 +235,14 @@ async def test_a_broken_frame_of_a_joined_sibling_ends_that_link_and_a_good_one_
 
 
 async def test_a_link_that_cannot_be_made_again_ends_the_shard_that_is_dialled(start_broker, cluster_of, subject):
-    """Its socket file is gone, and then its links break: it is started anew with another, and all is well again."""
+    """No socket is where its was, and then its links break: it is started anew with another, and all is well again."""
     broker = start_broker(args=["-D"])
     cluster = cluster_of(broker)
     before = await cluster.client_on(1)
     await before.talk(f"SUB {subject} 1\r\nPING\r\n", expect="PONG\r\n")
-    os.unlink(swarm.link_sockets(broker)[0])
+    path = Path(swarm.link_sockets(broker)[0])
+    path.with_suffix(".other").touch()
+    path.with_suffix(".other").replace(path)  # it is never missing: that would be mended
     await break_links(broker)
     # Whoever asks on shard 1 meanwhile is answered when the broker is whole again.
     await before.talk(f"SUB {subject}.2 2\r\nPING\r\n", expect="PONG\r\n", deadline_s=30)
@@ -251,10 +254,26 @@ async def test_a_link_that_cannot_be_made_again_ends_the_shard_that_is_dialled(s
     assert any("could not be made again for 2 s" in line for line in broker.log.lines)
 
 
+async def test_a_link_is_made_again_though_somebody_removed_the_socket(start_broker, cluster_of, subject):
+    """No shard is started anew for that: the one that is dialled listens again."""
+    broker = start_broker(args=["-D"])
+    cluster = cluster_of(broker)
+    subscriber, publisher = await cluster.client_on(1), await cluster.client_on(0)
+    await subscriber.talk(f"SUB {subject} 1\r\nPING\r\n", expect="PONG\r\n")
+    os.unlink(swarm.link_sockets(broker)[0])
+    await break_links(broker)
+    for sibling in range(1, broker.kind.shards):
+        line = rf"shard {sibling} - The link to shard 0 broke, and is made again; nothing lost"
+        await asyncio.to_thread(broker.log.wait_line, line, 20.0)
+    await publisher.talk(f"PUB {subject} 1\r\nx\r\nPING\r\n", expect="PONG\r\n", deadline_s=30)
+    await subscriber.expect(f"MSG {subject} 1 1\r\nx\r\n")
+    assert {row["starts"] for row in (await asyncio.to_thread(swarm.rows, broker)).values()} == {1}
+
+
 # What somebody says who listens where shard 0 should, and what shard 1's log says about it.
 FOREIGNERS: dict[str, tuple[dict[str, object] | bytes, str]] = {
     "rubbish": (b"HTTP/1.1 400 Bad Request\r\n\r\n", "the first frames must be INFO and CONNECT"),
-    "another version": ({"link_version": 999}, "a shard that speaks version 999 between shards, not 1"),
+    "another version": ({"link_version": 999}, f"a shard that speaks version 999 between shards, not {LINK_VERSION}"),
     "another boot id": ({"boot_id": "0" * 16}, "shard 0 is not the one that was dialled"),
     "half a frame": (b'INFO {"server_id"', ""),
 }
@@ -271,7 +290,12 @@ async def test_a_foreign_process_where_a_sibling_should_listen(swarmed, subject,
     await waits.talk(f"SUB {subject} 1\r\nPING\r\n", expect="PONG\r\n")
     if isinstance(words, dict):
         boot_id = os.path.basename(path).split(".")[1]
-        of_shard_0 = {"server_id": waits.info["server_id"], "shard": 0, "boot_id": boot_id, "link_version": 1}
+        of_shard_0 = {
+            "server_id": waits.info["server_id"],
+            "shard": 0,
+            "boot_id": boot_id,
+            "link_version": LINK_VERSION,
+        }
         words = b"INFO " + json.dumps(of_shard_0 | words).encode() + b" \r\n"
     met = asyncio.Event()
 

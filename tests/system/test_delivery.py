@@ -193,7 +193,9 @@ async def test_a_queue_member_that_left_gets_nothing_and_nothing_is_lost(cluster
     assert all(int(message.payload) < 100 for message in leaves.inbox)
 
 
-async def test_a_client_may_write_forty_megabytes_to_itself_before_it_reads(cluster, subject):
+async def test_a_client_may_write_forty_megabytes_to_itself_before_it_reads(start_broker, cluster_of, subject):
+    """On a busy machine the writing takes longer than a slow reader has by default, 10 s (seen on nats-server)."""
+    cluster = cluster_of(start_broker(config='write_deadline: "60s"\n'))
     client = await cluster.client()
     await client.talk(f"SUB {subject} 1\r\nPING\r\n", expect="PONG\r\n")
     payload, count = b"x" * 65_536, 640

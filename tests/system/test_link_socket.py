@@ -10,6 +10,7 @@ import stat
 
 import pytest
 
+from gnatswarm.shards.links.links import LINK_VERSION
 from tests.support import swarm
 
 pytestmark = pytest.mark.kinds("gnatswarm-2")
@@ -17,7 +18,8 @@ pytestmark = pytest.mark.kinds("gnatswarm-2")
 
 def hello(broker_id: str, **changed: object) -> bytes:
     """Of no shard that the router has named."""
-    return json.dumps({"server_id": broker_id, "shard": 63, "boot_id": "0" * 16, "link_version": 1} | changed).encode()
+    words = {"server_id": broker_id, "shard": 63, "boot_id": "0" * 16, "link_version": LINK_VERSION}
+    return json.dumps(words | changed).encode()
 
 
 def greeting(broker_id: str, **changed: object) -> bytes:

@@ -472,10 +472,10 @@ class TestAccess:
         _broker, pages, cluster = monitored
         for sent, status in (
             (b"GARBAGE\r\n\r\n", b"400"),
-            (b"GET /varz HTTP/1.1\r\nHost: x\r\n" + b"A: " + b"b" * 40_000 + b"\r\n\r\n", b"431"),
-            (b"POST /varz HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi", b"405"),
-            (b"POST /varz HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\n" + b"x" * 99_999, b"413"),
-            (b"GET /connz?callback=alert(1) HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
+            (b"GET /varz HTTP/1.1\r\nHost: localhost\r\n" + b"A: " + b"b" * 40_000 + b"\r\n\r\n", b"431"),
+            (b"POST /varz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nhi", b"405"),
+            (b"POST /varz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999\r\n\r\n" + b"x" * 99_999, b"413"),
+            (b"GET /connz?callback=alert(1) HTTP/1.1\r\nHost: localhost\r\n\r\n", b"400"),
         ):
             reader, writer = await asyncio.open_connection(HOST, pages.port)
             writer.write(sent)
@@ -489,7 +489,7 @@ class TestAccess:
     async def test_a_connection_serves_many_pages_one_after_another(self, monitored):
         _broker, pages, _cluster = monitored
         reader, writer = await asyncio.open_connection(HOST, pages.port)
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 3)  # not waiting for the answers
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)  # not waiting for the answers
         async with asyncio.timeout(5):
             for _ in range(3):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -505,7 +505,7 @@ class TestAccess:
         idle = socket.create_connection((HOST, pages.port))
         with idle:
             idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            idle.sendall(b"GET /connz?subs=detail HTTP/1.1\r\nHost: x\r\n\r\n" * 4)
+            idle.sendall(b"GET /connz?subs=detail HTTP/1.1\r\nHost: localhost\r\n\r\n" * 4)
             for _ in range(3):
                 assert pages.json("/subsz")["num_subscriptions"] == 20_000
                 await client.talk("PING\r\n", expect="PONG\r\n")

@@ -282,7 +282,7 @@ async def test_violations_are_logged_with_the_user_and_do_not_flood_the_log(star
     await client.talk(
         "PUB x 0\r\n\r\n" * 10_000 + "PING\r\n", expect=denied("x", to="Publish to") * 10_000 + "PONG\r\n"
     )
-    broker.log.wait_line(r'Permissions Violation for Publish to "x" - User "a"')
+    broker.log.wait_line(r'Publish Violation - User "a", Subject "x"')
     assert len([line for line in broker.log.lines if "Violation" in line]) < 100
 
 

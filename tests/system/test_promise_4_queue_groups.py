@@ -123,6 +123,9 @@ async def test_no_message_is_lost_while_members_come_and_go(place, subject):
     await traffic.finish(in_order=False)
 
 
+# Not on nats-server, which seldom loses one here, on a busy machine: it finds out whom a message goes to, and then
+# delivers it, while on other connections the next member joins and the last one leaves in between.
+@pytest.mark.kinds(*OURS)
 async def test_no_message_is_lost_when_the_only_member_is_ever_another(place, subject):
     """The group is handed on: the next member has joined before the last one leaves, and there is no third."""
     publishers, members = await place(2), await place(4)
@@ -167,6 +170,36 @@ async def test_no_message_is_lost_when_the_only_member_is_ever_another(place, su
         mine = sorted(numbers[f"{subject}.{at:02}".encode()])
         missing = sorted(set(range(sent)) - set(mine))
         assert mine == list(range(sent)), f"{sent} sent, {len(mine)} came, missing {len(missing)} ({missing[:5]})"
+
+
+@pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")
+async def test_no_message_is_lost_when_the_whole_group_leaves(place, subject):
+    """Two members on different shards unsubscribe while messages are under way, and nobody else is there.
+
+    The publisher hears itself: what it has heard was published before the members' UNSUB was written.
+    """
+    publisher, *members = await place(3)
+    for number in range(12):
+        name = f"{subject}.{number}"
+        await publisher.talk(f"SUB {name} 1\r\nPING\r\n", expect="PONG\r\n")
+        for member in members:
+            await member.talk(f"SUB {name} q {number}\r\nPING\r\n", expect="PONG\r\n")
+        messages = b"".join(b"PUB %b 200\r\n%0200d\r\n" % (name.encode(), at) for at in range(6_000))
+        sending = asyncio.create_task(publisher.send(messages))
+        heard = await publisher.messages(100 + number * 100)
+        heard += publisher.take_arrived_messages(6_000)
+        for member in members:
+            await member.send(f"UNSUB {number}\r\nPING\r\n")
+        got = [frame for member in members for frame in await member.read_until_pong() if frame.is_message]
+        await sending
+        await publisher.flush()
+        for client in (publisher, *members):
+            client.inbox.clear()
+        bodies = [frame.payload for frame in got]
+        assert len(set(bodies)) == len(bodies), "a message came twice"
+        missing = {frame.payload for frame in heard} - set(bodies)
+        assert not missing, f"round {number}: {len(missing)} of {len(heard)} messages are lost"
+        await publisher.talk("UNSUB 1\r\nPING\r\n", expect="PONG\r\n")
 
 
 @pytest.mark.kinds("gnatswarm-4")

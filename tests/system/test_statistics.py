@@ -293,6 +293,34 @@ async def test_a_disk_that_is_full_pauses_statistics_until_there_is_room(
         await asyncio.to_thread(subprocess.run, ["umount", "--lazy", str(place)], check=True)
 
 
+def modes(top: Path) -> dict[Path, int]:
+    """Of a directory and all in it."""
+    return {path: path.stat().st_mode & 0o777 for path in (top, *top.rglob("*"))}
+
+
+@pytest.mark.kinds("gnatswarm-2")
+async def test_statistics_are_readable_for_their_user_alone(start_broker: Start, cluster_of: Of, tmp_path: Path):
+    """Windows and the gap row of a killed shard, in directories that were there and that were not."""
+    os.chmod(tmp_path, 0o755)
+    place = tmp_path / "made" / "stats"
+    before = os.umask(0)
+    try:
+        broker = start_broker(args=stats_in(place, "1h"))
+    finally:
+        os.umask(before)
+    cluster = cluster_of(broker)
+    await (await Workload.on(cluster)).publish()
+    await swarm.kill(broker, 1)
+    await asyncio.to_thread(wait_until, lambda: list(place.glob("date=*/hour=*/*-gap-*")) != [])
+    broker.stop()
+    found = modes(place.parent)
+    files = {path for path in found if path.is_file()}
+    assert len(files) > 1
+    assert {found[path] for path in files} == {0o600}
+    assert {found[path] for path in found.keys() - files} == {0o700}
+    assert modes(tmp_path)[tmp_path] == 0o755
+
+
 @pytest.mark.kinds("gnatswarm-1")
 async def test_without_statistics_nothing_is_written(start_broker: Start, cluster_of: Of, tmp_path: Path):
     broker = start_broker(args=[*stats_in(tmp_path, "100ms"), "--no-stats"])

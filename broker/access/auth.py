@@ -1,0 +1,233 @@
+"""Authentication: the log-in rules of one configuration, applied to one CONNECT. No sockets, no clock, no blocking.
+
+A client is never told why it was refused. A comparison takes as long for a wrong secret as for a right one, and as long
+for an unknown user as for a known one. Comparing with a bcrypt hash takes a tenth of a second, by design: the result is
+then a HashedPassword, which the caller has compared elsewhere, and Verdicts keeps the results of that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gnatswarm.broker.access.nkey import is_signed_by, user_key
+from gnatswarm.broker.errors import AuthorizationViolation
+from gnatswarm.broker.options import GLOBAL_ACCOUNT, STANDARD, Permissions, User
+
+if TYPE_CHECKING:
+    from gnatswarm.broker.access.connect import ConnectOptions
+    from gnatswarm.broker.options import Options
+
+# A client's credentials must be checked again when the rules change. For that we keep not the secret but its keyed
+# digest; the key is known only to this process.
+_PROOF_KEY = os.urandom(32)
+
+HASH_PREFIXES = ("$2a$", "$2b$", "$2y$")
+_HASH = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}\Z")
+_LEAST_COST, _MOST_COST = 4, 31
+# The hash with which an unknown user's password is compared, for any bcrypt cost; no password matches it.
+_NOBODYS_HASH = "$2b${:02d}$......................" + "." * 31
+
+MOST_VERDICTS = 8192
+
+
+def _digest(secret: str | bytes) -> bytes:
+    data = secret if isinstance(secret, bytes) else secret.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, key=_PROOF_KEY, digest_size=32).digest()
+
+
+def _proof(secret: str) -> bytes:
+    return _digest(secret) if secret else b""
+
+
+def _same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), wanted.encode("utf-8", "surrogatepass"))
+
+
+def is_hashed(password: str) -> bool:
+    """Whether a configured secret looks like a bcrypt hash."""
+    return password.startswith(HASH_PREFIXES)
+
+
+def is_good_hash(password: str) -> bool:
+    """Whether it is a valid bcrypt hash."""
+    found = _HASH.match(password)
+    return found is not None and _LEAST_COST <= int(found[1]) <= _MOST_COST
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """A client's user, account and permissions."""
+
+    user: str = ""  # as logs and pages show it; "": not a named user
+    account: str = GLOBAL_ACCOUNT
+    permissions: Permissions | None = None
+
+
+NOBODY = Identity()
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """How a client was admitted: what readmit() needs, without the secret."""
+
+    identity: Identity
+    name: str = ""  # the user name or nkey in its CONNECT
+    proof: bytes = b""  # keyed digest of the secret it gave; b"": none
+    is_anonymous: bool = False  # it gave no credentials, and became the no_auth_user
+    is_nkey: bool = False
+    kind: str = STANDARD  # the type of its connection
+
+
+class HashedPassword(msgspec.Struct, frozen=True):
+    """A comparison with a bcrypt hash that is still to be made. Never show it: it contains the password."""
+
+    admission: Admission  # if the password matches
+    password: str
+    hashed: str
+    key: bytes  # for Verdicts
+    is_known: bool = True  # False: there is no such user; compared only to take the same time
+
+    def __repr__(self) -> str:
+        return f"HashedPassword(of {self.admission.identity.user!r})"
+
+
+class Verdicts:
+    """Results of the latest few thousand comparisons with bcrypt hashes, by keyed digest; contains no secrets."""
+
+    def __init__(self, most: int = MOST_VERDICTS) -> None:
+        self._most = most
+        self._known: OrderedDict[bytes, bool] = OrderedDict()
+
+    @staticmethod
+    def key(hashed: str, proof: bytes) -> bytes:
+        """The key of the result for a secret and a hash; `proof` is the secret's digest."""
+        return _digest(proof + hashed.encode())
+
+    def get(self, key: bytes) -> bool | None:
+        """The result; None: not known."""
+        verdict = self._known.get(key)
+        if verdict is not None:
+            self._known.move_to_end(key)
+        return verdict
+
+    def note(self, key: bytes, is_same: bool) -> None:
+        """Keep the result of a comparison."""
+        self._known[key] = is_same
+        self._known.move_to_end(key)
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+
+class Authenticator:
+    """The log-in rules of one configuration: no authentication, one token, one user, or several users."""
+
+    def __init__(self, options: Options, verdicts: Verdicts | None = None) -> None:
+        self._verdicts = verdicts if verdicts is not None else Verdicts()
+        self._token = options.auth_token
+        self._users = {user.name: user for user in options.users if user.name}
+        self._nkeys = {user.nkey: user for user in options.users if user.nkey}
+        if options.auth_user:
+            self._users[options.auth_user] = User(options.auth_user, options.auth_password)
+        self._keys = {text: user_key(text) for text in self._nkeys}
+        self.is_required = bool(self._token or self._users or self._nkeys)
+        # INFO has a nonce only where users with nkeys could sign it.
+        self.wants_nonce = bool(self._nkeys)
+        self._nobody = self._users.get(options.no_auth_user) if options.no_auth_user else None
+        hashes = [user.password for user in self._users.values() if is_hashed(user.password)]
+        cost = max((int(hashed[4:6]) for hashed in hashes if is_good_hash(hashed)), default=0)
+        self._nobodys_hash = _NOBODYS_HASH.format(cost) if cost else ""
+
+    def anonymous(self, kind: str = STANDARD) -> Identity | None:
+        """The identity of a client that has sent no CONNECT; None: it must log in first."""
+        if not self.is_required:
+            return NOBODY
+        return _identity(self._nobody) if self._nobody is not None and self._nobody.may_come_by(kind) else None
+
+    def examine(self, connect: ConnectOptions, nonce: bytes = b"", kind: str = STANDARD) -> Admission | HashedPassword:
+        """How the client is admitted, or the comparison to make first. Raises AuthorizationViolation."""
+        given = connect.auth_token or connect.password
+        if not self.is_required:
+            return Admission(NOBODY, connect.user, _proof(given))
+        if self._token:
+            return self._compared(Admission(NOBODY, "", _proof(connect.auth_token)), connect.auth_token, self._token)
+        if self._nkeys and connect.nkey:
+            return self._signed(connect, nonce, kind)
+        anonymous = self.anonymous(kind)
+        if not connect.user and not given and anonymous is not None:
+            return Admission(anonymous, is_anonymous=True, kind=kind)
+        user = self._users.get(connect.user)
+        if user is not None and not user.may_come_by(kind):
+            user = None
+        proof = _proof(connect.password)
+        if user is None:
+            # For an unknown user the same comparison is made, so that it takes as long.
+            stranger = Admission(NOBODY, connect.user, proof)
+            return self._compared(stranger, connect.password, self._nobodys_hash, is_known=False)
+        return self._compared(Admission(_identity(user), user.name, proof, kind=kind), connect.password, user.password)
+
+    def _compared(
+        self, admission: Admission, given: str, wanted: str, *, is_known: bool = True
+    ) -> Admission | HashedPassword:
+        if not is_hashed(wanted):
+            if not _same(given, wanted) or not is_known:
+                raise AuthorizationViolation
+            return admission
+        question = HashedPassword(admission, given, wanted, Verdicts.key(wanted, admission.proof), is_known)
+        verdict = self._verdicts.get(question.key)
+        if verdict is None:
+            return question
+        if not verdict or not is_known:
+            raise AuthorizationViolation
+        return admission
+
+    def _signed(self, connect: ConnectOptions, nonce: bytes, kind: str) -> Admission:
+        user = self._nkeys.get(connect.nkey)
+        key = self._keys.get(connect.nkey)
+        if user is None or key is None or not nonce or not is_signed_by(key, nonce, connect.sig):
+            raise AuthorizationViolation
+        if not user.may_come_by(kind):
+            raise AuthorizationViolation
+        return Admission(_identity(user), user.nkey, is_nkey=True, kind=kind)
+
+    def is_current(self, question: HashedPassword) -> bool:
+        """Whether the rules that led to this comparison are still the same."""
+        admission = question.admission
+        if self._token:
+            return self._token == question.hashed
+        user = self._users.get(admission.name)
+        if user is None or not user.may_come_by(admission.kind):
+            return False
+        return user.password == question.hashed and _identity(user) == admission.identity
+
+    def readmit(self, admission: Admission) -> Identity | None:
+        """The identity, under these rules, of a client admitted under earlier ones; None: it would be refused now.
+
+        None also for a password that is now stored as a bcrypt hash and was not before: it cannot be compared again.
+        """
+        if not self.is_required:
+            return NOBODY
+        if self._token:
+            return NOBODY if self._proves(admission.proof, self._token) else None
+        if admission.is_nkey:
+            nkey_user = self._nkeys.get(admission.name)
+            return _identity(nkey_user) if nkey_user and nkey_user.may_come_by(admission.kind) else None
+        if admission.is_anonymous or (not admission.name and not admission.proof):
+            return self.anonymous(admission.kind)
+        user = self._users.get(admission.name)
+        if user is None or not user.may_come_by(admission.kind) or not self._proves(admission.proof, user.password):
+            return None
+        return _identity(user)
+
+    def _proves(self, proof: bytes, wanted: str) -> bool:
+        if is_hashed(wanted):
+            return self._verdicts.get(Verdicts.key(wanted, proof)) is True
+        return hmac.compare_digest(proof, _digest(wanted) if wanted else b"")
+
+
+def _identity(user: User) -> Identity:
+    return Identity(user.shown, user.account, user.permissions)

@@ -1,0 +1,116 @@
+"""The user of a client certificate (verify_and_map): tries its names in order.
+
+E-mail addresses, DNS names, URIs, and last the subject, which matches a user name that is the same distinguished name
+(RFC 4514: CN=bob,O=gnats), also in another order. Pure; certificates are in the form of ssl's getpeercert().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+# OpenSSL's name of an attribute → its name in a distinguished name.
+_SHORT = {
+    "commonName": "CN",
+    "countryName": "C",
+    "domainComponent": "DC",
+    "localityName": "L",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "postalCode": "POSTALCODE",
+    "serialNumber": "SERIALNUMBER",
+    "stateOrProvinceName": "ST",
+    "streetAddress": "STREET",
+    "userId": "UID",
+}
+
+Attribute = tuple[str, str]  # type in upper case, value as it is
+Name = tuple[frozenset[Attribute], ...]  # one set for each comma-separated part
+
+
+class CertificateNames(msgspec.Struct, frozen=True):
+    """The names of a certificate's holder."""
+
+    alternatives: tuple[str, ...] = ()  # e-mail addresses, then DNS names, then URIs
+    subject: Name = ()  # most significant part last, as RFC 4514 writes it
+
+
+def names_of(certificate: dict[str, Any]) -> CertificateNames:
+    """The names in a verified certificate."""
+    found = certificate.get("subjectAltName", ())
+    alternatives = [value for kind in ("email", "DNS", "URI") for name, value in found if name == kind]
+    subject = [
+        frozenset((_SHORT.get(name, name.upper()), value) for name, value in part)
+        for part in certificate.get("subject", ())
+    ]
+    return CertificateNames(tuple(alternatives), tuple(reversed(subject)))
+
+
+def find_user(names: CertificateNames, users: Collection[str]) -> str | None:
+    """The first user that one of the names matches, or None."""
+    for name in names.alternatives:
+        if name in users:
+            return name
+    if not names.subject:
+        return None
+    parsed = {user: distinguished_name(user) for user in users if "=" in user}
+    for user, subject in parsed.items():
+        if subject == names.subject:
+            return user
+    wanted = sorted(map(sorted, names.subject))
+    for user, subject in parsed.items():
+        if subject is not None and sorted(map(sorted, subject)) == wanted:
+            return user
+    return None
+
+
+def distinguished_name(text: str) -> Name | None:
+    """`CN=bob,O=gnats` as sets of attributes, escapes resolved; None for an invalid name."""
+    parts: list[frozenset[Attribute]] = []
+    attributes: list[Attribute] = []
+    at = 0
+    while True:
+        equals = text.find("=", at)
+        if equals < 0:
+            return None
+        kind = text[at:equals].strip().upper()
+        if not kind.replace(".", "").isalnum():
+            return None
+        value, at = _value(text, equals + 1)
+        if value is None:
+            return None
+        attributes.append((kind, value))
+        if at >= len(text) or text[at] == ",":
+            parts.append(frozenset(attributes))
+            attributes = []
+            if at >= len(text):
+                return tuple(parts)
+        at += 1
+
+
+def _value(text: str, at: int) -> tuple[str | None, int]:
+    """The value that begins here, and where it ends: at a comma, a plus, or the end."""
+    found = bytearray()
+    kept = 0  # length without trailing blanks, which count only if escaped
+    while at < len(text) and text[at] == " ":
+        at += 1
+    while at < len(text) and text[at] not in ",+":
+        if text[at] == "\\":
+            pair = text[at + 1 : at + 3]
+            if len(pair) == 2 and all(digit in "0123456789abcdefABCDEF" for digit in pair):
+                found.append(int(pair, 16))
+                at += 3
+            elif pair:
+                found += pair[0].encode()
+                at += 2
+            else:
+                return None, at
+            kept = len(found)
+        else:
+            found += text[at].encode("utf-8", "surrogatepass")
+            if text[at] != " ":
+                kept = len(found)
+            at += 1
+    return found[:kept].decode("utf-8", "replace"), at

@@ -1,0 +1,118 @@
+"""CONNECT: a client's options, parsed as nats-server does.
+
+Keys are case-insensitive, the last of equal ones counts, unknown ones are ignored, null changes nothing; a value of the
+wrong type, or anything but one JSON object, closes the connection without an error text (BadArguments). A later CONNECT
+overlays the earlier one. Source: protocol.md section 1 and the transcripts connect_*.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import msgspec
+import orjson
+
+from gnatswarm.broker.errors import (
+    AuthorizationViolation,
+    BadArguments,
+    InvalidClientProtocol,
+    NoRespondersRequiresHeaders,
+)
+
+# A control line of a few KiB can nest this deep; Python's recursion limit of 1,000 would refuse what nats-server
+# accepts.
+DEEPEST_JSON = 10_000
+
+
+class ConnectOptions(msgspec.Struct):
+    """The options in a client's CONNECT; the defaults hold before the first one."""
+
+    verbose: bool = True
+    pedantic: bool = True
+    echo: bool = True
+    tls_required: bool = False
+    headers: bool = False
+    no_responders: bool = False
+    protocol: int = 0
+    auth_token: str = ""
+    user: str = ""
+    password: str = msgspec.field(default="", name="pass")
+    nkey: str = ""
+    jwt: str = ""
+    sig: str = ""
+    name: str = ""
+    lang: str = ""
+    version: str = ""
+    account: str = ""
+
+
+_FIELDS = {field.encode_name: (field.name, field.type) for field in msgspec.structs.fields(ConnectOptions)}
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _members_of(raw: bytes) -> dict[str, Any]:
+    """The members of the JSON object in `raw`. ValueError: it is not one."""
+    document: Any
+    try:
+        document = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        # Go accepts invalid UTF-8, lone surrogates and any depth; orjson does not. Rare, so this may be slow.
+        before = sys.getrecursionlimit()
+        sys.setrecursionlimit(DEEPEST_JSON)
+        try:
+            document = json.loads(raw.decode("utf-8", "replace"), parse_constant=_no_constant)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+        finally:
+            sys.setrecursionlimit(before)
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ValueError("not an object")
+    return document
+
+
+def require_object(raw: bytes) -> None:
+    """BadArguments unless `raw` is one JSON object, or null."""
+    try:
+        _members_of(raw)
+    except ValueError:
+        raise BadArguments from None
+
+
+def overlay(current: ConnectOptions, raw: bytes) -> ConnectOptions:
+    """`current` overlaid with the CONNECT argument `raw`; `current` itself is not changed.
+
+    BadArguments for an invalid argument, AuthorizationViolation for a client that names an account.
+    """
+    changes: dict[str, Any] = {}
+    try:
+        for key, value in _members_of(raw).items():
+            known = _FIELDS.get(key) or _FIELDS.get(key.lower())
+            if known is None or value is None:
+                continue
+            name, kind = known
+            if type(value) is not kind:
+                raise BadArguments
+            changes[name] = value
+    except ValueError:
+        raise BadArguments from None
+    options = msgspec.structs.replace(current, **changes)
+    if not -(2**63) <= options.protocol < 2**63:
+        raise BadArguments
+    if options.account:  # a client may choose its account only in nats-server's operator mode
+        raise AuthorizationViolation
+    return options
+
+
+def require_sense(options: ConnectOptions) -> None:
+    """Raise InvalidClientProtocol or NoRespondersRequiresHeaders; called once the credentials are accepted."""
+    if options.protocol not in (0, 1):
+        raise InvalidClientProtocol
+    if options.no_responders and not options.headers:
+        raise NoRespondersRequiresHeaders

@@ -1,0 +1,62 @@
+"""Nkeys: users' public keys in text form ("U…"), and checking of signatures.
+
+A public key is base32 of one type byte, 32 bytes of Ed25519 key and a CRC-16 of both (source: nats.io/nkeys). The
+signature library is imported at the first check, so that a broker without nkeys does not load it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+
+_USER = 20 << 3  # 'U'
+_KEY_BYTES = 32
+_SIGNATURE_BYTES = 64
+# As in nats-server, whose nonces have 11 random bytes: enough for no nonce to repeat.
+_NONCE_BYTES = 11
+
+
+def user_key(text: str) -> bytes | None:
+    """The 32 bytes of a user's public key; None: the text is not one."""
+    try:
+        raw = base64.b32decode(text + "=" * (-len(text) % 8))
+    except (binascii.Error, ValueError):
+        return None
+    if len(raw) != 1 + _KEY_BYTES + 2 or raw[0] != _USER:
+        return None
+    if binascii.crc_hqx(raw[:-2], 0) != int.from_bytes(raw[-2:], "little"):
+        return None
+    return raw[1:-2]
+
+
+def new_nonce() -> bytes:
+    """A new nonce for a client to sign: different for each connection."""
+    return base64.urlsafe_b64encode(os.urandom(_NONCE_BYTES)).rstrip(b"=")
+
+
+def _signature(text: str) -> bytes | None:
+    """A signature in URL-safe base64 without padding or, as nats-server also accepts, in ordinary base64."""
+    for prepared, letters in ((text + "=" * (-len(text) % 4), b"-_"), (text, None)):
+        try:
+            raw = base64.b64decode(prepared, altchars=letters, validate=True)
+        except (binascii.Error, ValueError):
+            continue
+        if len(raw) == _SIGNATURE_BYTES:
+            return raw
+    return None
+
+
+def is_signed_by(key: bytes, nonce: bytes, signature: str) -> bool:
+    """Whether `signature`, as in CONNECT, is a signature of `nonce` by this key."""
+    from nacl.exceptions import BadSignatureError
+    from nacl.signing import VerifyKey
+
+    raw = _signature(signature)
+    if raw is None:
+        return False
+    try:
+        VerifyKey(key).verify(nonce, raw)
+    except BadSignatureError:
+        return False
+    return True

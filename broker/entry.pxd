@@ -1,0 +1,126 @@
+# The ready answer for one subject: who gets what is published to it.
+#
+# It is made in one allocation from the nodes that the subject meets. What it points at is the Interest's; it belongs to
+# the match cache that it is put into (broker.sublist).
+
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcmp
+
+from gnatswarm.broker.interest cimport Node, QueueName, RemoteWeight, Sub
+from gnatswarm.broker.outbuf cimport OutBuf
+from gnatswarm.broker.parser cimport Token
+
+cdef extern from *:
+    """
+    /* The stamp of an entry that must not be used; no sum of counters reaches it. */
+    #define GN_STALE UINT64_MAX
+    """
+    const uint64_t STALE "GN_STALE"
+
+# One subscription in a match result. text[prefix_at:][:prefix_size] is "HMSG <subject> <sid>"; "MSG …" is one on.
+ctypedef struct Target:
+    Sub *sub
+    OutBuf *out
+    uint32_t prefix_at
+    uint32_t prefix_size
+
+# One queue group in a match result: targets[first:][:n_local] here, and weights[first_remote:][:n_remote] elsewhere.
+ctypedef struct Choice:
+    QueueName *name
+    uint32_t first
+    uint32_t n_local
+    uint32_t first_remote
+    uint32_t n_remote
+    uint64_t n_members       # here and elsewhere
+
+# What was counted on a subject since it was harvested. Narrow, because there may be a hundred thousand of them and
+# every message touches one: Sublist.book() empties it before a count can overflow.
+ctypedef struct Recent:
+    uint32_t unwanted
+    uint32_t link_out
+    uint32_t link_in
+    uint32_t widest
+    uint32_t msgs
+    uint32_t deliveries
+    uint64_t payload_bytes
+    uint64_t out_bytes
+
+# For monitoring: the same since the answer was made, without what is in Recent.
+ctypedef struct Earlier:
+    uint64_t msgs
+    uint64_t payload_bytes
+    uint64_t deliveries
+
+# What few answers have: what the account's rules make of a message, and who hears it from another account.
+ctypedef struct Extras:
+    int32_t mapping          # the number of the Mapping in Sublist.rules; -1: none
+    uint32_t n_imports       # service imports in Sublist.rules, by number
+    uint32_t *imports
+    uint8_t *foreign         # of each target: is it a Shadow's? NULL: none is
+    bint is_reply            # the subject is one that ServiceImports made up here
+
+# VALID WHILE is_current(), until the next call that may build another.
+ctypedef struct Entry:
+    uint64_t hash
+    uint64_t stamp
+    uint16_t first_slot
+    uint16_t second_slot
+    uint32_t subject_size
+    uint32_t n_plain
+    uint32_t n_choices
+    uint32_t extras_at       # Extras stand so far from the entry's beginning; 0: there are none
+    uint32_t rmsg_at         # text[rmsg_at:][:rmsg_size] is "RMSG <account> <subject>"
+    uint32_t rmsg_size
+    uint8_t is_doubled       # some client has more than one plain subscription among the targets
+    uint8_t is_new           # made since it was harvested
+    uint8_t crosses          # what is published to it goes to other accounts as well: see Extras
+    uint64_t remote          # siblings with plain interest
+    uint64_t permitted       # id of the Permissions that were asked last whether this may be published to, and said yes
+    Target *targets          # the plain ones first
+    Choice *choices
+    RemoteWeight *weights
+    uint8_t *text            # begins with the subject
+    size_t allocated
+    uint64_t slow_until_us   # a sibling said that a subscriber there is behind: publishers are to wait
+    uint64_t slow_told_us    # when the sibling that feeds us was last told the same
+    Earlier *earlier         # what was harvested of it before; NULL: nothing
+    Recent counts            # … and since then. Last: the targets begin in the same cache line
+
+
+cdef inline Extras *extras_of(Entry *entry) noexcept nogil:
+    return <Extras *>(<uint8_t *>entry + entry.extras_at) if entry.extras_at else NULL
+
+
+# The answer's queue group of that name, or NULL.
+cdef inline Choice *choice_named(Entry *entry, Token name) noexcept nogil:
+    cdef uint32_t i
+    for i in range(entry.n_choices):
+        if entry.choices[i].name.key.size == name.size and \
+                memcmp(<uint8_t *>entry.choices[i].name + sizeof(QueueName), name.at, name.size) == 0:
+            return &entry.choices[i]
+    return NULL
+
+
+# What an entry is to be made of. The caller fills in the first part.
+ctypedef struct Draft:
+    const uint8_t *subject
+    size_t size
+    const uint8_t *account
+    size_t account_size
+    uint64_t hash
+    Node **found             # the nodes that the subject meets
+    uint32_t n_found
+    uint32_t n_rules         # rules that it meets: room for so many in Extras.imports
+    bint is_reply            # a reply subject that ServiceImports made up here
+    # … and draft_entry() the rest: how much there is
+    uint64_t match           # this draft's number: see QueueName
+    uint32_t n_plain
+    uint32_t n_local
+    uint32_t n_choices
+    uint32_t n_weights
+    size_t text_size
+    bint has_shadows
+
+
+# Makes the entry; its stamp, and which rules count, are the caller's to fill in. NULL: no memory.
+cdef Entry *draft_entry(Draft *draft) noexcept

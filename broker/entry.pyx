@@ -1,0 +1,262 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""Makes the ready answer for one subject from the nodes that the subject meets.
+
+It looks nothing up and keeps nothing: the sublist finds the nodes, and puts the answer into its match cache. Cost: two
+passes over the subscriptions at those nodes, the first to know how much room they take.
+"""
+
+from libc.stdlib cimport malloc, realloc
+from libc.string cimport memcpy, memset
+
+from gnatswarm.broker.interest cimport SUB_SHADOW, QueueGroup, Shadow
+from gnatswarm.broker.permissions cimport Permissions
+from gnatswarm.broker.transform cimport Transform
+from gnatswarm.broker.word cimport SLACK, likely, unlikely
+
+
+# Drafts made so far, by all sublists: a client is among the subscribers of other accounts too (OutBuf.match).
+cdef uint64_t last_match = 0
+# For a shadow's subject; it is never freed. (One thread runs the engine.)
+cdef uint8_t *scratch = NULL
+cdef size_t scratch_room = 0
+
+
+cdef inline const Sub *sid_of(const Sub *sub) noexcept:
+    """Whose sid a message bears: its own, or the one that its shadow belongs to."""
+    if sub.key.kind == SUB_SHADOW:
+        return (<const Shadow *>sub).parent
+    return sub
+
+
+cdef inline bint is_admitted(const Sub *sub, const uint8_t *subject, size_t size) noexcept:
+    """Does its client's permission let it have messages on `subject`? (Its pattern was granted.)"""
+    cdef const QueueGroup *group = sub.group
+    if sub.out.filter == NULL:
+        return True
+    if group == NULL:
+        return not (<Permissions>sub.out.filter).keeps_out(subject, size, NULL, 0)
+    return not (<Permissions>sub.out.filter).keeps_out(
+        subject, size, <const uint8_t *>group.name + sizeof(QueueName), group.name.key.size)
+
+
+cdef Py_ssize_t renamed_size(const Sub *shadow, const uint8_t *subject, size_t size) noexcept:
+    """shown_size() of a Shadow whose client sees another subject."""
+    global scratch, scratch_room
+    cdef Transform renaming = <Transform>(<const Shadow *>shadow).renaming
+    cdef size_t room = renaming.room_for(size)
+    cdef uint8_t *wider
+    if room > scratch_room:
+        wider = <uint8_t *>realloc(scratch, room)
+        if wider == NULL:
+            return -1
+        scratch = wider
+        scratch_room = room
+    size = renaming.apply(subject, size, scratch)
+    return <Py_ssize_t>size if is_admitted(shadow, scratch, size) else -1
+
+
+cdef inline Py_ssize_t shown_size(const Sub *sub, const uint8_t *subject, size_t size) noexcept:
+    """How long the subject is that a subscriber sees; -1: its client's permission keeps the message out."""
+    if likely(sub.key.kind != SUB_SHADOW) or (<const Shadow *>sub).renaming == NULL:
+        return <Py_ssize_t>size if is_admitted(sub, subject, size) else -1
+    return renamed_size(sub, subject, size)
+
+
+cdef inline uint32_t measure_subs(Draft *draft, const Sub *sub) noexcept:
+    """How many of these subscribers may have the message; adds up the room that their prefixes take."""
+    cdef uint32_t n = 0
+    cdef Py_ssize_t shown
+    while sub != NULL:
+        shown = shown_size(sub, draft.subject, draft.size)
+        if shown >= 0:
+            n += 1
+            draft.text_size += 6 + shown + sid_of(sub).key.size
+            draft.has_shadows = draft.has_shadows or sub.key.kind == SUB_SHADOW
+        sub = sub.next
+    return n
+
+
+cdef inline void measure(Draft *draft) noexcept:
+    """How much is there? Groups get their places among the choices."""
+    cdef Node *node
+    cdef QueueGroup *group
+    cdef uint32_t i
+    global last_match
+    last_match += 1
+    draft.match = last_match
+    draft.text_size = draft.size + 5 + draft.account_size + 1 + draft.size
+    for i in range(draft.n_found):
+        node = draft.found[i]
+        draft.n_plain += measure_subs(draft, node.subs)
+        group = node.groups
+        while group != NULL:
+            if group.name.match != draft.match:
+                group.name.match = draft.match
+                group.name.choice = draft.n_choices
+                draft.n_choices += 1
+            draft.n_weights += group.n_remote
+            group.n_admitted = measure_subs(draft, group.members)
+            draft.n_local += group.n_admitted
+            group = group.next
+
+
+cdef inline void begin_extras(const Draft *draft, Entry *entry, size_t extras_at, size_t size) noexcept:
+    cdef Extras *extras
+    entry.extras_at = <uint32_t>extras_at
+    extras = extras_of(entry)
+    memset(extras, 0, size)
+    extras.mapping = -1
+    extras.is_reply = draft.is_reply
+    extras.imports = <uint32_t *>(extras + 1)
+    if draft.has_shadows:
+        extras.foreign = <uint8_t *>(extras.imports + draft.n_rules)
+    entry.crosses = draft.is_reply
+
+
+cdef inline Entry *lay_out(const Draft *draft) noexcept:
+    """An entry with room for everything, its parts in place and empty. NULL: no memory."""
+    cdef Entry *entry
+    cdef size_t targets_at = sizeof(Entry)
+    cdef size_t choices_at = targets_at + (<size_t>draft.n_plain + draft.n_local) * sizeof(Target)
+    cdef size_t weights_at = choices_at + draft.n_choices * sizeof(Choice)
+    cdef size_t extras_at = weights_at + draft.n_weights * sizeof(RemoteWeight)
+    cdef size_t text_at = extras_at
+    cdef size_t allocated
+    if unlikely(draft.has_shadows or draft.n_rules or draft.is_reply):
+        text_at += sizeof(Extras) + draft.n_rules * sizeof(uint32_t)
+        if draft.has_shadows:
+            text_at += draft.n_plain + draft.n_local
+    allocated = text_at + draft.text_size + SLACK
+    if draft.text_size > 0xFFFFFFFF or text_at > 0xFFFFFFFF:   # offsets are 32 bits wide
+        return NULL
+    entry = <Entry *>malloc(allocated)
+    if entry == NULL:
+        return NULL
+    memset(entry, 0, sizeof(Entry))
+    entry.hash = draft.hash
+    entry.subject_size = <uint32_t>draft.size
+    entry.n_plain = draft.n_plain
+    entry.n_choices = draft.n_choices
+    entry.allocated = allocated
+    entry.is_new = True
+    entry.targets = <Target *>(<uint8_t *>entry + targets_at)
+    entry.choices = <Choice *>(<uint8_t *>entry + choices_at)
+    entry.weights = <RemoteWeight *>(<uint8_t *>entry + weights_at)
+    entry.text = <uint8_t *>entry + text_at
+    memset(entry.choices, 0, draft.n_choices * sizeof(Choice))
+    if unlikely(text_at != extras_at):
+        begin_extras(draft, entry, extras_at, text_at - extras_at)
+    return entry
+
+
+cdef inline void place_choices(const Draft *draft, Entry *entry) noexcept:
+    """Where does each group's part of the targets and of the weights begin?"""
+    cdef const QueueGroup *group
+    cdef Choice *choice
+    cdef uint32_t i, first = draft.n_plain, first_remote = 0
+    for i in range(draft.n_found):
+        group = draft.found[i].groups
+        while group != NULL:
+            choice = &entry.choices[group.name.choice]
+            choice.name = group.name
+            choice.n_local += group.n_admitted
+            choice.n_remote += group.n_remote
+            group = group.next
+    for i in range(draft.n_choices):   # counted again by fill_choice()
+        choice = &entry.choices[i]
+        choice.first = first
+        first += choice.n_local
+        choice.n_local = 0
+        choice.first_remote = first_remote
+        first_remote += choice.n_remote
+        choice.n_remote = 0
+
+
+cdef inline uint32_t fill_head(const Draft *draft, Entry *entry) noexcept:
+    """Writes the subject, and what a frame to a sibling begins with; returns where the next text goes."""
+    cdef uint8_t *to = entry.text + draft.size
+    memcpy(entry.text, draft.subject, draft.size)
+    entry.rmsg_at = <uint32_t>draft.size
+    memcpy(to, b'RMSG ', 5)
+    memcpy(to + 5, draft.account, draft.account_size)
+    to[5 + draft.account_size] = c' '
+    memcpy(to + 6 + draft.account_size, draft.subject, draft.size)
+    entry.rmsg_size = <uint32_t>(6 + draft.account_size + draft.size)
+    return entry.rmsg_at + entry.rmsg_size
+
+
+cdef inline uint32_t fill_target(Entry *entry, uint32_t i, Sub *sub, uint32_t at) noexcept:
+    """Writes target i and its prefix at text[at:]; returns where the next text goes."""
+    cdef uint8_t *to = entry.text + at
+    cdef Target *target = &entry.targets[i]
+    cdef size_t size = entry.subject_size
+    cdef const Shadow *shadow = <const Shadow *>sub
+    memcpy(to, b'HMSG ', 5)
+    if likely(sub.key.kind != SUB_SHADOW):
+        memcpy(to + 5, entry.text, size)
+    else:
+        extras_of(entry).foreign[i] = True
+        sub = shadow.parent
+        if shadow.renaming == NULL:
+            memcpy(to + 5, entry.text, size)
+        else:
+            size = (<Transform>shadow.renaming).apply(entry.text, size, to + 5)
+    target.sub = sub
+    target.out = sub.out
+    target.prefix_at = at
+    target.prefix_size = <uint32_t>(6 + size + sub.key.size)
+    to[5 + size] = c' '
+    memcpy(to + 6 + size, <uint8_t *>sub + sizeof(Sub), sub.key.size)
+    return at + target.prefix_size
+
+
+cdef inline uint32_t fill_choice(const Draft *draft, Entry *entry, const QueueGroup *group, uint32_t at) noexcept:
+    """One node's part of a queue group: members here, and how many siblings have."""
+    cdef Choice *choice = &entry.choices[group.name.choice]
+    cdef Sub *sub = group.members
+    cdef uint32_t i
+    choice.n_members += group.n_admitted
+    while sub != NULL:
+        if shown_size(sub, draft.subject, draft.size) >= 0:
+            at = fill_target(entry, choice.first + choice.n_local, sub, at)
+            choice.n_local += 1
+        sub = sub.next
+    for i in range(group.n_remote):
+        entry.weights[choice.first_remote + choice.n_remote] = group.remote[i]
+        choice.n_remote += 1
+        choice.n_members += group.remote[i].members
+    return at
+
+
+cdef inline void fill(const Draft *draft, Entry *entry) noexcept:
+    cdef const Node *node
+    cdef const QueueGroup *group
+    cdef Sub *sub
+    cdef uint32_t i, n = 0, at = fill_head(draft, entry)
+    for i in range(draft.n_found):
+        node = draft.found[i]
+        entry.remote |= node.remote
+        sub = node.subs
+        while sub != NULL:
+            if shown_size(sub, draft.subject, draft.size) >= 0:
+                at = fill_target(entry, n, sub, at)
+                if sub.out.match == draft.match:
+                    entry.is_doubled = True
+                sub.out.match = draft.match
+                n += 1
+            sub = sub.next
+        group = node.groups
+        while group != NULL:
+            at = fill_choice(draft, entry, group, at)
+            group = group.next
+
+
+cdef Entry *draft_entry(Draft *draft) noexcept:
+    cdef Entry *entry
+    measure(draft)
+    entry = lay_out(draft)
+    if entry == NULL:
+        return NULL
+    place_choices(draft, entry)
+    fill(draft, entry)
+    return entry

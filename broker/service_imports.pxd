@@ -1,0 +1,60 @@
+# Service imports: requests from one account to another, and the answers to them.
+#
+#   importer's client ── PUB loc inbox ──→ ServiceImport ──→ exporter: req.fix _R_.00aB3dE9.0000k2…     (request)
+#   importer's client ←─ MSG inbox ─── Response ←── exporter's client: PUB _R_.00aB3dE9.0000k2…         (answer)
+#
+# A generated reply subject names the shard that made it, so every shard knows where to send an answer, and interest in
+# it need not be told to siblings: see Sublist.maker_of().
+
+cimport cython
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from gnatswarm.broker.fanout cimport AccountGate, Fanout, Outcome, Publish
+from gnatswarm.broker.rules cimport ServiceImport
+from gnatswarm.broker.entry cimport Entry
+from gnatswarm.broker.sublist cimport Sublist
+
+cdef enum:
+    # Longest chain of imported services; the configuration refuses rings.
+    MOST_CROSSINGS = 16
+    # Requests without an answer yet: some 300 bytes each. Beyond that the oldest can no longer be answered.
+    MOST_RESPONSES = 262144
+
+
+# An answer that may come.
+@cython.final
+cdef class Response:
+    cdef Sublist importer           # whose client has asked …
+    cdef Sublist exporter           # … whom
+    cdef bytes reply                # … and where it waits for the answer
+    cdef int kind
+    cdef uint64_t asked_us
+
+
+@cython.final
+cdef class ServiceImports(AccountGate):
+    cdef Fanout fanout
+    cdef bytes prefix               # of the reply subjects generated here
+    cdef list thresholds_us         # of each lane: how long an answer may take
+    cdef list lanes                 # dicts, reply subject → Response, oldest first
+    cdef uint32_t n_waiting
+    cdef bint adds_headers
+    cdef bytes random_pool
+    cdef int random_at
+    cdef int depth
+    cdef readonly uint64_t n_requests
+    cdef readonly uint64_t n_answers
+    cdef readonly uint64_t n_expired
+
+    cdef int enter(self, Sublist sublist, bytes subject, Publish *message, Outcome *outcome) except -1
+    cdef int request(self, ServiceImport rule, bytes subject, Publish *message, uint64_t rtt_us,
+                     Outcome *outcome) except -1
+    cdef int respond(self, Sublist sublist, bytes subject, Publish *message, Outcome *outcome) except -1
+    cdef bytes expect(self, Sublist importer, Sublist exporter, bytes reply, int kind, uint64_t threshold_us)
+    cdef int leave_from(self, Sublist sublist, Entry *entry, Publish *message, uint64_t rtt_us,
+                        Outcome *outcome) except -1
+    # What became of it, alone.
+    cdef Outcome send(self, Sublist sublist, bytes subject, Publish *message, bytes reply, bytes note) except *
+    cdef bytes random_bytes(self, int n)
+    cdef dict lane_of(self, bytes reply)
+    cdef int forget(self, bytes reply) except -1

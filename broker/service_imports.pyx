@@ -1,0 +1,302 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""Service imports: requests from one account to another, and the answers to them.
+
+The exporting account sees a generated reply subject, never the requestor's. A request is kept until its answer has come
+(singleton), an empty answer (stream, chunked), or until the export's threshold has passed. All of it happens on the
+requestor's shard; other shards see ordinary messages of the exporting account, and send answers here. It knows no
+client and no clock; the time is the outbox's now_us. Cost: some 3 µs per request.
+"""
+
+from libc.string cimport memcpy
+
+from gnatswarm.broker.fanout cimport (
+    ORIGIN_ACCOUNT, ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, add_outcome, no_outcome, write_tail_head)
+from gnatswarm.broker.interest cimport MOST_SHARDS
+from gnatswarm.broker.rules cimport RESPONSE_SINGLETON, Mapping
+from gnatswarm.broker.entry cimport Extras, extras_of
+from gnatswarm.broker.transform cimport Transform
+from gnatswarm.broker.word cimport SLACK, hash_bytes, unlikely
+
+import base64
+import os
+
+# As on nats-server; the first of the lanes.
+DEFAULT_THRESHOLD_US = 120_000_000
+MOST_LANES = 0xFFFF
+
+
+cdef class Response:
+    """A possible answer: who waits for it, on which subject, and since when."""
+
+
+cdef class ServiceImports(AccountGate):
+    """One for each shard. `adds_headers`: requests say which account they come from, in a header."""
+
+    def __cinit__(self, Fanout fanout not None, int shard, *, bint adds_headers=True):
+        if not 0 <= shard < MOST_SHARDS:
+            raise ValueError("no such shard")
+        self.fanout = fanout
+        # A new prefix at each start: answers to requests from before the start are dropped.
+        self.prefix = b"_R_.%02x%s." % (shard, base64.urlsafe_b64encode(os.urandom(6)).replace(b"-", b"A"))
+        self.random_pool = b""
+        self.lanes = [{}]
+        self.thresholds_us = [DEFAULT_THRESHOLD_US]
+        self.adds_headers = adds_headers
+
+    @property
+    def reply_prefix(self) -> bytes:
+        """The prefix of this shard's generated reply subjects."""
+        return self.prefix
+
+    @property
+    def waiting(self) -> int:
+        """Requests that may still be answered."""
+        return self.n_waiting
+
+    def sweep(self):
+        """Forgets requests whose threshold has passed; to be called regularly."""
+        cdef uint64_t now = self.fanout.box.now_us
+        cdef Response response
+        for lane, threshold_us in zip(self.lanes, self.thresholds_us):
+            over = []
+            for reply, found in lane.items():
+                response = <Response>found
+                if now - response.asked_us <= <uint64_t>threshold_us:
+                    break
+                over.append(reply)
+            for reply in over:
+                self.forget(reply)
+            self.n_expired += <uint64_t>len(over)
+
+    # ---- called by users of fan-out
+
+    cdef void leave(self, Sublist sublist, Entry *entry, Publish *message, uint64_t rtt_us, Outcome *outcome) noexcept:
+        try:
+            self.leave_from(sublist, entry, message, rtt_us, outcome)
+        except MemoryError:
+            pass
+
+    cdef int leave_from(self, Sublist sublist, Entry *entry, Publish *message, uint64_t rtt_us,
+                        Outcome *outcome) except -1:
+        cdef bytes subject = entry.text[:entry.subject_size]
+        cdef const Extras *extras = extras_of(entry)
+        cdef bint is_reply = extras.is_reply
+        cdef list rules = []
+        cdef uint32_t i
+        if self.depth == MOST_CROSSINGS:
+            return 0
+        if message.origin != ORIGIN_SIBLING and message.origin != ORIGIN_SIBLING_ACCOUNT:
+            for i in range(extras.n_imports):   # (the entry may be gone after the first)
+                rules.append(sublist.rules[extras.imports[i]])
+        self.depth += 1
+        try:
+            if is_reply:
+                self.respond(sublist, subject, message, outcome)
+            for rule in rules:
+                self.request(<ServiceImport>rule, subject, message, rtt_us, outcome)
+        finally:
+            self.depth -= 1
+        return 0
+
+    cdef Entry *map(self, Sublist sublist, Entry *entry, bint *is_random) noexcept:
+        cdef Mapping mapping = <Mapping>sublist.rules[extras_of(entry).mapping]
+        cdef Transform chosen
+        cdef bytearray room
+        cdef size_t size
+        cdef uint8_t *to
+        is_random[0] = not mapping.is_constant
+        chosen = mapping.choose(sublist.random())
+        if chosen is None:
+            return NULL
+        try:
+            room = bytearray(chosen.room_for(entry.subject_size) + SLACK)
+        except MemoryError:
+            return NULL
+        to = <uint8_t *><char *>room
+        size = chosen.apply(entry.text, entry.subject_size, to)
+        return sublist.find(to, size, hash_bytes(to, size, sublist.seed))
+
+    # ---- requests and answers
+
+    cdef int enter(self, Sublist sublist, bytes subject, Publish *message, Outcome *outcome) except -1:
+        """Publish a message of another account in this one; what became of it is added to `outcome`."""
+        cdef bytes padded = subject + bytes(SLACK)
+        cdef const uint8_t *at = padded
+        cdef size_t size = len(subject)
+        cdef Entry *entry = sublist.find(at, size, hash_bytes(at, size, sublist.seed))
+        cdef bint is_random
+        cdef Outcome here
+        if entry != NULL and entry.extras_at and extras_of(entry).mapping >= 0:
+            entry = self.map(sublist, entry, &is_random)
+            if entry != NULL:
+                size = entry.subject_size
+                padded = entry.text[:size] + bytes(SLACK)
+                at = padded
+        if entry == NULL:
+            return 0
+        if entry.crosses:
+            self.leave_from(sublist, entry, message, 0, outcome)
+            entry = sublist.find(at, size, hash_bytes(at, size, sublist.seed))   # other match results were built since
+            if entry == NULL:
+                return 0
+        no_outcome(&here)
+        self.fanout.deliver_across(sublist, entry, message, &here)
+        if unlikely(entry.slow_until_us > self.fanout.box.now_us) and here.touched:
+            # A subscriber on a sibling is behind: make the publisher wait as for a local one. (It sees only the match
+            # result of its own subject.)
+            here.stalls = True
+        add_outcome(outcome, &here)
+        return 0
+
+    cdef int request(self, ServiceImport rule, bytes subject, Publish *message, uint64_t rtt_us,
+                     Outcome *outcome) except -1:
+        """Send a request to an imported service."""
+        cdef bytes reply = None
+        cdef bytes note = b""
+        cdef Outcome there
+        if message.reply.size:
+            reply = self.expect(rule.importer, rule.exporter, message.reply.at[:message.reply.size],
+                                rule.response_kind, rule.threshold_us)
+        if rule.renaming is not None:
+            subject = rule.renaming(subject)
+        if self.adds_headers:
+            note = rule.note
+            if rtt_us:
+                note = b'%s,"rtt":%d}\r\n' % (note[:len(note) - 3], rtt_us * 1000)
+        self.n_requests += 1
+        there = self.send(rule.exporter, subject, message, reply, note)
+        if there.deliveries == 0 and there.touched == 0 and reply is not None:
+            self.forget(reply)   # there is no service to answer it
+        add_outcome(outcome, &there)
+        return 0
+
+    cdef int respond(self, Sublist sublist, bytes subject, Publish *message, Outcome *outcome) except -1:
+        """Deliver an answer on a reply subject generated here."""
+        cdef dict lane = self.lane_of(subject)
+        cdef Response response
+        cdef bytes reply = None
+        cdef uint64_t threshold_us
+        cdef Outcome there
+        if lane is None:
+            return 0
+        response = <Response>lane.get(subject)
+        if response is None or response.exporter is not sublist:
+            return 0
+        threshold_us = self.thresholds_us[int(subject[len(self.prefix):len(self.prefix) + 4], 16)]
+        if self.fanout.box.now_us - response.asked_us > threshold_us:
+            self.forget(subject)
+            self.n_expired += 1
+            return 0
+        if response.kind == RESPONSE_SINGLETON or message.size == 0:
+            self.forget(subject)
+        if message.reply.size:   # the requestor may answer this answer
+            reply = self.expect(response.exporter, response.importer, message.reply.at[:message.reply.size],
+                                RESPONSE_SINGLETON, DEFAULT_THRESHOLD_US)
+        self.n_answers += 1
+        there = self.send(response.importer, response.reply, message, reply, b"")
+        if there.deliveries == 0 and there.touched == 0:   # the requestor is gone
+            self.forget(subject)
+            if reply is not None:
+                self.forget(reply)
+        elif subject in lane:   # the threshold starts again, and a lane is in the order of these times
+            response.asked_us = self.fanout.box.now_us
+            del lane[subject]
+            lane[subject] = response
+        add_outcome(outcome, &there)
+        return 0
+
+    cdef Outcome send(self, Sublist sublist, bytes subject, Publish *message, bytes reply, bytes note) except *:
+        """The message with another reply subject, and `note` as the last line of its header."""
+        cdef Publish other = message[0]
+        cdef Outcome outcome
+        cdef bytearray room
+        cdef bytes header = b""
+        cdef uint8_t *to
+        cdef size_t head
+        cdef size_t payload_size = message.size - message.header_size
+        if note:
+            header = b"NATS/1.0\r\n"
+            if message.header_size:
+                header = without(message.payload[:message.header_size], b"nats-request-info")
+            header += note + b"\r\n"
+            other.header_size = <uint32_t>len(header)
+            other.size = other.header_size + <uint32_t>payload_size
+        elif message.header_size:
+            header = message.payload[:message.header_size]
+        other.reply.size = 0
+        if reply is not None:
+            other.reply.at = reply
+            other.reply.size = len(reply)
+        room = bytearray(other.reply.size + 64 + other.size + SLACK)
+        to = <uint8_t *><char *>room
+        head = write_tail_head(to, other.reply, other.header_size != 0, other.header_size, other.size)
+        other.tail = to
+        other.payload = to + head
+        if other.header_size:
+            memcpy(to + head, <const char *>header, other.header_size)
+        memcpy(to + head + other.header_size, message.payload + message.header_size, payload_size)
+        memcpy(to + head + other.size, b'\r\n', 2)
+        other.tail_size = head + other.size + 2
+        other.blob = NULL
+        other.count = 1
+        other.stride = other.tail_size
+        other.origin = ORIGIN_ACCOUNT
+        no_outcome(&outcome)
+        self.enter(sublist, subject, &other, &outcome)
+        return outcome
+
+    cdef bytes expect(self, Sublist importer, Sublist exporter, bytes reply, int kind, uint64_t threshold_us):
+        """Generate the reply subject for the exporter."""
+        cdef Response response = Response()
+        cdef bytes made
+        cdef int number
+        cdef dict lane
+        if threshold_us in self.thresholds_us:
+            number = self.thresholds_us.index(threshold_us)
+        elif len(self.lanes) < MOST_LANES:
+            number = len(self.lanes)
+            self.lanes.append({})
+            self.thresholds_us.append(threshold_us)
+        else:
+            number = 0
+        lane = self.lanes[number]
+        # 96 random bits: it cannot be guessed from another one.
+        made = b"%s%04x%s" % (self.prefix, number, base64.urlsafe_b64encode(self.random_bytes(12)))
+        response.importer = importer
+        response.exporter = exporter
+        response.reply = reply
+        response.kind = kind
+        response.asked_us = self.fanout.box.now_us
+        lane[made] = response
+        self.n_waiting += 1
+        if self.n_waiting > MOST_RESPONSES:
+            self.forget(next(iter(max(self.lanes, key=len))))
+            self.n_expired += 1
+        return made
+
+    cdef dict lane_of(self, bytes reply):
+        try:
+            number = int(reply[len(self.prefix):len(self.prefix) + 4], 16)
+        except ValueError:
+            return None
+        return self.lanes[number] if 0 <= number < len(self.lanes) else None
+
+    cdef int forget(self, bytes reply) except -1:
+        cdef dict lane = self.lane_of(reply)
+        if lane is not None and lane.pop(reply, None) is not None:
+            self.n_waiting -= 1
+        return 0
+
+    cdef bytes random_bytes(self, int n):
+        """From a pool: a system call for each would cost more than all the rest."""
+        if self.random_at + n > <int>len(self.random_pool):
+            self.random_pool = os.urandom(4096)
+            self.random_at = 0
+        self.random_at += n
+        return self.random_pool[self.random_at - n:self.random_at]
+
+
+cdef bytes without(bytes header, bytes name):
+    """A header block without its last, empty line, and without a field."""
+    return b"".join([line + b"\r\n" for line in header.split(b"\r\n")
+                     if line and line.partition(b":")[0].strip().lower() != name])

@@ -1,0 +1,428 @@
+"""pytest plugin: a NATS-compatible broker for tests, in one word.
+
+    async def test_orders_are_announced(gnatswarm):
+        captured = await gnatswarm.acapture("orders.>")
+        await shop(gnatswarm.url).order("tea")
+        await captured.asettle()
+        assert [message.json["item"] for message in captured.messages] == ["tea"]
+
+`gnatswarm` is a broker that the tests of a session share: a process of its own, on a free port, started by the first
+test that asks. After each test the clients that it left connected are disconnected, so a test starts with no
+subscription but what longer-lived fixtures made. Works with xdist (a broker each), with and without async tests.
+
+    gnatswarm           the shared broker: a gnatswarm.BrokerProcess
+    gnatswarm_fresh     one of this test's own
+    gnatswarm_factory   several: gnatswarm_factory(shards=2, max_payload=1024)
+    gnatswarm_client    a client of nats-py, connected to `gnatswarm` (needs nats-py and pytest-asyncio)
+    gnatswarm_token, gnatswarm_users, gnatswarm_tls    shared ones that ask for a token, for users, that encrypt
+    gnatswarm_session   the shared broker, for fixtures that live longer than a test
+    gnatswarm_options   override it in conftest.py: options of every broker, as a dict
+
+    @pytest.mark.gnatswarm_options(shards=4)           for one test, class or module
+    gnatswarm_options = ["max_payload=4096"]           for all, in pytest's configuration
+
+An option is one of gnatswarm's configuration file, or embedded=True, for a broker within the test process. When a
+test fails, what its brokers logged during it is in the report. A test that forgets to await what a broker or a capture
+gave it fails, and so does one that needs a package that is not installed. Importing this module imports no broker.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import datetime
+import importlib
+import inspect
+import ipaddress
+import warnings
+from collections.abc import AsyncIterator, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+import pytest
+
+if TYPE_CHECKING:
+    import ssl
+    from typing import Unpack
+
+    from nats.aio.client import Client as NatsClient
+    from pluggy import Result
+
+    import gnatswarm as api
+
+    class Options(api.Keywords, total=False):
+        """Those of the configuration file, and where the broker runs."""
+
+        embedded: bool
+
+    class BrokerFactory(Protocol):
+        """What `gnatswarm_factory` is."""
+
+        def __call__(self, **options: Unpack[Options]) -> api.AnyBroker: ...
+
+
+# Brokers with different options that are kept running at the same time, beside the one with none of a test's own.
+MOST_KEPT = 4
+MOST_LOG_LINES = 200
+# What a failed test's report shows: who connected, and why somebody was disconnected.
+_DEFAULTS: dict[str, object] = {"shards": 1, "debug": True}
+
+_used = pytest.StashKey[list[tuple["api.AnyBroker", int]]]()
+_pool = pytest.StashKey["_Pool"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("gnatswarm_options", "options of the brokers that tests get, name=value", type="linelist")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "gnatswarm_options(**options): options of the broker that this test gets from `gnatswarm`"
+    )
+    if config.pluginmanager.hasplugin("asyncio"):
+        config.pluginmanager.register(_asyncio_fixtures(), "gnatswarm_asyncio")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    pool = config.stash.get(_pool, None)
+    if pool is not None:
+        pool.close()
+
+
+@pytest.hookimpl(hookwrapper=True)  # the form that older versions of pytest know as well
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Result[pytest.TestReport], None]:
+    report = (yield).get_result()
+    if report.failed:
+        for broker, start in item.stash.get(_used, []):
+            lines = broker.log_since(start)
+            if lines:
+                where = broker.url if broker.starts else "not started"
+                title = f"gnatswarm log ({where}, {report.when})"
+                report.sections.append((title, "\n".join(lines[-MOST_LOG_LINES:])))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Result[None], None]:
+    """A coroutine of ours that nobody awaited has done nothing: the test that made it has not tested what it says."""
+    if _used not in item.stash:
+        yield
+        return
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.filterwarnings("always", r"coroutine '.*' was never awaited", RuntimeWarning)
+        outcome = yield
+    forgotten = []
+    for warning in warned:
+        if inspect.iscoroutine(warning.source) and _is_ours(warning.source.cr_code.co_filename):
+            forgotten.append(warning.source.__qualname__.rpartition(".")[2])
+        else:  # pytest's own list of warnings
+            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
+    if forgotten and outcome.exception is None:
+        names = ", ".join(f"{name}()" for name in forgotten)
+        outcome.force_exception(pytest.fail.Exception(_not_awaited(names, item), pytrace=False))
+
+
+def _is_ours(path: str) -> bool:
+    return Path(path).parent == Path(__file__).parent
+
+
+def _not_awaited(names: str, item: pytest.Item) -> str:
+    said = f"{names} was not awaited, and so did nothing"
+    if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+        return said
+    if names == "connect()":
+        return f"{said}: only a test with `async` can await it"
+    return f"{said}: in a test without `async` call the method without the `a`"
+
+
+# ------------------------------------------------------------------------------------------------ fixtures
+
+
+@pytest.fixture(scope="session")
+def gnatswarm_options(pytestconfig: pytest.Config) -> dict[str, object]:
+    """Options of every broker; override it in conftest.py. By default what `gnatswarm_options` in the ini file says."""
+    found: dict[str, object] = {}
+    for line in pytestconfig.getini("gnatswarm_options"):
+        name, equals, text = line.partition("=")
+        if not equals:
+            raise pytest.UsageError(f"gnatswarm_options: {line!r}: expected name=value")
+        try:
+            found[name.strip()] = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError):
+            found[name.strip()] = text.strip()
+    return found
+
+
+@pytest.fixture(scope="session")
+def gnatswarm_session(pytestconfig: pytest.Config, gnatswarm_options: dict[str, object]) -> api.AnyBroker:
+    """The broker that tests share, for fixtures that live longer than one; their clients stay connected."""
+    return _pool_of(pytestconfig).get(gnatswarm_options)
+
+
+@pytest.fixture
+def gnatswarm(request: pytest.FixtureRequest, gnatswarm_options: dict[str, object]) -> Iterator[api.AnyBroker]:
+    """A broker. Tests with the same options share it, one after the other."""
+    yield from _lend(request, gnatswarm_options)
+
+
+@pytest.fixture
+def gnatswarm_factory(request: pytest.FixtureRequest, gnatswarm_options: dict[str, object]) -> Iterator[BrokerFactory]:
+    """`gnatswarm_factory(**options)`: brokers of this test's own."""
+    started: list[api.AnyBroker] = []
+
+    def start(**options: Unpack[Options]) -> api.AnyBroker:
+        broker = _made(_merged(request, gnatswarm_options) | dict(options))
+        _note(request, broker, 0)
+        started.append(broker)
+        return _started(broker)
+
+    yield start
+    with _failing(), contextlib.ExitStack() as stack:
+        for broker in started:
+            stack.callback(broker.stop)
+
+
+@pytest.fixture
+def gnatswarm_fresh(gnatswarm_factory: BrokerFactory) -> api.AnyBroker:
+    """A broker that no other test has seen or will see."""
+    return gnatswarm_factory()
+
+
+@pytest.fixture
+def gnatswarm_token(request: pytest.FixtureRequest, gnatswarm_options: dict[str, object]) -> Iterator[api.AnyBroker]:
+    """A broker that asks for a token: `gnatswarm_token.options.auth_token`, or `connect_options`."""
+    yield from _lend(request, gnatswarm_options, token="secret-token")
+
+
+@pytest.fixture
+def gnatswarm_users(request: pytest.FixtureRequest, gnatswarm_options: dict[str, object]) -> Iterator[api.AnyBroker]:
+    """A broker with the users alice (password wonderland, may everything) and bob (builder, may only subscribe)."""
+    alice = {"user": "alice", "password": "wonderland"}
+    bob = {"user": "bob", "password": "builder", "permissions": {"publish": {"deny": ">"}}}
+    yield from _lend(request, gnatswarm_options, users=[alice, bob])
+
+
+@pytest.fixture
+def gnatswarm_tls(
+    request: pytest.FixtureRequest, gnatswarm_options: dict[str, object], gnatswarm_certificates: Certificates
+) -> Iterator[api.AnyBroker]:
+    """A broker that encrypts, with a certificate of `gnatswarm_certificates`."""
+    tls = {"cert_file": gnatswarm_certificates.cert_file, "key_file": gnatswarm_certificates.key_file}
+    yield from _lend(request, gnatswarm_options, tls=tls)
+
+
+@pytest.fixture(scope="session")
+def gnatswarm_certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """An authority of this session's own, and a certificate by it for localhost and 127.0.0.1."""
+    _require("cryptography", "gnatswarm_certificates are made by cryptography: pip install cryptography")
+    return _certificates(tmp_path_factory.mktemp("gnatswarm"))
+
+
+@pytest.fixture
+def gnatswarm_client() -> None:
+    """A client of nats-py, connected to `gnatswarm`, closed after the test. Where there is pytest-asyncio."""
+    text = "gnatswarm_client is an async fixture: pip install pytest-asyncio, or `await gnatswarm.connect()`"
+    pytest.fail(text, pytrace=False)
+
+
+def _asyncio_fixtures() -> object:
+    """What only pytest-asyncio can set up."""
+    import pytest_asyncio
+
+    class AsyncioFixtures:
+        @pytest_asyncio.fixture
+        async def gnatswarm_client(self, gnatswarm: api.AnyBroker) -> AsyncIterator[NatsClient]:
+            """A client of nats-py, connected to `gnatswarm`, closed after the test."""
+            _require("nats", "gnatswarm_client is a client of nats-py: pip install nats-py")
+            client = await gnatswarm.connect()
+            yield client
+            if not client.is_closed:
+                await client.close()
+
+    return AsyncioFixtures()
+
+
+# ------------------------------------------------------------------------------------------------ brokers
+
+
+class _Pool:
+    """Brokers that run, by their options; the one without a test's own options is never the one to go."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, api.AnyBroker] = {}
+        self._first = ""
+
+    def get(self, options: dict[str, object]) -> api.AnyBroker:
+        """One with these options, running."""
+        key = repr(sorted(options.items()))
+        self._first = self._first or key
+        broker = self._kept.pop(key, None)
+        if broker is None:
+            broker = _made(options)
+            while len(self._kept) > MOST_KEPT:
+                oldest = next(one for one in self._kept if one != self._first)
+                self._kept.pop(oldest).stop()
+        self._kept[key] = broker  # the newest is the last
+        if not broker.is_running:  # new, or a test has stopped it
+            _started(broker)
+        return broker
+
+    def drop(self, broker: api.AnyBroker) -> None:
+        """Not as it was: the next one gets another."""
+        for key, kept in list(self._kept.items()):
+            if kept is broker:
+                del self._kept[key]
+        broker.stop()
+
+    def close(self) -> None:
+        """Stop them all."""
+        for broker in self._kept.values():
+            broker.stop()
+        self._kept.clear()
+
+
+def _pool_of(config: pytest.Config) -> _Pool:
+    return config.stash.setdefault(_pool, _Pool())
+
+
+def _merged(request: pytest.FixtureRequest, base: dict[str, object], **own: object) -> dict[str, object]:
+    """Options of the session, then of the fixture, then of the module, the class and the test."""
+    options = base | own
+    for mark in reversed(list(request.node.iter_markers("gnatswarm_options"))):
+        if mark.args:
+            raise pytest.UsageError("gnatswarm_options takes keywords only, as in gnatswarm_options(shards=2)")
+        options |= mark.kwargs
+    return options
+
+
+def _made(options: dict[str, object]) -> api.AnyBroker:
+    import gnatswarm as api
+
+    given = _DEFAULTS | options
+    is_embedded = given.pop("embedded", False)
+    keywords = cast("api.Keywords", given)
+    try:
+        return api.Broker(**keywords) if is_embedded else api.BrokerProcess(**keywords)
+    except (TypeError, api.ConfigError) as error:
+        problem = str(error)
+    pytest.fail(f"gnatswarm_options: {problem}", pytrace=False)
+
+
+def _started(broker: api.AnyBroker) -> api.AnyBroker:
+    with _failing():
+        broker.start()
+    return broker
+
+
+@contextlib.contextmanager
+def _failing() -> Iterator[None]:
+    """What a broker says of itself, without the lines of Python that asked it."""
+    import gnatswarm as api
+
+    problem = ""
+    try:
+        yield
+    except api.BrokerFailed as error:
+        problem = str(error)
+    if problem:
+        # Out here, so that pytest has no second error to show.
+        pytest.fail(problem, pytrace=False)
+
+
+def _require(package: str, otherwise: str) -> None:
+    """The test fails where this package is missing: one that is skipped would be missed by nobody."""
+    is_there = True
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        is_there = False
+    if not is_there:
+        pytest.fail(otherwise, pytrace=False)
+
+
+def _note(request: pytest.FixtureRequest, broker: api.AnyBroker, start: int) -> None:
+    request.node.stash.setdefault(_used, []).append((broker, start))
+
+
+def _lend(request: pytest.FixtureRequest, base: dict[str, object], **own: object) -> Iterator[api.AnyBroker]:
+    """A broker of the pool for one test, which gets back as it was."""
+    pool = _pool_of(request.config)
+    broker = pool.get(_merged(request, base, **own))
+    _note(request, broker, broker.lines_logged)
+    with _failing():
+        options, starts = broker.options, broker.starts
+        shards, moment = broker.shard_count(), broker.next_client_id()
+    yield broker
+    with _failing():
+        broker.close_captures()
+        if not broker.is_running:
+            return
+        if broker.options != options or broker.shard_count() != shards:
+            pool.drop(broker)
+        else:
+            # Ids begin anew with a restart.
+            broker.disconnect_clients(moment if broker.starts == starts else 0)
+
+
+# ------------------------------------------------------------------------------------------------ certificates
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """PEM files, valid for a day."""
+
+    ca_file: Path
+    cert_file: Path
+    key_file: Path
+
+    @property
+    def client_context(self) -> ssl.SSLContext:
+        """For clients that trust this authority, and look at the name."""
+        import ssl
+
+        return ssl.create_default_context(cafile=str(self.ca_file))
+
+
+def _certificates(directory: Path) -> Certificates:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    now = datetime.datetime.now(datetime.UTC)
+
+    def named(name: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+    def signed(name: str, key: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType) -> x509.Certificate:
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(named(name))
+            .issuer_name(named("gnatswarm test authority"))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(minutes=5))
+            .not_valid_after(now + datetime.timedelta(days=1))
+        )
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+        return builder.sign(authority, hashes.SHA256())
+
+    def written(name: str, data: bytes) -> Path:
+        path = directory / name
+        path.touch(mode=0o600)
+        path.write_bytes(data)
+        return path
+
+    authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    pem = serialization.Encoding.PEM
+    constraints = x509.BasicConstraints(ca=True, path_length=None)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return Certificates(
+        written("ca.pem", signed("gnatswarm test authority", authority, constraints, identifier).public_bytes(pem)),
+        written("server.pem", signed("localhost", key, names, issuer).public_bytes(pem)),
+        written("server.key", private),
+    )

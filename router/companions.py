@@ -1,0 +1,130 @@
+"""What serves a running broker beside its supervisor: monitoring, system account, operators, signals, reloads.
+
+The one place that composes them, in two steps: it is made before the supervisor, because it is its `Audience`; `run()`
+makes the rest, which gives commands to the supervisor. Modules are imported when they are first needed, so that they
+do not delay the start of the shards. Called by `router.serving`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from gnatswarm.router.monitoring.system_account import SystemAccount
+from gnatswarm.router.supervision.broker_commands import BrokerCommands
+from gnatswarm.router.supervision.reload_echo import ReloadEcho
+from gnatswarm.shards.boundary import control
+
+if TYPE_CHECKING:
+    from gnatswarm.broker.options import Options
+    from gnatswarm.router.monitoring.monitor import Monitor
+    from gnatswarm.router.monitoring.state import MonitoringState
+    from gnatswarm.router.supervision.broker import Broker
+    from gnatswarm.router.supervision.notify import Notifier
+    from gnatswarm.router.supervision.operator_answers import Disconnections
+    from gnatswarm.router.supervision.operator_socket import OperatorServer
+
+
+class Supervision(BrokerCommands, Protocol):
+    """The supervisor as the companions need it."""
+
+    def supervise(self) -> None:
+        """Begin to handle messages and deaths of shards, and time."""
+
+    async def wait_ended(self) -> int:
+        """Wait until the broker has stopped; returns the exit code."""
+
+
+class Companions:
+    """The companions of one broker. `reparse` reads its configuration again; None: it has none."""
+
+    def __init__(self, broker: Broker, notifier: Notifier, *, reparse: Callable[[], Options] | None) -> None:
+        self._broker = broker
+        self._notifier = notifier
+        self._reparse = reparse
+        self._echo = ReloadEcho(notifier)
+        self._system = SystemAccount(broker, broker, self.monitoring)
+        self._monitoring: MonitoringState | None = None
+        self._monitor: Monitor | None = None
+        self._operators: OperatorServer | None = None
+        self._disconnections: Disconnections | None = None
+
+    def monitoring(self) -> MonitoringState:
+        """Created on first use; loads the monitoring modules."""
+        if self._monitoring is None:
+            from gnatswarm.router.monitoring.state import MonitoringState
+
+            self._monitoring = MonitoringState(self._broker, self._broker)
+        return self._monitoring
+
+    async def run(self, supervisor: Supervision) -> int:
+        """Supervise and serve until the broker has stopped; returns the exit code.
+
+        ListenError when the monitoring pages cannot be served.
+        """
+        from gnatswarm.router.supervision.operator_answers import Disconnections, OperatorAnswers
+        from gnatswarm.router.supervision.operator_socket import OperatorServer
+        from gnatswarm.router.supervision.reloader import Reloader
+        from gnatswarm.router.supervision.signal_handlers import SignalHandlers
+
+        broker = self._broker
+        self._disconnections = Disconnections()
+        reloader = Reloader(
+            broker, supervisor, self._notifier, self._echo, reparse=self._reparse, on_reloaded=self._on_reloaded
+        )
+        answers = OperatorAnswers(broker, broker, supervisor, self._disconnections, reloader)
+        with SignalHandlers(broker, broker, supervisor, reloader.reload).installed():
+            supervisor.supervise()
+            self._operators = OperatorServer()
+            try:
+                await self._operators.serve(broker.runtime_files.operators, answers.answer)
+                self._system.configure()
+                if broker.monitor_socket is not None:
+                    from gnatswarm.router.monitoring.monitor import Monitor  # imports the monitoring modules
+
+                    self._monitor = Monitor(broker, self.monitoring(), broker.monitor_socket)
+                    await self._monitor.start()
+                return await supervisor.wait_ended()
+            finally:
+                self._operators.close()
+                if self._monitor is not None:
+                    self._monitor.close()
+
+    def _on_reloaded(self) -> None:
+        if self._monitor is not None:
+            self._monitor.take_certificate()
+        self._system.configure()
+
+    # ---- the supervisor's audience
+
+    def on_message(self, shard: int, message: control.Message) -> None:
+        """A shard said something that changes no state."""
+        match message:
+            case control.Reloaded():
+                self._echo.on_reloaded(shard)
+            case control.Disconnected(clients):
+                if self._disconnections is not None:
+                    self._disconnections.on_disconnected(shard, clients)
+            case control.SnapshotReply():
+                self.monitoring().questions.on_reply(shard, message)
+            case control.SystemRequest() | control.AccountChanged():
+                self._system.on_message(shard, message)
+
+    def on_shard_gone(self, shard: int) -> None:
+        """Its process was reaped: it answers no question any more."""
+        self._echo.on_reloaded(shard)
+        if self._monitoring is not None:
+            self._monitoring.questions.on_gone(shard)
+
+    def on_operator_socket(self) -> None:
+        """Somebody removed the operators' socket, and there is another one now."""
+        if self._operators is not None:
+            self._operators.move_to(self._broker.runtime_files.operators)
+
+    def on_stopping(self) -> None:
+        """The broker is about to stop."""
+        self._system.say_shutdown()
+
+    def on_lame_duck(self) -> None:
+        """The broker begins to leave slowly."""
+        self._system.say_lame_duck()

@@ -1,0 +1,153 @@
+"""The `accounts { … }` block of the configuration: accounts, and the users in them.
+
+A restriction in an account that this broker does not enforce is a problem, never a notice: see
+`router.config.not_offered`.
+"""
+
+from __future__ import annotations
+
+from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account, Mapping, Permissions, User
+from gnatswarm.router.config import not_offered
+from gnatswarm.router.config import option_values as values
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar
+from gnatswarm.router.config.imports_exports_block import ImportsExportsBlock
+from gnatswarm.router.config.imports_exports_rules import exchange_problems
+from gnatswarm.router.config.mappings_block import MappingsBlock
+from gnatswarm.router.config.option_values import Mistake
+from gnatswarm.router.config.permission_block import PermissionBlock
+from gnatswarm.router.config.user_list import UserList, unknown_field, with_defaults
+
+_LIMITS = {
+    "max_connections": "connections",
+    "max_conn": "connections",
+    "max_subscriptions": "subscriptions",
+    "max_subs": "subscriptions",
+    "max_payload": "payload",
+    "max_pay": "payload",
+    "max_leafnodes": "leafs",
+    "max_leafs": "leafs",
+}
+_KEYS = ("exports", "imports", "mappings", "users", "limits", "default_permissions", "nkey")
+
+
+class Accounts:
+    """Reads the block; `accounts` and `users` are what it found, `problems` what is wrong."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.accounts: tuple[Account, ...] = ()
+        self.users: tuple[User, ...] = ()
+        self.user_places: dict[str, Position] = {}
+        self.problems: list[Problem] = []
+        self.notices: list[Problem] = []
+        self._exchanges: list[ImportsExportsBlock] = []
+        found = entry.value
+        if isinstance(found, List):  # only names
+            for item in found.items:
+                if isinstance(item, Scalar) and isinstance(item.value, str):
+                    self._add(item.at, item.value, None)
+                else:
+                    self._problem(item.at, f"Expected an account name, got {item.kind}", "write a name")
+        elif isinstance(found, Block):
+            for inner in found:
+                if inner.replaces is not None:
+                    self._problem(inner.at, f'account "{inner.key}" is given again', "keep one")
+                if isinstance(inner.value, Block):
+                    self._add(inner.at, inner.key, inner.value)
+                elif not inner.used:
+                    self._problem(inner.at, f"Expected map entries for accounts, got {inner.value.kind}", "write { … }")
+        else:
+            self._problem(
+                entry.at, f"Expected accounts to be a map or an array, got {found.kind}", "write { A: { … } }"
+            )
+        self.problems += exchange_problems(self._exchanges, self._names())
+
+    def _names(self) -> list[str]:
+        return [account.name for account in self.accounts]
+
+    def _add(self, at: Position, name: str, block: Block | None) -> None:
+        if name == GLOBAL_ACCOUNT:
+            self._problem(at, f'"{name}" is a Reserved Account', "name it otherwise")
+            return
+        if not name or any(character.isspace() or character == "\0" for character in name) or len(name) > 255:
+            self._problem(at, f'"{name[:40]}": an account\'s name has no blanks', "name it otherwise")
+            return
+        if any(account.name == name for account in self.accounts):
+            self._problem(at, f'account "{name}" is given again', "keep one")
+            return
+        self._limits: dict[str, int] = {}
+        users: UserList | None = None
+        exchange = ImportsExportsBlock(name, self.problems, self.notices)
+        mappings: tuple[Mapping, ...] = ()
+        defaults: Permissions | None = None
+        for entry in block or ():
+            key = entry.key.lower()
+            if entry.replaces is not None:
+                self._problem(entry.at, f"{entry.key} is given again", "keep one")
+            if key == "users":
+                users = UserList(entry, self.problems, name)
+            elif key == "limits":
+                self._read_limits(entry)
+            elif key == "default_permissions":
+                defaults = PermissionBlock(entry, self.problems).permissions
+            elif key == "nkey":
+                self._notice(entry.at, '"nkey" of an account has no effect here', "accounts are known by their names")
+            elif key == "exports":
+                exchange.read_exports(entry)
+            elif key == "imports":
+                exchange.read_imports(entry)
+            elif key in ("mappings", "maps"):
+                mappings += MappingsBlock(entry, self.problems, self.notices).mappings
+            elif key in not_offered.OPENS_IN_ACCOUNTS:
+                self._notice(entry.at, f'"{entry.key}" was ignored', not_offered.OPENS_IN_ACCOUNTS[key])
+            elif not entry.used:
+                self.problems.append(unknown_field(entry, [*_KEYS]))
+        limits = self._limits
+        self._exchanges.append(exchange)
+        self.accounts += (
+            Account(
+                name,
+                limits.get("subscriptions", 0),
+                limits.get("payload", 0),
+                limits.get("connections", 0),
+                exports=tuple(export for export, _ in exchange.exports),
+                imports=tuple(found for found, _ in exchange.imports),
+                mappings=mappings,
+            ),
+        )
+        if users is None:
+            return
+        for user in users.users:
+            if user.shown in self.user_places:
+                self._problem(
+                    users.places[user.shown], f'Duplicate user "{user.shown}" detected', "give each user once"
+                )
+        self.user_places |= users.places
+        self.users += with_defaults(users.users, defaults)
+
+    def _read_limits(self, entry: Entry) -> None:
+        block = entry.value
+        if not isinstance(block, Block):
+            self._problem(entry.at, f"Expected limits to be a map/struct, got {block.kind}", "write { max_subs: 100 }")
+            return
+        for inner in block:
+            name = _LIMITS.get(inner.key.lower())
+            if name is None:
+                if not inner.used:
+                    self._problem(inner.at, f'Unknown field "{inner.key}" parsing account limits', "remove it")
+                continue
+            try:
+                value = inner.value.value if isinstance(inner.value, Scalar) else None
+                most = values.number(value, -1, 2**31 - 1, "bytes" if name == "payload" else "")
+            except Mistake as mistake:
+                self._problem(inner.at, f"{inner.key}: {mistake.what}", mistake.advice)
+                continue
+            if most == 0:
+                self._problem(inner.at, f"{inner.key}: 0 would mean nothing at all", "write -1 for no limit")
+            elif most > 0 and name != "leafs":
+                self._limits[name] = most
+
+    def _problem(self, at: Position, what: str, advice: str) -> None:
+        self.problems.append(Problem(at, what, advice))
+
+    def _notice(self, at: Position, what: str, advice: str) -> None:
+        self.notices.append(Problem(at, what, advice))

@@ -1,0 +1,119 @@
+"""Options and flags of nats-server that this broker does not support: one table for each consequence.
+
+The rule: an option that only opens a port or adds a feature is ignored, with a line in the log at start. An option that
+restricts access is an error with its place, so that a half-understood configuration never leaves a broker open. When
+one of them becomes supported, remove it here and add its key to `router.config.option_keys`.
+"""
+
+from __future__ import annotations
+
+# Top-level keys that restrict access. An empty block restricts nothing and is accepted.
+RESTRICTS = {
+    "operator": "operators and their JWTs",
+    "operators": "operators and their JWTs",
+    "root": "operators and their JWTs",
+    "roots": "operators and their JWTs",
+    "root_operator": "operators and their JWTs",
+    "root_operators": "operators and their JWTs",
+    "trusted": "trusted operator keys",
+    "trusted_keys": "trusted operator keys",
+    "resolver": "account resolvers",
+    "account_resolver": "account resolvers",
+    "accounts_resolver": "account resolvers",
+    "resolver_tls": "account resolvers",
+    "resolver_preload": "account resolvers",
+    "resolver_pinned_accounts": "account resolvers",
+    "auth_callout": "authentication by a service",
+}
+
+# The same inside `authorization`, and in each user.
+RESTRICTS_IN_AUTHORIZATION = {
+    "auth_callout": "authentication by a service",
+    "account": "users that name their account (write the user into the account's block)",
+}
+
+# The same inside a `tls` block.
+RESTRICTS_IN_TLS = {
+    "pinned_certs": "pinned certificates",
+    "connection_rate_limit": "a limit on handshakes per second",
+    "verify_cert_and_check_known_urls": "certificates that are compared with known URLs",
+    "cert_store": "certificate stores of Windows",
+    "cert_match": "certificate stores of Windows",
+    "cert_match_by": "certificate stores of Windows",
+    "ocsp_peer": "OCSP checks of client certificates",
+    "certs": "more than one certificate for a port",
+}
+
+# The same inside a `websocket` block.
+RESTRICTS_IN_WEBSOCKET = {
+    "authorization": "separate users for WebSocket clients",
+    "authentication": "separate users for WebSocket clients",
+    "no_auth_user": "separate users for WebSocket clients",
+    "jwt_cookie": "JWTs in cookies",
+    "user_cookie": "credentials in cookies",
+    "pass_cookie": "credentials in cookies",
+    "token_cookie": "credentials in cookies",
+}
+
+# The same in an account's exports and imports: a token (a JWT) or a subject would decide which account may import.
+RESTRICTS_IN_EXCHANGE = {
+    "token_req": "exports that require an activation token (a JWT)",
+    "token_required": "exports that require an activation token (a JWT)",
+    "activation": "imports with an activation token (a JWT)",
+    "token": "imports with an activation token (a JWT)",
+    "account_token_position": "exports whose subject names the importing account",
+}
+
+# Keys of an account that add a feature.
+OPENS_IN_ACCOUNTS = {
+    "jetstream": "JetStream: nothing is stored",
+}
+
+# Top-level keys that open a port or add a feature.
+OPENS = {
+    "cluster": "a cluster with other servers",
+    "gateway": "gateways to other clusters",
+    "leaf": "leaf nodes",
+    "leafnodes": "leaf nodes",
+    "mqtt": "MQTT connections",
+    "jetstream": "JetStream: nothing is stored",
+    "store_dir": "JetStream: nothing is stored",
+    "storedir": "JetStream: nothing is stored",
+    "default_js_domain": "JetStream: nothing is stored",
+    "prof_port": "a profiling port",
+    "syslog": "logging to syslog: lines go to standard error or the log file",
+    "remote_syslog": "logging to syslog: lines go to standard error or the log file",
+    "ocsp": "OCSP stapling",
+}
+
+# Top-level keys for internals that are built differently here.
+NO_EFFECT = {
+    "disable_sublist_cache": "the match cache is always on",
+    "connect_error_reports": "there are no links to other servers",
+    "reconnect_error_reports": "there are no links to other servers",
+    "no_system_account": "a system account without users publishes nothing; monitoring pages still show it",
+    "no_system": "a system account without users publishes nothing; monitoring pages still show it",
+    "no_sys_acc": "a system account without users publishes nothing; monitoring pages still show it",
+    "max_sub_tokens": "subjects may have as many tokens as fit a control line",
+    "max_subscription_tokens": "subjects may have as many tokens as fit a control line",
+    "trace_verbose": "trace always shows every operation",
+}
+
+# The real server checks that these are blocks; so do we, so that a typing error is found.
+WANTS_BLOCK = frozenset({"cluster", "gateway", "leaf", "leafnodes", "mqtt"})
+
+# Flags of the same kinds.
+FLAGS_OPEN = {
+    "js": OPENS["jetstream"],
+    "sd": OPENS["jetstream"],
+    "routes": OPENS["cluster"],
+    "cluster": OPENS["cluster"],
+    "cluster_listen": OPENS["cluster"],
+    "cluster_advertise": OPENS["cluster"],
+    "cluster_name": OPENS["cluster"],
+    "no_advertise": OPENS["cluster"],
+    "connect_retries": OPENS["cluster"],
+    "profile": OPENS["prof_port"],
+    "s": OPENS["syslog"],
+    "r": OPENS["syslog"],
+}

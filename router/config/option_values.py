@@ -1,0 +1,287 @@
+"""Checks of configured values: type, unit and range, one function for each kind of value.
+
+Each function takes the value from the file or the flag (already a number, text, boolean …) and returns it as
+`broker.options` needs it, or raises `Mistake`. Messages do not repeat values that could be secrets.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gnatswarm.broker.limits import (
+    LARGEST_MAX_CONTROL_LINE_BYTES,
+    LARGEST_MAX_PAYLOAD_BYTES,
+    NO_MAX_CONNECTIONS,
+    SHORTEST_LAME_DUCK_DURATION_S,
+    Limits,
+)
+
+_DEFAULTS = Limits()
+_DURATION = re.compile(r"(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+\Z")
+_DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)([a-zµμ]*)")
+_UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+MOST_SHARDS = 64  # one bit mask
+LONGEST_DURATION_S = 10 * 365 * 86_400.0  # ten years: a longer one has the wrong unit
+
+
+class Mistake(Exception):
+    """An invalid value: what is wrong, and what to do."""
+
+    def __init__(self, what: str, advice: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.advice = advice
+
+
+class BareSeconds(Exception):
+    """A number in the place of a duration: accepted as seconds, with a warning. Carries the seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+def kind_of(value: object) -> str:
+    """The type of a value, for messages."""
+    if isinstance(value, bool):
+        return "a boolean"
+    names = {int: "a number", float: "a decimal number", str: "text", list: "a list", dict: "a block"}
+    return names.get(type(value), "a date")
+
+
+def text(value: object) -> str:
+    """Text, unchanged."""
+    if not isinstance(value, str):
+        raise Mistake(f"expected text, not {kind_of(value)}", "put it in quotes")
+    return value
+
+
+def boolean(value: object) -> bool:
+    """true, yes, on; false, no, off; without quotes."""
+    if not isinstance(value, bool):
+        raise Mistake(f"expected a boolean, not {kind_of(value)}", "write true or false, without quotes")
+    return value
+
+
+def number(value: object, least: int, most: int, unit: str = "") -> int:
+    """A whole number within bounds, both included."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        example = "a size such as 64MB" if unit == "bytes" else "a whole number"
+        raise Mistake(f"expected a number, not {kind_of(value)}", f"write {example}, without quotes")
+    if value < least or value > most:
+        raise Mistake(f"{value} is out of range", f"write {least} to {most}" + (f" {unit}" if unit else ""))
+    return value
+
+
+def tcp_port(value: object) -> int:
+    """A client port: 0 is the default port, -1 any free one, as on the real server."""
+    return number(value, -1, 65_535) or 4222
+
+
+def http_port(value: object) -> int:
+    """A monitoring port: 0 is off, -1 any free one."""
+    return number(value, -1, 65_535)
+
+
+def host(value: object) -> str:
+    """An address or name to listen on, without a port."""
+    name = text(value).strip()
+    if name.startswith("[") and name.endswith("]"):
+        name = name[1:-1]
+    if re.search(r"[\s/]", name):
+        raise Mistake("a host has neither blanks nor slashes", "write an address or a name, as in 127.0.0.1")
+    if re.fullmatch(r"[^:]*:\d+", name):
+        raise Mistake("a host and a port in one", "write the host alone, or use listen")
+    return name
+
+
+def listen(value: object) -> tuple[str, int]:
+    """`host:port`, `:port` or a port alone."""
+    if not isinstance(value, str):
+        return "", tcp_port(value)
+    where, separator, port = value.rpartition(":")
+    if not separator or (":" in where and not where.startswith("[")):
+        raise Mistake(f'could not parse address string "{value}"', "write host:port, or [address]:port for IPv6")
+    if not re.fullmatch(r"-?\d{1,9}", port):
+        raise Mistake(f'could not parse port "{port}"', "write a number after the last colon")
+    return host("" if where == "*" else where), number(int(port), -1, 65_535)
+
+
+def duration_s(value: object) -> float:
+    """Go's durations: "2s", "1h30m", "1.5s", "250ms"; 0 or more. BareSeconds for a whole number."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 0 <= value <= LONGEST_DURATION_S:
+            raise Mistake(f"{value} seconds is out of range", 'write a duration such as "2s"')
+        raise BareSeconds(float(value))
+    if not isinstance(value, str):
+        raise Mistake(f"expected a duration, not {kind_of(value)}", 'write a number and a unit, as in "2s"')
+    if value.lstrip("+") == "0":
+        return 0.0
+    if value.startswith("-"):
+        raise Mistake("a duration cannot be negative", 'write one such as "2s"')
+    if not _DURATION.match(value.removeprefix("+")):
+        units = [part[1] for part in _DURATION_PART.findall(value)]
+        unknown = next((unit for unit in units if unit and unit not in _UNIT_S), None)
+        reason = f'unknown unit "{unknown}"' if unknown else "missing unit" if "" in units else "not a duration"
+        raise Mistake(f'{reason} in duration "{value}"', 'write one such as "2s", "500ms" or "1h30m"')
+    seconds = sum(float(amount) * _UNIT_S[unit] for amount, unit in _DURATION_PART.findall(value))
+    if seconds > LONGEST_DURATION_S:
+        raise Mistake(f'"{value}" is longer than ten years', "check the unit")
+    return seconds
+
+
+def interval_s(value: object, default_s: float) -> float:
+    """A duration; 0 means the default. Less than a millisecond is an error, because the unit must be wrong."""
+    seconds = duration_s(value)
+    if 0 < seconds < 0.001:
+        raise Mistake("shorter than a millisecond", 'write one such as "2s"')
+    return seconds or default_s
+
+
+def write_deadline_s(value: object) -> float:
+    """How long a client may take no bytes; 0: the default."""
+    return interval_s(value, _DEFAULTS.write_deadline_s)
+
+
+def ping_interval_s(value: object) -> float:
+    """Between PINGs; 0: the default."""
+    return interval_s(value, _DEFAULTS.ping_interval_s)
+
+
+def auth_timeout_s(value: object) -> float:
+    """Seconds, whole or not, or a duration in quotes (for which the real server silently uses one second)."""
+    if isinstance(value, float):
+        if not 0 <= value <= LONGEST_DURATION_S:
+            raise Mistake(f"{value} seconds is out of range", "write seconds, as in 2 or 0.5")
+        return value or _DEFAULTS.auth_timeout_s
+    try:
+        return interval_s(value, _DEFAULTS.auth_timeout_s)
+    except BareSeconds as bare:  # the usual form for this key
+        return bare.seconds or _DEFAULTS.auth_timeout_s
+
+
+def lame_duck_duration_s(value: object) -> float:
+    """A duration in quotes; at least half a minute, as in the real server."""
+    seconds = _strict_duration_s(value)
+    if seconds < SHORTEST_LAME_DUCK_DURATION_S:
+        raise Mistake(f"invalid lame_duck_duration of {value}, minimum is 30 seconds", 'write "30s" or more')
+    return seconds
+
+
+def lame_duck_grace_s(value: object) -> float:
+    """A duration in quotes."""
+    return _strict_duration_s(value)
+
+
+def _strict_duration_s(value: object) -> float:
+    try:
+        return duration_s(value)
+    except BareSeconds:
+        raise Mistake("expected a duration, not a number", 'write it in quotes with a unit, as in "30s"') from None
+
+
+def max_payload_bytes(value: object) -> int:
+    """1 byte to 64 MiB; 0: the default, -1: 64 MiB."""
+    size = number(value, -1, LARGEST_MAX_PAYLOAD_BYTES, "bytes")
+    return LARGEST_MAX_PAYLOAD_BYTES if size < 0 else size or _DEFAULTS.max_payload_bytes
+
+
+def max_control_line_bytes(value: object) -> int:
+    """1 byte to 128 KiB; 0: the default."""
+    return number(value, 0, LARGEST_MAX_CONTROL_LINE_BYTES, "bytes") or _DEFAULTS.max_control_line_bytes
+
+
+def max_connections(value: object) -> int:
+    """0: the default, negative: no limit."""
+    count = number(value, -1, NO_MAX_CONNECTIONS)
+    return NO_MAX_CONNECTIONS if count < 0 else count or _DEFAULTS.max_connections
+
+
+def max_subscriptions(value: object) -> int:
+    """0 or -1: no limit."""
+    return max(number(value, -1, 2**31 - 1), 0)
+
+
+def max_pending_bytes(value: object) -> int:
+    """0: the default. `options_build` checks that it is not less than max_payload."""
+    return number(value, 0, 2**50, "bytes") or _DEFAULTS.max_pending_bytes
+
+
+def ping_max(value: object) -> int:
+    """0: the default."""
+    return number(value, 0, 1_000_000) or _DEFAULTS.ping_max
+
+
+def size_limit_bytes(value: object) -> int:
+    """A limit; 0 and -1 mean no limit."""
+    return max(number(value, -1, 2**60, "bytes"), 0)
+
+
+def client_advertise(value: object) -> str:
+    """`host` or `host:port`."""
+    address = text(value).strip()
+    where, separator, port = address.rpartition(":")
+    if separator and not (":" in where and not where.startswith("[")) and not address.endswith("]"):
+        if not re.fullmatch(r"\d{1,5}", port) or int(port) > 65_535:
+            raise Mistake(f'could not parse port "{port}"', "write host or host:port")
+        if not where:
+            raise Mistake("an address without a host", "write host or host:port")
+    return address
+
+
+def server_tags(value: object) -> tuple[str, ...]:
+    """One word or a list of them; lower case, as the real server keeps them."""
+    items = value if isinstance(value, list) else [value]
+    return tuple(text(item).strip().lower() for item in items if text(item).strip())
+
+
+def shard_count(value: object) -> int:
+    """0: as many as there are usable cores."""
+    return number(value, 0, MOST_SHARDS)
+
+
+def accept_mode(value: object) -> str:
+    """How a new connection is assigned to a shard."""
+    return _one_of(value, ("reuseport", "handoff"))
+
+
+def stats_window_s(value: object) -> float:
+    """A duration, or seconds; a tenth of a second to an hour."""
+    seconds = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else duration_s(value)
+    if not 0.1 <= seconds <= 3600:
+        raise Mistake(f"a window of {seconds:g} s is out of range", 'write "100ms" to "1h"')
+    return seconds
+
+
+def stats_max_age_s(value: object) -> float:
+    """A duration; 0: files stay."""
+    return duration_s(value)
+
+
+def stats_subjects(value: object) -> int:
+    """Rows per window."""
+    return number(value, 1, 1_000_000)
+
+
+def negated(value: object) -> bool:
+    """The opposite, for a flag that turns something off."""
+    return not value
+
+
+def log_format(value: object) -> str:
+    """The format of log lines."""
+    return _one_of(value, ("text", "json"))
+
+
+def _one_of(value: object, choices: tuple[str, ...]) -> str:
+    word = text(value).lower()
+    if word not in choices:
+        raise Mistake(f'unknown value "{word}"', f"write {' or '.join(choices)}")
+    return word
+
+
+def http_base_path(value: object) -> str:
+    """The prefix of every monitoring page's path; "" or with one leading slash and none at the end."""
+    path = text(value).strip("/ ")
+    return f"/{path}" if path else ""

@@ -1,0 +1,355 @@
+"""Makes `Options` of a configuration file and a command line, and reports every problem at once.
+
+Flags override the file; credentials count as one option, so that a token by flag replaces a user in the file. Reads the
+file and its includes, and the environment for `$variables`; starts nothing, logs nothing, keeps no state. Called at
+start, by `-t`, and at every reload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gnatswarm.broker.access.auth import is_good_hash, is_hashed
+from gnatswarm.broker.limits import DISCOURAGED_MAX_PAYLOAD_BYTES, Limits
+from gnatswarm.broker.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, Logging, Options, Stats, Swarm, Tls, WebSocket
+from gnatswarm.router.config import conf, not_offered
+from gnatswarm.router.config.accounts_block import Accounts
+from gnatswarm.router.config.authorization import Authorization
+from gnatswarm.router.config.conf_tree import Block, ConfigError, Entry, List, Node, Position, Problem, Scalar
+from gnatswarm.router.config.flags import CommandLine
+from gnatswarm.router.config.mappings_block import MappingsBlock
+from gnatswarm.router.config.option_keys import BY_NAME, Settings
+from gnatswarm.router.config.option_values import BareSeconds, Mistake
+from gnatswarm.router.config.tls_block import TlsBlock, with_certificates
+from gnatswarm.router.config.user_list import BAD_HASH, not_enforced, unknown_field
+
+_COMMAND_LINE = Position("")
+_SECTIONS = ("limits", "logging", "stats", "swarm", "tls", "websocket", "websocket.tls")
+# Blocks that restrict access: if a second one replaced the first, it could silently open the broker.
+_LOCKS = ("authorization", "accounts", "tls", "websocket", "ws")
+_TLS_FLAGS = ("tls", "tlsverify", "tlscert", "tlskey", "tlscacert")
+_CREDENTIALS = ("auth_token", "auth_user", "auth_password")
+
+
+class Built(msgspec.Struct, frozen=True):
+    """Options, and warnings: with those `-t` fails, but a start does not."""
+
+    options: Options
+    warnings: tuple[str, ...] = ()
+
+
+def build(line: CommandLine, *, environment: Mapping[str, str] | None = None) -> Built:
+    """The options of this command line and the file that it names; ConfigError with all problems."""
+    parsed = conf.parse_file(line.config_file, environment=environment) if line.config_file else None
+    return build_parsed(parsed, line)
+
+
+def build_parsed(parsed: conf.Parsed | None, line: CommandLine) -> Built:
+    """The same for a configuration that is already parsed; None: there is none."""
+    building = _Building()
+    if parsed is not None:
+        building.add_parsed(parsed)
+    building.add_flags(line)
+    return building.finish(line)
+
+
+class _Building:
+    """Settings and problems found so far."""
+
+    def __init__(self) -> None:
+        self.settings: Settings = {}
+        self.places: dict[str, Position] = {}  # of each setting, for checks that need several settings
+        self.problems: list[Problem] = []
+        self.notices: list[Problem] = []
+        self.warnings: list[Problem] = []
+        self.accounts: Accounts | None = None
+        self.accounts_at = _COMMAND_LINE
+        self.user_places: dict[str, Position] = {}  # of the users in `authorization`
+
+    def add_parsed(self, parsed: conf.Parsed) -> None:
+        """Add the settings of the file."""
+        self.problems += parsed.problems
+        self.notices += parsed.notices
+        for entry in parsed.tree:
+            self._entry(entry)
+
+    def add_flags(self, line: CommandLine) -> None:
+        """Add the settings of the command line, which override the file's."""
+        given = line.settings
+        # Credentials by flag replace all credentials of the file: a mix of both is never intended.
+        if any(field in given for field in _CREDENTIALS):
+            for field in _CREDENTIALS:
+                self.settings.pop(field, None)
+        for field, (flag, value, check) in given.items():
+            try:
+                self._set(_COMMAND_LINE, {field: check(value)})
+            except Mistake as mistake:
+                self._problem(_COMMAND_LINE, f"-{flag}: {mistake.what}", mistake.advice)
+        for flag in line.unoffered:
+            self._notice(_COMMAND_LINE, f"-{flag} is not offered and was ignored", not_offered.FLAGS_OPEN[flag])
+
+    def finish(self, line: CommandLine) -> Built:
+        """Options, after the checks that need all settings."""
+        self._add_accounts()
+        self._check_credentials()
+        self._check_system_account()
+        sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
+        top: dict[str, Any] = {}
+        for field, value in self.settings.items():
+            section, _, name = field.rpartition(".")
+            (sections[section] if section else top)[name] = value
+        tls = Tls(**sections["tls"])
+        if tls.is_on:
+            # As in the real server: a client may use the whole handshake timeout, and then has a second for CONNECT.
+            sections["limits"].setdefault("auth_timeout_s", tls.timeout_s + 1)
+        limits = Limits(**sections["limits"])
+        self._check_limits(limits)
+        websocket = WebSocket(tls=Tls(**sections["websocket.tls"]), **sections["websocket"])
+        tls, websocket = self._check_tls(tls, websocket, line)
+        self._check_monitoring(tls)
+        if self.problems:
+            raise ConfigError(self.problems)
+        options = Options(
+            **top,
+            limits=limits,
+            logging=Logging(**sections["logging"]),
+            stats=Stats(**sections["stats"]),
+            swarm=Swarm(**sections["swarm"]),
+            tls=tls,
+            websocket=websocket,
+            config_file=line.config_file,
+            notices=tuple(str(notice) for notice in [*self.warnings, *self.notices]),
+        )
+        return Built(options, tuple(str(warning) for warning in self.warnings))
+
+    def _entry(self, entry: Entry) -> None:
+        name = entry.key.lower()
+        key = BY_NAME.get(name)
+        if entry.replaces is not None and (name in _LOCKS or name in not_offered.RESTRICTS):
+            # In the real server the last one counts; if it had fewer rules, it would silently open the broker.
+            self._problem(entry.at, f"{name} is given again", f"keep one; the other is at {entry.replaces}")
+        if name == "authorization":
+            authorization = Authorization(entry)
+            self.problems += authorization.problems
+            self.notices += authorization.notices
+            # If the block has problems, do not compare its credentials with flags: that would report them twice.
+            if not authorization.problems:
+                self._set(entry.at, authorization.settings)
+            self.user_places = authorization.user_places
+        elif name == "accounts":
+            self.accounts = Accounts(entry)
+            self.accounts_at = entry.at
+            self.problems += self.accounts.problems
+            self.notices += self.accounts.notices
+        elif name in ("mappings", "maps"):
+            if "mappings" in self.settings:
+                self._problem(entry.at, f"{name} is given again", "keep one")
+            self._set(entry.at, {"mappings": MappingsBlock(entry, self.problems, self.notices).mappings})
+        elif name == "tls":
+            block = TlsBlock(entry, "tls")
+            self.problems += block.problems
+            if not block.problems:
+                # The place of the block: problems with the files it names are reported there.
+                self._set(entry.at, block.settings)
+        elif name in ("websocket", "ws"):
+            from gnatswarm.router.config.websocket_block import WebSocketBlock
+
+            websocket = WebSocketBlock(entry)
+            self.problems += websocket.problems
+            self.notices += websocket.notices
+            if not websocket.problems:
+                self._set(entry.at, websocket.settings)
+        elif key is not None:
+            try:
+                self._set(entry.at, key.read(_plain(entry.value)))
+            except BareSeconds as bare:
+                self._set(entry.at, key.read(f"{bare.seconds:.0f}s"))
+                what = f'invalid use of field "{name}": {name} should be converted to a duration'
+                self.warnings.append(Problem(entry.at, what, f'write "{bare.seconds:.0f}s"'))
+            except Mistake as mistake:
+                self._problem(entry.at, f"{name}: {mistake.what}", mistake.advice)
+        elif not self._unoffered(entry, name) and not entry.used:
+            self.problems.append(unknown_field(entry, _ALL_NAMES))
+
+    def _unoffered(self, entry: Entry, name: str) -> bool:
+        """Whether only the real server has this key; if so, its notice or problem is added."""
+        # An empty block restricts nothing.
+        empty = _plain(entry.value) in ({}, [])
+        if name in not_offered.RESTRICTS:
+            if not empty:
+                self.problems.append(not_enforced(entry.at, f'"{entry.key}": {not_offered.RESTRICTS[name]}'))
+        elif name in not_offered.OPENS:
+            if name in not_offered.WANTS_BLOCK and not isinstance(entry.value, Block):
+                self._problem(
+                    entry.at, f"Expected map to define {name}, got {entry.value.kind}", f"write {name} {{ … }}"
+                )
+            elif name == "jetstream":
+                self._jetstream(entry)
+            else:
+                self._notice(entry.at, f'"{entry.key}" is not offered and was ignored', not_offered.OPENS[name])
+        elif name in not_offered.NO_EFFECT:
+            self._notice(entry.at, f'"{entry.key}" has no effect here', not_offered.NO_EFFECT[name])
+        else:
+            return False
+        return True
+
+    def _jetstream(self, entry: Entry) -> None:
+        value = _plain(entry.value)
+        word = value.lower() if isinstance(value, str) else value
+        if word in ("disabled", False):
+            return
+        if isinstance(value, str) and word != "enabled":
+            self._problem(entry.at, "Expected 'enabled' or 'disabled' for string value", "write jetstream: disabled")
+            return
+        self._notice(entry.at, '"jetstream" is not offered and was ignored', not_offered.OPENS["jetstream"])
+
+    def _add_accounts(self) -> None:
+        """Add the accounts; their users follow those of `authorization`."""
+        accounts = self.accounts
+        if accounts is None or accounts.problems:
+            return
+        for name, place in self.user_places.items():
+            if name in accounts.user_places:
+                self._problem(
+                    place, f'Duplicate user "{name}" detected', f"the other is at {accounts.user_places[name]}"
+                )
+        if accounts.accounts:
+            self._set(self.accounts_at, {"accounts": accounts.accounts})
+        users = self.settings.get("users")
+        if accounts.users:
+            self._set(self.accounts_at, {"users": (users if isinstance(users, tuple) else ()) + accounts.users})
+        elif accounts.accounts and not users and not any(self.settings.get(field) for field in _CREDENTIALS):
+            self._notice(self.accounts_at, "no account has a user", "nobody has to authenticate")
+
+    def _check_credentials(self) -> None:
+        settings = self.settings
+        users = settings.get("users")
+        place = self._place("auth_token", "auth_user", "auth_password", "users")
+        if users and any(settings.get(field) for field in _CREDENTIALS):
+            if self.accounts is not None and self.accounts.users:
+                kind = "token" if settings.get("auth_token") else "single user/pass"
+                self._problem(
+                    place, f"Can not have a {kind} and a users array", "accounts have users; use one or the other"
+                )
+            else:
+                self._problem(place, "credentials on the command line and users in the file", "use one or the other")
+        elif settings.get("auth_token") and (settings.get("auth_user") or settings.get("auth_password")):
+            self._problem(place, "Cannot have a user/pass and token", "use one or the other")
+        elif settings.get("auth_password") and not settings.get("auth_user"):
+            self._problem(place, "a password without a user lets everybody in", "add a user")
+        for field, flag in (("auth_token", "auth"), ("auth_user", "user")):
+            if settings.get(field) == "":
+                self._problem(place, f"an empty {flag} lets everybody in", "give a value, or leave it out")
+        for field in ("auth_token", "auth_password"):
+            value = settings.get(field)
+            if isinstance(value, str) and is_hashed(value) and not is_good_hash(value):
+                self._problem(place, BAD_HASH, "make one with `htpasswd -nbB` or the like")
+        anybody = settings.get("no_auth_user")
+        if anybody:
+            names = [user.name for user in users if user.name] if isinstance(users, tuple) else []
+            place = self._place("no_auth_user")
+            if not names:
+                self._problem(place, f'no_auth_user: "{anybody}" present, but users are not defined', "define users")
+            elif anybody not in names:
+                what = f'no_auth_user: "{anybody}" not present as user in authorization block'
+                self._problem(place, what, "name one of the users")
+
+    def _check_system_account(self) -> None:
+        name = self.settings.get("system_account", SYSTEM_ACCOUNT)
+        accounts = self.settings.get("accounts")
+        known = [account.name for account in accounts] if isinstance(accounts, tuple) else []
+        if name not in (*known, SYSTEM_ACCOUNT, GLOBAL_ACCOUNT) and not (self.accounts and self.accounts.problems):
+            what = f'error resolving system account: there is no account "{name}"'
+            self._problem(self._place("system_account"), what, "name one of those under accounts { … }")
+
+    def _check_tls(self, tls: Tls, websocket: WebSocket, line: CommandLine) -> tuple[Tls, WebSocket]:
+        """Check that ports with TLS have what they need; the same structs, with the content of their files."""
+        given = [flag for flag in _TLS_FLAGS if line.values.get(flag)]
+        if given and not (tls.cert_file and tls.key_file):
+            what = "certificate" if not tls.cert_file else "private key"
+            flag = "tlscert" if not tls.cert_file else "tlskey"
+            self._problem(_COMMAND_LINE, f"TLS Server {what} must be present and valid", f"add --{flag}")
+        elif "tls" in line.values and not line.asks("tls") and tls.is_on:
+            self._problem(_COMMAND_LINE, "-tls=false, and a certificate", "remove one of them")
+        elif not self.problems:
+            tls = with_certificates(tls, self._place("tls.cert_file"), self.problems)
+            if websocket.port:
+                inner = with_certificates(websocket.tls, self._place("websocket.tls.cert_file"), self.problems)
+                websocket = msgspec.structs.replace(websocket, tls=inner)
+        place = self._place("tls.verify_and_map")
+        if tls.verify_and_map and not self.settings.get("users"):
+            # The real server starts, and accepts every client with a valid certificate.
+            self._problem(place, "verify_and_map, but users are not defined", "define users, or write verify: true")
+        if websocket.tls.verify_and_map:
+            place = self._place("websocket.tls.verify_and_map")
+            self.problems.append(not_enforced(place, '"verify_and_map" of WebSocket clients'))
+        if self.settings.get("allow_non_tls") and tls.asks_for_certificate:
+            what = "clients that do not encrypt need no certificate"
+            self._notice(self._place("allow_non_tls"), what, "remove allow_non_tls if every client should have one")
+        if self.settings.get("allow_non_tls") and not tls.is_on:
+            what = '"allow_non_tls" has no effect here'
+            self._notice(self._place("allow_non_tls"), what, "there is no TLS, every connection is plain")
+        return tls, websocket
+
+    def _check_monitoring(self, tls: Tls) -> None:
+        """Check that there is at most one port, and a certificate for HTTPS; the real server checks this at start."""
+        http, https = self.settings.get("http_port"), self.settings.get("https_port")
+        place = self._place("https_port")
+        if https and http:
+            what = f"Can't start monitoring: can't specify both HTTP ({http}) and HTTPs ({https}) ports"
+            self._problem(place, what, "remove one of them")
+        elif https and not tls.is_on:
+            what = "Can't start monitoring: TLS cert and key required for HTTPS"
+            self._problem(place, what, "add a tls block or --tlscert and --tlskey, or use http_port")
+
+    def _check_limits(self, limits: Limits) -> None:
+        if limits.max_payload_bytes > limits.max_pending_bytes:
+            payload, pending = limits.max_payload_bytes, limits.max_pending_bytes
+            what = f"max_payload ({payload}) cannot be higher than max_pending ({pending})"
+            place = self._place("limits.max_pending_bytes", "limits.max_payload_bytes")
+            self._problem(place, what, "a client could not be sent one message; raise max_pending")
+        if limits.max_payload_bytes > DISCOURAGED_MAX_PAYLOAD_BYTES:
+            what = "Maximum payloads over 8.00 MB are generally discouraged and could lead to poor performance"
+            self._notice(self._place("limits.max_payload_bytes"), what, "")
+        grace_s, duration_s = limits.lame_duck_grace_s, limits.lame_duck_duration_s
+        if grace_s >= duration_s:
+            shown = f"({grace_s:g}s) should be strictly lower than lame duck duration ({duration_s:g}s)"
+            what = f"lame duck grace period {shown}"
+            place = self._place("limits.lame_duck_grace_s", "limits.lame_duck_duration_s")
+            self._problem(place, what, "lower the one or raise the other")
+
+    def _set(self, at: Position, settings: Settings) -> None:
+        self.settings |= settings
+        self.places |= dict.fromkeys(settings, at)
+
+    def _place(self, *fields: str) -> Position:
+        """Where the first of these was set."""
+        return next((self.places[field] for field in fields if field in self.places), _COMMAND_LINE)
+
+    def _problem(self, at: Position, what: str, advice: str) -> None:
+        self.problems.append(Problem(at, what, advice))
+
+    def _notice(self, at: Position, what: str, advice: str) -> None:
+        self.notices.append(Problem(at, what, advice))
+
+
+def _plain(node: Node) -> object:
+    """A node as a plain value, for `router.config.option_values`."""
+    if isinstance(node, Scalar):
+        return node.value
+    if isinstance(node, List):
+        return [_plain(item) for item in node.items]
+    return {entry.key: _plain(entry.value) for entry in node}
+
+
+_ALL_NAMES = [
+    *_LOCKS,
+    *BY_NAME,
+    *not_offered.RESTRICTS,
+    "mappings",
+    *not_offered.OPENS,
+    *not_offered.NO_EFFECT,
+]

@@ -1,0 +1,127 @@
+"""The differences between two configurations, and whether a running broker can apply them all.
+
+A pure function over two `Options`. If `refused` is not empty, the caller must apply nothing: the old options stay in
+effect, and each refusal is one log line. A test checks that every field of Options is in one of the two tables.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gnatswarm.broker.options import SECRET_FIELDS, Options
+
+# Fields that take effect in a running broker: new connections and operations see the new value at once.
+LIVE = frozenset(
+    {
+        "limits",
+        "logging",
+        "tls",
+        "allow_non_tls",
+        "websocket.tls",
+        "websocket.compression",
+        "websocket.same_origin",
+        "websocket.allowed_origins",
+        "websocket.handshake_timeout_s",
+        "server_tags",
+        "system_account",
+        "pid_file",
+        "client_advertise",
+        "http_user",
+        "http_password",
+        "auth_token",
+        "auth_user",
+        "auth_password",
+        "users",
+        "no_auth_user",
+        "accounts",
+        "mappings",
+        "notices",
+        "swarm.shards",
+        "swarm.prefer_local",
+    }
+)
+
+# Fields that cannot change in a running broker, because sockets, processes or clients already use them; the reasons.
+FIXED = {
+    "host": "listeners are made at the start",
+    "port": "listeners are made at the start",
+    "server_name": "clients were told the old one",
+    "ports_file_dir": "the file was written at the start",
+    "http_host": "the monitoring listener is made at the start",
+    "http_port": "the monitoring listener is made at the start",
+    "https_port": "the monitoring listener is made at the start",
+    "http_base_path": "the monitoring listener is made at the start",
+    "headers": "clients were told whether there are headers",
+    "config_file": "a broker keeps its file",
+    "websocket.host": "listeners are made at the start",
+    "websocket.port": "listeners are made at the start",
+    "websocket.no_tls": "clients were told the old address",
+    "swarm.accept": "listeners are made at the start",
+    "stats.enabled": "statistics begin at the start",
+    "stats.dir": "statistics begin at the start",
+    "stats.window_s": "statistics begin at the start",
+    "stats.max_subjects": "statistics begin at the start",
+    "stats.max_age_s": "statistics begin at the start",
+    "stats.max_bytes": "statistics begin at the start",
+    "swarm.link_dir": "links between shards are made there at the start",
+}
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One option that differs. Secrets are never in it."""
+
+    field: str  # dotted, as in Options
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.field} changed" if not self.old and not self.new else f"{self.field}: {self.old} → {self.new}"
+
+
+class Reload(msgspec.Struct, frozen=True):
+    """The result of a comparison."""
+
+    live: tuple[Change, ...] = ()  # takes effect at once
+    refused: tuple[str, ...] = ()  # needs a restart: one line each; if there is any, nothing is to change
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether all of the old options have to stay."""
+        return bool(self.refused)
+
+
+def diff(old: Options, new: Options) -> Reload:
+    """The differences between the options of a running broker and new ones."""
+    live: list[Change] = []
+    refused: list[str] = []
+    for field, before, after in _differences(old, new):
+        change = _change(field, before, after)
+        if field in FIXED:
+            refused.append(f"reload not supported for {change}: {FIXED[field]}, restart to change it")
+        else:
+            live.append(change)
+    return Reload(tuple(live), tuple(refused))
+
+
+def _differences(old: msgspec.Struct, new: msgspec.Struct, prefix: str = "") -> list[tuple[str, object, object]]:
+    """Dotted field, old and new value, for every field that differs, sections opened."""
+    found: list[tuple[str, object, object]] = []
+    for field in msgspec.structs.fields(type(old)):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        if before == after:
+            continue
+        if isinstance(before, msgspec.Struct) and isinstance(after, msgspec.Struct):
+            found += _differences(before, after, f"{prefix}{field.name}.")
+        else:
+            found.append((f"{prefix}{field.name}", before, after))
+    return found
+
+
+def _change(field: str, before: object, after: object) -> Change:
+    if field.rpartition(".")[2] in SECRET_FIELDS or field in ("users", "accounts", "notices"):
+        return Change(field, "", "")
+    return Change(field, _shown(before), _shown(after))
+
+
+def _shown(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)

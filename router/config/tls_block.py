@@ -1,0 +1,169 @@
+"""A `tls` block of the configuration: TLS of one port, as settings of Options.
+
+A restriction that this broker does not enforce is a problem, never a notice: see `router.config.not_offered`.
+`shards.boundary.certificates` checks that the files can be read and belong together, when all settings are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from gnatswarm.broker.access import ciphers
+from gnatswarm.broker.options import Tls
+from gnatswarm.router.config import not_offered
+from gnatswarm.router.config import option_values as values
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar
+from gnatswarm.router.config.option_keys import Settings
+from gnatswarm.router.config.option_values import BareSeconds, Mistake
+from gnatswarm.router.config.user_list import not_enforced, unknown_field
+
+# handshake_first "auto": if no ClientHello arrives in this time, send INFO, as nats-server does.
+AUTO_FALLBACK_S = 0.05
+
+
+class TlsBlock:
+    """Reads one block into the fields of Tls under `prefix`; errors are in `problems`."""
+
+    def __init__(self, entry: Entry, prefix: str) -> None:
+        self.settings: Settings = {}
+        self.problems: list[Problem] = []
+        self.is_empty = isinstance(entry.value, Block) and not entry.value.entries
+        self._prefix = prefix
+        if not isinstance(entry.value, Block):
+            self._problem(
+                entry.at, f"expected a block, not {entry.value.kind}", "write tls { cert_file: …, key_file: … }"
+            )
+            return
+        for inner in entry.value:
+            self._entry(inner)
+        if not self.is_empty and not self.problems:
+            self._check_files(entry.at)
+
+    def _entry(self, entry: Entry) -> None:
+        key = entry.key.lower()
+        read = _KEYS.get(key)
+        if read is None:
+            feature = not_offered.RESTRICTS_IN_TLS.get(key)
+            if feature is not None:
+                self.problems.append(not_enforced(entry.at, f'"{entry.key}": {feature}'))
+            elif not entry.used:
+                self.problems.append(unknown_field(entry, [*_KEYS, *not_offered.RESTRICTS_IN_TLS]))
+            return
+        try:
+            found = read(_plain(entry))
+        except Mistake as mistake:
+            self._problem(entry.at, f"{key}: {mistake.what}", mistake.advice)
+            return
+        self.settings |= {f"{self._prefix}.{name}": value for name, value in found.items()}
+
+    def _check_files(self, at: Position) -> None:
+        for name in ("cert_file", "key_file"):
+            if not self.settings.get(f"{self._prefix}.{name}"):
+                self._problem(at, f"missing '{name}' in TLS configuration", "a port without it would not be encrypted")
+
+    def _problem(self, at: Position, what: str, advice: str) -> None:
+        self.problems.append(Problem(at, what, advice))
+
+
+def with_certificates(tls: Tls, at: Position, problems: list[Problem]) -> Tls:
+    """The same struct, with the content of the files that it names; errors in them go to `problems`."""
+    if not tls.is_on:
+        return tls
+    from gnatswarm.shards.boundary.certificates import CertificateError, server_context, with_files
+
+    try:
+        tls = with_files(tls)
+        server_context(tls)
+    except CertificateError as error:
+        problems.append(Problem(at, str(error), "clients could not connect"))
+    return tls
+
+
+def _plain(entry: Entry) -> object:
+    if isinstance(entry.value, List):
+        return [item.value if isinstance(item, Scalar) else None for item in entry.value.items]
+    return entry.value.value if isinstance(entry.value, Scalar) else {}
+
+
+def _sets(name: str, read: Callable[[object], object]) -> Callable[[object], Settings]:
+    return lambda value: {name: read(value)}
+
+
+def _timeout_s(value: object) -> float:
+    """Seconds or a duration."""
+    try:
+        seconds = float(value) if isinstance(value, float) else values.duration_s(value)
+    except BareSeconds as bare:
+        seconds = bare.seconds
+    if not 0 <= seconds <= values.LONGEST_DURATION_S:
+        raise Mistake("out of range", 'write one such as "2s"')
+    return seconds or Tls().timeout_s
+
+
+def _handshake_first(value: object) -> Settings:
+    words = {"true": True, "on": True, "false": False, "off": False}
+    word = value.lower() if isinstance(value, str) else value
+    if isinstance(word, str) and word in ("auto", "auto_fallback"):
+        return {"handshake_first": True, "handshake_fallback_s": AUTO_FALLBACK_S}
+    if isinstance(word, str) and word not in words:
+        try:
+            return {"handshake_first": True, "handshake_fallback_s": values.duration_s(value)}
+        except (Mistake, BareSeconds):
+            raise Mistake(
+                f'field "{value}" is invalid', 'write true, false, auto or a duration such as "300ms"'
+            ) from None
+    return {"handshake_first": words[word] if isinstance(word, str) else values.boolean(word)}
+
+
+def _names(value: object, known: Iterable[str], what: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value:
+        raise Mistake("expected a list of names", f"write [ {next(iter(known))} ]")
+    by_fold = {name.lower(): name for name in known}
+    found = []
+    for item in value:
+        name = by_fold.get(values.text(item).lower())
+        if name is None:
+            raise Mistake(f"unrecognized {what} {item}", f"write one of {', '.join(known)}")
+        found.append(name)
+    return tuple(found)
+
+
+def _cipher_suites(value: object) -> tuple[str, ...]:
+    return _names(value, ciphers.ALL, "cipher")
+
+
+def _curves(value: object) -> tuple[str, ...]:
+    found = _names(value, ciphers.CURVES, "curve preference")
+    if len(found) > 1 and not set(ciphers.CURVES) <= set(found):
+        raise Mistake("several curves cannot be enforced", "write one, all of them, or leave it out")
+    return found if len(found) == 1 else ()
+
+
+def _min_version(value: object) -> str:
+    version = str(value)
+    if version not in ("1.2", "1.3"):
+        raise Mistake(f'unknown TLS version "{version}"', 'write "1.2" or "1.3"')
+    return version
+
+
+def _insecure(value: object) -> Settings:
+    # This option is about certificates of servers that a broker connects to; ours connects to none.
+    values.boolean(value)
+    return {}
+
+
+_KEYS: dict[str, Callable[[object], Settings]] = {
+    "cert_file": _sets("cert_file", values.text),
+    "key_file": _sets("key_file", values.text),
+    "ca_file": _sets("ca_file", values.text),
+    "verify": _sets("verify", values.boolean),
+    "verify_and_map": _sets("verify_and_map", values.boolean),
+    "timeout": _sets("timeout_s", _timeout_s),
+    "cipher_suites": _sets("cipher_suites", _cipher_suites),
+    "curve_preferences": _sets("curve_preferences", _curves),
+    "min_version": _sets("min_version", _min_version),
+    "handshake_first": _handshake_first,
+    "first": _handshake_first,
+    "immediate": _handshake_first,
+    "insecure": _insecure,
+}

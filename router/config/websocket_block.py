@@ -1,0 +1,121 @@
+"""The `websocket` block of the configuration: the port for browsers, as settings of Options.
+
+A restriction that this broker does not enforce is a problem, never a notice: see `router.config.not_offered`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from gnatswarm.broker.options import WebSocket
+from gnatswarm.router.config import not_offered
+from gnatswarm.router.config import option_values as values
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Problem, Scalar
+from gnatswarm.router.config.option_keys import Settings
+from gnatswarm.router.config.option_values import BareSeconds, Mistake
+from gnatswarm.router.config.tls_block import TlsBlock
+from gnatswarm.router.config.user_list import not_enforced, unknown_field
+
+
+class WebSocketBlock:
+    """Reads one block into `settings`; errors are in `problems`."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.settings: Settings = {}
+        self.problems: list[Problem] = []
+        self.notices: list[Problem] = []
+        if not isinstance(entry.value, Block):
+            what = f"Expected websocket to be a map, got {entry.value.kind}"
+            self.problems.append(Problem(entry.at, what, "write websocket { port: … }"))
+            return
+        for inner in entry.value:
+            self._entry(inner)
+        has_port = self.settings.get("websocket.port", 0) != 0
+        has_certificate = bool(self.settings.get("websocket.tls.cert_file"))
+        if has_port and not has_certificate and not self.settings.get("websocket.no_tls"):
+            advice = "add tls { … }, or no_tls: true if a proxy in front encrypts"
+            self.problems.append(Problem(entry.at, "websocket requires TLS configuration", advice))
+
+    def _entry(self, entry: Entry) -> None:
+        key = entry.key.lower()
+        if key == "tls":
+            block = TlsBlock(entry, "websocket.tls")
+            self.problems += block.problems
+            self.settings |= block.settings
+        elif key in _KEYS:
+            value = entry.value
+            plain: object = {}
+            if isinstance(value, Scalar):
+                plain = value.value
+            elif isinstance(value, List):
+                plain = [item.value if isinstance(item, Scalar) else None for item in value.items]
+            try:
+                self.settings |= {f"websocket.{name}": found for name, found in _KEYS[key](plain).items()}
+            except Mistake as mistake:
+                self.problems.append(Problem(entry.at, f"{key}: {mistake.what}", mistake.advice))
+        elif key in not_offered.RESTRICTS_IN_WEBSOCKET:
+            self.problems.append(not_enforced(entry.at, f'"{entry.key}": {not_offered.RESTRICTS_IN_WEBSOCKET[key]}'))
+        elif key == "advertise":
+            what = '"advertise" has no effect here'
+            self.notices.append(Problem(entry.at, what, "WebSocket clients are told of no other address"))
+        elif not entry.used:
+            self.problems.append(unknown_field(entry, [*_KEYS, "tls", *not_offered.RESTRICTS_IN_WEBSOCKET]))
+
+
+def _port(value: object) -> Settings:
+    return {"port": values.http_port(value)}
+
+
+def _listen(value: object) -> Settings:
+    if not isinstance(value, str):
+        return _port(value)
+    host, port = values.listen(value)
+    return {"host": host, "port": port}
+
+
+def _timeout(value: object) -> Settings:
+    try:
+        seconds = values.duration_s(value)
+    except BareSeconds as bare:
+        seconds = bare.seconds
+    return {"handshake_timeout_s": seconds or WebSocket().handshake_timeout_s}
+
+
+def _origins(value: object) -> Settings:
+    items = value if isinstance(value, list) else [value]
+    found = []
+    for item in items:
+        origin = values.text(item)
+        try:
+            parts = urlsplit(origin)
+            _ = parts.port
+        except ValueError:
+            raise Mistake(f'unable to parse allowed origin "{origin}"', "write https://host:port") from None
+        # The real server accepts such texts, and then refuses every page.
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Mistake(f'"{origin}" is no origin', "write one such as https://example.com")
+        found.append(origin)
+    return {"allowed_origins": tuple(found)}
+
+
+def _sets(name: str, read: Callable[[object], object]) -> Callable[[object], Settings]:
+    return lambda value: {name: read(value)}
+
+
+_KEYS: dict[str, Callable[[object], Settings]] = {
+    "listen": _listen,
+    "port": _port,
+    "host": _sets("host", values.host),
+    "net": _sets("host", values.host),
+    "no_tls": _sets("no_tls", values.boolean),
+    "compression": _sets("compression", values.boolean),
+    "same_origin": _sets("same_origin", values.boolean),
+    "allowed_origins": _origins,
+    "allowed_origin": _origins,
+    "allow_origins": _origins,
+    "allow_origin": _origins,
+    "origins": _origins,
+    "origin": _origins,
+    "handshake_timeout": _timeout,
+}

@@ -1,0 +1,179 @@
+"""Hand-off: the router accepts each connection and passes it to the least loaded shard (accept mode "handoff").
+
+For an even spread of few connections, and for systems whose kernel does not balance. The router never reads or writes
+client data: a socket is accepted, sent over the shard's descriptor queue (shards.boundary.handoff) and closed here.
+Invariant: an accepted socket is in exactly one place: here, in one queue, or with one shard; sockets in a dead shard's
+queue go to other shards. When no shard accepts, connections wait in the listener's backlog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable
+
+from gnatswarm.router.listening.placement import Candidate, place
+from gnatswarm.shards.boundary.handoff import (
+    NOT_RECEIVED,
+    SOCKETS_PER_PACKET,
+    handoff_pair,
+    receive_descriptors,
+    send_descriptors,
+)
+from gnatswarm.shards.boundary.page import Page
+
+log = logging.getLogger("gnatswarm.router.handoff")
+
+# A full queue empties within a turn of the shard's loop.
+QUEUE_RETRY_S = 0.005
+# When descriptors run out, accepting again at once would loop at full CPU.
+DESCRIPTOR_RETRY_S = 0.1
+
+
+class Lane:
+    """The queue of sockets on their way to one shard; the router keeps both ends as long as it lives."""
+
+    def __init__(self) -> None:
+        self.router_end, self.shard_end = handoff_pair()
+        self.sent = 0  # sockets passed to the shard's present process
+        self.accepted_before = 0  # accepted_sockets on the page when that process started
+        self.last_given = 0
+
+    def close(self) -> None:
+        self.router_end.close()
+        self.shard_end.close()
+
+
+class Handoff:
+    """Accepts on one listener and places the connections. `accepting()` returns the shards that take some now."""
+
+    def __init__(self, listener: socket.socket, page: Page, accepting: Callable[[], list[int]]) -> None:
+        self._listener = listener
+        self._page = page
+        self._accepting = accepting
+        self._lanes: dict[int, Lane] = {}
+        self._homeless: list[int] = []  # accepted or taken back, and not placed yet
+        self._given = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_reading = False
+        self._retry: asyncio.TimerHandle | None = None
+
+    def shard_fd(self, shard: int) -> int:
+        """The shard's end of its queue, which it inherits; the queue is made on first use."""
+        lane = self._lanes.get(shard)
+        if lane is None:
+            lane = self._lanes[shard] = Lane()
+        lane.sent = 0
+        lane.accepted_before = self._page.snapshot(shard)["accepted_sockets"]
+        return lane.shard_end.fileno()
+
+    def start(self) -> None:
+        """Start accepting, on the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self.shards_changed()
+
+    def shards_changed(self) -> None:
+        """To be called when the result of `accepting()` has changed."""
+        if self._loop is None:
+            return
+        self._place_homeless()
+        self._read_or_wait()
+
+    def take_back(self, shard: int) -> None:
+        """The shard's process is gone: give the sockets in its queue to other shards."""
+        lane = self._lanes.get(shard)
+        if lane is None:
+            return
+        while descriptors := receive_descriptors(lane.shard_end):
+            self._homeless += [descriptor for descriptor in descriptors if descriptor != NOT_RECEIVED]
+        lane.sent = 0
+        lane.accepted_before = self._page.snapshot(shard)["accepted_sockets"]
+
+    def close(self) -> None:
+        """Stop accepting; close the sockets that are still here, which disconnects their clients."""
+        if self._loop is not None:
+            if self._is_reading:
+                self._loop.remove_reader(self._listener.fileno())
+            if self._retry is not None:
+                self._retry.cancel()
+        self._loop = None
+        for descriptor in self._homeless:
+            os.close(descriptor)
+        self._homeless.clear()
+        for lane in self._lanes.values():
+            lane.close()
+        self._lanes.clear()
+
+    def _read_or_wait(self) -> None:
+        loop = self._loop
+        assert loop is not None
+        wanted = not self._homeless and self._retry is None and bool(self._accepting())
+        if wanted and not self._is_reading:
+            loop.add_reader(self._listener.fileno(), self._on_readable)
+        elif self._is_reading and not wanted:
+            loop.remove_reader(self._listener.fileno())
+        self._is_reading = wanted
+
+    def _on_readable(self) -> None:
+        for _ in range(SOCKETS_PER_PACKET):
+            try:
+                accepted, _address = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                break
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                log.warning("Cannot accept connections: %s; trying again", error.strerror)
+                self._wait(DESCRIPTOR_RETRY_S)
+                break
+            self._homeless.append(accepted.detach())
+        self._place_homeless()
+        self._read_or_wait()
+
+    def _place_homeless(self) -> None:
+        """Send the sockets that wait here in as few packets as possible; those for which queues are full stay."""
+        candidates = []
+        for shard in self._accepting():
+            lane = self._lanes.get(shard)
+            if lane is not None:
+                slot = self._page.snapshot(shard)
+                in_flight = max(0, lane.sent - (slot["accepted_sockets"] - lane.accepted_before))
+                candidates.append(Candidate(shard, slot["connections"], in_flight, lane.last_given))
+        packets: dict[int, list[int]] = {}
+        waiting, self._homeless = self._homeless, []
+        for descriptor in waiting:
+            shard_or_none = place(candidates)
+            if shard_or_none is None:
+                self._homeless.append(descriptor)
+                continue
+            self._given += 1
+            packets.setdefault(shard_or_none, []).append(descriptor)
+            for number, candidate in enumerate(candidates):
+                if candidate.shard == shard_or_none:
+                    candidates[number] = candidate._replace(in_flight=candidate.in_flight + 1, last_given=self._given)
+        for shard, descriptors in packets.items():
+            lane = self._lanes[shard]
+            for start in range(0, len(descriptors), SOCKETS_PER_PACKET):
+                packet = descriptors[start : start + SOCKETS_PER_PACKET]
+                if not send_descriptors(lane.router_end, packet):
+                    self._homeless += packet
+                    continue
+                lane.sent += len(packet)
+                lane.last_given = self._given
+                for descriptor in packet:
+                    os.close(descriptor)
+        if self._homeless and candidates:
+            self._wait(QUEUE_RETRY_S)
+
+    def _wait(self, delay_s: float) -> None:
+        if self._retry is None and self._loop is not None:
+            self._retry = self._loop.call_later(delay_s, self._waited)
+
+    def _waited(self) -> None:
+        self._retry = None
+        self.shards_changed()

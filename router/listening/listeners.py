@@ -1,0 +1,168 @@
+"""The listening sockets of one broker: one SO_REUSEPORT listener per shard, made here and alive as long as the router.
+
+SO_REUSEPORT would silently share the port with another broker of the same user. So a probe socket first checks that the
+port is free, by bind and listen without SO_REUSEPORT; it stays open until the first listener listens, so that of
+several brokers that start at once only one gets the port. No lock file is used, because other users of the host could
+take it. Not here: who accepts (a shard, or router.listening.handoff), and which listener is chosen
+(router.listening.steering).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+
+# Connections that wait for a shard to accept them, per listener. The kernel cuts it to net.core.somaxconn, whose
+# default has been this since Linux 5.4; uvloop's own default of 100 loses bursts of reconnecting clients.
+BACKLOG = 4096
+
+# Scripts kill -9 a broker and start the next one on the same port at once; its shards need a moment to die.
+PORT_WAIT_S = 2.0
+PORT_RETRY_S = 0.01
+
+_EVERY_ADDRESS = ("", "0.0.0.0", "::")
+
+
+class ListenError(Exception):
+    """The configured address cannot be listened on; the text says which, why, and what to do."""
+
+
+def address_text(host: str, port: int) -> str:
+    """`host:port` for the log, IPv6 in brackets; an empty host is shown as 0.0.0.0."""
+    host = host or "0.0.0.0"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class Listeners:
+    """The group of listeners on one address; index k is shard k's, for as long as the router lives.
+
+    ListenError when the address is not available within PORT_WAIT_S.
+    """
+
+    def __init__(self, host: str, port: int, count: int, *, wait_s: float = PORT_WAIT_S) -> None:
+        host = host.strip("[]")
+        self.host = host
+        self._family, self._bind_host = _resolve(host, port)
+        self.sockets: list[socket.socket] = []
+        try:
+            if port <= 0:
+                # The kernel picks a port without a reuse group; once it listens, no probe of another broker succeeds.
+                first = self._open(0)
+                self.port: int = first.getsockname()[1]
+                self.sockets.append(first)
+            else:
+                self.port = port
+                self._prove_free(time.monotonic() + wait_s)
+            self.grow_to(count)
+        except OSError as error:
+            self.close()
+            raise ListenError(_explain(host, port, error)) from None
+        except ListenError:
+            self.close()
+            raise
+
+    @property
+    def address(self) -> str:
+        """The address for the log: HOST:PORT."""
+        return address_text(self.host, self.port)
+
+    def grow_to(self, count: int) -> None:
+        """Open listeners until there are `count`; OSError when descriptors run out."""
+        while len(self.sockets) < count:
+            self.sockets.append(self._open(self.port))
+
+    def shrink_to(self, count: int) -> None:
+        """Close the last listeners; connections in their queues are reset. Only where steering does not work."""
+        while len(self.sockets) > count:
+            self.sockets.pop().close()
+
+    def close(self) -> None:
+        """Close the router's copies. A shard that still holds its copy keeps the port busy."""
+        for sock in self.sockets:
+            sock.close()
+        self.sockets.clear()
+
+    def _prove_free(self, deadline: float) -> None:
+        while True:
+            try:
+                # Fails while another socket listens on this port, at this address or at all addresses.
+                with _tcp_socket(self._family) as probe:
+                    probe.bind((self._bind_host, self.port))
+                    probe.listen(1)
+                    # The port was free. Now allow listeners of this user to share it; probes of other brokers fail
+                    # meanwhile because of this probe, and then because of the first listener.
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                    first = self._open_beside_probe()
+                self.sockets.append(first or self._open(self.port))
+                return
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
+                    raise
+            time.sleep(PORT_RETRY_S)
+
+    def _open_beside_probe(self) -> socket.socket | None:
+        """The first listener; None where the kernel does not let it share the probe's port, such as gVisor's."""
+        try:
+            return self._open(self.port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return None
+
+    def _open(self, port: int) -> socket.socket:
+        sock = _tcp_socket(self._family)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sock.bind((self._bind_host, port))
+            sock.listen(BACKLOG)
+            sock.setblocking(False)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+def _tcp_socket(family: socket.AddressFamily) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    return sock
+
+
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, str]:
+    """Family and address to bind. Every address is one dual-stack socket where there is IPv6; a name prefers IPv4."""
+    if host in _EVERY_ADDRESS:
+        try:
+            with _tcp_socket(socket.AF_INET6) as probe:
+                probe.bind(("::", 0))
+            return socket.AF_INET6, "::"
+        except OSError:
+            return socket.AF_INET, "0.0.0.0"
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ListenError(
+            f"cannot listen on {address_text(host, max(port, 0))}: no address for this name ({why})"
+        ) from None
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return found[0][0], str(found[0][4][0])
+
+
+def _explain(host: str, port: int, error: OSError) -> str:
+    where = f"cannot listen on {address_text(host, port)}"
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"{where}: the port is in use by another process. "
+            f"Find it with `ss -ltnp 'sport = :{port}'`, or choose another port with -p (-p -1: any free one)"
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{where}: this host has no such address. Choose one of `ip address` with -a, or none for all of them"
+    if error.errno == errno.EACCES:
+        return f"{where}: no permission for ports under 1024. Choose a higher one with -p"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{where}: no file descriptors left. Raise the limit with `ulimit -n`"
+    return f"{where}: {os.strerror(error.errno or 0)}"

@@ -1,0 +1,53 @@
+"""The listening socket of the monitoring pages: bound before any shard starts, so that a taken port stops the start.
+
+Without any configured host the pages are on loopback only, because they show who is connected and every subject.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from gnatswarm.broker.options import Options
+from gnatswarm.router.listening.listeners import ListenError
+
+LOOPBACK = "127.0.0.1"
+# More than come while the router builds a page. A client that finds the backlog full tries again a second later.
+BACKLOG = 1024
+
+
+def monitoring_host(options: Options) -> str:
+    """The host of the pages: http_host, else the clients' host, else loopback."""
+    return options.http_host or options.host or LOOPBACK
+
+
+def monitoring_scheme(options: Options) -> str:
+    """The scheme of the pages: https or http."""
+    return "https" if options.https_port else "http"
+
+
+def listen(options: Options) -> socket.socket | None:
+    """A socket on https_port or http_port (-1: any free one), None where both are 0. ListenError."""
+    asked = options.https_port or options.http_port
+    if not asked:
+        return None
+    host = monitoring_host(options)
+    port = max(asked, 0)
+    try:
+        if host in ("0.0.0.0", "::"):
+            is_dual = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if is_dual else socket.AF_INET
+            return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=is_dual)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+        return socket.create_server((str(found[0][4][0]), port), family=found[0][0], backlog=BACKLOG)
+    except OSError as error:
+        # A name without an address has a negative errno; for other errors socket's own text repeats the address.
+        number = error.errno or 0
+        why = os.strerror(number) if number > 0 else error.strerror
+        raise ListenError(f"Can't start monitoring: cannot listen on {host}:{asked}: {why}") from None
+
+
+def address(sock: socket.socket, options: Options) -> tuple[str, int]:
+    """The host as configured and the port as bound."""
+    return monitoring_host(options), sock.getsockname()[1]

@@ -1,0 +1,50 @@
+"""Exports, imports and mappings of an account as `/accountz?acc=` shows them; in nats-server's format."""
+
+from __future__ import annotations
+
+from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account, Export, Import, Mapping, Options
+from gnatswarm.broker.rules import local_service_pattern
+
+Document = dict[str, object]
+_RESPONSES = {"singleton": "Singleton", "stream": "Streamed", "chunked": "Chunked"}
+
+
+def account_rules(options: Options, name: str) -> Document:
+    """The configuration of one account; empty keys are left out."""
+    account = next((found for found in options.accounts if found.name == name), Account(name))
+    mappings = options.mappings if name == GLOBAL_ACCOUNT else account.mappings
+    found: Document = {
+        "mappings": {mapping.subject: _destinations(mapping) for mapping in mappings},
+        "exports": [_export(export) for export in account.exports],
+        "imports": [_import(wanted) for wanted in account.imports],
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _destinations(mapping: Mapping) -> list[Document]:
+    return [{"subject": subject, "weight": weight} for subject, weight in mapping.destinations]
+
+
+def _export(export: Export) -> Document:
+    document: Document = {"subject": export.subject, "type": "service" if export.is_service else "stream"}
+    if export.is_service:
+        document["response_type"] = _RESPONSES[export.response]
+    if export.accounts is not None:
+        document["approved_accounts"] = list(export.accounts)
+    return document
+
+
+def _import(wanted: Import) -> Document:
+    rest: Document = {"invalid": False, "share": False, "tracking": False}
+    if wanted.is_service:
+        here = local_service_pattern(
+            wanted.subject.encode("utf-8", "surrogateescape"), wanted.to.encode("utf-8", "surrogateescape")
+        ).decode("utf-8", "surrogateescape")
+        return {"subject": here, "account": wanted.account, "to": wanted.subject, "type": "service", **rest}
+    return {
+        "subject": wanted.subject,
+        "account": wanted.account,
+        "local_subject": wanted.to,
+        "type": "stream",
+        **rest,
+    }

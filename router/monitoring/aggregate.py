@@ -1,0 +1,552 @@
+"""Builds the pages' documents from facts and shards' rows: one broker, whatever the number of shards. Pure functions.
+
+Field names, their order, types and formats are nats-server's; fields of our own (`shard`, `gnatswarm`) come after
+them, or are on pages of our own. Shards' rows are passed as (shard, rows) pairs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from gnatswarm.broker.goformat import age_text, duration_text, time_text
+from gnatswarm.broker.options import GLOBAL_ACCOUNT, WebSocket
+from gnatswarm.broker.version import LANGUAGE, OWN_VERSION, SERVER_VERSION
+from gnatswarm.router.monitoring.account_rules import account_rules
+from gnatswarm.router.monitoring.facts import Facts, ShardFacts
+from gnatswarm.shards.boundary.rows import (
+    AccountRow,
+    ConnectionRow,
+    LinkRow,
+    QueueRow,
+    SubjectRow,
+    SublistPart,
+    SubscriptionRow,
+    order,
+)
+
+Document = dict[str, Any]
+
+# With this lag of an event loop clients wait noticeably; a health check should then prefer another broker.
+LAGGING_US = 1_000_000
+
+
+def head(facts: Facts) -> Document:
+    """The first fields of most documents."""
+    return {"server_id": facts.server_id, "now": time_text(facts.now_us)}
+
+
+def total(facts: Facts, name: str) -> int:
+    """The sum of a counter or gauge over all shards."""
+    return sum(getattr(shard, name) for shard in facts.shards)
+
+
+# ---- general
+
+
+def varz(facts: Facts, requests: dict[str, int]) -> Document:
+    """The document of /varz. Counters never decrease, not even when a shard dies."""
+    options, limits = facts.options, facts.options.limits
+    document: Document = {
+        "server_id": facts.server_id,
+        "server_name": facts.server_name,
+        "version": SERVER_VERSION,
+        "proto": 1,
+        "go": LANGUAGE,
+        "host": facts.host,
+        "port": facts.port,
+    }
+    if options.auth_token or options.auth_user or options.users:
+        document["auth_required"] = True
+    if options.tls.is_on and not options.allow_non_tls:
+        document["tls_required"] = True
+    if options.tls.is_on and options.tls.asks_for_certificate:
+        document["tls_verify"] = True
+    document["max_connections"] = limits.max_connections
+    if limits.max_subscriptions:
+        document["max_subscriptions"] = limits.max_subscriptions
+    document |= {
+        "ping_interval": _nanoseconds(limits.ping_interval_s),
+        "ping_max": limits.ping_max,
+        "http_host": facts.http_host,
+        "http_port": facts.http_port,
+        "http_base_path": options.http_base_path,
+        "https_port": facts.https_port,
+        "auth_timeout": _number(limits.auth_timeout_s),
+        "max_control_line": limits.max_control_line_bytes,
+        "max_payload": limits.max_payload_bytes,
+        "max_pending": limits.max_pending_bytes,
+        "cluster": {},
+        "gateway": {},
+        "leaf": {},
+        "mqtt": {},
+        "websocket": _websocket(options.websocket, facts.websocket_port),
+        "jetstream": {},
+        "tls_timeout": _number(options.tls.timeout_s),
+        "write_deadline": _nanoseconds(limits.write_deadline_s),
+        "start": time_text(facts.created_us),
+        "now": time_text(facts.now_us),
+        "uptime": age_text(facts.now_us - facts.created_us),
+        "mem": total(facts, "resident_bytes") + facts.router_resident_bytes,
+        "cores": facts.cores,
+        "gomaxprocs": sum(shard.pid != 0 for shard in facts.shards),
+        "cpu": _number(round(total(facts, "cpu_percent") + facts.router_cpu_percent, 1)),
+        "connections": total(facts, "connections"),
+        "total_connections": total(facts, "total_connections"),
+        "routes": 0,
+        "remotes": 0,
+        "leafnodes": 0,
+        "in_msgs": total(facts, "in_msgs"),
+        "out_msgs": total(facts, "out_msgs"),
+        "in_bytes": total(facts, "in_bytes"),
+        "out_bytes": total(facts, "out_bytes"),
+        "slow_consumers": total(facts, "slow_consumers"),
+        "subscriptions": total(facts, "subscriptions"),
+        "http_req_stats": dict(sorted(requests.items())),
+        "config_load_time": time_text(facts.configured_us),
+    }
+    if options.server_tags:
+        document["tags"] = list(options.server_tags)
+    document |= {"system_account": options.system_account, "gnatswarm": OWN_VERSION, "shards": len(facts.shards)}
+    return document
+
+
+def _websocket(options: WebSocket, port: int) -> Document:
+    """The WebSocket options that are not at their defaults; nats-server leaves the others out."""
+    if not port:
+        return {}
+    document: Document = {"host": options.host or "0.0.0.0", "port": port}
+    if options.handshake_timeout_s != WebSocket().handshake_timeout_s:
+        document["handshake_timeout"] = _nanoseconds(options.handshake_timeout_s)
+    if options.no_tls:
+        document["no_tls"] = True
+    if options.same_origin:
+        document["same_origin"] = True
+    if options.allowed_origins:
+        document["allowed_origins"] = list(options.allowed_origins)
+    if options.compression:
+        document["compression"] = True
+    return document
+
+
+def health(facts: Facts) -> str:
+    """Why the broker should get no new clients; "" when it is healthy."""
+    if not facts.is_serving:
+        return "the broker is not ready"
+    faults = []
+    for shard in facts.shards:
+        if not shard.is_wanted:
+            continue
+        if shard.phase != "ready":
+            faults.append(f"shard {shard.shard} is {shard.phase}")
+        elif shard.is_suspect:
+            faults.append(f"shard {shard.shard} does not answer")
+        elif shard.loop_lag_us > LAGGING_US:
+            faults.append(f"shard {shard.shard} lags by {duration_text(shard.loop_lag_us // 1000 * 1000)}")
+    return ", ".join(faults)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1_000_000_000)
+
+
+def _number(value: float) -> int | float:
+    """Go writes a whole float without a point."""
+    return int(value) if value == int(value) else value
+
+
+# ---- connections
+
+
+def merged(
+    answers: Sequence[tuple[int, Iterable[ConnectionRow]]], sort: str, now_us: int, offset: int, limit: int
+) -> Iterator[tuple[int, ConnectionRow]]:
+    """(shard, connection) in order over all shards, from offset on; each shard's rows must be in that order already."""
+    key = order(sort, now_us)
+    marked = [_marked(shard, rows) for shard, rows in answers]
+    return islice(heapq.merge(*marked, key=lambda pair: key(pair[1])), offset, offset + limit)
+
+
+def _marked(shard: int, rows: Iterable[ConnectionRow]) -> Iterator[tuple[int, ConnectionRow]]:
+    return ((shard, row) for row in rows)
+
+
+def joined(rows: Iterable[ConnectionRow]) -> list[ConnectionRow]:
+    """One row per connection; joins the rows of a connection whose subscriptions came in several."""
+    whole: list[ConnectionRow] = []
+    for row in rows:
+        if whole and whole[-1].cid == row.cid:
+            whole[-1].subs = whole[-1].subs + row.subs
+        else:
+            whole.append(row)
+    return whole
+
+
+def connection(shard: int, row: ConnectionRow, now_us: int, *, shows_user: bool = False, subs: str = "") -> Document:
+    """One connection, as /connz shows it."""
+    until_us = row.stop_us or now_us
+    document: Document = {
+        "cid": row.cid,
+        "kind": "Client",
+        "type": row.kind,
+        "ip": row.ip,
+        "port": row.port,
+        "start": time_text(row.start_us),
+        "last_activity": time_text(max(row.active_us, row.start_us)),
+    }
+    if row.stop_us:
+        document["stop"] = time_text(row.stop_us)
+        document["reason"] = row.reason
+    document |= {
+        "rtt": duration_text(row.rtt_us),
+        "uptime": age_text(until_us - row.start_us),
+        "idle": age_text(until_us - max(row.active_us, row.start_us)),
+        "pending_bytes": row.pending_bytes,
+        "in_msgs": row.in_msgs,
+        "out_msgs": row.out_msgs,
+        "in_bytes": row.in_bytes,
+        "out_bytes": row.out_bytes,
+        "subscriptions": row.subscriptions,
+    }
+    if row.name:
+        document["name"] = row.name
+    if row.lang:
+        document["lang"] = row.lang
+    if row.version:
+        document["version"] = row.version
+    if row.tls_version:
+        document["tls_version"] = row.tls_version
+        document["tls_cipher_suite"] = row.tls_cipher_suite
+    if shows_user and row.user:
+        document["authorized_user"] = row.user
+    if shows_user and row.account not in ("", GLOBAL_ACCOUNT):
+        document["account"] = row.account
+    if subs == "list" and row.subs:
+        document["subscriptions_list"] = [sub.subject for sub in row.subs]
+    elif subs == "detail" and row.subs:
+        # nats-server shows the account of closed connections as well.
+        account = (row.account or GLOBAL_ACCOUNT) if row.stop_us else ""
+        document["subscriptions_list_detail"] = [subscription(sub, account=account) for sub in row.subs]
+    document["shard"] = shard
+    return document
+
+
+def subscription(row: SubscriptionRow, *, account: str = "", shard: int | None = None) -> Document:
+    """One subscription, in /connz or (with its account) in /subsz."""
+    document: Document = {"account": account} if account else {}
+    document["subject"] = row.subject
+    if row.queue:
+        document["qgroup"] = row.queue
+    document |= {"sid": row.sid, "msgs": row.msgs}
+    if row.max_msgs:
+        document["max"] = row.max_msgs
+    document["cid"] = row.cid
+    if shard is not None:
+        document["shard"] = shard
+    return document
+
+
+# ---- subscriptions
+
+
+def sublist(parts: Iterable[SublistPart]) -> Document:
+    """The counters of all sublists together."""
+    parts = list(parts)
+    lookups = sum(part.lookups for part in parts)
+    cached = sum(part.cached for part in parts)
+    return {
+        "num_subscriptions": sum(part.subscriptions for part in parts),
+        "num_cache": cached,
+        "num_inserts": sum(part.inserts for part in parts),
+        "num_removes": sum(part.removes for part in parts),
+        "num_matches": lookups,
+        "cache_hit_rate": _share(lookups - sum(part.misses for part in parts), lookups),
+        "max_fanout": max((part.widest for part in parts), default=0),
+        "avg_fanout": _share(sum(part.widths for part in parts), cached),
+    }
+
+
+def _share(part: int, whole: int) -> int | float:
+    return _number(part / whole) if whole else 0
+
+
+# ---- accounts, and features that this broker does not have
+
+
+def accountz(facts: Facts) -> Document:
+    """The list of accounts."""
+    return {**head(facts), "system_account": facts.options.system_account, "accounts": facts.accounts}
+
+
+def account(facts: Facts, detail: Document) -> Document:
+    """The page of one account."""
+    return {**head(facts), "system_account": facts.options.system_account, "account_detail": detail}
+
+
+def account_detail(facts: Facts, name: str, counters: Document, clients: int) -> Document:
+    """One account; `counters` are its sublist's."""
+    detail: Document = {"account_name": name, "update_time": time_text(facts.created_us)}
+    if name == facts.options.system_account:
+        detail["is_system"] = True
+    return detail | {
+        "expired": False,
+        "complete": True,
+        "jetstream_enabled": False,
+        "leafnode_connections": 0,
+        "client_connections": clients,
+        "subscriptions": counters["num_subscriptions"],
+        **account_rules(facts.options, name),
+        "sublist_stats": counters,
+    }
+
+
+def account_statistics(facts: Facts, answers: Iterable[AccountRow]) -> list[Document]:
+    """Connections and traffic of each account; traffic is counted since each shard started."""
+    found = {name: AccountRow(name) for name in facts.accounts}
+    for row in answers:
+        whole = found.get(row.name)
+        if whole is None:
+            continue  # removed by a reload, which closed its clients
+        whole.connections += row.connections
+        whole.in_msgs += row.in_msgs
+        whole.in_bytes += row.in_bytes
+        whole.out_msgs += row.out_msgs
+        whole.out_bytes += row.out_bytes
+        whole.slow_consumers += row.slow_consumers
+    return [
+        {
+            "acc": row.name,
+            "conns": row.connections,
+            "leafnodes": 0,
+            "total_conns": row.connections,
+            "sent": {"msgs": row.out_msgs, "bytes": row.out_bytes},
+            "received": {"msgs": row.in_msgs, "bytes": row.in_bytes},
+            "slow_consumers": row.slow_consumers,
+        }
+        for row in found.values()
+    ]
+
+
+def statsz(facts: Facts, active_accounts: int) -> Document:
+    """The server statistics that are published regularly in the system account."""
+    return {
+        "start": time_text(facts.created_us),
+        "mem": total(facts, "resident_bytes") + facts.router_resident_bytes,
+        "cores": facts.cores,
+        "cpu": _number(round(total(facts, "cpu_percent") + facts.router_cpu_percent, 1)),
+        "connections": total(facts, "connections"),
+        "total_connections": total(facts, "total_connections"),
+        "active_accounts": active_accounts,
+        "subscriptions": total(facts, "subscriptions"),
+        "sent": {"msgs": total(facts, "out_msgs"), "bytes": total(facts, "out_bytes")},
+        "received": {"msgs": total(facts, "in_msgs"), "bytes": total(facts, "in_bytes")},
+        "slow_consumers": total(facts, "slow_consumers"),
+        "active_servers": 1,
+    }
+
+
+def jsz(facts: Facts) -> Document:
+    """The document of /jsz: there is no JetStream."""
+    return {
+        **head(facts),
+        "disabled": True,
+        "config": {"max_memory": 0, "max_storage": 0},
+        "memory": 0,
+        "storage": 0,
+        "reserved_memory": 0,
+        "reserved_storage": 0,
+        "accounts": 0,
+        "ha_assets": 0,
+        "api": {"total": 0, "errors": 0},
+        "streams": 0,
+        "consumers": 0,
+        "messages": 0,
+        "bytes": 0,
+    }
+
+
+# ---- shards and links
+
+
+def shardz(facts: Facts, links: Sequence[tuple[int, Sequence[LinkRow]]]) -> Document:
+    """The shards, how unevenly they are loaded, and the links between them."""
+    wanted = [shard for shard in facts.shards if shard.is_wanted]
+    return {
+        **head(facts),
+        "router": {
+            "pid": facts.router_pid,
+            "cpu": round(facts.router_cpu_percent, 1),
+            "mem": facts.router_resident_bytes,
+        },
+        "num_shards": len(facts.shards),
+        "skew": {
+            name: skew([getattr(shard, name) for shard in wanted])
+            for name in ("connections", "subscriptions", "in_msgs", "out_msgs", "cpu_s")
+        },
+        "shards": [_shard(shard) for shard in facts.shards],
+        "links": [link(shard, row, facts.now_us) for shard, rows in links for row in rows],
+    }
+
+
+def _shard(shard: ShardFacts) -> Document:
+    return {
+        "shard": shard.shard,
+        "pid": shard.pid,
+        "state": shard.phase,
+        "accepting": shard.is_accepting,
+        "suspect": shard.is_suspect,
+        "starts": shard.starts,
+        "last_exit": shard.last_reason,
+        "cpu": round(shard.cpu_percent, 1),
+        "cpu_seconds": round(shard.cpu_s, 2),
+        "mem": shard.resident_bytes,
+        "loop_lag_us": shard.loop_lag_us,
+        "connections": shard.connections,
+        "total_connections": shard.total_connections,
+        "subscriptions": shard.subscriptions,
+        "in_msgs": shard.in_msgs,
+        "out_msgs": shard.out_msgs,
+        "in_bytes": shard.in_bytes,
+        "out_bytes": shard.out_bytes,
+        "slow_consumers": shard.slow_consumers,
+        "stalls": shard.stalls,
+        "links": shard.links,
+        "link_in_msgs": shard.link_in_msgs,
+        "link_out_msgs": shard.link_out_msgs,
+    }
+
+
+def link(shard: int, row: LinkRow, now_us: int) -> Document:
+    """One end of a link: what `shard` has sent to its sibling and received from it."""
+    return {
+        "shard": shard,
+        "remote_shard": row.shard,
+        "did_solicit": row.is_dialled,
+        "start": time_text(row.start_us),
+        "uptime": age_text(now_us - row.start_us),
+        "pending_size": row.pending_bytes,
+        "in_msgs": row.in_msgs,
+        "out_msgs": row.out_msgs,
+        "in_bytes": row.in_bytes,
+        "out_bytes": row.out_bytes,
+    }
+
+
+def skew(values: Sequence[float]) -> Document:
+    """Skew: the largest value divided by the mean (1: even), and the Gini coefficient (0: even, 1: all on one)."""
+    whole = sum(values)
+    if not whole:
+        return {"max_over_mean": 1.0, "gini": 0.0}
+    count = len(values)
+    weighted = sum(rank * value for rank, value in enumerate(sorted(values), 1))
+    gini = 2 * weighted / (count * whole) - (count + 1) / count
+    return {"max_over_mean": round(max(values) * count / whole, 3), "gini": round(max(gini, 0.0), 3)}
+
+
+# ---- subjects, queues, slow consumers
+
+
+def subjects(answers: Iterable[tuple[int, Iterable[SubjectRow]]]) -> list[Document]:
+    """Each subject once; a message is counted where it was published, a delivery where it was made."""
+    found: dict[str, Document] = {}
+    for shard, rows in answers:
+        for row in rows:
+            entry = found.get(row.subject)
+            if entry is None:
+                entry = found[row.subject] = {
+                    "subject": row.subject,
+                    "msgs": 0,
+                    "bytes": 0,
+                    "deliveries": 0,
+                    "fanout": 0.0,
+                    "subscribers": 0,
+                    "subscriptions": 0,
+                    "queue_groups": 0,
+                    "queue_members": 0,
+                    "wanted": False,
+                    "folded": 0,
+                    "shards": {},
+                }
+            entry["msgs"] += row.msgs
+            entry["bytes"] += row.payload_bytes
+            entry["deliveries"] += row.deliveries
+            entry["subscriptions"] += row.subscriptions
+            entry["queue_groups"] = max(entry["queue_groups"], row.queue_groups)
+            entry["queue_members"] += row.queue_members
+            entry["subscribers"] += row.subscriptions + row.queue_members
+            entry["wanted"] = entry["wanted"] or row.is_wanted
+            entry["folded"] += row.folded
+            entry["shards"][str(shard)] = {"msgs": row.msgs, "deliveries": row.deliveries}
+    for entry in found.values():
+        entry["fanout"] = round(entry["deliveries"] / entry["msgs"], 3) if entry["msgs"] else 0.0
+    return list(found.values())
+
+
+SUBJECT_SORTS = ("msgs", "bytes", "deliveries", "fanout")
+
+
+def top_subjects(entries: Iterable[Document], sort: str, limit: int) -> list[Document]:
+    """The first `limit` entries in that order; ties by name."""
+    return heapq.nsmallest(limit, entries, key=lambda entry: (-entry[sort], entry["subject"]))
+
+
+def queues(answers: Iterable[tuple[int, Iterable[QueueRow]]]) -> list[Document]:
+    """Queue groups with their members and each member's share of the group's messages; busiest group first."""
+    groups: dict[tuple[str, str], list[tuple[int, QueueRow]]] = {}
+    for shard, rows in answers:
+        for row in rows:
+            groups.setdefault((row.subject, row.queue), []).append((shard, row))
+    documents: list[Document] = []
+    for (subject, queue), members in groups.items():
+        msgs = sum(row.msgs for _shard, row in members)
+        members.sort(key=lambda pair: (-pair[1].msgs, pair[1].cid))
+        documents.append(
+            {
+                "subject": subject,
+                "queue": queue,
+                "msgs": msgs,
+                "num_members": len(members),
+                "skew": skew([row.msgs for _shard, row in members]),
+                "members": [
+                    {
+                        "cid": row.cid,
+                        "sid": row.sid,
+                        "name": row.name,
+                        "shard": shard,
+                        "msgs": row.msgs,
+                        "share": round(row.msgs / msgs, 4) if msgs else 0.0,
+                    }
+                    for shard, row in members
+                ],
+            }
+        )
+    return sorted(documents, key=lambda group: (-group["msgs"], group["subject"], group["queue"]))
+
+
+MOST_SHOWN_SUBSCRIPTIONS = 8
+
+
+def slow_consumer(shard: int, row: ConnectionRow, now_us: int) -> Document:
+    """A present or past slow consumer: client, subscriptions, pending bytes, reason."""
+    busiest = sorted(row.subs, key=lambda sub: -sub.msgs)[:MOST_SHOWN_SUBSCRIPTIONS]
+    document: Document = {
+        "cid": row.cid,
+        "ip": row.ip,
+        "port": row.port,
+        "name": row.name,
+        "authorized_user": row.user,
+        "lang": row.lang,
+        "version": row.version,
+        "start": time_text(row.start_us),
+        "pending_bytes": row.pending_bytes,
+        "out_msgs": row.out_msgs,
+        "out_bytes": row.out_bytes,
+        "subscriptions": row.subscriptions,
+        "subscriptions_list_detail": [subscription(sub) for sub in busiest],
+        "shard": shard,
+    }
+    if row.stop_us:
+        document |= {"stop": time_text(row.stop_us), "ago": age_text(now_us - row.stop_us), "reason": row.reason}
+    return document

@@ -1,0 +1,178 @@
+"""Monitoring over HTTP: answers a request with one of the pages, the dashboard or the metrics.
+
+Imported only where monitoring is configured, and never before the shards are started. It checks who may ask, wraps
+responses (JSONP) and counts requests; the contents of pages are in `router.monitoring.pages`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import logging
+import socket
+import ssl
+from typing import TYPE_CHECKING
+
+import msgspec
+import orjson
+
+from gnatswarm.router.listening.listeners import ListenError
+from gnatswarm.router.listening.monitor_socket import monitoring_scheme
+from gnatswarm.router.monitoring import dashboard, metrics
+from gnatswarm.router.monitoring.host_header import HostHeader
+from gnatswarm.router.monitoring.http_server import HttpServer, Request, Response, text_response
+from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
+from gnatswarm.router.monitoring.pages import Busy
+
+if TYPE_CHECKING:
+    from gnatswarm.router.monitoring.state import MonitoringState
+    from gnatswarm.router.supervision.broker_view import BrokerView
+
+log = logging.getLogger("gnatswarm.router")
+
+# The list of links, in nats-server's order; our own pages come last.
+LINKS = (
+    ("varz", "General"),
+    ("jsz", "JetStream"),
+    ("connz", "Connections"),
+    ("accountz", "Accounts"),
+    ("accstatz", "Account Stats"),
+    ("subsz", "Subscriptions"),
+    ("routez", "Routes"),
+    ("leafz", "LeafNodes"),
+    ("gatewayz", "Gateways"),
+    ("shardz", "Shards"),
+    ("subjectz", "Subjects"),
+    ("queuez", "Queue Groups"),
+    ("slowz", "Slow Consumers"),
+    ("metrics", "Metrics"),
+    ("healthz", "Health Probe"),
+)
+
+# Small pages that ask no shard. They are served even when all ordinary places are taken: a liveness probe, which
+# restarts a broker that does not answer, asks for one of the first two.
+VITAL = ("/healthz", "/varz", "/metrics")
+
+
+class Monitor:
+    """The monitoring pages of one broker, on one listening socket."""
+
+    def __init__(self, view: BrokerView, state: MonitoringState, sock: socket.socket) -> None:
+        self._view = view
+        self._sock = sock
+        self._scheme = monitoring_scheme(view.options)
+        self._context: ssl.SSLContext | None = None
+        self.take_certificate()
+        self._host, self._port = state.address
+        self._requests = state.requests
+        self._pages = state.pages
+        options = view.options
+        self._host_header = HostHeader(sock, options.http_host, options.host, is_tls=self._scheme == "https")
+        self._server = HttpServer(self._respond, self._is_vital)
+
+    async def start(self) -> None:
+        """Start serving."""
+        log.info("Starting %s monitor on %s:%d", self._scheme, self._host, self._port)
+        await self._server.start(self._sock, self._current_context if self._context is not None else None)
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.close()
+
+    def take_certificate(self) -> None:
+        """Load the certificate of the present options. Viewers need no client certificate, as in nats-server."""
+        if self._scheme != "https":
+            return
+        from gnatswarm.shards.boundary.certificates import CertificateError, server_context
+
+        tls = msgspec.structs.replace(self._view.options.tls, verify=False, verify_and_map=False)
+        try:
+            self._context = server_context(tls)
+        except CertificateError as error:  # it was valid when the options were checked
+            if self._context is None:
+                raise ListenError(f"Can't start monitoring: {error}") from None
+            log.error("Monitoring keeps its old certificate: %s", error)
+
+    def _current_context(self) -> ssl.SSLContext:
+        assert self._context is not None
+        return self._context
+
+    # ---- requests
+
+    def _is_vital(self, path: str) -> bool:
+        base = self._view.options.http_base_path
+        return path.startswith(base) and path[len(base) :] in VITAL
+
+    async def _respond(self, request: Request) -> Response:
+        refusal = self._host_header.refusal(request.headers.get("host", ""))
+        if refusal:
+            return text_response(refusal, 421)
+        base = self._view.options.http_base_path
+        if request.path != base and not request.path.startswith(f"{base}/"):
+            return text_response("404 page not found", 404)
+        path = request.path[len(base) :] or "/"
+        if path != "/healthz" and not self._is_allowed(request):
+            return text_response("401 unauthorized", 401, ("www-authenticate", 'Basic realm="gnatswarm"'))
+        try:
+            query = PageQuery(request.query)
+            callback = query.callback
+            response = await self._page(path, query, request)
+        except BadQuery as error:
+            return text_response(str(error), 400)
+        except Busy:
+            return text_response("too many pages at once, try again", 503, ("retry-after", "1"))
+        if response is None:
+            return text_response("404 page not found", 404)
+        if callback and response.content_type == "application/json":
+            return response._replace(
+                body=b"%b(%b)" % (callback.encode(), response.body), content_type="application/javascript"
+            )
+        return response
+
+    async def _page(self, path: str, query: PageQuery, request: Request) -> Response | None:
+        if path == "/":
+            self._count("/")
+            if request.wants_html:
+                return Response(dashboard.page(LINKS), "text/html; charset=utf-8", headers=dashboard.HEADERS)
+            return Response(_list_of_links(request.path), "text/html; charset=utf-8")
+        if path == "/healthz":
+            self._count(path)
+            fault = self._pages.health()
+            if fault:
+                return Response(_health("unavailable", fault), status=503)
+            return Response(_health("ok"))
+        if path == "/metrics":
+            self._count(path)
+            return Response(await self._pages.metrics(query), metrics.CONTENT_TYPE)
+        build = self._pages.by_path.get(path)
+        if build is None:
+            return None
+        self._count("/subsz" if path == "/subscriptionsz" else path)
+        return Response(await build(query))
+
+    def _count(self, path: str) -> None:
+        self._requests[path] = self._requests.get(path, 0) + 1
+
+    def _is_allowed(self, request: Request) -> bool:
+        options = self._view.options
+        if not options.http_user:
+            return True
+        scheme, _, coded = request.headers.get("authorization", "").partition(" ")
+        try:
+            given = base64.b64decode(coded.strip(), validate=True) if scheme.lower() == "basic" else b""
+        except binascii.Error:
+            return False
+        return hmac.compare_digest(given, f"{options.http_user}:{options.http_password}".encode())
+
+
+def _health(status: str, error: str = "") -> bytes:
+    # As nats-server writes it: no blanks, and no "error" member without an error.
+    return orjson.dumps({"status": status, "error": error} if error else {"status": status})
+
+
+def _list_of_links(path: str) -> bytes:
+    """For programs: one link per line, relative to the list's own path."""
+    here = "." if path.endswith("/") else f"./{path.rpartition('/')[2]}"
+    links = "\n".join(f"<a href={here}/{name}>{text}</a><br>" for name, text in LINKS)
+    return f'<html lang="en">\n<body>\n{links}\n</body>\n</html>\n'.encode()

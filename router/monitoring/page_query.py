@@ -1,0 +1,156 @@
+"""The query string of a monitoring page, parsed with Go's rules and checked against limits.
+
+The first value of a key counts, an empty one means the default, and an invalid one raises BadQuery with nats-server's
+text.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qs
+
+from gnatswarm.shards.boundary.rows import SORTS
+
+DEFAULT_LIMIT = 1024
+# The most rows of one page. By default a broker has at most 65,536 connections; longer lists of subscriptions, subjects
+# and members are read page by page.
+MOST_ROWS = 65_536
+MOST_OFFSET = 2**31
+MOST_FIELDS = 32
+MOST_SUBJECT_CHARACTERS = 4096
+MOST_SEARCH_CHARACTERS = 200
+
+_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
+_FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
+_STATES = {"": "open", "open": "open", "closed": "closed", "any": "all", "all": "all"}
+# A function's name, or a path to one; anything else would let a link inject code into the response.
+_CALLBACK = re.compile(r"[A-Za-z_$][\w$]*(?:\.[A-Za-z_$][\w$]*|\[\d{1,9}\])*\Z")
+MOST_CALLBACK_CHARACTERS = 128
+
+
+class BadQuery(Exception):
+    """The query is invalid; the text is for the client."""
+
+
+class PageQuery:
+    """One query string; BadQuery from the constructor when it has too many fields."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            self._fields = parse_qs(text, keep_blank_values=True, max_num_fields=MOST_FIELDS)
+        except ValueError:
+            raise BadQuery(f"more than {MOST_FIELDS} fields in the query") from None
+
+    def text(self, key: str) -> str:
+        """The value as it is; "" when the key is absent."""
+        return self._fields.get(key, [""])[0]
+
+    def flag(self, key: str) -> bool:
+        """A boolean, as Go parses it."""
+        text = self.text(key)
+        if text in _TRUE:
+            return True
+        if not text or text in _FALSE:
+            return False
+        raise BadQuery(
+            f"Error decoding boolean for '{key}': strconv.ParseBool: parsing {_quoted(text)}: invalid syntax"
+        )
+
+    def number(self, key: str, default: int, most: int) -> int:
+        """An integer; 0 or less means the default, more than `most` means `most`."""
+        value = self._integer(key, "int", "Atoi", r"[+-]?\d+\Z", -(2**63), 2**63 - 1)
+        return min(value, most) if value > 0 else default
+
+    def unsigned(self, key: str) -> int:
+        """An unsigned integer of at most 64 bits; 0 when the key is absent."""
+        return self._integer(key, "uint64", "ParseUint", r"\d+\Z", 0, 2**64 - 1)
+
+    def _integer(self, key: str, kind: str, function: str, pattern: str, least: int, most: int) -> int:
+        text = self.text(key)
+        if not text:
+            return 0
+        why = "invalid syntax"
+        if text.isascii() and re.match(pattern, text):
+            if len(text) <= 40 and least <= int(text) <= most:
+                return int(text)
+            why = "value out of range"
+        raise BadQuery(f"Error decoding {kind} for '{key}': strconv.{function}: parsing {_quoted(text)}: {why}")
+
+    @property
+    def offset(self) -> int:
+        """How many rows to skip."""
+        return self.number("offset", 0, MOST_OFFSET)
+
+    @property
+    def limit(self) -> int:
+        """The most rows to return."""
+        return self.number("limit", DEFAULT_LIMIT, MOST_ROWS)
+
+    @property
+    def state(self) -> str:
+        """The state of connections: open, closed or all."""
+        text = self.text("state")
+        try:
+            return _STATES[text.lower()]
+        except KeyError:
+            raise BadQuery(f"Error decoding state for {text[:80]}") from None
+
+    @property
+    def subs(self) -> str:
+        """How to show subscriptions: "" (not), "list" or "detail"."""
+        if self.text("subs").lower() == "detail":
+            return "detail"
+        return "list" if self.flag("subs") else ""
+
+    def sort(self, state: str) -> str:
+        """The sort key for connections in that state."""
+        text = self.text("sort") or "cid"
+        if text not in SORTS:
+            raise BadQuery(f"invalid sorting option: {text[:80]}")
+        if text in ("stop", "reason") and state != "closed":
+            raise BadQuery(f"sort by {text} only valid on closed connections")
+        return text
+
+    def shard(self, known: list[int]) -> int | None:
+        """The requested shard; None: the whole broker."""
+        text = self.text("shard")
+        if not text:
+            return None
+        if text.isascii() and text.isdigit() and len(text) <= 3 and int(text) in known:
+            return int(text)
+        raise BadQuery(f"no such shard: {text[:20]}")
+
+    @property
+    def search(self) -> str:
+        """Text to search connections for; our own key, not in nats-server."""
+        return self.text("search")[:MOST_SEARCH_CHARACTERS]
+
+    @property
+    def test_subject(self) -> str:
+        """A publish subject whose receivers are requested; "": none."""
+        text = self.text("test")
+        tokens = text.split(".")
+        if text and (
+            len(text) > MOST_SUBJECT_CHARACTERS
+            or not all(tokens)
+            or any(token in ("*", ">") for token in tokens)
+            or any(character.isspace() or character == "\0" for character in text)
+        ):
+            raise BadQuery(f"invalid test subject, must be valid publish subject: {text[:200]}")
+        return text
+
+    def windows(self, default: int, most: int) -> int:
+        """How many of the recorder's windows to sum up."""
+        return self.number("windows", default, most)
+
+    @property
+    def callback(self) -> str:
+        """The function that a JSONP response calls; "": plain JSON."""
+        text = self.text("callback")
+        if text and (len(text) > MOST_CALLBACK_CHARACTERS or not _CALLBACK.match(text)):
+            raise BadQuery("callback must be the name of a function")
+        return text
+
+
+def _quoted(text: str) -> str:
+    return '"' + text[:80].replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,447 @@
+"""The monitoring pages, built from the router's facts and the shards' answers.
+
+Each page is a coroutine from a query to the bytes of a JSON document. General pages ask no shard. Only a few pages that
+do are built at a time, so that many viewers cost a shard no more than a few.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import orjson
+
+from gnatswarm.router.monitoring import aggregate, metrics, subjects
+from gnatswarm.router.monitoring.aggregate import Document
+from gnatswarm.router.monitoring.facts import Facts
+from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
+from gnatswarm.router.monitoring.shard_questions import ShardQuestions
+from gnatswarm.shards.boundary import rows
+from gnatswarm.shards.boundary.pace import Pace
+
+# Pages that ask shards: how many are built at the same time, and how many may wait.
+MOST_BUILT = 4
+MOST_WAITING = 64
+# Subjects and queue groups need a scan of all data of a shard; requests within this time share one scan.
+LOOK_S = 1.0
+MOST_SUBJECTS = 1000
+DEFAULT_SUBJECTS = 100
+# Windows of the recorder: those that a shard keeps; the default adds the open one.
+MOST_WINDOWS = 6
+DEFAULT_WINDOWS = 7
+MOST_HOT_SUBJECTS = 2000  # of each shard
+MOST_METRIC_SUBJECTS = 100
+DEFAULT_METRIC_SUBJECTS = 20
+MOST_QUEUE_MEMBERS = 10_000
+MOST_SLOW = 256
+ROWS_IN_ONE_STEP = 32
+
+_Part = TypeVar("_Part", bound=rows.Row)
+_Value = TypeVar("_Value")
+
+
+class Busy(Exception):
+    """Too many pages are requested at once."""
+
+
+class Pages:
+    """All pages of one broker."""
+
+    def __init__(self, gather: Callable[[], Facts], questions: ShardQuestions, requests: dict[str, int]) -> None:
+        self._gather = gather
+        self._questions = questions
+        self._requests = requests
+        self._building = asyncio.Semaphore(MOST_BUILT)
+        self._waiting = 0
+        self._looks: dict[str, tuple[float, asyncio.Task[Any]]] = {}
+        self.by_path: dict[str, Callable[[PageQuery], Awaitable[bytes]]] = {
+            "/varz": self.varz,
+            "/connz": self.connz,
+            "/routez": self.routez,
+            "/subsz": self.subsz,
+            "/subscriptionsz": self.subsz,
+            "/accountz": self.accountz,
+            "/accstatz": self.accstatz,
+            "/leafz": self.leafz,
+            "/gatewayz": self.gatewayz,
+            "/jsz": self.jsz,
+            "/shardz": self.shardz,
+            "/subjectz": self.subjectz,
+            "/queuez": self.queuez,
+            "/slowz": self.slowz,
+        }
+
+    # ---- pages that ask no shard
+
+    async def varz(self, query: PageQuery) -> bytes:
+        """General figures."""
+        return _json(aggregate.varz(self._facts(query), self._requests))
+
+    async def leafz(self, query: PageQuery) -> bytes:
+        """Leaf nodes: always none."""
+        return _json({**aggregate.head(self._facts(query)), "leafnodes": 0, "leafs": None})
+
+    async def gatewayz(self, query: PageQuery) -> bytes:
+        """Gateways: always none."""
+        return _json({**aggregate.head(self._facts(query)), "outbound_gateways": {}, "inbound_gateways": {}})
+
+    async def jsz(self, query: PageQuery) -> bytes:
+        """JetStream: always disabled."""
+        return _json(aggregate.jsz(self._facts(query)))
+
+    def health(self) -> str:
+        """What is wrong with the broker; "": nothing."""
+        return aggregate.health(self._gather())
+
+    # ---- pages that ask shards
+
+    async def accstatz(self, query: PageQuery) -> bytes:
+        """Traffic by account."""
+        facts = self._facts(query)
+        found = await self.account_statistics(facts, (), unused=query.flag("unused"))
+        return _json({**aggregate.head(facts), "account_statz": found})
+
+    async def account_statistics(self, facts: Facts, names: Sequence[str], *, unused: bool) -> list[Document]:
+        """Statistics of these accounts, or of all; without `unused` only of those that have connections."""
+        async with self._turn():
+            answers = await self._ask_all(facts, rows.AccountsQuery(), rows.AccountsPart)
+        found = aggregate.account_statistics(
+            facts, [row for _, parts in answers for part in parts for row in part.rows]
+        )
+        return [one for one in found if (not names or one["acc"] in names) and (unused or one["conns"])]
+
+    async def connz(self, query: PageQuery) -> bytes:
+        """Connections, open and closed."""
+        facts = self._facts(query)
+        state = query.state
+        sort = query.sort(state)
+        shows_user, subs, offset, limit, cid = (
+            query.flag("auth"),
+            query.subs,
+            query.offset,
+            query.limit,
+            query.unsigned("cid"),
+        )
+        if cid:
+            offset, limit = 0, 1
+        account = query.text("acc")
+        if account and account not in facts.accounts:
+            empty = {"num_connections": 0, "total": 0, "offset": offset, "limit": limit, "connections": None}
+            return _json({"server_id": "", "now": aggregate.head(facts)["now"], **empty})
+        question = rows.ConnectionsQuery(
+            sort,
+            offset + limit,
+            state,
+            cid,
+            query.text("user"),
+            account,
+            query.search,
+            with_subs=bool(subs),
+            now_us=facts.now_us,
+        )
+        async with self._turn():
+            answers = await self._ask_all(facts, question, rows.ConnectionsPart)
+            if any(part.is_over for _shard, parts in answers for part in parts):
+                raise BadQuery("too many subscriptions for one page: ask for less with limit, or see /subsz")
+            pace = Pace()
+            found = [(shard, aggregate.joined(row for part in parts for row in part.rows)) for shard, parts in answers]
+            await pace()
+            documents: list[Document] = []
+            texts: list[bytes] = []
+            count = 0
+            for shard, row in aggregate.merged(found, sort, facts.now_us, offset, limit):
+                documents.append(aggregate.connection(shard, row, facts.now_us, shows_user=shows_user, subs=subs))
+                if len(documents) == ROWS_IN_ONE_STEP:
+                    count += len(documents)
+                    texts.append(_items(documents))
+                    documents = []
+                    await pace()
+            count += len(documents)
+            if documents:
+                texts.append(_items(documents))
+            document = {
+                **aggregate.head(facts),
+                "num_connections": count,
+                "total": sum(parts[0].total for _shard, parts in answers if parts),
+                "offset": offset,
+                "limit": limit,
+            }
+            return _with_list(document, "connections", texts)
+
+    async def subsz(self, query: PageQuery) -> bytes:
+        """The counters of subscriptions; with subs=1 a list of them too."""
+        facts = self._facts(query)
+        account = query.text("acc")
+        test, offset, limit = query.test_subject, query.offset, query.limit
+        shows_list = query.subs == "list" or query.subs == "detail"
+        if account and account not in facts.accounts:
+            return _json(aggregate.sublist([]))
+        async with self._turn():
+            counters, _clients = await self._sublist(facts, account)
+            if not shows_list:
+                return _json(counters)
+            listed: list[tuple[int, rows.SubscriptionRow]] = []
+            skip = offset
+            for shard in _numbers(facts):
+                if len(listed) >= limit:
+                    break
+                question = rows.SubscriptionsQuery(skip, limit - len(listed), test, account)
+                parts = await self._questions.ask(shard, question, rows.SubscriptionsPart)
+                listed += [(shard, row) for part in parts for row in part.rows]
+                skip = max(0, skip - (parts[0].total if parts else 0))
+            if not listed:
+                return _json(counters)
+            pace = Pace()
+            texts = []
+            for at in range(0, len(listed), ROWS_IN_ONE_STEP):
+                step = listed[at : at + ROWS_IN_ONE_STEP]
+                texts.append(
+                    _items([aggregate.subscription(row, account=row.account, shard=shard) for shard, row in step])
+                )
+                await pace()
+            document = {**aggregate.head(facts), **counters, "total": len(listed), "offset": offset, "limit": limit}
+            return _with_list(document, "subscriptions_list", texts)
+
+    async def accountz(self, query: PageQuery) -> bytes:
+        """Accounts, or one in detail."""
+        facts = self._facts(query)
+        name = query.text("acc")
+        if not name:
+            return _json(aggregate.accountz(facts))
+        return _json(aggregate.account(facts, await self.account_detail(facts, name)))
+
+    async def account_detail(self, facts: Facts, name: str) -> Document:
+        """One account."""
+        if name not in facts.accounts:
+            raise BadQuery(f"Account {name[:80]} does not exist")
+        async with self._turn():
+            counters, clients = await self._sublist(facts, name)
+        return aggregate.account_detail(facts, name, counters, clients)
+
+    async def routez(self, query: PageQuery) -> bytes:
+        """Routes to other servers: always none; with shards=1 the links between shards."""
+        facts = self._facts(query)
+        document: Document = {**aggregate.head(facts), "num_routes": 0, "routes": []}
+        if query.flag("shards"):
+            links = [
+                aggregate.link(shard, row, facts.now_us) for shard, found in await self._links(facts) for row in found
+            ]
+            document |= {"num_shard_links": len(links), "shard_links": links}
+        return _json(document)
+
+    async def shardz(self, query: PageQuery) -> bytes:
+        """The shards, and the links between them."""
+        facts = self._facts(query)
+        return _json(aggregate.shardz(facts, await self._links(facts)))
+
+    async def subjectz(self, query: PageQuery) -> bytes:
+        """The hottest subjects of the last windows, and those without subscribers."""
+        facts = self._facts(query)
+        sort = query.text("sort") or "msgs"
+        if sort not in subjects.SORTS:
+            raise BadQuery(f"invalid sorting option: {sort[:80]}")
+        offset = query.number("offset", 0, MOST_SUBJECTS)
+        limit = query.number("limit", DEFAULT_SUBJECTS, MOST_SUBJECTS)
+        account = query.text("acc")
+        head = aggregate.head(facts) | {"recorder": "on" if facts.is_recorded else "off"}
+        if not facts.is_recorded:
+            return _json(head | await self._cached_subjects(facts, sort, offset, limit))
+        windows = query.windows(DEFAULT_WINDOWS, MOST_WINDOWS + 1)
+        numbers = _numbers(facts)
+
+        async def look() -> tuple[list[Document], Document]:
+            question = rows.HotSubjectsQuery(windows, MOST_HOT_SUBJECTS, account)
+            async with self._turn():
+                answers = await self._ask_all(facts, question, rows.HotSubjectsPart)
+            return subjects.merged(answers), subjects.covered(answers)
+
+        entries, covered = await self._look(f"subjects {numbers} {windows} {account}", look)
+        unwanted = [entry for entry in entries if entry["unwanted"]]
+        # Copies, because the scan is shared with requests for other pages of it.
+        shown = [dict(entry) for entry in subjects.page(entries, sort, offset, limit)]
+        lost = [dict(entry) for entry in subjects.page(unwanted, "unwanted", 0, limit)]
+        both = shown + lost
+        question = rows.SubjectInterestQuery([(entry["account"], entry["subject"]) for entry in both])
+        async with self._turn():
+            answers = await self._ask_all(facts, question, rows.SubjectInterestPart)
+        found = [[row for part in parts for row in part.rows] for _shard, parts in answers]
+        subjects.complete(both, covered["seconds"], found)
+        return _json(
+            {
+                **head,
+                "window": facts.options.stats.window_s,
+                "windows": windows,
+                **covered,
+                "num_subjects": len(entries),
+                "sort": sort,
+                "offset": offset,
+                "limit": limit,
+                "subjects": shown,
+                "unwanted": lost,
+            }
+        )
+
+    async def _cached_subjects(self, facts: Facts, sort: str, offset: int, limit: int) -> Document:
+        """The hottest subjects without a recorder: from the match cache."""
+        entries, _cached = await self._subjects(facts, folds=True)
+        key = sort if sort in aggregate.SUBJECT_SORTS else "msgs"
+        nobody = [entry for entry in entries if not entry["wanted"]]
+        return {
+            "note": subjects.NOT_RECORDED,
+            "num_subjects": len(entries),
+            "sort": key,
+            "offset": offset,
+            "limit": limit,
+            "subjects": subjects.page(entries, key, offset, limit),
+            "unwanted": subjects.page(nobody, "msgs", 0, limit),
+        }
+
+    async def queuez(self, query: PageQuery) -> bytes:
+        """Queue groups, and how evenly messages are spread over their members."""
+        facts = self._facts(query)
+        limit = query.number("limit", DEFAULT_SUBJECTS, MOST_SUBJECTS)
+
+        async def look() -> tuple[list[Document], bool]:
+            async with self._turn():
+                answers = await self._ask_all(facts, rows.QueuesQuery(MOST_QUEUE_MEMBERS), rows.QueuesPart)
+            is_over = any(part.is_over for _shard, parts in answers for part in parts)
+            members = [(shard, [row for part in parts for row in part.rows]) for shard, parts in answers]
+            return aggregate.queues(members), is_over
+
+        groups, is_over = await self._look(f"queues {query.text('shard')}", look)
+        return _json(
+            {
+                **aggregate.head(facts),
+                "num_queues": len(groups),
+                "limit": limit,
+                "complete": not is_over,
+                "queues": groups[:limit],
+            }
+        )
+
+    async def slowz(self, query: PageQuery) -> bytes:
+        """Slow consumers, present and past."""
+        facts = self._facts(query)
+        limit = query.number("limit", DEFAULT_SUBJECTS, MOST_SLOW)
+        question = rows.SlowQuery(most=limit)
+        if query.text("pending"):
+            question.least_pending_bytes = query.number("pending", 1, 2**40)
+        async with self._turn():
+            answers = await self._ask_all(facts, question, rows.SlowPart)
+        present = [(shard, row) for shard, parts in answers for part in parts for row in part.present]
+        past = [(shard, row) for shard, parts in answers for part in parts for row in part.past]
+        present = heapq.nsmallest(limit, present, key=lambda pair: (-pair[1].pending_bytes, pair[1].cid))
+        past = heapq.nsmallest(limit, past, key=lambda pair: (-pair[1].stop_us, pair[1].cid))
+        return _json(
+            {
+                **aggregate.head(facts),
+                "slow_consumers": aggregate.total(facts, "slow_consumers"),
+                "stalls": aggregate.total(facts, "stalls"),
+                "present": [aggregate.slow_consumer(shard, row, facts.now_us) for shard, row in present],
+                "past": [aggregate.slow_consumer(shard, row, facts.now_us) for shard, row in past],
+            }
+        )
+
+    async def metrics(self, query: PageQuery) -> bytes:
+        """The metrics for Prometheus."""
+        facts = self._facts(query)
+        wanted = query.number("subjects", DEFAULT_METRIC_SUBJECTS, MOST_METRIC_SUBJECTS)
+        if query.text("subjects") == "0":
+            wanted = 0
+        entries = (await self._subjects(facts, folds=True))[0] if wanted else []
+        return metrics.exposition(facts, aggregate.top_subjects(entries, "msgs", wanted), dict(self._requests)).encode()
+
+    # ---- asking
+
+    def _facts(self, query: PageQuery) -> Facts:
+        facts = self._gather()
+        return facts.only(query.shard([shard.shard for shard in facts.shards]))
+
+    async def _ask_all(self, facts: Facts, query: rows.Query, kind: type[_Part]) -> list[tuple[int, list[_Part]]]:
+        numbers = _numbers(facts)
+        answers = await asyncio.gather(*(self._questions.ask(shard, query, kind) for shard in numbers))
+        return list(zip(numbers, answers, strict=True))
+
+    async def _sublist(self, facts: Facts, account: str = "") -> tuple[Document, int]:
+        """The counters of an account's sublists, or of all, and the number of clients that use them."""
+        answers = await self._ask_all(facts, rows.SublistQuery(account), rows.SublistPart)
+        parts = [part for _shard, found in answers for part in found]
+        return aggregate.sublist(parts), sum(part.clients for part in parts)
+
+    async def _links(self, facts: Facts) -> list[tuple[int, Sequence[rows.LinkRow]]]:
+        if sum(shard.links for shard in facts.shards) == 0:
+            return []
+        answers = await self._ask_all(facts, rows.LinksQuery(), rows.LinksPart)
+        return [(shard, [row for part in parts for row in part.rows]) for shard, parts in answers]
+
+    async def _subjects(self, facts: Facts, *, folds: bool) -> tuple[list[Document], int]:
+        numbers = _numbers(facts)
+
+        async def look() -> tuple[list[Document], int]:
+            question = rows.SubjectsQuery(MOST_SUBJECTS, "_INBOX." if folds else "")
+            async with self._turn():
+                answers = await self._ask_all(facts, question, rows.SubjectsPart)
+            cached = sum(parts[0].cached for _shard, parts in answers if parts)
+            found = [(shard, [row for part in parts for row in part.rows]) for shard, parts in answers]
+            return aggregate.subjects(found), cached
+
+        return await self._look(f"cached {numbers} {folds}", look)
+
+    async def _look(self, what: str, look: Callable[[], Awaitable[_Value]]) -> _Value:
+        """The result of one scan, shared by all requests for the same within LOOK_S."""
+        now = time.monotonic()
+        for key in [key for key, (at, task) in self._looks.items() if task.done() and now - at >= LOOK_S]:
+            del self._looks[key]
+        if what not in self._looks:
+            self._looks[what] = (now, asyncio.ensure_future(look()))
+        task: asyncio.Task[_Value] = self._looks[what][1]
+        # A request that is cancelled must not cancel the scan for the others.
+        return await asyncio.shield(task)
+
+    def _turn(self) -> _Turn:
+        return _Turn(self)
+
+
+class _Turn:
+    """Admits the few pages that may ask shards at the same time."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
+
+    async def __aenter__(self) -> None:
+        if self._pages._waiting >= MOST_WAITING:
+            raise Busy
+        self._pages._waiting += 1
+        try:
+            await self._pages._building.acquire()
+        finally:
+            self._pages._waiting -= 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._pages._building.release()
+
+
+def _numbers(facts: Facts) -> list[int]:
+    """The shards that can answer."""
+    return [shard.shard for shard in facts.shards if shard.phase in ("ready", "draining")]
+
+
+def _json(document: Document) -> bytes:
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2)
+
+
+def _items(documents: Iterable[Document]) -> bytes:
+    """Items of a list within a document, with that indentation."""
+    text = orjson.dumps(list(documents), option=orjson.OPT_INDENT_2)
+    return text[1:-2].replace(b"\n", b"\n  ")
+
+
+def _with_list(document: Document, name: str, texts: list[bytes]) -> bytes:
+    """The document with one more member: a list whose items are serialized already."""
+    begin = orjson.dumps(document, option=orjson.OPT_INDENT_2)[:-2]
+    if not texts:
+        return b'%b,\n  "%b": []\n}' % (begin, name.encode())
+    return b'%b,\n  "%b": [%b\n  ]\n}' % (begin, name.encode(), b",".join(texts))

@@ -1,0 +1,38 @@
+"""Monitoring state shared by HTTP and the system account: facts, questions to shards, the pages.
+
+Created when one of them first needs it. It has no transport and no format of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gnatswarm.router.config.cores import usable_cores
+from gnatswarm.router.listening import monitor_socket
+from gnatswarm.router.monitoring.facts import Facts, Meter, gather
+from gnatswarm.router.monitoring.pages import Pages
+from gnatswarm.router.monitoring.shard_questions import ShardQuestions
+
+if TYPE_CHECKING:
+    from gnatswarm.router.supervision.broker_commands import ShardChannels
+    from gnatswarm.router.supervision.broker_view import BrokerView
+
+
+class MonitoringState:
+    """The monitoring state of one broker. Its owner tells `questions` what shards reply, and which are gone."""
+
+    def __init__(self, view: BrokerView, channels: ShardChannels) -> None:
+        self._view = view
+        self._cores = usable_cores()
+        self._meter = Meter()
+        self.address = view.options.http_host, 0  # of the pages over HTTP; port 0: not served
+        sock = view.monitor_socket
+        if sock is not None:
+            self.address = monitor_socket.address(sock, view.options)
+        self.requests: dict[str, int] = {}  # over HTTP, by path
+        self.questions = ShardQuestions(channels.tell)
+        self.pages = Pages(self.gather, self.questions, self.requests)
+
+    def gather(self) -> Facts:
+        """The facts now."""
+        return gather(self._view, self._meter, http=self.address, cores=self._cores)

@@ -1,0 +1,131 @@
+"""The router's part of the system account: answers requests for the whole broker, and publishes events about it.
+
+Shards pass requests on (`shards.clients.system`) and publish the answers and events. Answers contain the monitoring
+pages, wrapped as in nats-server. Where the system account has no users, nothing is imported and no timer runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from gnatswarm.router.supervision.supervision import Phase
+from gnatswarm.shards.boundary.control import AccountChanged, SystemEvent, SystemReply, SystemRequest
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Coroutine
+
+    from gnatswarm.router.monitoring.state import MonitoringState
+    from gnatswarm.router.monitoring.system_answers import SystemAnswers
+    from gnatswarm.router.supervision.broker_commands import ShardChannels
+    from gnatswarm.router.supervision.broker_view import BrokerView
+
+log = logging.getLogger("gnatswarm.router")
+
+# STATSZ is sent as by nats-server: soon after the start, then less and less often, finally every ten seconds.
+FIRST_STATSZ_S = 0.25
+STATSZ_EVERY_S = 10.0
+
+
+class SystemAccount:
+    """The system account of one broker. `monitoring` returns the monitoring state, which the first call creates."""
+
+    def __init__(self, view: BrokerView, channels: ShardChannels, monitoring: Callable[[], MonitoringState]) -> None:
+        self._view = view
+        self._channels = channels
+        self._monitoring = monitoring
+        self._answers: SystemAnswers | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._next_statsz: asyncio.TimerHandle | None = None
+        self._statsz_s = FIRST_STATSZ_S
+
+    def configure(self) -> None:
+        """Apply the broker's present options; needs a running loop."""
+        if self._view.options.has_system_users and self._next_statsz is None:
+            self._schedule_statsz(FIRST_STATSZ_S)
+
+    def _schedule_statsz(self, after_s: float) -> None:
+        import asyncio  # here: the router starts its shards before it imports asyncio
+
+        self._statsz_s = after_s
+        self._next_statsz = asyncio.get_running_loop().call_later(after_s, self._on_statsz_due)
+
+    def on_message(self, shard: int, message: SystemRequest | AccountChanged) -> None:
+        """A message from a shard: a request, or a changed account."""
+        if isinstance(message, SystemRequest):
+            self._do(self._answer(shard, message))
+        else:
+            self._do(self._say_connections(message.account))
+
+    def say_shutdown(self) -> None:
+        """Publish that the broker stops. Every shard tells its own subscribers, because links may end first."""
+        if self._view.options.has_system_users:
+            subject = f"$SYS.SERVER.{self._view.server_id}.SHUTDOWN"
+            self._channels.tell_all(SystemEvent(subject, self._names(), is_last_word=True))
+
+    def say_lame_duck(self) -> None:
+        """Publish that lame duck mode begins."""
+        if self._view.options.has_system_users:
+            self._publish(f"$SYS.SERVER.{self._view.server_id}.LAMEDUCK", self._names())
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        import asyncio
+
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("cannot answer in the system account", exc_info=task.exception())
+
+    @property
+    def answers(self) -> SystemAnswers:
+        """The answers; created on first use."""
+        if self._answers is None:
+            from gnatswarm.router.monitoring.system_answers import SystemAnswers  # imports the pages too
+
+            self._answers = SystemAnswers(self._view, self._monitoring())
+        return self._answers
+
+    async def _answer(self, shard: int, request: SystemRequest) -> None:
+        payload = b""
+        try:
+            payload = await self.answers.answer(request.account, request.subject, request.body)
+        finally:
+            # Always reply, because the shard counts unanswered requests.
+            self._channels.tell(shard, SystemReply(request.seq, payload))
+
+    async def _say_connections(self, account: str) -> None:
+        for subject, payload in await self.answers.connections(account):
+            self._publish(subject, payload)
+
+    def _on_statsz_due(self) -> None:
+        self._next_statsz = None
+        if self._view.options.has_system_users:
+            self._schedule_statsz(min(2 * self._statsz_s, STATSZ_EVERY_S))
+            self._do(self._say_statsz())
+
+    async def _say_statsz(self) -> None:
+        self._publish(f"$SYS.SERVER.{self._view.server_id}.STATSZ", await self.answers.statsz())
+
+    def _publish(self, subject: str, payload: bytes) -> None:
+        """Publish through one shard that accepts; without such a shard there is no subscriber either."""
+        shards = self._view.shards
+        for wanted in (Phase.READY, Phase.DRAINING):
+            for shard in shards:
+                if shard.state.phase is wanted:
+                    self._channels.tell(shard.number, SystemEvent(subject, payload))
+                    return
+
+    def _names(self) -> bytes:
+        import orjson
+
+        from gnatswarm.broker.advisory import Server
+
+        view = self._view
+        server = Server(view.server_id, view.server_name, view.options)
+        return orjson.dumps(server.document(view.page.next_event_number(), time.time_ns() // 1000))

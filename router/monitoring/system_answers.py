@@ -1,0 +1,263 @@
+"""Answers to requests in the system account: the document that nats-server would send for a subject and its options.
+
+Options of a request are checked as strictly as page queries: a wrong type is an error that says where. Imported at the
+first request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import msgspec
+import orjson
+
+from gnatswarm.broker import advisory
+from gnatswarm.broker.advisory import Document, Server
+from gnatswarm.router.monitoring import aggregate
+from gnatswarm.router.monitoring.page_query import DEFAULT_LIMIT, BadQuery, PageQuery
+from gnatswarm.router.monitoring.pages import Busy
+from gnatswarm.shards.boundary import rows
+
+if TYPE_CHECKING:
+    from gnatswarm.router.monitoring.facts import Facts
+    from gnatswarm.router.monitoring.state import MonitoringState
+    from gnatswarm.router.supervision.broker_view import BrokerView
+
+# An answer is one control message and one message to the client; a longer one must be requested page by page.
+MOST_ANSWER_BYTES = 8 * 1024 * 1024
+# Documents up to this size are serialized again without blanks; longer ones stay as the pages have them.
+MOST_COMPACTED_BYTES = 512 * 1024
+
+_STATES = ("open", "closed", "all")
+
+
+class Options(msgspec.Struct, rename={"js_enabled": "js-enabled", "js_server_only": "js-server-only"}):
+    """The options of all requests; other keys are ignored, as in nats-server."""
+
+    # Which servers shall answer.
+    server_name: str = ""
+    cluster: str = ""
+    host: str = ""
+    tags: tuple[str, ...] = ()
+    domain: str = ""
+    # What the answer shall contain.
+    sort: str = ""
+    auth: bool = False
+    subscriptions: bool = False
+    subscriptions_detail: bool = False
+    offset: int = 0
+    limit: int = 0
+    cid: int = 0
+    state: int = 0
+    user: str = ""
+    acc: str = ""
+    account: str = ""
+    test: str = ""
+    accounts: tuple[str, ...] = ()
+    include_unused: bool = False
+    js_enabled: bool = False
+    js_server_only: bool = False
+
+
+class Unasked(Exception):
+    """The request is not for this broker: send no answer."""
+
+
+_options = msgspec.json.Decoder(Options)
+
+
+class SystemAnswers:
+    """Answers the requests to one broker."""
+
+    def __init__(self, view: BrokerView, state: MonitoringState) -> None:
+        self._view = view
+        self._state = state
+        self._of_server: dict[str, Callable[[Options], Awaitable[object]]] = {
+            "VARZ": lambda asked: self._page(self._state.pages.varz),
+            "CONNZ": lambda asked: self._connections(asked, asked.acc),
+            "SUBSZ": lambda asked: self._subscriptions(asked, asked.account),
+            "ROUTEZ": lambda asked: self._page(self._state.pages.routez),
+            "GATEWAYZ": lambda asked: self._page(self._state.pages.gatewayz),
+            "LEAFZ": lambda asked: self._page(self._state.pages.leafz),
+            "ACCOUNTZ": lambda asked: self._page(self._state.pages.accountz, acc=asked.account),
+            "JSZ": lambda asked: self._page(self._state.pages.jsz),
+            "SHARDZ": lambda asked: self._page(self._state.pages.shardz),  # ours
+            "HEALTHZ": self._health,
+        }
+        self._of_account: dict[str, Callable[[Options, str], Awaitable[object]]] = {
+            "CONNZ": self._connections,
+            "SUBSZ": self._subscriptions,
+            "LEAFZ": lambda asked, name: self._page(self._state.pages.leafz),
+            "JSZ": self._no_jetstream,
+            "INFO": lambda asked, name: self._state.pages.account_detail(self._state.gather(), name),
+            "STATZ": self._statistics,
+        }
+
+    # ---- handling a request
+
+    async def answer(self, account: str, subject: str, body: bytes) -> bytes:
+        """The document; b"": no answer. `account` is the requestor's, who sees only that unless it is the system's."""
+        try:
+            return await self._answer(account, subject, body)
+        except Unasked:
+            return b""
+
+    async def _answer(self, account: str, subject: str, body: bytes) -> bytes:
+        words = subject.split(".")[2:]  # behind $SYS.REQ
+        try:
+            asked = _options.decode(body) if body.strip() else Options()
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return advisory.failure(self._named(), 400, str(error))
+        if not self._is_meant(asked):
+            raise Unasked
+        if account != self._view.options.system_account:
+            what = advisory.ABOUT_ONES_OWN.get(subject.encode())
+            if what is None:
+                raise Unasked
+            return await self._wrapped(self._of_account[what](asked, account))
+        match words:
+            case ["SERVER", "PING"] | ["SERVER", "PING", "STATSZ"]:
+                return await self.statsz()
+            case ["SERVER", name, what] if name in ("PING", self._view.server_id):
+                return await self._server(name, what, asked, body)
+            case ["ACCOUNT", name, "CONNS"]:
+                return await self._connection_count(name)
+            case ["ACCOUNT", "PING", "STATZ"]:
+                return await self._wrapped(self._statistics(asked, ""))
+            case ["ACCOUNT", *names, what] if what in self._of_account:
+                return await self._wrapped(self._of_account[what](asked, ".".join(names)))
+        raise Unasked
+
+    async def _server(self, name: str, what: str, asked: Options, body: bytes) -> bytes:
+        if what == "STATSZ":
+            return await self.statsz()
+        if what in ("KICK", "LDM") and name != "PING":
+            return await self._wrapped(self._client(asked, is_kicked=what == "KICK"), has_data=False)
+        found = self._of_server.get(what)
+        if found is None:
+            raise Unasked
+        return await self._wrapped(found(asked))
+
+    def _is_meant(self, asked: Options) -> bool:
+        view = self._view
+        options = view.options
+        return (
+            asked.server_name in view.server_name
+            and asked.host in (options.host or "0.0.0.0")
+            and not asked.cluster  # we are in none
+            and not asked.domain  # of JetStream
+            and {tag.lower() for tag in asked.tags} <= set(options.server_tags)
+        )
+
+    def _named(self) -> Document:
+        view = self._view
+        server = Server(view.server_id, view.server_name, view.options)
+        return server.document(view.page.next_event_number(), time.time_ns() // 1000)
+
+    async def _wrapped(self, work: Awaitable[object], *, has_data: bool = True) -> bytes:
+        """The result wrapped as {"server", "data"}, or with "error"."""
+        answer: Document = {"data": None} if has_data else {}
+        try:
+            answer["data"] = await work
+            if answer["data"] is None:
+                del answer["data"]
+        except Busy:
+            answer["error"] = {"code": 503, "description": "too many requests at once, try again"}
+        except BadQuery as error:
+            answer["error"] = {"code": 500, "description": str(error)}
+        text = orjson.dumps({"server": self._named()} | answer)
+        if len(text) > MOST_ANSWER_BYTES:
+            why = f"the answer has {len(text)} bytes, over {MOST_ANSWER_BYTES}: ask for less with limit and offset"
+            return advisory.failure(self._named(), 500, why)
+        return text
+
+    # ---- documents
+
+    async def _page(self, build: Callable[[PageQuery], Awaitable[bytes]], **query: str | int) -> object:
+        page = await build(PageQuery(urlencode({key: value for key, value in query.items() if value})))
+        return orjson.loads(page) if len(page) <= MOST_COMPACTED_BYTES else orjson.Fragment(page)
+
+    async def _connections(self, asked: Options, account: str) -> object:
+        if not 0 <= asked.state < len(_STATES):
+            raise BadQuery(f"invalid state: {asked.state}")
+        return await self._page(
+            self._state.pages.connz,
+            sort=asked.sort,
+            auth=int(asked.auth),
+            subs="detail" if asked.subscriptions_detail else int(asked.subscriptions),
+            offset=max(asked.offset, 0),
+            limit=max(asked.limit, 0),
+            cid=max(asked.cid, 0),
+            state=_STATES[asked.state],
+            user=asked.user,
+            acc=account,
+        )
+
+    async def _subscriptions(self, asked: Options, account: str) -> object:
+        # For one account nats-server lists them without `subscriptions`.
+        is_listed = asked.subscriptions or bool(account and not asked.account)
+        offset, limit = max(asked.offset, 0), max(asked.limit, 0)
+        query: dict[str, str | int] = {"offset": offset, "limit": limit, "test": asked.test, "acc": account}
+        page = await self._page(self._state.pages.subsz, subs=int(is_listed), **query)
+        if not isinstance(page, dict) or "server_id" in page:
+            return page
+        # Unlike here, over HTTP nats-server shows only the counters if no list was requested or it is empty.
+        bounds = {"total": 0, "offset": offset, "limit": limit or DEFAULT_LIMIT}
+        return {**aggregate.head(self._state.gather()), **page, **bounds}
+
+    async def _health(self, _asked: Options) -> object:
+        fault = self._state.pages.health()
+        return {"status": "unavailable", "error": fault} if fault else {"status": "ok"}
+
+    async def _no_jetstream(self, _asked: Options, _account: str) -> object:
+        raise BadQuery("jetstream not enabled")
+
+    async def _statistics(self, asked: Options, account: str) -> object:
+        facts = self._state.gather()
+        names = asked.accounts or ((account,) if account else ())
+        found = await self._state.pages.account_statistics(facts, names, unused=asked.include_unused)
+        if account and not found and not asked.include_unused:
+            raise Unasked  # as in nats-server: a server without clients of the account does not answer
+        return {**aggregate.head(facts), "account_statz": found}
+
+    async def _client(self, asked: Options, *, is_kicked: bool) -> object:
+        facts = self._state.gather()
+        if asked.cid <= 0:
+            raise BadQuery("cid is missing: which client is meant")
+        query = rows.ClientQuery(asked.cid, is_kicked)
+        for shard in facts.shards:
+            parts = await self._state.questions.ask(shard.shard, query, rows.ClientPart) if shard.pid else []
+            if any(part.is_found for part in parts):
+                return None
+        raise BadQuery("no such client id")
+
+    # ---- figures that are also published without a request
+
+    async def statsz(self) -> bytes:
+        """The document of STATSZ."""
+        facts = self._state.gather()
+        accounts = await self._state.pages.account_statistics(facts, (), unused=False)
+        return orjson.dumps({"server": self._named(), "statsz": aggregate.statsz(facts, len(accounts))})
+
+    async def connections(self, account: str) -> list[tuple[str, bytes]]:
+        """(subject, document) with the connection count of an account, to be published."""
+        try:
+            payload = await self._count(self._state.gather(), account)
+        except Unasked:  # a reload has removed it
+            return []
+        return [(subject, payload) for subject in advisory.account_connections_subjects(account)]
+
+    async def _connection_count(self, account: str) -> bytes:
+        facts = self._state.gather()
+        if account not in facts.accounts:
+            raise Unasked
+        return await self._count(facts, account)
+
+    async def _count(self, facts: Facts, account: str) -> bytes:
+        found: list[dict[str, Any]] = await self._state.pages.account_statistics(facts, (account,), unused=True)
+        if not found:
+            raise Unasked
+        return advisory.account_connections(self._named(), facts.now_us, found[0])

@@ -1,0 +1,37 @@
+"""What a running broker can be told to do, by signals, operators and a new configuration.
+
+`router.supervision.supervisor` carries it out; messages to shards go through `router.supervision.broker`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from gnatswarm.shards.boundary.control import Message
+
+
+class BrokerCommands(Protocol):
+    """Each returns at once; what follows from it shows in the shards' states."""
+
+    def scale(self, wanted: int) -> str:
+        """Begin to run this many shards; "" or why not."""
+
+    def kill_shard(self, number: int) -> None:
+        """Kill its process as a crash would, without counting it as a crash."""
+
+    def become_lame_duck(self) -> None:
+        """Leave as a whole: no new connections, clients are told and closed over time, then exit 0."""
+
+    def stop(self, exit_code: int) -> None:
+        """Stop every shard, bounded in time; a second call kills those that have not stopped."""
+
+
+class ShardChannels(Protocol):
+    """The way to the shards, for messages that change no shard's state."""
+
+    def tell(self, shard: int, message: Message) -> bool:
+        """Say this to one shard. False when it has no process."""
+
+    def tell_all(self, message: Message) -> None:
+        """Say this to every shard that has a process."""

@@ -1,0 +1,50 @@
+"""How many descriptors the broker's processes may have open: a shard needs one per client. Set before shards start."""
+
+from __future__ import annotations
+
+import logging
+import resource
+
+from gnatswarm.broker.options import Options
+
+log = logging.getLogger("gnatswarm.router")
+
+# Counted in idle processes, plus some for files being imported or written and for an operator's connection.
+ROUTER_OWN = 36  # 21 were counted, with one shard
+SHARD_OWN = 26  # 19 were counted, without siblings; statistics and TLS open files besides
+ROUTER_FOR_SHARD = 3  # its listener, its control channel, its pidfd
+# With fewer clients per shard than this a broker is useless.
+LEAST_CLIENTS = 8
+
+
+def raise_limit() -> None:
+    """Raise the soft limit to the hard limit. It is low only for programs that use select(), which we do not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:
+            log.debug("The limit of %d open files stays: %s", soft, error)
+
+
+def needed(options: Options, shards: int) -> int:
+    """The smallest limit with which this many shards, and their router, can serve some clients."""
+    has_websocket = bool(options.websocket.port)
+    for_shard = ROUTER_FOR_SHARD + has_websocket + 2 * (options.swarm.accept == "handoff")
+    router = ROUTER_OWN + for_shard * shards
+    shard = SHARD_OWN + has_websocket + (shards - 1) + LEAST_CLIENTS
+    # A shard reserves an eighth for links, and sends new clients to other shards when a sixteenth is left.
+    return max(router, -(-shard * 16 // 13))
+
+
+def shortage(options: Options, shards: int) -> str:
+    """Why this many shards cannot run with the present limit, and what to do; "" when they can."""
+    limit, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    least = needed(options, shards)
+    if limit == resource.RLIM_INFINITY or limit >= least:
+        return ""
+    what, fewer = (f"{shards} shards", ", or run fewer shards") if shards > 1 else ("one shard", "")
+    return (
+        f"too few file descriptors: each process may have {limit}, a broker of {what} needs at least {least}, and one "
+        f"more for each client. Raise the limit with `ulimit -n` (LimitNOFILE= in a unit file){fewer}"
+    )

@@ -1,0 +1,172 @@
+"""Carries out operators' requests in a running router (`router.supervision.operator_socket`)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from gnatswarm.router.supervision.operator_socket import (
+    AnyRequest,
+    DisconnectRequest,
+    KillRequest,
+    Ports,
+    PortsRequest,
+    ReloadRequest,
+    Reply,
+    ScaleRequest,
+)
+from gnatswarm.router.supervision.status import status
+from gnatswarm.router.supervision.supervision import Phase
+from gnatswarm.shards.boundary.control import Disconnect
+
+if TYPE_CHECKING:
+    from gnatswarm.router.supervision.broker_commands import BrokerCommands, ShardChannels
+    from gnatswarm.router.supervision.broker_view import BrokerView
+    from gnatswarm.router.supervision.reloader import Reloader
+
+# A retiring shard has ten seconds for its clients, and starting many takes a while. Less than the client side waits.
+SCALE_DEADLINE_S = 50.0
+SCALE_POLL_S = 0.05
+# A shard is forked and synchronised with its siblings in some milliseconds.
+KILL_DEADLINE_S = 20.0
+KILL_POLL_S = 0.002
+DISCONNECT_DEADLINE_S = 5.0
+# A start takes a tenth of a second, on a busy machine more. Less than the client side waits.
+START_DEADLINE_S = 50.0
+RELOAD_DEADLINE_S = 10.0
+POLL_S = 0.002
+# A start takes a tenth of a second, on a busy machine more. Less than the asking side waits.
+START_DEADLINE_S = 50.0
+RELOAD_DEADLINE_S = 10.0
+POLL_S = 0.002
+
+
+class Disconnections:
+    """How many clients each shard disconnected when it was told to."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        # A shard's Disconnected does not name the request that it answers.
+        self._one_at_a_time = asyncio.Lock()
+
+    def on_disconnected(self, shard: int, clients: int) -> None:
+        """A shard has disconnected so many clients."""
+        self._counts[shard] = clients
+
+    async def carry_out(self, view: BrokerView, channels: ShardChannels, first_cid: int) -> int | None:
+        """Disconnect every client with that id or a higher one; returns how many, None when a shard does not answer."""
+        async with self._one_at_a_time:
+            counts = self._counts = {}
+            asked = [(shard, shard.process) for shard in view.shards if shard.process is not None]
+            channels.tell_all(Disconnect(first_cid))
+            deadline = time.monotonic() + DISCONNECT_DEADLINE_S
+            # A shard that dies meanwhile has no clients any more.
+            while any(shard.number not in counts and shard.process is process for shard, process in asked):
+                if time.monotonic() > deadline:
+                    return None
+                await asyncio.sleep(KILL_POLL_S)
+            return sum(counts.values())
+
+
+class OperatorAnswers:
+    """Replies to the operators of one broker."""
+
+    def __init__(
+        self,
+        view: BrokerView,
+        channels: ShardChannels,
+        commands: BrokerCommands,
+        disconnections: Disconnections,
+        reloader: Reloader,
+    ) -> None:
+        self._view = view
+        self._channels = channels
+        self._commands = commands
+        self._disconnections = disconnections
+        self._reloader = reloader
+
+    async def answer(self, request: AnyRequest) -> Reply:
+        """The reply: a status after its sample time; for other requests when they are done or have taken too long."""
+        match request:
+            case ScaleRequest(shards):
+                return await self._scale(shards)
+            case KillRequest(shard):
+                return await self._kill(shard)
+            case DisconnectRequest(first_cid):
+                return await self._disconnect(first_cid)
+            case PortsRequest():
+                return await self._ports()
+            case ReloadRequest():
+                return await self._reload()
+        return Reply(status=await status(self._view, request.sample_s))
+
+    async def _scale(self, wanted: int) -> Reply:
+        before = self._view.wanted
+        problem = self._commands.scale(wanted)
+        if problem:
+            return Reply(error=problem)
+        deadline = time.monotonic() + SCALE_DEADLINE_S
+        while not self._is_scaled(wanted):
+            if time.monotonic() > deadline or self._view.wanted != wanted:
+                return Reply(error="the broker has not the wanted shards yet; `gnatswarm status` says why")
+            await asyncio.sleep(SCALE_POLL_S)
+        return Reply(text=f"{wanted} shards serve (before: {before})")
+
+    def _is_scaled(self, wanted: int) -> bool:
+        return all(
+            shard.state.phase is (Phase.READY if shard.number < wanted else Phase.STOPPED)
+            for shard in self._view.shards
+        )
+
+    async def _kill(self, number: int) -> Reply:
+        if not 0 <= number < self._view.wanted:
+            return Reply(error=f"there is no shard {number}; there are 0 to {self._view.wanted - 1}")
+        shard = self._view.shards[number]
+        if shard.process is None:
+            return Reply(error=f"shard {number} has no process")
+        victim = shard.process
+        self._commands.kill_shard(number)
+        deadline = time.monotonic() + KILL_DEADLINE_S
+        while shard.process in (victim, None) or not shard.state.is_accepting:
+            if time.monotonic() > deadline:
+                return Reply(error=f"shard {number} is not back yet; `gnatswarm status` says why")
+            await asyncio.sleep(KILL_POLL_S)
+        return Reply(text=f"shard {number} was killed and is back")
+
+    async def _ports(self) -> Reply:
+        view = self._view
+        deadline = time.monotonic() + START_DEADLINE_S
+        while not view.is_serving:
+            if time.monotonic() > deadline:
+                return Reply(error="the broker is still starting; `gnatswarm status` says why")
+            await asyncio.sleep(POLL_S)
+        websocket = view.listener_groups.websocket
+        return Reply(
+            ports=Ports(
+                clients=view.listener_groups.clients.port,
+                websocket=websocket.port if websocket is not None else 0,
+                monitoring=view.monitor_socket.getsockname()[1] if view.monitor_socket is not None else 0,
+            )
+        )
+
+    async def _reload(self) -> Reply:
+        outcome = self._reloader.reload()
+        if outcome.refused:
+            return Reply(error="\n".join(outcome.refused))
+        deadline = time.monotonic() + RELOAD_DEADLINE_S
+        while not self._reloader.is_done:
+            if time.monotonic() > deadline:
+                return Reply(error="a shard has not taken the new options yet; `gnatswarm status` says which")
+            await asyncio.sleep(POLL_S)
+        return Reply(reload=outcome.answer)
+
+    async def _disconnect(self, first_cid: int) -> Reply:
+        next_cid = self._view.page.peek_client_id()
+        if first_cid >= next_cid:
+            return Reply(next_cid=next_cid, shards=self._view.wanted)
+        clients = await self._disconnections.carry_out(self._view, self._channels, first_cid)
+        if clients is None:
+            return Reply(error="a shard does not answer; `gnatswarm status` says which")
+        text = f"{clients} clients disconnected"
+        return Reply(text=text, clients=clients, next_cid=next_cid, shards=self._view.wanted)

@@ -1,0 +1,186 @@
+"""The operator's socket of a running router: one JSON line in, one JSON line out, then it closes.
+
+A Unix socket in the broker's private directory (mode 0700), so only the user who runs the broker, and root, can use
+it. It listens before the broker serves (`router.supervision.runtime_files`): a request during the start is answered
+after it. Served by the supervisor, used by `router.commands.operator_commands`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gnatswarm.router.config.reload import Change
+
+if TYPE_CHECKING:
+    import socket
+
+log = logging.getLogger("gnatswarm.router.operator")
+
+# A request is short; a client that sends none within a second is not one of our commands.
+MAX_REQUEST_BYTES = 4096
+REQUEST_DEADLINE_S = 1.0
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Base of all requests."""
+
+
+class StatusRequest(Request, frozen=True):
+    """The status of all shards; rates are measured over sample_s."""
+
+    sample_s: float = 0.5
+
+
+class ScaleRequest(Request, frozen=True):
+    """Run this many shards; answered when all of them serve and retired ones have ended."""
+
+    shards: int
+
+
+class KillRequest(Request, frozen=True):
+    """Kill this shard with SIGKILL; answered when its successor serves. It does not count as a crash."""
+
+    shard: int
+
+
+class DisconnectRequest(Request, frozen=True):
+    """Disconnect all clients whose id is first_cid or higher; answered, with the next id, when they are gone."""
+
+    first_cid: int
+
+
+class PortsRequest(Request, frozen=True):
+    """On which ports do you listen? Answered when every shard accepts clients."""
+
+
+class ReloadRequest(Request, frozen=True):
+    """Read the configuration anew, as at SIGHUP; answered when it holds on every shard, or has been refused."""
+
+
+class ShardStatus(msgspec.Struct, frozen=True):
+    """One row of the status table."""
+
+    shard: int
+    pid: int  # 0: no process
+    phase: str
+    connections: int
+    subscriptions: int
+    in_msgs_per_s: float
+    out_msgs_per_s: float
+    loop_lag_us: int
+    cpu_percent: float  # of one core
+    links: int
+    starts: int
+    last_reason: str
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The answer to StatusRequest."""
+
+    pid: int
+    address: str
+    server_name: str
+    accept: str  # "reuseport" or "handoff"
+    steering: bool  # False: the kernel hashes over all listeners
+    connections: int
+    uptime_s: float
+    shards: list[ShardStatus]
+
+
+class Ports(msgspec.Struct, frozen=True):
+    """The answer to PortsRequest; 0: there is no such port."""
+
+    clients: int
+    websocket: int
+    monitoring: int
+
+
+class ReloadAnswer(msgspec.Struct, frozen=True):
+    """The answer to ReloadRequest. What was refused as a whole is in Reply.error, one line for each reason."""
+
+    changes: tuple[Change, ...] = ()
+    problems: tuple[str, ...] = ()  # what alone could not be carried out, such as a log file that cannot be opened
+
+
+class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Every answer: an error, or a line for the operator, or what was asked for."""
+
+    error: str = ""
+    text: str = ""
+    status: Status | None = None
+    ports: Ports | None = None
+    reload: ReloadAnswer | None = None
+    shards: int = 0  # how many are wanted; in the answer to DisconnectRequest
+    clients: int = 0  # disconnected
+    next_cid: int = 0  # the lowest id that a client connecting from now on can have
+
+
+AnyRequest = StatusRequest | ScaleRequest | KillRequest | DisconnectRequest | PortsRequest | ReloadRequest
+Answer = Callable[[AnyRequest], Awaitable[Reply]]
+_decoder = msgspec.json.Decoder(AnyRequest)
+_encoder = msgspec.json.Encoder()
+
+
+def encode_request(request: Request) -> bytes:
+    """The request as one line."""
+    return _encoder.encode(request) + b"\n"
+
+
+def decode_reply(line: bytes) -> Reply:
+    """The answer in this line; msgspec.DecodeError when it is invalid."""
+    return msgspec.json.decode(line, type=Reply)
+
+
+class OperatorServer:
+    """Answers requests with the result of the `answer` given to serve(), on one listening socket at a time."""
+
+    def __init__(self) -> None:
+        self._answer: Answer | None = None
+        self._server: asyncio.AbstractServer | None = None
+        self._changing: asyncio.Task[None] | None = None  # a reference, because the loop holds tasks only weakly
+
+    async def serve(self, listening: socket.socket, answer: Answer) -> None:
+        """Serve this listening socket instead of the last one, which is closed; pending answers are still sent."""
+        self._answer = answer
+        before, self._server = (
+            self._server,
+            await asyncio.start_unix_server(self._on_operator, sock=listening, limit=MAX_REQUEST_BYTES),
+        )
+        if before is not None:
+            before.close()
+
+    def move_to(self, listening: socket.socket) -> None:
+        """Serve this one instead, soon; nothing where none is served yet."""
+        if self._answer is not None:
+            self._changing = asyncio.get_running_loop().create_task(self.serve(listening, self._answer))
+
+    def close(self) -> None:
+        """Accept no more requests."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def _on_operator(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_DEADLINE_S):
+                line = await reader.readline()
+            if line:
+                writer.write(_encoder.encode(await self._answer_line(line)) + b"\n")
+                await writer.drain()
+        except (TimeoutError, ValueError, ConnectionError) as error:
+            log.warning("An operator's request was not readable: %s", error or "nothing came")
+        finally:
+            writer.close()
+
+    async def _answer_line(self, line: bytes) -> Reply:
+        try:
+            request = _decoder.decode(line)
+        except msgspec.DecodeError as error:
+            return Reply(error=f"not a request: {error}")
+        assert self._answer is not None
+        return await self._answer(request)

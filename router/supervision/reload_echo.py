@@ -1,0 +1,36 @@
+"""The echo of a reload: which shards have not confirmed the new options yet. Logs when all have."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gnatswarm.router.supervision.notify import Notifier
+
+log = logging.getLogger("gnatswarm.router")
+
+
+class ReloadEcho:
+    """A reload is done once every shard that was told has confirmed it, or is gone."""
+
+    def __init__(self, notifier: Notifier) -> None:
+        self._notifier = notifier
+        self._awaited: set[int] = set()  # shards that have not confirmed the last reload
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no shard's confirmation is missing."""
+        return not self._awaited
+
+    def expect(self, shards: set[int]) -> None:
+        """These shards are about to be told."""
+        self._awaited = shards
+
+    def on_reloaded(self, shard: int) -> None:
+        """This shard has confirmed it, or is gone."""
+        if shard in self._awaited:
+            self._awaited.discard(shard)
+            if not self._awaited:
+                log.info("Reloaded server configuration")
+                self._notifier.reloaded()

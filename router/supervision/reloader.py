@@ -1,0 +1,115 @@
+"""The reloader: reads the configuration again and applies all of it to a running broker, or nothing.
+
+`router.config.reload` decides what may change; this module applies it. Called at SIGHUP, and when an operator asks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gnatswarm.router.config.conf_tree import ConfigError
+from gnatswarm.router.config.reload import diff
+from gnatswarm.router.listening.listeners import ListenError
+from gnatswarm.router.supervision.operator_socket import ReloadAnswer
+from gnatswarm.shards.boundary import logs
+from gnatswarm.shards.boundary.control import Reload
+
+if TYPE_CHECKING:
+    from gnatswarm.broker.options import Options
+    from gnatswarm.router.supervision.broker import Broker
+    from gnatswarm.router.supervision.broker_commands import BrokerCommands
+    from gnatswarm.router.supervision.notify import Notifier
+    from gnatswarm.router.supervision.reload_echo import ReloadEcho
+
+log = logging.getLogger("gnatswarm.router")
+
+
+@dataclass(frozen=True)
+class ReloadOutcome:
+    """What came of a reload: every reason why nothing has changed, or else the answer for an operator."""
+
+    refused: tuple[str, ...] = ()
+    answer: ReloadAnswer = field(default_factory=ReloadAnswer)
+
+
+class Reloader:
+    """Reloads one broker. `reparse` reads its configuration again; `on_reloaded` is called when the options changed."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        commands: BrokerCommands,
+        notifier: Notifier,
+        echo: ReloadEcho,
+        *,
+        reparse: Callable[[], Options] | None,
+        on_reloaded: Callable[[], None],
+    ) -> None:
+        self._broker = broker
+        self._commands = commands
+        self._notifier = notifier
+        self._echo = echo
+        self._reparse = reparse
+        self._on_reloaded = on_reloaded
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every shard has confirmed the last reload, or is gone."""
+        return self._echo.is_complete
+
+    def reload(self) -> ReloadOutcome:
+        """Reload; each problem is a line in the log, too. Shards confirm the new options later (`is_done`)."""
+        self._notifier.reloading()
+        outcome = self._reload()
+        if outcome.refused:
+            self._notifier.reloaded("the reload failed and changed nothing, the log says why")
+        return outcome
+
+    def _reload(self) -> ReloadOutcome:
+        if self._reparse is None:
+            log.warning("Reload: there is no configuration to read again")
+            return ReloadOutcome(("there is no configuration to read again",))
+        try:
+            options = self._reparse()
+        except (ConfigError, ListenError, OSError, ValueError) as error:
+            log.error("Reload failed, nothing was changed: %s", error)
+            return ReloadOutcome((str(error),))
+        old = self._broker.options
+        reloaded = diff(old, options)
+        if reloaded.is_refused:
+            for line in reloaded.refused:
+                log.error("%s", line)
+            log.error("Reload failed, nothing was changed")
+            return ReloadOutcome(tuple(reloaded.refused))
+        problems: list[str] = []
+        for change in reloaded.live:
+            log.info("Reloaded: %s", change)
+        if old.logging != options.logging:
+            try:
+                logs.configure(options.logging, process_label=logs.ROUTER_LABEL)
+            except OSError as error:
+                why = f"{options.logging.file}: {error.strerror}"
+                log.error("Reload: cannot open the log file, logging stays as it was: %s", why)
+                problems.append(f"cannot open the log file, logging stays as it was: {why}")
+                options = msgspec.structs.replace(options, logging=old.logging)
+        if old.pid_file != options.pid_file:
+            try:
+                self._broker.runtime_files.write_pid_file(options.pid_file)
+            except OSError as error:
+                log.error("Could not write pidfile: %s: %s", options.pid_file, error.strerror)
+                problems.append(f"could not write pidfile: {options.pid_file}: {error.strerror}")
+        self._broker.adopt(options)
+        self._on_reloaded()
+        self._echo.expect({shard.number for shard in self._broker.shards if shard.process is not None})
+        self._broker.tell_all(Reload(options))
+        if options.swarm.shards and options.swarm.shards != old.swarm.shards:
+            problem = self._commands.scale(options.swarm.shards)
+            if problem:
+                log.warning("Reload: %s", problem)
+                problems.append(problem)
+        return ReloadOutcome(answer=ReloadAnswer(diff(old, options).live, tuple(problems)))

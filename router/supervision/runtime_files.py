@@ -1,0 +1,155 @@
+"""The runtime files of a broker: made while it runs, and removed at its end.
+
+Its private directory (operator socket, link sockets), a second one for link sockets if `link_dir` is configured, the
+pid file and the ports file. `mend()` restores directories and operator socket when they are removed while it runs.
+Not here: clients' sockets (`router.listening.listeners`) and log files (`shards.boundary.logs`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gnatswarm.shards.boundary import linkdir
+
+if TYPE_CHECKING:
+    from gnatswarm.broker.options import Options
+    from gnatswarm.router.listening.listener_groups import ListenerGroups
+    from gnatswarm.router.supervision.portsfile import TemporaryFile
+
+
+log = logging.getLogger("gnatswarm.router")
+
+
+OPERATORS_BACKLOG = 128
+
+
+class RuntimeFiles:
+    """The constructor makes the directories, each announced before it exists, or raises LinkDirectoryError."""
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        port: int,
+        server_name: str,
+        announce: Callable[[str], None],
+    ) -> None:
+        self._options = options
+        self._pid_file: TemporaryFile | None = None
+        self._ports_file: TemporaryFile | None = None
+        owner = linkdir.Owner(os.getpid(), port, server_name)
+        own = linkdir.LinkDirectory(linkdir.default_base(), owner, announce)
+        self._directories = [own]
+        self._problem = ""  # why mend() failed last; "": it did not
+        self._operator_path = os.path.join(own.path, linkdir.OPERATOR_SOCKET)
+        try:
+            self.operators = listen_for_operators(self._operator_path)
+        except OSError as error:
+            own.remove()
+            raise linkdir.LinkDirectoryError(f"cannot listen at {self._operator_path}: {error.strerror}") from None
+        self.link_dir = own.path
+        if options.swarm.link_dir:
+            try:
+                links = linkdir.LinkDirectory(options.swarm.link_dir, owner, announce)
+            except linkdir.LinkDirectoryError:
+                self.operators.close()
+                own.remove()
+                raise
+            self._directories.append(links)
+            self.link_dir = links.path
+
+    def mend(self) -> bool:
+        """Restore removed directories and the operator socket; returns whether `operators` is a new socket.
+
+        Link sockets are restored by the shards: see missing_links(). Cheap: to be called several times a second.
+        """
+        problem, is_other = "", False
+        try:
+            for directory in self._directories:
+                for path in directory.mend():
+                    log.warning("Somebody removed %s, which this broker needs; it is made again", path)
+            if os.path.basename(self._operator_path) not in self._directories[0].names():
+                # OperatorServer closes the old socket.
+                self.operators, is_other = listen_for_operators(self._operator_path), True
+                log.warning("Somebody removed the operators' socket %s; it is made again", self._operator_path)
+        except linkdir.LinkDirectoryError as error:
+            problem = str(error)
+        except OSError as error:
+            problem = f"cannot make {self._operator_path} again: {error.strerror}"
+        if problem and problem != self._problem:
+            log.error("Somebody removed what this broker needs: %s. Trying again until it can be had", problem)
+        self._problem = problem
+        return is_other
+
+    def missing_links(self, paths: list[str]) -> list[str]:
+        """Those of these link sockets whose files are gone; empty while their directory itself is missing."""
+        try:
+            names = self._directories[-1].names()
+        except OSError:
+            return []
+        return [path for path in paths if os.path.basename(path) not in names]
+
+    def write_pid_file(self, path: str) -> None:
+        """Write the pid file, which replaces the last one; path "": none. OSError when it cannot be written."""
+        old, self._pid_file = self._pid_file, None
+        if old is not None:
+            old.remove()
+        if path:
+            from gnatswarm.router.supervision.portsfile import write_pid_file
+
+            self._pid_file = write_pid_file(path)
+
+    def write_ports_file(
+        self, directory: str, program: str, listener_groups: ListenerGroups, monitor: socket.socket | None
+    ) -> None:
+        """Write the ports file; directory "": none. OSError when it cannot be written."""
+        if directory:
+            from gnatswarm.router.listening import monitor_socket
+            from gnatswarm.router.supervision.portsfile import Listening, write_ports_file
+
+            pages = (
+                None
+                if monitor is None
+                else Listening(
+                    *monitor_socket.address(monitor, self._options), monitor_socket.monitoring_scheme(self._options)
+                )
+            )
+            clients, websocket = listener_groups.clients, listener_groups.websocket
+            self._ports_file = write_ports_file(
+                directory,
+                program,
+                nats=Listening(clients.host, clients.port, "tls" if self._options.tls.is_on else ""),
+                monitoring=pages,
+                websocket=Listening(websocket.host, websocket.port, listener_groups.websocket_scheme)
+                if websocket
+                else None,
+            )
+
+    def remove(self) -> None:
+        """Remove everything."""
+        for file in (self._pid_file, self._ports_file):
+            if file is not None:
+                file.remove()
+        self.operators.close()
+        for directory in self._directories:
+            directory.remove()
+        self._directories.clear()
+
+
+def listen_for_operators(path: str) -> socket.socket:
+    """A listening socket for operators; requests wait until it is served. OSError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        sock.bind(path)
+        sock.listen(OPERATORS_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock

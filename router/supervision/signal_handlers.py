@@ -1,0 +1,75 @@
+"""What a running router does on a signal: each is one command.
+
+Handlers only run in the event loop; before and after, the signals are blocked, so that none ends the router halfway.
+The sender is `router.commands.signals`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gnatswarm.router.supervision.broker_commands import BrokerCommands, ShardChannels
+from gnatswarm.router.supervision.broker_view import BrokerView
+from gnatswarm.router.supervision.zygote import HANDLED_SIGNALS
+from gnatswarm.shards.boundary import logs
+from gnatswarm.shards.boundary.control import ReopenLog
+
+log = logging.getLogger("gnatswarm.router")
+
+
+class SignalHandlers:
+    """Those of one broker; `reload` reads its configuration anew."""
+
+    def __init__(
+        self, view: BrokerView, channels: ShardChannels, commands: BrokerCommands, reload: Callable[[], object]
+    ) -> None:
+        self._view = view
+        self._channels = channels
+        self._commands = commands
+        self._reload = reload
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Within, signals are heard; needs a running loop."""
+        loop = asyncio.get_running_loop()
+        for number in HANDLED_SIGNALS:
+            loop.add_signal_handler(number, self.on_signal, number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
+        try:
+            yield
+        finally:
+            # A second signal must not end us before the last socket file is removed.
+            signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+            for number in HANDLED_SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def on_signal(self, number: int) -> None:
+        """This one came."""
+        name = signal.Signals(number).name
+        log.debug("Trapped %s", name)
+        if number == signal.SIGTERM:
+            # As in nats-server: lame duck mode runs to its end, even if the service manager sends SIGTERM.
+            if not self._view.is_leaving:
+                self._commands.stop(1)
+        elif number == signal.SIGINT:
+            self._commands.stop(0)
+        elif number == signal.SIGHUP:
+            self._reload()
+        elif number == signal.SIGUSR1:
+            self._reopen_logs()
+        elif number == signal.SIGUSR2:
+            self._commands.become_lame_duck()
+        elif number in (signal.SIGTTIN, signal.SIGTTOU):
+            error = self._commands.scale(self._view.wanted + (1 if number == signal.SIGTTIN else -1))
+            if error:
+                log.warning("%s: %s", name, error)
+
+    def _reopen_logs(self) -> None:
+        problem = logs.reopen()
+        if problem:
+            log.error("%s", problem)
+        self._channels.tell_all(ReopenLog())

@@ -1,0 +1,506 @@
+"""Supervision: what the router does about one shard, as a pure function (state, event, now) → (state, actions).
+
+No process, socket or clock is touched here; the supervisor delivers the events and carries the actions out.
+below is complete: it has a handler for every phase and every event, so no case is left to an `else`. Invariants: a
+shard that does not answer a ping in time is killed; a process is replaced only after it was reaped (Exited); every
+phase except STOPPED and READY has a deadline, so nothing waits for ever.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from gnatswarm.shards.boundary.control import Drain, LameDuck, Message, Ping, Stop
+
+PING_INTERVAL_S = 0.5  # between the answer to one ping and the next
+SUSPECT_AFTER_S = 0.75  # a ping unanswered for this long: new connections are steered elsewhere
+HUNG_AFTER_S = 2.0  # a ping unanswered for this long: the shard is killed. Siblings' fences wait for it meanwhile
+
+# From exec to Ready. 64 shards on two slow cores take some ten seconds together; one that takes thirty has hung.
+BOOT_DEADLINE_S = 30.0
+BOOT_ATTEMPTS = 3  # after this many deaths before its first Ready a shard counts as unable to boot
+
+# After a single crash the shard is restarted at once; one that crashes repeatedly must not use up the machine.
+BACKOFF_FIRST_S = 0.25
+BACKOFF_LONGEST_S = 10.0
+STABLE_AFTER_S = 10.0  # after being ready for this long, earlier deaths do not count any more
+
+STOP_DEADLINE_S = 3.0  # from Stop to SIGKILL
+LEAVE_MARGIN_S = 2.0  # a retiring shard is killed this long after its own deadline
+
+
+class Phase(enum.Enum):
+    """The phase of one shard."""
+
+    STOPPED = "stopped"  # no process, none wanted
+    BACKING_OFF = "backing off"  # no process; the next one starts at `deadline`
+    STARTING = "starting"  # the process runs; its link socket does not listen yet
+    LINKED = "linked"  # siblings can reach it; it does not accept yet
+    READY = "ready"  # accepts and serves
+    DRAINING = "draining"  # was asked to retire, still serves its clients
+    STOPPING = "stopping"  # was told to stop at once
+    KILLED = "killed"  # got SIGKILL, not reaped yet
+
+
+class ShardState(msgspec.Struct, frozen=True):
+    """The state of one shard; times are of one monotonic clock, in seconds."""
+
+    phase: Phase = Phase.STOPPED
+    is_founder: bool = True  # one of the broker's first shards: the start fails without it
+    is_wanted: bool = False  # should run once the present phase has ended
+    leave: Message | None = None  # Drain or LameDuck, to be sent when the shard is ready
+    deadline: float = math.inf  # by which the phase must end
+    was_ready: bool = False  # at least once, in any of its processes
+    ready_since: float = 0.0
+    ping_seq: int = 0
+    ping_sent_at: float | None = None  # of the unanswered ping
+    next_ping_at: float = 0.0
+    is_suspect: bool = False  # its answer to a ping is late
+    is_in_step: bool = True  # it has links to all siblings
+    has_room: bool = True  # it has descriptors for more clients
+    has_drained: bool = False  # it sent Drained, or its time for that is over
+    deaths: int = 0  # in a row, without STABLE_AFTER_S between them
+    starts: int = 0
+    fatal_reason: str = ""  # the reason in its Fatal message
+    last_reason: str = ""  # why the last process ended, for log and status
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether new connections should be steered to it."""
+        return self.phase is Phase.READY and self.is_wanted and self.is_in_step and not self.is_suspect
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether its siblings should hold a link to it."""
+        return self.phase in (Phase.LINKED, Phase.READY, Phase.DRAINING)
+
+    @property
+    def has_process(self) -> bool:
+        """Whether a process runs or waits to be reaped."""
+        return self.phase not in (Phase.STOPPED, Phase.BACKING_OFF)
+
+
+# ---- events ----
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened to one shard."""
+
+
+class StartWanted(Event, frozen=True):
+    """The broker starts, or is scaled up."""
+
+
+class LeaveWanted(Event, frozen=True):
+    """The broker is scaled down, or in lame duck mode."""
+
+    message: Drain | LameDuck
+
+
+class StopWanted(Event, frozen=True):
+    """The broker stops."""
+
+
+class KillWanted(Event, frozen=True):
+    """An operator wants its process to die as in a crash. It does not count as one: the next is started at once."""
+
+
+class SpawnFailed(Event, frozen=True):
+    """The process could not be started."""
+
+    reason: str
+
+
+class Linked(Event, frozen=True):
+    """The shard sent Linked: its link socket listens."""
+
+
+class Ready(Event, frozen=True):
+    """The shard sent Ready: it accepts."""
+
+
+class InStep(Event, frozen=True):
+    """The shard sent InStep: whether it has links to all siblings."""
+
+    on: bool
+
+
+class HasRoom(Event, frozen=True):
+    """The shard sent HasRoom: whether it has descriptors for more clients."""
+
+    on: bool
+
+
+class Pong(Event, frozen=True):
+    """The shard answered a ping."""
+
+    seq: int
+
+
+class Fatal(Event, frozen=True):
+    """The shard sent Fatal: it cannot run."""
+
+    reason: str
+
+
+class Drained(Event, frozen=True):
+    """The shard sent Drained: all its clients are gone."""
+
+
+class ChannelEnded(Event, frozen=True):
+    """The control channel ended."""
+
+    reason: str  # "": closed without an error, as when the process dies; its exit status tells more
+
+
+class Exited(Event, frozen=True):
+    """The process was reaped."""
+
+    reason: str
+
+
+class Tick(Event, frozen=True):
+    """Time has passed; sent a few times a second."""
+
+
+class Late(Event, frozen=True):
+    """The router itself did not run for this long: missing answers of that time do not count."""
+
+    gap_s: float
+
+
+EVENTS: tuple[type[Event], ...] = (
+    StartWanted,
+    LeaveWanted,
+    StopWanted,
+    KillWanted,
+    SpawnFailed,
+    Linked,
+    Ready,
+    InStep,
+    HasRoom,
+    Pong,
+    Fatal,
+    Drained,
+    ChannelEnded,
+    Exited,
+    Tick,
+    Late,
+)
+
+
+# ---- actions ----
+
+
+class Action(msgspec.Struct, frozen=True):
+    """Something the supervisor has to do, in the order given."""
+
+
+class Spawn(Action, frozen=True):
+    """Start a process for this shard; SpawnFailed when that fails."""
+
+
+class Kill(Action, frozen=True):
+    """SIGKILL the process."""
+
+
+class Send(Action, frozen=True):
+    """Send this on the control channel."""
+
+    message: Message
+
+
+class Forget(Action, frozen=True):
+    """The process is gone: subtract its connections, close its channel, take back its handed-over sockets."""
+
+
+class StopRouter(Action, frozen=True):
+    """The broker cannot start, for this reason."""
+
+    reason: str
+
+
+class Report(Action, frozen=True):
+    """A line for the log."""
+
+    level: str  # "info", "warning", "error"
+    text: str
+
+
+Result = tuple[ShardState, tuple[Action, ...]]
+Handler = Callable[[ShardState, Event, float], Result]
+
+
+def step(state: ShardState, event: Event, now: float) -> Result:
+    """The shard's next state, and the actions to take."""
+    return TRANSITIONS[state.phase][type(event)](state, event, now)
+
+
+def backoff_s(deaths: int) -> float:
+    """The wait before the next start after this many deaths in a row: 0, 0.25, 0.5, … 10 s."""
+    if deaths <= 1:
+        return 0.0
+    return float(min(BACKOFF_LONGEST_S, BACKOFF_FIRST_S * 2 ** min(deaths - 2, 16)))
+
+
+def _with(state: ShardState, **changes: object) -> ShardState:
+    return msgspec.structs.replace(state, **changes)
+
+
+# ---- handlers ----
+
+
+def _nothing(state: ShardState, event: Event, now: float) -> Result:
+    return state, ()
+
+
+def _spawn(state: ShardState, event: Event, now: float) -> Result:
+    return _spawned(_with(state, is_wanted=True, leave=None, deaths=0, fatal_reason=""), now), (Spawn(),)
+
+
+def _spawned(state: ShardState, now: float) -> ShardState:
+    return _with(
+        state,
+        phase=Phase.STARTING,
+        deadline=now + BOOT_DEADLINE_S,
+        starts=state.starts + 1,
+        ping_sent_at=None,
+        is_suspect=False,
+        is_in_step=True,
+        has_room=True,
+        has_drained=False,
+        fatal_reason="",
+    )
+
+
+def _again(state: ShardState, event: Event, now: float) -> Result:
+    return _with(state, is_wanted=True, leave=None), ()
+
+
+def _later(state: ShardState, event: Event, now: float) -> Result:
+    # Connections may wait in its listener's queue already: it must accept them before it may retire.
+    assert isinstance(event, LeaveWanted)
+    return _with(state, is_wanted=False, leave=event.message), ()
+
+
+def _leave(state: ShardState, event: Event, now: float) -> Result:
+    assert isinstance(event, LeaveWanted)
+    return _draining(_with(state, is_wanted=False, leave=event.message), now)
+
+
+def _draining(state: ShardState, now: float) -> Result:
+    message = state.leave
+    assert isinstance(message, Drain | LameDuck)
+    allowed_s = message.deadline_s if isinstance(message, Drain) else message.grace_s + message.duration_s
+    state = _with(state, phase=Phase.DRAINING, deadline=now + allowed_s + LEAVE_MARGIN_S)
+    return state, (Send(message),)
+
+
+def _stop(state: ShardState, event: Event, now: float) -> Result:
+    state = _with(state, phase=Phase.STOPPING, is_wanted=False, leave=None, deadline=now + STOP_DEADLINE_S)
+    return state, (Send(Stop()),)
+
+
+def _cancel(state: ShardState, event: Event, now: float) -> Result:
+    return _with(state, phase=Phase.STOPPED, is_wanted=False, leave=None, deadline=math.inf), ()
+
+
+def _crash(state: ShardState, event: Event, now: float) -> Result:
+    # The phase stays: the exit is logged and repaired like that of a process that was killed from outside.
+    return _with(state, deaths=0), (Kill(),)
+
+
+def _kill(state: ShardState, reason: str) -> Result:
+    # The reason is logged once, when the process is reaped, together with what happens next.
+    return _with(state, phase=Phase.KILLED, deadline=math.inf, last_reason=reason), (Kill(),)
+
+
+def _breach(state: ShardState, event: Event, now: float) -> Result:
+    return _kill(state, f"it said {type(event).__name__} while {state.phase.value}")
+
+
+def _linked(state: ShardState, event: Event, now: float) -> Result:
+    return _with(state, phase=Phase.LINKED), ()
+
+
+def _ready(state: ShardState, event: Event, now: float) -> Result:
+    state = _with(
+        state,
+        phase=Phase.READY,
+        deadline=math.inf,
+        was_ready=True,
+        ready_since=now,
+        next_ping_at=now,
+        ping_sent_at=None,
+    )
+    if not state.is_wanted:
+        return _draining(state, now)
+    return state, ()
+
+
+def _pong(state: ShardState, event: Event, now: float) -> Result:
+    assert isinstance(event, Pong)
+    if state.ping_sent_at is None or event.seq != state.ping_seq:
+        return _kill(state, f"it answered ping {event.seq}, which was not asked")
+    return _with(state, ping_sent_at=None, is_suspect=False, next_ping_at=now + PING_INTERVAL_S), ()
+
+
+def _in_step(state: ShardState, event: Event, now: float) -> Result:
+    assert isinstance(event, InStep)
+    return _with(state, is_in_step=event.on), ()
+
+
+def _room(state: ShardState, event: Event, now: float) -> Result:
+    assert isinstance(event, HasRoom)
+    return _with(state, has_room=event.on), ()
+
+
+def _fatal(state: ShardState, event: Event, now: float) -> Result:
+    assert isinstance(event, Fatal)
+    return _kill(_with(state, fatal_reason=event.reason), event.reason)
+
+
+def _drained(state: ShardState, event: Event, now: float) -> Result:
+    return _with(state, has_drained=True, deadline=min(state.deadline, now + LEAVE_MARGIN_S)), ()
+
+
+def _ended(state: ShardState, event: Event, now: float) -> Result:
+    assert isinstance(event, ChannelEnded)
+    if state.has_drained:
+        return state, ()
+    # Most often the process is dead already. A living one is useless without its channel.
+    return _kill(state, event.reason)
+
+
+def _booting(state: ShardState, event: Event, now: float) -> Result:
+    if now >= state.deadline:
+        return _kill(state, f"it was not ready within {BOOT_DEADLINE_S:.0f} s")
+    return state, ()
+
+
+def _serving(state: ShardState, event: Event, now: float) -> Result:
+    if state.deaths and now - state.ready_since >= STABLE_AFTER_S:
+        state = _with(state, deaths=0)
+    return _ping(state, now)
+
+
+def _leaving(state: ShardState, event: Event, now: float) -> Result:
+    if now >= state.deadline:
+        what = "exit" if state.has_drained else "drain"
+        return _kill(_with(state, has_drained=True), f"it did not {what} in time")
+    if state.has_drained:
+        return state, ()
+    return _ping(state, now)
+
+
+def _ping(state: ShardState, now: float) -> Result:
+    if state.ping_sent_at is None:
+        if now < state.next_ping_at:
+            return state, ()
+        state = _with(state, ping_seq=state.ping_seq + 1, ping_sent_at=now)
+        return state, (Send(Ping(state.ping_seq)),)
+    silent_s = now - state.ping_sent_at
+    if silent_s >= HUNG_AFTER_S:
+        return _kill(state, f"it did not answer for {silent_s:.1f} s")
+    return _with(state, is_suspect=silent_s >= SUSPECT_AFTER_S), ()
+
+
+def _waiting(state: ShardState, event: Event, now: float) -> Result:
+    if now >= state.deadline:
+        return _kill(_with(state, has_drained=True), f"it did not stop within {STOP_DEADLINE_S:.0f} s")
+    return state, ()
+
+
+def _retry(state: ShardState, event: Event, now: float) -> Result:
+    if now >= state.deadline:
+        return _spawned(state, now), (Spawn(),)
+    return state, ()
+
+
+def _late(state: ShardState, event: Event, now: float) -> Result:
+    assert isinstance(event, Late)
+    asked = state.ping_sent_at
+    return _with(
+        state,
+        deadline=state.deadline + event.gap_s,
+        ping_sent_at=None if asked is None else asked + event.gap_s,
+    ), ()
+
+
+def _finish(state: ShardState, event: Event, now: float) -> Result:
+    # has_drained: this shard is not restarted for connections in its queue, whatever happens next.
+    return _with(state, is_wanted=False, leave=None, has_drained=True), ()
+
+
+def _gone(state: ShardState, event: Event, now: float) -> Result:
+    """A process that was told to stop has ended."""
+    return _with(state, phase=Phase.STOPPED, is_wanted=False, deadline=math.inf, is_suspect=False), (Forget(),)
+
+
+def _died(state: ShardState, event: Event, now: float) -> Result:
+    """The process has ended: it was to end, or it is replaced."""
+    assert isinstance(event, Exited | SpawnFailed)
+    reason = state.last_reason if state.phase is Phase.KILLED and state.last_reason else event.reason
+    base = _with(
+        state,
+        phase=Phase.STOPPED,
+        deadline=math.inf,
+        ping_sent_at=None,
+        is_suspect=False,
+        last_reason=reason,
+    )
+    if state.has_drained:
+        done: tuple[Action, ...] = (Forget(), Report("info", f"has left ({reason})"))
+        if state.is_wanted:
+            return _spawned(_with(base, leave=None, deaths=0), now), (*done, Spawn())
+        return _with(base, leave=None), done
+    deaths = state.deaths + 1
+    base = _with(base, deaths=deaths)
+    if not state.was_ready and (state.fatal_reason or deaths >= BOOT_ATTEMPTS):
+        base = _with(base, is_wanted=False, leave=None)
+        if state.is_founder:
+            return base, (Forget(), StopRouter(f"cannot start: {reason}"))
+        return base, (Forget(), Report("error", f"cannot start, the broker goes on without it: {reason}"))
+    if not state.is_wanted and deaths >= BOOT_ATTEMPTS:
+        return _with(base, leave=None), (Forget(), Report("error", f"died {deaths} times while leaving: {reason}"))
+    # A shard that was ready before and cannot boot now (no memory, no descriptors) may boot later: the broker does
+    # not stop for it, so clients of other shards are unaffected.
+    delay_s = BACKOFF_LONGEST_S if state.fatal_reason else backoff_s(deaths)
+    again = "starting it again" if delay_s == 0 else f"starting it again in {delay_s:g} s"
+    told: tuple[Action, ...] = (Forget(), Report("warning", f"died: {reason}; {again}"))
+    if delay_s == 0:
+        return _spawned(base, now), (*told, Spawn())
+    return _with(base, phase=Phase.BACKING_OFF, deadline=now + delay_s), told
+
+
+# fmt: off
+# SpawnFailed follows the step that requested the spawn, so the phase is STARTING then. Last messages of a process may
+# be read after its death was noticed, or after it was told to stop: those are ignored.
+_ROWS: dict[type[Event], tuple[Handler, ...]] = {
+    #              STOPPED    BACKING    STARTING   LINKED     READY      DRAINING   STOPPING   KILLED
+    StartWanted:  (_spawn,    _again,    _again,    _again,    _nothing,  _again,    _nothing,  _again),
+    LeaveWanted:  (_nothing,  _later,    _later,    _later,    _leave,    _nothing,  _nothing,  _later),
+    StopWanted:   (_nothing,  _cancel,   _stop,     _stop,     _stop,     _stop,     _nothing,  _finish),
+    KillWanted:   (_nothing,  _nothing,  _crash,    _crash,    _crash,    _crash,    _crash,    _crash),
+    SpawnFailed:  (_nothing,  _nothing,  _died,     _nothing,  _nothing,  _nothing,  _nothing,  _nothing),
+    Linked:       (_nothing,  _nothing,  _linked,   _breach,   _breach,   _breach,   _nothing,  _nothing),
+    Ready:        (_nothing,  _nothing,  _breach,   _ready,    _breach,   _breach,   _nothing,  _nothing),
+    InStep:       (_nothing,  _nothing,  _breach,   _in_step,  _in_step,  _in_step,  _nothing,  _nothing),
+    HasRoom:      (_nothing,  _nothing,  _breach,   _breach,   _room,     _room,     _nothing,  _nothing),
+    Pong:         (_nothing,  _nothing,  _breach,   _breach,   _pong,     _pong,     _nothing,  _nothing),
+    Fatal:        (_nothing,  _nothing,  _fatal,    _fatal,    _fatal,    _fatal,    _nothing,  _nothing),
+    Drained:      (_nothing,  _nothing,  _breach,   _breach,   _breach,   _drained,  _nothing,  _nothing),
+    ChannelEnded: (_nothing,  _nothing,  _ended,    _ended,    _ended,    _ended,    _nothing,  _nothing),
+    Exited:       (_nothing,  _nothing,  _died,     _died,     _died,     _died,     _gone,     _died),
+    Tick:         (_nothing,  _retry,    _booting,  _booting,  _serving,  _leaving,  _waiting,  _nothing),
+    Late:         (_nothing,  _nothing,  _late,     _late,     _late,     _late,     _late,     _nothing),
+}
+# fmt: on
+
+TRANSITIONS: dict[Phase, dict[type[Event], Handler]] = {
+    phase: {event: handlers[number] for event, handlers in _ROWS.items()} for number, phase in enumerate(Phase)
+}

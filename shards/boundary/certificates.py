@@ -1,0 +1,127 @@
+"""TLS certificates: turns the TLS options of one port into the ssl context of its connections.
+
+The router reads the files once per start and reload, and sends their contents to the shards. So a bad file stops the
+start, or leaves a running broker as it was; and a file that is replaced later takes effect at the next reload, also
+for a shard that is restarted meanwhile. Sessions are not resumed: the next connection may reach another shard, which
+has other session keys. Imported only where TLS is configured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gnatswarm.broker.access import ciphers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gnatswarm.broker.options import Tls
+
+# A longer file is not a certificate file: a bundle of all public authorities has 230 KB.
+MOST_FILE_BYTES = 2**20
+
+_PAIR = "error parsing X509 certificate/key pair"
+_AUTHORITY = "error parsing root ca certificate"
+_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+
+
+class CertificateError(Exception):
+    """Files or names from which no ssl context can be made; the text is for the operator."""
+
+
+def with_files(tls: Tls) -> Tls:
+    """These options with the present contents of their files. Raises CertificateError."""
+    found = {"cert_pem": _read(tls.cert_file, _PAIR), "key_pem": _read(tls.key_file, _PAIR)}
+    if tls.asks_for_certificate and tls.ca_file:
+        found["ca_pem"] = _read(tls.ca_file, _AUTHORITY)
+    return msgspec.structs.replace(tls, **found)
+
+
+def _read(path: str, what: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_FILE_BYTES + 1)
+    except OSError as error:
+        raise CertificateError(f"{what}: open {path}: {(error.strerror or '').lower()}") from None
+    if len(data) > MOST_FILE_BYTES:
+        raise CertificateError(f"{what}: {path} has more than {MOST_FILE_BYTES} bytes")
+    if not data:
+        raise CertificateError(f"{what}: {path} is empty")
+    return data
+
+
+@contextlib.contextmanager
+def _as_file(data: bytes, path: str) -> Iterator[str]:
+    """A path at which OpenSSL can read these bytes, which are kept in memory; `path` itself where there are none."""
+    if not data:
+        yield path
+        return
+    fd = os.memfd_create("gnatswarm-tls", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, data)
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+def server_context(tls: Tls) -> ssl.SSLContext:
+    """The ssl context for a port with these options. Raises CertificateError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _VERSIONS[tls.min_version]
+    # Renegotiation (TLS 1.2) would let a client repeat handshakes, of which the server does the expensive half.
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_NO_TICKET
+    context.num_tickets = 0
+    try:
+        with _as_file(tls.cert_pem, tls.cert_file) as cert, _as_file(tls.key_pem, tls.key_file) as key:
+            context.load_cert_chain(cert, key, password=_no_password)
+    except (OSError, ValueError) as error:
+        raise CertificateError(f"{_PAIR}: {_text(error, tls)}") from None
+    if tls.asks_for_certificate:
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            if tls.ca_file:
+                with _as_file(tls.ca_pem, tls.ca_file) as authorities:
+                    context.load_verify_locations(authorities)
+            else:
+                context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
+        except OSError as error:
+            raise CertificateError(f"{_AUTHORITY}: {_text(error, tls, tls.ca_file)}") from None
+    if tls.cipher_suites:
+        names = [ciphers.TLS_1_2[name] for name in tls.cipher_suites if name in ciphers.TLS_1_2]
+        if names:
+            try:
+                context.set_ciphers(":".join(names))
+            except ssl.SSLError:
+                raise CertificateError(f"OpenSSL here has none of {', '.join(tls.cipher_suites)}") from None
+        else:  # all of them are TLS 1.3 suites
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+    for curve in tls.curve_preferences:
+        context.set_ecdh_curve(ciphers.CURVES[curve])
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted with a password, which nobody could type here")
+
+
+def _text(error: Exception, tls: Tls, path: str = "") -> str:
+    if isinstance(error, ssl.SSLError):
+        words = (error.reason or "").replace("_", " ").lower()
+        return f"{path or f'{tls.cert_file}, {tls.key_file}'}: {words or error}"
+    if isinstance(error, OSError) and error.errno:
+        missing = path or next((name for name in (tls.cert_file, tls.key_file) if not _can_read(name)), tls.cert_file)
+        return f"open {missing}: {(error.strerror or '').lower()}"
+    return str(error)
+
+
+def _can_read(path: str) -> bool:
+    try:
+        with open(path, "rb"):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,457 @@
+"""The control channel between the router and one shard: messages, framing, and one end of it for asyncio.
+
+A frame is a 4-byte big-endian length of at most 16 MiB and a msgspec struct in MessagePack. Any other bytes close the
+channel with an error; nothing is skipped. The channel carries no client data and no descriptors: a shard inherits
+its descriptors at its start, and in the accept mode "handoff" accepted sockets use a socket pair of their own. Used by
+the router and by the shard; `Framer` is the part without a socket.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gnatswarm.broker.options import Options
+from gnatswarm.shards.boundary.rows import Query
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Increased with every change of a message. Router and shards come from one installation; versions differ when that was
+# upgraded under a running broker. The shard then reports it and does not start.
+CONTROL_VERSION = 9
+
+# The largest thing sent is one shard's page of ten thousand connections with all their subscriptions.
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+
+# How much may wait to be sent to the other end. One that leaves four full frames unread has stopped reading.
+MAX_PENDING_BYTES = 4 * MAX_FRAME_BYTES
+
+READ_BYTES = 64 * 1024
+
+_LENGTH = struct.Struct(">I")
+
+
+class ControlError(Exception):
+    """The other end of a control channel broke the rules; the channel cannot be used any more."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Base of everything on the channel: an array whose first element is the class name."""
+
+
+class Peer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A shard that siblings can dial."""
+
+    shard: int  # 0..63
+    boot_id: str  # changes with every start of that shard
+    path: str  # its link socket, absolute
+
+
+# ---- router → shard ----
+
+
+class Boot(Message, frozen=True):
+    """First message, sent once: the shard's identity and all it needs. Descriptors are inherited with these numbers."""
+
+    version: int  # CONTROL_VERSION of the router
+    shard: int  # 0..63
+    shards: int  # configured number of shards; it may change later
+    server_id: str
+    server_name: str  # never empty
+    boot_id: str  # unique for this start of this shard
+    options: Options
+    host: str  # as in the options
+    port: int  # bound port, never -1 or 0
+    listener_fds: list[int]  # listening already, shared with the router; empty in accept mode "handoff"
+    websocket_fds: list[int]  # likewise, for WebSocket clients; empty without a WebSocket port
+    handoff_fd: int  # SOCK_SEQPACKET end on which accepted sockets arrive (shards.boundary.handoff); -1: none
+    page_fd: int  # shards.boundary.page.Page.attach
+    link_dir: str  # bind <link_dir>/<shard>.<boot_id>.sock here
+    created_us: int  # when the broker started, µs since 1970; for `start` in /varz
+    router_pid: int  # when os.getppid() differs, the router died before PR_SET_PDEATHSIG was set
+    stats_dir: str = ""  # existing directory for statistics; "": none are written
+
+
+class Ping(Message, frozen=True):
+    """Are you alive? The event loop answers with Pong and the same number."""
+
+    seq: int
+
+
+class Peers(Message, frozen=True):
+    """All shards whose link sockets listen, the receiver included; the whole list is sent after every change."""
+
+    peers: list[Peer]
+
+
+class ListenAnew(Message, frozen=True):
+    """The file of your link socket is gone: listen at its path again, so that siblings can dial you."""
+
+
+class Reload(Message, frozen=True):
+    """New options; those that cannot change at run time have their old values."""
+
+    options: Options
+
+
+class ReopenLog(Message, frozen=True):
+    """Log files were renamed: open them again."""
+
+
+class Drain(Message, frozen=True):
+    """Retire this shard within deadline_s.
+
+    Accept until the accept queue was empty for a second, send INFO with ldm, flush and close, send Drained, exit 0.
+    """
+
+    deadline_s: float
+
+
+class LameDuck(Message, frozen=True):
+    """The whole broker is ending: as Drain, but after grace_s clients are closed one by one over duration_s."""
+
+    grace_s: float
+    duration_s: float
+
+
+class Stop(Message, frozen=True):
+    """Flush what can be flushed at once, close every client, exit 0."""
+
+
+class Disconnect(Message, frozen=True):
+    """Disconnect your clients whose id is first_cid or higher; answered by Disconnected."""
+
+    first_cid: int
+
+
+class Snapshot(Message, frozen=True):
+    """Answer this monitoring query for your own clients; answered by SnapshotReply."""
+
+    seq: int
+    query: Query
+
+
+class SystemReply(Message, frozen=True):
+    """The reply to SystemRequest(seq): publish it unless it is empty."""
+
+    seq: int
+    payload: bytes
+
+
+class SystemEvent(Message, frozen=True):
+    """Publish this in the system account if it has a subscriber there."""
+
+    subject: str
+    payload: bytes
+    is_last_word: bool = False  # siblings are about to stop: publish at once, to this shard's own subscribers only
+
+
+# ---- shard → router ----
+
+
+class Linked(Message, frozen=True):
+    """My link socket listens at path."""
+
+    path: str
+
+
+class Ready(Message, frozen=True):
+    """I have the complete interest of every peer in Peers, and accept connections. Sent once per boot."""
+
+
+class InStep(Message, frozen=True):
+    """Whether I have a link to every living sibling. Not sent for a link that is restored within 50 ms."""
+
+    on: bool
+
+
+class HasRoom(Message, frozen=True):
+    """Whether I have descriptors for more clients. Sent while some are left, for connections already on their way."""
+
+    on: bool
+
+
+class Pong(Message, frozen=True):
+    """I am alive; answers Ping(seq)."""
+
+    seq: int
+
+
+class Fatal(Message, frozen=True):
+    """I cannot run, and a restart would fail in the same way."""
+
+    reason: str
+
+
+class Reloaded(Message, frozen=True):
+    """The options of the last Reload are in force here."""
+
+
+class Disconnected(Message, frozen=True):
+    """The clients selected by Disconnect are gone."""
+
+    clients: int  # how many there were
+
+
+class Drained(Message, frozen=True):
+    """Every client is gone; I exit now."""
+
+
+class SnapshotReply(Message, frozen=True):
+    """One part of the answer to Snapshot(seq), in order; the last has no body."""
+
+    seq: int
+    body: bytes  # shards.boundary.rows: the page's part, in MessagePack
+    is_last: bool = True
+
+
+class SystemRequest(Message, frozen=True):
+    """A request of a client to the broker; answered by SystemReply(seq), with or without a payload."""
+
+    seq: int
+    account: str  # the asker's
+    subject: str
+    body: bytes
+
+
+class AccountChanged(Message, frozen=True):
+    """A connection of this account was opened or closed, and a client subscribes to the account's connection count."""
+
+    account: str
+
+
+ToShard = (
+    Boot
+    | Ping
+    | Peers
+    | ListenAnew
+    | Reload
+    | ReopenLog
+    | Drain
+    | LameDuck
+    | Stop
+    | Disconnect
+    | Snapshot
+    | SystemReply
+    | SystemEvent
+)
+ToRouter = (
+    Linked
+    | Ready
+    | InStep
+    | HasRoom
+    | Pong
+    | Fatal
+    | Reloaded
+    | Disconnected
+    | Drained
+    | SnapshotReply
+    | SystemRequest
+    | AccountChanged
+)
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Message) -> bytes:
+    """The message as one frame. Raises ControlError when it is longer than MAX_FRAME_BYTES."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ControlError(f"control message {type(message).__name__} has {len(body)} bytes, over {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Framer:
+    """Bytes in, messages out; no socket. Holds at most one incomplete frame.
+
+    `expected` is the union of messages that the other end may send: ToShard or ToRouter. After an error every
+    further feed raises the same error.
+    """
+
+    def __init__(self, expected: object) -> None:
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(expected)
+        self._buffer = bytearray()
+        self._error: ControlError | None = None
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Message]:
+        """The messages that these bytes complete. ControlError for a frame too long, undecodable or unexpected."""
+        if self._error is not None:
+            raise self._error
+        messages: list[Message] = []
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            if length > MAX_FRAME_BYTES:
+                raise self._broken(f"control frame of {length} bytes, over {MAX_FRAME_BYTES}")
+            end = start + _LENGTH.size + length
+            if len(buffer) < end:
+                break
+            try:
+                messages.append(self._decoder.decode(bytes(memoryview(buffer)[start + _LENGTH.size : end])))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise self._broken(f"undecodable control message: {error}") from None
+            start = end
+        del buffer[:start]
+        return messages
+
+    def end(self) -> None:
+        """The stream has ended. ControlError when it ended inside a frame."""
+        if self._error is None and self._buffer:
+            raise self._broken(f"control channel ended inside a frame, after {len(self._buffer)} bytes of it")
+
+    def _broken(self, text: str) -> ControlError:
+        self._error = ControlError(text)
+        self._buffer.clear()
+        return self._error
+
+
+class Channel:
+    """One end of the control channel on a running event loop; owns the socket.
+
+    `on_message` gets every message in order. `on_closed` is called exactly once: with None when the other end closed
+    between two frames or close() was called here, else with the error. Neither is called from the constructor or
+    from send(). send() never blocks: up to MAX_PENDING_BYTES are queued here until the socket takes them.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        expected: object,
+        on_message: Callable[[Message], None],
+        on_closed: Callable[[ControlError | None], None],
+    ) -> None:
+        # Imported here because the router encodes Boot and starts its shards before it imports asyncio.
+        import asyncio
+
+        sock.setblocking(False)
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._loop = asyncio.get_running_loop()
+        self._framer = Framer(expected)
+        self._on_message = on_message
+        self._on_closed = on_closed
+        self._pending: deque[memoryview] = deque()
+        self._pending_bytes = 0
+        self._is_closed = False
+        self._loop.add_reader(self._fd, self._on_readable)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes queued here that the socket has not taken yet."""
+        return self._pending_bytes
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the channel has ended; nothing can be sent then."""
+        return self._is_closed
+
+    def send(self, message: Message) -> None:
+        """Queue one message. Does nothing after the end of the channel, which on_closed has reported."""
+        if self._is_closed:
+            return
+        frame = memoryview(encode(message))
+        if self._pending_bytes + len(frame) > MAX_PENDING_BYTES:
+            self._finish_soon(ControlError(f"the other end left {self._pending_bytes} bytes unread"))
+            return
+        was_idle = not self._pending
+        self._pending.append(frame)
+        self._pending_bytes += len(frame)
+        if was_idle:
+            self._flush()
+            if self._pending and not self._is_closed:
+                self._loop.add_writer(self._fd, self._on_writable)
+
+    def close(self) -> None:
+        """Close at once. Bytes still queued here are lost; the other end can read what the socket has taken."""
+        self._finish(None)
+
+    def close_silently(self) -> None:
+        """Like close(), but without calling on_closed."""
+        if not self._is_closed:
+            self._shut()
+
+    def read_to_end(self) -> None:
+        """The other end is dead: deliver the last messages it sent, then call on_closed."""
+        while not self._is_closed and self._on_readable():
+            pass
+
+    def _flush(self) -> None:
+        while self._pending:
+            frame = self._pending[0]
+            try:
+                sent = self._sock.send(frame, socket.MSG_NOSIGNAL)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if not isinstance(error, (BrokenPipeError, ConnectionResetError)):
+                    self._finish_soon(ControlError(f"cannot write to the control channel: {error}"))
+                    return
+                # The other end is gone. Its last messages and the end of the stream can still be read, and the
+                # reader reports the end: so a Fatal is not lost because a later write failed.
+                self._pending.clear()
+                self._pending_bytes = 0
+                return
+            self._pending_bytes -= sent
+            if sent == len(frame):
+                self._pending.popleft()
+            else:
+                self._pending[0] = frame[sent:]
+
+    def _on_writable(self) -> None:
+        self._flush()
+        if not self._pending and not self._is_closed:
+            self._loop.remove_writer(self._fd)
+
+    def _on_readable(self) -> bool:
+        """Read once. False when there was nothing to read or the channel has ended."""
+        try:
+            data = self._sock.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except ConnectionResetError:
+            # Also an end of the stream: a Unix socket reports this when its peer died with bytes unread.
+            data = b""
+        except OSError as error:
+            self._finish(ControlError(f"cannot read from the control channel: {error}"))
+            return False
+        try:
+            if data:
+                messages = self._framer.feed(data)
+            else:
+                self._framer.end()
+                messages = []
+        except ControlError as error:
+            self._finish(error)
+            return False
+        for message in messages:
+            if self._is_closed:
+                return False
+            self._on_message(message)
+        if not data:
+            self._finish(None)
+        return bool(data)
+
+    def _finish_soon(self, error: ControlError) -> None:
+        # The caller of send() does not expect on_closed during that call: report it on the loop's next turn.
+        self._shut()
+        self._loop.call_soon(self._on_closed, error)
+
+    def _finish(self, error: ControlError | None) -> None:
+        if not self._is_closed:
+            self._shut()
+            self._on_closed(error)
+
+    def _shut(self) -> None:
+        self._is_closed = True
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_writer(self._fd)
+        self._sock.close()
+        self._pending.clear()
+        self._pending_bytes = 0

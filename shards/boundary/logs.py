@@ -1,0 +1,256 @@
+"""Log lines in nats-server's format; router and shards write to the same file.
+
+Scripts that grep a nats-server's log expect `[pid] 2026/11/20 09:38:49.123456 [INF] text`. Each record is one line and
+one write() to a descriptor opened with O_APPEND, so that lines of several processes never mix. It is a handler of the
+standard `logging`: other modules use `logging.getLogger("gnatswarm.…")` and know nothing of files.
+
+Invariants: logging never raises and never stops the broker (a full disk gives one line on standard error, then nothing
+until writing works again); passwords, tokens and signatures do not appear. Configured once per process at its start,
+and called again to reopen, to rotate and to change the level.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+import sys
+import time
+
+import msgspec
+
+from gnatswarm.broker.options import Logging
+
+ROOT = "gnatswarm"
+TRACE = 5  # every operation of every client; below DEBUG because it logs more
+
+# Only the router renames a log that has grown too big; shards then open the new file.
+ROUTER_LABEL = "router"
+
+_LEVEL_TAGS = {TRACE: "TRC", logging.DEBUG: "DBG", logging.INFO: "INF", logging.WARNING: "WRN", logging.ERROR: "ERR"}
+
+# Credentials that a client sends in CONNECT; and the password in a URL.
+_SECRET = re.compile(
+    r"""(["']?\b(?:auth_token|password|passwd|pass|token|jwt|sig|nkey_seed|seed)["']?\s*[:=]\s*)"""
+    r"""(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?)""",
+    re.IGNORECASE,
+)
+_URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^@\s/]+@")
+_SECRET_HINT = re.compile("pass|token|jwt|sig|seed|://", re.IGNORECASE)
+_CONTROL = {byte: f"\\x{byte:02x}" for byte in range(0x20) if byte != 0x09}
+_CONTROL |= {0x0A: "\\n", 0x0D: "\\r", 0x7F: "\\x7f"}
+
+
+def without_secrets(text: str) -> str:
+    """`text` with the values of passwords, tokens and signatures replaced by [REDACTED], as in nats-server."""
+    if _SECRET_HINT.search(text) is None:
+        return text
+    return _URL_PASSWORD.sub(r"\1[REDACTED]@", _SECRET.sub(r'\1"[REDACTED]"', text))
+
+
+class LineFormatter(logging.Formatter):
+    """Formats a record as nats-server does: `[pid] date time [INF] text`; each line of a traceback is a log line."""
+
+    def __init__(self, *, logtime: bool, label: str = "", as_json: bool = False) -> None:
+        super().__init__()
+        self._logtime = logtime
+        self._json = as_json
+        self._label = label
+        self._prefix = f"{label} - " if label and label != ROUTER_LABEL else ""
+        self._pid = os.getpid()
+        self._second = -1
+        self._date = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One or more lines, without the last newline; control characters of the text are escaped."""
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError, KeyError):  # the format does not fit its arguments: log both as they are
+            text = f"{record.msg!s} {record.args!r}"
+        lines = [without_secrets(text)]
+        if record.exc_info:
+            lines += self.formatException(record.exc_info).splitlines()
+        if self._json:
+            return self._json_line(record, lines)
+        head = self._head(record) + self._prefix
+        return "\n".join(head + line.translate(_CONTROL) for line in lines)
+
+    def _head(self, record: logging.LogRecord) -> str:
+        tag = _LEVEL_TAGS.get(record.levelno, "FTL")
+        if not self._logtime:
+            return f"[{self._pid}] [{tag}] "
+        second = int(record.created)
+        if second != self._second:  # localtime() once a second, not once a line
+            self._second = second
+            self._date = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(second))
+        return f"[{self._pid}] {self._date}.{int((record.created - second) * 1e6):06d} [{tag}] "
+
+    def _json_line(self, record: logging.LogRecord, lines: list[str]) -> str:
+        row: dict[str, object] = {
+            "time_us": int(record.created * 1e6),
+            "level": _LEVEL_TAGS.get(record.levelno, "FTL"),
+            "pid": self._pid,
+            "process": self._label,
+            "logger": record.name,
+            "text": lines[0],
+        }
+        if len(lines) > 1:
+            row["traceback"] = lines[1:]
+        return msgspec.json.encode(row).decode()
+
+
+class LineHandler(logging.Handler):
+    """Writes each record with one write() to standard error or to a file shared with other processes."""
+
+    def __init__(self, options: Logging, *, process_label: str) -> None:
+        super().__init__()
+        self._path = options.file
+        self._limit_bytes = options.size_limit_bytes
+        self._rotates = process_label == ROUTER_LABEL
+        self._label = process_label
+        self._fd = 2
+        self._lost_lines = 0
+        self.mutes_debug = options.trace and not options.debug  # see _level
+        if self._path:
+            self._fd = _open_log(self._path)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record, or count it as lost; never raises."""
+        if self.mutes_debug and record.levelno == logging.DEBUG:
+            return
+        if self._limit_bytes:
+            self._follow_or_rotate()
+        self._write(self.format(record) + "\n")
+
+    def reopen(self) -> str:
+        """Open the file again by its name, as after logrotate; "" or why that failed (the old file stays in use)."""
+        if not self._path:
+            return ""
+        try:
+            fd = _open_log(self._path)
+        except OSError as error:
+            return f"cannot open log file {self._path!r}: {error.strerror}"
+        old, self._fd = self._fd, fd
+        if old > 2:
+            os.close(old)
+        return ""
+
+    def rotate_when_full(self) -> None:
+        """Rotate now if the file is over its size limit; for the router's tick, because shards fill the file too."""
+        if self._limit_bytes:
+            self._follow_or_rotate()
+
+    def close(self) -> None:
+        """Close the log file."""
+        if self._fd > 2:
+            os.close(self._fd)
+            self._fd = 2
+        super().close()
+
+    def _follow_or_rotate(self) -> None:
+        if not self._path or self._fd <= 2:
+            return
+        try:
+            mine = os.fstat(self._fd)
+            if not self._rotates:
+                named = os.stat(self._path)
+                # The router renamed our file and made a new one. (While the name does not exist we go on writing
+                # to the old file, which still works.)
+                if (named.st_dev, named.st_ino) != (mine.st_dev, mine.st_ino):
+                    self.reopen()
+                return
+            if mine.st_size < self._limit_bytes or not stat.S_ISREG(mine.st_mode):
+                return
+            backup = _backup_name(self._path)
+            os.rename(self._path, backup)
+        except OSError:
+            return
+        if not self.reopen():
+            logging.getLogger(ROOT).info('Rotated log, backup saved as "%s"', backup)
+
+    def _write(self, text: str) -> None:
+        data = text.encode("utf-8", "backslashreplace")
+        try:
+            if self._lost_lines:
+                note = f"[{os.getpid()}] [WRN] {self._lost_lines} log lines were lost: the log could not be written\n"
+                _write_all(self._fd, note.encode())
+                self._lost_lines = 0
+            _write_all(self._fd, data)
+        except OSError as error:
+            self._lost_lines += 1
+            if self._lost_lines == 1 and self._fd != 2:
+                self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        line = f"{self._label}: cannot write log file {self._path!r}: {error.strerror}; silent until that works again\n"
+        try:
+            _write_all(2, line.encode("utf-8", "backslashreplace"))
+        except OSError:
+            return  # there is no other place to report it
+
+
+def configure(options: Logging, *, process_label: str) -> None:
+    """Send everything below the logger "gnatswarm" where `options` says; may be called again to change that.
+
+    `process_label` is "router" or, for example, "shard 3"; a shard's label is put before the text. Raises OSError when
+    the file cannot be opened: fatal at the start; at a reload the caller keeps the old configuration.
+    """
+    handler = LineHandler(options, process_label=process_label)
+    as_json = options.format == "json"
+    handler.setFormatter(LineFormatter(logtime=options.logtime, label=process_label, as_json=as_json))
+    logging.addLevelName(TRACE, "TRACE")
+    logging.raiseExceptions = False  # a broken log line is never a reason to write a traceback into the log
+    root = logging.getLogger(ROOT)
+    old = list(root.handlers)
+    root.addHandler(handler)
+    root.propagate = False
+    root.setLevel(_level(options.debug, options.trace))
+    for previous in old:
+        root.removeHandler(previous)
+        previous.close()
+
+
+def reopen() -> str:
+    """Open the log file again (SIGUSR1); "" or one line saying why the old one stays in use."""
+    return "; ".join(filter(None, (handler.reopen() for handler in _handlers())))
+
+
+def rotate_when_full() -> None:
+    """For the router's tick: rename a log that is over its size limit. A shard only follows to the new file."""
+    for handler in _handlers():
+        handler.rotate_when_full()
+
+
+def _handlers() -> list[LineHandler]:
+    return [handler for handler in logging.getLogger(ROOT).handlers if isinstance(handler, LineHandler)]
+
+
+def _level(debug: bool, trace: bool) -> int:
+    # Levels of `logging` nest, -D and -V of nats-server do not: -V without -D logs TRACE but not DEBUG, for which
+    # there is LineHandler.mutes_debug.
+    return TRACE if trace else logging.DEBUG if debug else logging.INFO
+
+
+def _open_log(path: str) -> int:
+    # nats-server's mode. A log has no secrets, but it shows who talks to whom.
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+
+
+def _backup_name(path: str) -> str:
+    now_ns = time.time_ns()
+    date = time.strftime("%Y.%m.%d.%H.%M.%S", time.localtime(now_ns // 1_000_000_000))
+    return f"{path}.{date}.{now_ns % 1_000_000_000:09d}"
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def fatal_line(text: str) -> None:
+    """Write one [FTL] line to standard error, for errors before the log is configured."""
+    formatter = LineFormatter(logtime=True)
+    record = logging.LogRecord(ROOT, logging.CRITICAL, "", 0, text, None, None)
+    sys.stderr.write(formatter.format(record) + "\n")

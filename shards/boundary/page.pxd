@@ -1,0 +1,247 @@
+# The layout of the shared page, and the operations on it that must be atomic.
+#
+#   header   │ magic, version, slot count │ next client id │ connections of the whole broker │   one cache line each
+#   slot 0   │ 32 words, four cache lines: written by shard 0 alone, read by everybody
+#   …        │
+#   slot 63  │
+#   accounts │ keys of accounts with a connection limit │ per shard, connections of each: written by that shard
+#
+# A shard writes its slot's plain counters with ordinary stores: an aligned word is never torn, and a reader may see a
+# value that is a few nanoseconds old. Only words that several processes write, and those of a change, are atomic.
+#
+# PageHeader* and ShardSlot* STAY VALID UNTIL THE Page IS DEALLOCATED; keep a reference to the Page beside them.
+
+from libc.stdint cimport int64_t, uint64_t
+
+cdef extern from *:
+    """
+    #ifndef GNATSWARM_PAGE_LAYOUT
+    #define GNATSWARM_PAGE_LAYOUT
+    #include <stdint.h>
+    #include <stddef.h>
+
+    #define PAGE_MAGIC UINT64_C(0x676e617473776d31)   /* "gnatswm1" */
+    #define PAGE_VERSION 2
+    #define PAGE_SLOTS 64
+    #define PAGE_ACCOUNTS 1024
+
+    typedef struct {
+        uint64_t magic;
+        uint64_t version;
+        uint64_t slots;
+        uint64_t created_us;
+        uint64_t next_client_id __attribute__((aligned(64)));   /* atomic, all shards */
+        int64_t connections __attribute__((aligned(64)));       /* atomic, all shards */
+        uint64_t event_number __attribute__((aligned(64)));     /* atomic, all shards and the router */
+        uint64_t spare[23];
+    } PageHeader;
+
+    typedef struct {
+        /* Gauges of the running process; the router zeroes them when it dies. */
+        uint64_t connections __attribute__((aligned(64)));
+        uint64_t changes_begun;       /* of `connections`; differs from changes_done only inside a change */
+        uint64_t changes_done;
+        uint64_t subscriptions;
+        uint64_t loop_lag_us;
+        uint64_t links;               /* siblings synchronised with */
+        uint64_t pid;                 /* written by the router */
+        uint64_t boots;               /* written by the router */
+        /* Counters; they never decrease, and a restarted shard continues from them. */
+        uint64_t total_connections __attribute__((aligned(64)));
+        uint64_t accepted_sockets;    /* every socket taken from listener or hand-off, refused ones included */
+        uint64_t in_msgs;
+        uint64_t in_bytes;
+        uint64_t out_msgs;
+        uint64_t out_bytes;
+        uint64_t slow_consumers;
+        uint64_t stalls;
+        uint64_t link_in_msgs;
+        uint64_t link_in_bytes;
+        uint64_t link_out_msgs;
+        uint64_t link_out_bytes;
+        uint64_t refused_logins;      /* CONNECTs that were refused, and clients that sent none in time */
+        /* How much of these counters is in statistics files on disk, and until when; after a gap row the router makes
+           them equal to the counters. */
+        uint64_t recorded_us;
+        uint64_t recorded[6];         /* messages and bytes in, out, link messages out and in */
+        uint64_t failed_handshakes;   /* TLS handshakes and WebSocket upgrades that failed */
+        uint64_t spare[3];
+    } ShardSlot;
+
+    typedef struct {
+        PageHeader header;
+        ShardSlot slots[PAGE_SLOTS];
+        uint64_t account_keys[PAGE_ACCOUNTS];   /* atomic; 0: free. A place is never freed */
+        int32_t account_connections[PAGE_SLOTS][PAGE_ACCOUNTS];
+    } PageLayout;
+
+    _Static_assert(sizeof(PageHeader) == 384, "the page header has changed: raise PAGE_VERSION");
+    _Static_assert(sizeof(ShardSlot) == 256, "the slot has changed: raise PAGE_VERSION");
+
+    static inline uint64_t page_next_client_id(PageHeader *header) {
+        return __atomic_fetch_add(&header->next_client_id, 1, __ATOMIC_RELAXED);
+    }
+    static inline uint64_t page_peek_client_id(PageHeader *header) {
+        return __atomic_load_n(&header->next_client_id, __ATOMIC_RELAXED);
+    }
+
+    static inline uint64_t page_next_event_number(PageHeader *header) {
+        return __atomic_add_fetch(&header->event_number, 1, __ATOMIC_RELAXED);
+    }
+
+    /* A shard may be killed between any two of these steps. While changes_begun is ahead of changes_done the router
+       does not trust the slot's count and computes the difference from the sum (Page.forget_connections). */
+    static inline int page_try_add_connection(PageHeader *header, ShardSlot *slot, int64_t max_connections) {
+        int64_t now = __atomic_load_n(&header->connections, __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(&slot->changes_begun, 1, __ATOMIC_SEQ_CST);
+        do {
+            if (max_connections > 0 && now >= max_connections) {
+                __atomic_fetch_add(&slot->changes_done, 1, __ATOMIC_SEQ_CST);
+                return 0;
+            }
+        } while (!__atomic_compare_exchange_n(&header->connections, &now, now + 1, 0,
+                                              __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+        __atomic_fetch_add(&slot->connections, 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(&slot->changes_done, 1, __ATOMIC_SEQ_CST);
+        return 1;
+    }
+
+    static inline void page_remove_connection(PageHeader *header, ShardSlot *slot) {
+        __atomic_fetch_add(&slot->changes_begun, 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_sub(&header->connections, 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_sub(&slot->connections, 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(&slot->changes_done, 1, __ATOMIC_SEQ_CST);
+    }
+
+    static inline int page_account_place(PageLayout *page, uint64_t key) {
+        for (unsigned i = 0; i < PAGE_ACCOUNTS; i++) {
+            unsigned place = (key + i) % PAGE_ACCOUNTS;
+            uint64_t found = 0;
+            if (__atomic_compare_exchange_n(&page->account_keys[place], &found, key, 0,
+                                            __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST) || found == key)
+                return (int)place;
+        }
+        return -1;
+    }
+
+    static inline int64_t page_account_connections(PageLayout *page, int place) {
+        int64_t sum = 0;
+        for (int shard = 0; shard < PAGE_SLOTS; shard++)
+            sum += __atomic_load_n(&page->account_connections[shard][place], __ATOMIC_SEQ_CST);
+        return sum;
+    }
+
+    /* Adds first and compares then: so the limit is never exceeded; at worst two connections that come at the same time
+       for the last place are both refused. */
+    static inline int page_try_add_to_account(PageLayout *page, int shard, int place, int64_t most) {
+        __atomic_fetch_add(&page->account_connections[shard][place], 1, __ATOMIC_SEQ_CST);
+        if (most > 0 && page_account_connections(page, place) > most) {
+            __atomic_fetch_sub(&page->account_connections[shard][place], 1, __ATOMIC_SEQ_CST);
+            return 0;
+        }
+        return 1;
+    }
+
+    static inline void page_remove_from_account(PageLayout *page, int shard, int place) {
+        __atomic_fetch_sub(&page->account_connections[shard][place], 1, __ATOMIC_SEQ_CST);
+    }
+
+    static inline void page_forget_accounts(PageLayout *page, int shard) {
+        for (int place = 0; place < PAGE_ACCOUNTS; place++)
+            if (page->account_connections[shard][place])
+                __atomic_store_n(&page->account_connections[shard][place], 0, __ATOMIC_SEQ_CST);
+    }
+
+    static inline int64_t page_connections(PageHeader *header) {
+        return __atomic_load_n(&header->connections, __ATOMIC_SEQ_CST);
+    }
+
+    static inline uint64_t page_load(const uint64_t *word) {
+        return __atomic_load_n(word, __ATOMIC_SEQ_CST);
+    }
+
+    static inline void page_store(uint64_t *word, uint64_t value) {
+        __atomic_store_n(word, value, __ATOMIC_SEQ_CST);
+    }
+
+    static inline void page_subtract(PageHeader *header, int64_t count) {
+        __atomic_fetch_sub(&header->connections, count, __ATOMIC_SEQ_CST);
+    }
+    #endif
+    """
+    enum:
+        PAGE_MAGIC
+        PAGE_VERSION
+        PAGE_SLOTS
+        PAGE_ACCOUNTS
+
+    ctypedef struct PageHeader:
+        uint64_t magic
+        uint64_t version
+        uint64_t slots
+        uint64_t created_us
+        uint64_t next_client_id
+        int64_t connections
+
+    ctypedef struct ShardSlot:
+        uint64_t connections          # through page_try_add_connection and page_remove_connection only
+        uint64_t changes_begun
+        uint64_t changes_done
+        uint64_t subscriptions
+        uint64_t loop_lag_us
+        uint64_t links
+        uint64_t pid
+        uint64_t boots
+        uint64_t total_connections
+        uint64_t accepted_sockets
+        uint64_t in_msgs
+        uint64_t in_bytes
+        uint64_t out_msgs
+        uint64_t out_bytes
+        uint64_t slow_consumers
+        uint64_t stalls
+        uint64_t link_in_msgs
+        uint64_t link_in_bytes
+        uint64_t link_out_msgs
+        uint64_t link_out_bytes
+        uint64_t refused_logins
+        uint64_t recorded_us
+        uint64_t[6] recorded
+        uint64_t failed_handshakes
+
+    ctypedef struct PageLayout:
+        PageHeader header
+        ShardSlot[64] slots
+        uint64_t[1024] account_keys
+
+    # The next client id: dense, from 1, unique over all shards, never reused.
+    uint64_t page_next_client_id(PageHeader* header) noexcept nogil
+    uint64_t page_peek_client_id(PageHeader* header) noexcept nogil
+    uint64_t page_next_event_number(PageHeader* header) noexcept nogil
+    # 1: counted; 0: the broker is full and nothing changed. max_connections <= 0: no limit.
+    int page_try_add_connection(PageHeader* header, ShardSlot* slot, int64_t max_connections) noexcept nogil
+    void page_remove_connection(PageHeader* header, ShardSlot* slot) noexcept nogil
+    int64_t page_connections(PageHeader* header) noexcept nogil
+    # The account's place among those with a connection limit; -1: all places are taken.
+    int page_account_place(PageLayout* page, uint64_t key) noexcept nogil
+    int64_t page_account_connections(PageLayout* page, int place) noexcept nogil
+    # 1: counted; 0: the account has `most` already. most <= 0: no limit.
+    int page_try_add_to_account(PageLayout* page, int shard, int place, int64_t most) noexcept nogil
+    void page_remove_from_account(PageLayout* page, int shard, int place) noexcept nogil
+    void page_forget_accounts(PageLayout* page, int shard) noexcept nogil
+    uint64_t page_load(const uint64_t* word) noexcept nogil
+    void page_store(uint64_t* word, uint64_t value) noexcept nogil
+    void page_subtract(PageHeader* header, int64_t count) noexcept nogil
+
+
+cdef class Page:
+    cdef PageHeader* header           # owned by this object, unmapped when it is deallocated
+    cdef PageLayout* layout
+    cdef readonly int fd              # owned: closed by close()
+
+    cdef int map_descriptor(self, int fd) except -1
+    cdef bint count_error(self, int64_t* error) noexcept
+    # An account's place, or an IndexError.
+    cdef int checked_place(self, int place) except -1
+    # Never returns NULL: a number outside 0..63 is an IndexError.
+    cdef ShardSlot* slot(self, int shard) except NULL

@@ -1,0 +1,378 @@
+"""Rows of the monitoring pages, as a shard sends them to the router: typed, compact, not yet formatted.
+
+A shard's CPU time is the scarce one, so it sends plain numbers, and the router makes nats-server's documents of them.
+A question is one of the *Query structs (the `query` of a Snapshot), an answer one or more *Part structs (MessagePack,
+one in each SnapshotReply.body). Times are µs since 1970; 0 means never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+
+class Row(msgspec.Struct, array_like=True, gc=False):
+    """Base of all queries, parts and rows.
+
+    None of them can be part of a reference cycle, so the garbage collector need not track them (gc=False): ten
+    thousand tracked rows would trigger a full collection, which takes longer than a page may hold the loop.
+    """
+
+
+class SubscriptionRow(Row):
+    """One subscription."""
+
+    subject: str
+    queue: str  # "": none
+    sid: str
+    msgs: int  # delivered
+    max_msgs: int  # 0: none
+    cid: int
+    account: str = ""  # "": as in its connection's row
+
+
+class ConnectionRow(Row):
+    """One client connection, open or closed."""
+
+    cid: int
+    ip: str
+    port: int
+    start_us: int
+    active_us: int
+    stop_us: int  # 0: open
+    reason: str  # as /connz shows it; "": open
+    rtt_us: int  # 0: not known yet
+    pending_bytes: int
+    in_msgs: int
+    out_msgs: int
+    in_bytes: int
+    out_bytes: int
+    subscriptions: int
+    name: str
+    lang: str
+    version: str
+    user: str
+    account: str = ""
+    subs: tuple[SubscriptionRow, ...] = ()
+    kind: str = "nats"  # as /connz names its type: nats, websocket
+    tls_version: str = ""  # "1.3"; "": not encrypted
+    tls_cipher_suite: str = ""
+
+
+class SubjectRow(Row):
+    """What was published to one subject since its match result was cached."""
+
+    subject: str
+    msgs: int  # from clients of this shard
+    payload_bytes: int
+    deliveries: int  # to clients of this shard
+    subscriptions: int  # plain ones on this shard
+    queue_groups: int  # on any shard
+    queue_members: int  # on this shard
+    is_wanted: bool  # has a subscriber on any shard
+    folded: int = 0  # the number of subjects that this row sums up; 0: it is one subject
+
+
+class HotSubjectRow(Row):
+    """What was counted for one subject in the last windows. A subject that ends in `.>` stands for all below it."""
+
+    account: str
+    subject: str
+    msgs: int  # from clients of this shard
+    payload_bytes: int
+    deliveries: int  # to clients of this shard, whoever published
+    out_bytes: int
+    unwanted: int  # of msgs: had no subscriber on any shard
+    widest: int  # the most subscribers on this shard that one message reached
+
+
+class SubjectInterestRow(Row):
+    """Present subscribers and publishers of one subject."""
+
+    subscriptions: int  # plain ones on this shard
+    queue_groups: int  # on any shard
+    queue_members: int  # on this shard
+    is_wanted: bool  # has a subscriber on any shard
+    publishers: int  # clients of this shard whose latest message had this subject
+
+
+class QueueRow(Row):
+    """One member of a queue group."""
+
+    subject: str
+    queue: str
+    sid: str
+    msgs: int  # delivered to this member
+    cid: int
+    name: str
+
+
+class LinkRow(Row):
+    """One end of a link to a sibling."""
+
+    shard: int  # the sibling
+    start_us: int
+    is_dialled: bool  # by this end
+    pending_bytes: int
+    in_msgs: int
+    out_msgs: int
+    in_bytes: int
+    out_bytes: int
+
+
+class Question(Row):
+    """Base of the router's questions; the tag names the page."""
+
+    @property
+    def page(self) -> str:
+        """The page's name, for the log."""
+        return str(self.__struct_config__.tag)
+
+
+class ConnectionsQuery(Question, tag="connz"):
+    """The first `most` connections that match, in the order of `sort`."""
+
+    sort: str = "cid"
+    most: int = 1024
+    state: str = "open"  # open, closed, all
+    cid: int = 0  # 0: any
+    user: str = ""  # "": any
+    account: str = ""  # "": any
+    search: str = ""  # in the client's name, address, user, language or id, ignoring case; "": any
+    with_subs: bool = False
+    now_us: int = 0  # the same moment for all shards, for sorting by `idle` and `uptime`
+
+
+class ConnectionsPart(Row):
+    """Some of the connections. One with many subscriptions is sent as several consecutive rows."""
+
+    total: int  # connections in that state, matching or not
+    rows: list[ConnectionRow]
+    is_over: bool = False  # there are more subscriptions than one page may show
+
+
+class SubscriptionsQuery(Question, tag="subscriptions"):
+    """A page of subscriptions: those that match the subject `test`, or all."""
+
+    offset: int = 0
+    most: int = 1024
+    test: str = ""
+    account: str = ""  # "": all accounts
+
+
+class SubscriptionsPart(Row):
+    """Some of the subscriptions."""
+
+    total: int  # how many there are, regardless of offset and limit
+    rows: list[SubscriptionRow]
+
+
+class SublistQuery(Question, tag="subsz"):
+    """The sublist's counters."""
+
+    account: str = ""  # "": the sum over all accounts
+
+
+class SublistPart(Row):
+    """The sublist's counters, and the number of clients that use it."""
+
+    subscriptions: int
+    cached: int
+    inserts: int
+    removes: int
+    lookups: int
+    misses: int
+    widest: int  # the most subscriptions in one cached match result
+    widths: int  # subscriptions in all cached match results
+    clients: int = 0
+
+
+class SubjectsQuery(Question, tag="cached"):
+    """The subjects with the most messages or deliveries."""
+
+    most: int = 100
+    fold: str = "_INBOX."  # subjects with this prefix are summed up in one row; "": none are
+
+
+class SubjectsPart(Row):
+    """Subjects, heaviest first; the folded row last."""
+
+    cached: int
+    rows: list[SubjectRow]
+
+
+class HotSubjectsQuery(Question, tag="subjectz"):
+    """The heaviest subjects of the recorder's last `windows` windows, the open one included."""
+
+    windows: int = 7
+    most: int = 2000
+    account: str = ""  # "": all accounts
+
+
+class HotSubjectsPart(Row):
+    """Some of the subjects, in no order. A shard without a recorder sends no part."""
+
+    since_us: int  # when counting began
+    now_us: int
+    subjects: int  # number of subjects with counts
+    other_msgs: int  # messages on subjects that have no row
+    rows: list[HotSubjectRow]
+
+
+class SubjectInterestQuery(Question, tag="interest"):
+    """The publishers and subscribers of these subjects."""
+
+    subjects: list[tuple[str, str]]  # (account, subject)
+
+
+class SubjectInterestPart(Row):
+    """Rows of some of the subjects, in the order of the query."""
+
+    rows: list[SubjectInterestRow]
+
+
+class QueuesQuery(Question, tag="queuez"):
+    """Members of queue groups."""
+
+    most: int = 10_000
+
+
+class QueuesPart(Row):
+    """Some of the members, in no order."""
+
+    rows: list[QueueRow]
+    is_over: bool = False  # there are more than were asked for
+
+
+class SlowQuery(Question, tag="slowz"):
+    """Slow consumers, past and present."""
+
+    least_pending_bytes: int = 65_536
+    most: int = 256
+
+
+class SlowPart(Row):
+    """Present slow consumers, most pending bytes first; past ones, latest first."""
+
+    present: list[ConnectionRow]
+    past: list[ConnectionRow]
+
+
+class LinksQuery(Question, tag="linkz"):
+    """The links to the siblings."""
+
+
+class LinksPart(Row):
+    """All links."""
+
+    rows: list[LinkRow]
+
+
+class AccountsQuery(Question, tag="accstatz"):
+    """Connections and traffic by account."""
+
+
+class AccountRow(Row):
+    """One account on one shard; the traffic is that of all its clients since the shard started."""
+
+    name: str
+    connections: int = 0
+    in_msgs: int = 0
+    in_bytes: int = 0
+    out_msgs: int = 0
+    out_bytes: int = 0
+    slow_consumers: int = 0
+
+
+class AccountsPart(Row):
+    """All accounts that have ever had a client on this shard."""
+
+    rows: list[AccountRow]
+
+
+class ClientQuery(Question, tag="client"):
+    """A command about one client, not only a query."""
+
+    cid: int
+    is_kicked: bool = False  # True: close it; False: ask it to reconnect (INFO with `ldm`)
+
+
+class ClientPart(Row):
+    """Whether the client is on this shard."""
+
+    is_found: bool
+
+
+# /connz?sort=… → key function of (row, now), for an ascending sort. Counts are negated, so that the largest come first.
+SORTS: dict[str, Callable[[ConnectionRow, int], int | str]] = {
+    "cid": lambda row, _now_us: row.cid,
+    "start": lambda row, _now_us: row.start_us,
+    "subs": lambda row, _now_us: -row.subscriptions,
+    "pending": lambda row, _now_us: -row.pending_bytes,
+    "msgs_to": lambda row, _now_us: -row.out_msgs,
+    "msgs_from": lambda row, _now_us: -row.in_msgs,
+    "bytes_to": lambda row, _now_us: -row.out_bytes,
+    "bytes_from": lambda row, _now_us: -row.in_bytes,
+    "last": lambda row, _now_us: -row.active_us,
+    "idle": lambda row, now_us: (row.stop_us or now_us) - row.active_us,
+    "uptime": lambda row, now_us: (row.stop_us or now_us) - row.start_us,
+    "stop": lambda row, _now_us: -row.stop_us,
+    "reason": lambda row, _now_us: row.reason,
+    "rtt": lambda row, _now_us: -row.rtt_us,
+}
+
+
+def is_found(row: ConnectionRow, query: ConnectionsQuery) -> bool:
+    """Whether a connection matches the query; its state is not looked at."""
+    if query.user and row.user != query.user:
+        return False
+    if query.account and row.account != query.account:
+        return False
+    if query.cid and row.cid != query.cid:
+        return False
+    if not query.search:
+        return True
+    text = f"{row.name}\n{row.ip}:{row.port}\n{row.user}\n{row.lang} {row.version}\n{row.cid}"
+    return query.search.lower() in text.lower()
+
+
+def order(sort: str, now_us: int) -> Callable[[ConnectionRow], tuple[int | str, int]]:
+    """The sort key of connections, the same on every shard and in the router, which merges them; ties by cid."""
+    key = SORTS[sort]
+    return lambda row: (key(row, now_us), row.cid)
+
+
+Query = (
+    ConnectionsQuery
+    | SubscriptionsQuery
+    | SublistQuery
+    | SubjectsQuery
+    | HotSubjectsQuery
+    | SubjectInterestQuery
+    | QueuesQuery
+    | SlowQuery
+    | LinksQuery
+    | AccountsQuery
+    | ClientQuery
+)
+Part = (
+    ConnectionsPart
+    | SubscriptionsPart
+    | SublistPart
+    | SubjectsPart
+    | HotSubjectsPart
+    | SubjectInterestPart
+    | QueuesPart
+    | SlowPart
+    | LinksPart
+    | AccountsPart
+    | ClientPart
+)
+
+_encode_part = msgspec.msgpack.Encoder().encode
+
+
+def encode_part(part: Part) -> bytes:
+    """The bytes for SnapshotReply.body."""
+    return _encode_part(part)

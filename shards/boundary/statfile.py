@@ -1,0 +1,182 @@
+"""Statistics files: written under a dot-name, locked, synced, renamed once, never changed again.
+
+    <directory>/date=2026-02-03/hour=04/<broker>-<shard>-<boot>-<number>.jsonl.zst
+
+The format is JSON Lines, compressed; each append is a zstd frame of its own, so that it survives when the writer is
+killed: a later process that finds a dot-named file without a lock cuts it after its last whole frame and renames it.
+Only the user may read files and directories, because they show who published what. Blocking; called by the shard's
+helper thread, and by the router for its gap rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ENDING = ".jsonl.zst"
+COMPRESSION_LEVEL = 3  # zstd's own default: 12 times smaller rows at some 200 MB/s
+READ_BYTES = 1 << 20
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+
+
+def hour_directory(directory: Path, at_us: int) -> Path:
+    """The directory for windows that began in this hour (UTC)."""
+    return directory / time.strftime("date=%Y-%m-%d/hour=%H", time.gmtime(at_us / 1_000_000))
+
+
+def file_name(broker: str, shard: int | str, boot: str, number: int) -> str:
+    """A name that is unique over all brokers, shards and restarts; names of one boot sort by number."""
+    place = f"{shard:02d}" if isinstance(shard, int) else shard
+    return f"{broker[:16]}-{place}-{boot}-{number:06d}{ENDING}"
+
+
+def make_directory(directory: Path) -> None:
+    """Make the directory and its missing parents, for our user only; existing ones stay unchanged. Raises OSError."""
+    try:
+        directory.mkdir(DIRECTORY_MODE)
+    except FileNotFoundError:
+        if directory.parent == directory:
+            raise
+        make_directory(directory.parent)
+        directory.mkdir(DIRECTORY_MODE, exist_ok=True)
+    except OSError:  # not only FileExistsError: a read-only file system reports that it is read-only instead
+        if not directory.is_dir():
+            raise
+
+
+class StatFile:
+    """One file that is being written. Every method raises OSError when the disk refuses."""
+
+    def __init__(self, directory: Path, name: str, start_us: int) -> None:
+        folder = hour_directory(directory, start_us)
+        make_directory(folder)
+        self.start_us = start_us
+        self.size_bytes = 0
+        self._hidden = folder / f".{name}"
+        self._shown = folder / name
+        self._fd = os.open(self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def append(self, lines: bytes) -> None:
+        """Append these lines, all or none."""
+        import zstandard  # here: so the helper thread imports it, after the shard has started
+
+        frame = memoryview(zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compress(lines))
+        done = 0
+        try:
+            while done < len(frame):
+                done += os.write(self._fd, frame[done:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self.size_bytes)
+                os.lseek(self._fd, self.size_bytes, os.SEEK_SET)
+            raise
+        self.size_bytes += done
+
+    def finish(self) -> None:
+        """Sync the file and give it its final name; an empty file is removed instead."""
+        try:
+            if self.size_bytes:
+                publish(self._fd, self._hidden, self._shown)
+            else:
+                self._hidden.unlink(missing_ok=True)
+        finally:
+            os.close(self._fd)
+
+
+def publish(fd: int, hidden: Path, shown: Path) -> None:
+    """Sync the file, rename it, then sync its directory."""
+    os.fsync(fd)
+    os.rename(hidden, shown)
+    folder = os.open(shown.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def adopt_orphans(directory: Path) -> int:
+    """Finish the files of dead writers; returns how many."""
+    adopted = 0
+    for hidden in directory.glob(f"date=*/hour=*/.*{ENDING}"):
+        with contextlib.suppress(OSError):
+            adopted += _adopt(hidden)
+    return adopted
+
+
+def _adopt(hidden: Path) -> bool:
+    fd = os.open(hidden, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False  # somebody is writing it
+        if not hidden.exists() or os.stat(hidden).st_ino != os.fstat(fd).st_ino:
+            return False  # another process adopted it meanwhile
+        size = whole_frames(fd)
+        if size == 0:
+            hidden.unlink()
+            return False
+        os.ftruncate(fd, size)
+        publish(fd, hidden, hidden.with_name(hidden.name[1:]))
+        return True
+    finally:
+        os.close(fd)
+
+
+def whole_frames(fd: int) -> int:
+    """The number of bytes of a file's whole zstd frames."""
+    import zstandard
+
+    whole = read = 0
+    left = b""
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    while True:
+        data = left or os.pread(fd, READ_BYTES, read)
+        if not data:
+            return whole
+        read += len(data) if not left else 0
+        try:
+            frame.decompress(data)
+        except zstandard.ZstdError:
+            return whole
+        left = frame.unused_data if frame.eof else b""
+        if frame.eof:
+            whole = read - len(left)
+            frame = zstandard.ZstdDecompressor().decompressobj()
+
+
+def finished_files(directory: Path) -> Iterator[Path]:
+    """Every file that has its final name."""
+    for path in directory.glob(f"date=*/hour=*/*{ENDING}"):
+        if not path.name.startswith("."):
+            yield path
+
+
+def retain(directory: Path, *, max_age_s: float, max_bytes: int, now_s: float) -> int:
+    """Remove files that are too old, and the oldest while there are too many bytes; 0: no limit. Returns how many."""
+    found = []
+    for path in finished_files(directory):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            found.append((status.st_mtime, status.st_size, path))
+    found.sort()
+    total = sum(size for _, size, _ in found)
+    removed = 0
+    for modified_s, size, path in found:
+        is_old = max_age_s > 0 and now_s - modified_s > max_age_s
+        if not is_old and (max_bytes <= 0 or total <= max_bytes):
+            break
+        with contextlib.suppress(OSError):
+            path.unlink()
+            removed += 1
+        total -= size
+        for folder in (path.parent, path.parent.parent):
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # succeeds where this was the last file
+    return removed

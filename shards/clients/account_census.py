@@ -1,0 +1,62 @@
+"""Connection counts of accounts with a connection limit, over all shards; kept on the shared page.
+
+Only accounts with a limit are counted. Called when a client logs in, when it is closed, and at a reload.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from gnatswarm.broker.errors import MaximumAccountConnectionsExceeded
+
+if TYPE_CHECKING:
+    from gnatswarm.shards.boundary.page import Page
+
+
+class Counted(Protocol):
+    """A client as the census sees it."""
+
+    account: str
+    counted_at: int
+
+
+class AccountCensus:
+    """Counts this shard's clients."""
+
+    def __init__(self, page: Page, shard: int) -> None:
+        self._page = page
+        self._shard = shard
+
+    def move(self, client: Counted, account: str, most: int) -> None:
+        """Count the client for this account, which may have `most` connections (0: no limit).
+
+        MaximumAccountConnectionsExceeded when the account is full; the client is then counted as before. Raised too
+        when 1,024 other accounts occupy the page: a connection that cannot be counted must not stay open.
+        """
+        place = self._page.account_place(_raw(account)) if most else -1
+        if place == client.counted_at and (place >= 0 or not most):
+            return
+        if most and (place < 0 or not self._page.try_add_to_account(self._shard, place, most)):
+            raise MaximumAccountConnectionsExceeded
+        self.leave(client)
+        client.counted_at = place
+
+    def stay(self, client: Counted, most: int) -> None:
+        """Count the client after a reload; a limit that is lower now closes no connection."""
+        if bool(most) == (client.counted_at >= 0):
+            return
+        self.leave(client)
+        place = self._page.account_place(_raw(client.account)) if most else -1
+        if place >= 0:
+            self._page.try_add_to_account(self._shard, place, 0)
+            client.counted_at = place
+
+    def leave(self, client: Counted) -> None:
+        """Stop counting the client."""
+        if client.counted_at >= 0:
+            self._page.remove_from_account(self._shard, client.counted_at)
+            client.counted_at = -1
+
+
+def _raw(account: str) -> bytes:
+    return account.encode("utf-8", "surrogateescape")

@@ -1,0 +1,331 @@
+"""The clients of one shard: accepts new connections, applies the options to them, records their end.
+
+What happens between one client and its shard is its session's (`shards.clients.session`). Not here: bytes and
+deadlines (the reactor), other shards. Called by the reactor, the sessions and the shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from gnatswarm.broker.access.auth import Authenticator, Verdicts
+from gnatswarm.broker.access.nkey import new_nonce
+from gnatswarm.broker.connection import ClientConnection
+from gnatswarm.broker.errors import (
+    AuthorizationViolation,
+    CloseReason,
+    MaximumAccountConnectionsExceeded,
+    MaximumConnectionsExceeded,
+    ProtocolError,
+)
+from gnatswarm.broker.options import GLOBAL_ACCOUNT, STANDARD, WEBSOCKET
+from gnatswarm.broker.renewal import listen_anew
+from gnatswarm.broker.trace import Tracer
+from gnatswarm.shards.clients.account_census import AccountCensus
+from gnatswarm.shards.clients.closed import SLOW, Closed
+from gnatswarm.shards.clients.passwords import Passwords
+from gnatswarm.shards.clients.rights import Rights
+from gnatswarm.shards.clients.session import ClientSession
+from gnatswarm.shards.sockets.window import is_on_this_host
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gnatswarm.broker.connection import Fence
+    from gnatswarm.broker.fanout import Fanout
+    from gnatswarm.broker.info import InfoTemplate
+    from gnatswarm.broker.mesh import Mesh
+    from gnatswarm.broker.options import Options
+    from gnatswarm.shards.boundary.page import Page
+    from gnatswarm.shards.boundary.rows import ConnectionRow
+    from gnatswarm.shards.clients.system import System
+    from gnatswarm.shards.sockets.gate import Gate
+    from gnatswarm.shards.sockets.reactor import Reactor, Socket
+
+logger = logging.getLogger("gnatswarm.clients")
+
+
+def _blamed(row: ConnectionRow, user: str) -> str:
+    """The log text about a slow consumer: user, and of the remembered subscriptions the one with most messages."""
+    said = f", {row.pending_bytes} bytes pending"
+    if user:
+        said += f', user "{user}"'
+    if row.subs:
+        busiest = max(row.subs, key=lambda one: one.msgs)
+        said += f', subscription "{busiest.subject}" (sid {busiest.sid}, {busiest.msgs} messages)'
+    return said
+
+
+class Clients:
+    """All clients of one shard, by id in `sessions`, which is empty at first and shared with `system`.
+
+    `system` is told who comes and goes, `on_slow` of each slow consumer that was closed.
+    """
+
+    def __init__(
+        self,
+        *,
+        shard: int,
+        options: Options,
+        info: InfoTemplate,
+        reactor: Reactor,
+        fanout: Fanout,
+        mesh: Mesh,
+        fence: Fence,
+        page: Page,
+        system: System,
+        sessions: dict[int, ClientSession],
+        on_slow: Callable[[ConnectionRow], None],
+    ) -> None:
+        self._shard = shard
+        self._options = options
+        self._limits = options.limits
+        self._reactor = reactor
+        self._fanout = fanout
+        self._mesh = mesh
+        self._fence = fence
+        self._page = page
+        self.info = info
+        self._verdicts = Verdicts()
+        self.passwords = Passwords(self._verdicts)
+        self.authenticator = Authenticator(options, self._verdicts)
+        self.rights = Rights(options, mesh)
+        self.census = AccountCensus(page, shard)
+        self.refused_logins = page.snapshot(shard)["refused_logins"]
+        self._gates: dict[str, Gate | None] = {"nats": None, "websocket": None}
+        self._failed_handshakes = page.snapshot(shard)["failed_handshakes"]
+        self._set_gates(options)
+        # Connections accepted so far, refused ones included; a restarted shard continues its predecessor's count.
+        self.accepted = page.snapshot(shard)["accepted_sockets"]
+        self.open = sessions
+        self.closed = Closed()
+        self._is_holding = False
+        self._system = system
+        self._on_slow = on_slow
+
+    def new_tracers(self) -> tuple[Tracer, Tracer]:
+        """Two tracers of a client: incoming, outgoing."""
+        most = self._options.logging.trace_payload_bytes
+        return Tracer(is_incoming=True, payload_bytes=most), Tracer(is_incoming=False, payload_bytes=most)
+
+    def note_failed_handshake(self) -> None:
+        """Count a connection that failed before the NATS protocol began."""
+        self._failed_handshakes += 1
+        self._page.store(self._shard, "failed_handshakes", self._failed_handshakes)
+
+    def _set_gates(self, options: Options) -> None:
+        """Set the gates of new connections. CertificateError when a file is wrong; the gates are unchanged then."""
+        self.maps_certificates = options.tls.verify_and_map
+        self.user_names = frozenset(user.name for user in options.users)
+        gates: dict[str, Gate | None] = {"nats": None, "websocket": None}
+        if options.tls.is_on or options.websocket.port:
+            # Imported here, so that a broker without TLS and WebSocket does not load ssl.
+            from gnatswarm.shards.sockets.gate import client_gate, websocket_gate
+
+            gates = {"nats": client_gate(options), "websocket": websocket_gate(options)}
+        self._gates = gates
+
+    def on_accept(self, fd: int, host: str, port: int) -> None:
+        """Take over a new connection of the clients' port."""
+        self._take(fd, host, port, "nats")
+
+    def on_accept_websocket(self, fd: int, host: str, port: int) -> None:
+        """Take over a new connection of the WebSocket port."""
+        self._take(fd, host, port, "websocket")
+
+    def count_accepted(self, connections: int) -> None:
+        """Count connections accepted for this shard, including those that ended before it got them."""
+        self.accepted += connections
+        self._page.store(self._shard, "accepted_sockets", self.accepted)
+        self._page.store(self._shard, "total_connections", self.accepted)
+
+    def _take(self, fd: int, host: str, port: int, kind: str) -> None:
+        self.count_accepted(1)
+        admitted = self._page.try_add_connection(self._shard, self._limits.max_connections)
+        cid = self._page.next_client_id()
+        nonce = new_nonce() if self.authenticator.wants_nonce else b""
+        template = self.info if kind == "nats" else self.info.for_websocket()
+        info = template.line(cid, host, nonce)
+        gate = self._gates[kind]
+        if not admitted:
+            self._refuse(fd, info if gate is None or (kind == "nats" and not gate.is_silent) else b"", host, port, cid)
+            return
+        anonymous = self.authenticator.anonymous(WEBSOCKET if kind == "websocket" else STANDARD)
+        connection = ClientConnection(
+            self._fanout,
+            self.rights.sublist(GLOBAL_ACCOUNT),
+            self._fence,
+            cid,
+            self._limits,
+            offers_headers=self._options.headers,
+            must_authenticate=anonymous is None,
+        )
+        session = ClientSession(self, connection, host, port, kind=kind, nonce=nonce)
+        connection.session = session
+        if self._is_holding:
+            connection.wait()
+        refused: ProtocolError | None = None
+        if anonymous is not None:
+            try:
+                session.enter(anonymous)
+            except MaximumAccountConnectionsExceeded as error:
+                refused = error
+        self.open[cid] = session
+        if gate is None:
+            session.socket = self._reactor.open(fd, connection, session, is_local=is_on_this_host(host))
+        else:
+            session.socket = self._open_gated(fd, connection, session, gate)
+        connection.send(info)
+        if refused is not None:
+            connection.end(refused)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("%s - Client connection created", session)
+
+    def _open_gated(self, fd: int, connection: ClientConnection, session: ClientSession, gate: Gate) -> Socket:
+        from gnatswarm.shards.sockets.layered import LayeredSocket
+
+        layered = LayeredSocket(gate)
+        socket = self._reactor.open(fd, connection, session, layered)
+        if gate.is_silent and gate.fallback_s:
+            asyncio.get_running_loop().call_later(gate.fallback_s, layered.speak_first)
+        return socket
+
+    def _refuse(self, fd: int, info: bytes, host: str, port: int, cid: int) -> None:
+        """Over max_connections: send INFO and the error, and close. A new socket's buffer takes these few bytes.
+
+        `info` is empty where the client expects a handshake first: then it is closed without a word.
+        """
+        if info:
+            with contextlib.suppress(OSError):  # the client has left already
+                os.write(fd, info + MaximumConnectionsExceeded().wire)
+        os.close(fd)
+        logger.error("%s:%d - cid:%d - maximum connections exceeded", host, port, cid)
+
+    def on_connected(self, session: ClientSession) -> None:
+        """Its first CONNECT was accepted."""
+        self._system.on_connected(session)
+
+    def on_refused(self, session: ClientSession) -> None:
+        """It was not let in, and is about to be closed."""
+        self._system.on_refused(session)
+
+    def on_system_request(self, session: ClientSession, subject: bytes, reply: bytes, payload: bytes) -> bool:
+        """The client publishes to $SYS.REQ.…. True: the broker answers, perhaps beside other subscribers."""
+        return self._system.on_request(session, subject, reply, payload)
+
+    def on_closed(self, session: ClientSession) -> None:
+        """A session has ended; its subscriptions go with it."""
+        del self.open[session.connection.cid]
+        self._page.remove_connection(self._shard)
+        self.census.leave(session)
+        self.closed.note(session)
+        self._system.on_disconnected(session)
+        session.socket = None
+        if session.reason in SLOW:
+            row = self.closed.slow[-1]
+            logger.warning(
+                "%s - Slow Consumer Detected: %s%s", session, session.reason.text, _blamed(row, session.user)
+            )
+            self._on_slow(row)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("%s - Client connection closed: %s", session, session.reason.text)
+
+    def connections(self) -> list[ClientConnection]:
+        """The connections of all clients."""
+        return [session.connection for session in self.open.values()]
+
+    def hold(self) -> None:
+        """Execute no operations of present and new clients until go_on()."""
+        self._is_holding = True
+        for connection in self.connections():
+            connection.wait()
+
+    def go_on(self) -> None:
+        """Execute clients' operations again."""
+        self._is_holding = False
+        for connection in self.connections():
+            connection.go_on()
+
+    def note_refused(self) -> None:
+        """A log-in failed."""
+        self.refused_logins += 1
+        self._page.store(self._shard, "refused_logins", self.refused_logins)
+
+    def finish_soon(self) -> None:
+        """Flush on the loop's next turn what was queued outside of the reactor's turn, or within one."""
+        asyncio.get_running_loop().call_soon(self._reactor.finish)
+
+    def close(self, sessions: Iterable[ClientSession], reason: CloseReason) -> None:
+        """Close these clients, after sending as much of their queued bytes as their sockets take at once."""
+        for session in sessions:
+            if session.socket is not None:
+                session.socket.kick(reason)
+        self._reactor.finish()
+
+    def dismiss(self, cid: int, *, is_kicked: bool) -> bool:
+        """Close this client, or ask it to reconnect (`ldm`). False: it is not on this shard."""
+        session = self.open.get(cid)
+        if session is None:
+            return False
+        if is_kicked:
+            self.close([session], CloseReason.KICKED)
+        else:
+            template = self.info if session.kind == "nats" else self.info.for_websocket()
+            session.connection.send_info(template.for_departure().line(cid, session.host, session.nonce))
+            self._reactor.finish()
+        return True
+
+    def close_all(self, reason: CloseReason) -> None:
+        """Close every client."""
+        self.close(list(self.open.values()), reason)
+
+    def disconnect(self, first_cid: int) -> int:
+        """Close all clients whose id is `first_cid` or higher; returns how many."""
+        sessions = [session for cid, session in self.open.items() if cid >= first_cid]
+        self.close(sessions, CloseReason.KICKED)
+        return len(sessions)
+
+    def announce_departure(self) -> None:
+        """Ask every client, and from now on every new one, to reconnect elsewhere (`ldm` in INFO)."""
+        self.info = self.info.for_departure()
+        on_websocket = self.info.for_websocket()
+        for session in self.open.values():
+            template = self.info if session.kind == "nats" else on_websocket
+            session.connection.send_info(template.line(session.connection.cid, session.host, session.nonce))
+        self._reactor.finish()
+
+    def reload(self, options: Options, info: InfoTemplate, listeners: set[str]) -> None:
+        """Apply new options: limits hold at once for all clients; those that could not log in any more are closed.
+
+        `listeners`: accounts whose stream imports have changed. Logs nothing.
+        """
+        self._options = options
+        self._limits = options.limits
+        self.info = info
+        self._set_gates(options)
+        self.authenticator = Authenticator(options, self._verdicts)
+        self.rights = Rights(options, self._mesh, self.rights)
+        for session in list(self.open.values()):
+            self._readmit(session)
+            if session.account in listeners:
+                listen_anew(session.connection)
+        self._reactor.finish()
+
+    def _readmit(self, session: ClientSession) -> None:
+        """Check a client against the new rules."""
+        rules = self.authenticator
+        if session.admission is not None:
+            identity = rules.readmit(session.admission)
+        elif not session.connection.must_authenticate:  # it has sent no CONNECT, and needed none
+            identity = rules.anonymous(session.connection_type)
+        else:  # its CONNECT has not come yet, or is being checked
+            session.connection.set_limits(self._limits)
+            return
+        if identity is None:
+            session.connection.end(AuthorizationViolation())
+        elif not session.reenter(identity) and session.socket is not None:
+            session.socket.kick(CloseReason.AUTHENTICATION_EXPIRED)

@@ -1,0 +1,93 @@
+"""Imports, exports and mappings of the accounts on one shard: turns options into the engine's rules.
+
+Called at start and by each reload, on every shard; rules that did not change stay the same objects. Not here: whether
+an import is allowed (checked by the router), and how messages pass (broker.service_imports).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gnatswarm.broker import rules
+from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account
+from gnatswarm.broker.service_imports import ServiceImports
+
+if TYPE_CHECKING:
+    from gnatswarm.broker.fanout import Fanout
+    from gnatswarm.broker.mesh import Mesh
+    from gnatswarm.broker.options import Export, Import, Options
+    from gnatswarm.broker.sublist import Sublist
+
+
+class ImportsExports:
+    """The imports, exports and mappings of one shard's accounts."""
+
+    def __init__(self, options: Options, fanout: Fanout, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self.service_imports = ServiceImports(fanout, mesh.shard, adds_headers=options.headers)
+        fanout.gate = self.service_imports
+        mesh.answer_replies(self.service_imports.reply_prefix)
+        self._rules: dict[str, object] = {}  # the present ones of each account, for comparison
+        self._streams: dict[str, object] = {}
+        self.configure(options)
+
+    def configure(self, options: Options) -> set[str]:
+        """Apply these options; returns the accounts whose stream imports have changed."""
+        accounts = {account.name: account for account in options.accounts}
+        if options.mappings:
+            accounts[GLOBAL_ACCOUNT] = Account(GLOBAL_ACCOUNT, mappings=options.mappings)
+        changed = set()
+        for name in {*accounts, *self._rules, *self._streams}:
+            account = accounts.get(name) or Account(name)
+            services = [(found, _export_of(accounts, found)) for found in account.imports if found.is_service]
+            streams = [found for found in account.imports if not found.is_service]
+            if self._rules.get(name, ((), [])) != (account.mappings, services):
+                self._rules[name] = (account.mappings, services)
+                self._set_rules(name, account, services)
+            if self._streams.get(name, []) != streams:
+                self._streams[name] = streams
+                self._sublist(name).streams = [
+                    rules.StreamImport(self._sublist(found.account), _raw(found.subject), _raw(found.to))
+                    for found in streams
+                ] or None
+                changed.add(name)
+        return changed
+
+    def _set_rules(self, name: str, account: Account, services: list[tuple[Import, Export | None]]) -> None:
+        sublist = self._sublist(name)
+        mappings = [
+            rules.Mapping(_raw(mapping.subject), [(_raw(subject), weight) for subject, weight in mapping.destinations])
+            for mapping in account.mappings
+        ]
+        imports = [
+            rules.ServiceImport(
+                sublist,
+                self._sublist(found.account),
+                _raw(found.subject),
+                _raw(found.to),
+                rules.RESPONSE_KINDS[export.response],
+                round(export.threshold_s * 1e6),
+            )
+            for found, export in services
+            if export is not None
+        ]
+        sublist.set_rules(mappings, imports)
+
+    def _sublist(self, name: str) -> Sublist:
+        return self._mesh.account(name.encode("utf-8", "surrogateescape"))
+
+
+def _export_of(accounts: dict[str, Account], wanted: Import) -> Export | None:
+    """The export of an imported service, which has its response type: of the same subject, or the first around it."""
+    exporter = accounts.get(wanted.account)
+    services = [export for export in exporter.exports if export.is_service] if exporter is not None else []
+    exact = [export for export in services if export.subject == wanted.subject]
+    subject = _raw(wanted.subject)
+    for export in exact or services:
+        if rules.intersection(_raw(export.subject), subject) == subject:
+            return export
+    return None
+
+
+def _raw(subject: str) -> bytes:
+    return subject.encode("utf-8", "surrogateescape")

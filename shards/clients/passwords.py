@@ -1,0 +1,123 @@
+"""Compares passwords with bcrypt hashes, in one helper thread: one takes a tenth of a second, by design of bcrypt.
+
+At most MOST_WAITING comparisons wait; addresses take turns, so that a client guessing passwords delays mostly its own
+address. A client over that limit is refused and may try again. Clients with the same user and password share one
+comparison, and results are kept (broker.access.auth.Verdicts), so a reconnect needs none. Called by the clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import OrderedDict, deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from gnatswarm.broker.access.auth import HashedPassword, Verdicts
+
+# A new client has two seconds to log in: at 100 ms each some twenty are compared in time.
+MOST_WAITING = 64
+# bcrypt uses only the first 72 bytes of a password, here and in nats-server.
+BCRYPT_BYTES = 72
+
+
+class Waiter(Protocol):
+    """A client whose log-in waits."""
+
+    host: str
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has been closed, so that no answer is needed."""
+
+    def on_compared(self, question: HashedPassword, is_same: bool | None) -> None:
+        """The result; None: refused, because too many were waiting."""
+
+
+def is_same(password: str, hashed: str) -> bool:
+    """One comparison, 50 ms or more. False also for a hash that bcrypt cannot read."""
+    import bcrypt
+
+    try:
+        return bcrypt.checkpw(password.encode("utf-8", "surrogatepass")[:BCRYPT_BYTES], hashed.encode())
+    except ValueError:
+        return False
+
+
+class Passwords:
+    """The comparisons of one shard."""
+
+    def __init__(self, verdicts: Verdicts) -> None:
+        self._verdicts = verdicts
+        self._thread: ThreadPoolExecutor | None = None
+        self._queues: OrderedDict[str, deque[bytes]] = OrderedDict()  # address → keys, oldest first
+        self._questions: dict[bytes, HashedPassword] = {}  # by key; includes the one being compared
+        self._waiters: dict[bytes, list[Waiter]] = {}
+        self._is_busy = False
+        self.compared = 0
+
+    @property
+    def waiting(self) -> int:
+        """The number of comparisons waiting or in progress."""
+        return len(self._questions)
+
+    def close(self) -> None:
+        """Compare no more; a comparison that has begun ends by itself."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def ask(self, question: HashedPassword, waiter: Waiter) -> bool:
+        """Compare, and call waiter.on_compared later from the loop. False: refused, too many are waiting."""
+        if question.key in self._questions:
+            self._waiters[question.key].append(waiter)
+            return True
+        if len(self._questions) >= MOST_WAITING and not self._make_room(waiter.host):
+            return False
+        self._questions[question.key] = question
+        self._waiters[question.key] = [waiter]
+        self._queues.setdefault(waiter.host, deque()).append(question.key)
+        self._go_on()
+        return True
+
+    def _make_room(self, host: str) -> bool:
+        """Refuse the newest comparison of the address with the most waiting; False if that is `host` itself."""
+        crowded = max(self._queues, key=lambda name: len(self._queues[name]), default=host)
+        if len(self._queues.get(crowded, ())) <= len(self._queues.get(host, ())):
+            return False
+        key = self._queues[crowded].pop()
+        if not self._queues[crowded]:
+            del self._queues[crowded]
+        self._answer(key, None)
+        return True
+
+    def _go_on(self) -> None:
+        while self._queues and not self._is_busy:
+            host, queue = self._queues.popitem(last=False)
+            key = queue.popleft()
+            if queue:
+                self._queues[host] = queue  # this address's turn comes last now
+            if all(waiter.is_gone for waiter in self._waiters[key]):
+                del self._questions[key], self._waiters[key]
+                continue
+            self._is_busy = True
+            question = self._questions[key]
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="passwords")
+            loop = asyncio.get_running_loop()
+            work = loop.run_in_executor(self._thread, is_same, question.password, question.hashed)
+            work.add_done_callback(functools.partial(self._on_compared, key))
+
+    def _on_compared(self, key: bytes, work: asyncio.Future[bool]) -> None:
+        self._is_busy = False
+        self.compared += 1
+        same = work.result() and self._questions[key].is_known
+        self._verdicts.note(key, same)
+        self._answer(key, same)
+        self._go_on()
+
+    def _answer(self, key: bytes, same: bool | None) -> None:
+        question = self._questions.pop(key)
+        for waiter in self._waiters.pop(key):
+            if not waiter.is_gone:
+                waiter.on_compared(question, same)

@@ -1,0 +1,63 @@
+"""The rights of a client's user: its account's sublist, its permissions, its limits.
+
+Permissions are compiled once for all clients with equal ones, when the first of them logs in; those that a reload does
+not change stay the same objects. Called by the clients of one shard.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gnatswarm.broker.permissions import Permissions
+
+if TYPE_CHECKING:
+    from gnatswarm.broker.limits import Limits
+    from gnatswarm.broker.mesh import Mesh
+    from gnatswarm.broker.options import Options
+    from gnatswarm.broker.options import Permissions as PermissionOptions
+    from gnatswarm.broker.sublist import Sublist
+
+
+class Rights:
+    """The rights under one configuration; `before`: those under the configuration that it replaces."""
+
+    def __init__(self, options: Options, mesh: Mesh, before: Rights | None = None) -> None:
+        self._limits = options.limits
+        self._accounts = {account.name: account for account in options.accounts}
+        self._mesh = mesh
+        # By id() of the option struct, which lives as long as this object; compared by value only once, with `before`.
+        self._compiled: dict[int, tuple[PermissionOptions, Permissions]] = {}
+        self._before = dict(before._compiled.values()) if before is not None else {}
+
+    def permissions(self, wanted: PermissionOptions | None) -> Permissions | None:
+        """The compiled permissions; None: everything is allowed."""
+        if wanted is None:
+            return None
+        found = self._compiled.get(id(wanted))
+        if found is None:
+            found = (wanted, self._before.get(wanted) or Permissions(wanted))
+            self._compiled[id(wanted)] = found
+        return found[1]
+
+    def sublist(self, account: str) -> Sublist:
+        """The account's subscriptions on this shard."""
+        return self._mesh.account(account.encode())
+
+    def most_connections(self, account: str) -> int:
+        """The account's connection limit; 0: it has none of its own."""
+        own = self._accounts.get(account)
+        return own.max_connections if own is not None else 0
+
+    def limits(self, account: str) -> Limits:
+        """The broker's limits, lowered to those of the account."""
+        own = self._accounts.get(account)
+        if own is None:
+            return self._limits
+        limits = self._limits
+        if own.max_subscriptions and (not limits.max_subscriptions or own.max_subscriptions < limits.max_subscriptions):
+            limits = msgspec.structs.replace(limits, max_subscriptions=own.max_subscriptions)
+        if own.max_payload_bytes and own.max_payload_bytes < limits.max_payload_bytes:
+            limits = msgspec.structs.replace(limits, max_payload_bytes=own.max_payload_bytes)
+        return limits

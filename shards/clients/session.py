@@ -1,0 +1,352 @@
+"""The session of one client: what its CONNECT said, who it is, and what is logged about it.
+
+The engine's ClientConnection executes its operations; this file does what happens once per connection or CONNECT. What
+all clients of a shard share comes from the `SessionOwner`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from gnatswarm.broker.access import ciphers
+from gnatswarm.broker.access.auth import Authenticator, HashedPassword
+from gnatswarm.broker.access.certificate_names import CertificateNames, find_user, names_of
+from gnatswarm.broker.access.connect import ConnectOptions, overlay, require_object, require_sense
+from gnatswarm.broker.errors import (
+    AuthenticationTimeout,
+    AuthorizationViolation,
+    CloseReason,
+    PermissionsViolation,
+    ProtocolError,
+    subscription_revoked,
+)
+from gnatswarm.broker.options import STANDARD, WEBSOCKET
+from gnatswarm.broker.quoted import quoted
+from gnatswarm.shards.boundary.logs import TRACE
+
+if TYPE_CHECKING:
+    from ssl import SSLObject
+
+    from gnatswarm.broker.access.auth import Admission, Identity
+    from gnatswarm.broker.connection import ClientConnection
+    from gnatswarm.broker.permissions import Permissions
+    from gnatswarm.broker.trace import Tracer
+    from gnatswarm.shards.clients.account_census import AccountCensus
+    from gnatswarm.shards.clients.passwords import Passwords
+    from gnatswarm.shards.clients.rights import Rights
+    from gnatswarm.shards.sockets.reactor import Socket
+
+logger = logging.getLogger("gnatswarm.clients")
+
+# A client can violate its permissions as fast as it can write: log one line a second.
+VIOLATIONS_EVERY_US = 1_000_000
+# A client with more subscriptions cannot change its user: checking all of them would take too long.
+MOST_LOOKED_AT = 20_000
+
+NOT_CONNECTED = ConnectOptions()
+
+
+class SessionOwner(Protocol):
+    """Whoever has the sessions of a shard, as each of them sees it; a reload may change the attributes."""
+
+    authenticator: Authenticator
+    rights: Rights
+    user_names: frozenset[str]
+    maps_certificates: bool
+
+    @property
+    def census(self) -> AccountCensus:
+        """How many connections each account has."""
+
+    @property
+    def passwords(self) -> Passwords:
+        """Who compares passwords with hashes."""
+
+    def new_tracers(self) -> tuple[Tracer, Tracer]:
+        """Two tracers of a client: incoming, outgoing."""
+
+    def note_failed_handshake(self) -> None:
+        """A connection did not get to the protocol."""
+
+    def note_refused(self) -> None:
+        """A log-in failed."""
+
+    def on_connected(self, session: ClientSession) -> None:
+        """Its first CONNECT was accepted."""
+
+    def on_refused(self, session: ClientSession) -> None:
+        """It was not let in, and is about to be closed."""
+
+    def on_system_request(self, session: ClientSession, subject: bytes, reply: bytes, payload: bytes) -> bool:
+        """The client publishes to $SYS.REQ.…. True: the broker answers, perhaps beside other subscribers."""
+
+    def on_closed(self, session: ClientSession) -> None:
+        """It has ended; its subscriptions go with it."""
+
+    def finish_soon(self) -> None:
+        """What was said outside of a turn of the reactor goes out."""
+
+
+class ClientSession:
+    """One client: its connection, its CONNECT options, its user."""
+
+    __slots__ = (
+        "_asking",
+        "_clients",
+        "_violated_us",
+        "_violations",
+        "account",
+        "admission",
+        "claimed",
+        "connect",
+        "connection",
+        "counted_at",
+        "ended_s",
+        "host",
+        "kind",
+        "names",
+        "nonce",
+        "port",
+        "reason",
+        "socket",
+        "started_s",
+        "stated",
+        "tls_cipher_suite",
+        "tls_version",
+        "tracers",
+        "user",
+    )
+
+    def __init__(
+        self, clients: SessionOwner, connection: ClientConnection, host: str, port: int, *, kind: str, nonce: bytes
+    ) -> None:
+        self._clients = clients
+        self.connection = connection
+        self.host = host
+        self.port = port
+        self.kind = kind
+        self.tls_version = self.tls_cipher_suite = ""
+        self.names: CertificateNames | None = None  # of its certificate, with verify_and_map
+        self.started_s = time.time()
+        self.ended_s = 0.0
+        self.connect = NOT_CONNECTED
+        self.user = ""
+        self.account = ""
+        self.counted_at = -1  # its account's place on the page; -1: it is not counted
+        self.claimed = ""  # the user or nkey that it claimed to be, admitted or not
+        self.stated = ("", "", "")  # name, language and version in its CONNECT, admitted or not
+        self.nonce = nonce
+        self.admission: Admission | None = None
+        self._asking: ConnectOptions | None = None  # the CONNECT whose password is being compared
+        self._violated_us = 0
+        self._violations = 0  # since the last log line about them
+        self.reason = CloseReason.NONE
+        self.socket: Socket | None = None
+        self.tracers: tuple[Tracer, Tracer] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port} - {'wid' if self.kind == 'websocket' else 'cid'}:{self.connection.cid}"
+
+    def on_secured(self, tls: SSLObject) -> None:
+        """The TLS handshake has succeeded."""
+        version, suite = tls.version() or "", tls.cipher()
+        self.tls_version = sys.intern(version.removeprefix("TLSv"))
+        self.tls_cipher_suite = sys.intern(ciphers.server_name(suite[0] if suite else ""))
+        if self._clients.maps_certificates and self.kind == "nats":
+            self.names = names_of(tls.getpeercert() or {})
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("%s - TLS version %s, cipher suite %s", self, self.tls_version, self.tls_cipher_suite)
+
+    def on_opening_failed(self, why: str, is_upgrade: bool) -> None:
+        """The TLS handshake or the WebSocket upgrade has failed; on_closed follows."""
+        self._clients.note_failed_handshake()
+        logger.error("%s - %s handshake error: %s", self, "websocket" if is_upgrade else "TLS", _harmless(why))
+
+    def on_wire_error(self, why: str) -> None:
+        """The client sent an invalid TLS record or WebSocket frame; on_closed follows."""
+        logger.error("%s - read error: %s", self, _harmless(why))
+
+    def on_connect(self, raw: bytes) -> None:
+        """A CONNECT line has arrived. Raises ProtocolError when it is invalid or refused."""
+        options = overlay(self.connect, raw)
+        try:
+            self._examine(options)
+        except ProtocolError:
+            self._remember(options)
+            raise
+
+    def _examine(self, options: ConnectOptions) -> None:
+        if self._clients.maps_certificates and self.kind == "nats":
+            options.user = self._mapped_user(options.user)
+        self.claimed = options.user or options.nkey
+        self.stated = (options.name, options.lang, options.version)
+        outcome = self._clients.authenticator.examine(options, self.nonce, self.connection_type)
+        if not isinstance(outcome, HashedPassword):
+            self._log_in(options, outcome)
+        elif self._clients.passwords.ask(outcome, self):
+            self._asking = options
+            self.connection.hold_login()
+        else:
+            raise AuthenticationTimeout
+
+    def _remember(self, options: ConnectOptions) -> None:
+        """Keep a refused CONNECT for the monitoring pages, without its secrets."""
+        options.auth_token = options.password = options.jwt = options.sig = ""
+        self.connect = options
+
+    def _mapped_user(self, claimed: str) -> str:
+        """The user of its certificate, whatever its CONNECT says. AuthorizationViolation: it is none of our users."""
+        user = find_user(self.names, self._clients.user_names) if self.names else None
+        if user is None:
+            raise AuthorizationViolation
+        if claimed and claimed != user:
+            logger.warning("User %s found in connect proto, but user required from cert", quoted(claimed))
+        return user
+
+    @property
+    def connection_type(self) -> str:
+        """Its type, as in the option `allowed_connection_types`."""
+        return WEBSOCKET if self.kind == "websocket" else STANDARD
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has been closed, so that the result of its log-in is not needed."""
+        return bool(self.reason) or self.connection.is_closing
+
+    def on_compared(self, question: HashedPassword, is_same: bool | None) -> None:
+        """The result of comparing its password with the hash; None: not compared, because too many were waiting."""
+        options, self._asking = self._asking, None
+        if options is None:
+            return
+        error: ProtocolError | None = None
+        try:
+            if is_same is None:
+                raise AuthenticationTimeout
+            if not is_same or not self._clients.authenticator.is_current(question):
+                raise AuthorizationViolation
+            self._log_in(options, question.admission)
+        except ProtocolError as why:
+            self._remember(options)
+            error = why
+        self.connection.log_in_decided(error)
+        self._clients.finish_soon()
+
+    def _log_in(self, options: ConnectOptions, admission: Admission) -> None:
+        require_sense(options)
+        is_first = self.admission is None
+        self.enter(admission.identity)
+        # Do not keep the secrets; `admission` has what a reload needs to check them again.
+        self.admission = admission
+        options.auth_token = options.password = options.jwt = options.sig = ""
+        self.connect = options
+        self.connection.configure(
+            verbose=options.verbose,
+            pedantic=options.pedantic,
+            echo=options.echo,
+            headers=options.headers,
+            no_responders=options.no_responders,
+            protocol=options.protocol,
+        )
+        self.connection.authenticated()
+        if is_first:
+            self._clients.on_connected(self)
+
+    def enter(self, identity: Identity) -> None:
+        """Give the client this identity. AuthorizationViolation when it cannot change to it."""
+        rights = self._clients.rights
+        permissions = rights.permissions(identity.permissions)
+        held = self.connection.subscriptions
+        if held and identity.account != self.account:
+            raise AuthorizationViolation  # or its subscriptions would hear another account's messages
+        if held > MOST_LOOKED_AT and self.admission is not None and identity != self.admission.identity:
+            raise AuthorizationViolation
+        self._clients.census.move(self, identity.account, rights.most_connections(identity.account))
+        self._enter(identity, permissions)
+
+    def reenter(self, identity: Identity) -> bool:
+        """After a reload: give the same user its new permissions. False when its account has changed."""
+        if identity.account != self.account:
+            return False
+        rights = self._clients.rights
+        self._clients.census.stay(self, rights.most_connections(identity.account))
+        self._enter(identity, rights.permissions(identity.permissions))
+        return True
+
+    def _enter(self, identity: Identity, permissions: Permissions | None) -> None:
+        rights = self._clients.rights
+        ended = self.connection.enter(rights.sublist(identity.account), permissions)
+        self.connection.set_limits(rights.limits(identity.account))
+        self.user = identity.user
+        self.account = identity.account
+        for subject, sid in ended:
+            error = subscription_revoked(subject, sid)
+            self.connection.send(error.wire)
+            logger.info("%s - Removed sub %s (sid %s), not authorized", self, quoted(subject), quoted(sid))
+
+    def on_info(self, raw: bytes) -> None:
+        """An INFO line has arrived: it is ignored if it is valid. Raises BadArguments."""
+        require_object(raw)
+
+    def on_system_request(self, subject: bytes, reply: bytes, payload: bytes) -> bool:
+        """The client publishes to $SYS.REQ.…. True: the broker answers, perhaps beside other subscribers."""
+        return self._clients.on_system_request(self, subject, reply, payload)
+
+    def on_error(self, error: ProtocolError) -> None:
+        """The client broke the protocol; it was sent the error, or will be closed without one."""
+        if isinstance(error, AuthorizationViolation | AuthenticationTimeout):
+            self._clients.note_refused()
+        if isinstance(error, AuthorizationViolation):
+            self._clients.on_refused(self)
+            logger.error("%s - authentication error%s", self, f" - User {quoted(self.claimed)}" if self.claimed else "")
+        elif isinstance(error, PermissionsViolation):
+            self._note_violation(error)
+        elif error.closes:
+            logger.error("%s - %s", self, error.logged)
+        else:
+            logger.debug("%s - %s", self, error.text)
+
+    @property
+    def _shown_user(self) -> str:
+        """Its user, as in nats-server's log; before log-in the user that it claimed to be."""
+        if self.connect.nkey:
+            return f"Nkey {quoted(self.connect.nkey)}"
+        return f"User {quoted(self.user or self.claimed or 'N/A')}"
+
+    def _note_violation(self, error: PermissionsViolation) -> None:
+        self._violations += 1
+        now_us = self.connection.active_us
+        if self._violated_us and now_us - self._violated_us < VIOLATIONS_EVERY_US:
+            return
+        more = f" ({self._violations} since the last line)" if self._violations > 1 else ""
+        logger.error("%s - %s Violation - %s, %s%s", self, error.deed, self._shown_user, error.about, more)
+        self._violated_us = now_us
+        self._violations = 0
+
+    def on_bytes_in(self, data: bytes) -> None:
+        """Tracing is on: the client has sent this."""
+        self._trace(0, data)
+
+    def on_bytes_out(self, data: bytes) -> None:
+        """Tracing is on: the client was sent this."""
+        self._trace(1, data)
+
+    def _trace(self, direction: int, data: bytes) -> None:
+        if self.tracers is None:
+            self.tracers = self._clients.new_tracers()
+        for line in self.tracers[direction].feed(data):
+            logger.log(TRACE, "%s - %s", self, line)
+
+    def on_closed(self, reason: int) -> None:
+        """The connection has ended."""
+        self.reason = CloseReason(reason)
+        self.ended_s = time.time()
+        self._clients.on_closed(self)
+
+
+def _harmless(text: str) -> str:
+    """Safe for a log line: a library's error text may contain bytes of the peer."""
+    short = text[:200]
+    return short if short.isprintable() else repr(short)

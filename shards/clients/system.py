@@ -1,0 +1,375 @@
+"""One shard's part of the system account: publishes events about clients, and passes requests on to the router.
+
+All shards are members of one queue group for these requests, so each request reaches exactly one shard, also when one
+ends; the router answers it for the whole broker. Only a user's request about itself is answered here. Without users in
+the system account there is no subscription, and an event costs a look at a flag; without a subscriber to the event it
+costs a look into the match cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gnatswarm.broker import advisory, census
+from gnatswarm.broker.advisory import Person, Server
+from gnatswarm.broker.connection import ClientConnection, Fence
+from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.options import GLOBAL_ACCOUNT
+from gnatswarm.shards.boundary.control import AccountChanged, SystemEvent, SystemReply, SystemRequest
+from gnatswarm.shards.clients.utf8_text import utf8_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gnatswarm.broker.fanout import Fanout
+    from gnatswarm.broker.limits import Limits
+    from gnatswarm.broker.mesh import Mesh
+    from gnatswarm.broker.options import Options, User
+    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.page import Page
+    from gnatswarm.shards.clients.session import ClientSession
+    from gnatswarm.shards.sockets.reactor import Reactor
+
+logger = logging.getLogger("gnatswarm.system")
+
+# The most requests that the router has not answered yet; more get an error. Users of other accounts may ask
+# only about their own account, and must not be able to use up the whole limit.
+MOST_ASKED = 256
+MOST_ASKED_BY_OTHERS = 32
+MOST_BODY_BYTES = 64 * 1024
+# An account's connection count is published at most this often.
+CHANGES_EVERY_S = 0.1
+# The most subscribers that get the last event of a broker.
+MOST_LAST_HEARERS = 4096
+AGAIN_S = 1.0
+READ_BYTES = 64 * 1024
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+class Inbox:
+    """The broker's own subscriptions: messages are delivered to one end of a socket pair and read at the other."""
+
+    def __init__(self, system: System, reactor: Reactor, connection: ClientConnection) -> None:
+        self._system = system
+        self._loop = asyncio.get_running_loop()
+        inner, self._sock = socket.socketpair()
+        for end in (inner, self._sock):
+            end.setblocking(False)
+        self._buffer = bytearray()
+        self.connection = connection
+        self._socket = reactor.open(inner.detach(), connection, self)
+        self._loop.add_reader(self._sock.fileno(), self._on_readable)
+
+    def close(self) -> None:
+        """End the subscriptions."""
+        self._socket.kick(CloseReason.CLIENT_CLOSED)
+
+    def on_closed(self, _reason: int) -> None:
+        """The reactor has closed its end."""
+        self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+        self._system.on_inbox_closed(self)
+
+    def on_bytes_in(self, data: bytes) -> None:
+        """Not traced: a trace shows only clients."""
+
+    on_bytes_out = on_bytes_in
+
+    def _on_readable(self) -> None:
+        try:
+            self._buffer += self._sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        while (end := self._buffer.find(b"\r\n")) >= 0:
+            words = bytes(self._buffer[:end]).split()
+            if words[0] != b"MSG":  # the reactor's PING
+                del self._buffer[: end + 2]
+                self._sock.send(b"PONG\r\n")
+                continue
+            size = int(words[-1])
+            if len(self._buffer) < end + 2 + size + 2:
+                return
+            body = bytes(self._buffer[end + 2 : end + 2 + size])
+            del self._buffer[: end + 2 + size + 2]
+            # "MSG subject sid reply size", or "MSG subject sid size".
+            self._system.on_asked(words[1], words[3] if len(words) == 5 else b"", body)
+
+
+class System:
+    """The system account on one shard. `tell` sends to the router; None in an embedded shard, which has no router."""
+
+    def __init__(
+        self,
+        *,
+        reactor: Reactor,
+        fanout: Fanout,
+        mesh: Mesh,
+        page: Page,
+        server: Server,
+        sessions: dict[int, ClientSession],
+        tell: Callable[[Message], None] | None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tell = tell
+        self._reactor = reactor
+        self._fanout = fanout
+        self._mesh = mesh
+        self._page = page
+        self._sessions = sessions
+        self._server = server
+        self._voices: dict[str, ClientConnection] = {}  # the broker's own publishers, by account
+        self._inbox: Inbox | None = None
+        self._asked: dict[int, tuple[str, bytes]] = {}  # seq → account, reply subject
+        self._last_seq = 0
+        self._asked_by_others = 0
+        self._changed: set[str] = set()
+        self._is_saying_changes = False
+        self._is_closed = False
+        self.configure(server.options)
+
+    def configure(self, options: Options) -> None:
+        """Apply these options."""
+        moved = options.system_account != self._server.options.system_account
+        self._server = msgspec.structs.replace(self._server, options=options)
+        self._account = options.system_account
+        self._is_heard = options.has_system_users
+        if self._inbox is not None and (moved or not self._is_heard):
+            self._inbox.close()
+        elif self._inbox is None and self._is_heard:
+            self._listen()
+
+    def close(self) -> None:
+        """End it in a process that continues."""
+        self._is_heard = False
+        self._is_closed = True
+        if self._inbox is not None:
+            self._inbox.close()
+            self._reactor.finish()
+
+    def _listen(self) -> None:
+        self._inbox = Inbox(self, self._reactor, self._own_connection(self._account, self._server.options.limits))
+        for sid, subject in enumerate(advisory.request_subjects(self._server.server_id)):
+            self._inbox.connection.post(b"SUB %b _sys_ %d\r\n" % (subject.encode(), sid))
+        self._reactor.own_subs = self._inbox.connection.subscriptions
+        self._finish_soon()
+
+    def on_inbox_closed(self, inbox: Inbox) -> None:
+        """It was closed, or fell too far behind: make a new one after AGAIN_S. Requests in the old one are lost."""
+        if self._inbox is inbox:
+            self._inbox = None
+            self._reactor.own_subs = 0
+            if self._is_heard:
+                self._loop.call_later(AGAIN_S, self.configure, self._server.options)
+
+    def _own_connection(self, account: str, limits: Limits) -> ClientConnection:
+        most = msgspec.structs.replace(limits, max_payload_bytes=2**30, max_control_line_bytes=2**20)
+        connection = ClientConnection(
+            self._fanout, self._mesh.account(account.encode()), Fence(), 0, most, must_authenticate=False
+        )
+        connection.configure(verbose=False, pedantic=False, echo=True, headers=False, no_responders=False, protocol=0)
+        return connection
+
+    def _finish_soon(self) -> None:
+        self._loop.call_soon(self._finish)
+
+    def _finish(self) -> None:
+        if not self._is_closed:
+            self._reactor.finish()
+
+    def _say(self, account: str, subject: bytes, payload: bytes) -> None:
+        if self._is_closed:
+            return
+        voice = self._voices.get(account)
+        if voice is None:
+            voice = self._voices[account] = self._own_connection(account, self._server.options.limits)
+        voice.post(b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload))
+        self._finish_soon()
+
+    def _named(self, now_us: int) -> advisory.Document:
+        return self._server.document(self._page.next_event_number(), now_us)
+
+    def _is_wanted(self, subject: str) -> bool:
+        return census.is_wanted(self._mesh.account(self._account.encode()), subject.encode())
+
+    # ---- who comes and goes
+
+    def on_connected(self, session: ClientSession) -> None:
+        """The client's CONNECT was accepted."""
+        if not self._is_heard:
+            return
+        self._note_change(session.account)
+        if session.account != GLOBAL_ACCOUNT and self._is_wanted(f"$SYS.ACCOUNT.{session.account}.CONNECT"):
+            now_us = _now_us()
+            self._publish(*advisory.connected(self._named(now_us), now_us, _person(session)))
+
+    def on_disconnected(self, session: ClientSession) -> None:
+        """The client has been closed; its connection still has its counters."""
+        if not self._is_heard or session.admission is None:
+            return
+        self._note_change(session.account)
+        if session.account != GLOBAL_ACCOUNT and self._is_wanted(f"$SYS.ACCOUNT.{session.account}.DISCONNECT"):
+            self._publish(*advisory.disconnected(*self._end_of(session)))
+
+    def on_refused(self, session: ClientSession) -> None:
+        """The client's log-in was refused; it will be closed."""
+        if self._is_heard and self._is_wanted(f"$SYS.SERVER.{self._server.server_id}.CLIENT.AUTH.ERR"):
+            now_us = _now_us()
+            reason = CloseReason.AUTHENTICATION_FAILURE.text
+            self._publish(*advisory.refused(self._named(now_us), now_us, _person(session, now_us), reason))
+
+    def _end_of(
+        self, session: ClientSession
+    ) -> tuple[advisory.Document, int, Person, tuple[int, int], tuple[int, int], str]:
+        now_us = _now_us()
+        connection = session.connection
+        received = connection.in_msgs, connection.in_bytes
+        sent = connection.out_msgs, connection.out_bytes
+        return self._named(now_us), now_us, _person(session, now_us), received, sent, session.reason.text
+
+    def _publish(self, subject: str, document: bytes) -> None:
+        # Not within a client's operation: it may hold a match result, which a publish could make invalid.
+        self._loop.call_soon(self._say, self._account, subject.encode(), document)
+
+    def _note_change(self, account: str) -> None:
+        if account in self._changed or not any(map(self._is_wanted, advisory.account_connections_subjects(account))):
+            return
+        self._changed.add(account)
+        if not self._is_saying_changes:
+            self._is_saying_changes = True
+            self._loop.call_later(CHANGES_EVERY_S, self._say_changes)
+
+    def _say_changes(self) -> None:
+        self._is_saying_changes = False
+        for account in self._changed:
+            if self._tell is not None:
+                self._tell(AccountChanged(account))
+        self._changed.clear()
+
+    # ---- requests
+
+    def on_asked(self, subject: bytes, reply: bytes, body: bytes) -> None:
+        """A request from a user of the system account."""
+        if reply or subject.endswith((b".PING", b".STATSZ")):
+            self._ask(self._account, subject, reply, body)
+
+    def on_request(self, session: ClientSession, subject: bytes, reply: bytes, body: bytes) -> bool:
+        """A client publishes to $SYS.REQ.…, with a reply subject. True: the broker answers it, now or later."""
+        account = session.account
+        if subject == advisory.USER_INFO:
+            now_us = _now_us()
+            permissions = permissions_document(self._user_of(session))
+            info = advisory.user_info(self._named(now_us), session.user, account, permissions)
+            self._loop.call_soon(self._say, account, reply, info)
+            return True
+        if account == self._account or subject not in advisory.ABOUT_ONES_OWN:
+            return False
+        self._loop.call_soon(self._ask, account, subject, reply, body)
+        return True
+
+    def _user_of(self, session: ClientSession) -> User | None:
+        for user in self._server.options.users:
+            if user.shown == session.user and user.account == session.account:
+                return user
+        return None
+
+    def _ask(self, account: str, subject: bytes, reply: bytes, body: bytes) -> None:
+        is_other = account != self._account
+        if len(body) > MOST_BODY_BYTES:
+            self._fail(account, reply, 400, f"request of {len(body)} bytes, the most is {MOST_BODY_BYTES}")
+        elif self._tell is None:
+            self._fail(account, reply, 503, "this broker is inside of a program, and has no pages")
+        elif len(self._asked) >= MOST_ASKED or (is_other and self._asked_by_others >= MOST_ASKED_BY_OTHERS):
+            self._fail(account, reply, 503, "too many requests at once, try again")
+        else:
+            self._last_seq += 1
+            self._asked[self._last_seq] = (account, reply)
+            self._asked_by_others += is_other
+            text = subject.decode("utf-8", "replace")
+            self._tell(SystemRequest(self._last_seq, account, text, body))
+
+    def _fail(self, account: str, reply: bytes, code: int, description: str) -> None:
+        if reply:
+            self._say(account, reply, advisory.failure(self._named(_now_us()), code, description))
+
+    def on_reply(self, message: SystemReply) -> None:
+        """The router has answered."""
+        account, reply = self._asked.pop(message.seq, ("", b""))
+        if account and account != self._account:
+            self._asked_by_others -= 1
+        if message.payload and account:
+            subject = reply or f"$SYS.SERVER.{self._server.server_id}.STATSZ".encode()
+            self._say(account, subject, message.payload)
+
+    # ---- what the router says
+
+    def on_event(self, event: SystemEvent) -> None:
+        """Publish an event of the router."""
+        if not self._is_heard:
+            return
+        if event.is_last_word:
+            self._say_last_word(event.subject, event.payload)
+        elif self._is_wanted(event.subject):
+            self._say(self._account, event.subject.encode(), event.payload)
+
+    def _say_last_word(self, subject: str, payload: bytes) -> None:
+        """Send to this shard's subscribers only: every shard does so, and links may end before a frame has passed."""
+        sublist = self._mesh.account(self._account.encode())
+        found, _count = census.matching(sublist, subject.encode(), 0, MOST_LAST_HEARERS)
+        groups = set()
+        for cid, (pattern, queue, sid, _msgs, _most) in found:
+            session = self._sessions.get(cid)
+            if session is None or (queue and (pattern, queue) in groups):
+                continue
+            groups.add((pattern, queue))
+            session.connection.send(b"MSG %b %b %d\r\n%b\r\n" % (subject.encode(), sid.encode(), len(payload), payload))
+        self._reactor.finish()
+
+
+def _person(session: ClientSession, stop_us: int = 0) -> Person:
+    connect = session.connect
+    if session.admission is None:
+        name, lang, version = session.stated
+    else:
+        name, lang, version = connect.name, connect.lang, connect.version
+    return Person(
+        cid=session.connection.cid,
+        host=session.host,
+        account=session.account or GLOBAL_ACCOUNT,
+        user=utf8_text(session.user or session.claimed),
+        name=utf8_text(name),
+        lang=utf8_text(lang),
+        version=utf8_text(version),
+        kind=session.kind,
+        start_us=int(session.started_s * 1_000_000),
+        stop_us=stop_us,
+        rtt_us=session.connection.rtt_us if stop_us else 0,
+    )
+
+
+def permissions_document(user: User | None) -> advisory.Document | None:
+    """A user's permissions, as nats-server 2.10 shows them to it; None: everything is allowed."""
+    rules = user.permissions if user is not None else None
+    if rules is None:
+        return None
+    document: advisory.Document = {}
+    for name, allow, deny in (
+        ("publish", rules.publish_allow, rules.publish_deny),
+        ("subscribe", rules.subscribe_allow, rules.subscribe_deny),
+    ):
+        side = {"allow": list(allow or ())} if allow is not None else {}
+        if deny:
+            side["deny"] = list(deny)
+        if side:
+            document[name] = side
+    if rules.responses:
+        document["responses"] = {"max": rules.responses, "ttl": round(rules.responses_expire_s * 1e9)}
+    return document

@@ -1,6 +1,0 @@
-from shards.gate import Gate
-from shards.reactor import Socket
-
-class LayeredSocket(Socket):
-    def __init__(self, gate: Gate) -> None: ...
-    def speak_first(self) -> None: ...

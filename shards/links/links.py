@@ -1,0 +1,450 @@
+"""The links of one shard to its siblings: who dials whom, the handshake, and when all links are synchronised.
+
+The shard with the higher number dials the lower, over the Unix socket named in the router's Peers message. Both send
+INFO, the one that dialled sends CONNECT; then the engine's SiblingLink carries interest and messages. The boot id in
+the handshake distinguishes a dead shard from its successor. A link that breaks while its sibling lives is a hole, of
+which the `LinkSink` is told. Not here: frames after the handshake (broker.link), fences (broker.fence).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.link import Reroutes, SiblingLink
+from gnatswarm.shards.sockets.listener import Listener
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from gnatswarm.broker.fence import MeshFence
+    from gnatswarm.broker.mesh import Mesh
+    from gnatswarm.shards.boundary.control import Peer
+    from gnatswarm.shards.links.reserve import Reserve
+    from gnatswarm.shards.sockets.reactor import Reactor, Socket
+
+logger = logging.getLogger("gnatswarm.links")
+
+# Increased with every change of a frame or of the handshake. Shards of one broker come from one installation; versions
+# differ when that was upgraded under a running broker.
+LINK_VERSION = 2
+
+# A process that connects and does not finish the handshake in this time is not a sibling.
+HANDSHAKE_S = 2.0
+DIAL_AGAIN_S = 0.1
+BACKLOG = 128
+
+# Two living shards restore a broken link in milliseconds. A shard that has not after this many checks exits and is
+# restarted by the router: first the one that is dialled, whose socket may be the cause, then the other. Checks are
+# counted, not seconds, because a process that did not run for a while has checked only once.
+LOOK_S = 0.25
+LOOKS_OF_THE_DIALLED = 8
+LOOKS_OF_THE_DIALLER = 16
+
+# A link's socket should take all that one round of reading a busy client produces, or each round ends in EAGAIN.
+SOCKET_BUFFER_BYTES = 1024 * 1024
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The content of INFO and CONNECT between shards; further keys are ignored."""
+
+    server_id: str
+    shard: int
+    boot_id: str
+    link_version: int
+
+
+_hello_decoder = msgspec.json.Decoder(Hello)
+
+
+class LinkSession:
+    """One link: its engine part and the state of its handshake."""
+
+    def __init__(self, links: Links, link: SiblingLink, *, dialled: Peer | None) -> None:
+        self._links = links
+        self.link = link
+        self.dialled = dialled
+        self.hello: Hello | None = None
+        self.socket: Socket | None = None
+        self.is_early = False  # its handshake came before the router told us of that shard
+        link.session = self
+
+    def __str__(self) -> str:
+        return f"link to shard {self.hello.shard}" if self.hello else "link to somebody"
+
+    def on_info(self, raw: bytes) -> None:
+        """The other end's INFO."""
+        if self.hello is not None:
+            self.link.end("INFO came twice")
+            return
+        try:
+            hello = _hello_decoder.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self.link.end(f"INFO is not a sibling's: {error}")
+            return
+        why = self._links.objection(hello, self.dialled)
+        if why:
+            self.link.end(why)
+            return
+        self.hello = hello
+        if self.dialled is not None:
+            self._links.on_linked(self)
+
+    def on_connect(self, raw: bytes) -> None:
+        """The other end dialled us and has sent its CONNECT."""
+        if self.hello is None or self.dialled is not None or self.link.is_joined:
+            self.link.end("CONNECT out of place")
+            return
+        self._links.on_introduced(self)
+
+    def on_synchronised(self) -> None:
+        """Both ends have each other's complete interest."""
+        self._links.on_synchronised(self)
+
+    def on_broken(self, why: str) -> None:
+        """The other end broke the protocol between shards; the link is being closed."""
+        logger.error("%s: %s; closing it", self, why)
+
+    def on_closed(self, reason: int) -> None:
+        """The link has ended."""
+        self._links.on_closed(self, CloseReason(reason))
+
+
+class LinkSink(Protocol):
+    """What the links of one shard report, and to whom."""
+
+    def on_ready(self) -> None:
+        """Called once, when the shard is synchronised with every peer in Peers."""
+
+    def on_change(self, links: int) -> None:
+        """So many links are synchronised now."""
+
+    def on_gone(self, link: SiblingLink) -> None:
+        """A link has ended."""
+
+    def on_hole(self) -> None:
+        """A link is missing though its sibling lives: hold the operations of clients."""
+
+    def on_doubt(self, sibling: int) -> int:
+        """A broken link is back, but messages in flight may be lost; returns how many clients that concerns."""
+
+    def on_whole(self) -> None:
+        """No link is missing any more."""
+
+    def on_given_up(self, why: str) -> None:
+        """A link could not be made again: this shard gives up."""
+
+
+class Links:
+    """All links of one shard."""
+
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        reactor: Reactor,
+        mesh: Mesh,
+        fence: MeshFence,
+        hello: Hello,
+        path: str,
+        reserve: Reserve,
+        sink: LinkSink,
+    ) -> None:
+        self._loop = loop
+        self._reactor = reactor
+        self._mesh = mesh
+        self._fence = fence
+        self._reroutes = Reroutes(mesh, fence)
+        self._hello = hello
+        self._path = path
+        self._reserve = reserve
+        self._sink = sink
+        self._missing: dict[int, tuple[str, float]] = {}  # siblings whose link broke: boot id, and when it broke
+        self._is_ready = False
+        self._peers: dict[int, Peer] = {}
+        self._sessions: dict[int, LinkSession] = {}  # joined ones, by the sibling's number
+        self._greeting: set[LinkSession] = set()  # the others
+        # Both ends send INFO first; only the end that dialled sends CONNECT.
+        words = msgspec.json.encode(hello)
+        self._info = b"INFO " + words + b" \r\n"
+        self._connect = b"CONNECT " + words + b"\r\n"
+        self._is_closed = False
+        self._listening = self._listen()
+        self._listener = Listener(reactor, self._listening.fileno(), self._on_accept, self._on_accept_error)
+
+    @property
+    def sessions(self) -> list[LinkSession]:
+        """The links that carry messages, by the sibling's number."""
+        return [self._sessions[shard] for shard in sorted(self._sessions)]
+
+    # ---- sockets
+
+    def _listen(self) -> socket.socket:
+        with self._reserve.opened():
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        # Its directory is private (0700); the socket is, too.
+        before = os.umask(0o177)
+        try:
+            listening.bind(self._path)
+        except OSError:
+            listening.close()
+            raise
+        finally:
+            os.umask(before)
+        listening.listen(BACKLOG)
+        return listening
+
+    def listen_anew(self) -> None:
+        """Listen again at the same path, whose file was removed; existing links are unaffected."""
+        if self._is_closed or os.path.exists(self._path):
+            return
+        try:
+            listening = self._listen()
+        except OSError as error:  # the directory was removed again: the router will send ListenAnew again
+            logger.debug("cannot listen at %s: %s", self._path, error)
+            return
+        self._listener.close()
+        self._listening.close()
+        self._listening = listening
+        self._listener = Listener(self._reactor, listening.fileno(), self._on_accept, self._on_accept_error)
+        logger.warning("somebody removed the link socket %s; it is made again", self._path)
+
+    def close(self) -> None:
+        """Stop listening and remove the socket file; links end with the process."""
+        self._is_closed = True
+        self._listener.close()
+        self._listening.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+    def _on_accept(self, fd: int, _host: str, _port: int) -> None:
+        sock = socket.socket(fileno=fd)
+        _pid, uid, _gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != os.geteuid():
+            logger.error("a process of user %d connected to the link socket; closing it", uid)
+            sock.close()
+            return
+        self._start(sock, dialled=None)
+
+    def _on_accept_error(self, errno: int) -> None:
+        """Most likely clients have taken all descriptors except the reserved ones."""
+        try:
+            with self._reserve.opened():
+                sock, _ = self._listening.accept()
+        except BlockingIOError:
+            self._listener.resume()
+        except OSError:
+            logger.error("cannot accept links: %s", os.strerror(errno))
+            self._loop.call_later(DIAL_AGAIN_S, self._listener.resume)
+        else:
+            sock.setblocking(False)
+            self._on_accept(sock.detach(), "", 0)
+            self._listener.resume()
+
+    def _dial(self, peer: Peer) -> None:
+        if self._peers.get(peer.shard) is not peer or peer.shard in self._sessions:
+            return
+        try:
+            sock = self._connected(peer.path)
+        except OSError as error:  # it has just died (the next Peers will tell), or its backlog is full
+            logger.debug("cannot reach shard %d: %s", peer.shard, error)
+            self._loop.call_later(DIAL_AGAIN_S, self._dial, peer)
+            return
+        self._start(sock, dialled=peer)
+
+    def _connected(self, path: str) -> socket.socket:
+        with self._reserve.opened():
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            sock.connect(path)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+    def _start(self, sock: socket.socket, *, dialled: Peer | None) -> None:
+        for name in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, name, SOCKET_BUFFER_BYTES)
+        session = LinkSession(self, SiblingLink(self._mesh, self._fence, self._reroutes), dialled=dialled)
+        self._greeting.add(session)
+        session.socket = self._reactor.open(sock.detach(), session.link, session)
+        session.link.send(self._info if dialled is None else self._info + self._connect)
+        self._loop.call_later(HANDSHAKE_S, self._give_up, session)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send on the loop's next turn what was queued outside of the reactor's turn."""
+        self._loop.call_soon(self._reactor.finish)
+
+    def _give_up(self, session: LinkSession) -> None:
+        if session in self._greeting:
+            if session.is_early and session.hello is not None:
+                session.link.end(f"boot id {session.hello.boot_id[:40]!r}, which the router does not know")
+            else:
+                session.link.end(f"no INFO and CONNECT within {HANDSHAKE_S:g} s")
+            self._reactor.finish()
+
+    # ---- who is there
+
+    def on_peers(self, peers: list[Peer]) -> None:
+        """The router's list of shards whose link sockets listen, this shard included."""
+        known = {peer.shard: peer for peer in peers}
+        us = known.pop(self._hello.shard, None)
+        for shard, peer in known.items():
+            before = self._peers.get(shard)
+            if before is not None and before.boot_id == peer.boot_id:
+                known[shard] = before  # keep the object, so that dialling in progress continues
+        self._peers = known
+        for session in list(self._sessions.values()):
+            if not self._is_alive(session):
+                self._drop(session, "its shard is gone")
+        for shard, (boot_id, _) in list(self._missing.items()):
+            if shard not in known or known[shard].boot_id != boot_id:
+                del self._missing[shard]
+                self._fence.gone(shard)
+                self._reroutes.look_again()
+                self._look_whether_whole()
+        for session in [one for one in self._greeting if one.is_early and self._is_alive(one)]:
+            session.is_early = False
+            self.on_linked(session)
+            session.link.go_on()
+            self._flush()
+        for shard, peer in known.items():
+            is_being_dialled = any(session.dialled is peer for session in self._greeting)
+            if shard < self._hello.shard and shard not in self._sessions and not is_being_dialled:
+                self._dial(peer)
+        if us is not None:
+            self._look_whether_ready()
+
+    def objection(self, hello: Hello, dialled: Peer | None) -> str:
+        """Why a process with this handshake must not be linked; "" if it may."""
+        if hello.link_version != LINK_VERSION:
+            return f"a shard that speaks version {hello.link_version} between shards, not {LINK_VERSION}"
+        if hello.server_id != self._hello.server_id:
+            return "a shard of another broker"
+        if not 0 <= hello.shard < 64 or hello.shard == self._hello.shard:
+            return f"a shard that calls itself {hello.shard}"
+        if dialled is not None and (hello.shard, hello.boot_id) != (dialled.shard, dialled.boot_id):
+            return f"shard {dialled.shard} is not the one that was dialled"
+        if dialled is None and hello.shard < self._hello.shard:
+            return f"shard {hello.shard} dialled, which is ours to dial"
+        return ""
+
+    def _is_alive(self, session: LinkSession) -> bool:
+        """Whether the process at the other end is in the router's list of peers."""
+        if session.hello is None:
+            return False
+        peer = self._peers.get(session.hello.shard)
+        return peer is not None and peer.boot_id == session.hello.boot_id
+
+    def on_introduced(self, session: LinkSession) -> None:
+        """The handshake of a process that dialled us is done. A new shard may dial before Peers names it."""
+        if self._is_alive(session):
+            self.on_linked(session)
+        else:
+            session.is_early = True
+            session.link.wait()
+
+    def on_linked(self, session: LinkSession) -> None:
+        """The handshake is done, and the other end is the shard that the router named."""
+        assert session.hello is not None
+        shard = session.hello.shard
+        before = self._sessions.get(shard)
+        if before is not None:  # it dials again before we have noticed the end of its last link
+            self._drop(before, "another link of that shard is here")
+        self._greeting.discard(session)
+        self._sessions[shard] = session
+        if shard in self._missing:
+            lost = self._lost_text(shard)
+            logger.warning("The link to shard %d broke, and is made again; %s", shard, lost)
+        session.link.join(shard)
+        logger.debug("linked to shard %d", shard)
+
+    def _lost_text(self, shard: int) -> str:
+        n = self._sink.on_doubt(shard)
+        return f"messages of {n} clients may be lost, and they are closed, not acknowledged" if n else "nothing lost"
+
+    def _part(self, session: LinkSession) -> None:
+        """Remove the sibling's interest now, not when the socket is closed: a successor's must not mix with it."""
+        if not session.link.is_joined:
+            return
+        assert session.hello is not None
+        shard = session.hello.shard
+        # A shard that has just been killed is still in the last Peers message; the next one will tell.
+        is_broken = self._is_alive(session)
+        session.link.leave(is_broken=is_broken)
+        if is_broken:
+            was_whole = not self._missing
+            self._missing[shard] = (session.hello.boot_id, self._loop.time())
+            if was_whole:
+                self._sink.on_hole()
+            self._loop.call_later(LOOK_S, self._look_at_hole, shard, self._missing[shard], 1)
+
+    def _look_at_hole(self, shard: int, hole: tuple[str, float], looks: int) -> None:
+        if self._missing.get(shard) is not hole:
+            return
+        most = LOOKS_OF_THE_DIALLED if shard > self._hello.shard else LOOKS_OF_THE_DIALLER
+        if looks >= most:
+            self._sink.on_given_up(
+                f"the link to shard {shard} broke and could not be made again for {looks * LOOK_S:g} s"
+            )
+            return
+        self._loop.call_later(LOOK_S, self._look_at_hole, shard, hole, looks + 1)
+
+    def _look_whether_whole(self) -> None:
+        if not self._missing:
+            self._sink.on_whole()
+            self._flush()
+
+    def _drop(self, session: LinkSession, why: str) -> None:
+        logger.debug("%s: %s", session, why)
+        self._part(session)
+        if session.hello is not None and self._sessions.get(session.hello.shard) is session:
+            del self._sessions[session.hello.shard]
+        if session.socket is not None:
+            session.socket.kick(CloseReason.SERVER_SHUTDOWN)
+        self._flush()
+
+    def on_synchronised(self, session: LinkSession) -> None:
+        """This shard and a sibling are synchronised."""
+        assert session.hello is not None
+        self._sink.on_change(self._in_step())
+        if self._missing.pop(session.hello.shard, None):
+            self._look_whether_whole()
+        self._look_whether_ready()
+
+    def on_closed(self, session: LinkSession, reason: CloseReason) -> None:
+        """A link has ended: its sibling's interest is removed, and it is dialled again while the router lists it."""
+        self._greeting.discard(session)
+        self._part(session)
+        session.link.leave()
+        self._sink.on_gone(session.link)
+        shard = session.hello.shard if session.hello else -1
+        if self._sessions.get(shard) is session:
+            del self._sessions[shard]
+            logger.debug("%s closed: %s", session, reason.text)
+        self._sink.on_change(self._in_step())
+        peer = session.dialled
+        if peer is not None and self._peers.get(peer.shard) is peer:
+            was_joined = shard in self._missing
+            self._loop.call_later(0 if was_joined else DIAL_AGAIN_S, self._dial, peer)
+
+    def _in_step(self) -> int:
+        return sum(1 for session in self._sessions.values() if session.link.is_synchronised)
+
+    def _look_whether_ready(self) -> None:
+        if self._is_ready:
+            return
+        for shard in self._peers:
+            session = self._sessions.get(shard)
+            if session is None or not session.link.is_synchronised:
+                return
+        self._is_ready = True
+        self._sink.on_ready()

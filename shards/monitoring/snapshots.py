@@ -1,0 +1,458 @@
+"""One shard's part of a monitoring page: its own connections, subscriptions, subjects and links, as rows.
+
+Built in slices, so that even a long page does not block the loop; each row shows the state at the time it was made.
+Questions are answered one at a time, and building pauses while the router has not read enough, so memory stays
+bounded. Called by the worker with the router's questions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gnatswarm.broker import census
+from gnatswarm.shards.boundary import rows
+from gnatswarm.shards.boundary.control import SnapshotReply
+from gnatswarm.shards.boundary.pace import Pace
+from gnatswarm.shards.boundary.rows import ConnectionRow, QueueRow, SubjectRow, SubscriptionRow
+from gnatswarm.shards.clients.closed import connection_row, wall_offset_us
+from gnatswarm.shards.monitoring.hot_subjects import hot_subjects, subject_interest
+
+if TYPE_CHECKING:
+    from gnatswarm.broker.fanout import Fanout
+    from gnatswarm.broker.mesh import Mesh
+    from gnatswarm.broker.sublist import Sublist
+    from gnatswarm.shards.boundary.control import Channel, Snapshot
+    from gnatswarm.shards.clients.clients import Clients
+    from gnatswarm.shards.clients.session import ClientSession
+    from gnatswarm.shards.links.links import Links
+    from gnatswarm.shards.statistics.recorder import Recorder
+
+logger = logging.getLogger("gnatswarm.monitoring")
+
+# Encoding so many rows takes a fifth of a slice (0.8 µs each).
+PART_ROWS = 64
+PART_SUBSCRIPTIONS = 256
+# Work of one step: some 100 µs.
+STEP_ROWS = 32
+STEP_SLOTS = 256
+STEP_CACHE_SLOTS = 1024
+# Rows sorted in one step; the sorted runs are then merged.
+RUN_ROWS = 128
+# One answer of /connz lists no more subscriptions than this; /subsz shows them page by page.
+MOST_SUBSCRIPTIONS = 200_000
+# A Pong to the router waits behind at most this much of a page.
+MOST_UNREAD_BYTES = 1024 * 1024
+UNREAD_POLL_S = 0.005
+# The router asks one question at a time; more than this waiting is a bug in the router.
+MOST_WAITING = 64
+
+
+class Snapshots:
+    """Answers the router's questions about one shard, in the order they came."""
+
+    def __init__(
+        self,
+        *,
+        channel: Channel,
+        clients: Clients,
+        mesh: Mesh,
+        fanout: Fanout,
+        links: Links | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._channel = channel
+        self._clients = clients
+        self._mesh = mesh
+        self._fanout = fanout
+        self._links = links
+        self._waiting: deque[Snapshot] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._recorder = recorder  # None: nothing is recorded
+        self.longest_s = 0.0  # the longest that any answer has blocked the loop
+
+    def answer(self, question: Snapshot) -> None:
+        """Answer it when its turn comes."""
+        if len(self._waiting) >= MOST_WAITING:
+            self._channel.send(SnapshotReply(question.seq, b""))
+            return
+        self._waiting.append(question)
+        if self._task is None:
+            self._start()
+
+    def _start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work())
+        self._task.add_done_callback(self._on_done)
+
+    async def _work(self) -> None:
+        while self._waiting:
+            question = self._waiting[0]
+            query = question.query
+            pace = Pace()
+            async for part in self._parts(query, pace):
+                self._channel.send(SnapshotReply(question.seq, rows.encode_part(part), is_last=False))
+                # Rare, and the channel has no event for it.
+                while self._channel.pending_bytes > MOST_UNREAD_BYTES and not self._channel.is_closed:  # noqa: ASYNC110
+                    await asyncio.sleep(UNREAD_POLL_S)
+                await pace()
+            self.longest_s = max(self.longest_s, pace.longest_s)
+            logger.debug("%s took %d slices, the longest of %.2f ms CPU", query.page, pace.slices, pace.longest_s * 1e3)
+            self._channel.send(SnapshotReply(question.seq, b""))
+            self._waiting.popleft()
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled() and task.exception() is not None:
+            # A page that cannot be built must not end the shard: log the error and send no rows.
+            question = self._waiting.popleft()
+            logger.error("cannot build %s", question.query.page, exc_info=task.exception())
+            self._channel.send(SnapshotReply(question.seq, b""))
+        if self._waiting:
+            self._start()
+
+    def _parts(self, query: rows.Query, pace: Pace) -> AsyncIterator[rows.Part]:
+        match query:
+            case rows.ConnectionsQuery():
+                return self._connections(query, pace)
+            case rows.SubscriptionsQuery():
+                return self._subscriptions(query, pace)
+            case rows.SublistQuery():
+                return self._sublist_counters(query, pace)
+            case rows.SubjectsQuery():
+                return self._subjects(query, pace)
+            case rows.HotSubjectsQuery():
+                return _nothing() if self._recorder is None else hot_subjects(query, self._mesh, self._recorder, pace)
+            case rows.SubjectInterestQuery():
+                return subject_interest(query, self._mesh, self._clients, pace)
+            case rows.QueuesQuery():
+                return self._queues(query, pace)
+            case rows.SlowQuery():
+                return self._slow(query, pace)
+            case rows.LinksQuery():
+                return self._link_rows()
+            case rows.AccountsQuery():
+                return self._accounts(pace)
+            case rows.ClientQuery():
+                return self._client(query)
+
+    def _sublists(self, account: str = "") -> list[Sublist]:
+        """The sublists of one account, or of all."""
+        names = self._mesh.account_names()
+        return [self._mesh.account(name) for name in names if not account or name == account.encode()]
+
+    # ---- connections
+
+    async def _connections(self, query: rows.ConnectionsQuery, pace: Pace) -> AsyncIterator[rows.ConnectionsPart]:
+        total = (len(self._clients.open) if query.state != "closed" else 0) + (
+            len(self._clients.closed.latest) if query.state != "open" else 0
+        )
+        part = rows.ConnectionsPart(total, [])
+        listed = waiting = 0
+        for row in await self._chosen(query, pace):
+            if not query.with_subs:
+                part.rows.append(msgspec.structs.replace(row, subs=()) if row.subs else row)
+            else:
+                session = self._clients.open.get(row.cid)
+                async for piece in _with_subscriptions(row, session, pace):
+                    part.rows.append(piece)
+                    listed += len(piece.subs)
+                    waiting += len(piece.subs)
+                    if waiting >= PART_SUBSCRIPTIONS:
+                        yield part
+                        part, waiting = rows.ConnectionsPart(total, []), 0
+                    if listed > MOST_SUBSCRIPTIONS:
+                        yield rows.ConnectionsPart(total, [], is_over=True)
+                        return
+            if len(part.rows) >= PART_ROWS:
+                yield part
+                part, waiting = rows.ConnectionsPart(total, []), 0
+            await pace()
+        yield part
+
+    async def _chosen(self, query: rows.ConnectionsQuery, pace: Pace) -> list[ConnectionRow]:
+        """The chosen rows, in order; rows of open connections are without subscriptions."""
+        if query.cid:
+            session = self._clients.open.get(query.cid) if query.state != "closed" else None
+            if session is not None:
+                return [connection_row(session, wall_offset_us())]
+        runs: list[list[ConnectionRow]] = []
+        key = rows.order(query.sort, query.now_us)
+        if query.state != "closed" and not query.cid:
+            # `open` is in the order of client ids and start times: no need to look at all connections.
+            is_in_order = query.sort in ("cid", "start") and query.state == "open"
+            sessions = list(self._clients.open.values())
+            if is_in_order and not query.user and not query.account and not query.search:
+                sessions = sessions[: query.most]
+            offset_us = wall_offset_us()
+            run: list[ConnectionRow] = []
+            for at in range(0, len(sessions), STEP_ROWS):
+                step = [connection_row(session, offset_us) for session in sessions[at : at + STEP_ROWS]]
+                run += [row for row in step if rows.is_found(row, query)]
+                if len(run) >= RUN_ROWS and not is_in_order:
+                    run.sort(key=key)
+                    runs.append(run)
+                    run = []
+                await pace()
+            if is_in_order:
+                return run[: query.most]
+            run.sort(key=key)
+            runs.append(run)
+        if query.state != "open":
+            closed = list(self._clients.closed.latest)
+            for at in range(0, len(closed), RUN_ROWS):
+                run = [row for row in closed[at : at + RUN_ROWS] if rows.is_found(row, query)]
+                run.sort(key=key)
+                runs.append(run)
+                await pace()
+        chosen: list[ConnectionRow] = []
+        for row in heapq.merge(*runs, key=key):
+            if len(chosen) >= query.most:
+                break
+            chosen.append(row)
+            if len(chosen) % STEP_ROWS == 0:
+                await pace()
+        return chosen
+
+    async def _accounts(self, pace: Pace) -> AsyncIterator[rows.AccountsPart]:
+        found = {name: msgspec.structs.replace(row) for name, row in self._clients.closed.by_account.items()}
+        sessions = list(self._clients.open.values())
+        for at in range(0, len(sessions), STEP_ROWS):
+            for session in sessions[at : at + STEP_ROWS]:
+                if session.account and not session.reason:  # an ended one is in closed.by_account
+                    row = found.setdefault(session.account, rows.AccountRow(session.account))
+                    row.connections += 1
+                    row.in_msgs += session.connection.in_msgs
+                    row.in_bytes += session.connection.in_bytes
+                    row.out_msgs += session.connection.out_msgs
+                    row.out_bytes += session.connection.out_bytes
+            await pace()
+        yield rows.AccountsPart(list(found.values()))
+
+    async def _client(self, query: rows.ClientQuery) -> AsyncIterator[rows.ClientPart]:
+        yield rows.ClientPart(self._clients.dismiss(query.cid, is_kicked=query.is_kicked))
+
+    # ---- subscriptions
+
+    async def _subscriptions(self, query: rows.SubscriptionsQuery, pace: Pace) -> AsyncIterator[rows.SubscriptionsPart]:
+        sublists = self._sublists(query.account)
+        if query.test:
+            subject = query.test.encode()
+            counts = [census.matching(sublist, subject, 0, 0)[1] for sublist in sublists]
+            yield rows.SubscriptionsPart(sum(counts), [])
+            before = 0  # matches in the sublists already done
+            for sublist, count in zip(sublists, counts, strict=True):
+                account = sublist.account.decode()
+                at = max(0, query.offset - before)
+                while at < count and before + at < query.offset + query.most:
+                    most = min(STEP_SLOTS, query.offset + query.most - before - at)
+                    found, _count = census.matching(sublist, subject, at, most)
+                    if not found:  # they were removed meanwhile
+                        break
+                    listed = [SubscriptionRow(*fields, cid, account) for cid, fields in found]
+                    yield rows.SubscriptionsPart(sum(counts), listed)
+                    at += len(found)
+                    await pace()
+                before += count
+            return
+        all_of_them = sum(sublist.n_subs for sublist in sublists)
+        part = rows.SubscriptionsPart(all_of_them, [])
+        skip, left = query.offset, query.most
+        for session in list(self._clients.open.values()):
+            if left <= 0:
+                break
+            if query.account and session.account != query.account:
+                continue
+            await pace()
+            count = session.connection.subscriptions
+            if skip >= count:
+                skip -= count
+                continue
+            async for step in _subscription_steps(session, pace):
+                taken = step[skip : skip + left]
+                skip = max(0, skip - len(step))
+                left -= len(taken)
+                for row in taken:
+                    row.account = session.account
+                part.rows += taken
+                if len(part.rows) >= PART_SUBSCRIPTIONS:
+                    yield part
+                    part = rows.SubscriptionsPart(all_of_them, [])
+                if left <= 0:
+                    break
+        yield part
+
+    async def _sublist_counters(self, query: rows.SublistQuery, pace: Pace) -> AsyncIterator[rows.SublistPart]:
+        lookups = self._fanout.in_msgs + self._fanout.link_in_msgs  # of all accounts: not counted per account
+        sublists = self._sublists(query.account)
+        part = rows.SublistPart(0, 0, 0, 0, lookups if sublists else 0, 0, 0, 0)
+        for sublist in sublists:
+            at = 0
+            while True:
+                _count, most, together, at = census.cache_widths(sublist, at, STEP_CACHE_SLOTS)
+                part.widest = max(part.widest, most)
+                part.widths += together
+                await pace()
+                if not at:
+                    break
+            part.subscriptions += sublist.n_subs
+            part.cached += sublist.cache_count
+            part.inserts += sublist.n_inserts
+            part.removes += sublist.n_removes
+            part.misses += sublist.n_builds
+        part.misses = min(part.misses, part.lookups)
+        sessions = list(self._clients.open.values())
+        for start in range(0, len(sessions), STEP_CACHE_SLOTS):
+            step = sessions[start : start + STEP_CACHE_SLOTS]
+            part.clients += sum(1 for session in step if not query.account or session.account == query.account)
+            await pace()
+        yield part
+
+    async def _queues(self, query: rows.QueuesQuery, pace: Pace) -> AsyncIterator[rows.QueuesPart]:
+        part = rows.QueuesPart([])
+        left = query.most
+        for session in list(self._clients.open.values()):
+            await pace()
+            if not session.connection.subscriptions:
+                continue
+            name = connection_row(session, 0).name
+            async for step in _subscription_steps(session, pace, queued_only=True):
+                if len(step) > left:
+                    part.is_over = True
+                part.rows += [QueueRow(row.subject, row.queue, row.sid, row.msgs, row.cid, name) for row in step[:left]]
+                left -= len(step)
+                if len(part.rows) >= PART_SUBSCRIPTIONS:
+                    yield part
+                    part = rows.QueuesPart([], part.is_over)
+            if left < 0:
+                break
+        yield part
+
+    # ---- traffic
+
+    async def _subjects(self, query: rows.SubjectsQuery, pace: Pace) -> AsyncIterator[rows.SubjectsPart]:
+        heaviest: list[tuple[int, str]] = []  # a heap of the heaviest, the lightest of them first
+        found: dict[str, SubjectRow] = {}
+        together = SubjectRow(query.fold + ">", 0, 0, 0, 0, 0, 0, False)
+        fold = query.fold.encode()
+        at = 0
+        # Over all accounts: of a subject that several of them use, the heaviest row is shown.
+        sublists = self._sublists()
+        while sublists:
+            least = heaviest[0][0] + 1 if len(heaviest) >= query.most else 1
+            step, folded, at = census.cached_answers(sublists[-1], at, STEP_CACHE_SLOTS, least, fold)
+            for fields in step:
+                row = SubjectRow(*fields)
+                if row.subject in found:  # the cache grew between two steps, and the entry has moved to a later slot
+                    continue
+                found[row.subject] = row
+                entry = (max(row.msgs, row.deliveries), row.subject)
+                if len(heaviest) < query.most:
+                    heapq.heappush(heaviest, entry)
+                else:
+                    del found[heapq.heappushpop(heaviest, entry)[1]]
+            together.folded += folded[0]
+            together.msgs += folded[1]
+            together.payload_bytes += folded[2]
+            together.deliveries += folded[3]
+            together.subscriptions += folded[4]
+            together.queue_groups += folded[5]
+            together.queue_members += folded[6]
+            together.is_wanted = together.is_wanted or folded[7]
+            if not at:
+                sublists.pop()
+            await pace()
+        cached = sum(sublist.cache_count for sublist in self._sublists())
+        answer = [found[subject] for _weight, subject in sorted(heaviest, reverse=True)]
+        if together.folded:
+            answer.append(together)
+        for at in range(0, max(1, len(answer)), PART_ROWS):
+            yield rows.SubjectsPart(cached, answer[at : at + PART_ROWS])
+
+    async def _slow(self, query: rows.SlowQuery, pace: Pace) -> AsyncIterator[rows.SlowPart]:
+        offset_us = wall_offset_us()
+        behind: list[ConnectionRow] = []
+        sessions = list(self._clients.open.values())
+        for at in range(0, len(sessions), STEP_ROWS):
+            for session in sessions[at : at + STEP_ROWS]:
+                if session.connection.pending_bytes >= query.least_pending_bytes:
+                    behind.append(connection_row(session, offset_us))
+            await pace()
+        behind.sort(key=lambda row: -row.pending_bytes)
+        del behind[query.most :]
+        for row in behind:
+            still_open = self._clients.open.get(row.cid)
+            if still_open is not None:
+                step, _next = census.subscriptions(still_open.connection, 0, STEP_SLOTS)
+                row.subs = tuple(SubscriptionRow(*one, row.cid) for one in step)
+            await pace()
+        past = list(self._clients.closed.slow)[-query.most :]
+        past.reverse()
+        for at in range(0, max(1, len(behind), len(past)), STEP_ROWS):
+            yield rows.SlowPart(behind[at : at + STEP_ROWS], past[at : at + STEP_ROWS])
+
+    async def _link_rows(self) -> AsyncIterator[rows.LinksPart]:
+        sessions = self._links.sessions if self._links is not None else []
+        now_us = time.monotonic_ns() // 1000
+        offset_us = time.time_ns() // 1000 - now_us
+        part = rows.LinksPart([])
+        for session in sessions:
+            in_msgs, out_msgs, in_bytes, out_bytes, pending = census.link_counters(session.link)
+            opened_us = session.socket.opened if session.socket is not None else now_us
+            part.rows.append(
+                rows.LinkRow(
+                    session.link.shard,
+                    opened_us + offset_us,
+                    session.dialled is not None,
+                    pending,
+                    in_msgs,
+                    out_msgs,
+                    in_bytes,
+                    out_bytes,
+                )
+            )
+        yield part
+
+
+async def _nothing() -> AsyncIterator[rows.Part]:
+    parts: tuple[rows.Part, ...] = ()
+    for part in parts:
+        yield part
+
+
+async def _subscription_steps(
+    session: ClientSession, pace: Pace, *, queued_only: bool = False
+) -> AsyncIterator[list[SubscriptionRow]]:
+    """All subscriptions of a client, in steps."""
+    at = 0
+    while True:
+        found, at = census.subscriptions(session.connection, at, STEP_SLOTS, queued_only)
+        cid = session.connection.cid
+        if found:
+            yield [SubscriptionRow(*row, cid) for row in found]
+        if not at:
+            return
+        await pace()
+
+
+async def _with_subscriptions(
+    row: ConnectionRow, session: ClientSession | None, pace: Pace
+) -> AsyncIterator[ConnectionRow]:
+    """The row with its subscriptions; several rows when there are many."""
+    if session is None or row.stop_us:
+        yield row
+        return
+    # A copy, so that its subscriptions are freed once it is sent: long-lived objects trigger garbage collections.
+    piece = msgspec.structs.replace(row, subs=())
+    async for step in _subscription_steps(session, pace):
+        piece.subs = (*piece.subs, *step)
+        if len(piece.subs) >= PART_SUBSCRIPTIONS:
+            yield piece
+            piece = msgspec.structs.replace(row, subs=())
+    yield piece

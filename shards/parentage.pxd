@@ -1,7 +1,0 @@
-# Who is told when a process dies: thin faces of prctl(2). No state.
-
-cdef extern from "sys/prctl.h":
-    int PR_SET_PDEATHSIG
-    int PR_SET_CHILD_SUBREAPER
-    int PR_SET_NAME
-    int prctl(int option, unsigned long argument, ...) noexcept nogil

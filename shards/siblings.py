@@ -1,0 +1,84 @@
+"""What one shard does when its links to siblings change: its clients wait while one is missing.
+
+A link that broke while its sibling lives is a hole in the broker: whoever publishes now would miss subscribers there.
+No client is served until it is closed, and new ones are steered elsewhere if that takes longer than a moment. Told by
+`shards.links.links`, made by the worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from gnatswarm.shards.boundary.control import InStep
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from gnatswarm.broker.link import SiblingLink
+    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.page import Page
+    from gnatswarm.shards.shard import Shard
+
+logger = logging.getLogger("gnatswarm.shard")
+
+# A broken link is restored in milliseconds; when it takes longer than this, new connections are steered elsewhere.
+STEER_AWAY_S = 0.05
+
+
+class Siblings:
+    """The `LinkSink` of shard `number`. `on_ready` is called once; `on_gone` when a link has ended."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        shard: Shard,
+        *,
+        number: int,
+        page: Page,
+        tell: Callable[[Message], None],
+        on_ready: Callable[[], None],
+        on_gone: Callable[[SiblingLink], None],
+    ) -> None:
+        self._loop = loop
+        self._shard = shard
+        self._number = number
+        self._page = page
+        self._tell = tell
+        self.on_ready = on_ready
+        self.on_gone = on_gone
+        self._steering_away: asyncio.TimerHandle | None = None
+        self._is_in_step = True  # the last InStep told to the router
+
+    def on_change(self, links: int) -> None:
+        """So many links are in step now."""
+        self._page.store(self._number, "links", links)
+
+    def on_hole(self) -> None:
+        """A link broke while its sibling lives."""
+        self._shard.clients.hold()
+        self._steering_away = self._loop.call_later(STEER_AWAY_S, self._say_in_step, False)
+
+    def on_doubt(self, sibling: int) -> int:
+        """It broke with messages on their way; how many clients may have lost some."""
+        return int(self._shard.fence.doubt(sibling, self._shard.clients.connections()))
+
+    def on_whole(self) -> None:
+        """No link is missing any more."""
+        if self._steering_away is not None:
+            self._steering_away.cancel()
+            self._steering_away = None
+        if not self._is_in_step:
+            self._say_in_step(True)
+        self._shard.clients.go_on()
+
+    def on_given_up(self, why: str) -> None:
+        """A link could not be made again."""
+        logger.critical("%s; ending, to be started again", why)
+        os._exit(70)  # EX_SOFTWARE, as for every unexpected error
+
+    def _say_in_step(self, on: bool) -> None:
+        self._is_in_step = on
+        self._tell(InStep(on))

@@ -1,0 +1,209 @@
+"""The server's side of one WebSocket connection: the HTTP upgrade, then frames, by the sans-I/O core of `websockets`.
+
+Frames carry NATS as a byte stream: a client's WebSocket message may contain any piece of it, text or binary, and
+fragments are passed on as they arrive. The server sends one binary message per write. The size of frames is bounded by
+max_payload and FRAME_ROOM_BYTES: a larger frame is refused when its header is read, a compressed one while it is
+inflated. Imported only where a WebSocket port is configured.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, urlsplit
+
+from websockets.datastructures import MultipleValuesError
+from websockets.extensions.permessage_deflate import ServerPerMessageDeflateFactory
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Request
+from websockets.protocol import OPEN
+from websockets.server import ServerProtocol
+
+from gnatswarm.broker.errors import CloseReason
+
+if TYPE_CHECKING:
+    from websockets.extensions import Extension, ServerExtensionFactory
+    from websockets.protocol import Event
+    from websockets.typing import BytesLike
+
+    from gnatswarm.broker.options import Options, WebSocket
+
+# A frame may hold more than one message: nats.ws puts up to 64 KB of small messages before a large one.
+FRAME_ROOM_BYTES = 1024 * 1024
+# Shorter messages are not compressed, as in nats-server.
+LEAST_COMPRESSED_BYTES = 64
+# The fastest level: compression shall save network load, not cost much CPU.
+COMPRESSION_LEVEL = 1
+
+_BAD_REQUEST = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request"
+)
+
+# The library logs nothing: the socket's owner logs errors.
+_silent = logging.getLogger("gnatswarm.websocket")
+_silent.setLevel(logging.CRITICAL)
+
+_POLICY = frozenset(
+    {
+        CloseReason.AUTHENTICATION_TIMEOUT,
+        CloseReason.AUTHENTICATION_FAILURE,
+        CloseReason.AUTHENTICATION_EXPIRED,
+        CloseReason.MAXIMUM_ACCOUNT_CONNECTIONS_EXCEEDED,
+        CloseReason.MAXIMUM_CONNECTIONS_EXCEEDED,
+        CloseReason.MAXIMUM_SUBSCRIPTIONS_EXCEEDED,
+    }
+)
+_CODES = {
+    CloseReason.CLIENT_CLOSED: CloseCode.NORMAL_CLOSURE,
+    CloseReason.PARSE_ERROR: CloseCode.PROTOCOL_ERROR,
+    CloseReason.PROTOCOL_VIOLATION: CloseCode.PROTOCOL_ERROR,
+    CloseReason.MAXIMUM_PAYLOAD_EXCEEDED: CloseCode.MESSAGE_TOO_BIG,
+    CloseReason.SERVER_SHUTDOWN: CloseCode.GOING_AWAY,
+}
+
+
+class Rules:
+    """The rules for all connections of the port."""
+
+    def __init__(self, websocket: WebSocket, *, most_bytes: int, is_encrypted: bool) -> None:
+        self.is_encrypted = is_encrypted
+        self.most_bytes = most_bytes
+        self.same_origin = websocket.same_origin
+        self.origins = frozenset(place_of(urlsplit(origin)) for origin in websocket.allowed_origins)
+        self.extensions: list[ServerExtensionFactory] = []
+        if websocket.compression:
+            # No compression window is kept between messages: it would cost some 300 KB per connection.
+            self.extensions.append(
+                ServerPerMessageDeflateFactory(
+                    server_no_context_takeover=True,
+                    client_no_context_takeover=True,
+                    compress_settings={"level": COMPRESSION_LEVEL},
+                )
+            )
+
+    def complaint(self, request: Request) -> str:
+        """What is wrong with the Origin of a request; "": nothing."""
+        if not self.same_origin and not self.origins:
+            return ""
+        try:
+            origin = request.headers.get("Origin") or request.headers.get("Sec-WebSocket-Origin")
+            host = request.headers.get("Host", "")
+        except MultipleValuesError:
+            return "more than one"
+        if not origin:
+            return ""  # not a browser; such a client could send any Origin (RFC 6455, section 1.6)
+        try:
+            scheme, name, port = place_of(urlsplit(origin))
+            _, own_name, own_port = place_of(urlsplit(f"{'https' if self.is_encrypted else 'http'}://{host}"))
+        except ValueError:
+            return "not a URL"
+        if self.same_origin and (name, port) != (own_name, own_port):
+            return "not same origin"
+        if self.origins and (scheme, name, port) not in self.origins:
+            return "not in the allowed list"
+        return ""
+
+
+def place_of(url: SplitResult) -> tuple[str, str, int]:
+    """Scheme, host and port of a URL; ValueError for an invalid port."""
+    return url.scheme, url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+
+
+class Frames:
+    """The WebSocket state of one connection."""
+
+    __slots__ = ("_protocol", "_rules", "close_reason", "error", "is_open", "is_over")
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._protocol = ServerProtocol(
+            extensions=rules.extensions or None, max_size=(None, rules.most_bytes), logger=_silent
+        )
+        self.is_open = False  # the upgrade is done
+        self.is_over = False  # nothing more is read
+        self.error = ""  # the client's error that ended it; "": none
+        self.close_reason = CloseReason.CLIENT_CLOSED
+
+    def receive(self, data: memoryview | bytes) -> list[BytesLike]:
+        """Take bytes from the client; returns pieces of its NATS stream. Call take_answer() afterwards."""
+        protocol = self._protocol
+        protocol.receive_data(bytes(data))
+        events = protocol.events_received()
+        if not self.is_open:
+            self._open(events)
+            return []
+        payloads: list[BytesLike] = []
+        for event in events:
+            assert isinstance(event, Frame)
+            if event.opcode is Opcode.CLOSE:
+                self.is_over = True
+            elif event.opcode in (Opcode.BINARY, Opcode.TEXT, Opcode.CONT) and event.data:
+                payloads.append(event.data)
+        if protocol.parser_exc is not None and not self.is_over:
+            self.is_over = True
+            self.error = str(protocol.parser_exc) or type(protocol.parser_exc).__name__
+            self.close_reason = CloseReason.PROTOCOL_VIOLATION
+        return payloads
+
+    def take_answer(self) -> bytes:
+        """Bytes to send to the client: the response to the upgrade, pongs, a close frame."""
+        return b"".join(self._protocol.data_to_send())
+
+    def frame(self, data: bytes) -> bytes:
+        """A piece of the server's NATS stream as a WebSocket message."""
+        extensions: list[Extension] | None = None
+        if self._protocol.extensions and len(data) > LEAST_COMPRESSED_BYTES:
+            extensions = list(self._protocol.extensions)
+        return Frame(Opcode.BINARY, data).serialize(mask=False, extensions=extensions)
+
+    def farewell(self, reason: int) -> bytes:
+        """A close frame for a CloseReason; b"" when one was sent already."""
+        if self._protocol.state is not OPEN:
+            return b""
+        why = CloseReason(reason)
+        code = CloseCode.POLICY_VIOLATION if why in _POLICY else _CODES.get(why, CloseCode.INTERNAL_ERROR)
+        self._protocol.send_close(code, why.text)
+        return self.take_answer()
+
+    def _open(self, events: list[Event]) -> None:
+        """Handle the HTTP request: complete, incomplete or invalid."""
+        protocol = self._protocol
+        if not events:
+            if protocol.handshake_exc is not None:
+                self._refuse(str(protocol.handshake_exc.__cause__ or protocol.handshake_exc))
+                if not any(protocol.writes):
+                    protocol.writes.insert(0, _BAD_REQUEST)
+            return
+        request = events[0]
+        assert isinstance(request, Request)
+        complaint = self._rules.complaint(request)
+        if len(events) > 1 or protocol.reader.buffer or protocol.parser_exc is not None:
+            self._refuse("client sent data before handshake is complete")
+            return
+        if "Host" not in request.headers:
+            response = protocol.reject(HTTPStatus.BAD_REQUEST, "Bad Request\n")
+            self._refuse("'Host' missing in request")
+        elif complaint:
+            response = protocol.reject(HTTPStatus.FORBIDDEN, "Forbidden\n")
+            self._refuse(f"origin not allowed: {complaint}")
+        else:
+            response = protocol.accept(request)
+            if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
+                self.is_open = True
+            else:
+                self._refuse(str(protocol.handshake_exc))
+                response.headers["Sec-WebSocket-Version"] = "13"
+        protocol.send_response(response)
+
+    def _refuse(self, why: str) -> None:
+        self.is_over = True
+        self.error = why
+
+
+def frames_factory(options: Options) -> Callable[[], Frames]:
+    """A function that makes the WebSocket state of a new connection."""
+    most_bytes = options.limits.max_payload_bytes + FRAME_ROOM_BYTES
+    rules = Rules(options.websocket, most_bytes=most_bytes, is_encrypted=options.websocket.tls.is_on)
+    return lambda: Frames(rules)

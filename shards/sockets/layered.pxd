@@ -1,0 +1,52 @@
+# A socket with layers between the wire and the peer's protocol: TLS, WebSocket, or WebSocket over TLS.
+#
+#   kernel ── recv ──→ WIRE_IN ── TLS ──→ [ frames ] ──→ Peer          input waits in `kept` while the peer is held
+#   OutBuf ──→ [ frames ] ── TLS ──→ WIRE_OUT ── send ──→ kernel       output that the kernel does not take: `unsent`
+#
+#              the first byte is no handshake, and plain clients are allowed
+#   QUIET ─→ WAITS ────────────────────────────────────────────────────────────→ PLAIN
+#      └───────┴──→ SHAKES ──→ UPGRADES (WebSocket) ──→ OPEN
+# QUIET holds INFO back (handshake_first); WAITS has sent it in plain. Only PLAIN and OPEN speak the peer's protocol.
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from gnatswarm.broker.outbuf cimport iovec
+from gnatswarm.shards.sockets.reactor cimport Socket
+
+cdef enum Stage:
+    QUIET = 0
+    WAITS = 1
+    SHAKES = 2
+    UPGRADES = 3
+    PLAIN = 4
+    OPEN = 5
+
+cdef class LayeredSocket(Socket):
+    cdef object gate           # shards.sockets.gate.Gate; None once it is passed
+    cdef object tls            # ssl.SSLObject; None: the wire is not encrypted, or not yet
+    cdef object incoming       # ssl.MemoryBIO, like the next
+    cdef object outgoing
+    cdef object frames         # shards.sockets.frames.Frames; None: no WebSocket
+    cdef object unsent         # bytes
+    cdef Py_ssize_t unsent_at
+    cdef list kept             # input not yet given to the peer: (is it as on the wire, bytes)
+    cdef Stage stage
+    cdef size_t opening_bytes  # read before the protocol began
+
+    cdef int take(self, const uint8_t *data, Py_ssize_t size) except -1
+    cdef int take_kept(self) except -1
+    cdef int begin_tls(self) except -1
+    cdef int shake(self) except -1
+    cdef int decrypt(self) except -1
+    cdef int unframe(self, object data) except -1
+    cdef int feed(self, object payload) except -1
+    cdef int become_open(self) except -1
+    cdef int become_plain(self) except -1
+    cdef int fail(self, str why, object error) except -1
+    cdef bint may_take(self) noexcept
+    cdef int encode(self) except -1
+    cdef Py_ssize_t encrypt(self, const uint8_t *data, Py_ssize_t size, Py_ssize_t at) except -1
+    cdef int queue_outgoing(self) except -1
+    cdef int queue(self, bytes data) except -1
+    cdef bint send_unsent(self) noexcept
+    cdef void drop(self) noexcept

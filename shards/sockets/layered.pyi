@@ -1,0 +1,6 @@
+from gnatswarm.shards.sockets.gate import Gate
+from gnatswarm.shards.sockets.reactor import Socket
+
+class LayeredSocket(Socket):
+    def __init__(self, gate: Gate) -> None: ...
+    def speak_first(self) -> None: ...

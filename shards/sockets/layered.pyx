@@ -1,0 +1,556 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""A socket with layers between the wire and the peer's protocol: TLS, WebSocket, or WebSocket over TLS.
+
+TLS is an ssl.SSLObject between two MemoryBIOs, fed from a buffer that all sockets share; WebSocket is
+`shards.sockets.frames`. Imported only where one of them is configured. Invariants: plaintext is encrypted only when the
+kernel has taken all earlier ciphertext, so a connection holds at most WIRE_BYTES beyond its max_pending; an idle
+connection holds no buffer of ours; no handshake begins in a round after handshakes have taken MOST_OPENING_US of it,
+and the bytes of the others wait in the kernel.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport uint32_t
+from libc.string cimport memcpy
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+from ssl import MemoryBIO, SSLError, SSLWantReadError
+
+from gnatswarm.broker.outbuf cimport (
+    CLOSE_CLIENT_CLOSED, CLOSE_PROTOCOL_VIOLATION, CLOSE_READ_ERROR, CLOSE_SLOW_CONSUMER_PENDING_BYTES,
+    CLOSE_SLOW_CONSUMER_WRITE_DEADLINE, CLOSE_TLS_HANDSHAKE_FAILURE, CLOSE_WRITE_ERROR, OutBuf, iovec,
+    out_call, out_condemn, out_gather, out_take)
+from gnatswarm.broker.word cimport likely, unlikely
+from gnatswarm.shards.sockets.reactor cimport Reactor, Socket
+
+from gnatswarm.broker.errors import SecureConnectionRequired
+
+cdef extern from "<sys/epoll.h>" nogil:
+    enum:
+        EPOLLIN, EPOLLOUT
+
+cdef extern from "<sys/socket.h>" nogil:
+    enum:
+        MSG_NOSIGNAL
+    Py_ssize_t recv(int fd, void *to, size_t n, int flags)
+    Py_ssize_t send(int fd, const void *data, size_t n, int flags)
+
+cdef extern from "Python.h":
+    enum:
+        PyBUF_READ, PyBUF_WRITE
+
+cdef enum:
+    PEER_BYTES = 262144          # the shard's read buffer (READ_BYTES of shards.sockets.reactor)
+    WIRE_BYTES = 65536           # one read, and what is encrypted ahead of the kernel: some four TLS records
+    # A MemoryBIO never shrinks, so a connection that was busy and is idle now still holds as much as was fed at once.
+    FEED_BYTES = 16384
+    RECORD_BYTES = 16384         # of plaintext, at most
+    RECORD_OVERHEAD = 512        # a record's header and tag, and handshake bytes still to be sent
+    MOST_PARTS = 64
+    HANDSHAKE_RECORD = 0x16      # the first byte of a ClientHello
+    MOST_OPENING_US = 2000       # handshakes of one round; one costs 0.2 ms (ECDSA) to 1 ms (RSA)
+    MOST_OPENING_BYTES = 262144  # before the protocol began; certificate chains take some KB
+    MOST_UNSENT = 262144         # unsent answers to control frames; above that nothing is read
+
+# SHARED BY ALL SOCKETS: the contents are used up before the next recv() or send().
+cdef uint8_t WIRE_IN[65536]
+cdef uint8_t WIRE_OUT[65536]
+
+
+cdef inline uint64_t monotonic_us() noexcept nogil:
+    cdef timespec t
+    clock_gettime(CLOCK_MONOTONIC, &t)
+    return <uint64_t>t.tv_sec * 1000000 + t.tv_nsec // 1000
+
+
+cdef inline object readable(const void *data, Py_ssize_t size):
+    return PyMemoryView_FromMemory(<char *>data, size, PyBUF_READ)
+
+
+cdef str tls_error_text(object error):
+    """OpenSSL's error text, without its source file."""
+    text = getattr(error, "verify_message", "") or (error.reason or "").replace("_", " ").lower()
+    return text or str(error)
+
+
+cdef class LayeredSocket(Socket):
+    """For Reactor.open(); `gate` says what must happen before the protocol begins.
+
+    `owner` is told on_secured(the SSLObject), on_opening_failed(why, is_upgrade) and on_wire_error(text).
+    """
+
+    def __cinit__(self, gate not None):
+        self.gate = gate
+        self.kept = None
+        self.is_opening = True
+        if gate.frames is not None:
+            self.frames = gate.frames()
+            self.stage = SHAKES if gate.context is not None else UPGRADES
+        else:
+            self.stage = QUIET if gate.is_silent else WAITS
+
+    # ---- bytes in
+
+    cdef bint may_take(self) noexcept:
+        return not (self.peer.holds or self.peer.is_closing or self.fd < 0 or self.is_lingering)
+
+    cdef int read(self) except -1:
+        cdef Reactor reactor = self.reactor
+        cdef Py_ssize_t got
+        if unlikely(self.kept is not None) and self.may_take():
+            self.read_on()
+        if self.stage == PLAIN and self.kept is None:
+            return Socket.read(self)
+        if not self.may_take() or (self.unsent is not None and len(self.unsent) - self.unsent_at > MOST_UNSENT):
+            self.arm(self.armed & ~<uint32_t>EPOLLIN)
+            return 0
+        if self.is_opening and reactor.opening_us > MOST_OPENING_US:
+            return 0   # epoll reports it again in the next round
+        got = recv(self.fd, WIRE_IN, WIRE_BYTES, 0)
+        if likely(got > 0):
+            reactor.bytes_read += got
+            if self.is_opening:
+                self.opening_bytes += got
+                if self.opening_bytes > MOST_OPENING_BYTES:
+                    return self.fail("too much before the end of the handshake", None)
+            else:
+                reactor.note_read(self, got)
+            return self.take(WIRE_IN, got)
+        if got < 0 and (errno == EAGAIN or errno == EINTR):
+            return 0
+        if self.is_opening and self.stage != WAITS and self.stage != QUIET:
+            return self.fail("EOF" if got == 0 else "the connection was reset", None)
+        self.peer.close(CLOSE_CLIENT_CLOSED if got == 0 else CLOSE_READ_ERROR)
+        out_call(&self.peer.out)
+        return 0
+
+    cdef int take(self, const uint8_t *data, Py_ssize_t size) except -1:
+        """Bytes from the wire."""
+        cdef Py_ssize_t piece
+        if self.stage == QUIET or self.stage == WAITS:
+            if data[0] == HANDSHAKE_RECORD:
+                self.begin_tls()
+            elif self.gate.allows_plain:
+                self.become_plain()
+            else:
+                return self.fail("first record does not look like a TLS handshake", SecureConnectionRequired())
+        if self.stage == PLAIN:
+            return self.feed(readable(data, size))
+        if self.stage == SHAKES and self.tls is None:
+            self.begin_tls()
+        if self.tls is None:
+            return self.unframe(readable(data, size))
+        while size:
+            piece = min(size, <Py_ssize_t>FEED_BYTES)
+            self.incoming.write(readable(data, piece))
+            data += piece
+            size -= piece
+            if self.stage == SHAKES:
+                self.shake()
+            if self.stage > SHAKES:
+                self.decrypt()
+            if not self.may_take():
+                break
+        if size and self.peer.holds:
+            if self.kept is None:
+                self.kept = []
+            self.kept.append((True, (<const char *>data)[:size]))
+        return 0
+
+    cdef int read_on(self) except -1:
+        self.take_kept()
+        if self.tls is not None and self.stage > SHAKES and self.may_take():
+            self.decrypt()
+        return 0
+
+    cdef int take_kept(self) except -1:
+        cdef list kept
+        cdef bytes wire
+        if self.kept is None or not self.may_take():
+            return 0
+        kept, self.kept = self.kept, None
+        for i, (is_wire, data) in enumerate(kept):
+            if is_wire and self.may_take():
+                self.decrypt()   # the bytes in the BIO came before these
+            if not self.may_take():
+                self.kept = (self.kept or []) + kept[i:]
+                return 0
+            if is_wire:
+                wire = data
+                self.take(<const uint8_t *>PyBytes_AS_STRING(wire), PyBytes_GET_SIZE(wire))
+            else:
+                self.feed(data)
+        return 0
+
+    # ---- TLS
+
+    cdef int begin_tls(self) except -1:
+        self.stage = SHAKES
+        self.incoming = MemoryBIO()
+        self.outgoing = MemoryBIO()
+        self.tls = self.gate.context.wrap_bio(self.incoming, self.outgoing, server_side=True)
+        return 0
+
+    cdef int shake(self) except -1:
+        cdef uint64_t started = monotonic_us()
+        cdef str why = None
+        try:
+            self.tls.do_handshake()
+        except SSLWantReadError:
+            self.queue_outgoing()
+            return 0
+        except (SSLError, OSError) as error:
+            why = tls_error_text(error) if isinstance(error, SSLError) else str(error)
+        finally:
+            self.reactor.opening_us += monotonic_us() - started
+        self.queue_outgoing()   # the last handshake messages, or an alert
+        if why is not None:
+            return self.fail(why, None)
+        self.owner.on_secured(self.tls)
+        if self.frames is not None:
+            self.stage = UPGRADES
+            return 0
+        return self.become_open()
+
+    cdef int decrypt(self) except -1:
+        """Decrypt all complete records and give their contents to the peer."""
+        cdef iovec parts[2]
+        cdef Py_ssize_t room, total, got
+        cdef char *at
+        cdef int n, i
+        cdef bint is_over = False, is_dry = False
+        cdef object tls = self.tls, incoming = self.incoming
+        if self.frames is not None:
+            return self.decrypt_frames()
+        while not is_dry and not is_over and self.may_take():
+            if not tls.pending() and not incoming.pending:
+                break
+            n = self.peer.read_parts(self.reactor.shared, PEER_BYTES, parts)
+            if n == 0:
+                break
+            total = 0
+            try:
+                for i in range(n):
+                    room = parts[i].iov_len
+                    at = <char *>parts[i].iov_base
+                    while room:
+                        got = tls.read(room, PyMemoryView_FromMemory(at, room, PyBUF_WRITE))
+                        if got == 0:
+                            is_over = True   # close_notify
+                            break
+                        total += got
+                        at += got
+                        room -= got
+                        if not incoming.pending and not tls.pending():
+                            is_dry = True
+                            break
+                    if is_dry or is_over:
+                        break
+            except SSLWantReadError:
+                is_dry = True
+            except SSLError as error:
+                self.queue_outgoing()
+                self.owner.on_wire_error(tls_error_text(error))
+                self.peer.close(CLOSE_READ_ERROR)
+                out_call(&self.peer.out)
+                return 0
+            if total:
+                if unlikely(self.reactor.is_tracing):
+                    self.show_read(parts, n, total)
+                self.peer.received(self.reactor.shared, PEER_BYTES, total)
+                self.after_operations()
+        if is_over and not self.peer.is_closing:
+            self.peer.close(CLOSE_CLIENT_CLOSED)
+            out_call(&self.peer.out)
+        elif self.outgoing.pending:   # a response to a key update
+            self.queue_outgoing()
+        return 0
+
+    def decrypt_frames(self):
+        """Like decrypt(), with WebSocket between TLS and the peer."""
+        cdef object data = None
+        while self.may_take() and (self.tls.pending() or self.incoming.pending):
+            try:
+                data = self.tls.read(RECORD_BYTES)
+            except SSLWantReadError:
+                break
+            except SSLError as error:
+                self.queue_outgoing()
+                self.owner.on_wire_error(tls_error_text(error))
+                self.peer.close(CLOSE_READ_ERROR)
+                out_call(&self.peer.out)
+                return 0
+            if not data:
+                self.peer.close(CLOSE_CLIENT_CLOSED)
+                out_call(&self.peer.out)
+                return 0
+            self.unframe(data)
+        if self.outgoing is not None and self.outgoing.pending:
+            self.queue_outgoing()
+        return 0
+
+    # ---- WebSocket
+
+    cdef int unframe(self, object data) except -1:
+        """Take bytes of the WebSocket layer: the upgrade, or frames."""
+        cdef object answer, payload
+        cdef bint was_open = self.frames.is_open
+        cdef uint64_t started
+        if not was_open:
+            started = monotonic_us()
+            payloads = self.frames.receive(data)
+            self.reactor.opening_us += monotonic_us() - started
+        else:
+            payloads = self.frames.receive(data)
+        answer = self.frames.take_answer()
+        if answer:
+            self.queue(answer)
+        if not was_open:
+            if self.frames.is_over:
+                return self.fail(self.frames.error, None)
+            if not self.frames.is_open:
+                return 0
+            self.become_open()
+        for i, payload in enumerate(payloads):
+            if not self.may_take():
+                if self.peer.holds:
+                    self.kept = (self.kept or []) + [(False, rest) for rest in payloads[i:]]
+                break
+            self.feed(payload)
+        if self.frames.is_over and not self.peer.is_closing and not self.kept:
+            if self.frames.error:
+                self.owner.on_wire_error(self.frames.error)
+            self.peer.close(self.frames.close_reason)
+            out_call(&self.peer.out)
+        return 0
+
+    cdef int feed(self, object payload) except -1:
+        """Copy bytes of the peer's protocol to where the peer wants them."""
+        cdef const uint8_t[::1] data = payload
+        cdef iovec parts[2]
+        cdef Py_ssize_t at = 0, size = data.shape[0], total, piece
+        cdef int n, i
+        while at < size:
+            n = self.peer.read_parts(self.reactor.shared, PEER_BYTES, parts)
+            if n == 0:
+                if self.peer.holds:
+                    self.kept = (self.kept or []) + [(False, bytes(payload[at:]))]
+                return 0
+            total = 0
+            for i in range(n):
+                piece = min(size - at, <Py_ssize_t>parts[i].iov_len)
+                if piece == 0:
+                    break
+                memcpy(parts[i].iov_base, &data[at], piece)
+                at += piece
+                total += piece
+            if unlikely(self.reactor.is_tracing):
+                self.show_read(parts, n, total)
+            self.peer.received(self.reactor.shared, PEER_BYTES, total)
+            self.after_operations()
+        return 0
+
+    # ---- stages
+
+    cdef int become_open(self) except -1:
+        self.stage = OPEN
+        self.is_opening = False
+        self.gate = None
+        self.opened_us = self.reactor.box.now_us   # the log-in timeout starts now
+        self.flush()
+        return 0
+
+    cdef int become_plain(self) except -1:
+        self.stage = PLAIN
+        self.is_opening = False
+        self.gate = None
+        self.opened_us = self.reactor.box.now_us
+        self.flush()
+        return 0
+
+    def speak_first(self):
+        """The client has not begun a handshake: send INFO in plain."""
+        if self.stage == QUIET and self.fd >= 0 and not self.is_lingering:
+            self.stage = WAITS
+            self.flush()
+
+    cdef int check_opening(self) except -1:
+        if self.reactor.box.now_us - self.opened_us <= <uint64_t>self.gate.timeout_us:
+            return 0
+        if self.stage == WAITS or self.stage == QUIET:
+            if self.gate.allows_plain:
+                return self.become_plain()
+            return self.fail("timeout", SecureConnectionRequired())
+        return self.fail("timeout", None)
+
+    cdef int fail(self, str why, object error) except -1:
+        """The handshake or upgrade has failed. `error` is sent in plain, if nothing was encrypted yet."""
+        self.owner.on_opening_failed(why, self.stage == UPGRADES)
+        if self.stage == WAITS:
+            if error is not None:
+                (<object>self.peer).send(error.wire)
+            Socket.flush(self)
+        self.peer.close(CLOSE_PROTOCOL_VIOLATION if self.stage == UPGRADES else CLOSE_TLS_HANDSHAKE_FAILURE)
+        out_call(&self.peer.out)
+        return 0
+
+    # ---- bytes out
+
+    cdef void flush(self) noexcept:
+        cdef OutBuf *out = &self.peer.out
+        if self.stage == PLAIN or (self.stage == WAITS and self.tls is None):
+            Socket.flush(self)
+            return
+        if self.fd < 0 or out.is_blocked or self.is_lingering:
+            return
+        try:
+            while self.send_unsent() and self.stage == OPEN and out.head != NULL and self.encode():
+                pass
+        except Exception as error:   # noexcept: the caller could not handle it
+            self.owner.on_wire_error(str(error))
+            out_condemn(out, CLOSE_WRITE_ERROR)
+
+    cdef int encode(self) except -1:
+        """Encode and send one write of the peer's output; what the kernel does not take is `unsent`. 0: give up."""
+        cdef iovec parts[MOST_PARTS]
+        cdef OutBuf *out = &self.peer.out
+        cdef int n = out_gather(out, parts, MOST_PARTS), i
+        cdef Py_ssize_t size = 0, taken = 0, at, piece, took
+        cdef bytes frame
+        if n == 0:
+            out_take(out, 0)
+            return 1
+        if self.frames is not None:
+            for i in range(n):
+                piece = min(<Py_ssize_t>parts[i].iov_len, WIRE_BYTES - taken)
+                memcpy(&WIRE_OUT[taken], parts[i].iov_base, piece)
+                taken += piece
+                if taken == WIRE_BYTES:
+                    break
+            frame = self.frames.frame(PyBytes_FromStringAndSize(<char *>WIRE_OUT, taken))
+            if unlikely(self.reactor.is_tracing):
+                self.show_sent(parts, n, taken)
+            out_take(out, taken)
+            self.queue(frame)
+            return 1
+        for i in range(n):
+            at = 0
+            while at < <Py_ssize_t>parts[i].iov_len and size + RECORD_BYTES + RECORD_OVERHEAD <= WIRE_BYTES:
+                piece = min(<Py_ssize_t>parts[i].iov_len - at, <Py_ssize_t>RECORD_BYTES)
+                size = self.encrypt(<const uint8_t *>parts[i].iov_base + at, piece, size)
+                at += piece
+                taken += piece
+            if size + RECORD_BYTES + RECORD_OVERHEAD > WIRE_BYTES:
+                break
+        if unlikely(self.reactor.is_tracing):
+            self.show_sent(parts, n, taken)
+        took = send(self.fd, WIRE_OUT, size, MSG_NOSIGNAL)
+        if took < 0:
+            if errno != EAGAIN and errno != EINTR:
+                out_condemn(out, CLOSE_WRITE_ERROR)
+                return 0
+            took = 0
+        self.was_sent = True
+        if took:
+            out.taken_us = self.reactor.box.now_us
+        if took < size:
+            self.unsent = PyBytes_FromStringAndSize(<char *>WIRE_OUT + took, size - took)
+            self.unsent_at = 0
+        out_take(out, taken)
+        return 1
+
+    cdef Py_ssize_t encrypt(self, const uint8_t *data, Py_ssize_t size, Py_ssize_t at) except -1:
+        """Encrypt `data` as one record into WIRE_OUT[at:]; returns where the next record begins."""
+        cdef bytes wire
+        cdef Py_ssize_t n
+        self.tls.write(readable(data, size))
+        wire = self.outgoing.read()
+        n = PyBytes_GET_SIZE(wire)
+        if at + n > WIRE_BYTES:
+            raise ValueError("a record is larger than TLS allows")
+        memcpy(&WIRE_OUT[at], PyBytes_AS_STRING(wire), n)
+        return at + n
+
+    cdef int queue_outgoing(self) except -1:
+        """Send the TLS layer's own messages."""
+        cdef bytes wire = self.outgoing.read()
+        if wire:
+            self.unsent = wire if self.unsent is None else self.unsent[self.unsent_at:] + wire
+            self.unsent_at = 0
+            self.send_unsent()
+        return 0
+
+    cdef int queue(self, bytes data) except -1:
+        """Send a frame, or the response to an upgrade."""
+        cdef Py_ssize_t at
+        cdef list records
+        if self.tls is not None:
+            records = []
+            for at in range(0, PyBytes_GET_SIZE(data), RECORD_BYTES):   # one by one: see FEED_BYTES
+                self.tls.write(data[at:at + RECORD_BYTES])
+                records.append(self.outgoing.read())
+            data = b"".join(records)
+        self.unsent = data if self.unsent is None else self.unsent[self.unsent_at:] + data
+        self.unsent_at = 0
+        self.send_unsent()
+        return 0
+
+    cdef bint send_unsent(self) noexcept:
+        """True: the kernel has taken everything."""
+        cdef OutBuf *out = &self.peer.out
+        cdef Py_ssize_t took, size
+        if self.unsent is None:
+            return True
+        if out.is_blocked or self.fd < 0:
+            return False
+        while True:
+            size = PyBytes_GET_SIZE(self.unsent) - self.unsent_at
+            took = send(self.fd, PyBytes_AS_STRING(self.unsent) + self.unsent_at, size, MSG_NOSIGNAL)
+            if took < 0:
+                if errno == EINTR:
+                    continue
+                if errno != EAGAIN:
+                    self.unsent = None
+                    out_condemn(out, CLOSE_WRITE_ERROR)
+                    return False
+                took = 0
+            self.was_sent = True
+            if took:
+                out.taken_us = self.reactor.box.now_us
+            if took == size:
+                self.unsent = None
+                self.unsent_at = 0
+                if self.may_take():   # reading may have stopped because of MOST_UNSENT
+                    self.arm(self.armed | <uint32_t>EPOLLIN)
+                return True
+            self.unsent_at += took
+            if took == 0:
+                out.taken_us = self.reactor.box.now_us
+            self.block()
+            return False
+
+    # ---- the end
+
+    cdef void part(self, int reason) noexcept:
+        """Send close frame and close_notify, if the socket still takes them."""
+        try:
+            if reason not in (CLOSE_WRITE_ERROR, CLOSE_READ_ERROR, CLOSE_SLOW_CONSUMER_PENDING_BYTES,
+                              CLOSE_SLOW_CONSUMER_WRITE_DEADLINE) and self.stage == OPEN and self.unsent is None:
+                if self.frames is not None:
+                    last = self.frames.farewell(reason)
+                    if last:
+                        self.queue(last)
+                if self.tls is not None:
+                    try:
+                        self.tls.unwrap()
+                    except SSLError:
+                        pass   # the client has not sent its close_notify, and need not
+                    self.queue_outgoing()
+        except Exception as error:
+            self.owner.on_wire_error(str(error))
+        self.drop()
+
+    cdef void drop(self) noexcept:
+        self.is_opening = False
+        self.tls = self.incoming = self.outgoing = self.frames = self.unsent = self.kept = self.gate = None

@@ -1,0 +1,15 @@
+# A listening socket in a reactor's set.
+
+cimport cython
+from libc.stdint cimport uint32_t
+
+from gnatswarm.shards.sockets.reactor cimport Source
+
+
+@cython.final
+cdef class Listener(Source):
+    cdef object on_accept
+    cdef object on_error
+    cdef object on_full
+    cdef int full_at
+    cdef int set_events(self, uint32_t events) except -1

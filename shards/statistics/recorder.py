@@ -1,0 +1,415 @@
+"""Sums up a shard's counters in windows of wall-clock time, and hands them to the scribe as lines of records.
+
+A window is closed in small steps between which the event loop runs. What is counted meanwhile belongs to exactly one
+of the two windows, so totals are exact. Windows begin at multiples of their length; when the clock is set, a window
+is shorter or longer, which its row shows. Called by the shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gnatswarm.broker.tally import Tally
+from gnatswarm.shards.boundary import records
+from gnatswarm.shards.boundary.pace import Pace
+from gnatswarm.shards.boundary.process_use import process_use
+from gnatswarm.shards.statistics.scribe import FILE_MARK, Block, Scribe
+from gnatswarm.shards.statistics.subject_history import MOST_KEPT, Counted, Counts, Heaviest, SubjectHistory, Window
+
+if TYPE_CHECKING:
+    from gnatswarm.broker.link import SiblingLink
+    from gnatswarm.broker.mesh import Mesh
+    from gnatswarm.broker.options import Stats
+    from gnatswarm.shards.boundary.page import Page
+    from gnatswarm.shards.boundary.rows import ConnectionRow
+    from gnatswarm.shards.links.links import Links
+    from gnatswarm.shards.sockets.reactor import Reactor
+
+logger = logging.getLogger("gnatswarm.stats")
+
+# Slots of the match cache, and of a tally, read in one step: some 50 and 150 µs.
+CACHE_SLOTS = 1024
+TALLY_SLOTS = 128
+QUEUE_ROWS = 100
+# A timer that fires at most this much early still ends the window it was set for.
+BOUNDARY_SLACK_US = 50_000
+MOST_SLOW_ROWS = 256
+
+_encoder = msgspec.json.Encoder()
+
+
+class _LinkWindow:
+    """The links to one sibling in one window; a link may be replaced by another within it."""
+
+    __slots__ = ("before", "paused_us", "peak", "total")
+
+    def __init__(self) -> None:
+        self.before: dict[int, tuple[int, ...]] = {}  # id() of a link → its counters when last read
+        self.total = [0, 0, 0, 0, 0]
+        self.peak = 0
+        self.paused_us = 0
+
+
+class Recorder:
+    """The statistics of one shard."""
+
+    def __init__(
+        self,
+        options: Stats,
+        directory: str,
+        *,
+        broker: str,
+        boot: str,
+        shard: int,
+        page: Page,
+        reactor: Reactor,
+        links: Links,
+        mesh: Mesh,
+    ) -> None:
+        self._options = options
+        self._window_us = int(options.window_s * 1_000_000)
+        self._broker = broker
+        self._boot = boot
+        self._shard = shard
+        self._page = page
+        self._reactor = reactor
+        self._links = links
+        self._sublists = mesh.sublists
+        self._scribe = Scribe(
+            Path(directory),
+            broker=broker,
+            shard=shard,
+            boot=boot,
+            max_age_s=options.max_age_s,
+            max_bytes=options.max_bytes,
+        )
+        self._lags_us: list[int] = []
+        self._by_peer: dict[int, _LinkWindow] = {}
+        self._slow: list[ConnectionRow] = []
+        self._counters = self._running_counters()
+        self._lost_windows = 0
+        self._steps: Iterator[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.history = SubjectHistory()
+        self.longest_step_s = 0.0  # the longest step of closing a window, in CPU time
+        mesh.tally(options.max_subjects)
+        self._open_window()
+        self._wait()
+
+    # ---- from the shard
+
+    def on_sweep(self, late_s: float) -> None:
+        """Ten times a second: how late the timer was."""
+        self._lags_us.append(max(0, int(late_s * 1_000_000)))
+        for session in self._links.sessions:
+            link = session.link
+            if link.is_joined:
+                window = self._link_window(link.shard)
+                window.peak = max(window.peak, link.pending_bytes)
+                if link.is_behind:
+                    window.paused_us += 100_000
+
+    def on_slow(self, row: ConnectionRow) -> None:
+        """A slow consumer was closed."""
+        if len(self._slow) < MOST_SLOW_ROWS:
+            self._slow.append(row)
+
+    def on_link_gone(self, link: SiblingLink) -> None:
+        """A link has ended: add its last counters."""
+        if link.shard >= 0:
+            window = self._link_window(link.shard)
+            self._add_link(window, id(link), link_counters(link))
+            window.before.pop(id(link), None)
+
+    def close(self) -> None:
+        """Write everything counted so far to disk; blocks for some two seconds at most."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        for _ in self._steps or ():  # finish a window that is being closed
+            pass
+        for _ in self._window_steps():
+            pass
+        if not self._scribe.close():
+            logger.error("The disk takes too long: the last statistics of this shard are not complete")
+
+    # ---- for monitoring
+
+    @property
+    def open_us(self) -> int:
+        """How long the open window has lasted."""
+        return (time.monotonic_ns() - self._opened_ns) // 1000
+
+    async def wait_window(self) -> None:
+        """Wait until no window is being closed; then each is open or in the history."""
+        if self._task is not None and not self._task.done():
+            await asyncio.shield(self._task)
+
+    # ---- windows
+
+    def _open_window(self) -> None:
+        now_us = time.time_ns() // 1000
+        slack_us = min(BOUNDARY_SLACK_US, self._window_us // 20)
+        self._start_us = (now_us + slack_us) // self._window_us * self._window_us
+        self._opened_ns = time.monotonic_ns()
+
+    def _wait(self) -> None:
+        left_us = self._start_us + self._window_us - time.time_ns() // 1000
+        # min(): after the clock was set back, the window's end may be hours away.
+        left_s = min(max(left_us, 1000), self._window_us) / 1_000_000
+        self._timer = asyncio.get_running_loop().call_later(left_s, self._on_boundary)
+
+    def _on_boundary(self) -> None:
+        if self._task is None or self._task.done():  # else the last window is still being closed: extend this one
+            self._task = asyncio.get_running_loop().create_task(self._end_window())
+        else:
+            self._wait()
+
+    async def _end_window(self) -> None:
+        pace = Pace()
+        self._steps = self._window_steps()
+        for _ in self._steps:
+            await pace()
+        self._steps = None
+        self.longest_step_s = max(self.longest_step_s, pace.longest_s)
+        self._wait()
+
+    def _window_steps(self) -> Iterator[None]:
+        """Close the window and open the next one, in short steps."""
+        self.history.ended += 1  # tells readers of the open window that it has changed
+        lines: list[bytes] = []
+        total = Counts()
+        subjects = 0
+        widths: tuple[list[int], list[int]] = ([], [])
+        tallies: list[tuple[str, Tally]] = []
+        for sublist in list(self._sublists()):
+            at = 0
+            while at := sublist.harvest(at, CACHE_SLOTS):
+                yield
+            tally = sublist.count_into(Tally(self._options.max_subjects))
+            if tally is not None:
+                tallies.append((sublist.account.decode(), tally))
+            for mine, found in zip(widths, sublist.take_widths(), strict=True):
+                mine.extend([0] * (len(found) - len(mine)))
+                for i, n in enumerate(found):
+                    mine[i] += n
+        window = self._close_window()
+        yield
+        heaviest, other_msgs = Heaviest(MOST_KEPT), 0
+        for account, tally in tallies:
+            counted, other = map(Counts._make, tally.settle())
+            total = Counts(*(a + b for a, b in zip(total, counted, strict=True)))
+            yield
+            at = 0
+            while True:
+                read, at = tally.read(at, TALLY_SLOTS)
+                rows = list(map(Counted._make, read))
+                subjects += len(rows)
+                heaviest.add(account, rows)
+                lines += [self._subject_line(window, account, row) for row in rows]
+                yield
+                if not at:
+                    break
+            other_msgs += other.msgs
+            if other.msgs or other.link_in_msgs:
+                lines.append(self._subject_line(window, account, Counted(records.OTHER, 0, *other)))
+        length_us = self._bounds(window)[1]
+        # The true start, not the nominal one: the first window began with the shard.
+        start_us = time.time_ns() // 1000 - self.open_us - length_us
+        self.history.add(Window(start_us, length_us, heaviest.rows, other_msgs + heaviest.left_out_msgs))
+        yield
+        for sublist in list(self._sublists()):
+            account = sublist.account.decode()
+            room = self._options.max_subjects
+            left_out = 0
+            more = True
+            while more:
+                members, more = sublist.harvest_queues(QUEUE_ROWS)
+                lines += [self._queue_line(window, account, *row) for row in members[:room]]
+                left_out += sum(row[4] for row in members[room:])
+                room = max(0, room - len(members))
+                yield
+            left_out += sublist.take_gone_deliveries()
+            if left_out:
+                lines.append(self._queue_line(window, account, records.OTHER, "", 0, "", left_out))
+        lines += self._other_lines(window, total, subjects, widths)
+        yield
+        booked = (
+            *(total.msgs, total.payload_bytes, total.deliveries, total.out_bytes),
+            *(total.link_out_msgs, total.link_in_msgs),
+        )
+        self._put(window, b"\n".join(lines) + b"\n", booked)
+
+    def _close_window(self) -> dict[str, object]:
+        """The common fields of the window's rows; opens the next window."""
+        window = {
+            "version": records.RECORDS_VERSION,
+            "broker": self._broker,
+            "boot": self._boot,
+            "shard": self._shard,
+            "file": FILE_MARK,
+            "window_start_us": self._start_us,
+            "window_us": (time.monotonic_ns() - self._opened_ns) // 1000,
+        }
+        self._open_window()
+        return window
+
+    def _put(self, window: dict[str, object], lines: bytes, booked: tuple[int, ...]) -> None:
+        start_us, length_us = self._bounds(window)
+        page, shard, until_us = self._page, self._shard, time.time_ns() // 1000
+        self._scribe.put(
+            Block(start_us, start_us + length_us, lines, lambda: page.note_recorded(shard, until_us, booked))
+        )
+
+    @staticmethod
+    def _bounds(window: dict[str, object]) -> tuple[int, int]:
+        start_us, length_us = window["window_start_us"], window["window_us"]
+        assert isinstance(start_us, int) and isinstance(length_us, int)
+        return start_us, length_us
+
+    # ---- rows
+
+    def _subject_line(self, window: dict[str, object], account: str, row: Counted) -> bytes:
+        return _encoder.encode(
+            records.SubjectRecord(
+                **window,  # type: ignore[arg-type]
+                account=account,
+                subject=row.subject,
+                is_folded=row.subject == records.OTHER or row.subject.endswith(".>"),
+                in_msgs=row.msgs,
+                in_bytes=row.payload_bytes,
+                deliveries=row.deliveries,
+                out_bytes=row.out_bytes,
+                widest=row.widest,
+                link_out_msgs=row.link_out_msgs,
+                link_in_msgs=row.link_in_msgs,
+                unwanted_msgs=row.unwanted,
+                cache_misses=row.misses,
+                error_msgs=row.error,
+            )
+        )
+
+    def _queue_line(
+        self, window: dict[str, object], account: str, subject: str, queue: str, cid: int, sid: str, deliveries: int
+    ) -> bytes:
+        return _encoder.encode(
+            records.QueueRecord(
+                **window,  # type: ignore[arg-type]
+                account=account,
+                subject=subject,
+                queue=queue,
+                cid=cid,
+                sid=sid,
+                deliveries=deliveries,
+            )
+        )
+
+    def _other_lines(
+        self, window: dict[str, object], total: Counts, subjects: int, widths: tuple[list[int], list[int]]
+    ) -> list[bytes]:
+        """The rows of links, of slow consumers and of the shard."""
+        found: list[records.Record] = []
+        for session in self._links.sessions:
+            if session.link.is_joined:
+                self._add_link(self._link_window(session.link.shard), id(session.link), link_counters(session.link))
+        for peer, link in sorted(self._by_peer.items()):
+            if any(link.total) or link.peak or link.paused_us:
+                found.append(records.LinkRecord(**window, peer=peer, **_link_fields(link)))  # type: ignore[arg-type]
+            link.total = [0, 0, 0, 0, 0]
+            link.peak = link.paused_us = 0
+        slow, self._slow = self._slow, []
+        found += [_slow_record(window, row) for row in slow]
+        lags, self._lags_us = sorted(self._lags_us), []
+        before, self._counters = self._counters, self._running_counters()
+        cpu_s, slow_consumers, stalls = (a - b for a, b in zip(self._counters, before, strict=True))
+        lost, self._lost_windows = self._scribe.lost_windows - self._lost_windows, self._scribe.lost_windows
+        found.append(
+            records.ShardRecord(
+                **window,  # type: ignore[arg-type]
+                window_nominal_us=self._window_us,
+                connections=self._page.snapshot(self._shard)["connections"],
+                subscriptions=sum(sublist.n_subs for sublist in self._sublists()),
+                in_msgs=total.msgs,
+                in_bytes=total.payload_bytes,
+                out_msgs=total.deliveries,
+                out_bytes=total.out_bytes,
+                unwanted_msgs=total.unwanted,
+                link_out_msgs=total.link_out_msgs,
+                link_in_msgs=total.link_in_msgs,
+                cache_misses=total.misses,
+                subjects=subjects,
+                widths=tuple(widths[0]),
+                link_widths=tuple(widths[1]),
+                lag_p50_us=percentile(lags, 0.5),
+                lag_p99_us=percentile(lags, 0.99),
+                lag_max_us=lags[-1] if lags else 0,
+                cpu_s=round(cpu_s, 6),
+                resident_bytes=process_use(os.getpid()).resident_bytes,
+                slow_consumers=int(slow_consumers),
+                stalls=int(stalls),
+                lost_windows=lost,
+            )
+        )
+        return [_encoder.encode(record) for record in found]
+
+    def _running_counters(self) -> tuple[float, int, int]:
+        return time.process_time(), self._reactor.slow_consumers, self._reactor.stalls
+
+    def _link_window(self, peer: int) -> _LinkWindow:
+        return self._by_peer.setdefault(peer, _LinkWindow())
+
+    @staticmethod
+    def _add_link(window: _LinkWindow, key: int, counters: tuple[int, ...]) -> None:
+        before = window.before.get(key, (0,) * len(counters))
+        window.before[key] = counters
+        for i, (now, then) in enumerate(zip(counters, before, strict=True)):
+            window.total[i] += now - then
+
+
+def link_counters(link: SiblingLink) -> tuple[int, ...]:
+    """(messages sent, bytes sent, messages received, bytes received, deliveries of received messages)."""
+    return link.out_msgs, link.out_bytes, link.in_msgs, link.in_bytes, link.deliveries
+
+
+def _link_fields(link: _LinkWindow) -> dict[str, int]:
+    sent_msgs, sent_bytes, received_msgs, received_bytes, deliveries = link.total
+    return {
+        "sent_msgs": sent_msgs,
+        "sent_bytes": sent_bytes,
+        "received_msgs": received_msgs,
+        "received_bytes": received_bytes,
+        "received_deliveries": deliveries,
+        "peak_pending_bytes": link.peak,
+        "paused_us": link.paused_us,
+    }
+
+
+def _slow_record(window: dict[str, object], row: ConnectionRow) -> records.SlowRecord:
+    heaviest = max(row.subs, key=lambda sub: sub.msgs, default=None)
+    return records.SlowRecord(
+        **window,  # type: ignore[arg-type]
+        cid=row.cid,
+        user=row.user,
+        name=row.name,
+        ip=row.ip,
+        subject=heaviest.subject if heaviest is not None else "",
+        pending_bytes=row.pending_bytes,
+        reason=row.reason,
+    )
+
+
+def percentile(ordered: list[int], share: float) -> int:
+    """The smallest value that at least this share of the values does not exceed; 0 for an empty list."""
+    if not ordered:
+        return 0
+    return ordered[min(len(ordered) - 1, max(0, -(-int(len(ordered) * share * 1000) // 1000) - 1))]

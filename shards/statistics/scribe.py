@@ -1,0 +1,146 @@
+"""The shard's helper thread: takes blocks of lines from the event loop and writes them to disk.
+
+Only this thread compresses, writes, syncs, renames and removes statistics files; blocks come by value over a queue,
+without shared locks. A disk that refuses writes does not disturb the shard: it is logged once, a bounded backlog is
+kept, and windows beyond it are counted as lost. Called by the recorder.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from gnatswarm.shards.boundary import statfile
+
+logger = logging.getLogger("gnatswarm.stats")
+
+# A file holds a minute's windows: a day of a shard is 1,440 files, and Spark's readers are at most a minute behind.
+ROTATE_S = 60.0
+ROTATE_BYTES = 32 * 1024 * 1024
+# The backlog while a disk is full: some minutes of a busy shard.
+MOST_BACKLOG_BYTES = 8 * 1024 * 1024
+# The router sends SIGKILL three seconds after Stop.
+CLOSE_S = 2.0
+
+
+class Block(NamedTuple):
+    """One window's rows; `on_written` is called by the thread once the kernel has them."""
+
+    start_us: int
+    end_us: int
+    lines: bytes  # with `FILE_MARK` where the file's number belongs
+    on_written: Callable[[], None]
+
+
+# A row's file number is known only when it is written; until then it is this number, which no counter has.
+FILE_MARK = -977_977_977
+_MARK = b'"file":%d,' % FILE_MARK
+
+
+class Scribe:
+    """Writes the files of one shard."""
+
+    def __init__(
+        self, directory: Path, *, broker: str, shard: int, boot: str, max_age_s: float = 0.0, max_bytes: int = 0
+    ) -> None:
+        self._directory = directory
+        self._names = (broker, shard, boot)
+        self._max_age_s = max_age_s
+        self._max_bytes = max_bytes
+        self._file: statfile.StatFile | None = None
+        self._number = 0
+        self._backlog: deque[Block] = deque()
+        self._backlog_bytes = 0
+        self._is_paused = False
+        self.lost_windows = 0  # since the start; written by the thread, read by the event loop
+        self._queue: queue.SimpleQueue[Block | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="gnat-scribe", daemon=True)
+        self._thread.start()
+
+    def put(self, block: Block) -> None:
+        """Queue this block for writing; returns at once."""
+        self._queue.put(block)
+
+    def close(self) -> bool:
+        """Write all that is queued and end; waits at most CLOSE_S. False: the disk took longer."""
+        self._queue.put(None)
+        self._thread.join(CLOSE_S)
+        return not self._thread.is_alive()
+
+    # ---- in the thread
+
+    def _run(self) -> None:
+        self._tidy()
+        while (block := self._queue.get()) is not None:
+            self._backlog.append(block)
+            self._backlog_bytes += len(block.lines)
+            self._write_backlog()
+            while self._backlog_bytes > MOST_BACKLOG_BYTES:
+                self._backlog_bytes -= len(self._backlog.popleft().lines)
+                self.lost_windows += 1
+        self._write_backlog()
+        try:
+            self._finish()
+        except OSError as error:
+            self._pause(error)
+
+    def _write_backlog(self) -> None:
+        try:
+            while self._backlog:
+                self._write(self._backlog[0])
+                self._backlog_bytes -= len(self._backlog.popleft().lines)
+        except OSError as error:
+            self._pause(error)
+            return
+        if self._is_paused:
+            self._is_paused = False
+            logger.warning("Statistics go on: %d windows were lost", self.lost_windows)
+
+    def _write(self, block: Block) -> None:
+        is_other_hour = self._file is not None and statfile.hour_directory(
+            self._directory, block.start_us
+        ) != statfile.hour_directory(self._directory, self._file.start_us)
+        if is_other_hour:
+            self._finish()
+        if self._file is None:
+            self._number += 1
+            name = statfile.file_name(*self._names, self._number)
+            self._file = statfile.StatFile(self._directory, name, block.start_us)
+        self._file.append(block.lines.replace(_MARK, b'"file":%d,' % self._number))
+        block.on_written()
+        # abs(): when the clock was set back, a window may begin before the file's first one.
+        covered_s = abs(block.end_us - self._file.start_us) / 1_000_000
+        if covered_s >= ROTATE_S or self._file.size_bytes >= ROTATE_BYTES:
+            self._finish()
+            self._tidy()
+
+    def _finish(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.finish()
+
+    def _tidy(self) -> None:
+        """Finish files of dead writers, and remove old files."""
+        try:
+            statfile.adopt_orphans(self._directory)
+            statfile.retain(self._directory, max_age_s=self._max_age_s, max_bytes=self._max_bytes, now_s=time.time())
+        except OSError as error:
+            self._pause(error)
+
+    def _pause(self, error: OSError) -> None:
+        if self._is_paused:
+            return
+        self._is_paused = True
+        logger.error(
+            "Statistics pause: cannot write to %s: %s; the broker goes on", self._directory, error.strerror or error
+        )
+        try:
+            self._finish()  # its frames are complete; the next attempt begins a new file
+        except OSError:
+            self._file = None

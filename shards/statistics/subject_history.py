@@ -1,0 +1,99 @@
+"""The heaviest subjects of a shard's last windows, kept in memory for monitoring.
+
+Bounded: at most MOST_KEPT subjects of each window, some 4 MB in all; very little on a broker with few subjects. Filled
+by the recorder, read by `shards.monitoring.hot_subjects`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+# A minute of windows of the default length.
+MOST_WINDOWS = 6
+MOST_KEPT = 1000
+
+
+class Counts(NamedTuple):
+    """What a tally says of a window as a whole, in its order (broker/tally.pxd)."""
+
+    msgs: int = 0  # from clients of this shard
+    payload_bytes: int = 0
+    deliveries: int = 0  # to clients of this shard, whoever published
+    out_bytes: int = 0
+    unwanted: int = 0  # of msgs: went to nobody, here or elsewhere
+    link_out_msgs: int = 0
+    link_in_msgs: int = 0
+    widest: int = 0  # subscribers here that one message reached
+    misses: int = 0
+
+
+class Counted(NamedTuple):
+    """What a tally says of one subject, in its order."""
+
+    subject: str
+    error: int  # at most so many messages more, counted while it had no row
+    msgs: int
+    payload_bytes: int
+    deliveries: int
+    out_bytes: int
+    unwanted: int
+    link_out_msgs: int
+    link_in_msgs: int
+    widest: int
+    misses: int
+
+
+def weight(row: Counted) -> int:
+    """How hot a subject is: messages plus deliveries plus their bytes / 256."""
+    return row.msgs + row.deliveries + (row.payload_bytes + row.out_bytes >> 8)
+
+
+class Heaviest:
+    """Keeps the heaviest `most` of the rows added; `left_out_msgs` is the number of messages of the others."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._heap: list[tuple[int, str, Counted]] = []  # weight, account; the lightest first
+        self.left_out_msgs = 0
+        self.left_out = 0
+
+    def add(self, account: str, rows: Iterable[Counted]) -> None:
+        """Add rows; each subject of an account may be added once."""
+        for row in rows:
+            entry = (weight(row), account, row)
+            if len(self._heap) < self._most:
+                heapq.heappush(self._heap, entry)
+            else:
+                _weight, _account, lightest = heapq.heappushpop(self._heap, entry)
+                self.left_out_msgs += lightest.msgs
+                self.left_out += 1
+
+    @property
+    def rows(self) -> list[tuple[str, Counted]]:
+        """(account, row), in no order."""
+        return [(account, row) for _weight, account, row in self._heap]
+
+
+class Window(NamedTuple):
+    """One closed window."""
+
+    start_us: int  # since 1970
+    length_us: int
+    rows: list[tuple[str, Counted]]  # (account, row)
+    other_msgs: int  # published to subjects that have no row
+
+
+class SubjectHistory:
+    """The last windows, the latest last."""
+
+    def __init__(self) -> None:
+        self.windows: deque[Window] = deque(maxlen=MOST_WINDOWS)
+        self.ended = 0  # changes when closing a window begins, and when the window is added here
+
+    def add(self, window: Window) -> None:
+        """Add a closed window."""
+        self.windows.append(window)
+        self.ended += 1

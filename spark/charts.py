@@ -1,0 +1,39 @@
+"""What the report's charts show, as labels and numbers: drawn as SVG in the page, and as PNG for a document.
+
+Two ways to draw, because the page stands alone, in light and dark and without a library, and a document or a ticket
+wants PNG, for which matplotlib is loaded (`page`, `plots`). What is drawn is decided here, once.
+"""
+
+from __future__ import annotations
+
+from gnatswarm.spark.advice import Rows
+
+HOTTEST = 12
+
+Line = list[tuple[float, float]]  # seconds since 1970, value
+
+
+def hottest(rows: Rows) -> list[tuple[str, float]]:
+    """(subject, deliveries), most first."""
+    return [(row["subject"], row["deliveries"]) for row in rows[:HOTTEST]]
+
+
+def over_time(rows: Rows, column: str, scale: float = 1.0) -> list[tuple[str, Line]]:
+    """A line per shard."""
+    series: dict[int, Line] = {}
+    for row in rows:
+        series.setdefault(row["shard"], []).append((row["window_start_us"] / 1e6, float(row[column] or 0) * scale))
+    return [(f"shard {shard}", line) for shard, line in sorted(series.items())]
+
+
+def between_shards(shards: Rows, matrix: Rows) -> tuple[list[str], dict[tuple[int, int], float]]:
+    """The shards' names, and the deliveries from one (by its place in that list) to another; none of a lone shard."""
+    numbers = [row["shard"] for row in shards]
+    if len(numbers) < 2:
+        return [], {}
+    at = {number: place for place, number in enumerate(numbers)}
+    return [str(number) for number in numbers], {
+        (at[row["from_shard"]], at[row["to_shard"]]): float(row["deliveries"])
+        for row in matrix
+        if row["from_shard"] in at and row["to_shard"] in at
+    }

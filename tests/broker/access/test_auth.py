@@ -1,0 +1,291 @@
+"""Who may connect: by token, one user or several; who is asked first; who stays when rules change."""
+
+from __future__ import annotations
+
+import base64
+
+import bcrypt
+import nkeys
+import pytest
+from nacl.signing import SigningKey
+
+from gnatswarm.broker.access.auth import Admission, Authenticator, HashedPassword, Verdicts
+from gnatswarm.broker.access.connect import ConnectOptions
+from gnatswarm.broker.access.nkey import is_signed_by, new_nonce, user_key
+from gnatswarm.broker.errors import AuthorizationViolation
+from gnatswarm.broker.options import Options, Permissions, User
+
+TOKEN = Options(auth_token="s3cret")
+ONE_USER = Options(auth_user="derek", auth_password="pass")
+USERS = Options(users=(User("a", "1"), User("b", "2"), User("open")))
+GUESTS = Options(users=(User("a", "1"), User("guest")), no_auth_user="guest")
+
+
+def said(token: str = "", user: str = "", password: str = "") -> ConnectOptions:
+    return ConnectOptions(auth_token=token, user=user, password=password)
+
+
+@pytest.mark.parametrize(
+    ("options", "connect", "who"),
+    [
+        (Options(), said(), ""),
+        (Options(), said("t", "u", "p"), ""),  # nobody asked
+        (TOKEN, said("s3cret"), ""),
+        (TOKEN, said("s3cret", "x", "y"), ""),
+        (ONE_USER, said(user="derek", password="pass"), "derek"),
+        (USERS, said(user="a", password="1"), "a"),
+        (USERS, said(user="b", password="2"), "b"),
+        (USERS, said(user="open"), "open"),
+        (GUESTS, said(), "guest"),
+        (GUESTS, said(user="a", password="1"), "a"),
+    ],
+)
+def test_who_is_let_in(options, connect, who):
+    rules = Authenticator(options)
+    admission = rules.examine(connect)
+    assert isinstance(admission, Admission)
+    assert admission.identity.user == who
+    assert rules.readmit(admission) == admission.identity
+
+
+@pytest.mark.parametrize(
+    ("options", "connect"),
+    [
+        (TOKEN, said()),
+        (TOKEN, said("S3cret")),
+        (TOKEN, said("s3cret ")),
+        (TOKEN, said(password="s3cret")),
+        (TOKEN, said("\ud800")),
+        (ONE_USER, said()),
+        (ONE_USER, said(user="derek")),
+        (ONE_USER, said(user="derek", password="pass?")),
+        (ONE_USER, said(user="Derek", password="pass")),
+        (ONE_USER, said(token="pass")),
+        (ONE_USER, said(user="other", password="")),
+        (USERS, said(user="a", password="2")),
+        (USERS, said(user="c", password="1")),
+        (USERS, said()),
+        (USERS, said(user="open", password="x")),
+        (GUESTS, said(user="a", password="")),
+        (GUESTS, said(user="nobody")),
+        (GUESTS, said(password="x")),
+        (GUESTS, said("x")),
+    ],
+)
+def test_who_is_not(options, connect):
+    with pytest.raises(AuthorizationViolation):
+        Authenticator(options).examine(connect)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_required", "asks"),
+    [
+        (Options(), False, False),
+        (TOKEN, True, True),
+        (ONE_USER, True, True),
+        (USERS, True, True),
+        (GUESTS, True, False),
+    ],
+)
+def test_a_connect_must_come_first_where_nobody_is_let_in_without(options, is_required, asks):
+    rules = Authenticator(options)
+    assert (rules.is_required, rules.anonymous() is None) == (is_required, asks)
+
+
+@pytest.mark.parametrize(
+    ("before", "connect", "after", "stays"),
+    [
+        (TOKEN, said("s3cret"), Options(auth_token="other"), False),
+        (TOKEN, said("s3cret"), TOKEN, True),
+        (TOKEN, said("s3cret"), Options(), True),
+        (USERS, said(user="a", password="1"), Options(users=(User("a", "1"),)), True),
+        (USERS, said(user="a", password="1"), Options(users=(User("a", "changed"),)), False),
+        (USERS, said(user="b", password="2"), Options(users=(User("a", "1"),)), False),
+        (USERS, said(user="open"), Options(users=(User("open", "now"),)), False),
+        (Options(), said(), TOKEN, False),
+        (Options(), said(), GUESTS, True),
+        (GUESTS, said(), USERS, False),
+    ],
+)
+def test_who_stays_when_the_rules_change(before, connect, after, stays):
+    admission = Authenticator(before).examine(connect)
+    assert isinstance(admission, Admission)
+    assert (Authenticator(after).readmit(admission) is not None) is stays
+
+
+# ---- bcrypt
+
+HASH = bcrypt.hashpw(b"s3cret", b"$2b$04$" + b"a" * 21 + b"u").decode()
+OTHER_HASH = bcrypt.hashpw(b"s3cret", b"$2b$04$" + b"b" * 21 + b"u").decode()
+HASHED = Options(users=(User("a", HASH), User("plain", "p")))
+
+
+def compared(rules: Authenticator, verdicts: Verdicts, connect: ConnectOptions) -> Admission:
+    """What a shard does, without a thread."""
+    outcome = rules.examine(connect)
+    if isinstance(outcome, HashedPassword):
+        same = bcrypt.checkpw(outcome.password.encode(), outcome.hashed.encode()) and outcome.is_known
+        verdicts.note(outcome.key, same)
+        outcome = rules.examine(connect)
+    assert isinstance(outcome, Admission)
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("options", "connect"),
+    [
+        (HASHED, said(user="a", password="s3cret")),
+        (Options(auth_user="a", auth_password=HASH), said(user="a", password="s3cret")),
+        (Options(auth_token=HASH), said("s3cret")),
+    ],
+)
+def test_a_hashed_secret_is_compared_once_and_then_known(options, connect):
+    verdicts = Verdicts()
+    rules = Authenticator(options, verdicts)
+    assert isinstance(rules.examine(connect), HashedPassword)
+    admission = compared(rules, verdicts, connect)
+    assert isinstance(rules.examine(connect), Admission)
+    assert rules.readmit(admission) == admission.identity
+
+
+@pytest.mark.parametrize(
+    "connect", [said(user="a", password="wrong"), said(user="a"), said(user="who", password="s3cret")]
+)
+def test_a_wrong_one_is_refused_then_and_at_once_the_next_time(connect):
+    verdicts = Verdicts()
+    rules = Authenticator(HASHED, verdicts)
+    # An unknown user too: how long the answer takes does not say who exists.
+    assert isinstance(rules.examine(connect), HashedPassword)
+    for _ in range(2):
+        with pytest.raises(AuthorizationViolation):
+            compared(rules, verdicts, connect)
+
+
+def test_an_unknown_user_is_not_let_in_whatever_the_comparison_says():
+    verdicts = Verdicts()
+    rules = Authenticator(HASHED, verdicts)
+    question = rules.examine(said(user="who", password="x"))
+    assert isinstance(question, HashedPassword)
+    assert not question.is_known and not rules.is_current(question)
+    verdicts.note(question.key, True)
+    with pytest.raises(AuthorizationViolation):
+        rules.examine(said(user="who", password="x"))
+
+
+def test_the_hash_itself_is_no_password():
+    with pytest.raises(AuthorizationViolation):
+        compared(Authenticator(HASHED, verdicts := Verdicts()), verdicts, said(user="a", password=HASH))
+
+
+def test_who_came_in_by_another_hash_has_to_come_again():
+    verdicts = Verdicts()
+    admission = compared(Authenticator(HASHED, verdicts), verdicts, said(user="a", password="s3cret"))
+    assert Authenticator(Options(users=(User("a", HASH, permissions=Permissions()),)), verdicts).readmit(admission)
+    assert Authenticator(Options(users=(User("a", OTHER_HASH),)), verdicts).readmit(admission) is None
+    assert Authenticator(Options(users=(User("a", "s3cret"),)), verdicts).readmit(admission)
+    assert Authenticator(Options(users=(User("a", "other"),)), verdicts).readmit(admission) is None
+
+
+def test_rules_that_changed_meanwhile_do_not_let_in():
+    rules = Authenticator(HASHED)
+    question = rules.examine(said(user="a", password="s3cret"))
+    assert isinstance(question, HashedPassword) and rules.is_current(question)
+    for changed in (OTHER_HASH, "s3cret"):
+        assert not Authenticator(Options(users=(User("a", changed),))).is_current(question)
+    assert not Authenticator(Options(users=(User("a", HASH, account="A"),))).is_current(question)
+    assert not Authenticator(Options()).is_current(question)
+
+
+def test_no_secret_is_shown_or_kept():
+    rules = Authenticator(HASHED)
+    question = rules.examine(said(user="a", password="s3cret"))
+    assert "s3cret" not in repr(question) and HASH not in repr(question)
+    admission = Authenticator(Options()).examine(said("t0ken", "u", "p4ss"))
+    assert "t0ken" not in repr(admission) and "p4ss" not in repr(admission)
+    assert HASH not in repr(HASHED)
+
+
+def test_verdicts_are_bounded_and_the_latest_stay():
+    verdicts = Verdicts(most=3)
+    for number in range(3):
+        verdicts.note(b"%d" % number, True)
+    assert verdicts.get(b"0") is True
+    verdicts.note(b"3", False)
+    assert [verdicts.get(key) for key in (b"0", b"1", b"2", b"3")] == [True, None, True, False]
+
+
+# ---- nkeys
+
+
+def key_pair(seed: int = 1) -> tuple[str, SigningKey]:
+    signing = SigningKey(bytes([seed] * 32))
+    raw = bytes([20 << 3]) + bytes(signing.verify_key)
+    crc = nkeys.crc16(raw)
+    return base64.b32encode(raw + crc.to_bytes(2, "little")).rstrip(b"=").decode(), signing
+
+
+PUBLIC, SIGNING = key_pair()
+NKEYS = Options(users=(User(nkey=PUBLIC, account="A"), User("a", "1")))
+
+
+def signed(nonce: bytes, *, key: str = PUBLIC, signing: SigningKey = SIGNING) -> ConnectOptions:
+    signature = base64.urlsafe_b64encode(signing.sign(nonce).signature).rstrip(b"=").decode()
+    return ConnectOptions(nkey=key, sig=signature)
+
+
+def test_a_public_key_is_what_the_nkeys_library_says_it_is():
+    pair = nkeys.from_seed(nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_USER))
+    text = pair.public_key.decode()
+    key = user_key(text)
+    assert key is not None and len(key) == 32
+    assert is_signed_by(key, b"nonce", base64.urlsafe_b64encode(pair.sign(b"nonce")).rstrip(b"=").decode())
+    account = nkeys.from_seed(nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_ACCOUNT)).public_key.decode()
+    for bad in (
+        text[:-1],
+        text[:-1] + ("A" if text[-1] != "A" else "B"),
+        text.lower(),
+        "U" * 56,
+        "",
+        account,
+        text + "A",
+    ):
+        assert user_key(bad) is None
+
+
+def test_a_signature_lets_in():
+    rules = Authenticator(NKEYS)
+    assert rules.wants_nonce and rules.anonymous() is None
+    nonce = new_nonce()
+    admission = rules.examine(signed(nonce), nonce)
+    assert isinstance(admission, Admission)
+    assert (admission.identity.user, admission.identity.account) == (PUBLIC, "A")
+    assert rules.readmit(admission) == admission.identity
+    assert Authenticator(Options(users=(User("a", "1"),))).readmit(admission) is None
+    ordinary = ConnectOptions(nkey=PUBLIC, sig=base64.b64encode(SIGNING.sign(nonce).signature).decode())
+    assert isinstance(rules.examine(ordinary, nonce), Admission)  # padded base64, as the real server takes it
+
+
+@pytest.mark.parametrize(
+    "attack", ["replayed", "none", "empty nonce", "other key", "cut", "rubbish", "unknown", "as user"]
+)
+def test_what_is_no_signature_of_this_connection_s_nonce_does_not(attack):
+    rules = Authenticator(NKEYS)
+    nonce = new_nonce()
+    stranger, strangers = key_pair(2)
+    connect = {
+        "replayed": signed(new_nonce()),
+        "none": ConnectOptions(nkey=PUBLIC),
+        "empty nonce": signed(b""),
+        "other key": signed(nonce, signing=strangers),
+        "cut": ConnectOptions(nkey=PUBLIC, sig=signed(nonce).sig[:-4]),
+        "rubbish": ConnectOptions(nkey=PUBLIC, sig="\ud800é=\n"),
+        "unknown": signed(nonce, key=stranger, signing=strangers),
+        "as user": ConnectOptions(user=PUBLIC, password=signed(nonce).sig),
+    }[attack]
+    with pytest.raises(AuthorizationViolation):
+        rules.examine(connect, b"" if attack == "empty nonce" else nonce)
+
+
+def test_nonces_differ():
+    assert len({new_nonce() for _ in range(1000)}) == 1000
+    assert all(len(new_nonce()) == 15 for _ in range(10))

@@ -1,0 +1,61 @@
+"""Which user a certificate stands for: names in their order, distinguished names read as RFC 4514 has them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gnatswarm.broker.access.certificate_names import distinguished_name, find_user, names_of
+
+BOB = {
+    "subject": ((("organizationName", "gnats"),), (("commonName", "bob"),)),
+    "subjectAltName": (("DNS", "d.example"), ("URI", "urn:u"), ("email", "b@example.com"), ("IP Address", "10.0.0.1")),
+}
+
+
+def test_addresses_come_before_hosts_and_those_before_uris() -> None:
+    assert names_of(BOB).alternatives == ("b@example.com", "d.example", "urn:u")
+
+
+@pytest.mark.parametrize(
+    ("users", "found"),
+    [
+        (["d.example", "b@example.com"], "b@example.com"),
+        (["CN=bob,O=gnats", "urn:u"], "urn:u"),
+        (["O=gnats,CN=bob", "CN=bob,O=gnats"], "CN=bob,O=gnats"),
+        (["O=gnats,CN=bob"], "O=gnats,CN=bob"),
+        (["cn = bob , O=gnats"], "cn = bob , O=gnats"),
+        (["CN=bob", "O=gnats", "CN=BOB,O=gnats", "CN=bob,O=gnats,O=gnats", "10.0.0.1", "bob", "="], None),
+        ([], None),
+    ],
+)
+def test_the_first_name_that_is_a_user_counts(users: list[str], found: str | None) -> None:
+    assert find_user(names_of(BOB), users) == found
+
+
+def test_a_certificate_without_names_is_nobody() -> None:
+    assert find_user(names_of({}), ["", "=", "CN="]) is None
+    assert find_user(names_of({"subject": ()}), ["CN=", "x"]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("CN=a", [{("CN", "a")}]),
+        ("CN=a,DC=b", [{("CN", "a")}, {("DC", "b")}]),
+        ("CN=a+OU=b,O=c", [{("CN", "a"), ("OU", "b")}, {("O", "c")}]),
+        (r"CN=a\,b", [{("CN", "a,b")}]),
+        (r"CN=a\20", [{("CN", "a ")}]),
+        (r"CN=\C3\A4", [{("CN", "ä")}]),
+        ("CN=ä", [{("CN", "ä")}]),
+        ("CN=", [{("CN", "")}]),
+        ("1.2.3=a", [{("1.2.3", "a")}]),
+        ("CN", None),
+        ("CN=a,", None),
+        ("=a", None),
+        ("C N=a", None),
+        ("CN=a\\", None),
+    ],
+)
+def test_a_distinguished_name_is_read(text: str, name: list[set[tuple[str, str]]] | None) -> None:
+    wanted = None if name is None else tuple(frozenset(part) for part in name)
+    assert distinguished_name(text) == wanted

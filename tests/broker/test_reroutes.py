@@ -1,0 +1,313 @@
+"""Queue messages that find no member where they were sent: who gets them instead, and who is told when."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.engine import QUIET, EngineClient, frames
+from tests.support.mesh import Mesh
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def make(shards: int = 2) -> Mesh:
+        made.append(Mesh(shards, connect=QUIET))
+        return made[-1]
+
+    yield make
+    for mesh in made:
+        mesh.settle()
+        assert all(engine.probe.reroutes.n_pending == 0 for engine in mesh.engines.values())
+        mesh.close()
+
+
+def carry(mesh: Mesh, *hops: tuple[int, int]) -> None:
+    """All that is on these ways now, one after the other."""
+    for a, b in hops:
+        mesh.carry(a, b, 1 << 30)
+
+
+def client_of(mesh: Mesh, shard: int, which: int = 0) -> EngineClient:
+    return mesh.clients[2 * shard + which]
+
+
+def publish(mesh: Mesh, shard: int, *numbers: int, subject: bytes = b"a") -> None:
+    bodies = [b"%d" % number for number in numbers]
+    client_of(mesh, shard).feed(b"".join(b"PUB %b %d\r\n%b\r\n" % (subject, len(body), body) for body in bodies))
+
+
+def got(client: EngineClient) -> list[int]:
+    return [int(frame.payload) for frame in frames(client.take()) if frame.is_message]
+
+
+def on_wire(mesh: Mesh, a: int, b: int) -> bytes:
+    """What shard a has sent to shard b, and b has not read."""
+    mesh.finish()
+    end = mesh.ends[a, b]
+    assert end.socket is not None
+    return bytes(end.socket.sent[end.carried :])
+
+
+# ---- members that have unsubscribed
+
+
+def test_a_member_that_unsubscribes_takes_what_siblings_sent_before_they_knew(make):
+    mesh = make()
+    member = client_of(mesh, 1)
+    member.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publish(mesh, 0, 1, 2)
+    member.feed(b"UNSUB 1\r\nPING\r\n")
+    carry(mesh, (0, 1))
+    assert member.take() == b"MSG a 1 1\r\n1\r\nMSG a 1 1\r\n2\r\n"
+    carry(mesh, (1, 0))
+    publish(mesh, 0, 3)  # now it knows
+    mesh.settle()
+    assert member.take() == b"PONG\r\n"
+
+
+def test_lingering_ends_although_its_client_never_pings(make):
+    mesh = make()
+    member = client_of(mesh, 1)
+    member.feed(b"SUB a q 1\r\nUNSUB 1\r\n")
+    assert on_wire(mesh, 1, 0).endswith(b"RS- $G a q\r\nPING\r\n")
+    mesh.settle()
+    assert mesh.engines[1].probe.memory["lingering"] == 0
+
+
+def test_a_current_member_comes_before_one_that_has_left(make):
+    mesh = make(3)
+    leaver, stays = client_of(mesh, 1), client_of(mesh, 2)
+    for member in (leaver, stays):
+        member.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publish(mesh, 0, *range(10))
+    leaver.feed(b"UNSUB 1\r\n")
+    mesh.settle()
+    assert got(leaver) == []
+    assert sorted(got(stays)) == list(range(10))
+
+
+def test_a_current_member_here_comes_before_one_that_has_left(make):
+    mesh = make()
+    leaver, stays = client_of(mesh, 1), client_of(mesh, 1, 1)
+    for member in (leaver, stays):
+        member.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publish(mesh, 0, *range(10))
+    leaver.feed(b"UNSUB 1\r\n")
+    mesh.settle()
+    assert got(leaver) == []
+    assert got(stays) == list(range(10))
+
+
+@pytest.mark.parametrize("shards", [3, 4])
+def test_nothing_is_lost_where_all_members_leave_at_once(make, shards):
+    mesh = make(shards)
+    members = [client_of(mesh, shard) for shard in range(1, shards)]
+    for member in members:
+        member.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publish(mesh, 0, *range(50))
+    for member in members:
+        member.feed(b"UNSUB 1\r\nPING\r\n")
+    mesh.settle()
+    assert sorted(number for member in members for number in got(member)) == list(range(50))
+    assert sum(engine.probe.reroutes.n_lost for engine in mesh.engines.values()) == 0
+
+
+def test_what_was_sent_on_comes_back_to_a_member_that_has_left_if_the_other_is_gone(make):
+    """Its siblings knew already that it had left, but not that nobody else was there."""
+    mesh = make(3)
+    leaver, closes = client_of(mesh, 1), client_of(mesh, 2)
+    leaver.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publish(mesh, 0, 1)
+    closes.feed(b"SUB a q 1\r\n")
+    carry(mesh, (2, 1))
+    leaver.feed(b"UNSUB 1\r\nPING\r\n")
+    carry(mesh, (1, 0), (1, 2), (0, 1))  # 1 sends it on to 2, and has not heard from it
+    closes.close()
+    mesh.finish()
+    carry(mesh, (2, 1))
+    assert leaver.take() == b"", "a PONG may not come before what may still be given to its client"
+    mesh.settle()
+    assert leaver.take() == b"MSG a 1 1\r\n1\r\nPONG\r\n"
+
+
+def test_the_pong_of_a_member_that_has_left_waits_for_what_was_sent_on_after_its_ping(make):
+    """The siblings have acknowledged its PING, and a message may still come back to it."""
+    mesh = make(3)
+    leaver, closes = client_of(mesh, 1), client_of(mesh, 2)
+    leaver.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publish(mesh, 0, 1)
+    closes.feed(b"SUB a q 1\r\n")
+    carry(mesh, (2, 1))
+    leaver.feed(b"UNSUB 1\r\nPING\r\n")
+    carry(mesh, (1, 2), (2, 1), (1, 2))  # two PINGs: what lingers has its own
+    carry(mesh, (0, 1), (2, 1))  # sent on to 2, behind both
+    closes.close()
+    carry(mesh, (1, 0), (0, 1), (1, 0), (0, 1))
+    assert leaver.take() == b""
+    mesh.settle()
+    assert leaver.take() == b"MSG a 1 1\r\n1\r\nPONG\r\n"
+
+
+def test_a_member_that_has_left_takes_no_more_than_its_max(make):
+    mesh = make()
+    member = client_of(mesh, 1)
+    member.feed(b"SUB a q 1\r\nUNSUB 1 3\r\n")
+    mesh.settle()
+    publish(mesh, 0, *range(5))
+    member.feed(b"UNSUB 1\r\n")
+    mesh.settle()
+    assert got(member) == [0, 1, 2]
+
+
+def test_a_member_that_has_had_its_max_does_not_linger(make):
+    mesh = make()
+    member = client_of(mesh, 1)
+    member.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publish(mesh, 0, 1)
+    mesh.settle()
+    publish(mesh, 0, 2)
+    member.feed(b"UNSUB 1 1\r\n")
+    mesh.settle()
+    assert got(member) == [1]
+
+
+def test_a_closed_connection_takes_nothing(make):
+    mesh = make()
+    member = client_of(mesh, 1)
+    member.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publish(mesh, 0, 1)
+    member.feed(b"UNSUB 1\r\n")
+    member.close()
+    mesh.settle()
+    assert got(member) == []
+    assert mesh.engines[1].probe.reroutes.n_lost == 1
+
+
+def test_a_sid_that_is_used_again_is_the_new_subscription_alone(make):
+    mesh = make()
+    member = client_of(mesh, 1)
+    member.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publish(mesh, 0, 1)
+    member.feed(b"UNSUB 1\r\nSUB b 1\r\n")
+    mesh.settle()
+    assert member.take() == b""
+
+
+def test_a_wildcard_member_that_has_left_hears_what_it_subscribed_to_alone(make):
+    mesh = make()
+    member = client_of(mesh, 1)
+    member.feed(b"SUB a.* q 1\r\n")
+    mesh.settle()
+    publish(mesh, 0, 1, subject=b"a.x")
+    member.feed(b"UNSUB 1\r\n")
+    carry(mesh, (0, 1))
+    mesh.engines[1].probe.feed(mesh.ends[1, 0].socket, b"RMSG $G b.x | q 1\r\n2\r\n")
+    assert member.take() == b"MSG a.x 1 1\r\n1\r\n"
+
+
+# ---- messages that are sent on
+
+
+def test_the_pong_of_a_sibling_waits_for_what_it_sent_on(make):
+    mesh = make(3)
+    leaver, stays, publisher = client_of(mesh, 1), client_of(mesh, 2), client_of(mesh, 0)
+    leaver.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publish(mesh, 0, 1)
+    stays.feed(b"SUB a q 1\r\n")
+    carry(mesh, (2, 1))
+    leaver.feed(b"UNSUB 1\r\n")
+    assert publisher.talk(b"PING\r\n") == b""
+    carry(mesh, (0, 1), (1, 0))
+    assert publisher.take() == b"", "it is on its way"
+    carry(mesh, (1, 2))
+    assert got(stays) == [1]
+    carry(mesh, (2, 1), (1, 0))
+    assert publisher.take() == b"PONG\r\n"
+
+
+def test_a_message_that_is_sent_on_twice_is_acknowledged_when_it_has_arrived(make):
+    mesh = make(4)
+    publisher = client_of(mesh, 0)
+    client_of(mesh, 1).feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publish(mesh, 0, 1)
+    client_of(mesh, 2).feed(b"SUB a q 1\r\n")
+    carry(mesh, (2, 1))
+    client_of(mesh, 1).feed(b"UNSUB 1\r\n")
+    publisher.feed(b"PING\r\n")
+    carry(mesh, (0, 1))  # 1 → 2
+    client_of(mesh, 3).feed(b"SUB a q 1\r\n")
+    carry(mesh, (3, 2))
+    client_of(mesh, 2).feed(b"UNSUB 1\r\n")
+    carry(mesh, (1, 2))  # 2 → 3
+    assert b"QACK" not in on_wire(mesh, 2, 1)
+    carry(mesh, (2, 1), (1, 0))
+    assert publisher.take() == b""
+    carry(mesh, (2, 3))
+    assert got(client_of(mesh, 3)) == [1]
+    carry(mesh, (3, 2), (2, 1), (1, 0))
+    assert publisher.take() == b"PONG\r\n"
+
+
+def test_what_was_sent_on_to_a_shard_that_dies_holds_nobody(make):
+    mesh = make(3)
+    publisher = client_of(mesh, 0)
+    client_of(mesh, 1).feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publish(mesh, 0, 1)
+    client_of(mesh, 2).feed(b"SUB a q 1\r\n")
+    carry(mesh, (2, 1))
+    client_of(mesh, 1).feed(b"UNSUB 1\r\n")
+    publisher.feed(b"PING\r\n")
+    carry(mesh, (0, 1), (1, 0))
+    assert publisher.take() == b""
+    mesh.kill(2)
+    carry(mesh, (1, 0))
+    assert publisher.take() == b"PONG\r\n"
+
+
+def test_who_is_asked_while_a_link_is_made_again_waits_for_what_that_sibling_says(make):
+    """A member lives behind a link that is not in step: the message waits for its word, and is not lost."""
+    mesh = make(3)
+    publisher, leaver, stays = client_of(mesh, 0), client_of(mesh, 1), client_of(mesh, 2)
+    for member in (leaver, stays):
+        member.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publish(mesh, 0, *range(20))
+    publisher.feed(b"PING\r\n")
+    leaver.close()
+    mesh.break_link(1, 2)
+    carry(mesh, (0, 1), (1, 0))
+    assert publisher.take() == b""
+    mesh.settle()
+    assert publisher.take() == b"PONG\r\n"
+    assert sorted(got(stays)) == list(range(20))
+
+
+def test_who_waits_for_a_link_that_will_not_come_back_goes_on(make):
+    mesh = make(3)
+    publisher, leaver = client_of(mesh, 0), client_of(mesh, 1)
+    leaver.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publish(mesh, 0, 1)
+    publisher.feed(b"PING\r\n")
+    leaver.close()
+    mesh.break_link(1, 2)
+    carry(mesh, (0, 1), (1, 0))
+    assert publisher.take() == b""
+    mesh.kill(2)
+    carry(mesh, (1, 0))
+    assert publisher.take() == b"PONG\r\n"
+    assert mesh.engines[1].probe.reroutes.n_lost == 1

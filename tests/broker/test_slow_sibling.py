@@ -1,0 +1,185 @@
+"""A subscriber who is behind makes publishers wait on other shards too: its shard says SLOW, and theirs heed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gnatswarm.broker import rules
+from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.service_imports import ServiceImports
+from tests.support.engine import QUIET, EngineClient
+from tests.support.mesh import Mesh
+
+SLOW_US = 300_000  # a SLOW has worn off
+SLOW_AGAIN_US = 50_000  # earlier than this it is not said again
+PENDING = Limits(max_pending_bytes=1_000_000)  # half of it is a reader's mark
+SIZE = 1000
+BODY = b"x" * SIZE
+ENOUGH = 700  # of them are past the mark, and not past the whole
+
+
+class Swarm:
+    """Three shards of accounts A and B (which imports of A), and what they tell each other."""
+
+    def __init__(self) -> None:
+        self.mesh = Mesh(3, connect=QUIET)
+        for shard, engine in self.mesh.engines.items():
+            mesh = engine.probe.mesh
+            assert mesh is not None
+            engine.probe.fanout.gate = crossing = ServiceImports(engine.probe.fanout, shard)
+            mesh.answer_replies(crossing.reply_prefix)
+            a, b = mesh.account(b"A"), mesh.account(b"B")
+            kind = rules.RESPONSE_KINDS["stream"]
+            b.set_rules([], [rules.ServiceImport(b, a, b"service", b"service", kind, 120_000_000)])
+            b.streams = [rules.StreamImport(a, b"stream", b"stream")]
+
+    def client(self, shard: int, account: bytes, words: bytes = b"") -> EngineClient:
+        """Who has said this, which every shard has heard."""
+        engine = self.mesh.engines[shard]
+        client = engine.client(QUIET)
+        self.mesh.clients.append(client)
+        self.mesh.shard_of.append(shard)
+        assert engine.probe.mesh is not None
+        client.connection.enter(engine.probe.mesh.account(account), None)
+        client.connection.set_limits(PENDING)
+        client.feed(words)
+        self.mesh.settle()
+        return client
+
+    def stop_reading(self, client: EngineClient) -> None:
+        client._engine.probe.set_takes(client.socket, 0)
+
+    def pass_time(self, us: int) -> None:
+        """For all shards; who waits for somebody slow may go on once, as with a reactor."""
+        for engine in self.mesh.engines.values():
+            engine.probe.set_clock(engine.probe.now_us + us)
+            engine.probe.release_stalls()
+
+    def said_slow(self, shard: int, to: int) -> list[bytes]:
+        """Whatever this shard has to tell that one is taken there; what of it is SLOW."""
+        end = self.mesh.ends[shard, to]
+        self.mesh.finish()
+        assert end.socket is not None
+        said = bytes(end.socket.sent[end.carried :])
+        self.mesh.carry(shard, to, 1 << 30)
+        return [line for line in said.split(b"\r\n") if line.startswith(b"SLOW ")]
+
+    def close(self) -> None:
+        for client in self.mesh.clients:
+            client._engine.probe.set_takes(client.socket, -1)
+        for engine in self.mesh.engines.values():
+            engine.probe.release_stalls()
+        self.mesh.settle()
+        self.mesh.close()
+
+
+@pytest.fixture
+def swarm() -> Iterator[Swarm]:
+    swarm = Swarm()
+    yield swarm
+    swarm.close()
+
+
+def publish(subject: bytes, body: bytes = BODY) -> bytes:
+    return b"PUB %b %d\r\n%b\r\n" % (subject, len(body), body)
+
+
+def is_held(client: EngineClient) -> bool:
+    return client.socket.is_held
+
+
+def feed_a_run(swarm: Swarm, publisher: EngineClient) -> None:
+    """All with one line, so that the link takes them as runs; but for the first, which it remembers."""
+    frame = len(b"RMSG A stream %d\r\n" % SIZE) + SIZE + 2
+    publisher.feed(publish(b"stream"))
+    assert swarm.mesh.carry(0, 1, frame)
+    assert swarm.said_slow(1, 0) == []
+    publisher.feed(publish(b"stream") * ENOUGH)
+    assert swarm.mesh.carry(0, 1, 1 << 30, [200 * frame] * 10)
+
+
+def feed_one_by_one(swarm: Swarm, publisher: EngineClient) -> None:
+    """No line like the one before."""
+    publisher.feed(b"".join(publish(b"stream", BODY + b"y" * (number % 2)) for number in range(ENOUGH)))
+    assert swarm.mesh.carry(0, 1, 1 << 30)
+
+
+@pytest.mark.parametrize("words", [b"SUB stream 1\r\n", b"SUB stream q 1\r\n"], ids=["plain", "queue"])
+@pytest.mark.parametrize("account", [b"A", b"B"], ids=["own", "imported"])
+@pytest.mark.parametrize("feed", [feed_a_run, feed_one_by_one])
+def test_a_publisher_elsewhere_waits_for_a_subscriber_that_is_behind(
+    swarm: Swarm, feed: Callable[[Swarm, EngineClient], None], account: bytes, words: bytes
+) -> None:
+    reader, publisher = swarm.client(1, account, words), swarm.client(0, b"A")
+    other = swarm.client(0, b"A")
+    swarm.stop_reading(reader)
+    feed(swarm, publisher)
+    assert not is_held(publisher)
+    assert swarm.said_slow(1, 0) == [b"SLOW A stream"]
+    publisher.feed(publish(b"stream"))
+    other.feed(publish(b"elsewhere"))
+    assert is_held(publisher) and not is_held(other)  # who does not feed it has nothing to wait for
+    swarm.mesh.settle()
+    assert not reader.is_over
+
+
+def test_slow_is_said_again_as_long_as_it_is_true_but_not_for_each_message(swarm: Swarm) -> None:
+    reader, publisher = swarm.client(1, b"A", b"SUB stream 1\r\n"), swarm.client(0, b"A")
+    swarm.stop_reading(reader)
+    feed_one_by_one(swarm, publisher)
+    assert swarm.said_slow(1, 0) == [b"SLOW A stream"]
+    for us, expected in ((SLOW_AGAIN_US - 1, []), (1, [b"SLOW A stream"]), (1, [])):
+        swarm.pass_time(us)
+        publisher.feed(publish(b"stream", BODY * 10))  # more than there is room for in what is queued already
+        swarm.mesh.carry(0, 1, 1 << 30)
+        assert swarm.said_slow(1, 0) == expected
+    # When it has caught up nobody says anything, and the last word wears off.
+    swarm.pass_time(0)
+    reader._engine.probe.set_takes(reader.socket, -1)
+    publisher.feed(publish(b"stream"))
+    assert is_held(publisher)
+    swarm.pass_time(SLOW_US)
+    publisher.feed(publish(b"stream"))
+    assert not is_held(publisher)
+    swarm.mesh.settle()
+
+
+@pytest.mark.parametrize("words", [b"SUB service 1\r\n", b"SUB service q 1\r\n"], ids=["plain", "queue"])
+def test_who_asks_a_service_waits_for_a_responder_elsewhere_that_is_behind(swarm: Swarm, words: bytes) -> None:
+    responder, asker = swarm.client(1, b"A", words), swarm.client(0, b"B")
+    swarm.stop_reading(responder)
+    asker.feed(publish(b"service") * ENOUGH)
+    swarm.mesh.carry(0, 1, 1 << 30)
+    assert not is_held(asker)
+    assert swarm.said_slow(1, 0) == [b"SLOW A service"]
+    asker.feed(publish(b"service"))
+    assert is_held(asker)
+    swarm.pass_time(SLOW_US)
+    asker.feed(publish(b"nothing.of.the.kind"))
+    assert not is_held(asker)
+
+
+@pytest.mark.parametrize("at", [0, 2], ids=["where it asked", "on a third shard"])
+def test_who_answers_waits_for_an_asker_that_is_behind(swarm: Swarm, at: int) -> None:
+    """The answers come to the asker's shard, and from there to whoever listens in its account."""
+    responder, asker = swarm.client(1, b"A", b"SUB service 1\r\n"), swarm.client(0, b"B")
+    listener = swarm.client(at, b"B", b"SUB inbox 1\r\n")
+    asker.feed(b"PUB service inbox 0\r\n\r\n")
+    swarm.mesh.settle()
+    reply = next(line.split()[3] for line in responder.take().split(b"\r\n") if b"MSG service" in line)
+    swarm.stop_reading(listener)
+    answers = b"".join(publish(reply, BODY + b"y" * (number % 2)) for number in range(ENOUGH))
+    responder.feed(answers)
+    swarm.mesh.carry(1, 0, 1 << 30)
+    if at == 2:
+        swarm.mesh.carry(0, 2, 1 << 30)
+        assert swarm.said_slow(2, 0) == [b"SLOW B inbox"]
+        assert swarm.said_slow(0, 1) == []
+        responder.feed(publish(reply))
+        swarm.mesh.carry(1, 0, 1 << 30)
+    assert swarm.said_slow(0, 1) == [b"SLOW A " + reply]
+    assert not is_held(responder)
+    responder.feed(publish(reply))
+    assert is_held(responder)

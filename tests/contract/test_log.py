@@ -1,0 +1,79 @@
+"""What the log says of a client's errors is what the real server's says: tools look for those lines."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+
+import nkeys
+import orjson
+import pytest
+
+from tests.support.servers import KINDS, Broker, BrokerUnavailable, oracle_is_required
+from tests.support.wire import Client
+
+PAIR = nkeys.from_seed(nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_USER))
+PUBLIC_KEY = PAIR.public_key.decode()
+FEW = 'permissions: {publish: "x", subscribe: "y"}'
+
+ANYBODY = "max_payload: 2222"
+USERS = f"max_payload: 2222\nauthorization {{ users = [ {{user: a, password: a, {FEW}}} ] }}"
+NOBODY_IS_A = f"no_auth_user: a\n{USERS}"
+NKEYS = f"authorization {{ users = [ {{nkey: {PUBLIC_KEY}, {FEW}}} ] }}"
+TOKEN = "max_payload: 2222\nauthorization { token: abc }"
+A = {"user": "a", "pass": "a"}
+
+CASES = {
+    "a publish": (USERS, A, b"PUB z 0\r\n\r\n"),
+    "a publish with strange letters": (USERS, A, b'PUB z"\\\x01\xff\xc3\xa4 0\r\n\r\n'),
+    "a reply": (USERS, A, b"PUB x _R_.a 0\r\n\r\n"),
+    "a subscription": (USERS, A, b"SUB z 9\r\n"),
+    "a subscription with strange letters": (USERS, A, b"SUB z\x01 sid\r\n"),
+    "a subscription of a group": (USERS, A, b"SUB z q 1\r\n"),
+    "a user that nobody named": (NOBODY_IS_A, {}, b"PUB z 0\r\n\r\n"),
+    "a user by its key": (NKEYS, None, b"PUB z 0\r\n\r\n"),
+    "nobody in particular": (ANYBODY, {}, b"PUB x _R_.a 0\r\n\r\n"),
+    "somebody who need not be": (ANYBODY, {"user": "bob"}, b"PUB x _R_.a 0\r\n\r\n"),
+    "somebody with a token": (TOKEN, {"auth_token": "abc"}, b"PUB x _R_.a 0\r\n\r\n"),
+    "a payload": (ANYBODY, {}, b"PUB x 4194304\r\n"),
+    "a payload by one byte": (ANYBODY, {}, b"PUB x 2223\r\n"),
+    "a payload with headers": (ANYBODY, {"headers": True}, b"HPUB x 12 4000\r\n"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _oracle() -> None:
+    try:
+        KINDS["nats-server"].command()
+    except BrokerUnavailable as error:
+        if not oracle_is_required():
+            pytest.skip(str(error))
+        raise
+
+
+async def logged(name: str, config: str, connect: dict[str, object] | None, words: bytes) -> list[str]:
+    """What comes after the client's number in the lines about its errors. `connect` None: it signs with its key."""
+    running = Broker(KINDS[name], config=config)
+    try:
+        await asyncio.to_thread(running.start)
+        client = await Client.dial(running.port)
+        info = await client.read_info()
+        if connect is None:
+            signature = base64.urlsafe_b64encode(PAIR.sign(info["nonce"].encode())).rstrip(b"=").decode()
+            connect = {"nkey": PUBLIC_KEY, "sig": signature}
+        await client.send(b"CONNECT " + orjson.dumps({"verbose": False, **connect}) + b"\r\n" + words)
+        error = await client.read_line()
+        assert error.startswith(b"-ERR "), error
+        client.close()
+        await asyncio.to_thread(running.log.wait_line, r"\[ERR\]")
+        return re.findall(r"\[ERR\] (?:shard \d - )?127\.0\.0\.1:\d+ - cid:\d+ - (.*)$", running.log.text, re.MULTILINE)
+    finally:
+        await asyncio.to_thread(running.stop)
+
+
+@pytest.mark.parametrize(("config", "connect", "words"), CASES.values(), ids=CASES.keys())
+async def test_an_error_is_logged_in_the_words_of_the_real_server(config, connect, words) -> None:
+    theirs, ours = [await logged(name, config, connect, words) for name in ("nats-server", "gnatswarm-1")]
+    assert ours == theirs
+    assert len(ours) == 1

@@ -1,0 +1,48 @@
+# Clients and siblings without sockets: the engine as tests, fuzzers and benches drive it. No shard loads this.
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from gnatswarm.broker.connection cimport ClientConnection, Fence
+from gnatswarm.broker.fanout cimport Fanout
+from gnatswarm.broker.link cimport Reroutes
+from gnatswarm.broker.mesh cimport Mesh
+from gnatswarm.broker.outbuf cimport OutBuf
+from gnatswarm.broker.peer cimport Peer
+from gnatswarm.broker.sublist cimport Sublist
+
+cdef enum:
+    PROBE_READ_BYTES = 262144   # the reactor's
+
+
+# What a socket is to a peer: takes what it is to be sent, and remembers it.
+cdef class ProbeSocket:
+    cdef Probe probe
+    cdef Peer peer
+    cdef readonly bytearray sent
+    cdef size_t unread_at            # how much of `unread` was read
+    cdef bytearray unread            # what waits while the peer is held
+    cdef Py_ssize_t takes            # bytes that the kernel takes from now on; -1: all
+    cdef public bint is_counting     # what it is sent is counted, not remembered: for benches
+    cdef readonly uint64_t taken     # bytes that it was sent
+    cdef readonly bint is_over       # closed, and its peer has left
+    cdef readonly int reason         # why: CloseReason
+    cdef void flush(self) noexcept
+    cdef int pump(self, pieces) except -1
+
+
+cdef class ProbeLink(Peer):
+    pass
+
+
+cdef class Probe:
+    cdef readonly Fanout fanout
+    cdef readonly Sublist sublist
+    cdef readonly Fence fence
+    cdef readonly Mesh mesh          # None: it has no siblings
+    cdef readonly Reroutes reroutes
+    cdef uint8_t *shared
+    cdef size_t room
+    cdef list sockets
+    cdef dict links                  # shard → ProbeSocket
+    cdef object limits
+    cdef uint64_t last_cid

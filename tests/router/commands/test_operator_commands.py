@@ -1,0 +1,66 @@
+"""Operators are answered from the moment a broker can be found, or told plainly that it is starting."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gnatswarm.broker.options import Options
+from gnatswarm.router.commands import operator_commands
+from gnatswarm.router.commands.operator_commands import NotFound
+from gnatswarm.router.supervision.operator_socket import Reply, StatusRequest
+from gnatswarm.router.supervision.runtime_files import RuntimeFiles, listen_for_operators
+from gnatswarm.shards.boundary import linkdir
+from tests.router.routers import runtime_directory
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = runtime_directory(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+    return directory / "gnatswarm"
+
+
+@pytest.fixture
+def directory(base: Path) -> Iterator[linkdir.LinkDirectory]:
+    """Of a broker that can be found, and has no operators' socket."""
+    directory = linkdir.LinkDirectory(str(base), linkdir.Owner(os.getpid(), 4222))
+    yield directory
+    directory.remove()
+
+
+def test_a_broker_that_can_be_found_can_be_asked() -> None:
+    footprint = RuntimeFiles(Options(), port=4222, server_name="a", announce=lambda path: None)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(operator_commands.find(None, 4222))
+    footprint.remove()
+
+
+def test_who_asks_before_there_is_a_socket_waits_for_it(directory: linkdir.LinkDirectory) -> None:
+    replies: list[Reply] = []
+    asking = threading.Thread(target=lambda: replies.append(operator_commands.ask(StatusRequest(), None, 4222)))
+    asking.start()
+    with listen_for_operators(f"{directory.path}/{linkdir.OPERATOR_SOCKET}") as listening:
+        listening.settimeout(10)
+        sock, _ = listening.accept()
+        with sock:
+            sock.recv(1000)
+            sock.sendall(b'{"text":"here"}\n')
+        asking.join(10)
+    assert replies == [Reply(text="here")]
+
+
+def test_who_has_waited_long_enough_is_told_that_the_broker_starts(
+    directory: linkdir.LinkDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(operator_commands, "SOCKET_DEADLINE_S", 0.0)
+    with pytest.raises(NotFound, match="it is starting or stopping"):
+        operator_commands.ask(StatusRequest(), None, 4222)
+    assert operator_commands.status(port=4222) == 1
+    assert operator_commands.health(port=4222) == 1
+    assert capsys.readouterr().err.count("it is starting or stopping, try again") == 2

@@ -1,0 +1,90 @@
+"""What `gnatswarm top` draws fits the screen it has, of ours and of a nats-server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gnatswarm.router.commands.top import Look, view
+
+GENERAL = {
+    "server_id": "N",
+    "server_name": "N",
+    "version": "2.9.10",
+    "uptime": "16s",
+    "cpu": 12.5,
+    "mem": 150_000_000,
+    "connections": 65_000,
+    "total_connections": 1_000_000,
+    "subscriptions": 123_456,
+    "slow_consumers": 1234,
+    **dict.fromkeys(("in_msgs", "out_msgs", "in_bytes", "out_bytes"), 123_456_789),
+}
+CONNECTION = {
+    "cid": 1_000_000,
+    "name": "a name of some length",
+    "ip": "127.0.0.1",
+    "port": 54321,
+    "subscriptions": 2,
+    "pending_bytes": 0,
+    "idle": "0s",
+    "uptime": "1d2h",
+    **dict.fromkeys(("in_msgs", "out_msgs", "in_bytes", "out_bytes"), 12_345),
+}
+SUBJECT = {
+    "account": "A",
+    "subject": "hot.subject",
+    "msgs": 2010,
+    "msgs_per_s": 233.4,
+    "bytes": 40_200,
+    "deliveries": 8040,
+    "fanout": 4.0,
+    "publishers": 3,
+    "subscribers": 4,
+    "wanted": True,
+}
+
+
+def drawn(width: int, subjects: dict[str, Any] | None = None, **changes: Any) -> list[str]:
+    look = Look(100.0, GENERAL | changes, {"total": 1, "connections": [CONNECTION]}, None, subjects)
+    console = Console(width=width, record=True, file=None, quiet=False, no_color=True)
+    with console.capture() as capture:
+        console.print(view(None, look, "cid", shows_subjects=subjects is not None, width=width))
+    return capture.get().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_the_general_figures_are_two_lines_on_every_screen(width: int) -> None:
+    lines = drawn(width)
+    assert max(map(len, lines)) <= width
+    assert lines[0].startswith("╭")
+    assert lines[3].startswith("╰")
+
+
+def test_there_are_no_more_rows_than_the_screen_has_room_for() -> None:
+    connections = [CONNECTION | {"cid": 7_000_000 + number} for number in range(10)]
+    subjects = [SUBJECT | {"subject": f"hot.{number}"} for number in range(10)]
+    look = Look(
+        100.0, GENERAL, {"total": 10, "connections": connections}, None, {"subjects": subjects, "enabled": True}
+    )
+    for shows_subjects, mark in ((False, "70000"), (True, "hot.")):
+        console = Console(width=120, file=None, quiet=False, no_color=True)
+        with console.capture() as capture:
+            console.print(view(None, look, "cid", shows_subjects=shows_subjects, rows=3, width=120))
+        assert capture.get().count(mark) == 3
+
+
+def test_subjects_of_an_account_are_shown_with_rate_and_subscribers() -> None:
+    shown = {"recorder": "on", "seconds": 9.2, "subjects": [SUBJECT, SUBJECT | {"account": "$G", "wanted": False}]}
+    text = "\n".join(drawn(120, shown))
+    assert "hot subjects of the last 9 s" in text
+    assert "A · hot.subject" in text
+    assert " 233 " in text
+    assert "nobody" in text
+
+
+def test_without_the_recorder_that_is_said() -> None:
+    row = {name: value for name, value in SUBJECT.items() if name not in ("account", "msgs_per_s", "publishers")}
+    assert "statistics are off" in "\n".join(drawn(120, {"recorder": "off", "subjects": [row]}))

@@ -1,0 +1,54 @@
+"""What a reload may change: all of it or nothing, and every refusal in one clear line."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.options import Logging, Options, Swarm, User
+from gnatswarm.router.config.reload import FIXED, LIVE, diff
+
+
+def test_nothing_changed_is_nothing() -> None:
+    reload = diff(Options(), Options())
+    assert (reload.live, reload.refused, reload.is_refused) == ((), (), False)
+
+
+def test_what_can_change_live_is_named_with_old_and_new() -> None:
+    old = Options(limits=Limits(max_payload_bytes=5), logging=Logging(file="a"))
+    new = Options(limits=Limits(max_payload_bytes=6), logging=Logging(file="b"), server_tags=("x",))
+    reload = diff(old, new)
+    assert not reload.is_refused
+    assert [str(change) for change in reload.live] == [
+        "server_tags: () → ('x',)",
+        "limits.max_payload_bytes: 5 → 6",
+        'logging.file: "a" → "b"',
+    ]
+
+
+def test_one_change_that_needs_a_restart_refuses_all() -> None:
+    reload = diff(Options(), Options(port=5, server_tags=("x",), swarm=Swarm(accept="handoff", shards=2)))
+    assert reload.is_refused
+    assert reload.refused == (
+        "reload not supported for port: 4222 → 5: listeners are made at the start, restart to change it",
+        'reload not supported for swarm.accept: "reuseport" → "handoff": '
+        "listeners are made at the start, restart to change it",
+    )
+
+
+def test_secrets_are_not_shown() -> None:
+    old = Options(auth_token="hunter1")
+    new = Options(auth_user="u", auth_password="hunter2", users=(User("a", "hunter3"),))
+    shown = " ".join(map(str, diff(old, new).live))
+    assert "hunter" not in shown
+    assert "users changed" in shown
+
+
+@pytest.mark.parametrize("field", [field.name for field in msgspec.structs.fields(Options)])
+def test_every_option_is_either_live_or_fixed(field: str) -> None:
+    if field in ("stats", "swarm", "websocket"):
+        names = {f"{field}.{inner.name}" for inner in msgspec.structs.fields(type(getattr(Options(), field)))}
+        assert names == {name for name in LIVE | FIXED.keys() if name.startswith(f"{field}.")}
+    else:
+        assert (field in LIVE) != (field in FIXED)

@@ -1,0 +1,252 @@
+"""Exports, imports and mappings in a configuration: what is read, and every mistake, with its place, at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gnatswarm.broker.options import Export, Import, Mapping
+from gnatswarm.router.config.conf_tree import ConfigError
+from gnatswarm.router.config.flags import parse
+from gnatswarm.router.config.options_build import Built, build
+
+Build = Callable[[str], Built]
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Build:
+    def from_text(text: str) -> Built:
+        path = tmp_path / "t.conf"
+        path.write_text(text)
+        return build(parse(["-c", str(path)]), environment={})
+
+    return from_text
+
+
+@pytest.fixture
+def refusals(built: Build) -> Callable[[str], list[str]]:
+    def of(text: str) -> list[str]:
+        with pytest.raises(ConfigError) as caught:
+            built(text)
+        return [re.sub(r"^\S*t\.conf:", "", str(problem)) for problem in caught.value.problems]
+
+    return of
+
+
+def test_what_is_said_is_what_is_meant(built: Build) -> None:
+    options = built("""
+accounts {
+  A {
+    exports: [ {stream: "s.>"}, {stream: p, accounts: [B, A]}, {service: q, response_type: Stream, threshold: "5s"}
+               {service: r, response: chunked, response_time: "0s"} ]
+    mappings { foo: bar, "w.*": [ {destination: "a.$1", weight: 20%}, {dest: "b.$1", weight: 30} ], same: same }
+  }
+  B {
+    imports: [ {stream: {account: A, subject: "s.*"}, prefix: "x."}, {stream: {account: A, subject: p}}
+               {service: {account: A, subject: q}, to: "ask.>"}, {service: {account: A, subject: r}} ]
+  }
+}
+mappings { loss: {destination: loss, weight: 10%} }
+""").options
+    a, b = options.accounts
+    assert a.exports == (
+        Export("s.>", is_service=False),
+        Export("p", is_service=False, accounts=("B", "A")),
+        Export("q", is_service=True, response="stream", threshold_s=5.0),
+        Export("r", is_service=True, response="chunked"),
+    )
+    assert b.imports == (
+        Import("A", "s.*", is_service=False, to="x.s.*"),
+        Import("A", "p", is_service=False, to="p"),
+        Import("A", "q", is_service=True, to="ask.>"),
+        Import("A", "r", is_service=True, to="r"),
+    )
+    assert a.mappings == (
+        Mapping("foo", (("bar", 100),)),
+        Mapping("w.*", (("a.$1", 20), ("b.$1", 30), ("w.$1", 50))),
+    )
+    assert options.mappings == (Mapping("loss", (("loss", 10),)),)
+
+
+def exchange(exports: str, imports: str = "") -> str:
+    return f"accounts {{\n A {{ exports: [\n{exports}\n] }}\n B {{ imports: [\n{imports}\n] }}\n C {{ }}\n}}\n"
+
+
+@pytest.mark.parametrize(
+    ("exports", "imports", "says"),
+    [
+        ("{stream: s}", "{stream: {account: Z, subject: s}}", '6:2: "Z" account not defined for stream import'),
+        ("{stream: s, accounts: [Z]}", "", '3:2: "Z" account not defined for stream export'),
+        (
+            "{stream: s}",
+            "{stream: {account: A, subject: t}}",
+            '6:2: Error adding stream import "t": stream import not authorized',
+        ),
+        ("{stream: s}", "{service: {account: A, subject: s}}", "service import not authorized"),
+        ("{stream: s, accounts: [C]}", "{stream: {account: A, subject: s}}", "stream import not authorized"),
+        ("{stream: s, accounts: []}", "{stream: {account: A, subject: s}}", "stream import not authorized"),
+        ("{stream: 'a.*'}", "{stream: {account: A, subject: 'a.>'}}", "stream import not authorized"),
+        (
+            "{stream: 'a.>'}, {stream: a.x, accounts: [C]}",
+            "{stream: {account: A, subject: a.x}}",
+            "stream import not authorized",
+        ),
+        (
+            "{stream: s}",
+            "{stream: {account: A, subject: s}}, {stream: {account: A, subject: s}, to: t}",
+            "stream import already exists",
+        ),
+        (
+            "{service: s}",
+            "{service: {account: A, subject: s}}, {service: {account: A, subject: s}}",
+            'Duplicate service import subject "s", previously used in import for account "A", subject "s"',
+        ),
+        ("{stream: s, service: t}", "", "an export is a stream or a service, not both"),
+        ("{accounts: [B]}", "", "3:1: an export of nothing"),
+        ("{stream: s, foo: 1}", "", '3:13: unknown field "foo"'),
+        ("{stream: s}", "{stream: {account: A, subject: s}, foo: 1}", '6:36: unknown field "foo"'),
+        ("{stream: s, response_type: stream}", "", "Detected response directive on non-service"),
+        ("{stream: s, threshold: '5s'}", "", "Detected response directive on non-service"),
+        ("{service: s, response_type: bad}", "", 'Unknown response type: "bad"'),
+        ("{service: s, threshold: '1x'}", "", "Expected response threshold to be a parseable time duration"),
+        ("{service: s, threshold: 1}", "", "Expected response threshold to be a parseable time duration"),
+        ("{stream: s, accounts: B}", "", "Expected accounts to be an array"),
+        ("{stream: s, account_token_position: 1}", "", "whose subject names the importing account are not offered"),
+        ("{stream: s, token_req: true}", "", "activation token (a JWT) are not offered"),
+        (
+            "{stream: s}",
+            "{stream: {account: A, subject: s}, token: eyJ}",
+            "with an activation token (a JWT) are not",
+        ),
+        ("s", "", "Export Items should be a map with type entry, got text"),
+        ("{stream: 1}", "", "Expected stream name to be string, got a number"),
+        ("{stream: a..b}", "", 'subject "a..b" is not a valid subject'),
+        ("{stream: s}", "{stream: s}", "Stream entry should be an account map, got text"),
+        ("{stream: s}", "{stream: {account: A}}", "Expect an account name and a subject"),
+        ("{stream: s}", "{stream: {account: A, subject: s}, prefix: 'p.*'}", "prefix can not contain wildcard tokens"),
+        (
+            "{stream: s}",
+            "{stream: {account: A, subject: s}, prefix: p, to: t}",
+            "Stream import can not have a 'prefix' and a 'to' property",
+        ),
+        ("{service: s}", "{service: {account: A, subject: s}, prefix: p}", "a prefix is only for streams"),
+        ("{stream: 'a.*'}", "{stream: {account: A, subject: 'a.*'}, to: x}", "not using all of the token wildcard(s)"),
+        ("{stream: 'a.*'}", "{stream: {account: A, subject: 'a.*'}, to: 'x.$2'}", "wildcard index out of range"),
+        (
+            "{stream: 'a.*'}",
+            "{stream: {account: A, subject: 'a.*'}, to: 'x.{{partition(2,1)}}'}",
+            "has a function that cannot be undone",
+        ),
+        ("{service: 'a.*'}", "{service: {account: A, subject: 'a.*'}, to: x}", "not using all of the token wildcard"),
+        ("{service: a}", "{service: {account: A, subject: a}, to: x..y}", "invalid subject x..y"),
+        ("{stream: s}, {stream: s, accounts: [B]}", "", 'stream "s" is exported again, and differently'),
+        (
+            "{service: s, accounts: [B]}, {service: s, accounts: [C], response: stream}",
+            "",
+            'service "s" is exported again, and differently',
+        ),
+        (
+            "{service: s, accounts: [B], threshold: 1s}, {service: s, accounts: [C], threshold: 2s}",
+            "",
+            'service "s" is exported again, and differently',
+        ),
+        ("{service: s, latency: x}, {stream: t, latency: y}", "", "latency is only for services"),
+    ],
+)
+def test_a_mistake_is_found(refusals: Callable[[str], list[str]], exports: str, imports: str, says: str) -> None:
+    (problem,) = refusals(exchange(exports, imports))
+    assert says in problem
+    assert re.match(r"\d+:\d+: .* — .+", problem)
+
+
+def test_all_mistakes_are_found_at_once(refusals: Callable[[str], list[str]]) -> None:
+    found = refusals(
+        exchange(
+            "{stream: s, foo: 1}\n{service: t, response_type: x}",
+            "{stream: {account: A, subject: q}}\n{service: {account: Z, subject: q}}\n{stream: 3}",
+        )
+        + 'mappings {\n "a.*": b\n c: [ {destination: d} ]\n}\n'
+    )
+    assert sorted(int(problem.split(":")[0]) for problem in found) == [3, 4, 7, 8, 9, 14, 15]
+
+
+def ring(kind: str, *accounts: tuple[str, str, str, str]) -> str:
+    """Accounts that each export everything, and import (from, subject, as)."""
+    blocks = [
+        f"{name} {{ exports: [{{{kind}: '>'}}]\n"
+        f" imports: [{{{kind}: {{account: {other}, subject: {subject}}}, to: {to}}}] }}"
+        for name, other, subject, to in accounts
+    ]
+    return "accounts {\n" + "\n".join(blocks) + "\n}\n"
+
+
+@pytest.mark.parametrize("kind", ["stream", "service"])
+def test_imports_in_a_ring_are_found(refusals: Callable[[str], list[str]], built: Build, kind: str) -> None:
+    (problem,) = refusals(ring(kind, ("A", "B", "x", "x"), ("B", "A", "x", "x")))
+    assert f'Error adding {kind} import "x": import forms a cycle' in problem
+    assert "A → B → A" in problem
+    (problem,) = refusals(ring(kind, ("A", "B", "x", "x"), ("B", "C", "x", "x"), ("C", "A", "x", "x")))
+    assert "A → B → C → A" in problem
+    (problem,) = refusals(ring(kind, ("A", "B", "y", "x"), ("B", "A", "x", "y")))
+    assert "cycle" in problem
+    (problem,) = refusals(ring(kind, ("A", "B", "'x.*'", "'x.*'"), ("B", "A", "'x.>'", "'x.>'")))
+    assert "cycle" in problem
+    built(ring(kind, ("A", "B", "y", "z"), ("B", "A", "x", "w")))
+    built(ring(kind, ("A", "B", "'x.*'", "'b.x.*'"), ("B", "A", "'x.>'", "'a.x.>'")))
+    (problem,) = refusals(ring(kind, ("A", "A", "x", "y")))
+    assert "an account cannot import from itself" in problem
+
+
+def test_many_accounts_that_import_all_of_each_other_are_looked_through(built: Build) -> None:
+    """The search is bounded by imports, not by paths through them."""
+    names = [f"A{n}" for n in range(40)]
+    blocks = []
+    for number, name in enumerate(names):
+        imports = ", ".join(
+            f"{{service: {{account: {other}, subject: 'x.>'}}, to: 'x.>'}}" for other in names[:1][:number]
+        )
+        more = ", ".join(f"{{service: {{account: {other}, subject: 's.*.{other}'}}}}" for other in names[:number])
+        blocks.append(
+            f"{name} {{ exports: [{{service: '>'}}], imports: [{imports}{more and ', ' * bool(imports)}{more}] }}"
+        )
+    assert len(built("accounts {\n" + "\n".join(blocks) + "\n}\n").options.accounts) == 40
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('"foo.*": bar', "4:11: Error adding mapping for \"foo.*\" to \"bar\" : invalid mapping destination: not"),
+        ('"foo.*": "b.$2"', "wildcard index out of range in $2: [2]"),
+        ('foo: [ {destination: bar, weight: 101} ]', "Invalid weight 101 for mapping destination"),
+        ('foo: [ {destination: bar, weight: -1} ]', "Invalid weight -1 for mapping destination"),
+        ('foo: [ {destination: bar, weight: 0.5} ]', "Unknown entry type for weight of 0.5"),
+        ('foo: [ {destination: bar} ]', 'Missing weight for mapping destination "bar"'),
+        ('foo: [ {weight: 10} ]', "a mapping without a destination"),
+        ('foo: [ {destination: a, weight: 60}, {destination: b, weight: 60} ]', "total weight needs to be <= 100"),
+        ('foo: [ {destination: a, weight: 10}, {destination: a, weight: 10} ]', 'duplicate entry for "a"'),
+        ('foo: [ bar ]', "Expected an entry for the mapping destination"),
+        ('foo: 1', "Expected an entry for the mapping destination"),
+        ('foo: [ {destination: bar, weight: 5, foo: x} ]', 'Unknown field "foo" for mapping destination'),
+        ('"foo..x": bar', 'Subject "foo..x" is not a valid subject'),
+        ('foo: a\n foo: b', 'duplicate entry for "foo"'),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_mapping_is_found(refusals: Callable[[str], list[str]], text: str, says: str) -> None:
+    (problem,) = refusals(f"accounts {{\n A {{\n mappings {{\n {text}\n}} }} }}")
+    assert says in problem
+
+
+def test_what_has_no_effect_is_announced(built: Build) -> None:
+    options = built(
+        exchange("{service: s, latency: x}", "{service: {account: A, subject: s}, share: true}")
+        + "mappings { foo: [ {destination: bar, weight: 50%, cluster: east}, {destination: baz, weight: 50%} ] }\n"
+    ).options
+    assert options.mappings == (Mapping("foo", (("baz", 50), ("foo", 50))),)
+    assert [word for word in ("latency", "share", "cluster") for notice in options.notices if word in notice] == [
+        "latency",
+        "share",
+        "cluster",
+    ]

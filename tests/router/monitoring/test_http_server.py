@@ -1,0 +1,150 @@
+"""The HTTP server under the monitoring pages: what it answers, refuses and survives, spoken to in bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from gnatswarm.router.monitoring.http_server import (
+    MOST_BODY_BYTES,
+    MOST_HEAD_BYTES,
+    HttpServer,
+    Request,
+    Response,
+    text_response,
+)
+
+WITHIN_S = 20
+
+
+class Site:
+    """A server with one page that says what it was asked, and one that fails."""
+
+    def __init__(self) -> None:
+        self.asked: list[Request] = []
+        self.server = HttpServer(self.respond, lambda path: path == "/healthz")
+        self.sock = socket.create_server(("127.0.0.1", 0))
+
+    async def respond(self, request: Request) -> Response:
+        self.asked.append(request)
+        if request.path == "/broken":
+            raise RuntimeError("of the test")
+        return text_response(f"page {request.path}?{request.query}")
+
+    async def say(self, data: bytes) -> bytes:
+        """All that is answered until the server closes."""
+        async with asyncio.timeout(WITHIN_S):
+            reader, writer = await asyncio.open_connection(*self.sock.getsockname())
+            writer.write(data)
+            writer.write_eof()
+            found = await reader.read()
+            writer.close()
+            await writer.wait_closed()
+        return found
+
+
+@pytest_asyncio.fixture
+async def site() -> AsyncIterator[Site]:
+    site = Site()
+    await site.server.start(site.sock)
+    yield site
+    site.server.close()
+    await asyncio.sleep(0)
+    site.sock.close()
+
+
+def status(answer: bytes) -> int:
+    assert answer.startswith(b"HTTP/1.1 "), answer
+    return int(answer.split()[1])
+
+
+async def test_a_page_is_answered_with_its_length_and_is_not_to_be_stored(site: Site) -> None:
+    head, _, body = (await site.say(b"GET /varz?a=1 HTTP/1.1\r\nHost: x\r\nAccept: text/html\r\n\r\n")).partition(
+        b"\r\n\r\n"
+    )
+    assert body == b"page /varz?a=1"
+    lines = head.lower().split(b"\r\n")
+    assert lines[0] == b"http/1.1 200 ok"
+    assert {b"content-length: 14", b"cache-control: no-store", b"x-content-type-options: nosniff"} <= set(lines)
+    assert site.asked[0].wants_html
+
+
+async def test_head_has_the_length_and_no_body(site: Site) -> None:
+    answer = await site.say(b"HEAD /varz HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b"content-length: 11" in answer.lower()
+    assert answer.endswith(b"\r\n\r\n")
+
+
+async def test_requests_on_one_connection_are_answered_in_their_order(site: Site) -> None:
+    words = b"".join(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % number for number in range(3))
+    answer = await site.say(words)
+    assert [answer.find(b"page /%d" % number) > 0 for number in range(3)] == [True] * 3
+    assert answer.find(b"page /0") < answer.find(b"page /1") < answer.find(b"page /2")
+    assert [one.path for one in site.asked] == ["/0", "/1", "/2"]
+
+
+async def test_nothing_is_answered_behind_connection_close(site: Site) -> None:
+    answer = await site.say(
+        b"GET /0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\nGET /1 HTTP/1.1\r\nHost: x\r\n\r\n"
+    )
+    assert b"page /0" in answer
+    assert b"page /1" not in answer
+
+
+@pytest.mark.parametrize("method", [b"POST", b"PUT", b"DELETE", b"OPTIONS"])
+async def test_pages_are_only_read(site: Site, method: bytes) -> None:
+    answer = await site.say(method + b" /varz HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert status(answer) == 405
+    assert b"allow: get, head" in answer.lower()
+    assert site.asked == []
+
+
+@pytest.mark.parametrize(
+    ("words", "refused_with"),
+    [
+        (b"rubbish\r\n\r\n", 400),
+        (b"GET /varz HTTP/1.1\r\n\r\n", 400),
+        (b"GET /varz HTTP/1.1\r\nHost: x\r\nContent-Length: a\r\n\r\n", 400),
+        (b"GET /varz HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 2 * MOST_HEAD_BYTES, 431),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\n" + b"x" * (MOST_BODY_BYTES + 1), 413),
+    ],
+    ids=["no request line", "no host", "length of no number", "head too large", "body too large"],
+)
+async def test_what_is_no_request_is_refused(site: Site, words: bytes, refused_with: int) -> None:
+    assert status(await site.say(words)) == refused_with
+    assert site.asked == []
+
+
+async def test_a_small_body_is_thrown_away(site: Site) -> None:
+    answer = await site.say(
+        b"GET /0 HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabcGET /1 HTTP/1.1\r\nHost: x\r\n\r\n"
+    )
+    assert b"page /0" in answer
+    assert b"page /1" in answer
+
+
+async def test_a_page_that_fails_says_nothing_of_why(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    answer = await site.say(b"GET /broken HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert status(answer) == 500
+    assert b"of the test" not in answer
+    assert "the page /broken failed" in caplog.text
+
+
+async def test_half_a_request_is_answered_with_nothing(site: Site) -> None:
+    assert await site.say(b"") == b""
+    assert site.asked == []
+
+
+async def test_after_close_nobody_is_answered(site: Site) -> None:
+    site.server.close()
+    reader, writer = await asyncio.open_connection(*site.sock.getsockname())
+    writer.write(b"GET /varz HTTP/1.1\r\nHost: x\r\n\r\n")
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert site.asked == []
+    writer.close()
+    del reader

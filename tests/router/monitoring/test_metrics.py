@@ -1,0 +1,101 @@
+"""`/metrics` is what Prometheus reads: valid, typed, bounded in series, and equal to the facts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gnatswarm.broker.options import Options
+from gnatswarm.router.monitoring import metrics
+from gnatswarm.router.monitoring.facts import Facts, ShardFacts
+from tests.router.monitoring.broker_facts import facts, shard
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def subject(name: str, msgs: int) -> dict[str, object]:
+    return {"subject": name, "msgs": msgs, "bytes": 2 * msgs, "deliveries": 3 * msgs}
+
+
+def test_every_family_has_help_a_type_and_our_prefix():
+    text = metrics.exposition(facts(shard(0), shard(1)), [subject("a", 1)], {"/varz": 3})
+    families = list(text_string_to_metric_families(text))
+    assert families
+    for family in families:
+        assert family.name.startswith("gnatswarm_")
+        assert family.documentation.endswith(".")
+        assert family.type in ("gauge", "counter")
+        assert family.samples
+        # Prometheus' naming: a counter's samples end in _total, nothing else's do.
+        assert all(sample.name.endswith("_total") == (family.type == "counter") for sample in family.samples)
+    assert len({family.name for family in families}) == len(families)
+
+
+def test_values_are_the_facts_by_shard():
+    text = metrics.exposition(
+        facts(shard(0, in_msgs=5, connections=2), shard(3, in_msgs=7, loop_lag_us=1500, is_accepting=False)), [], {}
+    )
+    found = samples(text)
+    assert found["gnatswarm_received_messages_total", (("shard", "0"),)] == 5
+    assert found["gnatswarm_received_messages_total", (("shard", "3"),)] == 7
+    assert found["gnatswarm_connections", (("shard", "0"),)] == 2
+    assert found["gnatswarm_loop_lag_seconds", (("shard", "3"),)] == pytest.approx(0.0015)
+    assert found["gnatswarm_shard_ready", (("shard", "3"),)] == 0
+
+
+def test_large_counters_keep_their_last_digit():
+    text = metrics.exposition(facts(shard(0, in_bytes=2**53 + 2)), [], {})
+    assert f'gnatswarm_received_bytes_total{{shard="0"}} {2**53 + 2}\n' in text
+
+
+@pytest.mark.parametrize("name", ['quo"te', "back\\slash", "line\nbreak", "ümläut.☃", "{brace}=,", "#"])
+def test_a_subject_of_any_characters_comes_back_as_it_was(name):
+    found = samples(metrics.exposition(facts(shard(0)), [subject(name, 4)], {}))
+    assert found["gnatswarm_subject_messages_total", (("subject", name),)] == 4
+    assert found["gnatswarm_subject_deliveries_total", (("subject", name),)] == 12
+
+
+def test_health_is_zero_while_a_shard_is_down():
+    assert samples(metrics.exposition(facts(shard(0)), [], {}))["gnatswarm_healthy", ()] == 1
+    assert samples(metrics.exposition(facts(shard(0, phase="killed")), [], {}))["gnatswarm_healthy", ()] == 0
+
+
+def test_series_grow_with_shards_and_not_with_connections():
+    def count(*shards: ShardFacts) -> int:
+        return len(samples(metrics.exposition(facts(*shards), [], {})))
+
+    one, two = count(shard(0)), count(shard(0), shard(1))
+    assert two - one < 25
+    assert count(shard(0, connections=60_000, subscriptions=1_000_000)) == one
+
+
+def test_no_secret_is_in_it():
+    secretive: Facts = msgspec.structs.replace(
+        facts(shard(0)), options=Options(auth_token="hush-1", http_user="u", http_password="hush-2")
+    )
+    assert "hush" not in metrics.exposition(secretive, [], {})
+
+
+def test_what_dashboards_and_alerts_ask_for_exists():
+    """Every metric that the files for Grafana and Prometheus name is one that /metrics shows, by that exact name."""
+    entry = {"subject": "s", "msgs": 1, "bytes": 1, "deliveries": 1}
+    shown = metrics.exposition(facts(shard(0), shard(1)), [entry], {"/varz": 1})
+    known = {sample.name for family in text_string_to_metric_families(shown) for sample in family.samples}
+    deploy = Path(__file__).resolve().parents[3] / "deploy"
+    files = [*deploy.glob("grafana/*.json"), *deploy.glob("prometheus/*.yml")]
+    assert files
+    for path in files:
+        # Names that end in "_" or stand in a path (gnatswarm.rules.yml) are none.
+        named = set(re.findall(r"\bgnatswarm_[a-z_]*[a-z]\b(?!\.yml)", path.read_text()))
+        assert named - known == set(), path.name
+    assert len(re.findall(r"gnatswarm_", (deploy / "grafana" / "gnatswarm.json").read_text())) > 20

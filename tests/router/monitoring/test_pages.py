@@ -1,0 +1,161 @@
+"""Pages put together from several shards' answers: in order, page by page, bounded, and one look for all who look."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gnatswarm.broker.options import Options
+from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
+from gnatswarm.router.monitoring.pages import MOST_BUILT, MOST_WAITING, Busy, Pages
+from gnatswarm.shards.boundary import rows
+from tests.router.monitoring.broker_facts import START_US, facts, shard
+
+EMPTY: dict[type[rows.Row], list[rows.Row]] = {
+    rows.ConnectionsQuery: [rows.ConnectionsPart(0, [])],
+    rows.SubscriptionsQuery: [rows.SubscriptionsPart(0, [])],
+    rows.SublistQuery: [rows.SublistPart(0, 0, 0, 0, 0, 0, 0, 0)],
+    rows.SubjectsQuery: [rows.SubjectsPart(0, [])],
+    rows.SlowQuery: [rows.SlowPart([], [])],
+    rows.QueuesQuery: [rows.QueuesPart([])],
+    rows.LinksQuery: [rows.LinksPart([])],
+    rows.AccountsQuery: [rows.AccountsPart([])],
+}
+
+
+class Shards:
+    """Answers what was put down for a shard, or what one says that has nothing."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, rows.Query]] = []
+        self.answers: dict[tuple[int, type[rows.Row]], Callable[[Any], list[Any]]] = {}
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def ask(self, number: int, query: rows.Query, _kind: type[Any]) -> list[Any]:
+        self.asked.append((number, query))
+        await self.may_answer.wait()
+        answer = self.answers.get((number, type(query)))
+        return answer(query) if answer is not None else list(EMPTY.get(type(query), []))
+
+
+class Site:
+    """The pages of a broker of two shards."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.shards = Shards()
+        self.facts = facts(shard(0), shard(1), options=changes.pop("options", None))
+        for name, value in changes.items():
+            setattr(self.facts, name, value)
+        self.pages = Pages(lambda: self.facts, self.shards, {})  # type: ignore[arg-type]
+
+    async def get(self, path: str, query: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(await self.pages.by_path[path](PageQuery(query)))
+        return found
+
+
+def connection(cid: int, **changes: Any) -> rows.ConnectionRow:
+    fields = {"cid": cid, "ip": "127.0.0.1", "port": 1, "start_us": START_US, "active_us": START_US}
+    counts = dict.fromkeys(
+        ("stop_us", "rtt_us", "pending_bytes", "in_msgs", "out_msgs", "in_bytes", "out_bytes", "subscriptions"), 0
+    )
+    words = dict.fromkeys(("reason", "name", "lang", "version", "user"), "")
+    return rows.ConnectionRow(**{**fields, **counts, **words, "account": "$G", **changes})
+
+
+@pytest.mark.parametrize("path", sorted(Pages(lambda: facts(), None, {}).by_path))  # type: ignore[arg-type]
+@pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "not recorded"])
+async def test_every_page_is_a_document_when_nothing_has_happened(path: str, is_recorded: bool) -> None:
+    assert isinstance(await Site(is_recorded=is_recorded).get(path), dict)
+
+
+async def test_connections_of_all_shards_are_in_one_order() -> None:
+    site = Site()
+    for number, cids in ((0, (1, 4)), (1, (2, 3))):
+        part = rows.ConnectionsPart(2, [connection(cid, in_msgs=cid) for cid in cids])
+        site.shards.answers[number, rows.ConnectionsQuery] = lambda _query, part=part: [part]  # type: ignore[misc]
+    page = await site.get("/connz", "limit=2&offset=1")
+    assert [row["cid"] for row in page["connections"]] == [2, 3]
+    assert (page["total"], page["num_connections"], page["offset"], page["limit"]) == (4, 2, 1, 2)
+    # Any of the first three may be of any one shard.
+    assert [query.most for _, query in site.shards.asked if isinstance(query, rows.ConnectionsQuery)] == [3, 3]
+
+
+async def test_one_shard_alone_may_be_asked() -> None:
+    site = Site()
+    await site.get("/connz", "shard=1")
+    assert [number for number, _ in site.shards.asked] == [1]
+    with pytest.raises(BadQuery, match="no such shard"):
+        await site.get("/connz", "shard=2")
+
+
+async def test_a_shard_that_is_not_ready_is_not_asked() -> None:
+    site = Site()
+    site.facts.shards[0].phase = "starting"
+    await site.get("/connz")
+    assert [number for number, _ in site.shards.asked] == [1]
+
+
+async def test_an_account_that_is_not_there_has_no_connections_and_nobody_is_asked() -> None:
+    site = Site(options=Options())
+    page = await site.get("/connz", "acc=nobody")
+    assert (page["total"], page["connections"]) == (0, None)
+    assert site.shards.asked == []
+    with pytest.raises(BadQuery, match="does not exist"):
+        await site.get("/accountz", "acc=nobody")
+
+
+async def test_more_subscriptions_than_a_page_may_show_are_refused() -> None:
+    site = Site()
+    site.shards.answers[1, rows.ConnectionsQuery] = lambda _query: [rows.ConnectionsPart(1, [], is_over=True)]
+    with pytest.raises(BadQuery, match="too many subscriptions"):
+        await site.get("/connz", "subs=1")
+
+
+async def test_a_page_of_subscriptions_goes_on_where_the_shard_before_ended() -> None:
+    site = Site()
+    for number in (0, 1):
+        every = [rows.SubscriptionRow(f"s.{number}.{i}", "", "1", 0, 0, 1, "$G") for i in range(3)]
+        site.shards.answers[number, rows.SubscriptionsQuery] = (
+            lambda query, every=every: [  # type: ignore[misc]
+                rows.SubscriptionsPart(3, every[query.offset : query.offset + query.most])
+            ]
+        )
+    page = await site.get("/subsz", "subs=1&offset=2&limit=3")
+    assert [row["subject"] for row in page["subscriptions_list"]] == ["s.0.2", "s.1.0", "s.1.1"]
+
+
+async def test_many_who_want_the_same_look_cost_one() -> None:
+    site = Site()
+    site.shards.may_answer.clear()
+    pages = [asyncio.ensure_future(site.get("/queuez", f"limit={limit}")) for limit in (1, 2, 3)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    pages[0].cancel()  # the look is everybody's
+    site.shards.may_answer.set()
+    await asyncio.gather(*pages[1:])
+    assert [number for number, _ in site.shards.asked] == [0, 1]
+
+
+async def test_few_pages_are_built_at_once_and_more_than_may_wait_are_refused() -> None:
+    site = Site()
+    site.shards.may_answer.clear()
+    pages = [asyncio.ensure_future(site.get("/connz")) for _ in range(MOST_BUILT + MOST_WAITING)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(site.shards.asked) == 2 * MOST_BUILT
+    with pytest.raises(Busy):
+        await site.get("/connz")
+    assert (await site.get("/varz"))["server_name"] == "test", "it asks no shard"
+    site.shards.may_answer.set()
+    await asyncio.gather(*pages)
+
+
+async def test_a_sort_that_is_none_is_refused() -> None:
+    for path in ("/connz", "/subjectz"):
+        with pytest.raises(BadQuery, match="invalid sorting option"):
+            await Site().get(path, "sort=colour")

@@ -1,0 +1,120 @@
+"""What the router does with a configuration that was read again: every shard is told all of it, or nothing is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.options import Options, Swarm
+from gnatswarm.router.config.conf_tree import ConfigError
+from gnatswarm.router.supervision.reload_echo import ReloadEcho
+from gnatswarm.router.supervision.reloader import Reloader
+from gnatswarm.shards.boundary.control import Message, Reload
+
+
+@dataclass
+class Router:
+    """What a reload sees of a broker; what it had done is in `steps`, in order."""
+
+    options: Options
+    configured_us: int = 0
+    steps: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.shards = [SimpleNamespace(number=0, process=object()), SimpleNamespace(number=1, process=None)]
+        self.notifier = SimpleNamespace(
+            reloading=lambda: self.steps.append("reloading"),
+            reloaded=lambda why="": self.steps.append(f"reloaded: {why}"),
+        )
+        self.runtime_files = SimpleNamespace(write_pid_file=lambda path: self.steps.append(f"pid file {path}"))
+        self.echo = ReloadEcho(self.notifier)  # type: ignore[arg-type]
+
+    def adopt(self, options: Options) -> None:
+        self.options = options
+        self.configured_us = 1
+
+    def tell_all(self, message: Message) -> None:
+        self.steps.append(message)
+
+    def scale(self, shards: int) -> str:
+        self.steps.append(f"scale {shards}")
+        return ""
+
+    def reload(self, reparse: Callable[[], Options] | None) -> None:
+        broker: Any = self
+        notifier: Any = self.notifier
+        Reloader(
+            broker,
+            broker,
+            notifier,
+            self.echo,
+            reparse=reparse,
+            on_reloaded=lambda: self.steps.append("monitoring"),
+        ).reload()
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Options(limits=Limits(max_connections=3)),
+        Options(limits=Limits(max_payload_bytes=3)),
+        Options(auth_token="t"),
+        Options(pid_file="pid"),
+    ],
+    ids=["connections", "payload", "token", "pid file"],
+)
+def test_every_shard_is_told_the_whole_of_it(wanted: Options) -> None:
+    router = Router(Options())
+    router.reload(lambda: wanted)
+    assert router.options is wanted and router.configured_us > 0
+    assert [step for step in router.steps if isinstance(step, Reload)] == [Reload(wanted)]
+    # Whoever looks afterwards finds the new options with the router before a shard can have answered.
+    assert router.steps.index("monitoring") < router.steps.index(Reload(wanted))
+    assert ("pid file pid" in router.steps) is bool(wanted.pid_file)
+
+
+def test_a_reload_is_done_when_every_shard_that_was_told_has_said_so_or_is_gone() -> None:
+    router = Router(Options())
+    router.shards = [SimpleNamespace(number=number, process=object()) for number in range(2)]
+    router.reload(lambda: Options(limits=Limits(max_connections=3)))
+    router.echo.on_reloaded(0)
+    router.echo.on_reloaded(0)
+    assert "reloaded: " not in router.steps
+    router.echo.on_reloaded(1)
+    router.echo.on_reloaded(1)  # said it, and is gone later
+    assert router.steps.count("reloaded: ") == 1
+
+
+def test_other_shards_come_and_go_after_all_were_told() -> None:
+    router = Router(Options(swarm=Swarm(shards=2)))
+    wanted = Options(swarm=Swarm(shards=3), limits=Limits(max_connections=3))
+    router.reload(lambda: wanted)
+    assert router.steps[-1] == "scale 3"
+    assert Reload(wanted) in router.steps
+    router.reload(lambda: wanted)
+    assert router.steps.count("scale 3") == 1
+
+
+def test_one_change_that_needs_a_restart_leaves_everything_as_it_was() -> None:
+    router = Router(before := Options())
+    router.reload(lambda: Options(port=5, limits=Limits(max_connections=3), pid_file="pid"))
+    assert router.options is before and router.configured_us == 0
+    assert router.steps == ["reloading", "reloaded: the reload failed and changed nothing, the log says why"]
+
+
+def test_a_configuration_that_cannot_be_read_leaves_everything_as_it_was() -> None:
+    router = Router(before := Options())
+
+    def reparse() -> Options:
+        raise ConfigError([])
+
+    for parse in (reparse, None):
+        router.reload(parse)
+        assert router.options is before
+        assert router.steps[-1] == "reloaded: the reload failed and changed nothing, the log says why"
+    assert not [step for step in router.steps if isinstance(step, Reload)]

@@ -1,0 +1,406 @@
+"""Supervision does the right thing for every phase and event, and never gets stuck."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gnatswarm.router.supervision import supervision as s
+from gnatswarm.router.supervision.supervision import Phase, ShardState, step
+from gnatswarm.shards.boundary.control import Drain, LameDuck, Ping, Stop
+
+DRAIN = Drain(10.0)
+SAMPLES: dict[type[s.Event], s.Event] = {
+    s.StartWanted: s.StartWanted(),
+    s.LeaveWanted: s.LeaveWanted(DRAIN),
+    s.StopWanted: s.StopWanted(),
+    s.KillWanted: s.KillWanted(),
+    s.SpawnFailed: s.SpawnFailed("no memory"),
+    s.Linked: s.Linked(),
+    s.Ready: s.Ready(),
+    s.InStep: s.InStep(False),
+    s.HasRoom: s.HasRoom(False),
+    s.Pong: s.Pong(1),
+    s.Fatal: s.Fatal("bad option"),
+    s.Drained: s.Drained(),
+    s.ChannelEnded: s.ChannelEnded("undecodable"),
+    s.Exited: s.Exited("signal 9"),
+    s.Tick: s.Tick(),
+    s.Late: s.Late(1.0),
+}
+
+
+def in_phase(phase: Phase, **changes: object) -> ShardState:
+    """A plausible shard of that phase at time 100, wanted, ready before unless said otherwise."""
+    state = ShardState(
+        phase=phase,
+        is_wanted=phase not in (Phase.STOPPED, Phase.DRAINING, Phase.STOPPING),
+        leave=DRAIN if phase is Phase.DRAINING else None,
+        deadline=110.0,
+        was_ready=True,
+        ready_since=99.0,
+        ping_seq=1,
+        ping_sent_at=100.0 if phase in (Phase.READY, Phase.DRAINING) else None,
+        starts=1,
+        last_reason="it was killed" if phase is Phase.KILLED else "",
+    )
+    return msgspec.structs.replace(state, **changes)
+
+
+def kinds(actions: tuple[s.Action, ...]) -> list[str]:
+    return [type(action).__name__ for action in actions]
+
+
+def test_every_phase_has_a_handler_for_every_event() -> None:
+    assert set(s.TRANSITIONS) == set(Phase)
+    for row in s.TRANSITIONS.values():
+        assert set(row) == set(s.EVENTS) == set(SAMPLES)
+
+
+# phase → {event: (next phase, actions)} at time 100.5; what is not listed changes no phase and does nothing.
+EXPECTED: dict[Phase, dict[type[s.Event], tuple[Phase, list[str]]]] = {
+    Phase.STOPPED: {s.StartWanted: (Phase.STARTING, ["Spawn"])},
+    Phase.BACKING_OFF: {s.StopWanted: (Phase.STOPPED, [])},
+    Phase.STARTING: {
+        s.StopWanted: (Phase.STOPPING, ["Send"]),
+        s.KillWanted: (Phase.STARTING, ["Kill"]),
+        s.SpawnFailed: (Phase.STARTING, ["Forget", "Report", "Spawn"]),
+        s.Linked: (Phase.LINKED, []),
+        s.Ready: (Phase.KILLED, ["Kill"]),
+        s.InStep: (Phase.KILLED, ["Kill"]),
+        s.HasRoom: (Phase.KILLED, ["Kill"]),
+        s.Pong: (Phase.KILLED, ["Kill"]),
+        s.Fatal: (Phase.KILLED, ["Kill"]),
+        s.Drained: (Phase.KILLED, ["Kill"]),
+        s.ChannelEnded: (Phase.KILLED, ["Kill"]),
+        s.Exited: (Phase.STARTING, ["Forget", "Report", "Spawn"]),
+    },
+    Phase.LINKED: {
+        s.StopWanted: (Phase.STOPPING, ["Send"]),
+        s.KillWanted: (Phase.LINKED, ["Kill"]),
+        s.Linked: (Phase.KILLED, ["Kill"]),
+        s.Ready: (Phase.READY, []),
+        s.HasRoom: (Phase.KILLED, ["Kill"]),
+        s.Pong: (Phase.KILLED, ["Kill"]),
+        s.Fatal: (Phase.KILLED, ["Kill"]),
+        s.Drained: (Phase.KILLED, ["Kill"]),
+        s.ChannelEnded: (Phase.KILLED, ["Kill"]),
+        s.Exited: (Phase.STARTING, ["Forget", "Report", "Spawn"]),
+    },
+    Phase.READY: {
+        s.LeaveWanted: (Phase.DRAINING, ["Send"]),
+        s.StopWanted: (Phase.STOPPING, ["Send"]),
+        s.KillWanted: (Phase.READY, ["Kill"]),
+        s.Linked: (Phase.KILLED, ["Kill"]),
+        s.Ready: (Phase.KILLED, ["Kill"]),
+        s.Fatal: (Phase.KILLED, ["Kill"]),
+        s.Drained: (Phase.KILLED, ["Kill"]),
+        s.ChannelEnded: (Phase.KILLED, ["Kill"]),
+        s.Exited: (Phase.STARTING, ["Forget", "Report", "Spawn"]),
+    },
+    Phase.DRAINING: {
+        s.StopWanted: (Phase.STOPPING, ["Send"]),
+        s.KillWanted: (Phase.DRAINING, ["Kill"]),
+        s.Linked: (Phase.KILLED, ["Kill"]),
+        s.Ready: (Phase.KILLED, ["Kill"]),
+        s.Fatal: (Phase.KILLED, ["Kill"]),
+        s.ChannelEnded: (Phase.KILLED, ["Kill"]),
+        # Connections may wait in its queue: it comes back to serve them, and leaves then.
+        s.Exited: (Phase.STARTING, ["Forget", "Report", "Spawn"]),
+    },
+    Phase.STOPPING: {s.KillWanted: (Phase.STOPPING, ["Kill"]), s.Exited: (Phase.STOPPED, ["Forget"])},
+    Phase.KILLED: {
+        s.KillWanted: (Phase.KILLED, ["Kill"]),
+        s.Exited: (Phase.STARTING, ["Forget", "Report", "Spawn"]),
+    },
+}
+
+
+@pytest.mark.parametrize("event", SAMPLES.values(), ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("phase", Phase, ids=lambda phase: phase.value)
+def test_each_phase_answers_each_event(phase: Phase, event: s.Event) -> None:
+    state, actions = step(in_phase(phase), event, 100.5)
+    assert (state.phase, kinds(actions)) == EXPECTED[phase].get(type(event), (phase, []))
+
+
+def test_a_death_that_an_operator_asked_for_counts_as_the_first() -> None:
+    state, actions = step(in_phase(Phase.READY, deaths=5), s.KillWanted(), 100.5)
+    assert actions == (s.Kill(),)
+    state, actions = step(state, s.Exited("killed by SIGKILL"), 100.6)
+    assert state.phase is Phase.STARTING and state.deaths == 1
+    assert actions[1] == s.Report("warning", "died: killed by SIGKILL; starting it again")
+
+
+def test_who_misses_a_link_gets_no_new_connections() -> None:
+    state, actions = step(in_phase(Phase.READY), s.InStep(False), 100.5)
+    assert not state.is_accepting
+    assert not actions
+    state, actions = step(state, s.InStep(True), 100.6)
+    assert state.is_accepting
+    assert not actions
+
+
+def test_who_has_no_room_says_so_until_it_has_some_or_is_another_process() -> None:
+    full, actions = step(in_phase(Phase.READY), s.HasRoom(False), 100.5)
+    assert not full.has_room
+    assert full.is_accepting  # it serves; where nobody has room, connections may as well wait for it
+    assert not actions
+    assert step(full, s.HasRoom(True), 100.6)[0].has_room
+    assert step(full, s.Exited("signal 9"), 100.6)[0].has_room
+
+
+def test_silence_first_makes_suspect_then_kills() -> None:
+    state, actions = step(in_phase(Phase.READY, ping_sent_at=None, next_ping_at=100.0), s.Tick(), 100.0)
+    assert actions == (s.Send(Ping(2)),)
+    state, actions = step(state, s.Tick(), 100.5)
+    assert state.is_accepting
+    assert not actions
+    state, actions = step(state, s.Tick(), 101.0)
+    assert not state.is_accepting
+    assert state.phase is Phase.READY
+    answered, _ = step(state, s.Pong(2), 101.1)
+    assert answered.is_accepting
+    state, actions = step(state, s.Tick(), 102.0)
+    assert state.phase is Phase.KILLED
+    assert actions == (s.Kill(),)
+
+
+def test_a_router_that_did_not_run_blames_nobody() -> None:
+    state, _ = step(in_phase(Phase.READY), s.Late(5.0), 105.0)
+    state, actions = step(state, s.Tick(), 105.1)
+    assert state.is_accepting
+    assert not actions
+
+
+def test_the_wrong_answer_is_not_an_answer() -> None:
+    state, actions = step(in_phase(Phase.READY), s.Pong(7), 100.1)
+    assert actions == (s.Kill(),)
+    assert state.phase is Phase.KILLED
+
+
+def test_back_off_doubles_up_to_ten_seconds_and_is_forgotten_when_stable() -> None:
+    assert [s.backoff_s(n) for n in range(1, 10)] == [0, 0.25, 0.5, 1, 2, 4, 8, 10, 10]
+    assert s.backoff_s(10_000) == 10
+    state, _ = step(in_phase(Phase.READY, deaths=4, ping_sent_at=None), s.Tick(), 99.0 + s.STABLE_AFTER_S)
+    assert state.deaths == 0
+
+
+def test_a_founder_that_says_fatal_stops_the_router_with_its_reason() -> None:
+    state, _ = step(in_phase(Phase.STARTING, was_ready=False), s.Fatal("no such account"), 100.0)
+    state, actions = step(state, s.Exited("exit code 1"), 100.1)
+    assert state.phase is Phase.STOPPED
+    assert actions == (s.Forget(), s.StopRouter("cannot start: no such account"))
+
+
+def test_a_founder_that_dies_three_times_before_ready_stops_the_router() -> None:
+    state, actions = step(ShardState(), s.StartWanted(), 0.0)
+    now = 0.0
+    for attempt in range(s.BOOT_ATTEMPTS):
+        assert state.phase is Phase.STARTING, attempt
+        state, actions = step(state, s.Exited("exit code 3"), now)
+        now += 1.0
+        if state.phase is Phase.BACKING_OFF:
+            state, _ = step(state, s.Tick(), now)
+    assert actions == (s.Forget(), s.StopRouter("cannot start: exit code 3"))
+
+
+def test_a_later_shard_that_cannot_boot_stops_nobody() -> None:
+    state, _ = step(in_phase(Phase.STARTING, was_ready=False, is_founder=False), s.Fatal("no descriptors"), 100.0)
+    state, actions = step(state, s.Exited("exit code 1"), 100.1)
+    assert state.phase is Phase.STOPPED
+    assert kinds(actions) == ["Forget", "Report"]
+
+
+def test_a_shard_that_was_ready_once_is_tried_again_for_ever() -> None:
+    state = in_phase(Phase.STARTING)
+    state, _ = step(state, s.Fatal("no memory"), 100.0)
+    state, _ = step(state, s.Exited("exit code 1"), 100.1)
+    assert state.phase is Phase.BACKING_OFF
+    assert state.deadline == 100.1 + s.BACKOFF_LONGEST_S
+
+
+def test_leaving_waits_until_ready_so_that_waiting_connections_are_served() -> None:
+    state, actions = step(in_phase(Phase.LINKED), s.LeaveWanted(DRAIN), 100.0)
+    assert not actions
+    state, actions = step(state, s.Ready(), 100.1)
+    assert state.phase is Phase.DRAINING
+    assert actions == (s.Send(DRAIN),)
+
+
+def test_a_drained_shard_that_exits_is_not_replaced() -> None:
+    state, _ = step(in_phase(Phase.DRAINING), s.Drained(), 100.0)
+    state, _ = step(state, s.ChannelEnded(""), 100.1)
+    assert state.phase is Phase.DRAINING
+    state, actions = step(state, s.Exited("exit code 0"), 100.2)
+    assert state.phase is Phase.STOPPED
+    assert kinds(actions) == ["Forget", "Report"]
+
+
+def test_scaling_up_while_it_leaves_starts_it_again() -> None:
+    state, _ = step(in_phase(Phase.DRAINING), s.Drained(), 100.0)
+    state, _ = step(state, s.StartWanted(), 100.1)
+    state, actions = step(state, s.Exited("exit code 0"), 100.2)
+    assert state.phase is Phase.STARTING
+    assert kinds(actions) == ["Forget", "Report", "Spawn"]
+
+
+def test_a_shard_that_does_not_stop_is_killed_and_not_replaced() -> None:
+    state, actions = step(in_phase(Phase.READY), s.StopWanted(), 100.0)
+    assert actions == (s.Send(Stop()),)
+    state, actions = step(state, s.Tick(), 100.0 + s.STOP_DEADLINE_S)
+    assert actions == (s.Kill(),)
+    state, _ = step(state, s.Exited("signal 9"), 104.0)
+    assert state.phase is Phase.STOPPED
+
+
+def test_a_drain_that_takes_too_long_ends_in_a_kill_and_no_restart() -> None:
+    state, _ = step(in_phase(Phase.READY), s.LeaveWanted(LameDuck(1.0, 2.0)), 100.0)
+    state, _ = step(state, s.Tick(), 100.1)
+    state, actions = step(msgspec.structs.replace(state, ping_sent_at=None), s.Tick(), 103.0 + s.LEAVE_MARGIN_S)
+    assert actions == (s.Kill(),)
+    state, _ = step(state, s.Exited("signal 9"), 106.0)
+    assert state.phase is Phase.STOPPED
+
+
+def test_who_leaves_is_steered_away_from_at_once() -> None:
+    ready = in_phase(Phase.READY)
+    assert ready.is_accepting
+    assert not step(ready, s.LeaveWanted(DRAIN), 100.5)[0].is_accepting
+    # Also when it is wanted again before it has left: what comes to it then would be closed.
+    again, _ = step(in_phase(Phase.DRAINING), s.StartWanted(), 100.5)
+    assert not again.is_accepting
+
+
+def test_a_shard_that_hangs_while_it_leaves_is_killed_and_comes_back_for_its_queue() -> None:
+    state, actions = step(in_phase(Phase.READY, ping_sent_at=None, next_ping_at=101.0), s.LeaveWanted(DRAIN), 100.0)
+    assert actions == (s.Send(DRAIN),)
+    state, actions = step(state, s.Tick(), 101.0)
+    assert actions == (s.Send(Ping(2)),)
+    state, actions = step(state, s.Tick(), 101.0 + s.HUNG_AFTER_S - 0.1)
+    assert state.phase is Phase.DRAINING and state.is_suspect and not actions
+    state, actions = step(state, s.Tick(), 101.0 + s.HUNG_AFTER_S)
+    assert state.phase is Phase.KILLED and actions == (s.Kill(),)
+    state, actions = step(state, s.Exited("signal 9"), 103.1)
+    assert state.phase is Phase.STARTING and kinds(actions) == ["Forget", "Report", "Spawn"]
+    assert not state.is_wanted and state.leave == DRAIN
+    state, _ = step(state, s.Linked(), 103.2)
+    state, actions = step(state, s.Ready(), 103.3)
+    assert state.phase is Phase.DRAINING and actions == (s.Send(DRAIN),)
+
+
+@pytest.mark.parametrize(("message", "allowed_s"), [(Drain(6.0), 6.0), (LameDuck(1.0, 2.0), 3.0)])
+def test_a_shard_that_answers_but_does_not_leave_in_time_is_killed_for_good(
+    message: Drain | LameDuck, allowed_s: float
+) -> None:
+    state, _ = step(in_phase(Phase.READY, ping_sent_at=None), s.LeaveWanted(message), 100.0)
+    now, until = 100.0, 100.0 + allowed_s + s.LEAVE_MARGIN_S
+    pings = 0
+    while now < until - 0.25:
+        now += 0.25
+        state, actions = step(state, s.Tick(), now)
+        assert state.phase is Phase.DRAINING and "Kill" not in kinds(actions), now
+        if actions:
+            pings += 1
+            state, actions = step(state, s.Pong(state.ping_seq), now)
+    assert pings > 2
+    state, actions = step(state, s.Tick(), until)
+    assert actions == (s.Kill(),)
+    state, actions = step(state, s.Exited("signal 9"), until + 0.1)
+    assert state.phase is Phase.STOPPED and "Spawn" not in kinds(actions)
+
+
+def test_a_shard_that_has_left_and_does_not_exit_is_killed_without_waiting_for_its_whole_time() -> None:
+    state, _ = step(in_phase(Phase.READY, ping_sent_at=None), s.LeaveWanted(Drain(600.0)), 100.0)
+    state, _ = step(state, s.Drained(), 101.0)
+    state, actions = step(state, s.Tick(), 101.0 + s.LEAVE_MARGIN_S - 0.1)
+    assert not actions
+    state, actions = step(state, s.Tick(), 101.0 + s.LEAVE_MARGIN_S)
+    assert actions == (s.Kill(),)
+    state, _ = step(state, s.Exited("signal 9"), 104.0)
+    assert state.phase is Phase.STOPPED
+
+
+def test_who_says_it_has_left_gets_no_more_time_for_it() -> None:
+    state, _ = step(in_phase(Phase.DRAINING, deadline=100.5), s.Drained(), 100.4)
+    assert step(state, s.Tick(), 100.5)[1] == (s.Kill(),)
+
+
+messages: st.SearchStrategy[Drain | LameDuck] = st.sampled_from([DRAIN, LameDuck(1.0, 2.0)])
+events = st.one_of(
+    st.sampled_from([SAMPLES[kind] for kind in SAMPLES if kind not in (s.LeaveWanted, s.Pong)]),
+    messages.map(s.LeaveWanted),
+    st.integers(0, 5).map(s.Pong),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(events, st.floats(0, 5)), max_size=40), st.booleans(), st.booleans())
+def test_whatever_happened_a_well_behaved_shard_ends_ready_or_stopped(
+    history: list[tuple[s.Event, float]], founder: bool, silent: bool
+) -> None:
+    """After any history: a shard that behaves becomes ready or stopped, one that says nothing is killed each time."""
+    now = 0.0
+    state, _ = step(ShardState(is_founder=founder), s.StartWanted(), now)
+    to_exit = False
+    for event, later in history:
+        now += later
+        if isinstance(event, s.Exited | s.SpawnFailed) and not state.has_process:
+            continue
+        state, actions = step(state, event, now)
+        for action in actions:
+            to_exit = (to_exit or isinstance(action, s.Kill)) and not isinstance(action, s.Forget)
+        assert kinds(actions).count("Spawn") <= 1
+        # A process is only ever replaced after it was reaped.
+        if "Spawn" in kinds(actions) and not isinstance(event, s.StartWanted | s.Tick):
+            assert isinstance(event, s.Exited | s.SpawnFailed)
+
+    killed_again = 0
+    for _ in range(3000):
+        if state.phase is Phase.STOPPED or (not silent and state.phase is Phase.READY and not state.is_suspect):
+            break
+        now += 0.25
+        answers: list[s.Event] = []
+        if state.phase is Phase.KILLED:
+            answers = [s.Exited("signal 9")]
+            killed_again += 1
+        elif silent:
+            pass
+        elif state.phase is Phase.STARTING:
+            answers = [s.Linked(), s.Ready()]
+        elif state.phase is Phase.DRAINING:
+            answers = [s.Drained(), s.Exited("exit code 0")]
+        elif state.phase is Phase.STOPPING:
+            answers = [s.Exited("exit code 0")]
+        elif state.phase is Phase.LINKED:
+            answers = [s.Ready()]
+        elif state.ping_sent_at is not None:
+            answers = [s.Pong(state.ping_seq)]
+        for answer in [*answers, s.Tick()]:
+            state, _ = step(state, answer, now)
+    else:
+        # Silent, but once ready: it is tried for ever, and each try has an end.
+        assert silent and state.was_ready and killed_again > 5
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(events, st.floats(0, 5)), max_size=30))
+def test_after_stop_no_process_is_ever_started(history: list[tuple[s.Event, float]]) -> None:
+    now = 0.0
+    state, _ = step(ShardState(), s.StartWanted(), now)
+    for event, later in history:
+        now += later
+        state, _ = step(state, event, now)
+    state, _ = step(state, s.StopWanted(), now)
+    for _ in range(100):
+        now += 0.25
+        happened: list[s.Event] = [s.Tick()]
+        if state.phase is Phase.KILLED:
+            happened.append(s.Exited("signal 9"))
+        for event in happened:
+            state, actions = step(state, event, now)
+            assert "Spawn" not in kinds(actions)
+        if state.phase is Phase.STOPPED:
+            return
+    raise AssertionError(f"still {state.phase}")

@@ -1,0 +1,62 @@
+"""Certificates as the router reads them, and as shards use them: by their bytes, whatever the files are by then."""
+
+from __future__ import annotations
+
+import ssl
+
+import msgspec
+import pytest
+
+from gnatswarm.broker.options import Options, Tls
+from gnatswarm.router.config.reload import diff
+from gnatswarm.shards.boundary import certificates
+from gnatswarm.shards.boundary.certificates import CertificateError, server_context, with_files
+from tests.support.authority import Authority
+
+
+@pytest.fixture
+def tls(tmp_path):
+    authority = Authority(tmp_path)
+    pair = authority.server()
+    return Tls(cert_file=str(pair.cert), key_file=str(pair.key), ca_file=str(authority.path), verify=True)
+
+
+def test_what_was_read_is_used_whatever_the_files_are_by_then(tls):
+    read = with_files(tls)
+    for path in (tls.cert_file, tls.key_file, tls.ca_file):
+        with open(path, "wb") as file:
+            file.write(b"garbage")
+    with pytest.raises(CertificateError):
+        server_context(tls)
+    context = server_context(msgspec.msgpack.decode(msgspec.msgpack.encode(read), type=Tls))
+    assert context.verify_mode is ssl.CERT_REQUIRED and context.cert_store_stats()["x509_ca"] == 1
+
+
+def test_neither_log_nor_repr_shows_what_is_in_them(tls):
+    read = with_files(tls)
+    assert "PRIVATE" not in repr(read) and "PRIVATE" not in repr(Options(tls=read))
+    changed = msgspec.structs.replace(read, key_pem=b"-----BEGIN PRIVATE KEY-----other", cert_pem=b"x")
+    lines = [str(change) for change in diff(Options(tls=read), Options(tls=changed)).live]
+    assert lines == ["tls.cert_pem changed", "tls.key_pem changed"]
+
+
+@pytest.mark.parametrize("field", ["cert_file", "key_file", "ca_file"])
+def test_files_that_are_none_are_named(tls, field, tmp_path, monkeypatch):
+    path = tmp_path / "other"
+    other = msgspec.structs.replace(tls, **{field: str(path)})
+    with pytest.raises(CertificateError, match="other: no such file"):
+        with_files(other)
+    path.write_bytes(b"")
+    with pytest.raises(CertificateError, match="other is empty"):
+        with_files(other)
+    monkeypatch.setattr(certificates, "MOST_FILE_BYTES", 10)
+    path.write_bytes(b"x" * 11)
+    with pytest.raises(CertificateError, match="more than 10 bytes"):
+        with_files(msgspec.structs.replace(other, cert_file=str(path)))
+
+
+@pytest.mark.parametrize("field", ["cert_file", "key_file"])
+def test_the_file_of_a_pair_that_cannot_be_opened_is_named(tls, field, tmp_path):
+    path = tmp_path / "missing"
+    with pytest.raises(CertificateError, match=f"open {path}: no such file"):
+        server_context(msgspec.structs.replace(tls, **{field: str(path)}))

@@ -1,0 +1,225 @@
+"""Log lines: the server's format, one shared file, and nothing that goes wrong with it stops a broker."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from gnatswarm.broker.options import Logging
+from gnatswarm.shards.boundary import logs
+
+LINE = re.compile(r"\[\d+\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} \[(INF|WRN|ERR|DBG|TRC|FTL)\] (.*)")
+log = logging.getLogger("gnatswarm.test")
+
+
+@pytest.fixture(autouse=True)
+def _root_as_it_was() -> Iterator[None]:
+    root = logging.getLogger(logs.ROOT)
+    before = root.level, root.propagate, list(root.handlers), logging.raiseExceptions
+    yield
+    for handler in root.handlers:
+        handler.close()
+    root.level, root.propagate, root.handlers, logging.raiseExceptions = before
+    root.setLevel(before[0])  # empties the cache of enabled levels
+
+
+def lines(path: pathlib.Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def test_a_line_is_the_servers(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.log"
+    logs.configure(Logging(file=str(path), debug=True, trace=True), process_label=logs.ROUTER_LABEL)
+    for level in (logs.TRACE, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
+        log.log(level, "text %d", level)
+    found = [LINE.fullmatch(line) for line in lines(path)]
+    assert [match and match[1] for match in found] == ["TRC", "DBG", "INF", "WRN", "ERR", "FTL"]
+    assert lines(path)[0].startswith(f"[{os.getpid()}] ")
+    assert lines(path)[2].endswith("[INF] text 20")
+
+
+def test_without_logtime_only_pid_level_and_text_are_left(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.log"
+    logs.configure(Logging(file=str(path), logtime=False), process_label=logs.ROUTER_LABEL)
+    log.info("hi")
+    assert path.read_text() == f"[{os.getpid()}] [INF] hi\n"
+
+
+def test_a_shard_says_which_it_is(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.log"
+    logs.configure(Logging(file=str(path)), process_label="shard 3")
+    log.info("hi")
+    assert lines(path)[0].endswith("[INF] shard 3 - hi")
+
+
+@pytest.mark.parametrize(("debug", "trace", "shown"), [(False, False, []), (True, False, ["DBG"]),
+                                                       (False, True, ["TRC"]), (True, True, ["DBG", "TRC"])])  # fmt: skip # noqa: E501
+def test_debug_and_trace_are_independent(tmp_path: pathlib.Path, debug: bool, trace: bool, shown: list[str]) -> None:
+    path = tmp_path / "x.log"
+    logs.configure(Logging(file=str(path), debug=debug, trace=trace), process_label=logs.ROUTER_LABEL)
+    log.debug("d")
+    log.log(logs.TRACE, "t")
+    assert [match[1] for line in lines(path) if (match := LINE.fullmatch(line))] == shown
+
+
+def test_json_lines_when_asked_for(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.log"
+    logs.configure(Logging(file=str(path), format="json"), process_label="shard 1")
+    log.warning("two\nlines %s", '{"pass":"x"}')
+    (row,) = map(json.loads, lines(path))
+    assert row["level"] == "WRN"
+    assert row["process"] == "shard 1"
+    assert row["text"] == 'two\nlines {"pass":"[REDACTED]"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"user":"u","pass":"p\\"q","x":1}', '{"user":"u","pass":"[REDACTED]","x":1}'),
+        (
+            '{"auth_token": "t", "sig":"s","jwt":"j"}',
+            '{"auth_token": "[REDACTED]", "sig":"[REDACTED]","jwt":"[REDACTED]"}',
+        ),
+        ('{"PASS":"cut off in the mid', '{"PASS":"[REDACTED]"'),
+        ("password = 'x y'", 'password = "[REDACTED]"'),
+        ("dialling nats://u:p@host:4222", "dialling nats://u:[REDACTED]@host:4222"),
+        ("t.conf:1:1: pass: expected text, not a number", "t.conf:1:1: pass: expected text, not a number"),
+        ("signal reload, seed 5", "signal reload, seed 5"),
+    ],
+)
+def test_secrets_are_left_out(text: str, shown: str) -> None:
+    assert logs.without_secrets(text) == shown
+
+
+def test_a_record_is_one_line_whatever_a_client_sent(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.log"
+    logs.configure(Logging(file=str(path)), process_label=logs.ROUTER_LABEL)
+    log.info("a\n[1] 2026/01/01 00:00:00.000000 [INF] forged\r\x1b[31m\tb \udcff é")
+    (line,) = lines(path)
+    assert "a\\n[1]" in line
+    assert "\\r\\x1b[31m\tb \\udcff é" in line
+
+
+def test_a_traceback_is_a_line_of_the_log_per_line(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.log"
+    logs.configure(Logging(file=str(path)), process_label=logs.ROUTER_LABEL)
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        log.exception("it broke")
+    assert all(LINE.fullmatch(line) for line in lines(path))
+    assert lines(path)[-1].endswith("ValueError: boom")
+
+
+def test_a_call_with_wrong_arguments_is_a_line_not_an_error(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.log"
+    logs.configure(Logging(file=str(path)), process_label=logs.ROUTER_LABEL)
+    log.info("%d %d", "x")
+    assert "%d %d" in lines(path)[0]
+
+
+def test_a_moved_file_is_written_on_until_reopened(tmp_path: pathlib.Path) -> None:
+    path, moved = tmp_path / "x.log", tmp_path / "moved"
+    logs.configure(Logging(file=str(path)), process_label=logs.ROUTER_LABEL)
+    path.rename(moved)
+    log.info("old")
+    assert logs.reopen() == ""
+    log.info("new")
+    assert (len(lines(moved)), len(lines(path))) == (1, 1)
+
+
+def test_a_vanished_directory_costs_a_reopen_and_nothing_else(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    path = folder / "x.log"
+    logs.configure(Logging(file=str(path)), process_label=logs.ROUTER_LABEL)
+    path.unlink()
+    folder.rmdir()
+    log.info("into the void")
+    assert "No such file or directory" in logs.reopen()
+    folder.mkdir()
+    assert logs.reopen() == ""
+    log.info("back")
+    assert len(lines(path)) == 1
+
+
+def test_a_full_disk_is_said_once_and_stops_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    logs.configure(Logging(file="/dev/full"), process_label=logs.ROUTER_LABEL)
+    for _ in range(5):
+        log.info("x")
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert "cannot write log file '/dev/full': No space left on device" in said
+
+
+def test_when_writing_works_again_the_loss_is_counted(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.log"
+    path.symlink_to("/dev/full")
+    logs.configure(Logging(file=str(path)), process_label=logs.ROUTER_LABEL)
+    log.info("lost")
+    log.info("lost too")
+    path.unlink()
+    logs.reopen()
+    log.info("back")
+    assert "2 log lines were lost" in lines(path)[0]
+    assert lines(path)[1].endswith("back")
+
+
+def test_a_file_that_cannot_be_opened_keeps_the_old_one(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.log"
+    logs.configure(Logging(file=str(path)), process_label=logs.ROUTER_LABEL)
+    with pytest.raises(FileNotFoundError):
+        logs.configure(Logging(file=str(tmp_path / "no" / "x.log")), process_label=logs.ROUTER_LABEL)
+    log.info("still here")
+    assert len(lines(path)) == 1
+
+
+def test_standard_error_is_the_default_and_only_ours_goes_there(capfd: pytest.CaptureFixture[str]) -> None:
+    logs.configure(Logging(), process_label=logs.ROUTER_LABEL)
+    log.info("hi")
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert LINE.fullmatch(captured.err.rstrip("\n"))
+
+
+def test_the_router_rotates_and_shards_follow(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.log"
+    options = Logging(file=str(path), size_limit_bytes=2000)
+    shard = logs.LineHandler(options, process_label="shard 1")
+    shard.setFormatter(logs.LineFormatter(logtime=True, label="shard 1"))
+    logs.configure(options, process_label=logs.ROUTER_LABEL)
+    record = logging.LogRecord("gnatswarm", logging.INFO, "", 0, "from a shard", None, None)
+    while path.stat().st_size < 2000:
+        shard.emit(record)
+    logs.rotate_when_full()
+    shard.emit(record)
+    (backup,) = tmp_path.glob("x.log.*")
+    assert re.fullmatch(r"x\.log\.\d{4}(\.\d\d){5}\.\d{9}", backup.name)
+    assert backup.stat().st_size >= 2000
+    assert [line.split("] ", 2)[2] for line in lines(path)] == [
+        f'Rotated log, backup saved as "{backup}"',
+        "shard 1 - from a shard",
+    ]
+    shard.close()
+
+
+def test_lines_of_many_processes_do_not_mix(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.log"
+    code = (
+        "import logging, sys; from gnatswarm.broker.options import Logging; from gnatswarm.shards.boundary import logs;"
+        f"logs.configure(Logging(file={str(path)!r}), process_label='shard 1');"
+        "[logging.getLogger('gnatswarm').info('x' * 300) for _ in range(300)]"
+    )
+    root = pathlib.Path(__file__).resolve().parents[3]
+    writers = [subprocess.Popen([sys.executable, "-c", code], cwd=root) for _ in range(3)]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert len(lines(path)) == 900
+    assert all(line.endswith("[INF] shard 1 - " + "x" * 300) for line in lines(path))

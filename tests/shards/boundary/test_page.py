@@ -1,0 +1,196 @@
+"""The shared page counts exactly, over processes, their deaths and their restarts."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gnatswarm.shards.boundary import page as page_module
+from gnatswarm.shards.boundary.page import SLOTS, Page
+
+# Adds and removes connections as fast as it can, for its slot, until it is killed.
+_CHURN = """
+import sys
+from gnatswarm.shards.boundary.page import Page
+page, shard = Page.attach(int(sys.argv[1])), int(sys.argv[2])
+print("on", flush=True)
+held = 0
+while True:
+    while held < 50 and page.try_add_connection(shard, 100):
+        held += 1
+    while held > 10:
+        page.remove_connection(shard)
+        held -= 1
+"""
+
+_IDS = """
+import sys
+from gnatswarm.shards.boundary.page import Page
+page = Page.attach(int(sys.argv[1]))
+ids = [page.next_client_id() for _ in range(20000)]
+print(*ids)
+"""
+
+
+def attached(page: Page) -> Page:
+    return Page.attach(os.dup(page.fd))
+
+
+def test_the_next_client_id_is_read_without_taking_it() -> None:
+    page = Page.create()
+    assert [page.peek_client_id(), page.peek_client_id()] == [1, 1]
+    assert page.next_client_id() == 1
+    assert page.peek_client_id() == 2
+
+
+def test_two_mappings_show_the_same_page() -> None:
+    page = Page.create()
+    other = attached(page)
+    assert [page.next_client_id(), other.next_client_id(), page.next_client_id()] == [1, 2, 3]
+    assert other.created_us == page.created_us
+    assert abs(page.created_us - time.time() * 1e6) < 10e6
+    other.store(5, "in_msgs", 2**63)
+    assert page.snapshot(5)["in_msgs"] == 2**63
+    assert page.snapshot(4)["in_msgs"] == 0
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_no_limit(limit: int) -> None:
+    page = Page.create()
+    assert all(page.try_add_connection(0, limit) for _ in range(1000))
+    assert page.connections == 1000
+
+
+def test_the_limit_is_of_the_whole_broker_and_exact() -> None:
+    page = Page.create()
+    assert [page.try_add_connection(number % 3, 4) for number in range(6)] == [True] * 4 + [False] * 2
+    page.remove_connection(1)
+    assert page.try_add_connection(2, 4)
+    assert not page.try_add_connection(2, 4)
+    assert page.connections == 4
+    assert [page.snapshot(shard)["connections"] for shard in range(3)] == [2, 0, 2]
+
+
+def test_a_dead_shards_connections_are_taken_off_once() -> None:
+    page = Page.create()
+    for shard in (0, 0, 0, 1):
+        page.try_add_connection(shard, 0)
+    page.store(0, "subscriptions", 7)
+    page.store(0, "in_msgs", 9)
+    page.note_boot(0, 4711)
+    assert page.forget_connections(0) == 3
+    assert page.forget_connections(0) == 0
+    assert page.connections == 1
+    slot = page.snapshot(0)
+    assert (slot["connections"], slot["subscriptions"], slot["pid"]) == (0, 0, 0)
+    # Totals never fall.
+    assert (slot["in_msgs"], slot["boots"]) == (9, 1)
+
+
+def test_slots_are_0_to_63() -> None:
+    page = Page.create()
+    page.try_add_connection(SLOTS - 1, 0)
+    for shard in (-1, SLOTS):
+        with pytest.raises(IndexError):
+            page.try_add_connection(shard, 0)
+        with pytest.raises(IndexError):
+            page.snapshot(shard)
+    with pytest.raises(KeyError):
+        page.store(0, "connections", 1)
+
+
+def test_what_is_no_page_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "small").open("w+b") as file, pytest.raises(ValueError, match="not a page"):
+        Page.attach(file.fileno())
+    page = Page.create()
+    with (tmp_path / "zeros").open("w+b") as file:
+        file.truncate(os.fstat(page.fd).st_size)
+        with pytest.raises(ValueError, match="not a page of version"):
+            Page.attach(file.fileno())
+        file.fileno()  # left open
+
+
+def test_nobody_can_shrink_it() -> None:
+    page = Page.create()
+    with pytest.raises(PermissionError):
+        os.ftruncate(page.fd, 0)
+
+
+def test_a_closed_page_is_still_mapped() -> None:
+    page = Page.create()
+    page.close()
+    page.close()
+    assert page.fd == -1
+    assert page.next_client_id() == 1
+
+
+def run(code: str, page: Page, *arguments: str) -> subprocess.Popen[str]:
+    os.set_inheritable(page.fd, True)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", code, str(page.fd), *arguments],
+        pass_fds=[page.fd],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_ids_are_dense_and_unique_over_processes() -> None:
+    page = Page.create()
+    processes = [run(_IDS, page) for _ in range(3)]
+    ids = [int(number) for process in processes for number in process.communicate(timeout=30)[0].split()]
+    assert sorted(ids) == list(range(1, 60_001))
+
+
+def test_processes_killed_inside_their_changes_leave_the_count_exact() -> None:
+    page = Page.create()
+    page.try_add_connection(63, 0)
+    seed = random.Random(4)
+    killed_inside = 0
+    for _round in range(12):
+        processes = [run(_CHURN, page, str(shard)) for shard in range(2)]
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "on\n"
+        threading.Event().wait(seed.uniform(0.0, 0.01))  # the moment of death is the test's input
+        for shard, process in enumerate(processes):
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+            killed_inside += page_module.is_inside_change(page, shard)
+            assert page.connections <= 101
+            page.forget_connections(shard)
+        assert page.connections == 1, f"after round {_round}, {killed_inside} killed inside a change"
+
+
+@pytest.mark.parametrize("steps", range(1, 5))
+@pytest.mark.parametrize("change", ["add", "remove"])
+def test_killed_after_each_step_of_a_change(change: str, steps: int) -> None:
+    page = Page.create()
+    for shard in (0, 0, 1, 1, 1):
+        page.try_add_connection(shard, 0)
+    page_module.begin_change(page, 0, change, steps)
+    page.forget_connections(0)
+    assert page.connections == 3
+    assert page.try_add_connection(0, 4)
+    assert not page.try_add_connection(0, 4)
+
+
+def test_a_stopped_shard_inside_a_change_does_not_hold_the_router() -> None:
+    page = Page.create()
+    for shard in (0, 0, 1):
+        page.try_add_connection(shard, 0)
+    page_module.begin_change(page, 1, "add", 2)  # stopped there, alive
+    page_module.begin_change(page, 0, "add", 2)  # killed there
+    page.forget_connections(0)
+    # Shard 1 is found hung, and killed: now it comes out even.
+    page.forget_connections(1)
+    assert page.connections == 0

@@ -1,0 +1,210 @@
+"""Files of statistics: whole or not there, adopted from the dead, and gone when they are too old or too many."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from gnatswarm.shards.boundary import statfile
+from gnatswarm.shards.statistics import scribe as scribe_module
+from gnatswarm.shards.statistics.scribe import FILE_MARK, Block, Scribe
+
+START_US = 1_770_000_000_000_000
+LINE = b'{"file":%d,"n":1}\n' % FILE_MARK
+SECOND_US = 1_000_000
+
+
+def text(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return bytes(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True).read())
+
+
+def block(start_us: int, lines: bytes = LINE, length_us: int = 10 * SECOND_US) -> Block:
+    return Block(start_us, start_us + length_us, lines, lambda: None)
+
+
+def written(directory: Path, number: int, size: int, modified_s: float) -> Path:
+    """A finished file of that size and age, an hour after the one before."""
+    file = statfile.StatFile(
+        directory, statfile.file_name("B", 0, "boot", number), START_US + number * 3600 * SECOND_US
+    )
+    file.append(os.urandom(size))
+    file.finish()
+    path = max(statfile.finished_files(directory))
+    os.utime(path, (modified_s, modified_s))
+    return path
+
+
+def test_what_is_too_old_goes_and_its_empty_directory_with_it(tmp_path: Path):
+    paths = [written(tmp_path, number, 100, 1000.0 + number) for number in range(5)]
+    assert statfile.retain(tmp_path, max_age_s=10.0, max_bytes=0, now_s=1012.5) == 3
+    assert [path.exists() for path in paths] == [False, False, False, True, True]
+    assert not paths[0].parent.exists()
+
+
+def test_of_too_many_bytes_the_oldest_go(tmp_path: Path):
+    paths = [written(tmp_path, number, 10_000, 1000.0 + number) for number in range(5)]
+    size = paths[0].stat().st_size
+    assert statfile.retain(tmp_path, max_age_s=0.0, max_bytes=2 * size + 500, now_s=1e9) == 3
+    assert [path.exists() for path in paths] == [False, False, False, True, True]
+    assert statfile.retain(tmp_path, max_age_s=0.0, max_bytes=0, now_s=1e9) == 0
+
+
+@pytest.mark.parametrize("cut", [1, 7])
+def test_a_dead_writers_file_is_cut_after_its_last_whole_append(tmp_path: Path, cut: int):
+    file = statfile.StatFile(tmp_path, statfile.file_name("B", 0, "boot", 1), START_US)
+    file.append(b"first\n")
+    file.append(b"second\n")
+    assert statfile.adopt_orphans(tmp_path) == 0  # it is being written
+    (hidden,) = tmp_path.glob("date=*/hour=*/.*")
+    os.close(file._fd)  # as a kill -9 does
+    whole = hidden.stat().st_size
+    os.truncate(hidden, whole - cut)
+    assert statfile.adopt_orphans(tmp_path) == 1
+    (path,) = statfile.finished_files(tmp_path)
+    assert text(path) == b"first\n"
+    assert not hidden.exists()
+
+
+def test_a_file_ends_with_its_minute_its_size_and_its_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(scribe_module, "ROTATE_BYTES", 400)
+    scribe = Scribe(tmp_path, broker="B", shard=0, boot="boot")
+    until_the_hour = START_US // (3600 * SECOND_US) * 3600 * SECOND_US + 3600 * SECOND_US - 120 * SECOND_US
+    for i in range(6):  # two minutes of small windows up to a full hour: the first file is full after 60 s
+        scribe.put(block(until_the_hour + i * 10 * SECOND_US))
+    for i in range(6, 9):  # 30 s of the next file …
+        scribe.put(block(until_the_hour + i * 10 * SECOND_US))
+    scribe.put(block(until_the_hour + 120 * SECOND_US))  # … which ends with the hour
+    scribe.put(
+        block(until_the_hour + 130 * SECOND_US, os.urandom(600).hex().encode() + b"\n")
+    )  # and this one is too big
+    scribe.put(block(until_the_hour + 140 * SECOND_US))
+    assert scribe.close()
+    files = sorted(statfile.finished_files(tmp_path))
+    assert [text(path).count(b"\n") for path in files] == [6, 3, 2, 1]
+    for number, path in enumerate(files, 1):
+        assert (f"{number:06d}" in path.name and b'"file":%d,' % number in text(path)) or number == 3
+    assert len({path.parent for path in files}) == 2
+    assert not list(tmp_path.glob("date=*/hour=*/.*"))
+
+
+def test_a_file_of_nothing_is_never_seen(tmp_path: Path):
+    file = statfile.StatFile(tmp_path, statfile.file_name("B", 0, "boot", 1), START_US)
+    file.finish()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+class Disk:
+    """What is asked of it, in order: what is synced, with its size then, and what gets another name."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps: list[tuple[str, str, int]] = []
+        self.is_full = False
+        fsync, rename = os.fsync, os.rename
+
+        def note_fsync(fd: int) -> None:
+            if self.is_full:
+                raise OSError(28, "No space left on device")
+            path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+            self.steps.append(("sync", path.name, 0 if path.is_dir() else os.fstat(fd).st_size))
+            fsync(fd)
+
+        def note_rename(old: Path, new: Path) -> None:
+            self.steps.append(("rename", f"{old.name} {new.name}", 0))
+            rename(old, new)
+
+        monkeypatch.setattr(os, "fsync", note_fsync)
+        monkeypatch.setattr(os, "rename", note_rename)
+
+
+def orders(name: str, folder: str, size: int) -> list[tuple[str, str, int]]:
+    """A name is shown when what it names is on disk; and the name itself is, when somebody may rely on it."""
+    return [("sync", f".{name}", size), ("rename", f".{name} {name}", 0), ("sync", folder, 0)]
+
+
+def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    name = statfile.file_name("B", 0, "boot", 1)
+    file = statfile.StatFile(tmp_path, name, START_US)
+    file.append(LINE)
+    disk = Disk(monkeypatch)
+    file.finish()
+    (path,) = statfile.finished_files(tmp_path)
+    assert disk.steps == orders(name, path.parent.name, path.stat().st_size)
+
+
+def test_a_dead_writers_file_is_cut_and_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    name = statfile.file_name("B", 0, "boot", 1)
+    file = statfile.StatFile(tmp_path, name, START_US)
+    file.append(LINE)
+    whole = file.size_bytes
+    file.append(LINE)
+    os.truncate(next(tmp_path.glob(f"*/*/.{name}")), file.size_bytes - 1)
+    os.close(file._fd)
+    disk = Disk(monkeypatch)
+    assert statfile.adopt_orphans(tmp_path) == 1
+    (path,) = statfile.finished_files(tmp_path)
+    assert disk.steps == orders(name, path.parent.name, whole)
+
+
+def test_the_helper_thread_leaves_no_name_behind_that_is_not_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    disk = Disk(monkeypatch)
+    scribe = Scribe(tmp_path, broker="B", shard=0, boot="boot")
+    for minute in range(3):
+        scribe.put(block(START_US + minute * 60 * SECOND_US, length_us=60 * SECOND_US))
+    assert scribe.close()
+    files = sorted(statfile.finished_files(tmp_path))
+    assert disk.steps == [step for path in files for step in orders(path.name, path.parent.name, path.stat().st_size)]
+    assert len(files) == 3
+
+
+def test_what_cannot_be_synced_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    disk = Disk(monkeypatch)
+    disk.is_full = True
+    file = statfile.StatFile(tmp_path, statfile.file_name("B", 0, "boot", 1), START_US)
+    file.append(LINE)
+    with pytest.raises(OSError, match="No space"):
+        file.finish()
+    assert not list(statfile.finished_files(tmp_path))
+
+
+def test_what_a_full_disk_does_not_take_is_bounded_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(scribe_module, "MOST_BACKLOG_BYTES", 1000)
+    place = tmp_path / "file"
+    place.write_text("in the way")
+    scribe = Scribe(place / "stats", broker="B", shard=0, boot="boot")
+    for i in range(50):
+        scribe.put(block(START_US + i * 10 * SECOND_US, LINE * 10))
+    assert scribe.close()
+    kept = 1000 // len(LINE * 10)
+    assert scribe.lost_windows == 50 - kept
+
+
+def test_files_and_the_directories_made_for_them_are_their_users_alone(tmp_path: Path):
+    """Whatever the umask leaves open; what was there already stays as its owner made it."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    before = os.umask(0)
+    try:
+        file = statfile.StatFile(shared / "a" / "b", statfile.file_name("B", 0, "boot", 1), START_US)
+        file.append(LINE)
+        (hidden,) = shared.glob("a/b/date=*/hour=*/.*")
+        assert hidden.stat().st_mode & 0o777 == 0o600
+        file.finish()
+    finally:
+        os.umask(before)
+    (path,) = statfile.finished_files(shared / "a" / "b")
+    assert path.stat().st_mode & 0o777 == 0o600
+    made = [shared / "a", shared / "a" / "b", path.parent.parent, path.parent]
+    assert [folder.stat().st_mode & 0o777 for folder in made] == [0o700] * 4
+    assert shared.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_file_in_the_way_of_a_directory_is_an_error(tmp_path: Path):
+    (tmp_path / "a").write_text("")
+    for path in (tmp_path / "a", tmp_path / "a" / "b"):
+        with pytest.raises(OSError, match=r"exists|Not a directory"):
+            statfile.make_directory(path)

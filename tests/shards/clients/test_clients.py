@@ -1,0 +1,156 @@
+"""The clients of one shard under rules that change: what a reload says holds from there on, whoever waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import bcrypt
+import pytest
+
+from gnatswarm.broker.access.certificate_names import CertificateNames
+from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.options import Account, Options, Tls, User
+from gnatswarm.shards.clients import passwords
+from tests.support.one_shard import WITHIN_S, Client, OneShard
+
+FULL = b"-ERR 'maximum connections exceeded'\r\n"
+VIOLATION = b"-ERR 'Authorization Violation'\r\n"
+SALT = b"$2b$04$" + b"a" * 21 + b"u"
+HASH = bcrypt.hashpw(b"good", SALT).decode()
+OTHER_HASH = bcrypt.hashpw(b"other", SALT).decode()
+
+
+async def let_in(house: OneShard) -> Client | None:
+    """A client that got as far as a PONG; None: there were too many."""
+    client = house.connect()
+    said = await client.wait(b"}")
+    if FULL in said:  # in one write with INFO
+        await client.wait(b"more")
+        assert client.is_over
+        return None
+    return client if (await client.talk(b"CONNECT {}\r\nPING\r\n")).endswith(b"PONG\r\n") else None
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[OneShard]:
+    house = OneShard(Options(limits=Limits(max_connections=2)))
+    yield house
+    house.close()
+
+
+async def test_max_connections_of_a_reload_holds_for_the_next_that_comes(house: OneShard) -> None:
+    stay = [await let_in(house), await let_in(house)]
+    assert all(stay) and await let_in(house) is None
+    house.shard.reload(Options(limits=Limits(max_connections=3)))
+    stay.append(await let_in(house))
+    assert stay[2] is not None and await let_in(house) is None
+    house.shard.reload(Options(limits=Limits(max_connections=1)))
+    assert await let_in(house) is None
+    for client in stay:  # nobody who is in is thrown out
+        assert client is not None
+        assert await client.talk(b"PING\r\n") == b"PONG\r\n"
+    assert house.page.connections == 3
+
+
+async def test_a_certificate_stands_for_a_user_that_there_is_now() -> None:
+    """What a client is mapped to is asked at its CONNECT, of the rules of the last reload."""
+    mapped = Tls(verify_and_map=True)
+    house = OneShard(Options(tls=mapped, users=(User("before"), User("always"))))
+    try:
+        for users, expected in (
+            (("before", "always"), {"before", "always"}),
+            (("after", "always"), {"after", "always"}),
+        ):
+            house.shard.reload(Options(tls=mapped, users=tuple(User(name) for name in users)))
+            let_in = set()
+            for name in ("before", "after", "always"):
+                client = house.connect()
+                await client.wait(b"}")
+                session = list(house.shard.clients.open.values())[-1]
+                session.names = CertificateNames((name,))
+                if (await client.talk(b"CONNECT {}\r\nPING\r\n")).endswith(b"PONG\r\n"):
+                    assert session.user == name
+                    let_in.add(name)
+            assert let_in == expected
+    finally:
+        house.close()
+
+
+class Comparison:
+    """bcrypt as slow as the test wants: it answers when it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._begun = asyncio.Event()
+        self._may_end = threading.Event()
+        self._compare = passwords.is_same
+        monkeypatch.setattr(passwords, "is_same", self._is_same)
+
+    def _is_same(self, password: str, hashed: str) -> bool:
+        self._loop.call_soon_threadsafe(self._begun.set)
+        assert self._may_end.wait(WITHIN_S)
+        return self._compare(password, hashed)
+
+    async def wait_begun(self) -> None:
+        async with asyncio.timeout(WITHIN_S):
+            await self._begun.wait()
+
+    def end(self) -> None:
+        self._may_end.set()
+
+
+AS_USER = b'CONNECT {"verbose":false,"user":"a","pass":"good"}\r\nPING\r\n'
+BY_TOKEN = b'CONNECT {"verbose":false,"auth_token":"good"}\r\nPING\r\n'
+USER = Options(users=(User("a", HASH),))
+TOKEN = Options(auth_token=HASH)
+
+
+@pytest.mark.parametrize(
+    ("before", "log_in", "after", "is_let_in", "next_is_let_in"),
+    [
+        (USER, AS_USER, Options(users=(User("a", HASH), User("b", "b"))), True, True),
+        (USER, AS_USER, Options(users=(User("a", OTHER_HASH),)), False, False),
+        (USER, AS_USER, Options(users=(User("a", "good"),)), False, True),
+        (USER, AS_USER, Options(users=(User("b", "b"),)), False, False),
+        (USER, AS_USER, Options(users=(User("a", HASH, account="A"),), accounts=(Account("A"),)), False, True),
+        (USER, AS_USER, Options(users=(User("a", HASH, connection_types=("WEBSOCKET",)),)), False, False),
+        (USER, AS_USER, Options(auth_token="good"), False, False),
+        (TOKEN, BY_TOKEN, Options(auth_token=HASH, server_tags=("x",)), True, True),
+        (TOKEN, BY_TOKEN, Options(auth_token=OTHER_HASH), False, False),
+        (TOKEN, BY_TOKEN, Options(auth_token="good"), False, True),
+        (TOKEN, BY_TOKEN, USER, False, False),
+    ],
+    ids=[
+        "same user", "other password", "no hash", "user gone", "other account", "not this way", "token instead",
+        "same token", "other token", "token no hash", "user instead",
+    ],
+)  # fmt: skip
+async def test_a_password_is_compared_under_the_rules_that_hold_when_the_answer_comes(
+    monkeypatch: pytest.MonkeyPatch,
+    before: Options,
+    log_in: bytes,
+    after: Options,
+    is_let_in: bool,
+    next_is_let_in: bool,
+) -> None:
+    comparison = Comparison(monkeypatch)
+    house = OneShard(before)
+    try:
+        client = house.connect()
+        await client.wait(b"}")
+        await client.talk(log_in, wanted=b"")
+        await comparison.wait_begun()
+        house.shard.reload(after)
+        comparison.end()
+        answer = await client.wait(b"PONG\r\n")
+        assert answer.endswith(b"PONG\r\n" if is_let_in else VIOLATION)
+        assert client.is_over is not is_let_in
+        # What was compared may be known by now; the next one is asked under the new rules all the same.
+        other = house.connect()
+        await other.wait(b"}")
+        assert (await other.talk(log_in)).endswith(b"PONG\r\n" if next_is_let_in else VIOLATION)
+    finally:
+        comparison.end()
+        house.close()

@@ -1,0 +1,241 @@
+"""A shard leaves only when nobody waits for it any more: told, given time, closed, by a clock that the test moves."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gnatswarm.broker.errors import CloseReason
+from gnatswarm.shards.boundary import control
+from gnatswarm.shards.clients.departure import QUIET_S, STEP_S, Departure
+from gnatswarm.shards.worker import Worker
+
+
+class Clock:
+    """The part of an event loop that a departure knows."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self._due: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._numbers = itertools.count()
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_later(self, delay_s: float, callback: Callable[..., object], *arguments: Any) -> None:
+        heapq.heappush(self._due, (self.now_s + delay_s, next(self._numbers), callback, arguments))
+
+    def advance(self, seconds: float) -> None:
+        until_s = self.now_s + seconds
+        while self._due and self._due[0][0] <= until_s:
+            self.now_s, _, callback, arguments = heapq.heappop(self._due)
+            callback(*arguments)
+        self.now_s = until_s
+
+
+@dataclass
+class Clients:
+    """Those of a shard; who is closed is gone at once, and noted with the time."""
+
+    clock: Clock
+    open: dict[int, Any] = field(default_factory=dict)
+    accepted: int = 0
+    told: int = 0
+    closed: list[tuple[float, int]] = field(default_factory=list)
+
+    def come(self, *, pending_bytes: int = 0) -> None:
+        self.accepted += 1
+        connection = SimpleNamespace(cid=self.accepted, pending_bytes=pending_bytes)
+        self.open[self.accepted] = SimpleNamespace(connection=connection)
+
+    def announce_departure(self) -> None:
+        self.told += 1
+
+    def close(self, sessions: Iterable[Any], reason: CloseReason) -> None:
+        assert reason is CloseReason.SERVER_SHUTDOWN
+        for session in sessions:
+            del self.open[session.connection.cid]
+            self.closed.append((self.clock.now_s, session.connection.cid))
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def clients(clock: Clock) -> Clients:
+    return Clients(clock)
+
+
+class Leaving:
+    """A departure that begins now, and when it was over."""
+
+    def __init__(self, clock: Clock, clients: Clients, **times: float) -> None:
+        self.done_s: list[float] = []
+        self._clock = clock
+        Departure(clock, clients, **times, on_done=lambda: self.done_s.append(clock.now_s))  # type: ignore[arg-type]
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self.done_s)
+
+
+def test_nobody_is_left_in_the_queue_though_nobody_is_connected(clock: Clock, clients: Clients) -> None:
+    leaving = Leaving(clock, clients, grace_s=5.0, spread_s=5.0, quiet_s=1.0)
+    clock.advance(1.0 - 2 * STEP_S)
+    assert clients.told == 1 and not leaving.is_done
+    clock.advance(3 * STEP_S)
+    assert len(leaving.done_s) == 1
+
+
+def test_each_that_still_comes_makes_it_wait_anew(clock: Clock, clients: Clients) -> None:
+    leaving = Leaving(clock, clients, grace_s=20.0, spread_s=20.0, quiet_s=1.0)
+    for _ in range(5):
+        clock.advance(0.8)
+        clients.come()
+        clients.open.clear()  # it was told, and went by itself
+    clock.advance(1.0 - 2 * STEP_S)
+    assert not leaving.is_done
+    clock.advance(4 * STEP_S)
+    assert len(leaving.done_s) == 1
+
+
+def test_a_quiet_queue_is_not_enough_while_somebody_is_connected(clock: Clock, clients: Clients) -> None:
+    clients.come()
+    leaving = Leaving(clock, clients, grace_s=5.0, spread_s=5.0, quiet_s=1.0)
+    clock.advance(4.0)
+    assert not leaving.is_done and not clients.closed
+    clients.open.clear()
+    clock.advance(2 * STEP_S)
+    assert leaving.is_done
+
+
+def test_who_comes_all_the_time_does_not_keep_it_beyond_its_time(clock: Clock, clients: Clients) -> None:
+    leaving = Leaving(clock, clients, grace_s=2.0, spread_s=2.0, quiet_s=1.0)
+    for _ in range(100):
+        clients.come()
+        clock.advance(STEP_S)
+        if leaving.is_done:
+            break
+    assert clock.now_s - 1000.0 == pytest.approx(4.0, abs=4 * STEP_S)
+    assert not clients.open
+
+
+def test_closing_begins_after_the_grace_and_is_spread_evenly(clock: Clock, clients: Clients) -> None:
+    for _ in range(100):
+        clients.come()
+    leaving = Leaving(clock, clients, grace_s=2.0, spread_s=10.0, quiet_s=0.0)
+    clock.advance(2.0 - STEP_S)
+    assert len(clients.open) == 100
+    for part in range(1, 10):
+        clock.advance(1.0)
+        assert len(clients.open) == pytest.approx(100 - 10 * part, abs=2)
+        assert not leaving.is_done
+    clock.advance(1.0 + 3 * STEP_S)
+    assert leaving.is_done and not clients.open
+
+
+def test_who_has_bytes_to_get_is_closed_last(clock: Clock, clients: Clients) -> None:
+    for number in range(10):
+        clients.come(pending_bytes=100 if number < 5 else 0)
+    Leaving(clock, clients, grace_s=0.0, spread_s=1.0, quiet_s=0.0)
+    clock.advance(2.0)
+    assert {cid for _, cid in clients.closed[:5]} == {6, 7, 8, 9, 10}
+
+
+def test_without_time_to_spread_they_are_closed_at_once(clock: Clock, clients: Clients) -> None:
+    for _ in range(10):
+        clients.come()
+    leaving = Leaving(clock, clients, grace_s=1.0, spread_s=0.0, quiet_s=0.0)
+    clock.advance(1.0 + 2 * STEP_S)
+    assert leaving.is_done and not clients.open
+
+
+# ---- what a shard's process does with it
+
+
+class Router:
+    """The router's end of a worker's control channel; what the worker is made of is in `steps`, in order."""
+
+    def __init__(self, clock: Clock, clients: Clients) -> None:
+        self._ours, theirs = socket.socketpair()
+        self.steps: list[str] = []
+        self.worker = Worker(theirs)
+        self.worker._loop = clock  # type: ignore[assignment]
+        self.worker._shard = SimpleNamespace(  # type: ignore[assignment]
+            clients=clients,
+            reactor=SimpleNamespace(finish=lambda: self.steps.append("finish")),
+            stop_listening=lambda: self.steps.append("stop listening"),
+        )
+        self.worker._links = SimpleNamespace(close=lambda: self.steps.append("close links"))  # type: ignore[assignment]
+        self.worker._channel.send = lambda message: self.steps.append(type(message).__name__)  # type: ignore[method-assign]
+
+    def says(self, message: control.Message) -> None:
+        self.worker._on_message(message)
+
+    def close(self) -> None:
+        self.worker._channel.close_silently()
+        self._ours.close()
+
+
+@pytest.fixture
+async def router(clock: Clock, clients: Clients) -> AsyncIterator[Router]:
+    router = Router(clock, clients)
+    yield router
+    router.close()
+
+
+async def test_a_shard_that_is_scaled_away_takes_its_queue_in_before_it_closes_it(
+    router: Router, clock: Clock, clients: Clients
+) -> None:
+    router.says(control.Drain(10.0))
+    clock.advance(QUIET_S - 2 * STEP_S)
+    assert router.steps == []
+    clients.come()
+    clients.open.clear()
+    clock.advance(QUIET_S - STEP_S)
+    assert router.steps == [] and not router.worker.done.done()
+    clock.advance(4 * STEP_S)
+    assert router.steps == ["stop listening", "Drained", "close links", "finish"]
+    assert not router.worker.done.done()  # what links hold for siblings goes out first
+    clock.advance(1.0)
+    assert router.worker.done.result() == 0
+
+
+async def test_half_of_its_time_is_for_clients_to_go_by_themselves(
+    router: Router, clock: Clock, clients: Clients
+) -> None:
+    for _ in range(10):
+        clients.come()
+    router.says(control.Drain(10.0))
+    clock.advance(5.0 - STEP_S)
+    assert len(clients.open) == 10
+    clock.advance(5.0 + 3 * STEP_S)
+    assert not clients.open and "Drained" in router.steps
+
+
+async def test_a_lame_duck_takes_nobody_in_from_the_first_moment(
+    router: Router, clock: Clock, clients: Clients
+) -> None:
+    clients.come()
+    router.says(control.LameDuck(1.0, 2.0))
+    assert router.steps == ["stop listening"]
+    clients.open.clear()
+    clock.advance(2 * STEP_S)
+    assert "Drained" in router.steps
+
+
+async def test_a_departure_that_has_begun_is_not_begun_again(router: Router, clock: Clock, clients: Clients) -> None:
+    router.says(control.Drain(10.0))
+    router.says(control.Drain(10.0))
+    assert clients.told == 1
+    clock.advance(20.0)
+    assert router.steps.count("Drained") == 1

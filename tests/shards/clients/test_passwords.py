@@ -1,0 +1,117 @@
+"""The comparisons with bcrypt hashes of one shard: bounded, shared, fair between addresses, and never asked twice."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import bcrypt
+import pytest
+
+from gnatswarm.broker.access.auth import NOBODY, Admission, HashedPassword, Verdicts
+from gnatswarm.shards.clients.passwords import MOST_WAITING, Passwords, is_same
+
+# A fixed salt: the hash is in the names of tests.
+SALT = b"$2b$04$" + b"a" * 21 + b"u"
+HASH = bcrypt.hashpw(b"good", SALT).decode()
+
+
+def question(password: str, *, is_known: bool = True, hashed: str = HASH) -> HashedPassword:
+    key = Verdicts.key(hashed, password.encode())
+    return HashedPassword(Admission(NOBODY), password, hashed, key, is_known)
+
+
+@dataclass
+class Client:
+    host: str = "10.0.0.1"
+    is_gone: bool = False
+    answers: list[bool | None] = field(default_factory=list)
+
+    def on_compared(self, question: HashedPassword, is_same: bool | None) -> None:
+        self.answers.append(is_same)
+
+
+async def until_idle(passwords: Passwords) -> None:
+    async with asyncio.timeout(20):
+        while passwords.waiting:  # noqa: ASYNC110 - no event for what tests alone want to know
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def verdicts() -> Verdicts:
+    return Verdicts()
+
+
+async def test_an_answer_comes_later_and_is_remembered(verdicts):
+    passwords = Passwords(verdicts)
+    client, other, unknown = Client(), Client(), Client()
+    assert passwords.ask(question("good"), client)
+    assert passwords.ask(question("bad"), other)
+    assert passwords.ask(question("good", is_known=False, hashed=HASH[:-1] + "."), unknown)
+    assert client.answers == []
+    await until_idle(passwords)
+    assert (client.answers, other.answers, unknown.answers) == ([True], [False], [False])
+    assert verdicts.get(question("good").key) is True
+    assert verdicts.get(question("bad").key) is False
+
+
+async def test_the_same_question_is_asked_once(verdicts):
+    passwords = Passwords(verdicts)
+    clients = [Client() for _ in range(1000)]
+    for client in clients:
+        assert passwords.ask(question("good"), client)
+    await until_idle(passwords)
+    assert all(client.answers == [True] for client in clients)
+    assert passwords.compared == 1
+
+
+async def test_there_is_a_bound_and_one_address_cannot_fill_it_for_others(verdicts):
+    passwords = Passwords(verdicts)
+    attacker = [Client("6.6.6.6") for _ in range(MOST_WAITING + 10)]
+    taken = [passwords.ask(question(f"bad {number}"), client) for number, client in enumerate(attacker)]
+    assert taken == [True] * MOST_WAITING + [False] * 10
+    honest = Client("10.0.0.2")
+    assert passwords.ask(question("good"), honest)
+    assert sum(client.answers == [None] for client in attacker) == 1  # the newest made room
+    while not honest.answers:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert honest.answers == [True]
+    assert passwords.compared <= 3  # its turn came at once, not behind 64 others
+    await until_idle(passwords)
+    assert all(len(client.answers) == 1 for client in attacker[:MOST_WAITING])
+
+
+async def test_nobody_who_left_is_compared_or_told(verdicts):
+    passwords = Passwords(verdicts)
+    first, gone, last = Client(), Client(), Client()
+    for number, client in enumerate((first, gone, last)):
+        passwords.ask(question(f"bad {number}"), client)
+    gone.is_gone = True
+    await until_idle(passwords)
+    assert (first.answers, gone.answers, last.answers) == ([False], [], [False])
+    assert passwords.compared == 2
+
+
+@pytest.mark.parametrize(
+    ("password", "hashed", "expected"),
+    [
+        ("good", HASH, True),
+        ("good", HASH.replace("$2b$", "$2a$"), True),
+        ("good", HASH.replace("$2b$", "$2y$"), True),
+        ("good\0", HASH, False),
+        ("", HASH, False),
+        ("x" * 4000, HASH, False),
+        ("\ud800", HASH, False),
+        ("good", "$2b$04$short", False),
+        ("good", "", False),
+    ],
+)
+def test_one_comparison(password, hashed, expected):
+    assert is_same(password, hashed) is expected
+
+
+def test_a_long_password_counts_as_far_as_bcrypt_looks():
+    """As on nats-server: 72 bytes."""
+    hashed = bcrypt.hashpw(b"x" * 72, bcrypt.gensalt(4)).decode()
+    assert is_same("x" * 100, hashed)
+    assert not is_same("x" * 71, hashed)

@@ -1,0 +1,142 @@
+"""One shard's part of the system account: what it says of clients, what it passes on, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest_asyncio
+
+from gnatswarm.broker.options import Account, Options, User
+from gnatswarm.shards.boundary.control import AccountChanged, Message, SystemEvent, SystemReply, SystemRequest
+from gnatswarm.shards.clients.system import MOST_ASKED_BY_OTHERS, MOST_BODY_BYTES
+from tests.support.one_shard import Client, OneShard
+
+OPTIONS = Options(
+    accounts=(Account("$SYS"), Account("A")),
+    users=(User("admin", "x", account="$SYS"), User("ann", "x", account="A")),
+)
+CONNECT = b'CONNECT {"verbose":false,"user":"%b","pass":"x","name":"n"}\r\nPING\r\n'
+
+
+class Told:
+    """A shard, and what it tells the router."""
+
+    def __init__(self, *, has_router: bool = True) -> None:
+        self.said: list[Message] = []
+        self.one = OneShard(OPTIONS, tell=self.said.append if has_router else None)
+        self.system = self.one.shard.system
+
+    @property
+    def requests(self) -> list[SystemRequest]:
+        return [one for one in self.said if isinstance(one, SystemRequest)]
+
+    async def client(self, user: bytes, *subjects: bytes) -> Client:
+        client = self.one.connect()
+        await client.talk(CONNECT % user)
+        words = b"".join(b"SUB %b %d\r\n" % (subject, sid) for sid, subject in enumerate(subjects, 1))
+        await client.talk(words + b"PING\r\n")
+        return client
+
+
+@pytest_asyncio.fixture
+async def told() -> AsyncIterator[Told]:
+    told = Told()
+    yield told
+    told.one.close()
+
+
+def body(said: bytes) -> dict[str, Any]:
+    """The document in a delivery."""
+    found: dict[str, Any] = json.loads(said[said.index(b"{") : said.rindex(b"}") + 1])
+    return found
+
+
+async def test_whoever_comes_and_goes_is_told_to_the_system_account(told: Told) -> None:
+    admin = await told.client(b"admin", b"$SYS.ACCOUNT.A.CONNECT", b"$SYS.ACCOUNT.A.DISCONNECT")
+    ann = await told.client(b"ann")
+    came = await admin.wait(b"}\r\n")
+    assert came.startswith(b"MSG $SYS.ACCOUNT.A.CONNECT 1 ")
+    assert body(came)["client"]["user"] == "ann"
+    ann.close()
+    went = await admin.wait(b"}\r\n")
+    assert went.startswith(b"MSG $SYS.ACCOUNT.A.DISCONNECT 2 ")
+    assert body(went)["client"]["acc"] == "A"
+
+
+async def test_whoever_is_not_let_in_is_told_too(told: Told) -> None:
+    admin = await told.client(b"admin", b"$SYS.SERVER.*.CLIENT.AUTH.ERR")
+    stranger = told.one.connect()
+    await stranger.talk(CONNECT % b"nobody", b"-ERR 'Authorization Violation'\r\n")
+    assert body(await admin.wait(b"}\r\n"))["client"]["user"] == "nobody"
+
+
+async def test_a_request_goes_to_the_router_and_its_answer_to_who_asked(told: Told) -> None:
+    admin = await told.client(b"admin", b"back")
+    await admin.talk(b"PUB $SYS.REQ.SERVER.PING.VARZ back 2\r\n{}\r\nPING\r\n")
+    # The system's own subscription is a socket pair: its other end is read a turn of the loop later.
+    await admin.talk(b"PING\r\n")
+    [request] = told.requests
+    assert (request.account, request.subject, request.body) == ("$SYS", "$SYS.REQ.SERVER.PING.VARZ", b"{}")
+    told.system.on_reply(SystemReply(request.seq, b'{"it":1}'))
+    assert await admin.wait(b"}\r\n") == b'MSG back 1 8\r\n{"it":1}\r\n'
+    told.system.on_reply(SystemReply(request.seq, b'{"it":2}'))
+    assert await admin.talk(b"PING\r\n") == b"PONG\r\n", "it was answered already"
+
+
+async def test_a_user_asks_about_itself_without_the_router(told: Told) -> None:
+    ann = await told.client(b"ann", b"back")
+    await ann.talk(b"PUB $SYS.REQ.USER.INFO back 0\r\n\r\n", b"}\r\n")
+    assert told.requests == []
+
+
+async def test_users_may_ask_about_their_own_account_and_nothing_else(told: Told) -> None:
+    ann = await told.client(b"ann", b"back")
+    await ann.talk(
+        b"PUB $SYS.REQ.ACCOUNT.PING.CONNZ back 0\r\n\r\nPUB $SYS.REQ.SERVER.PING.VARZ back 0\r\n\r\nPING\r\n"
+    )
+    assert [(one.account, one.subject) for one in told.requests] == [("A", "$SYS.REQ.ACCOUNT.PING.CONNZ")]
+
+
+async def test_users_of_other_accounts_cannot_fill_the_queue(told: Told) -> None:
+    ann = await told.client(b"ann", b"back")
+    ask = b"PUB $SYS.REQ.ACCOUNT.PING.CONNZ back 0\r\n\r\n"
+    refused = body(await ann.talk(ask * (MOST_ASKED_BY_OTHERS + 1), b"}\r\n"))
+    assert refused["error"] == {"code": 503, "description": "too many requests at once, try again"}
+    assert len(told.requests) == MOST_ASKED_BY_OTHERS
+    told.system.on_reply(SystemReply(told.requests[0].seq, b""))
+    await ann.talk(ask + b"PING\r\n")
+    assert len(told.requests) == MOST_ASKED_BY_OTHERS + 1
+
+
+async def test_a_request_too_large_is_refused(told: Told) -> None:
+    ann = await told.client(b"ann", b"back")
+    size = MOST_BODY_BYTES + 1
+    said = await ann.talk(b"PUB $SYS.REQ.ACCOUNT.PING.CONNZ back %d\r\n%b\r\n" % (size, b"x" * size), b"}\r\n")
+    assert body(said)["error"]["code"] == 400
+
+
+async def test_without_a_router_nobody_answers_for_the_broker() -> None:
+    told = Told(has_router=False)
+    ann = await told.client(b"ann", b"back")
+    said = await ann.talk(b"PUB $SYS.REQ.ACCOUNT.PING.CONNZ back 0\r\n\r\n", b"}\r\n")
+    assert body(said)["error"]["code"] == 503
+    told.one.close()
+
+
+async def test_what_the_router_says_reaches_who_wants_it(told: Told) -> None:
+    admin = await told.client(b"admin", b"$SYS.SERVER.N.SHUTDOWN", b"$SYS.SERVER.N.STATSZ")
+    told.system.on_event(SystemEvent("$SYS.SERVER.N.STATSZ", b"{1}"))
+    assert await admin.wait(b"}\r\n") == b"MSG $SYS.SERVER.N.STATSZ 2 3\r\n{1}\r\n"
+    told.system.on_event(SystemEvent("$SYS.SERVER.N.SHUTDOWN", b"{2}", is_last_word=True))
+    assert await admin.wait(b"}\r\n") == b"MSG $SYS.SERVER.N.SHUTDOWN 1 3\r\n{2}\r\n"
+
+
+async def test_an_accounts_number_is_said_once_however_many_come(told: Told) -> None:
+    admin = await told.client(b"admin", b"$SYS.ACCOUNT.A.SERVER.CONNS")
+    for _ in range(5):
+        await told.client(b"ann")
+    told.system._say_changes()
+    assert [one for one in told.said if isinstance(one, AccountChanged)] == [AccountChanged("A")]
+    admin.close()

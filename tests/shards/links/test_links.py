@@ -1,0 +1,329 @@
+"""Links: who dials whom, who is let in, and what is said when one breaks; on Unix sockets, without a loop."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.fanout import Fanout
+from gnatswarm.broker.fence import MeshFence
+from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.link import SiblingLink
+from gnatswarm.broker.mesh import Mesh
+from gnatswarm.shards.boundary.control import Peer
+from gnatswarm.shards.links import links as module
+from gnatswarm.shards.links.links import HANDSHAKE_S, LINK_VERSION, LOOK_S, LOOKS_OF_THE_DIALLED, Hello, Links
+from gnatswarm.shards.sockets.reactor import Reactor
+
+TURNS = 50  # Unix sockets deliver at once: what has not happened after so many will not happen
+
+
+class Clock:
+    """The loop's timers, which run when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.soon: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self.timers: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self.count = 0
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_soon(self, call: Callable[..., object], *args: Any) -> None:
+        self.soon.append((call, args))
+
+    def call_later(self, after_s: float, call: Callable[..., object], *args: Any) -> None:
+        self.count += 1
+        self.timers.append((self.now_s + after_s, self.count, call, args))
+
+    def pass_s(self, seconds: float) -> None:
+        """Every timer until then, in its order."""
+        until_s = self.now_s + seconds
+        while due := sorted((one for one in self.timers if one[0] <= until_s), key=lambda one: one[:2])[:1]:
+            self.timers.remove(due[0])
+            self.now_s, _, call, args = due[0]
+            call(*args)
+        self.now_s = until_s
+
+
+class NoReserve:
+    """Keeps nothing back: the limit of a test's process is everybody's."""
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        yield
+
+
+class Sibling:
+    """One shard's links and what they told of."""
+
+    def __init__(self, number: int, clock: Clock, directory: Path, boot: str = "b") -> None:
+        self.said: list[object] = []
+        fanout = Fanout()
+        self.reactor = Reactor(fanout, None, number, Limits())
+        mesh = self.reactor.interest = Mesh(fanout, number)
+        self.peer = Peer(number, f"{boot}{number}", str(directory / f"{number}.{boot}"))
+        self.links = Links(
+            loop=clock,  # type: ignore[arg-type]
+            reactor=self.reactor,
+            mesh=mesh,
+            fence=MeshFence(mesh),
+            hello=Hello("N", number, self.peer.boot_id, LINK_VERSION),
+            path=self.peer.path,
+            reserve=NoReserve(),  # type: ignore[arg-type]
+            sink=self,
+        )
+
+    def on_ready(self) -> None:
+        self.said.append("ready")
+
+    def on_change(self, links: int) -> None:
+        pass
+
+    def on_gone(self, link: SiblingLink) -> None:
+        pass
+
+    def on_hole(self) -> None:
+        self.said.append("hole")
+
+    def on_doubt(self, sibling: int) -> int:
+        return 0
+
+    def on_whole(self) -> None:
+        self.said.append("whole")
+
+    def on_given_up(self, why: str) -> None:
+        self.said.append(why)
+
+    @property
+    def linked(self) -> list[int]:
+        return [session.link.shard for session in self.links.sessions if session.link.is_synchronised]
+
+
+class Swarm:
+    """Some of them, their clock, and the router's word."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clock = Clock()
+        self.siblings: list[Sibling] = []
+
+    def start(self, number: int) -> Sibling:
+        self.siblings.append(Sibling(number, self.clock, self.directory))
+        return self.siblings[-1]
+
+    def tell(self, *peers: Sibling) -> None:
+        """Every one of them hears that these are linked."""
+        for sibling in peers:
+            sibling.links.on_peers([one.peer for one in peers])
+        self.run()
+
+    def run(self) -> None:
+        for _ in range(TURNS):
+            soon, self.clock.soon = self.clock.soon, []
+            for call, args in soon:
+                call(*args)
+            for sibling in self.siblings:
+                sibling.reactor.turn()
+
+    def pass_s(self, seconds: float) -> None:
+        self.clock.pass_s(seconds)
+        self.run()
+
+    def cut(self, sibling: Sibling) -> None:
+        """Its only link breaks."""
+        [session] = sibling.links.sessions
+        assert session.socket is not None
+        session.socket.kick(CloseReason.READ_ERROR)
+        sibling.reactor.finish()
+        self.run()
+
+    def close(self) -> None:
+        for sibling in self.siblings:
+            sibling.links.close()
+            sibling.reactor.close()
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    swarm = Swarm(tmp_path)
+    yield swarm
+    swarm.close()
+
+
+class Stranger:
+    """Somebody who connects to a link socket."""
+
+    def __init__(self, swarm: Swarm, to: Sibling, **words: object) -> None:
+        self.swarm = swarm
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(to.peer.path)
+        self.sock.setblocking(False)
+        if words:
+            text = json.dumps({"server_id": "N", "shard": 1, "boot_id": "b1", "link_version": LINK_VERSION} | words)
+            self.sock.send(f"INFO {text} \r\nCONNECT {text}\r\n".encode())
+        swarm.run()
+
+    @property
+    def is_turned_away(self) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            while self.sock.recv(65536):
+                pass
+            return True
+        return False
+
+    def close(self) -> None:
+        self.sock.close()
+        self.swarm.run()
+
+
+def test_the_higher_number_dials_and_both_are_ready_once(swarm: Swarm) -> None:
+    low, high = swarm.start(0), swarm.start(1)
+    swarm.tell(low, high)
+    assert (low.linked, high.linked) == ([1], [0])
+    assert [session.dialled is not None for one in (low, high) for session in one.links.sessions] == [False, True]
+    swarm.tell(low, high)
+    assert low.said == high.said == ["ready"]
+
+
+def test_who_is_alone_is_ready_when_the_router_says_that_it_is_linked(swarm: Swarm) -> None:
+    one = swarm.start(0)
+    assert one.said == []
+    swarm.tell(one)
+    assert one.said == ["ready"]
+
+
+def test_three_shards_are_linked_each_with_each(swarm: Swarm) -> None:
+    all_of_them = [swarm.start(number) for number in range(3)]
+    swarm.tell(*all_of_them)
+    assert [one.linked for one in all_of_them] == [[1, 2], [0, 2], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"server_id": "M"},
+        {"link_version": LINK_VERSION + 1},
+        {"shard": 0},
+        {"shard": 64},
+        {"shard": -1},
+        {"shard": "1"},
+    ],
+    ids=str,
+)
+def test_who_is_no_sibling_is_turned_away(swarm: Swarm, words: dict[str, object]) -> None:
+    one = swarm.start(0)
+    swarm.tell(one)
+    stranger = Stranger(swarm, one, **words)
+    assert stranger.is_turned_away
+    stranger.close()
+
+
+def test_who_is_ours_to_dial_is_turned_away(swarm: Swarm) -> None:
+    one = swarm.start(2)
+    stranger = Stranger(swarm, one, shard=1)
+    assert stranger.is_turned_away
+    stranger.close()
+
+
+def test_who_says_nothing_is_turned_away_after_a_while(swarm: Swarm) -> None:
+    one = swarm.start(0)
+    stranger = Stranger(swarm, one)
+    swarm.pass_s(HANDSHAKE_S - 0.01)
+    assert not stranger.is_turned_away
+    swarm.pass_s(0.02)
+    assert stranger.is_turned_away
+    stranger.close()
+
+
+def test_a_sibling_that_is_faster_than_the_routers_word_of_it_waits_for_that(swarm: Swarm) -> None:
+    low, high = swarm.start(0), swarm.start(1)
+    swarm.tell(low)
+    high.links.on_peers([low.peer, high.peer])
+    swarm.run()
+    assert low.linked == []
+    swarm.tell(low, high)
+    assert (low.linked, high.linked) == ([1], [0])
+
+
+def test_a_boot_id_that_the_router_never_names_is_turned_away(swarm: Swarm) -> None:
+    one = swarm.start(0)
+    swarm.tell(one)
+    stranger = Stranger(swarm, one, boot_id="other")
+    assert not stranger.is_turned_away
+    swarm.pass_s(HANDSHAKE_S)
+    assert stranger.is_turned_away
+    stranger.close()
+
+
+def test_a_link_that_breaks_leaves_a_hole_and_is_made_again(swarm: Swarm) -> None:
+    low, high = swarm.start(0), swarm.start(1)
+    swarm.tell(low, high)
+    swarm.cut(high)
+    swarm.pass_s(LOOK_S)
+    assert (low.linked, high.linked) == ([1], [0])
+    assert low.said == high.said == ["ready", "hole", "whole"]
+
+
+def test_who_is_dialled_gives_up_when_nobody_dials_again(swarm: Swarm) -> None:
+    one = swarm.start(0)
+    other = Peer(1, "b1", str(swarm.directory / "nowhere"))
+    one.links.on_peers([one.peer, other])
+    stranger = Stranger(swarm, one, shard=1, boot_id="b1")
+    assert [session.link.shard for session in one.links.sessions] == [1]
+    stranger.close()
+    assert one.said == ["hole"]
+    swarm.pass_s(LOOK_S * LOOKS_OF_THE_DIALLED)
+    assert one.said[1:] == [
+        f"the link to shard 1 broke and could not be made again for {LOOKS_OF_THE_DIALLED * LOOK_S:g} s"
+    ]
+
+
+def test_a_shard_that_the_router_calls_gone_leaves_no_hole(swarm: Swarm) -> None:
+    low, high = swarm.start(0), swarm.start(1)
+    swarm.tell(low, high)
+    swarm.tell(low)
+    assert low.links.sessions == []
+    assert low.said == ["ready"]
+
+
+def test_a_hole_is_closed_by_the_word_that_the_shard_is_gone(swarm: Swarm) -> None:
+    low, high = swarm.start(0), swarm.start(1)
+    swarm.tell(low, high)
+    high.links.close()
+    swarm.cut(high)
+    assert low.said == ["ready", "hole"]
+    low.links.on_peers([low.peer])
+    assert low.said == ["ready", "hole", "whole"]
+
+
+def test_a_link_socket_that_somebody_removed_is_made_again(swarm: Swarm) -> None:
+    one = swarm.start(0)
+    Path(one.peer.path).unlink()
+    one.links.listen_anew()
+    stranger = Stranger(swarm, one, server_id="M")
+    assert stranger.is_turned_away
+    stranger.close()
+    assert Path(one.peer.path).stat().st_mode & 0o777 == 0o600
+    one.links.close()
+    assert not Path(one.peer.path).exists()
+    one.links.listen_anew()
+    assert not Path(one.peer.path).exists(), "it has been closed"
+
+
+def test_whoever_is_not_there_yet_is_dialled_again(swarm: Swarm) -> None:
+    high = swarm.start(1)
+    nobody = Peer(0, "b0", str(swarm.directory / "0.b"))
+    high.links.on_peers([nobody, high.peer])
+    low = swarm.start(0)
+    low.links.on_peers([nobody, high.peer])
+    swarm.pass_s(module.DIAL_AGAIN_S)
+    assert (low.linked, high.linked) == ([1], [0])

@@ -1,0 +1,120 @@
+"""Handshakes have a ration: those of one round stop after a while, and whoever is connected is served in between."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gnatswarm.broker.connection import ClientConnection, Fence
+from gnatswarm.broker.fanout import Fanout
+from gnatswarm.broker.interest import InterestSink
+from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.sublist import Sublist
+from gnatswarm.shards.sockets.gate import Gate
+from gnatswarm.shards.sockets.layered import LayeredSocket
+from gnatswarm.shards.sockets.reactor import Reactor
+from tests.support.engine import QUIET, Session
+
+RATION_S = 0.002
+COUNT = 8
+
+
+def work() -> None:
+    """As long as the ration of a round, by its clock."""
+    until = time.monotonic() + RATION_S * 1.05
+    while time.monotonic() < until:
+        pass
+
+
+class Opening:
+    """What a connection has before the protocol: a TLS handshake or an upgrade that takes a whole ration to look at."""
+
+    is_open = is_over = False
+    error = ""
+
+    def __init__(self, looks: list[int]) -> None:
+        self._looks = looks
+
+    def do_handshake(self) -> None:
+        self._looks.append(1)
+        work()
+        raise ssl.SSLWantReadError
+
+    def receive(self, data: memoryview) -> list[bytes]:
+        assert bytes(data)
+        self._looks.append(1)
+        work()
+        return []
+
+    def take_answer(self) -> bytes:
+        return b""
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, server_side: bool) -> Opening:
+        return self
+
+
+class Bench:
+    """A reactor with a plain client that is in, and clients that are not."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._fanout = Fanout()
+        self._sublist = Sublist(b"$G", InterestSink())
+        self._fence = Fence()
+        self._cids = iter(range(1, 100))
+        self.reactor = Reactor(self._fanout, None, 0, Limits())
+        stack.callback(self.reactor.close)
+        self.plain = self.connect(None)
+        self.plain.sendall(QUIET)
+        self.reactor.turn()
+
+    def on_closed(self, reason: int) -> None:
+        raise AssertionError(f"closed: {reason}")
+
+    def connect(self, gate: Gate | None) -> socket.socket:
+        """A client's end."""
+        ours, theirs = socket.socketpair()
+        self._stack.enter_context(ours)
+        theirs.setblocking(False)
+        connection = ClientConnection(self._fanout, self._sublist, self._fence, next(self._cids), Limits())
+        connection.session = Session(connection, token="")
+        layered = None if gate is None else LayeredSocket(gate)
+        self.reactor.open(theirs.detach(), connection, self, layered)
+        return ours
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with contextlib.ExitStack() as stack:
+        yield Bench(stack)
+
+
+def tls(looks: list[int]) -> Gate:
+    return Gate(timeout_s=60.0, context=Opening(looks))  # type: ignore[arg-type]
+
+
+def upgrade(looks: list[int]) -> Gate:
+    return Gate(timeout_s=60.0, frames=lambda: Opening(looks))  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize("gate", [tls, upgrade])
+def test_a_round_has_time_for_few_handshakes_and_the_others_are_not_forgotten(
+    bench: Bench, gate: Callable[[list[int]], Gate]
+) -> None:
+    looks: list[int] = []
+    for _ in range(COUNT):
+        bench.connect(gate(looks)).sendall(b"\x16 or the beginning of a request")
+    for turn in range(1, COUNT + 1):
+        bench.plain.sendall(b"PING\r\n")
+        bench.reactor.turn()
+        assert bench.plain.recv(100, socket.MSG_DONTWAIT) == b"PONG\r\n"
+        assert len(looks) == turn
+    bench.reactor.turn()
+    assert len(looks) == COUNT
+    assert not select.select([bench.reactor.fd], [], [], 0)[0]

@@ -1,0 +1,168 @@
+"""One shard's sockets over real loopback connections: floods in small writes arrive whole, and receive buffers fit."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gnatswarm.broker.connection import ClientConnection, Fence
+from gnatswarm.broker.fanout import Fanout
+from gnatswarm.broker.interest import InterestSink
+from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.sublist import Sublist
+from gnatswarm.shards.sockets.reactor import Reactor
+from gnatswarm.shards.sockets.window import is_on_this_host
+from tests.support.engine import QUIET, Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+WITHIN_S = 20
+SO_BUF_LOCK = 72
+RECEIVE_BUFFER_LOCKED = 2
+MSG = b"MSG a 1 8\r\n%08d\r\n"
+
+
+class Owner:
+    """Who the sockets of a test belong to."""
+
+    def __init__(self) -> None:
+        self.closed: list[int] = []
+
+    def on_closed(self, reason: int) -> None:
+        self.closed.append(reason)
+
+
+class Bench:
+    """A reactor, and clients connected to it."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._fanout = Fanout()
+        self._sublist = Sublist(b"$G", InterestSink())
+        self._fence = Fence()
+        self._cids = iter(range(1, 100))
+        self.owner = Owner()
+        self.reactor = Reactor(self._fanout, None, 0, Limits())
+
+    def connect(self, family: int = socket.AF_INET, host: str = "127.0.0.1") -> tuple[socket.socket, int]:
+        """A client's end, and the number of the reactor's."""
+        with socket.create_server((host, 0), family=family) as listener:
+            client = self._stack.enter_context(socket.create_connection(listener.getsockname()[:2]))
+            accepted, _ = listener.accept()
+        accepted.setblocking(False)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        fd = accepted.detach()
+        connection = ClientConnection(self._fanout, self._sublist, self._fence, next(self._cids), Limits())
+        connection.session = Session(connection, token="")
+        self.reactor.open(fd, connection, self.owner, is_local=is_on_this_host(client.getpeername()[0]))
+        client.sendall(QUIET)
+        return client, fd
+
+    def turn_until(self, holds: Callable[[], bool], *, turns: int = 1) -> None:
+        """`turns`: so many between looks at the condition, without a wait for something to happen."""
+        deadline = time.monotonic() + WITHIN_S
+        while not holds():
+            assert time.monotonic() < deadline, "not within its time"
+            if turns == 1:
+                select.select([self.reactor.fd], [], [], 0.01)
+            for _ in range(turns):
+                self.reactor.turn()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with contextlib.ExitStack() as stack:
+        yield Bench(stack)
+
+
+def receive_buffer(fd: int) -> tuple[int, bool]:
+    """Its size, and whether it is kept from growing."""
+    with socket.socket(fileno=fd) as there:
+        size = there.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        lock = there.getsockopt(socket.SOL_SOCKET, SO_BUF_LOCK)
+        there.detach()
+    return size, bool(lock & RECEIVE_BUFFER_LOCKED)
+
+
+# Writes messages one by one as fast as it can until it is told to stop, says how many, and asks whether all arrived.
+_FLOOD = """
+import select, socket, sys
+number = 0
+with socket.socket(fileno=int(sys.argv[1])) as publisher:
+    while number % 1000 or not select.select([sys.stdin], [], [], 0)[0]:
+        publisher.sendall(b"PUB a 8\\r\\n%08d\\r\\n" % number)
+        number += 1
+    publisher.sendall(b"PING\\r\\n")
+    print(number)
+    sys.exit(publisher.recv(100) != b"PONG\\r\\n")
+"""
+
+
+def test_a_flood_in_small_writes_arrives_whole_and_in_order_and_its_ping_is_answered(bench):
+    """Read with patience: it lasts until that was seen."""
+    publisher, _ = bench.connect()
+    subscriber, _ = bench.connect()
+    subscriber.sendall(b"SUB a 1\r\n")
+    subscriber.setblocking(False)
+    got = bytearray()
+    bench.turn_until(lambda: bench.reactor.rounds > 0)
+
+    def turn_until(holds: Callable[[], bool]) -> None:
+        def looks() -> bool:
+            if select.select([subscriber], [], [], 0)[0]:
+                got.extend(subscriber.recv(1 << 20))
+            return holds()
+
+        bench.turn_until(looks, turns=100)
+
+    command = [sys.executable, "-c", _FLOOD, str(publisher.fileno())]
+    with subprocess.Popen(
+        command, pass_fds=[publisher.fileno()], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as flood:
+        try:
+            turn_until(lambda: bench.reactor.n_patient == 1)
+            assert flood.stdin and flood.stdout
+            flood.stdin.close()
+            turn_until(lambda: flood.poll() is not None)
+            count = int(flood.stdout.read())
+            turn_until(lambda: len(got) >= count * len(MSG % 0))
+        finally:
+            flood.kill()
+    assert flood.returncode == 0
+    assert bytes(got) == b"".join(MSG % number for number in range(count))
+    publisher.sendall(b"PUB a 1\r\nx\r\n")
+    bench.turn_until(lambda: not bench.reactor.n_patient)
+
+
+@pytest.mark.parametrize(
+    ("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "127.8.9.1"), (socket.AF_INET6, "::1")]
+)
+def test_a_local_client_starts_with_a_small_receive_buffer(bench, family, host):
+    _, fd = bench.connect(family, host)
+    size, is_locked = receive_buffer(fd)
+    assert (size, is_locked) == (262_144, True)
+
+
+def test_a_client_that_writes_in_bulk_gets_the_kernels(bench):
+    client, fd = bench.connect()
+    said = b"PUB a 65536\r\n%s\r\n" % (b"x" * 65536) * 4
+    client.setblocking(False)
+    at = 0
+
+    def is_unlocked() -> bool:
+        nonlocal at
+        with contextlib.suppress(BlockingIOError):
+            at = (at + client.send(said[at:])) % len(said)
+        bench.reactor.turn()
+        return not receive_buffer(fd)[1]
+
+    bench.turn_until(is_unlocked)
+    assert not bench.owner.closed

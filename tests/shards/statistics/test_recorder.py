@@ -1,0 +1,237 @@
+"""A recorder's windows when the clock is set, and at their boundaries: every message is in one, and in one only.
+
+The clock is a fake, the files are real ones, and the messages go through the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gnatswarm.broker.options import Stats
+from gnatswarm.shards.boundary.page import Page
+from gnatswarm.shards.boundary.statfile import finished_files
+from gnatswarm.shards.statistics import recorder as recorder_module
+from gnatswarm.shards.statistics.recorder import Recorder
+from tests.support.engine import Engine
+from tests.support.servers import wait_until
+from tests.support.statistics import added, rows
+
+WINDOW_US = 10_000_000
+HOUR_S = 3600.0
+START_US = 1_770_000_003_000_000  # three seconds into a window
+
+
+class Clock:
+    """Time that passes only when it is told to; stands for the modules time and asyncio in the recorder."""
+
+    def __init__(self) -> None:
+        self.wall_us = START_US
+        self.passed_us = 0
+        self.timers: list[tuple[int, Callable[[], None]]] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    # -- as `time`
+    def time_ns(self) -> int:
+        return self.wall_us * 1000
+
+    def monotonic_ns(self) -> int:
+        return self.passed_us * 1000
+
+    def process_time(self) -> float:
+        return self.passed_us / 4e6  # a quarter of a core
+
+    # -- as `asyncio` and its loop
+    def get_running_loop(self) -> Clock:
+        return self
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> SimpleNamespace:
+        assert delay_s > 0
+        timer = (self.passed_us + int(delay_s * 1e6), call)
+        self.timers.append(timer)
+        return SimpleNamespace(cancel=lambda: self.timers.remove(timer))
+
+    def create_task(self, work: Any) -> asyncio.Task[None]:
+        self.tasks.append(asyncio.ensure_future(work))
+        return self.tasks[-1]
+
+    # -- for the test
+    def set(self, by_s: float) -> None:
+        """Somebody sets the wall clock; no time passes."""
+        self.wall_us += int(by_s * 1e6)
+
+    async def pass_time(self, seconds: float) -> None:
+        until_us = self.passed_us + int(seconds * 1e6)
+        while due := [timer for timer in self.timers if timer[0] <= until_us]:
+            timer = min(due, key=lambda timer: timer[0])
+            self.timers.remove(timer)
+            self.move_to(max(timer[0], self.passed_us))
+            timer[1]()
+            for task in self.tasks:
+                await task
+        self.move_to(until_us)
+
+    def move_to(self, passed_us: int) -> None:
+        self.wall_us += passed_us - self.passed_us
+        self.passed_us = passed_us
+
+
+class Shard:
+    """A recorder over an engine of its own. `publish` says so many messages, and notes it."""
+
+    def __init__(self, directory: Path, clock: Clock, options: Stats) -> None:
+        self.engine = Engine()
+        self.client = self.engine.client()
+        self.client.feed(b"SUB a.* 1\r\n")
+        self.clock = clock
+        self.published = 0
+        self.started_us = clock.passed_us
+        self.page = Page.create()
+        probe = self.engine.probe
+        self.recorder = Recorder(
+            options,
+            str(directory),
+            broker="B" * 16,
+            boot="boot1",
+            shard=0,
+            page=self.page,
+            reactor=SimpleNamespace(slow_consumers=0, stalls=0),  # type: ignore[arg-type]
+            links=SimpleNamespace(sessions=[]),  # type: ignore[arg-type]
+            mesh=SimpleNamespace(tally=probe.tally, sublists=lambda: [probe.sublist]),  # type: ignore[arg-type]
+        )
+
+    def publish(self, count: int) -> None:
+        self.client.feed(b"PUB a.b 3\r\nabc\r\n" * count)
+        self.published += count
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(recorder_module, "time", clock)
+    monkeypatch.setattr(recorder_module, "asyncio", clock)
+    return clock
+
+
+@pytest.fixture
+def shard(tmp_path: Path, clock: Clock) -> Shard:
+    return Shard(tmp_path, clock, Stats(window_s=WINDOW_US / 1e6))
+
+
+def assert_complete(records: list[dict[str, Any]], shard: Shard) -> None:
+    """Every message in one window, and windows that follow each other without a hole, whatever the wall clock said."""
+    subjects = added(records, "subject", "in_msgs", "deliveries", "in_bytes")
+    assert subjects == {"in_msgs": shard.published, "deliveries": shard.published, "in_bytes": 3 * shard.published}
+    windows = [row for row in records if row["kind"] == "shard"]
+    assert added(records, "shard", "in_msgs")["in_msgs"] == shard.published
+    assert sum(row["window_us"] for row in windows) == shard.clock.passed_us - shard.started_us
+    assert all(row["window_start_us"] % WINDOW_US == 0 for row in records)
+    assert all(row["window_nominal_us"] == WINDOW_US for row in windows)
+    assert shard.page.unrecorded(0)[0] > 0  # the page knows until when there are windows
+
+
+def starts(records: list[dict[str, Any]]) -> list[int]:
+    return [row["window_start_us"] for row in records if row["kind"] == "shard"]
+
+
+async def test_windows_begin_at_multiples_of_their_length(shard: Shard, clock: Clock, tmp_path: Path):
+    for _ in range(7):
+        shard.publish(11)
+        await clock.pass_time(5)
+    shard.recorder.close()
+    records = rows(tmp_path)
+    assert_complete(records, shard)
+    first = START_US // WINDOW_US * WINDOW_US
+    assert starts(records) == [first + i * WINDOW_US for i in range(4)]
+    lengths = [row["window_us"] for row in records if row["kind"] == "shard"]
+    assert lengths == [7_000_000, WINDOW_US, WINDOW_US, 8_000_000]
+
+
+async def test_what_comes_while_a_window_ends_is_in_one_of_the_two(
+    shard: Shard, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def busy() -> None:  # between any two steps of a window's end
+        shard.publish(1)
+
+    monkeypatch.setattr(recorder_module, "Pace", lambda: SlowPace(busy))
+    for _ in range(5):
+        shard.publish(3)
+        await clock.pass_time(10)
+    assert shard.published >= 5 * 3 + 5 * 5
+    shard.recorder.close()
+    assert_complete(rows(tmp_path), shard)
+
+
+class SlowPace:
+    longest_s = 0.0
+
+    def __init__(self, between: Callable[[], Any]) -> None:
+        self.between = between
+
+    async def __call__(self) -> None:
+        await self.between()
+
+
+@pytest.mark.parametrize("by_s", [HOUR_S, -HOUR_S, 30.0, -30.0, 0.5, -0.5, 400 * 24 * HOUR_S, -400 * 24 * HOUR_S])
+async def test_a_clock_that_is_set_loses_and_doubles_nothing(shard: Shard, clock: Clock, tmp_path: Path, by_s: float):
+    shard.publish(5)
+    await clock.pass_time(12)
+    shard.publish(7)
+    clock.set(by_s)
+    shard.publish(11)
+    await clock.pass_time(25)  # the next window ends in ten seconds at most, wherever the clock stands
+    shard.publish(13)
+    shard.recorder.close()
+    records = rows(tmp_path)
+    assert_complete(records, shard)
+    assert len(starts(records)) >= 4
+    # The windows after the step are named by the new time.
+    last = sorted((row for row in records if row["kind"] == "shard"), key=lambda row: row["file"])[-1]
+    assert clock.wall_us - WINDOW_US < last["window_start_us"] <= clock.wall_us
+    names = [path.name for path in finished_files(tmp_path)]
+    assert len(set(names)) == len(names) and len({row["file"] for row in records}) == len(names)
+
+
+async def test_a_clock_that_is_set_again_and_again(shard: Shard, clock: Clock, tmp_path: Path):
+    for by_s in (-7200.0, 3.0, 7200.0, -1.0, -86400.0, 86400.0, 0.001):
+        clock.set(by_s)
+        shard.publish(17)
+        await clock.pass_time(6)
+    shard.recorder.close()
+    assert_complete(rows(tmp_path), shard)
+
+
+async def test_a_disk_that_is_full_pauses_once_and_goes_on(
+    shard: Shard, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    from gnatswarm.shards.boundary import statfile
+
+    write, is_full = os.write, True
+
+    def limited(fd: int, data: Any) -> int:
+        if is_full:
+            write(fd, bytes(data)[: len(data) // 2])  # half of it still fits
+            raise OSError(28, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr(statfile, "os", SimpleNamespace(**{**vars(os), "write": limited}))
+    for _ in range(4):
+        shard.publish(9)
+        await clock.pass_time(10)
+    await asyncio.to_thread(wait_until, lambda: "Statistics pause" in caplog.text)
+    is_full = False
+    shard.publish(9)
+    await clock.pass_time(10)
+    shard.recorder.close()
+    assert_complete(rows(tmp_path), shard)
+    said = [record.getMessage() for record in caplog.records]
+    assert [line for line in said if "pause" in line] == [
+        f"Statistics pause: cannot write to {tmp_path}: No space left on device; the broker goes on"
+    ]
+    assert said[-1] == "Statistics go on: 0 windows were lost"

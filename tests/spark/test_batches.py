@@ -1,0 +1,156 @@
+"""A batch that is tried again is the same batch, a file that comes twice counts once: on few rows, without a stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnatswarm.shards.boundary import records, statfile
+
+START_US = 1_770_000_000_000_000
+DAY_US = 86_400_000_000
+
+
+def row(file: int, number: int, *, kind: str = "gap", **changes: Any) -> dict[str, Any]:
+    """One record of a kind with few fields."""
+    counts = dict.fromkeys(("in_msgs", "in_bytes", "out_msgs", "out_bytes", "link_out_msgs", "link_in_msgs"), 1)
+    common = {"broker": "B", "boot": "boot", "shard": 0, "file": file, "version": 1, "window_us": 10_000_000}
+    queue = {"account": "$G", "subject": "s", "queue": "q", "cid": 1, "sid": "1", "deliveries": 1}
+    own = {**counts, "reason": ""} if kind == "gap" else queue
+    return {"kind": kind, **common, "window_start_us": START_US + number * 10_000_000, **own, **changes}
+
+
+def write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def lines_of(spark: Any, *paths: Path) -> Any:
+    from gnatswarm.spark import schema
+    from gnatswarm.spark.read import with_source
+
+    reader = spark.read.schema(schema.ddl()).option("columnNameOfCorruptRecord", schema.CORRUPT)
+    return with_source(reader.json([str(path) for path in paths]))
+
+
+def msgs(spark: Any, out: Path, kind: str = "gap") -> int:
+    """What the tables add up to."""
+    from gnatswarm.spark.read import read_parquet
+
+    column = "in_msgs" if kind == "gap" else "deliveries"
+    return int(read_parquet(spark, str(out))[kind].agg({column: "sum"}).collect()[0][0] or 0)
+
+
+@pytest.fixture
+def one_file(tmp_path: Path) -> Path:
+    """Ten gaps and five queues, of two days."""
+    rows = [row(1, number) for number in range(10)]
+    rows += [row(1, number, kind="queue", window_start_us=START_US + DAY_US) for number in range(5)]
+    write(path := tmp_path / "one.jsonl", rows)
+    return path
+
+
+def test_a_row_is_of_the_records_that_shards_write():
+    assert set(row(1, 1)) - {"kind"} == set(records.GapRecord.__struct_fields__)
+    assert set(row(1, 1, kind="queue")) - {"kind"} == set(records.QueueRecord.__struct_fields__)
+    assert statfile.ENDING.startswith(".jsonl")
+
+
+def test_a_batch_that_is_written_again_is_there_once(spark: Any, tmp_path: Path, one_file: Path):
+    from gnatswarm.spark.write import write_batch
+
+    out = tmp_path / "tables"
+    for _ in range(2):
+        counts = write_batch(lines_of(spark, one_file), 0, str(out))
+        assert counts == {"gap": 10, "queue": 5, "copies": 0, "aside": 0}
+        assert (msgs(spark, out), msgs(spark, out, "queue")) == (10, 5)
+    assert {path.name for path in out.glob("*/*")} == {"batch=0"}
+
+
+def test_a_file_that_another_batch_has_is_a_copy_whatever_its_name(spark: Any, tmp_path: Path, one_file: Path):
+    from gnatswarm.spark.write import write_batch
+
+    out = tmp_path / "tables"
+    write_batch(lines_of(spark, one_file), 0, str(out))
+    (copy := tmp_path / "copy.jsonl").write_bytes(one_file.read_bytes())
+    write(new := tmp_path / "new.jsonl", [row(2, number) for number in range(3)])
+    for _ in range(2):  # also when this one is tried again
+        counts = write_batch(lines_of(spark, copy, new), 1, str(out))
+        assert counts["copies"] == 15
+        assert (msgs(spark, out), msgs(spark, out, "queue")) == (13, 5)
+
+
+@pytest.mark.parametrize("nth", [2, 3])
+def test_what_was_written_of_a_batch_counts_only_when_all_of_it_was(
+    spark: Any, tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+):
+    from gnatswarm.spark import write as written
+    from gnatswarm.spark.read import read_parquet
+    from gnatswarm.spark.write import write_batch
+
+    out = tmp_path / "tables"
+    write(before := tmp_path / "before.jsonl", [row(7, 1), row(7, 2, kind="queue")])
+    write_batch(lines_of(spark, before), 0, str(out))
+    with monkeypatch.context() as broken:
+        broken.setattr(written, "overwrite", failing_at(nth, written.overwrite))
+        with pytest.raises(OSError, match="No space"):
+            write_batch(lines_of(spark, one_file), 1, str(out))
+    assert (msgs(spark, out), msgs(spark, out, "queue")) == (1, 1)
+    assert read_parquet(spark, str(out)).aside.isEmpty()
+    write_batch(lines_of(spark, one_file), 1, str(out))
+    assert (msgs(spark, out), msgs(spark, out, "queue")) == (11, 6)
+
+
+def failing_at(nth: int, write: Callable[..., None]) -> Callable[..., None]:
+    calls = []
+
+    def writes(*arguments: Any, **named: Any) -> None:
+        calls.append(1)
+        if len(calls) == nth:
+            raise OSError(28, "No space left on device")
+        write(*arguments, **named)
+
+    return writes
+
+
+def test_two_copies_of_which_one_is_torn_count_once(spark: Any, tmp_path: Path):
+    from gnatswarm.spark.read import split
+
+    for name, n in (("a torn", 1), ("b whole", 3)):
+        write(tmp_path / f"{name}.jsonl", [row(1, number) for number in range(n)])
+    assert split(lines_of(spark, *tmp_path.glob("*.jsonl")))["gap"].count() == 3
+
+
+# Each a file with its copies, name → how many of its rows; last whose name is taken.
+COPIES = [
+    ({"1 a torn": 4, "1 b whole": 10}, "1 b whole"),
+    ({"2 a whole": 10, "2 b torn": 4}, "2 a whole"),
+    ({"3 a torn": 1, "3 b whole": 10, "3 c torn": 9}, "3 b whole"),
+    ({"4 a whole": 10, "4 b whole": 10}, "4 a whole"),
+    ({"5": 10}, "5"),
+]
+
+
+def test_of_copies_that_come_together_the_one_with_the_most_rows_is_taken(spark: Any, tmp_path: Path):
+    from gnatswarm.spark.read import place, split
+    from gnatswarm.spark.write import write_batch
+
+    expected = {taken: copies[taken] for copies, taken in COPIES}
+    for file, (copies, _) in enumerate(COPIES):
+        for name, n in copies.items():
+            write(tmp_path / f"{name}.jsonl", [row(file, number) for number in range(n)])
+    # Of another shard, boot or broker: none of its copies.
+    for number, other in enumerate((row(0, 0, shard=1), row(0, 0, boot="next"), row(0, 0, broker="C"))):
+        write(tmp_path / f"other {number}.jsonl", [other])
+        expected[f"other {number}"] = 1
+    lines = lines_of(spark, *sorted(tmp_path.glob("*.jsonl")))
+    found = split(lines)["gap"].groupBy("source").count().collect()
+    assert {Path(place(each["source"])).stem: each["count"] for each in found} == expected
+
+    out = tmp_path / "tables"
+    counts = write_batch(lines, 0, str(out))
+    assert msgs(spark, out) == sum(expected.values())
+    assert counts["copies"] == sum(sum(copies.values()) for copies, _ in COPIES) - 50
