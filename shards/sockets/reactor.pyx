@@ -309,6 +309,9 @@ cdef class Socket(Source):
     cdef int close(self) except -1:
         if self.fd >= 0:
             self.peer.out.owner = NULL
+            # Closing takes a connection out of the set only if nobody else has it open. The router has for a moment
+            # when it hands one over, and the set would go on reporting a socket that is freed.
+            self.arm(0)
             close_fd(self.fd)
             self.fd = -1
             self.reactor.forget(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import subprocess
@@ -166,3 +167,20 @@ def test_a_client_that_writes_in_bulk_gets_the_kernels(bench):
 
     bench.turn_until(is_unlocked)
     assert not bench.owner.closed
+
+
+@pytest.mark.parametrize("ends", ["by the client", "by a protocol error"])
+def test_a_closed_connection_that_somebody_else_still_has_open_is_reported_no_more(bench, ends):
+    """The router has, for a moment, what it hands over: an event for it would be for a socket that is freed."""
+    client, fd = bench.connect()
+    bench.turn_until(lambda: bench.reactor.rounds > 0)
+    elsewhere = os.dup(fd)
+    try:
+        if ends == "by a protocol error":
+            client.sendall(b"NONSENSE\r\n")
+            bench.turn_until(lambda: bool(bench.owner.closed))
+        client.shutdown(socket.SHUT_WR)
+        bench.turn_until(lambda: not bench.reactor.sockets())
+        assert not select.select([bench.reactor.fd], [], [], 0)[0]
+    finally:
+        os.close(elsewhere)
