@@ -71,7 +71,8 @@ def exposition(facts: Facts, subjects: Sequence[Mapping[str, Any]], requests: Ma
         samples = [({"shard": str(shard.shard)}, getattr(shard, field) * unit) for shard in facts.shards]
         _family(lines, name, kind, text, samples)
     for name, kind, text, field in _PER_SUBJECT:
-        _family(lines, name, kind, text, [({"subject": entry["subject"]}, entry[field]) for entry in subjects])
+        samples = [({"account": entry["account"], "subject": entry["subject"]}, entry[field]) for entry in subjects]
+        _family(lines, name, kind, text, samples)
     pages = [({"path": path}, count) for path, count in sorted(requests.items())]
     _family(lines, "http_requests_total", "counter", "Monitoring pages asked for.", pages)
     return "\n".join(lines) + "\n"

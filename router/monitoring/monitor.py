@@ -46,9 +46,13 @@ LINKS = (
     ("subjectz", "Subjects"),
     ("queuez", "Queue Groups"),
     ("slowz", "Slow Consumers"),
+    ("historyz", "History"),
     ("metrics", "Metrics"),
     ("healthz", "Health Probe"),
 )
+
+# Programs that know nats-server may ask for them, but they are empty here: no link for people.
+EMPTY = ("jsz", "routez", "leafz", "gatewayz")
 
 # Small pages that ask no shard. They are served even when all ordinary places are taken: a liveness probe, which
 # restarts a broker that does not answer, asks for one of the first two.
@@ -67,6 +71,7 @@ class Monitor:
         self._host, self._port = state.address
         self._requests = state.requests
         self._pages = state.pages
+        self._history = state.history
         options = view.options
         self._host_header = HostHeader(sock, options.http_host, options.host, is_tls=self._scheme == "https")
         self._server = HttpServer(self._respond, self._is_vital)
@@ -74,11 +79,13 @@ class Monitor:
     async def start(self) -> None:
         """Start serving."""
         log.info("Starting %s monitor on %s:%d", self._scheme, self._host, self._port)
+        self._history.start()
         await self._server.start(self._sock, self._current_context if self._context is not None else None)
 
     def close(self) -> None:
         """Stop serving."""
         self._server.close()
+        self._history.close()
 
     def take_certificate(self) -> None:
         """Load the certificate of the present options. Viewers need no client certificate, as in nats-server."""
@@ -134,7 +141,11 @@ class Monitor:
         if path == "/":
             self._count("/")
             if request.wants_html:
-                return Response(dashboard.page(LINKS), "text/html; charset=utf-8", headers=dashboard.HEADERS)
+                return Response(
+                    dashboard.page([link for link in LINKS if link[0] not in EMPTY]),
+                    "text/html; charset=utf-8",
+                    headers=dashboard.HEADERS,
+                )
             return Response(_list_of_links(request.path), "text/html; charset=utf-8")
         if path == "/healthz":
             self._count(path)

@@ -17,6 +17,7 @@ import orjson
 from gnatswarm.router.monitoring import aggregate, metrics, subjects
 from gnatswarm.router.monitoring.aggregate import Document
 from gnatswarm.router.monitoring.facts import Facts
+from gnatswarm.router.monitoring.history import INTERVAL_S, MOST_SAMPLES, History
 from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
 from gnatswarm.router.monitoring.shard_questions import ShardQuestions
 from gnatswarm.shards.boundary import rows
@@ -32,6 +33,7 @@ DEFAULT_SUBJECTS = 100
 # Windows of the recorder: those that a shard keeps; the default adds the open one.
 MOST_WINDOWS = 6
 DEFAULT_WINDOWS = 7
+DEFAULT_SAMPLES = 120
 MOST_HOT_SUBJECTS = 2000  # of each shard
 MOST_METRIC_SUBJECTS = 100
 DEFAULT_METRIC_SUBJECTS = 20
@@ -50,10 +52,13 @@ class Busy(Exception):
 class Pages:
     """All pages of one broker."""
 
-    def __init__(self, gather: Callable[[], Facts], questions: ShardQuestions, requests: dict[str, int]) -> None:
+    def __init__(
+        self, gather: Callable[[], Facts], questions: ShardQuestions, requests: dict[str, int], history: History
+    ) -> None:
         self._gather = gather
         self._questions = questions
         self._requests = requests
+        self._history = history
         self._building = asyncio.Semaphore(MOST_BUILT)
         self._waiting = 0
         self._looks: dict[str, tuple[float, asyncio.Task[Any]]] = {}
@@ -72,6 +77,7 @@ class Pages:
             "/subjectz": self.subjectz,
             "/queuez": self.queuez,
             "/slowz": self.slowz,
+            "/historyz": self.historyz,
         }
 
     # ---- pages that ask no shard
@@ -91,6 +97,11 @@ class Pages:
     async def jsz(self, query: PageQuery) -> bytes:
         """JetStream: always disabled."""
         return _json(aggregate.jsz(self._facts(query)))
+
+    async def historyz(self, query: PageQuery) -> bytes:
+        """Counters of the whole broker, one sample a second: the last two minutes, or up to an hour."""
+        samples = self._history.latest(query.number("limit", DEFAULT_SAMPLES, MOST_SAMPLES))
+        return orjson.dumps({**aggregate.head(self._gather()), "interval": INTERVAL_S, **samples})
 
     def health(self) -> str:
         """What is wrong with the broker; "": nothing."""
@@ -233,9 +244,10 @@ class Pages:
         return _json(document)
 
     async def shardz(self, query: PageQuery) -> bytes:
-        """The shards, and the links between them."""
+        """The shards, and the links between them; with links=0 without links, which no shard is then asked for."""
         facts = self._facts(query)
-        return _json(aggregate.shardz(facts, await self._links(facts)))
+        links = [] if query.text("links") == "0" else await self._links(facts)
+        return _json(aggregate.shardz(facts, links))
 
     async def subjectz(self, query: PageQuery) -> bytes:
         """The hottest subjects of the last windows, and those without subscribers."""

@@ -72,6 +72,7 @@ class SubjectRow(Row):
     queue_members: int  # on this shard
     is_wanted: bool  # has a subscriber on any shard
     folded: int = 0  # the number of subjects that this row sums up; 0: it is one subject
+    account: str = ""
 
 
 class HotSubjectRow(Row):
@@ -106,6 +107,7 @@ class QueueRow(Row):
     msgs: int  # delivered to this member
     cid: int
     name: str
+    account: str
 
 
 class LinkRow(Row):

@@ -24,7 +24,7 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 
 def subject(name: str, msgs: int) -> dict[str, object]:
-    return {"subject": name, "msgs": msgs, "bytes": 2 * msgs, "deliveries": 3 * msgs}
+    return {"account": "$G", "subject": name, "msgs": msgs, "bytes": 2 * msgs, "deliveries": 3 * msgs}
 
 
 def test_every_family_has_help_a_type_and_our_prefix():
@@ -61,8 +61,8 @@ def test_large_counters_keep_their_last_digit():
 @pytest.mark.parametrize("name", ['quo"te', "back\\slash", "line\nbreak", "ümläut.☃", "{brace}=,", "#"])
 def test_a_subject_of_any_characters_comes_back_as_it_was(name):
     found = samples(metrics.exposition(facts(shard(0)), [subject(name, 4)], {}))
-    assert found["gnatswarm_subject_messages_total", (("subject", name),)] == 4
-    assert found["gnatswarm_subject_deliveries_total", (("subject", name),)] == 12
+    assert found["gnatswarm_subject_messages_total", (("account", "$G"), ("subject", name))] == 4
+    assert found["gnatswarm_subject_deliveries_total", (("account", "$G"), ("subject", name))] == 12
 
 
 def test_health_is_zero_while_a_shard_is_down():
@@ -88,7 +88,7 @@ def test_no_secret_is_in_it():
 
 def test_what_dashboards_and_alerts_ask_for_exists():
     """Every metric that the files for Grafana and Prometheus name is one that /metrics shows, by that exact name."""
-    entry = {"subject": "s", "msgs": 1, "bytes": 1, "deliveries": 1}
+    entry = {"account": "$G", "subject": "s", "msgs": 1, "bytes": 1, "deliveries": 1}
     shown = metrics.exposition(facts(shard(0), shard(1)), [entry], {"/varz": 1})
     known = {sample.name for family in text_string_to_metric_families(shown) for sample in family.samples}
     deploy = Path(__file__).resolve().parents[3] / "deploy"

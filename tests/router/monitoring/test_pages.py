@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from gnatswarm.broker.options import Options
+from gnatswarm.router.monitoring.history import COUNTERS, History
 from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
 from gnatswarm.router.monitoring.pages import MOST_BUILT, MOST_WAITING, Busy, Pages
 from gnatswarm.shards.boundary import rows
 from tests.router.monitoring.broker_facts import START_US, facts, shard
 
+HISTORY = History(lambda: dict.fromkeys(COUNTERS, 0))
 EMPTY: dict[type[rows.Row], list[rows.Row]] = {
     rows.ConnectionsQuery: [rows.ConnectionsPart(0, [])],
     rows.SubscriptionsQuery: [rows.SubscriptionsPart(0, [])],
@@ -51,7 +53,7 @@ class Site:
         self.facts = facts(shard(0), shard(1), options=changes.pop("options", None))
         for name, value in changes.items():
             setattr(self.facts, name, value)
-        self.pages = Pages(lambda: self.facts, self.shards, {})  # type: ignore[arg-type]
+        self.pages = Pages(lambda: self.facts, self.shards, {}, HISTORY)  # type: ignore[arg-type]
 
     async def get(self, path: str, query: str = "") -> dict[str, Any]:
         found: dict[str, Any] = json.loads(await self.pages.by_path[path](PageQuery(query)))
@@ -67,7 +69,7 @@ def connection(cid: int, **changes: Any) -> rows.ConnectionRow:
     return rows.ConnectionRow(**{**fields, **counts, **words, "account": "$G", **changes})
 
 
-@pytest.mark.parametrize("path", sorted(Pages(lambda: facts(), None, {}).by_path))  # type: ignore[arg-type]
+@pytest.mark.parametrize("path", sorted(Pages(lambda: facts(), None, {}, HISTORY).by_path))  # type: ignore[arg-type]
 @pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "not recorded"])
 async def test_every_page_is_a_document_when_nothing_has_happened(path: str, is_recorded: bool) -> None:
     assert isinstance(await Site(is_recorded=is_recorded).get(path), dict)
