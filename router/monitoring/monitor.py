@@ -155,7 +155,10 @@ class Monitor:
             return Response(_health("ok"))
         if path == "/metrics":
             self._count(path)
-            return Response(await self._pages.metrics(query), metrics.CONTENT_TYPE)
+            text = await self._pages.metrics(query)
+            if metrics.prefers_open_metrics(request.headers.get("accept", "")):
+                return Response(metrics.open_metrics(text.decode()).encode(), metrics.OPEN_METRICS)
+            return Response(text, metrics.CONTENT_TYPE)
         build = self._pages.by_path.get(path)
         if build is None:
             return None

@@ -12,12 +12,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import orjson
 
 from gnatswarm.router.monitoring import aggregate, metrics, subjects
 from gnatswarm.router.monitoring.aggregate import Document
 from gnatswarm.router.monitoring.facts import Facts
 from gnatswarm.router.monitoring.history import INTERVAL_S, MOST_SAMPLES, History
+from gnatswarm.router.monitoring.metrics import Accounts
 from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
 from gnatswarm.router.monitoring.shard_questions import ShardQuestions
 from gnatswarm.shards.boundary import rows
@@ -37,6 +39,8 @@ DEFAULT_SAMPLES = 120
 MOST_HOT_SUBJECTS = 2000  # of each shard
 MOST_METRIC_SUBJECTS = 100
 DEFAULT_METRIC_SUBJECTS = 20
+MOST_METRIC_ACCOUNTS = 1000
+DEFAULT_METRIC_ACCOUNTS = 20
 MOST_QUEUE_MEMBERS = 10_000
 MOST_SLOW = 256
 ROWS_IN_ONE_STEP = 32
@@ -363,8 +367,29 @@ class Pages:
         wanted = query.number("subjects", DEFAULT_METRIC_SUBJECTS, MOST_METRIC_SUBJECTS)
         if query.text("subjects") == "0":
             wanted = 0
-        entries = (await self._subjects(facts, folds=True))[0] if wanted else []
-        return metrics.exposition(facts, aggregate.top_subjects(entries, "msgs", wanted), dict(self._requests)).encode()
+        # A shard that hangs would delay what says that it does.
+        asked = msgspec.structs.replace(facts, shards=[shard for shard in facts.shards if not shard.is_suspect])
+        entries = (await self._subjects(asked, folds=True))[0] if wanted else []
+        accounts = await self._account_metrics(asked, query)
+        top = aggregate.top_subjects(entries, "msgs", wanted)
+        return metrics.exposition(facts, top, dict(self._requests), accounts).encode()
+
+    async def _account_metrics(self, facts: Facts, query: PageQuery) -> Accounts:
+        """The busiest accounts. Where there are none but the usual ones, nobody looks at every client."""
+        most = query.number("accounts", DEFAULT_METRIC_ACCOUNTS, MOST_METRIC_ACCOUNTS)
+        if query.text("accounts") == "0" or not facts.options.accounts:
+            most = 0
+        if not most and not facts.is_recorded:
+            return metrics.NO_ACCOUNTS
+        numbers = _numbers(facts)
+
+        async def look() -> list[tuple[int, list[rows.AccountRow]]]:
+            async with self._turn():
+                answers = await self._ask_all(facts, rows.AccountsQuery(bool(most)), rows.AccountsPart)
+            return [(shard, [row for part in parts for row in part.rows]) for shard, parts in answers]
+
+        answers = await self._look(f"accounts {numbers} {bool(most)}", look)
+        return metrics.accounts(answers, most, is_recorded=facts.is_recorded)
 
     # ---- asking
 

@@ -274,6 +274,8 @@ class LinksPart(Row):
 class AccountsQuery(Question, tag="accstatz"):
     """Connections and traffic by account."""
 
+    counts_clients: bool = True  # False: only what is known without a look at every client
+
 
 class AccountRow(Row):
     """One account on one shard; the traffic is that of all its clients since the shard started."""
@@ -285,6 +287,7 @@ class AccountRow(Row):
     out_msgs: int = 0
     out_bytes: int = 0
     slow_consumers: int = 0
+    unwanted_msgs: int = 0  # that nobody got, up to the end of the recorder's last window
 
 
 class AccountsPart(Row):

@@ -203,7 +203,8 @@ class Clients:
             with contextlib.suppress(OSError):  # the client has left already
                 os.write(fd, info + MaximumConnectionsExceeded().wire)
         os.close(fd)
-        logger.error("%s:%d - cid:%d - maximum connections exceeded", host, port, cid)
+        fields = {"cid": cid, "address": f"{host}:{port}"}
+        logger.error("%s:%d - cid:%d - maximum connections exceeded", host, port, cid, extra={"log_fields": fields})
 
     def on_connected(self, session: ClientSession) -> None:
         """Its first CONNECT was accepted."""

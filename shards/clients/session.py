@@ -150,6 +150,20 @@ class ClientSession:
     def __str__(self) -> str:
         return f"{self.host}:{self.port} - {'wid' if self.kind == 'websocket' else 'cid'}:{self.connection.cid}"
 
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """For JSON lines of the log about this client. `user` is who it claimed to be where it was not admitted."""
+        found: dict[str, object] = {
+            "cid": self.connection.cid,
+            "address": f"{self.host}:{self.port}",
+            "kind": self.kind,
+        }
+        if self.user or self.claimed:
+            found["user"] = self.user or self.claimed
+        if self.account:
+            found["account"] = self.account
+        return found
+
     def on_secured(self, tls: SSLObject) -> None:
         """The TLS handshake has succeeded."""
         version, suite = tls.version() or "", tls.cipher()

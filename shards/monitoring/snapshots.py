@@ -138,7 +138,7 @@ class Snapshots:
             case rows.LinksQuery():
                 return self._link_rows()
             case rows.AccountsQuery():
-                return self._accounts(pace)
+                return self._accounts(query, pace)
             case rows.ClientQuery():
                 return self._client(query)
 
@@ -220,9 +220,12 @@ class Snapshots:
                 await pace()
         return chosen
 
-    async def _accounts(self, pace: Pace) -> AsyncIterator[rows.AccountsPart]:
+    async def _accounts(self, query: rows.AccountsQuery, pace: Pace) -> AsyncIterator[rows.AccountsPart]:
         found = {name: msgspec.structs.replace(row) for name, row in self._clients.closed.by_account.items()}
-        sessions = list(self._clients.open.values())
+        if self._recorder is not None:
+            for name, unwanted_msgs in self._recorder.unwanted_msgs.items():
+                found.setdefault(name, rows.AccountRow(name)).unwanted_msgs = unwanted_msgs
+        sessions = list(self._clients.open.values()) if query.counts_clients else []
         for at in range(0, len(sessions), STEP_ROWS):
             for session in sessions[at : at + STEP_ROWS]:
                 if session.account and not session.reason:  # an ended one is in closed.by_account

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from gnatswarm.router.config import cores
 from gnatswarm.router.config.flags import parse
 from gnatswarm.router.config.options_build import build
 from gnatswarm.router.monitoring.metrics import _PER_SHARD
+from tests.support.servers import oracle_is_required
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "deploy" / "kubernetes"
@@ -136,12 +139,32 @@ def test_a_cpu_limit_is_that_many_shards(container: dict[str, Any], tmp_path: Pa
 def test_alerts_ask_for_metrics_that_there_are() -> None:
     known = {f"gnatswarm_{name}" for name, *_ in _PER_SHARD}
     known |= {"gnatswarm_healthy", "gnatswarm_max_connections", "up"}
+    known |= {"gnatswarm_config_last_reload_successful", "gnatswarm_permission_denied_total"}
     rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "gnatswarm.rules.yml").read_text())
     for group in rules["groups"]:
         for rule in group["rules"]:
             used = set(re.findall(r"\b(gnatswarm_\w+|up)\b", re.sub(r'"[^"]*"', "", rule["expr"])))
             assert used and used <= known, rule["alert"]
+            assert rule["labels"]["severity"] in ("page", "ticket", "info"), rule["alert"]
     config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
     assert config["rule_files"] == ["gnatswarm.rules.yml"]
     (job,) = config["scrape_configs"]
     assert job["job_name"] == "gnatswarm"
+
+
+def test_each_alert_fires_when_it_should_and_only_then() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        if oracle_is_required():
+            pytest.fail("promtool is not installed", pytrace=False)
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    directory = ROOT / "deploy" / "prometheus"
+    command = [promtool, "test", "rules", "gnatswarm.rules.test.yml"]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rules = yaml.safe_load((directory / "gnatswarm.rules.yml").read_text())
+    cases = yaml.safe_load((directory / "gnatswarm.rules.test.yml").read_text())["tests"]
+    tested = [test for case in cases for test in case["alert_rule_test"]]
+    every = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
+    assert {test["alertname"] for test in tested if test.get("exp_alerts")} == every
+    assert {test["alertname"] for test in tested if not test.get("exp_alerts")} == every
