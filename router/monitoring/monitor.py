@@ -56,7 +56,9 @@ EMPTY = ("jsz", "routez", "leafz", "gatewayz")
 
 # Small pages that ask no shard. They are served even when all ordinary places are taken: a liveness probe, which
 # restarts a broker that does not answer, asks for one of the first two.
-VITAL = ("/healthz", "/varz", "/metrics")
+VITAL = ("/healthz", "/livez", "/varz", "/metrics")
+# They say nothing but whether the broker is well, and a probe has no password.
+WITHOUT_PASSWORD = ("/healthz", "/livez")
 
 
 class Monitor:
@@ -119,7 +121,7 @@ class Monitor:
         if request.path != base and not request.path.startswith(f"{base}/"):
             return text_response("404 page not found", 404)
         path = request.path[len(base) :] or "/"
-        if path != "/healthz" and not self._is_allowed(request):
+        if path not in WITHOUT_PASSWORD and not self._is_allowed(request):
             return text_response("401 unauthorized", 401, ("www-authenticate", 'Basic realm="gnatswarm"'))
         try:
             query = PageQuery(request.query)
@@ -152,6 +154,9 @@ class Monitor:
             fault = self._pages.health()
             if fault:
                 return Response(_health("unavailable", fault), status=503)
+            return Response(_health("ok"))
+        if path == "/livez":  # the router answers: who asks whether to restart it wants to know no more
+            self._count(path)
             return Response(_health("ok"))
         if path == "/metrics":
             self._count(path)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
+import ssl
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,10 @@ from gnatswarm.router.config import cores
 from gnatswarm.router.config.flags import parse
 from gnatswarm.router.config.options_build import build
 from gnatswarm.router.monitoring.metrics import _PER_SHARD
-from tests.support.servers import oracle_is_required
+from tests.support import swarm
+from tests.support.authority import Authority
+from tests.support.pages import Pages
+from tests.support.servers import Broker, oracle_is_required
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "deploy" / "kubernetes"
@@ -28,7 +34,7 @@ VERSIONS = ("1.27", kubernetes_validate.latest_version())
 
 def documents() -> list[dict[str, Any]]:
     found = []
-    for path in sorted(MANIFESTS.glob("*.yaml")):
+    for path in sorted(MANIFESTS.rglob("*.yaml")):
         if path.name != "kustomization.yaml":
             found += list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
     return found
@@ -68,9 +74,64 @@ def test_a_mistake_would_be_found() -> None:
         kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
 
 
-def test_kustomization_names_every_file() -> None:
-    named = yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())["resources"]
-    assert sorted(named) == sorted(path.name for path in MANIFESTS.glob("*.yaml") if path.name != "kustomization.yaml")
+@pytest.mark.parametrize("directory", [MANIFESTS, MANIFESTS / "prometheus-operator"], ids=lambda path: path.name)
+def test_kustomization_names_every_file(directory: Path) -> None:
+    named = yaml.safe_load((directory / "kustomization.yaml").read_text())["resources"]
+    assert sorted(named) == sorted(path.name for path in directory.glob("*.yaml") if path.name != "kustomization.yaml")
+
+
+def test_what_everybody_applies_needs_nothing_but_kubernetes() -> None:
+    for name in yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())["resources"]:
+        for document in yaml.safe_load_all((MANIFESTS / name).read_text()):
+            group = document["apiVersion"].rpartition("/")[0]
+            assert "." not in group or group.endswith(".k8s.io"), f"{name}: {group} is an extension"
+
+
+@pytest.mark.kinds("gnatswarm-2")
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_probes_go_on_with_a_password(
+    container: dict[str, Any], start_broker: Callable[..., Broker], tmp_path: Path, scheme: str
+) -> None:
+    pair = Authority(tmp_path).server()
+    config = "http_user: prometheus\nhttp_password: $PASSWORD\n"
+    args = ["-m", "-1"]
+    if scheme == "https":
+        args, config = ["-ms", "-1"], f"{config}tls {{\n {pair.lines}\n}}\n"
+    broker = start_broker(args=args, config=config, environment={"PASSWORD": "0123"})
+    # As the kubelet: it looks at no certificate.
+    pages = Pages.of(broker, context=ssl._create_unverified_context())
+    for probe in ("readinessProbe", "startupProbe", "livenessProbe"):
+        page = pages.get(container[probe]["httpGet"]["path"])
+        assert (page.status, page.json) == (200, {"status": "ok"}), probe
+    assert pages.get("/varz").status == 401
+
+
+@pytest.mark.kinds("gnatswarm-2")
+async def test_alive_is_not_well(container: dict[str, Any], start_broker: Callable[..., Broker]) -> None:
+    """A shard that hangs is no reason to restart the pod, which has the clients of the others."""
+    broker = start_broker(args=["-m", "-1"])
+    pages = Pages.of(broker)
+    hung = (await swarm.pids(broker))[1]
+    swarm.signal_shard(broker, hung, signal.SIGSTOP)
+    while (page := pages.get(container["readinessProbe"]["httpGet"]["path"])).status == 200:
+        pass
+    assert "shard 1" in page.json["error"]
+    assert pages.get(container["livenessProbe"]["httpGet"]["path"]).status == 200
+
+
+def test_the_network_policy_lets_in_clients_and_prometheus(container: dict[str, Any]) -> None:
+    policy = the("NetworkPolicy")["spec"]
+    labels = the("StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    assert policy["egress"] == []
+    ports = [[port["port"] for port in rule["ports"]] for rule in policy["ingress"]]
+    assert ports == [["nats"], ["monitoring"]]
+    assert {port["name"] for port in container["ports"]} == {"nats", "monitoring"}
+    clients, viewers = (rule["from"] for rule in policy["ingress"])
+    assert {"podSelector": {}} in clients
+    # An empty selector of pods, or of namespaces, would be everybody.
+    assert all(peer.get("namespaceSelector", {}).get("matchLabels") for peer in viewers)
 
 
 def test_selectors_and_ports_meet(pod: dict[str, Any], container: dict[str, Any]) -> None:
