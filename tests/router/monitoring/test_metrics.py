@@ -157,7 +157,7 @@ def test_what_dashboards_and_alerts_ask_for_exists():
     entry = {"account": "$G", "subject": "s", "msgs": 1, "bytes": 1, "deliveries": 1}
     shown = metrics.exposition(facts(shard(0), shard(1)), [entry], {"/varz": 1})
     known = {sample.name for family in text_string_to_metric_families(shown) for sample in family.samples}
-    known |= {"gnatswarm_config_last_reload_successful", "gnatswarm_permission_denied_total"}
+    known |= {"gnatswarm_config_reload_failed_time_seconds", "gnatswarm_permission_denied_total"}
     deploy = Path(__file__).resolve().parents[3] / "deploy"
     files = [*deploy.glob("grafana/*.json"), *deploy.glob("prometheus/*.yml")]
     assert files
