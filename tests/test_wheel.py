@@ -110,6 +110,18 @@ def test_its_compiled_modules_need_the_c_library_alone():
     assert modules and needed <= {"libc.so.6", "libpthread.so.0", "libm.so.6"}
 
 
+def test_compiled_modules_are_hardened():
+    """Addresses are bound before anything runs and read-only from then on; no stack can be executed."""
+    modules = [module for folder in ("broker", "shards") for module in (ROOT / folder).rglob("*.so")]
+    assert modules
+    for module in modules:
+        assert "BIND_NOW" in run("readelf", "--dynamic", "--wide", module), module
+        segments = run("readelf", "--segments", "--wide", module)
+        (stack,) = re.findall(r"GNU_STACK.*", segments)
+        assert "GNU_RELRO" in segments and "RWE" not in stack, module
+    assert "__stack_chk_fail" in run("readelf", "--dyn-syms", "--wide", *modules)
+
+
 def test_embeds_a_broker(python: Path, tmp_path: Path):
     text = "import gnatswarm\nwith gnatswarm.Broker() as b: print(gnatswarm.__file__, b.capture('a').messages)"
     said = run(python, "-c", text, cwd=tmp_path)
