@@ -1,4 +1,4 @@
-"""Everything of a running broker that anybody else can reach, read off the kernel: SECURITY.md says no less and no more.
+"""Everything of a running broker that others can reach, read off the kernel: SECURITY.md says no less and no more.
 
 Listening sockets and open files are found by /proc of each process, so a socket or a file that is added to the broker
 fails here until it is listed with who may reach it.
