@@ -451,8 +451,8 @@ class Broker(_Endpoint):
         who = "gnatswarm.Broker()"
         options = options_from(conf_text(given, who), who)
         for name, is_asked_for in (
-            ("shards", options.swarm.shards > 1),
-            ("accept", options.swarm.accept != "reuseport"),
+            ("shards", options.sharding.shards > 1),
+            ("accept", options.sharding.accept != "reuseport"),
             ("stats", options.stats.enabled),
             ("http_port", bool(options.http_port)),
             ("https_port", bool(options.https_port)),

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     import gnatswarm as api
 
-    class Options(api.Keywords, total=False):
+    class FactoryOptions(api.Keywords, total=False):
         """Those of the configuration file, and where the broker runs."""
 
         embedded: bool
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     class BrokerFactory(Protocol):
         """What `gnatswarm_factory` is."""
 
-        def __call__(self, **options: Unpack[Options]) -> api.AnyBroker: ...
+        def __call__(self, **options: Unpack[FactoryOptions]) -> api.AnyBroker: ...
 
 
 # Brokers with different options that are kept running at the same time, beside the one with none of a test's own.
@@ -170,7 +170,7 @@ def gnatswarm_factory(request: pytest.FixtureRequest, gnatswarm_options: dict[st
     """`gnatswarm_factory(**options)`: brokers of this test's own."""
     started: list[api.AnyBroker] = []
 
-    def start(**options: Unpack[Options]) -> api.AnyBroker:
+    def start(**options: Unpack[FactoryOptions]) -> api.AnyBroker:
         broker = _made(_merged(request, gnatswarm_options) | dict(options))
         _note(request, broker, 0)
         started.append(broker)

@@ -30,7 +30,7 @@ cdef enum:
     ALONE_MS = 1000
     TOGETHER_MS = 20
 
-cdef struct Requester:
+cdef struct RequesterState:
     int index                    # on the board
     int64_t sent
     int64_t asked_ns
@@ -41,7 +41,7 @@ cdef struct Requester:
 cdef class RoundTrip:
     cdef Board board
     cdef Stream *streams         # requesters, then responders
-    cdef Requester *requesters
+    cdef RequesterState *requesters
     cdef int asking
     cdef int unfinished          # of those who ask
     cdef int answering
@@ -73,7 +73,7 @@ cdef class RoundTrip:
         self.responders = [index for index, _, _ in plan.subscribers]
         self.asking = len(plan.publishers)
         self.answering = len(plan.subscribers)
-        self.requesters = <Requester *>calloc(max(1, self.asking), sizeof(Requester))
+        self.requesters = <RequesterState *>calloc(max(1, self.asking), sizeof(RequesterState))
         self.streams = <Stream *>calloc(max(1, self.asking + self.answering), sizeof(Stream))
         self.line = <char *>malloc(LINE_BYTES + self.payload_bytes + 2)
         self.answers_room = 65536 + 2 * (LINE_BYTES + self.payload_bytes)
@@ -133,7 +133,7 @@ cdef class RoundTrip:
         return True
 
     cdef int ask(self, int i) except -1:
-        cdef Requester *requester = &self.requesters[i]
+        cdef RequesterState *requester = &self.requesters[i]
         cdef int size
         requester.sent += 1
         size = snprintf(self.line, LINE_BYTES, b"PUB %s %s.%d.%lld %zu\r\n", <char *>self.subject, <char *>self.inbox,
@@ -186,7 +186,7 @@ cdef class RoundTrip:
         return 0
 
     cdef int on_answer(self, int i, bint is_time_up) except -1:
-        cdef Requester *requester = &self.requesters[i]
+        cdef RequesterState *requester = &self.requesters[i]
         cdef int64_t t = now_ns()
         if requester.is_done:
             raise LoadFailed("a second answer came to a request that had one")

@@ -30,11 +30,11 @@ from gnatswarm.router.config.reload import Change
 from gnatswarm.router.supervision.operator_socket import (
     DisconnectRequest,
     KillRequest,
+    OperatorRequest,
     Ports,
     PortsRequest,
     ReloadRequest,
     Reply,
-    Request,
     ScaleRequest,
     Status,
     StatusRequest,
@@ -316,7 +316,7 @@ class RouterProcess:
         if self._process.poll() is not None:
             raise BrokerFailed(f"the broker has ended by itself:\n{self._tail()}")
 
-    def _ask(self, request: Request) -> Reply:
+    def _ask(self, request: OperatorRequest) -> Reply:
         self._require_running()
         try:
             reply = exchange(self._operator_path, request)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
     from gnatswarm.router.monitoring.monitor import Monitor
     from gnatswarm.router.monitoring.state import MonitoringState
-    from gnatswarm.router.supervision.broker import Broker
+    from gnatswarm.router.supervision.broker import SupervisedBroker
     from gnatswarm.router.supervision.notify import Notifier
     from gnatswarm.router.supervision.operator_answers import Disconnections
     from gnatswarm.router.supervision.operator_socket import OperatorServer
@@ -38,7 +38,7 @@ class Supervision(BrokerCommands, Protocol):
 class Companions:
     """The companions of one broker. `reparse` reads its configuration again; None: it has none."""
 
-    def __init__(self, broker: Broker, notifier: Notifier, *, reparse: Callable[[], Options] | None) -> None:
+    def __init__(self, broker: SupervisedBroker, notifier: Notifier, *, reparse: Callable[[], Options] | None) -> None:
         self._broker = broker
         self._notifier = notifier
         self._reparse = reparse
@@ -97,7 +97,7 @@ class Companions:
 
     # ---- the supervisor's audience
 
-    def on_message(self, shard: int, message: control.Message) -> None:
+    def on_message(self, shard: int, message: control.ControlMessage) -> None:
         """A shard said something that changes no state."""
         match message:
             case control.Reloaded():

@@ -14,7 +14,7 @@ import os
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker.access.auth import Authenticator
-from gnatswarm.broker.advisory import Server
+from gnatswarm.broker.advisory import ServerIdentity
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.fanout import Fanout
 from gnatswarm.broker.fence import MeshFence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from gnatswarm.broker.options import Options
-    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.control import ControlMessage
     from gnatswarm.shards.boundary.page import Page
     from gnatswarm.shards.boundary.rows import ConnectionRow
     from gnatswarm.shards.clients.session import ClientSession
@@ -64,7 +64,7 @@ class Shard:
         server_name: str,
         host: str,
         port: int,
-        tell: Callable[[Message], None] | None = None,
+        tell: Callable[[ControlMessage], None] | None = None,
         on_sweep: Callable[[float], None] | None = None,
         on_slow: Callable[[ConnectionRow], None] | None = None,
     ) -> None:
@@ -75,7 +75,7 @@ class Shard:
         self._server_id = server_id
         self._server_name = server_name
         self._address = host, port
-        self.fanout = Fanout(prefers_local=options.swarm.prefer_local)
+        self.fanout = Fanout(prefers_local=options.sharding.prefer_local)
         self.reactor = Reactor(self.fanout, page, number, options.limits)
         self.reactor.is_tracing = options.logging.trace
         self.mesh = self.reactor.interest = Mesh(self.fanout, number)
@@ -87,7 +87,7 @@ class Shard:
             fanout=self.fanout,
             mesh=self.mesh,
             page=page,
-            server=Server(server_id, server_name, options),
+            server=ServerIdentity(server_id, server_name, options),
             sessions=sessions,
             tell=tell,
         )
@@ -142,7 +142,7 @@ class Shard:
         self.reactor.set_limits(options.limits)
         self._lookout.set_interval(options.limits.ping_interval_s)
         self.reactor.is_tracing = options.logging.trace
-        self.fanout.prefer_local(options.swarm.prefer_local)
+        self.fanout.prefer_local(options.sharding.prefer_local)
         listeners = self.imports_exports.configure(options)
         self.clients.reload(options, self._info_template(options), listeners)
         self.system.configure(options)

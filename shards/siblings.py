@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gnatswarm.broker.link import SiblingLink
-    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.control import ControlMessage
     from gnatswarm.shards.boundary.page import Page
     from gnatswarm.shards.shard import Shard
 
@@ -38,7 +38,7 @@ class Siblings:
         *,
         number: int,
         page: Page,
-        tell: Callable[[Message], None],
+        tell: Callable[[ControlMessage], None],
         on_ready: Callable[[], None],
         on_gone: Callable[[SiblingLink], None],
     ) -> None:

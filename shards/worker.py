@@ -33,7 +33,7 @@ from gnatswarm.shards.statistics.recorder import Recorder
 if TYPE_CHECKING:
     from gnatswarm.broker.link import SiblingLink
     from gnatswarm.broker.options import Options
-    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.control import ControlMessage
     from gnatswarm.shards.boundary.rows import ConnectionRow
 
 logger = logging.getLogger("gnatswarm.shard")
@@ -80,12 +80,12 @@ class Worker:
 
     # ---- control channel
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, message: ControlMessage) -> None:
         match message:
             case control.Boot():
                 self._start(message)
-            case control.Peers(peers):
-                self._links.on_peers(peers)
+            case control.LinkedShards(shards):
+                self._links.on_linked_shards(shards)
             case control.ListenAnew():
                 self._links.listen_anew()
             case control.Ping(seq):

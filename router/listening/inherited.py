@@ -96,17 +96,17 @@ class Inherited:
         """The options, changed to match the sockets. ListenError when they contradict each other."""
         if self.clients:
             host, port = _place(self.clients[0])
-            swarm = options.swarm
+            sharding = options.sharding
             if len(self.clients) == 1:
-                swarm = msgspec.structs.replace(swarm, accept="handoff")
-            elif swarm.shards not in (0, len(self.clients)):
+                sharding = msgspec.structs.replace(sharding, accept="handoff")
+            elif sharding.shards not in (0, len(self.clients)):
                 raise ListenError(
-                    f"shards: {swarm.shards}, but the service manager opened {len(self.clients)} sockets: one for each "
-                    "shard is needed, or a single one for all (and no ReusePort=)"
+                    f"shards: {sharding.shards}, but the service manager opened {len(self.clients)} sockets: one for "
+                    "each shard is needed, or a single one for all (and no ReusePort=)"
                 )
             else:
-                swarm = msgspec.structs.replace(swarm, accept="reuseport", shards=len(self.clients))
-            options = msgspec.structs.replace(options, host=host, port=port, swarm=swarm)
+                sharding = msgspec.structs.replace(sharding, accept="reuseport", shards=len(self.clients))
+            options = msgspec.structs.replace(options, host=host, port=port, sharding=sharding)
         if self.monitoring is not None:
             host, port = _place(self.monitoring)
             ports = {"https_port" if options.https_port else "http_port": port}

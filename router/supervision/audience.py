@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.control import ControlMessage
 
 
 class Audience(Protocol):
     """Every call comes from the event loop, and has to return soon."""
 
-    def on_message(self, shard: int, message: Message) -> None:
+    def on_message(self, shard: int, message: ControlMessage) -> None:
         """A shard said something that changes no state: an answer to a question, a request in the system account."""
 
     def on_shard_gone(self, shard: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.control import ControlMessage
 
 
 class BrokerCommands(Protocol):
@@ -30,8 +30,8 @@ class BrokerCommands(Protocol):
 class ShardChannels(Protocol):
     """The way to the shards, for messages that change no shard's state."""
 
-    def tell(self, shard: int, message: Message) -> bool:
+    def tell(self, shard: int, message: ControlMessage) -> bool:
         """Say this to one shard. False when it has no process."""
 
-    def tell_all(self, message: Message) -> None:
+    def tell_all(self, message: ControlMessage) -> None:
         """Say this to every shard that has a process."""

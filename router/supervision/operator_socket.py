@@ -26,39 +26,39 @@ MAX_REQUEST_BYTES = 4096
 REQUEST_DEADLINE_S = 1.0
 
 
-class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+class OperatorRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Base of all requests."""
 
 
-class StatusRequest(Request, frozen=True):
+class StatusRequest(OperatorRequest, frozen=True):
     """The status of all shards; rates are measured over sample_s."""
 
     sample_s: float = 0.5
 
 
-class ScaleRequest(Request, frozen=True):
+class ScaleRequest(OperatorRequest, frozen=True):
     """Run this many shards; answered when all of them serve and retired ones have ended."""
 
     shards: int
 
 
-class KillRequest(Request, frozen=True):
+class KillRequest(OperatorRequest, frozen=True):
     """Kill this shard with SIGKILL; answered when its successor serves. It does not count as a crash."""
 
     shard: int
 
 
-class DisconnectRequest(Request, frozen=True):
+class DisconnectRequest(OperatorRequest, frozen=True):
     """Disconnect all clients whose id is first_cid or higher; answered, with the next id, when they are gone."""
 
     first_cid: int
 
 
-class PortsRequest(Request, frozen=True):
+class PortsRequest(OperatorRequest, frozen=True):
     """On which ports do you listen? Answered when every shard accepts clients."""
 
 
-class ReloadRequest(Request, frozen=True):
+class ReloadRequest(OperatorRequest, frozen=True):
     """Read the configuration anew, as at SIGHUP; answered when it holds on every shard, or has been refused."""
 
 
@@ -126,7 +126,7 @@ _decoder = msgspec.json.Decoder(AnyRequest)
 _encoder = msgspec.json.Encoder()
 
 
-def encode_request(request: Request) -> bytes:
+def encode_request(request: OperatorRequest) -> bytes:
     """The request as one line."""
     return _encoder.encode(request) + b"\n"
 

@@ -21,7 +21,7 @@ from gnatswarm.shards.boundary.control import Reload
 
 if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
-    from gnatswarm.router.supervision.broker import Broker
+    from gnatswarm.router.supervision.broker import SupervisedBroker
     from gnatswarm.router.supervision.broker_commands import BrokerCommands
     from gnatswarm.router.supervision.notify import Notifier
     from gnatswarm.router.supervision.reload_echo import ReloadEcho
@@ -42,7 +42,7 @@ class Reloader:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: SupervisedBroker,
         commands: BrokerCommands,
         notifier: Notifier,
         echo: ReloadEcho,
@@ -107,8 +107,8 @@ class Reloader:
         self._on_reloaded()
         self._echo.expect({shard.number for shard in self._broker.shards if shard.process is not None})
         self._broker.tell_all(Reload(options))
-        if options.swarm.shards and options.swarm.shards != old.swarm.shards:
-            problem = self._commands.scale(options.swarm.shards)
+        if options.sharding.shards and options.sharding.shards != old.sharding.shards:
+            problem = self._commands.scale(options.sharding.shards)
             if problem:
                 log.warning("Reload: %s", problem)
                 problems.append(problem)

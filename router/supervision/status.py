@@ -55,7 +55,7 @@ async def status(view: BrokerView, sample_s: float) -> Status:
         pid=os.getpid(),
         address=view.listener_groups.clients.address,
         server_name=view.server_name,
-        accept=view.options.swarm.accept,
+        accept=view.options.sharding.accept,
         steering=view.is_handoff or view.listener_groups.steering.works,
         connections=page.connections,
         uptime_s=time.monotonic() - view.started_at,

@@ -14,7 +14,20 @@ from collections.abc import Callable
 
 import msgspec
 
-from gnatswarm.shards.boundary.control import Drain, LameDuck, Message, Ping, Stop
+from gnatswarm.shards.boundary.control import (
+    ControlMessage,
+    Drain,
+    Drained,
+    Fatal,
+    HasRoom,
+    InStep,
+    LameDuck,
+    Linked,
+    Ping,
+    Pong,
+    Ready,
+    Stop,
+)
 
 PING_INTERVAL_S = 0.5  # between the answer to one ping and the next
 SUSPECT_AFTER_S = 0.75  # a ping unanswered for this long: new connections are steered elsewhere
@@ -52,7 +65,7 @@ class ShardState(msgspec.Struct, frozen=True):
     phase: Phase = Phase.STOPPED
     is_founder: bool = True  # one of the broker's first shards: the start fails without it
     is_wanted: bool = False  # should run once the present phase has ended
-    leave: Message | None = None  # Drain or LameDuck, to be sent when the shard is ready
+    leave: ControlMessage | None = None  # Drain or LameDuck, to be sent when the shard is ready
     deadline: float = math.inf  # by which the phase must end
     was_ready: bool = False  # at least once, in any of its processes
     ready_since: float = 0.0
@@ -74,7 +87,7 @@ class ShardState(msgspec.Struct, frozen=True):
         return self.phase is Phase.READY and self.is_wanted and self.is_in_step and not self.is_suspect
 
     @property
-    def is_peer(self) -> bool:
+    def is_linked(self) -> bool:
         """Whether its siblings should hold a link to it."""
         return self.phase in (Phase.LINKED, Phase.READY, Phase.DRAINING)
 
@@ -87,110 +100,60 @@ class ShardState(msgspec.Struct, frozen=True):
 # ---- events ----
 
 
-class Event(msgspec.Struct, frozen=True):
-    """Something that happened to one shard."""
+class RouterEvent(msgspec.Struct, frozen=True):
+    """Something that the router itself wants or notices. The other events are messages of the shard."""
 
 
-class StartWanted(Event, frozen=True):
+class StartWanted(RouterEvent, frozen=True):
     """The broker starts, or is scaled up."""
 
 
-class LeaveWanted(Event, frozen=True):
+class LeaveWanted(RouterEvent, frozen=True):
     """The broker is scaled down, or in lame duck mode."""
 
     message: Drain | LameDuck
 
 
-class StopWanted(Event, frozen=True):
+class StopWanted(RouterEvent, frozen=True):
     """The broker stops."""
 
 
-class KillWanted(Event, frozen=True):
+class KillWanted(RouterEvent, frozen=True):
     """An operator wants its process to die as in a crash. It does not count as one: the next is started at once."""
 
 
-class SpawnFailed(Event, frozen=True):
+class SpawnFailed(RouterEvent, frozen=True):
     """The process could not be started."""
 
     reason: str
 
 
-class Linked(Event, frozen=True):
-    """The shard sent Linked: its link socket listens."""
-
-
-class Ready(Event, frozen=True):
-    """The shard sent Ready: it accepts."""
-
-
-class InStep(Event, frozen=True):
-    """The shard sent InStep: whether it has links to all siblings."""
-
-    on: bool
-
-
-class HasRoom(Event, frozen=True):
-    """The shard sent HasRoom: whether it has descriptors for more clients."""
-
-    on: bool
-
-
-class Pong(Event, frozen=True):
-    """The shard answered a ping."""
-
-    seq: int
-
-
-class Fatal(Event, frozen=True):
-    """The shard sent Fatal: it cannot run."""
-
-    reason: str
-
-
-class Drained(Event, frozen=True):
-    """The shard sent Drained: all its clients are gone."""
-
-
-class ChannelEnded(Event, frozen=True):
+class ChannelEnded(RouterEvent, frozen=True):
     """The control channel ended."""
 
     reason: str  # "": closed without an error, as when the process dies; its exit status tells more
 
 
-class Exited(Event, frozen=True):
+class Exited(RouterEvent, frozen=True):
     """The process was reaped."""
 
     reason: str
 
 
-class Tick(Event, frozen=True):
-    """Time has passed; sent a few times a second."""
+class TimePassed(RouterEvent, frozen=True):
+    """Sent a few times a second; deadlines are checked then."""
 
 
-class Late(Event, frozen=True):
+class Late(RouterEvent, frozen=True):
     """The router itself did not run for this long: missing answers of that time do not count."""
 
     gap_s: float
 
 
-EVENTS: tuple[type[Event], ...] = (
-    StartWanted,
-    LeaveWanted,
-    StopWanted,
-    KillWanted,
-    SpawnFailed,
-    Linked,
-    Ready,
-    InStep,
-    HasRoom,
-    Pong,
-    Fatal,
-    Drained,
-    ChannelEnded,
-    Exited,
-    Tick,
-    Late,
-)
+# Messages of the shard that change its state; the supervisor delivers them as they came.
+ShardMessage = Linked | Ready | InStep | HasRoom | Pong | Fatal | Drained
+
+Event = RouterEvent | ShardMessage
 
 
 # ---- actions ----
@@ -211,7 +174,7 @@ class Kill(Action, frozen=True):
 class Send(Action, frozen=True):
     """Send this on the control channel."""
 
-    message: Message
+    message: ControlMessage
 
 
 class Forget(Action, frozen=True):
@@ -496,7 +459,7 @@ _ROWS: dict[type[Event], tuple[Handler, ...]] = {
     Drained:      (_nothing,  _nothing,  _breach,   _breach,   _breach,   _drained,  _nothing,  _nothing),
     ChannelEnded: (_nothing,  _nothing,  _ended,    _ended,    _ended,    _ended,    _nothing,  _nothing),
     Exited:       (_nothing,  _nothing,  _died,     _died,     _died,     _died,     _gone,     _died),
-    Tick:         (_nothing,  _retry,    _booting,  _booting,  _serving,  _leaving,  _waiting,  _nothing),
+    TimePassed:   (_nothing,  _retry,    _booting,  _booting,  _serving,  _leaving,  _waiting,  _nothing),
     Late:         (_nothing,  _nothing,  _late,     _late,     _late,     _late,     _late,     _nothing),
 }
 # fmt: on

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from gnatswarm.broker.access import ciphers
 from gnatswarm.broker.access.auth import Authenticator, HashedPassword
 from gnatswarm.broker.access.certificate_names import CertificateNames, find_user, names_of
-from gnatswarm.broker.access.connect import ConnectOptions, overlay, require_object, require_sense
+from gnatswarm.broker.access.connect import ClientOptions, overlay, require_object, require_sense
 from gnatswarm.broker.errors import (
     AuthenticationTimeout,
     AuthorizationViolation,
@@ -46,7 +46,7 @@ VIOLATIONS_EVERY_US = 1_000_000
 # A client with more subscriptions cannot change its user: checking all of them would take too long.
 MOST_LOOKED_AT = 20_000
 
-NOT_CONNECTED = ConnectOptions()
+NOT_CONNECTED = ClientOptions()
 
 
 class SessionOwner(Protocol):
@@ -140,7 +140,7 @@ class ClientSession:
         self.stated = ("", "", "")  # name, language and version in its CONNECT, admitted or not
         self.nonce = nonce
         self.admission: Admission | None = None
-        self._asking: ConnectOptions | None = None  # the CONNECT whose password is being compared
+        self._asking: ClientOptions | None = None  # the CONNECT whose password is being compared
         self._violated_us = 0
         self._violations = 0  # since the last log line about them
         self.reason = CloseReason.NONE
@@ -178,7 +178,7 @@ class ClientSession:
             self._remember(options)
             raise
 
-    def _examine(self, options: ConnectOptions) -> None:
+    def _examine(self, options: ClientOptions) -> None:
         if self._clients.maps_certificates and self.kind == "nats":
             options.user = self._mapped_user(options.user)
         self.claimed = options.user or options.nkey
@@ -192,7 +192,7 @@ class ClientSession:
         else:
             raise AuthenticationTimeout
 
-    def _remember(self, options: ConnectOptions) -> None:
+    def _remember(self, options: ClientOptions) -> None:
         """Keep a refused CONNECT for the monitoring pages, without its secrets."""
         options.auth_token = options.password = options.jwt = options.sig = ""
         self.connect = options
@@ -234,7 +234,7 @@ class ClientSession:
         self.connection.log_in_decided(error)
         self._clients.finish_soon()
 
-    def _log_in(self, options: ConnectOptions, admission: Admission) -> None:
+    def _log_in(self, options: ClientOptions, admission: Admission) -> None:
         require_sense(options)
         is_first = self.admission is None
         self.enter(admission.identity)

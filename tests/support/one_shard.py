@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 from gnatswarm.broker.options import Options
-from gnatswarm.shards.boundary.control import Message
+from gnatswarm.shards.boundary.control import ControlMessage
 from gnatswarm.shards.boundary.page import Page
 from gnatswarm.shards.descriptor_headroom import DescriptorHeadroom
 from gnatswarm.shards.shard import Shard
@@ -50,7 +50,7 @@ class Client:
 class OneShard:
     """The shard, its shared page, and its clients."""
 
-    def __init__(self, options: Options, *, tell: Callable[[Message], None] | None = None) -> None:
+    def __init__(self, options: Options, *, tell: Callable[[ControlMessage], None] | None = None) -> None:
         """`tell`: what it says to the router; None: it has none."""
         self.page = Page.create()
         self.shard = Shard(

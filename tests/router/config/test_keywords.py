@@ -47,7 +47,7 @@ def test_every_section_of_the_options_can_be_reached():
     reached |= {
         "limits",
         "logging",
-        "swarm",
+        "sharding",
         "headers",
         "config_file",
         "notices",

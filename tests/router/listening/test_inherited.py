@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gnatswarm.broker.options import Options, Swarm
+from gnatswarm.broker.options import Options, Sharding
 from gnatswarm.router.listening.inherited import Inherited
 from gnatswarm.router.listening.listeners import ListenError
 from tests.router.routers import wait_until
@@ -258,7 +258,7 @@ def test_a_configuration_that_says_the_same_shards_is_fine() -> None:
     first = listening(reuse=True)
     both = [first, listening(first.getsockname()[1], reuse=True)]
     inherited = Inherited(both)
-    adapted = inherited.adapt(Options(swarm=Swarm(shards=2, accept="handoff")))
-    assert (adapted.swarm.accept, adapted.swarm.shards) == ("reuseport", 2)
+    adapted = inherited.adapt(Options(sharding=Sharding(shards=2, accept="handoff")))
+    assert (adapted.sharding.accept, adapted.sharding.shards) == ("reuseport", 2)
     for sock in both:
         sock.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gnatswarm.router.supervision.zygote import Zygote, ZygoteGone
+from gnatswarm.router.supervision.zygote import ZygoteClient, ZygoteGone
 from gnatswarm.shards import zygote as shard_side
 from tests.router.routers import Router, pause, wait_until
 from tests.support.servers import wait_pids_gone
@@ -146,7 +146,7 @@ def test_a_zygote_that_is_told_to_stop_removes_nothing_of_a_living_router(tmp_pa
 
 
 def test_a_zygote_that_died_says_so() -> None:
-    zygote = Zygote()
+    zygote = ZygoteClient()
     os.kill(zygote.pid, signal.SIGKILL)
     with pytest.raises(ZygoteGone):
         zygote.answer()

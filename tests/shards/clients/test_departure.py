@@ -178,7 +178,7 @@ class Router:
         self.worker._links = SimpleNamespace(close=lambda: self.steps.append("close links"))  # type: ignore[assignment]
         self.worker._channel.send = lambda message: self.steps.append(type(message).__name__)  # type: ignore[method-assign]
 
-    def says(self, message: control.Message) -> None:
+    def says(self, message: control.ControlMessage) -> None:
         self.worker._on_message(message)
 
     def close(self) -> None:
