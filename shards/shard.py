@@ -48,9 +48,10 @@ ACCEPT_AGAIN_S = 1.0
 class Shard:
     """Serves clients from listen() or take() on; made and used on the thread of the running loop.
 
-    `host` and `port` are what clients are told; `page` is the shared page, on which it writes its own counters;
-    `headroom` hears how many clients there are. `tell` says things to the router, where there is one; `on_sweep` hears
-    ten times a second how late the clock is, in seconds, `on_slow` of each slow consumer that was closed.
+    `host` and `port` are sent to clients in INFO; `page` is the shared page, on which it writes its own counters;
+    `headroom` is told the number of clients. `tell` sends a message to the router, if there is one. `on_sweep` is
+    called ten times a second with the lateness of the timer in seconds, `on_slow` for each slow consumer that was
+    closed.
     """
 
     def __init__(

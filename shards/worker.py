@@ -146,7 +146,7 @@ class Worker:
             options,
             number=boot.shard,
             page=self._page,
-            headroom=DescriptorHeadroom(self._on_room),
+            headroom=DescriptorHeadroom(self._on_headroom),
             server_id=boot.server_id,
             server_name=boot.server_name,
             host=boot.host,
@@ -205,7 +205,7 @@ class Worker:
             mesh=self._shard.mesh,
         )
 
-    # ---- what the shard and its links say
+    # ---- events of the shard and its links
 
     def _on_sweep(self, late_s: float) -> None:
         if self._recorder is not None:
@@ -219,12 +219,12 @@ class Worker:
         if self._recorder is not None:
             self._recorder.on_link_gone(link)
 
-    def _on_room(self, has_room: bool) -> None:
-        if has_room:
+    def _on_headroom(self, has_headroom: bool) -> None:
+        if has_headroom:
             logger.info("there are descriptors for new clients again")
         else:
             logger.warning("descriptors run out; new clients go to other shards while those have some")
-        self._channel.send(control.HasRoom(has_room))
+        self._channel.send(control.HasHeadroom(has_headroom))
 
     def _on_ready(self) -> None:
         """Synchronised with every sibling: accept clients only now, or their messages would miss remote subscribers."""

@@ -76,7 +76,7 @@ class Inherited:
         for number in range(int(count)):
             descriptor = FIRST_FD + number
             try:
-                # Only the shards that are given it shall have it, not other child processes.
+                # Only shards that are given the descriptor may have it, no other child processes.
                 os.set_inheritable(descriptor, False)
                 sock = socket.socket(fileno=descriptor)
                 is_listening = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)

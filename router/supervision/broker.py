@@ -48,7 +48,7 @@ class SupervisedShard:
 class SupervisedBroker:
     """`command` runs a shard in place of ours (tests), `inherited` are sockets to serve on in place of our own.
 
-    CannotStart when something of it cannot be had; nothing stays behind then.
+    CannotStart when the constructor cannot make one of its parts; nothing stays behind then.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ log = logging.getLogger("gnatswarm.router")
 ROUTER_OWN = 36  # 21 were counted, with one shard
 SHARD_OWN = 26  # 19 were counted, without siblings; statistics and TLS open files besides
 ROUTER_FOR_SHARD = 3  # its listener, its control channel, its pidfd
-# With fewer clients per shard than this a broker is useless.
+# A broker with fewer clients per shard than this is useless.
 LEAST_CLIENTS = 8
 
 

@@ -101,22 +101,22 @@ class Ports(msgspec.Struct, frozen=True):
 
 
 class ReloadAnswer(msgspec.Struct, frozen=True):
-    """The answer to ReloadRequest. What was refused as a whole is in Reply.error, one line for each reason."""
+    """The answer to ReloadRequest. If the whole reload was refused, Reply.error has one line for each reason."""
 
     changes: tuple[Change, ...] = ()
-    problems: tuple[str, ...] = ()  # what alone could not be carried out, such as a log file that cannot be opened
+    problems: tuple[str, ...] = ()  # parts that failed although the rest was applied, such as opening a log file
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Every answer: an error, or a line for the operator, or what was asked for."""
+    """The reply to any request: an error, a line for the operator, or the requested values."""
 
     error: str = ""
     text: str = ""
     status: Status | None = None
     ports: Ports | None = None
     reload: ReloadAnswer | None = None
-    shards: int = 0  # how many are wanted; in the answer to DisconnectRequest
-    clients: int = 0  # disconnected
+    shards: int = 0  # the requested number of shards; in the reply to DisconnectRequest
+    clients: int = 0  # how many were disconnected
     next_cid: int = 0  # the lowest id that a client connecting from now on can have
 
 
@@ -155,7 +155,7 @@ class OperatorServer:
             before.close()
 
     def move_to(self, listening: socket.socket) -> None:
-        """Serve this one instead, soon; nothing where none is served yet."""
+        """Soon serve this listening socket instead; does nothing if none is served yet."""
         if self._answer is not None:
             self._changing = asyncio.get_running_loop().create_task(self.serve(listening, self._answer))
 

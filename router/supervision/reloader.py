@@ -31,7 +31,7 @@ log = logging.getLogger("gnatswarm.router")
 
 @dataclass(frozen=True)
 class ReloadOutcome:
-    """What came of a reload: every reason why nothing has changed, or else the answer for an operator."""
+    """The result of a reload: every reason why nothing was changed, or else the answer for an operator."""
 
     refused: tuple[str, ...] = ()
     answer: ReloadAnswer = field(default_factory=ReloadAnswer)
@@ -63,7 +63,7 @@ class Reloader:
         return self._echo.is_complete
 
     def reload(self) -> ReloadOutcome:
-        """Reload; each problem is a line in the log, too. Shards confirm the new options later (`is_done`)."""
+        """Reload; each problem is also logged. Shards confirm the new options later (`is_done`)."""
         self._notifier.reloading()
         outcome = self._reload()
         if outcome.refused:

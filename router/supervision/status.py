@@ -1,7 +1,7 @@
 """Status: what the shards of a broker are doing, for `gnatswarm status`.
 
-Rates are the difference of two readings of the shared page and of /proc, taken only on request, so that an idle router
-broker's router does not wake up for it. Called by the operators' answers.
+Rates are the difference of two readings of the shared page and of /proc, taken only on request, so that an idle
+broker's router does not wake up for it. Called by OperatorAnswers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Supervision: what the router does about one shard, as a pure function (state, event, now) → (state, actions).
 
-No process, socket or clock is touched here; the supervisor delivers the events and carries the actions out.
-below is complete: it has a handler for every phase and every event, so no case is left to an `else`. Invariants: a
-shard that does not answer a ping in time is killed; a process is replaced only after it was reaped (Exited); every
-phase except STOPPED and READY has a deadline, so nothing waits for ever.
+No process, socket or clock is touched here; the supervisor delivers the events and carries the actions out. Events
+come from the router itself, or are messages of the shard. The table of transitions at the end is complete: it has a
+handler for every phase and every event, so no case is left to an `else`. Invariants: a shard that does not answer a
+ping in time is killed; a process is replaced only after it was reaped (Exited); every phase except STOPPED and READY
+has a deadline, so nothing waits for ever.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gnatswarm.shards.boundary.control import (
     Drain,
     Drained,
     Fatal,
-    HasRoom,
+    HasHeadroom,
     InStep,
     LameDuck,
     Linked,
@@ -74,7 +75,7 @@ class ShardState(msgspec.Struct, frozen=True):
     next_ping_at: float = 0.0
     is_suspect: bool = False  # its answer to a ping is late
     is_in_step: bool = True  # it has links to all siblings
-    has_room: bool = True  # it has descriptors for more clients
+    has_headroom: bool = True  # it has descriptors for more clients
     has_drained: bool = False  # it sent Drained, or its time for that is over
     deaths: int = 0  # in a row, without STABLE_AFTER_S between them
     starts: int = 0
@@ -151,7 +152,7 @@ class Late(RouterEvent, frozen=True):
 
 
 # Messages of the shard that change its state; the supervisor delivers them as they came.
-ShardMessage = Linked | Ready | InStep | HasRoom | Pong | Fatal | Drained
+ShardMessage = Linked | Ready | InStep | HasHeadroom | Pong | Fatal | Drained
 
 Event = RouterEvent | ShardMessage
 
@@ -234,7 +235,7 @@ def _spawned(state: ShardState, now: float) -> ShardState:
         ping_sent_at=None,
         is_suspect=False,
         is_in_step=True,
-        has_room=True,
+        has_headroom=True,
         has_drained=False,
         fatal_reason="",
     )
@@ -317,9 +318,9 @@ def _in_step(state: ShardState, event: Event, now: float) -> Result:
     return _with(state, is_in_step=event.on), ()
 
 
-def _room(state: ShardState, event: Event, now: float) -> Result:
-    assert isinstance(event, HasRoom)
-    return _with(state, has_room=event.on), ()
+def _headroom(state: ShardState, event: Event, now: float) -> Result:
+    assert isinstance(event, HasHeadroom)
+    return _with(state, has_headroom=event.on), ()
 
 
 def _fatal(state: ShardState, event: Event, now: float) -> Result:
@@ -405,7 +406,7 @@ def _gone(state: ShardState, event: Event, now: float) -> Result:
 
 
 def _died(state: ShardState, event: Event, now: float) -> Result:
-    """The process has ended: it was to end, or it is replaced."""
+    """The process has ended: either it should, or it is replaced."""
     assert isinstance(event, Exited | SpawnFailed)
     reason = state.last_reason if state.phase is Phase.KILLED and state.last_reason else event.reason
     base = _with(
@@ -453,7 +454,7 @@ _ROWS: dict[type[Event], tuple[Handler, ...]] = {
     Linked:       (_nothing,  _nothing,  _linked,   _breach,   _breach,   _breach,   _nothing,  _nothing),
     Ready:        (_nothing,  _nothing,  _breach,   _ready,    _breach,   _breach,   _nothing,  _nothing),
     InStep:       (_nothing,  _nothing,  _breach,   _in_step,  _in_step,  _in_step,  _nothing,  _nothing),
-    HasRoom:      (_nothing,  _nothing,  _breach,   _breach,   _room,     _room,     _nothing,  _nothing),
+    HasHeadroom:  (_nothing,  _nothing,  _breach,   _breach,   _headroom, _headroom, _nothing,  _nothing),
     Pong:         (_nothing,  _nothing,  _breach,   _breach,   _pong,     _pong,     _nothing,  _nothing),
     Fatal:        (_nothing,  _nothing,  _fatal,    _fatal,    _fatal,    _fatal,    _nothing,  _nothing),
     Drained:      (_nothing,  _nothing,  _breach,   _breach,   _breach,   _drained,  _nothing,  _nothing),

@@ -251,7 +251,7 @@ class Supervisor:
     def _accepting(self) -> list[int]:
         """Shards that get new connections; those without descriptor headroom only if no shard has any."""
         accepting = [shard for shard in self._broker.shards if shard.state.is_accepting]
-        return [shard.number for shard in [one for one in accepting if one.state.has_room] or accepting]
+        return [shard.number for shard in [one for one in accepting if one.state.has_headroom] or accepting]
 
     def _publish(self) -> None:
         """Publish steering and the list of linked shards, where they no longer match the states."""

@@ -170,7 +170,7 @@ class InStep(ControlMessage, frozen=True):
     on: bool
 
 
-class HasRoom(ControlMessage, frozen=True):
+class HasHeadroom(ControlMessage, frozen=True):
     """Whether I have descriptors for more clients. Sent while some are left, for connections already on their way."""
 
     on: bool
@@ -244,7 +244,7 @@ ToRouter = (
     Linked
     | Ready
     | InStep
-    | HasRoom
+    | HasHeadroom
     | Pong
     | Fatal
     | Reloaded

@@ -1,7 +1,7 @@
-"""The session of one client: what its CONNECT said, who it is, and what is logged about it.
+"""The session of one client: its CONNECT options, its identity, and what is logged about it.
 
-The engine's ClientConnection executes its operations; this file does what happens once per connection or CONNECT. What
-all clients of a shard share comes from the `SessionOwner`.
+The engine's ClientConnection executes its operations; this file handles what happens once per connection or CONNECT.
+What all clients of a shard share comes from the `SessionOwner`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NOT_CONNECTED = ClientOptions()
 
 
 class SessionOwner(Protocol):
-    """Whoever has the sessions of a shard, as each of them sees it; a reload may change the attributes."""
+    """What a session uses of the shard's `Clients`; a reload may change the attributes."""
 
     authenticator: Authenticator
     rights: Rights
@@ -59,17 +59,17 @@ class SessionOwner(Protocol):
 
     @property
     def census(self) -> AccountCensus:
-        """How many connections each account has."""
+        """Counts connections by account."""
 
     @property
     def passwords(self) -> Passwords:
-        """Who compares passwords with hashes."""
+        """Compares passwords with hashes."""
 
     def new_tracers(self) -> tuple[Tracer, Tracer]:
         """Two tracers of a client: incoming, outgoing."""
 
     def note_failed_handshake(self) -> None:
-        """A connection did not get to the protocol."""
+        """A connection failed before the NATS protocol began."""
 
     def note_refused(self) -> None:
         """A log-in failed."""
@@ -78,16 +78,16 @@ class SessionOwner(Protocol):
         """Its first CONNECT was accepted."""
 
     def on_refused(self, session: ClientSession) -> None:
-        """It was not let in, and is about to be closed."""
+        """The client's log-in was refused; it is about to be closed."""
 
     def on_system_request(self, session: ClientSession, subject: bytes, reply: bytes, payload: bytes) -> bool:
         """The client publishes to $SYS.REQ.…. True: the broker answers, perhaps beside other subscribers."""
 
     def on_closed(self, session: ClientSession) -> None:
-        """It has ended; its subscriptions go with it."""
+        """The session has ended; its subscriptions are removed."""
 
     def finish_soon(self) -> None:
-        """What was said outside of a turn of the reactor goes out."""
+        """Flush soon what was queued outside of a turn of the reactor."""
 
 
 class ClientSession:

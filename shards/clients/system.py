@@ -200,7 +200,7 @@ class System:
     def _is_wanted(self, subject: str) -> bool:
         return census.is_wanted(self._mesh.account(self._account.encode()), subject.encode())
 
-    # ---- who comes and goes
+    # ---- events of clients
 
     def on_connected(self, session: ClientSession) -> None:
         """The client's CONNECT was accepted."""
@@ -309,7 +309,7 @@ class System:
             subject = reply or f"$SYS.SERVER.{self._server.server_id}.STATSZ".encode()
             self._say(account, subject, message.payload)
 
-    # ---- what the router says
+    # ---- messages of the router
 
     def on_event(self, event: SystemEvent) -> None:
         """Publish an event of the router."""

@@ -118,13 +118,13 @@ class LinkSession:
 
 
 class LinkSink(Protocol):
-    """What the links of one shard report, and to whom."""
+    """Gets the reports of one shard's links."""
 
     def on_ready(self) -> None:
         """Called once, when the shard is synchronised with every shard in LinkedShards."""
 
     def on_change(self, links: int) -> None:
-        """So many links are synchronised now."""
+        """The number of synchronised links has changed."""
 
     def on_gone(self, link: SiblingLink) -> None:
         """A link has ended."""
@@ -139,7 +139,7 @@ class LinkSink(Protocol):
         """No link is missing any more."""
 
     def on_given_up(self, why: str) -> None:
-        """A link could not be made again: this shard gives up."""
+        """A link could not be restored: this shard must end."""
 
 
 class Links:
@@ -291,7 +291,7 @@ class Links:
                 session.link.end(f"no INFO and CONNECT within {HANDSHAKE_S:g} s")
             self._reactor.finish()
 
-    # ---- who is there
+    # ---- siblings
 
     def on_linked_shards(self, shards: list[LinkedShard]) -> None:
         """The router's list of shards whose link sockets listen, this shard included."""

@@ -16,7 +16,7 @@ from gnatswarm.spark.read import OPTIONS, parquet, place, stored_files, with_sou
 from gnatswarm.spark.session import StopSignal, run
 from gnatswarm.spark.write import write_batch
 
-# When the stream is to stop, a batch may take so long to finish; otherwise the next run does it again.
+# A batch may take this long to finish when the stream must stop; if it takes longer, the next run repeats it.
 FINISH_BATCH_S = 60
 
 

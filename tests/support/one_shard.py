@@ -57,7 +57,7 @@ class OneShard:
             options,
             number=0,
             page=self.page,
-            headroom=DescriptorHeadroom(lambda has_room: None),
+            headroom=DescriptorHeadroom(lambda has_headroom: None),
             server_id="N",
             server_name="N",
             host="127.0.0.1",

@@ -15,7 +15,7 @@ from gnatswarm.shards.boundary.control import (
     Drain,
     Drained,
     Fatal,
-    HasRoom,
+    HasHeadroom,
     InStep,
     LameDuck,
     Linked,
@@ -35,7 +35,7 @@ SAMPLES: dict[type[s.Event], s.Event] = {
     Linked: Linked("/links/0.b"),
     Ready: Ready(),
     InStep: InStep(False),
-    HasRoom: HasRoom(False),
+    HasHeadroom: HasHeadroom(False),
     Pong: Pong(1),
     Fatal: Fatal("bad option"),
     Drained: Drained(),
@@ -84,7 +84,7 @@ EXPECTED: dict[Phase, dict[type[s.Event], tuple[Phase, list[str]]]] = {
         Linked: (Phase.LINKED, []),
         Ready: (Phase.KILLED, ["Kill"]),
         InStep: (Phase.KILLED, ["Kill"]),
-        HasRoom: (Phase.KILLED, ["Kill"]),
+        HasHeadroom: (Phase.KILLED, ["Kill"]),
         Pong: (Phase.KILLED, ["Kill"]),
         Fatal: (Phase.KILLED, ["Kill"]),
         Drained: (Phase.KILLED, ["Kill"]),
@@ -96,7 +96,7 @@ EXPECTED: dict[Phase, dict[type[s.Event], tuple[Phase, list[str]]]] = {
         s.KillWanted: (Phase.LINKED, ["Kill"]),
         Linked: (Phase.KILLED, ["Kill"]),
         Ready: (Phase.READY, []),
-        HasRoom: (Phase.KILLED, ["Kill"]),
+        HasHeadroom: (Phase.KILLED, ["Kill"]),
         Pong: (Phase.KILLED, ["Kill"]),
         Fatal: (Phase.KILLED, ["Kill"]),
         Drained: (Phase.KILLED, ["Kill"]),
@@ -157,12 +157,12 @@ def test_who_misses_a_link_gets_no_new_connections() -> None:
 
 
 def test_who_has_no_room_says_so_until_it_has_some_or_is_another_process() -> None:
-    full, actions = step(in_phase(Phase.READY), HasRoom(False), 100.5)
-    assert not full.has_room
+    full, actions = step(in_phase(Phase.READY), HasHeadroom(False), 100.5)
+    assert not full.has_headroom
     assert full.is_accepting  # it serves; where nobody has room, connections may as well wait for it
     assert not actions
-    assert step(full, HasRoom(True), 100.6)[0].has_room
-    assert step(full, s.Exited("signal 9"), 100.6)[0].has_room
+    assert step(full, HasHeadroom(True), 100.6)[0].has_headroom
+    assert step(full, s.Exited("signal 9"), 100.6)[0].has_headroom
 
 
 def test_silence_first_makes_suspect_then_kills() -> None:

@@ -56,7 +56,7 @@ TO_ROUTER: list[ControlMessage] = [
     control.Linked("/x/1.bb.sock"),
     control.Ready(),
     control.InStep(False),
-    control.HasRoom(False),
+    control.HasHeadroom(False),
     control.Pong(3),
     control.Fatal("no \N{GREEK SMALL LETTER ALPHA}ccount"),
     control.Reloaded(),
