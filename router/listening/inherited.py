@@ -16,7 +16,7 @@ from collections.abc import MutableMapping
 import msgspec
 
 from gnatswarm.broker.options import Options
-from gnatswarm.router.listening.listeners import BACKLOG, ListenError, address_text
+from gnatswarm.router.listening.listeners import BACKLOG, ListenError, ListeningSockets, address_text
 
 FIRST_FD = 3  # SD_LISTEN_FDS_START
 # FileDescriptorName= tells the purpose of a socket; without it systemd sends the name of the unit.
@@ -24,33 +24,17 @@ MONITORING = "monitoring"
 MOST_SOCKETS = 66  # a socket for each of 64 shards, one for the pages, and one too many
 
 
-class InheritedListeners:
-    """The same interface as router.listening.listeners.Listeners, for inherited sockets; index k is shard k's."""
+class InheritedListeners(ListeningSockets):
+    """Listeners that a service manager passed in. It keeps copies, with the connections that wait in them."""
 
     def __init__(self, sockets: list[socket.socket]) -> None:
+        super().__init__(*_place(sockets[0]))
         self.sockets = sockets
-        self.host, self.port = _place(sockets[0])
-
-    @property
-    def address(self) -> str:
-        """The address for the log: HOST:PORT."""
-        return address_text(self.host, self.port)
 
     def grow_to(self, count: int) -> None:
-        """Does nothing: no sockets can be added to those passed in."""
+        """Opens nothing, because no sockets can be added to those passed in. OSError if there are fewer."""
         if count > len(self.sockets):
             raise OSError(0, f"the service manager opened {len(self.sockets)} sockets, one for each shard")
-
-    def shrink_to(self, count: int) -> None:
-        """Close the last ones."""
-        while len(self.sockets) > count:
-            self.sockets.pop().close()
-
-    def close(self) -> None:
-        """Close our copies; the service manager keeps its own, with the connections that wait in them."""
-        for sock in self.sockets:
-            sock.close()
-        self.sockets.clear()
 
 
 class Inherited:
