@@ -82,7 +82,7 @@ def started() -> Iterator[list[Activated]]:
 
 
 def shard_of(port: int) -> int:
-    """Dial, and say which shard answered."""
+    """Connect, and return the number of the shard that answered."""
     with socket.create_connection(("127.0.0.1", port), timeout=15) as sock:
         greeting = b""
         while not greeting.endswith(b"\n"):

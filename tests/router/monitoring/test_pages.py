@@ -28,7 +28,7 @@ EMPTY: dict[type[rows.PageStruct], list[rows.PageStruct]] = {
 
 
 class Shards:
-    """Answers what was put down for a shard, or what one says that has nothing."""
+    """Answers with the rows set for a shard, or with those of an idle shard."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, rows.Query]] = []

@@ -28,7 +28,7 @@ def router(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Router]:
 
 
 def directories(router: Router) -> list[Path]:
-    """That of the operators' socket, and that of the links."""
+    """The directory of the operator socket, and the directory of the link sockets."""
     bases = {router.runtime / "gnatswarm", router.links}  # type: ignore[attr-defined]
     return [path for base in sorted(bases) for path in base.glob(f"{router.process.pid}-*")]
 

@@ -24,7 +24,7 @@ def parent_of(pid: int) -> int:
 
 
 def children_of(pid: int) -> dict[int, str]:
-    """By pid, what it is called."""
+    """The name of a process, by its pid."""
     found = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -175,7 +175,7 @@ def test_both_ends_agree_on_their_packets() -> None:
 
 
 def test_a_router_that_ends_with_an_answer_unread_is_gone_and_nothing_worse() -> None:
-    """As it is when a start fails behind the first fork: the kernel then says that the connection was reset."""
+    """As when a start fails after the first fork: the kernel then reports that the connection was reset."""
     routers_end, zygotes_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     zygote = shard_side.Zygote(zygotes_end.detach(), os.getpid())
     shard_side._answer(zygote.sock, 1)

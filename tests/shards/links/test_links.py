@@ -55,7 +55,7 @@ class Clock:
 
 
 class NoReserve:
-    """Keeps nothing back: the limit of a test's process is everybody's."""
+    """Reserves nothing, because the limit belongs to the whole test process."""
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -109,7 +109,7 @@ class Sibling:
 
 
 class Swarm:
-    """Some of them, their clock, and the router's word."""
+    """Several shards, their clock, and the router's messages."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -121,7 +121,7 @@ class Swarm:
         return self.siblings[-1]
 
     def tell(self, *siblings: Sibling) -> None:
-        """Every one of them hears that these are linked."""
+        """Tell all of them that these are linked."""
         for sibling in siblings:
             sibling.links.on_linked_shards([one.linked_shard for one in siblings])
         self.run()
