@@ -42,7 +42,7 @@ SECTIONS: tuple[tuple[str, str, type[msgspec.Struct], str], ...] = (
     ("The broker", "", options.Options, ""),
     ("Limits", "limits.", limits.Limits, ""),
     ("Logging", "logging.", options.Logging, ""),
-    ("Shards", "swarm.", options.Swarm, ""),
+    ("Shards", "sharding.", options.Sharding, ""),
     ("Statistics: `stats { … }`", "stats.", options.Stats, ""),
     ("Encryption: `tls { … }`", "tls.", options.Tls, "The same keys are in `websocket { tls { … } }`."),
     ("WebSocket: `websocket { … }`", "websocket.", options.WebSocket, ""),
@@ -130,7 +130,7 @@ NO_KEY = {
         for what in ("cert", "key", "ca")
     },
 }
-SECTION_FIELDS = frozenset({"limits", "logging", "swarm", "stats", "tls", "websocket"})
+SECTION_FIELDS = frozenset({"limits", "logging", "sharding", "stats", "tls", "websocket"})
 OURS = frozenset({"http_user", "http_password", "log_format", "shards", "accept", "link_dir", "prefer_local"})
 
 # Each reader accepts at least one of these values; which fields it sets does not depend on the value.

@@ -11,7 +11,7 @@ import sys
 
 from gnatswarm.router.config.flags import BadCommandLine, CommandLine, nearest, parse
 
-# Named as type checkers want it, without the import.
+# Type checkers know this name; importing `typing` would take time.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gnatswarm.broker.options import Options

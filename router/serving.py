@@ -17,7 +17,7 @@ from gnatswarm.router.companions import Companions
 from gnatswarm.router.greeting import greet
 from gnatswarm.router.listening.listeners import ListenError
 from gnatswarm.router.supervision import descriptors
-from gnatswarm.router.supervision.broker import Broker, CannotStart
+from gnatswarm.router.supervision.broker import CannotStart, SupervisedBroker
 from gnatswarm.router.supervision.notify import Notifier
 from gnatswarm.router.supervision.supervisor import Supervisor
 from gnatswarm.router.supervision.zygote import HANDLED_SIGNALS
@@ -52,7 +52,7 @@ def serve(
         return 1
     descriptors.raise_limit()
     try:
-        broker = Broker(options, program=program, command=command, inherited=inherited)
+        broker = SupervisedBroker(options, program=program, command=command, inherited=inherited)
     except CannotStart as error:
         log.critical("%s", error)
         return 1
@@ -75,7 +75,7 @@ def serve(
         if program != "nats-server":
             from gnatswarm.router.commands.first_screen import first_screen, show
 
-            show(first_screen(address, os.getpid(), broker.shard_pids, options.swarm.accept))
+            show(first_screen(address, os.getpid(), broker.shard_pids, options.sharding.accept))
         for notice in options.notices:
             log.warning("%s", notice)
         broker.listener_groups.announce()

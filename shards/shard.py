@@ -14,7 +14,7 @@ import os
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker.access.auth import Authenticator
-from gnatswarm.broker.advisory import Server
+from gnatswarm.broker.advisory import ServerIdentity
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.fanout import Fanout
 from gnatswarm.broker.fence import MeshFence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from gnatswarm.broker.options import Options
-    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.control import ControlMessage
     from gnatswarm.shards.boundary.page import Page
     from gnatswarm.shards.boundary.rows import ConnectionRow
     from gnatswarm.shards.clients.session import ClientSession
@@ -48,9 +48,10 @@ ACCEPT_AGAIN_S = 1.0
 class Shard:
     """Serves clients from listen() or take() on; made and used on the thread of the running loop.
 
-    `host` and `port` are what clients are told; `page` is the shared page, on which it writes its own counters;
-    `headroom` hears how many clients there are. `tell` says things to the router, where there is one; `on_sweep` hears
-    ten times a second how late the clock is, in seconds, `on_slow` of each slow consumer that was closed.
+    `host` and `port` are sent to clients in INFO; `page` is the shared page, on which it writes its own counters;
+    `headroom` is told the number of clients. `tell` sends a message to the router, if there is one. `on_sweep` is
+    called ten times a second with the lateness of the timer in seconds, `on_slow` for each slow consumer that was
+    closed.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Shard:
         server_name: str,
         host: str,
         port: int,
-        tell: Callable[[Message], None] | None = None,
+        tell: Callable[[ControlMessage], None] | None = None,
         on_sweep: Callable[[float], None] | None = None,
         on_slow: Callable[[ConnectionRow], None] | None = None,
     ) -> None:
@@ -75,7 +76,7 @@ class Shard:
         self._server_id = server_id
         self._server_name = server_name
         self._address = host, port
-        self.fanout = Fanout(prefers_local=options.swarm.prefer_local)
+        self.fanout = Fanout(prefers_local=options.sharding.prefer_local)
         self.reactor = Reactor(self.fanout, page, number, options.limits)
         self.reactor.is_tracing = options.logging.trace
         self.mesh = self.reactor.interest = Mesh(self.fanout, number)
@@ -87,7 +88,7 @@ class Shard:
             fanout=self.fanout,
             mesh=self.mesh,
             page=page,
-            server=Server(server_id, server_name, options),
+            server=ServerIdentity(server_id, server_name, options),
             sessions=sessions,
             tell=tell,
         )
@@ -142,7 +143,7 @@ class Shard:
         self.reactor.set_limits(options.limits)
         self._lookout.set_interval(options.limits.ping_interval_s)
         self.reactor.is_tracing = options.logging.trace
-        self.fanout.prefer_local(options.swarm.prefer_local)
+        self.fanout.prefer_local(options.sharding.prefer_local)
         listeners = self.imports_exports.configure(options)
         self.clients.reload(options, self._info_template(options), listeners)
         self.system.configure(options)

@@ -33,7 +33,7 @@ from gnatswarm.shards.statistics.recorder import Recorder
 if TYPE_CHECKING:
     from gnatswarm.broker.link import SiblingLink
     from gnatswarm.broker.options import Options
-    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.control import ControlMessage
     from gnatswarm.shards.boundary.rows import ConnectionRow
 
 logger = logging.getLogger("gnatswarm.shard")
@@ -80,12 +80,12 @@ class Worker:
 
     # ---- control channel
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, message: ControlMessage) -> None:
         match message:
             case control.Boot():
                 self._start(message)
-            case control.Peers(peers):
-                self._links.on_peers(peers)
+            case control.LinkedShards(shards):
+                self._links.on_linked_shards(shards)
             case control.ListenAnew():
                 self._links.listen_anew()
             case control.Ping(seq):
@@ -146,7 +146,7 @@ class Worker:
             options,
             number=boot.shard,
             page=self._page,
-            headroom=DescriptorHeadroom(self._on_room),
+            headroom=DescriptorHeadroom(self._on_headroom),
             server_id=boot.server_id,
             server_name=boot.server_name,
             host=boot.host,
@@ -205,7 +205,7 @@ class Worker:
             mesh=self._shard.mesh,
         )
 
-    # ---- what the shard and its links say
+    # ---- events of the shard and its links
 
     def _on_sweep(self, late_s: float) -> None:
         if self._recorder is not None:
@@ -219,12 +219,12 @@ class Worker:
         if self._recorder is not None:
             self._recorder.on_link_gone(link)
 
-    def _on_room(self, has_room: bool) -> None:
-        if has_room:
+    def _on_headroom(self, has_headroom: bool) -> None:
+        if has_headroom:
             logger.info("there are descriptors for new clients again")
         else:
             logger.warning("descriptors run out; new clients go to other shards while those have some")
-        self._channel.send(control.HasRoom(has_room))
+        self._channel.send(control.HasHeadroom(has_headroom))
 
     def _on_ready(self) -> None:
         """Synchronised with every sibling: accept clients only now, or their messages would miss remote subscribers."""

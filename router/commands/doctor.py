@@ -223,7 +223,7 @@ def _port(check: str, host: str, port: int) -> Finding:
 
 def _runtime_directory(options: Options) -> Finding:
     """The directory for the sockets between a broker's processes; tested by making one as a broker does."""
-    base = options.swarm.link_dir or linkdir.default_base()
+    base = options.sharding.link_dir or linkdir.default_base()
     try:
         linkdir.LinkDirectory(base, linkdir.Owner(os.getpid(), 0)).remove()
     except linkdir.LinkDirectoryError as error:

@@ -14,8 +14,8 @@ import time
 import msgspec
 
 from gnatswarm.router.supervision.operator_socket import (
+    OperatorRequest,
     Reply,
-    Request,
     ScaleRequest,
     Status,
     StatusRequest,
@@ -117,7 +117,7 @@ def find(pid: int | None, port: int | None) -> str:
     raise NotFound(f"several brokers are running, say which by --pid or --port: {known}")
 
 
-def _ask(request: Request, pid: int | None, port: int | None, shown: object) -> int:
+def _ask(request: OperatorRequest, pid: int | None, port: int | None, shown: object) -> int:
     try:
         reply = ask(request, pid, port)
     except NotFound as error:
@@ -133,7 +133,7 @@ def _ask(request: Request, pid: int | None, port: int | None, shown: object) -> 
     return 0
 
 
-def ask(request: Request, pid: int | None, port: int | None) -> Reply:
+def ask(request: OperatorRequest, pid: int | None, port: int | None) -> Reply:
     """The reply of that broker; waits a moment for its socket. NotFound, OSError, msgspec.DecodeError."""
     give_up_at = time.monotonic() + SOCKET_DEADLINE_S
     while True:
@@ -145,7 +145,7 @@ def ask(request: Request, pid: int | None, port: int | None) -> Reply:
         time.sleep(SOCKET_POLL_S)
 
 
-def exchange(path: str, request: Request, deadline_s: float = REPLY_DEADLINE_S) -> Reply:
+def exchange(path: str, request: OperatorRequest, deadline_s: float = REPLY_DEADLINE_S) -> Reply:
     """What the broker with this operator socket answers. OSError, msgspec.DecodeError when it does not."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(deadline_s)

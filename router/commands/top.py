@@ -69,7 +69,7 @@ class Look(NamedTuple):
     subjects: dict[str, Any] | None
 
 
-class Pages:
+class PagesClient:
     """The monitoring pages at a URL, which may carry a user and a password."""
 
     def __init__(self, url: str) -> None:
@@ -346,7 +346,7 @@ def run(url: str, *, sort: str = "cid", interval_s: float = 1.0, looks: int = 0)
     """Show the screen until q or ^C, or `looks` times (0: no limit); returns the exit code."""
     console = Console() if sys.stdout.isatty() else Console(width=WIDE)
     try:
-        pages = Pages(url)
+        pages = PagesClient(url)
         before: Look | None = None
         shows_subjects = False
         is_screen = console.is_terminal

@@ -1,7 +1,7 @@
 """Facts: what the router knows about its broker at one moment without asking a shard; the input of most pages.
 
-Read from the shared page, the shards' states and /proc; costs a few system calls per shard and nothing at all in
-nothing in the shards. CPU rates need two readings; `Meter` keeps the earlier one.
+Read from the shared page, the shards' states and /proc; costs a few system calls per shard in the router, and nothing
+in the shards. CPU rates need two readings; `Meter` keeps the earlier one.
 """
 
 from __future__ import annotations

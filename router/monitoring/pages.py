@@ -39,7 +39,7 @@ MOST_QUEUE_MEMBERS = 10_000
 MOST_SLOW = 256
 ROWS_IN_ONE_STEP = 32
 
-_Part = TypeVar("_Part", bound=rows.Row)
+_Part = TypeVar("_Part", bound=rows.PageStruct)
 _Value = TypeVar("_Value")
 
 

@@ -21,7 +21,7 @@ from gnatswarm.shards.boundary.control import Reload
 
 if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
-    from gnatswarm.router.supervision.broker import Broker
+    from gnatswarm.router.supervision.broker import SupervisedBroker
     from gnatswarm.router.supervision.broker_commands import BrokerCommands
     from gnatswarm.router.supervision.notify import Notifier
     from gnatswarm.router.supervision.reload_echo import ReloadEcho
@@ -31,7 +31,7 @@ log = logging.getLogger("gnatswarm.router")
 
 @dataclass(frozen=True)
 class ReloadOutcome:
-    """What came of a reload: every reason why nothing has changed, or else the answer for an operator."""
+    """The result of a reload: every reason why nothing was changed, or else the answer for an operator."""
 
     refused: tuple[str, ...] = ()
     answer: ReloadAnswer = field(default_factory=ReloadAnswer)
@@ -42,7 +42,7 @@ class Reloader:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: SupervisedBroker,
         commands: BrokerCommands,
         notifier: Notifier,
         echo: ReloadEcho,
@@ -63,7 +63,7 @@ class Reloader:
         return self._echo.is_complete
 
     def reload(self) -> ReloadOutcome:
-        """Reload; each problem is a line in the log, too. Shards confirm the new options later (`is_done`)."""
+        """Reload; each problem is also logged. Shards confirm the new options later (`is_done`)."""
         self._notifier.reloading()
         outcome = self._reload()
         if outcome.refused:
@@ -107,8 +107,8 @@ class Reloader:
         self._on_reloaded()
         self._echo.expect({shard.number for shard in self._broker.shards if shard.process is not None})
         self._broker.tell_all(Reload(options))
-        if options.swarm.shards and options.swarm.shards != old.swarm.shards:
-            problem = self._commands.scale(options.swarm.shards)
+        if options.sharding.shards and options.sharding.shards != old.sharding.shards:
+            problem = self._commands.scale(options.sharding.shards)
             if problem:
                 log.warning("Reload: %s", problem)
                 problems.append(problem)

@@ -1,4 +1,4 @@
-"""What a running router does on a signal: each is one command.
+"""Handles signals to a running router: each is one command.
 
 Handlers only run in the event loop; before and after, the signals are blocked, so that none ends the router halfway.
 The sender is `router.commands.signals`.
@@ -22,7 +22,7 @@ log = logging.getLogger("gnatswarm.router")
 
 
 class SignalHandlers:
-    """Those of one broker; `reload` reads its configuration anew."""
+    """The signal handlers of one broker; `reload` reads its configuration again."""
 
     def __init__(
         self, view: BrokerView, channels: ShardChannels, commands: BrokerCommands, reload: Callable[[], object]
@@ -34,7 +34,7 @@ class SignalHandlers:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Within, signals are heard; needs a running loop."""
+        """A context in which signals are handled; needs a running loop."""
         loop = asyncio.get_running_loop()
         for number in HANDLED_SIGNALS:
             loop.add_signal_handler(number, self.on_signal, number)
@@ -48,7 +48,7 @@ class SignalHandlers:
                 loop.remove_signal_handler(number)
 
     def on_signal(self, number: int) -> None:
-        """This one came."""
+        """Handle this signal."""
         name = signal.Signals(number).name
         log.debug("Trapped %s", name)
         if number == signal.SIGTERM:

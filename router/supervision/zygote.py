@@ -48,7 +48,7 @@ def child_environment() -> dict[str, str]:
     return environment
 
 
-class Zygote:
+class ZygoteClient:
     """One zygote process; OSError when it cannot be started."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Zygote:
             self._is_reaped = True
 
 
-_prepared: Zygote | None = None
+_prepared: ZygoteClient | None = None
 
 
 def prepare() -> None:
@@ -111,12 +111,12 @@ def prepare() -> None:
     global _prepared
     if _prepared is None:
         try:
-            _prepared = Zygote()
+            _prepared = ZygoteClient()
         except OSError:
             return
 
 
-def take_prepared() -> Zygote | None:
+def take_prepared() -> ZygoteClient | None:
     """The prepared zygote, now owned by the caller; None: there is none."""
     global _prepared
     zygote, _prepared = _prepared, None

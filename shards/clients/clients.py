@@ -63,7 +63,7 @@ def _blamed(row: ConnectionRow, user: str) -> str:
 class Clients:
     """All clients of one shard, by id in `sessions`, which is empty at first and shared with `system`.
 
-    `system` is told who comes and goes, `on_slow` of each slow consumer that was closed.
+    `system` is told of log-ins and disconnects, `on_slow` of each slow consumer that was closed.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Clients:
         self._system.on_connected(session)
 
     def on_refused(self, session: ClientSession) -> None:
-        """It was not let in, and is about to be closed."""
+        """The client's log-in was refused; it is about to be closed."""
         self._system.on_refused(session)
 
     def on_system_request(self, session: ClientSession, subject: bytes, reply: bytes, payload: bytes) -> bool:
@@ -218,7 +218,7 @@ class Clients:
         return self._system.on_request(session, subject, reply, payload)
 
     def on_closed(self, session: ClientSession) -> None:
-        """A session has ended; its subscriptions go with it."""
+        """A session has ended; its subscriptions are removed."""
         del self.open[session.connection.cid]
         self._page.remove_connection(self._shard)
         self.census.leave(session)

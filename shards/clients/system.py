@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gnatswarm.broker import advisory, census
-from gnatswarm.broker.advisory import Person, Server
+from gnatswarm.broker.advisory import Person, ServerIdentity
 from gnatswarm.broker.connection import ClientConnection, Fence
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.options import GLOBAL_ACCOUNT
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gnatswarm.broker.limits import Limits
     from gnatswarm.broker.mesh import Mesh
     from gnatswarm.broker.options import Options, User
-    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.control import ControlMessage
     from gnatswarm.shards.boundary.page import Page
     from gnatswarm.shards.clients.session import ClientSession
     from gnatswarm.shards.sockets.reactor import Reactor
@@ -114,9 +114,9 @@ class System:
         fanout: Fanout,
         mesh: Mesh,
         page: Page,
-        server: Server,
+        server: ServerIdentity,
         sessions: dict[int, ClientSession],
-        tell: Callable[[Message], None] | None,
+        tell: Callable[[ControlMessage], None] | None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._tell = tell
@@ -200,7 +200,7 @@ class System:
     def _is_wanted(self, subject: str) -> bool:
         return census.is_wanted(self._mesh.account(self._account.encode()), subject.encode())
 
-    # ---- who comes and goes
+    # ---- events of clients
 
     def on_connected(self, session: ClientSession) -> None:
         """The client's CONNECT was accepted."""
@@ -309,7 +309,7 @@ class System:
             subject = reply or f"$SYS.SERVER.{self._server.server_id}.STATSZ".encode()
             self._say(account, subject, message.payload)
 
-    # ---- what the router says
+    # ---- messages of the router
 
     def on_event(self, event: SystemEvent) -> None:
         """Publish an event of the router."""

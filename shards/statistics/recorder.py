@@ -21,8 +21,15 @@ from gnatswarm.broker.tally import Tally
 from gnatswarm.shards.boundary import records
 from gnatswarm.shards.boundary.pace import Pace
 from gnatswarm.shards.boundary.process_use import process_use
-from gnatswarm.shards.statistics.scribe import FILE_MARK, Block, Scribe
-from gnatswarm.shards.statistics.subject_history import MOST_KEPT, Counted, Counts, Heaviest, SubjectHistory, Window
+from gnatswarm.shards.statistics.scribe import FILE_MARK, Scribe, WindowRows
+from gnatswarm.shards.statistics.subject_history import (
+    MOST_KEPT,
+    Heaviest,
+    SubjectCounts,
+    SubjectHistory,
+    Window,
+    WindowCounts,
+)
 
 if TYPE_CHECKING:
     from gnatswarm.broker.link import SiblingLink
@@ -188,7 +195,7 @@ class Recorder:
         """Close the window and open the next one, in short steps."""
         self.history.ended += 1  # tells readers of the open window that it has changed
         lines: list[bytes] = []
-        total = Counts()
+        total = WindowCounts()
         subjects = 0
         widths: tuple[list[int], list[int]] = ([], [])
         tallies: list[tuple[str, Tally]] = []
@@ -207,13 +214,13 @@ class Recorder:
         yield
         heaviest, other_msgs = Heaviest(MOST_KEPT), 0
         for account, tally in tallies:
-            counted, other = map(Counts._make, tally.settle())
-            total = Counts(*(a + b for a, b in zip(total, counted, strict=True)))
+            counted, other = map(WindowCounts._make, tally.settle())
+            total = WindowCounts(*(a + b for a, b in zip(total, counted, strict=True)))
             yield
             at = 0
             while True:
                 read, at = tally.read(at, TALLY_SLOTS)
-                rows = list(map(Counted._make, read))
+                rows = list(map(SubjectCounts._make, read))
                 subjects += len(rows)
                 heaviest.add(account, rows)
                 lines += [self._subject_line(window, account, row) for row in rows]
@@ -222,7 +229,7 @@ class Recorder:
                     break
             other_msgs += other.msgs
             if other.msgs or other.link_in_msgs:
-                lines.append(self._subject_line(window, account, Counted(records.OTHER, 0, *other)))
+                lines.append(self._subject_line(window, account, SubjectCounts(records.OTHER, 0, *other)))
         length_us = self._bounds(window)[1]
         # The true start, not the nominal one: the first window began with the shard.
         start_us = time.time_ns() // 1000 - self.open_us - length_us
@@ -268,7 +275,7 @@ class Recorder:
         start_us, length_us = self._bounds(window)
         page, shard, until_us = self._page, self._shard, time.time_ns() // 1000
         self._scribe.put(
-            Block(start_us, start_us + length_us, lines, lambda: page.note_recorded(shard, until_us, booked))
+            WindowRows(start_us, start_us + length_us, lines, lambda: page.note_recorded(shard, until_us, booked))
         )
 
     @staticmethod
@@ -279,7 +286,7 @@ class Recorder:
 
     # ---- rows
 
-    def _subject_line(self, window: dict[str, object], account: str, row: Counted) -> bytes:
+    def _subject_line(self, window: dict[str, object], account: str, row: SubjectCounts) -> bytes:
         return _encoder.encode(
             records.SubjectRecord(
                 **window,  # type: ignore[arg-type]
@@ -315,7 +322,7 @@ class Recorder:
         )
 
     def _other_lines(
-        self, window: dict[str, object], total: Counts, subjects: int, widths: tuple[list[int], list[int]]
+        self, window: dict[str, object], total: WindowCounts, subjects: int, widths: tuple[list[int], list[int]]
     ) -> list[bytes]:
         """The rows of links, of slow consumers and of the shard."""
         found: list[records.Record] = []

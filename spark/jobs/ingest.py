@@ -13,10 +13,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from gnatswarm.spark import schema
 from gnatswarm.spark.jobs.progress import Progress
 from gnatswarm.spark.read import OPTIONS, parquet, place, stored_files, with_source
-from gnatswarm.spark.session import Stop, run
+from gnatswarm.spark.session import StopSignal, run
 from gnatswarm.spark.write import write_batch
 
-# When the stream is to stop, a batch may take so long to finish; otherwise the next run does it again.
+# A batch may take this long to finish when the stream must stop; if it takes longer, the next run repeats it.
 FINISH_BATCH_S = 60
 
 
@@ -104,7 +104,7 @@ def main(arguments: list[str]) -> int:
             total[kind] = total.get(kind, 0) + n
         progress.say(f"batch {batch}: " + ", ".join(f"{n:,} {kind}" for kind, n in counts.items()))
 
-    stop = Stop()
+    stop = StopSignal()
     stop.listen()
 
     def work(session: SparkSession) -> int:
@@ -144,7 +144,7 @@ def unread(session: SparkSession, stats_dir: str, out: str, began: float) -> lis
     return sorted(old - {Path(place(source)) for source in known})
 
 
-def wait(query: StreamingQuery, stop: Stop, progress: Progress) -> None:
+def wait(query: StreamingQuery, stop: StopSignal, progress: Progress) -> None:
     """Wait until the stream has ended; on a signal stop it, after its current batch if that is soon."""
     while not stop.is_asked and not query.awaitTermination(1):
         pass

@@ -19,7 +19,7 @@ sizes = st.integers(1, 300) | st.sampled_from(edges)
 
 
 def pattern(size: int, start: int) -> bytes:
-    """Bytes that show where they stood."""
+    """Bytes that show their position."""
     return (
         bytes((start + i) % 251 for i in range(size))
         if size < 500

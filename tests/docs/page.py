@@ -105,7 +105,7 @@ def starts_broker(command: str) -> bool:
 
 
 class Mismatch(AssertionError):
-    """What came is not what the page says."""
+    """The output differs from what the page says."""
 
 
 class Reader:
@@ -144,7 +144,7 @@ class Reader:
         self._directory.cleanup()
 
     def read(self, block: Block) -> None:
-        """Do what it says. Mismatch when something else happens."""
+        """Execute the page's blocks. Mismatch if something else happens than it says."""
         if block.kind == "console":
             for step in steps(block):
                 self._do(block, step)

@@ -38,13 +38,13 @@ class FakeShard:
                 linkdir.remove(self.boot.link_dir)
             self.done.set_result(9)
 
-    def on_message(self, message: control.Message) -> None:
+    def on_message(self, message: control.ControlMessage) -> None:
         if isinstance(message, control.Boot):
             self.on_boot(message)
-        elif isinstance(message, control.Peers):
+        elif isinstance(message, control.LinkedShards):
             assert self.page is not None
             assert self.boot is not None
-            self.page.store(self.boot.shard, "links", len(message.peers) - 1)
+            self.page.store(self.boot.shard, "links", len(message.shards) - 1)
             if not self.is_ready and not os.environ.get("FAKE_SHARD_MUTE"):
                 self.is_ready = True
                 self.accept()

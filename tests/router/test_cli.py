@@ -217,7 +217,7 @@ def test_an_include_of_a_fifo_ends_the_test_of_a_file_with_an_error(tmp_path: pa
 
 @pytest.mark.parametrize("given", ["-c <(echo 'port: {port}')", "-c /dev/stdin < <(echo 'port: {port}')"])
 def test_a_configuration_comes_through_a_pipe(given: str) -> None:
-    """As shells substitute a process; what is wrong in it is said, so it was read."""
+    """As with process substitution in a shell; an error in the text is reported, so it was read."""
     program = f"exec {shlex.quote(sys.executable)} -m gnatswarm -t "
     for port, code in (("4222", 0), ("none", 1)):
         words = ["bash", "-c", program + given.format(port=port)]
@@ -227,7 +227,7 @@ def test_a_configuration_comes_through_a_pipe(given: str) -> None:
 
 @pytest.mark.kinds("gnatswarm-1")
 def test_a_reload_does_not_read_a_pipe_again_as_an_empty_configuration(start_broker: Callable[..., Broker]) -> None:
-    """Its token would be gone, and the broker open to everybody."""
+    """Otherwise the token would be gone, and the broker open to everybody."""
     reading, writing = os.pipe()
     try:
         os.write(writing, b"authorization { token: secret }\n")

@@ -28,7 +28,7 @@ def broker(name: str, first_s: int, last_s: int) -> dict[str, Any]:
 
 
 def answers(**given: Any) -> Answers:
-    """Those of a broker with which all is well: two even shards, each busy half of its core."""
+    """The results of a healthy broker: two evenly loaded shards, each using half of its core."""
     found: Answers = {
         "totals": [{"in_msgs": 20_000, "out_msgs": 20_000, "unwanted_msgs": 0}],
         "brokers": [broker("AAAA", 0, 600)],

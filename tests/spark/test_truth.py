@@ -34,7 +34,7 @@ DAY_S = 86400.0
 
 
 def assert_totals(found: dict[str, list[dict[str, Any]]], truth: Truth) -> None:
-    """What is exact whatever windows a workload's messages are in."""
+    """The results that do not depend on the windows in which messages were counted."""
     (totals,) = found["totals"]
     assert totals["in_msgs"] == truth.msgs.total() and totals["in_bytes"] == truth.bytes.total()
     assert totals["out_msgs"] == truth.deliveries.total() and totals["out_bytes"] == truth.out_bytes

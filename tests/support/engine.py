@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gnatswarm.broker.access.connect import ConnectOptions, overlay, require_object, require_sense
+from gnatswarm.broker.access.connect import ClientOptions, overlay, require_object, require_sense
 from gnatswarm.broker.connection import ClientConnection
 from gnatswarm.broker.errors import AuthorizationViolation, CloseReason, ProtocolError
 from gnatswarm.broker.limits import Limits
@@ -81,7 +81,7 @@ class Session:
 
     connection: ClientConnection
     token: str
-    options: ConnectOptions = field(default_factory=ConnectOptions)
+    options: ClientOptions = field(default_factory=ClientOptions)
     errors: list[ProtocolError] = field(default_factory=list)
 
     def on_connect(self, raw: bytes) -> None:

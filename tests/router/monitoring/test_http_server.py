@@ -12,9 +12,9 @@ import pytest_asyncio
 from gnatswarm.router.monitoring.http_server import (
     MOST_BODY_BYTES,
     MOST_HEAD_BYTES,
+    HttpRequest,
+    HttpResponse,
     HttpServer,
-    Request,
-    Response,
     text_response,
 )
 
@@ -25,11 +25,11 @@ class Site:
     """A server with one page that says what it was asked, and one that fails."""
 
     def __init__(self) -> None:
-        self.asked: list[Request] = []
+        self.asked: list[HttpRequest] = []
         self.server = HttpServer(self.respond, lambda path: path == "/healthz")
         self.sock = socket.create_server(("127.0.0.1", 0))
 
-    async def respond(self, request: Request) -> Response:
+    async def respond(self, request: HttpRequest) -> HttpResponse:
         self.asked.append(request)
         if request.path == "/broken":
             raise RuntimeError("of the test")

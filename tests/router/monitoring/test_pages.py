@@ -15,7 +15,7 @@ from gnatswarm.router.monitoring.pages import MOST_BUILT, MOST_WAITING, Busy, Pa
 from gnatswarm.shards.boundary import rows
 from tests.router.monitoring.broker_facts import START_US, facts, shard
 
-EMPTY: dict[type[rows.Row], list[rows.Row]] = {
+EMPTY: dict[type[rows.PageStruct], list[rows.PageStruct]] = {
     rows.ConnectionsQuery: [rows.ConnectionsPart(0, [])],
     rows.SubscriptionsQuery: [rows.SubscriptionsPart(0, [])],
     rows.SublistQuery: [rows.SublistPart(0, 0, 0, 0, 0, 0, 0, 0)],
@@ -28,11 +28,11 @@ EMPTY: dict[type[rows.Row], list[rows.Row]] = {
 
 
 class Shards:
-    """Answers what was put down for a shard, or what one says that has nothing."""
+    """Answers with the rows set for a shard, or with those of an idle shard."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, rows.Query]] = []
-        self.answers: dict[tuple[int, type[rows.Row]], Callable[[Any], list[Any]]] = {}
+        self.answers: dict[tuple[int, type[rows.PageStruct]], Callable[[Any], list[Any]]] = {}
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest_asyncio
 
 from gnatswarm.broker.options import Account, Options, User
-from gnatswarm.shards.boundary.control import AccountChanged, Message, SystemEvent, SystemReply, SystemRequest
+from gnatswarm.shards.boundary.control import AccountChanged, ControlMessage, SystemEvent, SystemReply, SystemRequest
 from gnatswarm.shards.clients.system import MOST_ASKED_BY_OTHERS, MOST_BODY_BYTES
 from tests.support.one_shard import Client, OneShard
 
@@ -24,7 +24,7 @@ class Told:
     """A shard, and what it tells the router."""
 
     def __init__(self, *, has_router: bool = True) -> None:
-        self.said: list[Message] = []
+        self.said: list[ControlMessage] = []
         self.one = OneShard(OPTIONS, tell=self.said.append if has_router else None)
         self.system = self.one.shard.system
 

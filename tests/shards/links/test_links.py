@@ -17,7 +17,7 @@ from gnatswarm.broker.fence import MeshFence
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.link import SiblingLink
 from gnatswarm.broker.mesh import Mesh
-from gnatswarm.shards.boundary.control import Peer
+from gnatswarm.shards.boundary.control import LinkedShard
 from gnatswarm.shards.links import links as module
 from gnatswarm.shards.links.links import HANDSHAKE_S, LINK_VERSION, LOOK_S, LOOKS_OF_THE_DIALLED, Hello, Links
 from gnatswarm.shards.sockets.reactor import Reactor
@@ -55,7 +55,7 @@ class Clock:
 
 
 class NoReserve:
-    """Keeps nothing back: the limit of a test's process is everybody's."""
+    """Reserves nothing, because the limit belongs to the whole test process."""
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -70,14 +70,14 @@ class Sibling:
         fanout = Fanout()
         self.reactor = Reactor(fanout, None, number, Limits())
         mesh = self.reactor.interest = Mesh(fanout, number)
-        self.peer = Peer(number, f"{boot}{number}", str(directory / f"{number}.{boot}"))
+        self.linked_shard = LinkedShard(number, f"{boot}{number}", str(directory / f"{number}.{boot}"))
         self.links = Links(
             loop=clock,  # type: ignore[arg-type]
             reactor=self.reactor,
             mesh=mesh,
             fence=MeshFence(mesh),
-            hello=Hello("N", number, self.peer.boot_id, LINK_VERSION),
-            path=self.peer.path,
+            hello=Hello("N", number, self.linked_shard.boot_id, LINK_VERSION),
+            path=self.linked_shard.path,
             reserve=NoReserve(),  # type: ignore[arg-type]
             sink=self,
         )
@@ -109,7 +109,7 @@ class Sibling:
 
 
 class Swarm:
-    """Some of them, their clock, and the router's word."""
+    """Several shards, their clock, and the router's messages."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -120,10 +120,10 @@ class Swarm:
         self.siblings.append(Sibling(number, self.clock, self.directory))
         return self.siblings[-1]
 
-    def tell(self, *peers: Sibling) -> None:
-        """Every one of them hears that these are linked."""
-        for sibling in peers:
-            sibling.links.on_peers([one.peer for one in peers])
+    def tell(self, *siblings: Sibling) -> None:
+        """Tell all of them that these are linked."""
+        for sibling in siblings:
+            sibling.links.on_linked_shards([one.linked_shard for one in siblings])
         self.run()
 
     def run(self) -> None:
@@ -165,7 +165,7 @@ class Stranger:
     def __init__(self, swarm: Swarm, to: Sibling, **words: object) -> None:
         self.swarm = swarm
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(to.peer.path)
+        self.sock.connect(to.linked_shard.path)
         self.sock.setblocking(False)
         if words:
             text = json.dumps({"server_id": "N", "shard": 1, "boot_id": "b1", "link_version": LINK_VERSION} | words)
@@ -247,7 +247,7 @@ def test_who_says_nothing_is_turned_away_after_a_while(swarm: Swarm) -> None:
 def test_a_sibling_that_is_faster_than_the_routers_word_of_it_waits_for_that(swarm: Swarm) -> None:
     low, high = swarm.start(0), swarm.start(1)
     swarm.tell(low)
-    high.links.on_peers([low.peer, high.peer])
+    high.links.on_linked_shards([low.linked_shard, high.linked_shard])
     swarm.run()
     assert low.linked == []
     swarm.tell(low, high)
@@ -275,8 +275,8 @@ def test_a_link_that_breaks_leaves_a_hole_and_is_made_again(swarm: Swarm) -> Non
 
 def test_who_is_dialled_gives_up_when_nobody_dials_again(swarm: Swarm) -> None:
     one = swarm.start(0)
-    other = Peer(1, "b1", str(swarm.directory / "nowhere"))
-    one.links.on_peers([one.peer, other])
+    other = LinkedShard(1, "b1", str(swarm.directory / "nowhere"))
+    one.links.on_linked_shards([one.linked_shard, other])
     stranger = Stranger(swarm, one, shard=1, boot_id="b1")
     assert [session.link.shard for session in one.links.sessions] == [1]
     stranger.close()
@@ -301,29 +301,29 @@ def test_a_hole_is_closed_by_the_word_that_the_shard_is_gone(swarm: Swarm) -> No
     high.links.close()
     swarm.cut(high)
     assert low.said == ["ready", "hole"]
-    low.links.on_peers([low.peer])
+    low.links.on_linked_shards([low.linked_shard])
     assert low.said == ["ready", "hole", "whole"]
 
 
 def test_a_link_socket_that_somebody_removed_is_made_again(swarm: Swarm) -> None:
     one = swarm.start(0)
-    Path(one.peer.path).unlink()
+    Path(one.linked_shard.path).unlink()
     one.links.listen_anew()
     stranger = Stranger(swarm, one, server_id="M")
     assert stranger.is_turned_away
     stranger.close()
-    assert Path(one.peer.path).stat().st_mode & 0o777 == 0o600
+    assert Path(one.linked_shard.path).stat().st_mode & 0o777 == 0o600
     one.links.close()
-    assert not Path(one.peer.path).exists()
+    assert not Path(one.linked_shard.path).exists()
     one.links.listen_anew()
-    assert not Path(one.peer.path).exists(), "it has been closed"
+    assert not Path(one.linked_shard.path).exists(), "it has been closed"
 
 
 def test_whoever_is_not_there_yet_is_dialled_again(swarm: Swarm) -> None:
     high = swarm.start(1)
-    nobody = Peer(0, "b0", str(swarm.directory / "0.b"))
-    high.links.on_peers([nobody, high.peer])
+    nobody = LinkedShard(0, "b0", str(swarm.directory / "0.b"))
+    high.links.on_linked_shards([nobody, high.linked_shard])
     low = swarm.start(0)
-    low.links.on_peers([nobody, high.peer])
+    low.links.on_linked_shards([nobody, high.linked_shard])
     swarm.pass_s(module.DIAL_AGAIN_S)
     assert (low.linked, high.linked) == ([1], [0])

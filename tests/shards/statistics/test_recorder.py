@@ -29,7 +29,7 @@ START_US = 1_770_000_003_000_000  # three seconds into a window
 
 
 class Clock:
-    """Time that passes only when it is told to; stands for the modules time and asyncio in the recorder."""
+    """Time that the test moves; replaces the modules time and asyncio in the recorder."""
 
     def __init__(self) -> None:
         self.wall_us = START_US
