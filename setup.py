@@ -67,8 +67,8 @@ else:
     COMPILE_ARGS = ["-O3", "-fno-semantic-interposition", "-g1", *HARDEN]
     LINK_ARGS = HARDEN_LINK
     MACROS = [("CYTHON_WITHOUT_ASSERTIONS", "1")]
-# Code that Cython generates has unused functions and variables, and compares signed with unsigned counters.
-COMPILE_ARGS += ["-Wno-unused-function", "-Wno-unused-variable", "-Wno-sign-compare"]
+# Code that Cython generates has unused functions, variables and results, and compares signed with unsigned counters.
+COMPILE_ARGS += ["-Wno-unused-function", "-Wno-unused-variable", "-Wno-unused-result", "-Wno-sign-compare"]
 if NATIVE:
     COMPILE_ARGS.append("-march=native")
 
