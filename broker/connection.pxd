@@ -46,7 +46,7 @@ cdef class ClientConnection(Peer):
     cdef Fence fence
     cdef Permissions permissions      # None: everything is allowed
     cdef ReplyPermissions answers     # None: it may not answer beyond what it may publish
-    cdef public object session        # Python: who this is. Has on_connect(bytes), on_error(ProtocolError)
+    cdef object session               # Python: who this is (ClientSession of connection.pyi); None: the broker itself
     cdef Table subs                   # by sid
     cdef Shadows shadows              # None: it has none
     cdef uint32_t left_at             # leave(): the next slot of subs

@@ -155,11 +155,12 @@ cdef class ClientConnection(Peer):
         return 0
 
     def __cinit__(self, Fanout fanout not None, Sublist sublist not None, Fence fence not None, uint64_t cid,
-                  limits, *, bint offers_headers=True, bint must_authenticate=False):
+                  limits, session=None, *, bint offers_headers=True, bint must_authenticate=False):
         self.fanout = fanout
         self.sublist = sublist
         self.fence = fence
         self.cid = cid
+        self.session = session
         out_init(&self.out, fanout.box, 0)
         self.out.peer = <void *>self
         self.set_limits(limits)

@@ -82,8 +82,9 @@ class Bench:
         ours, theirs = socket.socketpair()
         self._stack.enter_context(ours)
         theirs.setblocking(False)
-        connection = ClientConnection(self._fanout, self._sublist, self._fence, next(self._cids), Limits())
-        connection.session = Session(connection, token="")
+        session = Session()
+        connection = ClientConnection(self._fanout, self._sublist, self._fence, next(self._cids), Limits(), session)
+        session.connection = connection
         layered = None if gate is None else LayeredSocket(gate)
         self.reactor.open(theirs.detach(), connection, self, layered)
         return ours

@@ -61,8 +61,9 @@ class Bench:
         accepted.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         fd = accepted.detach()
-        connection = ClientConnection(self._fanout, self._sublist, self._fence, next(self._cids), Limits())
-        connection.session = Session(connection, token="")
+        session = Session()
+        connection = ClientConnection(self._fanout, self._sublist, self._fence, next(self._cids), Limits(), session)
+        session.connection = connection
         self.reactor.open(fd, connection, self.owner, is_local=is_on_this_host(client.getpeername()[0]))
         client.sendall(QUIET)
         return client, fd
