@@ -68,7 +68,7 @@ class Bench:
         self._sublist = Sublist(b"$G", InterestSink())
         self._fence = Fence()
         self._cids = iter(range(1, 100))
-        self.reactor = Reactor(self._fanout, None, 0, Limits())
+        self.reactor = Reactor(self._fanout)
         stack.callback(self.reactor.close)
         self.plain = self.connect(None)
         self.plain.sendall(QUIET)
