@@ -164,7 +164,7 @@ cdef inline Earlier counted(const Entry *entry) noexcept:
     return so_far
 
 
-def cached_answers(Sublist sublist not None, size_t start, size_t slots, uint64_t least,
+def cached_entries(Sublist sublist not None, size_t start, size_t slots, uint64_t least,
                    bytes folded not None) -> tuple:
     """([(subject, msgs, bytes, deliveries, plain subscriptions, queue groups, members, is wanted)], the same, next).
 

@@ -23,15 +23,15 @@ cdef class SiblingLink(OriginLink):
     cdef object session                  # Python: on_info(bytes), on_connect(bytes), on_synchronised(), on_broken(str)
     cdef readonly int shard              # the sibling's number; -1: not known yet
     cdef readonly bint is_joined         # INFO and CONNECT are done: it carries interest and messages
-    cdef readonly bint is_synchronised   # the sibling has acknowledged our whole interest, and its own is here
-    cdef bint heard_ping                 # it asked for an acknowledgement of its whole interest
-    cdef bint heard_pong
+    cdef readonly bint is_synchronised   # both ends have each other's whole interest
+    cdef bint heard_ping                 # its first PING, behind its whole interest, has come
+    cdef bint heard_pong                 # it has acknowledged our whole interest
     cdef Sublist sublist                 # of the account named last
     cdef Repeat repeat                   # the last plain RMSG line: see repeat.pxd
     cdef list pings_due                  # for each of its PINGs without a PONG: the orphans that it waits for
     cdef readonly uint64_t in_msgs
     cdef readonly uint64_t in_bytes
-    cdef readonly uint64_t deliveries    # to clients here, of what came over it
+    cdef readonly uint64_t deliveries    # to clients here, of messages that came over it
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef Py_ssize_t message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1

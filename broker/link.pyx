@@ -1,10 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """One sibling's frames, and what they cause.
 
-A message that came over a link goes to local subscriptions only (one hop); the one exception is a queue message
-whose group has no member here any more: Reroutes sends it on to a shard that has one, and where nobody has, gives it
-to a member that has just left. The sibling's PING is not answered before those have arrived. Whatever is no frame of
-ours ends the link; its session says so.
+A message that came over a link goes to local subscriptions only (one hop). The one exception is a queue message
+whose group has no member here any more: broker.reroutes finds another place for it, and the sibling's PING gets no PONG
+before that message has arrived. Bytes that are no valid frame end the link, and its session is told.
 """
 
 from libc.string cimport memcpy
@@ -25,8 +24,8 @@ from gnatswarm.broker.word cimport hash_bytes, likely, unlikely
 
 
 cdef enum:
-    # A publisher held for a slow subscriber elsewhere gets one run through every 100 ms (the reactor's STALL_US). As
-    # long as that finds the subscriber behind, SLOW is said again before the last one has worn off.
+    # A publisher held for a slow subscriber elsewhere may send one run every 100 ms (the reactor's STALL_US). While
+    # such runs find the subscriber behind, SLOW is sent again before the last one ends.
     SLOW_US = 300000
     SLOW_AGAIN_US = 50000
 
@@ -133,7 +132,7 @@ cdef class SiblingLink(OriginLink):
         cdef size_t head
         cdef uint64_t orphans
         cdef Outcome outcome
-        cdef bint is_answer
+        cdef bint is_reply
         cdef int queue
         cdef Fate fate
         if size < total:
@@ -174,13 +173,13 @@ cdef class SiblingLink(OriginLink):
         if entry == NULL:
             self.broken("no memory for a match")
             return size
-        is_answer = unlikely(entry.crosses) and op.kind == ROUTE_MSG and extras_of(entry).is_reply
-        if op.is_plain and whole == NULL and not is_answer and not op.is_across:
+        is_reply = unlikely(entry.crosses) and op.kind == ROUTE_MSG and extras_of(entry).is_reply
+        if op.is_plain and whole == NULL and not is_reply and not op.is_across:
             repeat_remember(&self.repeat, sublist, entry, data, op.line_size, &message)
         self.in_msgs += 1
         self.in_bytes += op.size
         no_outcome(&outcome)
-        if unlikely(is_answer):   # (requests were seen to where they were published)
+        if unlikely(is_reply):   # (requests were handled where they were published)
             self.fanout.gate.leave(sublist, entry, &message, 0, &outcome)
             self.reroutes.ask(self, outcome.touched)
             entry = sublist.find(op.subject.at, op.subject.size,
@@ -195,11 +194,11 @@ cdef class SiblingLink(OriginLink):
             self.tell_slow(sublist, entry)
         if op.kind == ROUTE_MSG:
             op.id = op.visited = 0
-        if unlikely(op.id != 0):   # one queue, and its sender waits to hear
+        if unlikely(op.id != 0):   # one queue, and its sender waits for QACK or QNAK
             fate = FATE_TAKEN
             if orphans:
                 fate = self.reroutes.place(self, sublist, op.subject, op.queues[0], &message, op.id, op.visited)
-                outcome.deliveries += fate == FATE_TAKEN   # (by somebody here)
+                outcome.deliveries += fate == FATE_TAKEN   # (to a member here)
             if fate != FATE_PENDING:
                 self.acknowledge(op.id, fate == FATE_TAKEN)
         else:
@@ -207,7 +206,7 @@ cdef class SiblingLink(OriginLink):
             while unlikely(orphans != 0):
                 if orphans & 1:
                     fate = self.reroutes.place(self, sublist, op.subject, op.queues[queue], &message, 0, op.visited)
-                    outcome.deliveries += fate == FATE_TAKEN   # (by somebody here)
+                    outcome.deliveries += fate == FATE_TAKEN   # (to a member here)
                     if fate == FATE_NOBODY:
                         self.reroutes.n_lost += 1
                 orphans >>= 1
@@ -216,7 +215,7 @@ cdef class SiblingLink(OriginLink):
         return total
 
     cdef void tell_slow(self, Sublist sublist, Entry *entry) noexcept:
-        """A subscriber here is behind. The link itself never waits, it has others to serve: the sibling lets the
+        """A subscriber here is behind. The link never waits, because it serves others too: the sibling makes the
         publishers of this subject wait."""
         cdef const uint8_t *account = sublist.account
         cdef size_t account_size = len(sublist.account)
@@ -236,7 +235,7 @@ cdef class SiblingLink(OriginLink):
             out_mark_dirty(&self.out)
 
     cdef int on_slow(self, RouteOp *op) except -1:
-        """A subscriber over there is behind: who publishes to it here waits, until it is not said again."""
+        """A subscriber on the sibling is behind: publishers to this subject wait, until SLOW_US after the last SLOW."""
         cdef Sublist sublist = self.mesh.sublist_of(op.account.at, op.account.size)
         cdef Entry *entry
         if sublist is None:
@@ -253,7 +252,7 @@ cdef class SiblingLink(OriginLink):
         return 0
 
     cdef int on_ping(self) except -1:
-        """Answered when everything that came before it has arrived: at once, but for messages being sent on."""
+        """Reply at once, or when the pending queue messages that came before it have arrived."""
         if self.orphans:
             self.pings_due.append(set(self.orphans))
         else:
@@ -268,7 +267,7 @@ cdef class SiblingLink(OriginLink):
         return 0
 
     cdef int on_settled(self, uint64_t id) except -1:
-        """A queue message of this sibling that was sent on has arrived, or is lost."""
+        """A pending queue message of this sibling has arrived, or is lost: send each PONG that waited for it."""
         self.orphans.discard(id)
         for ids in self.pings_due:
             ids.discard(id)
@@ -288,16 +287,16 @@ cdef class SiblingLink(OriginLink):
     # ---- for the session and the owner of the socket
 
     def join(self, int shard):
-        """INFO and CONNECT are done: from here on it carries interest and messages."""
+        """INFO and CONNECT are done: the link carries interest and messages from now on."""
         self.shard = shard
         self.is_joined = True
         self.mesh.join(shard, &self.out)
         self.fence.ping(shard)
 
     def leave(self, *, bint is_broken=False):
-        """The socket is gone: what the sibling wanted counts no more. Twice is harmless.
+        """The socket is closed: drop the sibling's interest. A second call does nothing.
 
-        is_broken: it may live, and fences that need it wait for its next link (MeshFence.doubt or gone follows).
+        is_broken: the sibling may live, so fences wait for its next link; MeshFence.doubt() or gone() follows.
         """
         if self.out.close_reason == CLOSE_NONE:
             self.out.close_reason = CLOSE_CLIENT_CLOSED
@@ -322,7 +321,7 @@ cdef class SiblingLink(OriginLink):
         out_append(&self.out, data, len(data))
 
     def end(self, str why not None):
-        """Ends the link; the session hears why."""
+        """Ends the link; the session is told why."""
         self.broken(why)
         out_call(&self.out)
 

@@ -346,7 +346,7 @@ class Snapshots:
         sublists = self._sublists()
         while sublists:
             least = heaviest[0][0] + 1 if len(heaviest) >= query.most else 1
-            step, folded, at = census.cached_answers(sublists[-1], at, STEP_CACHE_SLOTS, least, fold)
+            step, folded, at = census.cached_entries(sublists[-1], at, STEP_CACHE_SLOTS, least, fold)
             for fields in step:
                 row = SubjectRow(*fields)
                 if row.subject in found:  # the cache grew between two steps, and the entry has moved to a later slot

@@ -95,7 +95,8 @@ cdef class Listener(Source):
             host = text.decode("ascii")
             self.reactor.round.has_accepted = True
             self.on_accept(fd, host[7:] if host.startswith("::ffff:") else host, port)
-            # A client that did not wait for INFO, or waited in the backlog, may have sent bytes: one send answers all.
+            # A client that did not wait for INFO, or waited in the backlog, may have sent bytes: then one send has INFO
+            # and all replies.
             newest = self.reactor.newest
             if newest is not None and newest.fd == fd and not newest.is_opening:
                 newest.on_event(EPOLLIN)

@@ -1,10 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """The sockets of one shard: who is ready, one read each, one send per peer with something to say.
 
-It knows bytes and descriptors, no operation of the protocol: Peers are the engine's. Its epoll set is one
-descriptor of the event loop, so that everything rarer (control channel, timers, log-in) is ordinary asyncio.
-Invariants: what a round appended is flushed at its end; a Source stays alive until the round in which it was closed is
-over; nothing here blocks.
+It moves bytes between descriptors and the engine's Peers, and knows no operation of the protocol. Its epoll set is one
+descriptor of the event loop, so everything rarer (control channel, timers, log-in) is ordinary asyncio. Not here:
+deadlines and pings (deadlines), patience with small writes (patience, patient_set), TLS and WebSocket (layered).
+Invariants: what a round appended is flushed at its end; a Source stays alive until the end of the round in which it was
+closed; nothing here blocks.
 """
 
 from libc.errno cimport EAGAIN, EINTR, errno
@@ -52,12 +53,12 @@ cdef extern from "<sys/uio.h>" nogil:
 
 
 cdef enum:
-    BUSY_ROUND_BYTES = 16384        # a round that read so much looks again before it goes back to the event loop,
-    MOST_TURN_US = 2000             # for at most so long
+    BUSY_ROUND_BYTES = 16384        # after a round that read this much, another follows before the event loop,
+    MOST_TURN_US = 2000             # for at most this long
     MOST_UNSETTLED_BYTES = 2097152  # read in one round before what they caused is sent: bounds its latency
-    LINGER_US = 1000000             # a peer that was told why it is closed has so long to read it
-    STALL_US = 100000               # a feeder waits for a slow client at most so long at a time
-    LEAVE_SLICE = 20000             # subscriptions of a gone client taken out per round: some 5 ms
+    LINGER_US = 1000000             # a peer that was sent an error has this long to read it
+    STALL_US = 100000               # a sender waits for a slow receiver at most this long at a time
+    LEAVE_SLICE = 20000             # subscriptions of a closed client removed per round: some 5 ms
 
 
 cdef inline uint64_t monotonic_us() noexcept nogil:
@@ -101,8 +102,8 @@ cdef class Socket(Source):
         return 0
 
     cdef void arm(self, uint32_t events) noexcept:
-        """Asks for these events. None at all takes it out of the set: the kernel reports a hang-up to whoever is in it,
-        asked or not, and a held client whose peer is gone would spin."""
+        """Ask for these events. 0 takes it out of the set: the kernel reports a hang-up to every member, asked or not,
+        and would report a held client whose peer is gone without end."""
         cdef epoll_event event
         if self.fd < 0 or events == self.armed:
             return
@@ -142,7 +143,7 @@ cdef class Socket(Source):
         return 0
 
     cdef int after_operations(self) except -1:
-        """The peer has carried out operations: is it to be closed, or not to be read for now?"""
+        """The peer has carried out operations: have it closed, or stop reading it, where it asks for that."""
         if unlikely(self.peer.is_closing):
             out_call(&self.peer.out)
         elif unlikely(self.peer.holds != 0):
@@ -230,8 +231,8 @@ cdef class Socket(Source):
         return 0
 
     cdef void look_whether_it_takes(self) noexcept:
-        """The kernel says that there is room again only when a third of its buffer is empty, which is a second for a
-        slow reader. What the other side has not acknowledged yet tells sooner whether it reads at all."""
+        """Note whether a blocked peer still reads. The kernel reports room only when a third of its buffer is empty,
+        which takes a slow reader a second; unacknowledged bytes show it sooner."""
         cdef int unacknowledged = 0
         if ioctl(self.fd, SIOCOUTQ, &unacknowledged) == 0:
             if unacknowledged < self.unacknowledged:
@@ -250,7 +251,7 @@ cdef class Socket(Source):
             self.owner.on_bytes_out(joined(parts, n, size))
 
     cdef int end(self) except -1:
-        """The peer is done with: says what it still has to say, closes, and lets its owner know."""
+        """Send the peer's last bytes, unless it cannot take them; close the socket, and tell its owner."""
         cdef OutBuf *out = &self.peer.out
         cdef int reason = out.close_reason
         cdef bint speaks = reason not in (CLOSE_CLIENT_CLOSED, CLOSE_WRITE_ERROR, CLOSE_READ_ERROR,
@@ -284,8 +285,8 @@ cdef class Socket(Source):
     cdef int close(self) except -1:
         if self.fd >= 0:
             self.peer.out.owner = NULL
-            # Closing takes a connection out of the set only if nobody else has it open. The router has for a moment
-            # when it hands one over, and the set would go on reporting a socket that is freed.
+            # Closing takes a connection out of the set only if no other process has it open. The router has, for a
+            # moment, when it hands one over; then the set would go on reporting a socket that is freed.
             self.arm(0)
             close_fd(self.fd)
             self.fd = -1
@@ -293,7 +294,7 @@ cdef class Socket(Source):
         return 0
 
     def kick(self, int reason):
-        """Ends this connection with a CloseReason, without a word of its own."""
+        """End this connection with this CloseReason; no error is sent."""
         self.peer.close(<CloseReason>reason)
         out_call(&self.peer.out)
 
@@ -355,7 +356,7 @@ cdef class Reactor:
         return 0
 
     cdef void forget(self, Source source) noexcept:
-        """Out of the list; alive until the round is over."""
+        """Remove it from the list; it stays alive until the round is over."""
         cdef Source last = self.sources.pop()
         self.gone.append(source)
         if last is not source:
@@ -366,11 +367,10 @@ cdef class Reactor:
     # ---- for the shard, in Python
 
     def open(self, int fd, Peer peer not None, owner not None, Socket socket=None, *, bint is_local=False) -> Socket:
-        """Takes over a connected, non-blocking socket, into a fresh `socket` if that is to be no plain one.
+        """Take over a connected, non-blocking descriptor. `socket`: a new one of a subclass; None: make a plain one.
 
         `is_local`: a client on this host, whose receive buffer may start small (shards.sockets.window).
-
-        `owner.on_closed(reason)` is called once, when it ends.
+        `owner.on_closed(reason)` is called once, when the connection ends.
         """
         if socket is None:
             socket = Socket()
@@ -386,7 +386,7 @@ cdef class Reactor:
         return socket
 
     def turn(self):
-        """Serves who is ready; goes on while there is much to read, for at most two milliseconds."""
+        """Serve the sources that are ready; repeat while there is much to read, for at most two milliseconds."""
         cdef epoll_event events[MOST_EVENTS]
         cdef uint64_t started = 0, now
         cdef size_t settled
@@ -429,7 +429,7 @@ cdef class Reactor:
         return self.box.now_us
 
     def close(self):
-        """Closes every connection at once; what their peers have not read may be lost. It is of no use afterwards."""
+        """Close every connection at once; output that is not sent yet may be lost. Nothing works afterwards."""
         cdef Source source
         for client in self.leaving:
             while not (<ClientConnection>client).leave(LEAVE_SLICE):
@@ -455,8 +455,8 @@ cdef class Reactor:
     # ---- rounds
 
     cdef int finish_round(self) except -1:
-        """Sends what there is to send, closes who is to be closed, lets go on who waited."""
-        if self.counters is not None:   # before anybody can have seen what is counted, and look
+        """Send queued output, close peers that end, resume peers that waited."""
+        if self.counters is not None:   # before a client sees what is counted, and looks there
             publish_counters(self.counters, self.slow_consumers, self.stalls)
         self.settle()
         if self.held:
@@ -470,7 +470,7 @@ cdef class Reactor:
         return 0
 
     cdef int settle(self) except -1:
-        """Sends what was appended, and attends to who was called."""
+        """Send what was appended, and attend to peers that have called for it (out_call)."""
         while self.box.dirty != NULL or self.box.called != NULL:
             self.flush_dirty()
             self.attend()
@@ -506,7 +506,7 @@ cdef class Reactor:
         return 0
 
     cdef int resume_held(self) except -1:
-        """Lets feeders go on whose time is up, or all of them once somebody slow has caught up."""
+        """Resume peers that have waited for STALL_US, or all of them if a slow receiver has caught up."""
         cdef list waiting = self.held
         cdef Socket socket
         cdef bint all_of_them = self.box.relieved

@@ -370,7 +370,7 @@ cdef class Probe:
     # ---- what tests and benches ask
 
     def match_all(self, list subjects not None, int times) -> int:
-        """Finds the answer for each subject, so many times over; how many targets they had."""
+        """Finds the entry of each subject, so many times over; how many targets they had."""
         cdef bytes joined = b"".join([subject + bytes(SLACK) for subject in subjects])
         cdef size_t n = len(subjects), i, at = 0
         cdef size_t *starts = <size_t *>malloc(n * sizeof(size_t))
@@ -404,7 +404,7 @@ cdef class Probe:
 
     @property
     def builds(self) -> int:
-        """Answers that were not in the match cache."""
+        """Entries that were not in the match cache."""
         return self.sublist.n_builds
 
     @property
