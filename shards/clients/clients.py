@@ -155,17 +155,8 @@ class Clients:
             self._refuse(fd, info if gate is None or (kind == "nats" and not gate.is_silent) else b"", host, port, cid)
             return
         anonymous = self.authenticator.anonymous(WEBSOCKET if kind == "websocket" else STANDARD)
-        connection = ClientConnection(
-            self._fanout,
-            self.rights.sublist(GLOBAL_ACCOUNT),
-            self._fence,
-            cid,
-            self._limits,
-            offers_headers=self._options.headers,
-            must_authenticate=anonymous is None,
-        )
-        session = ClientSession(self, connection, host, port, kind=kind, nonce=nonce)
-        connection.session = session
+        session = ClientSession(self, cid, host, port, kind=kind, nonce=nonce, must_authenticate=anonymous is None)
+        connection = session.connection
         if self._is_holding:
             connection.wait()
         refused: ProtocolError | None = None
@@ -184,6 +175,19 @@ class Clients:
             connection.end(refused)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s - Client connection created", session)
+
+    def new_connection(self, session: ClientSession, cid: int, *, must_authenticate: bool) -> ClientConnection:
+        """The engine's side of a new session."""
+        return ClientConnection(
+            self._fanout,
+            self.rights.sublist(GLOBAL_ACCOUNT),
+            self._fence,
+            cid,
+            self._limits,
+            session,
+            offers_headers=self._options.headers,
+            must_authenticate=must_authenticate,
+        )
 
     def _open_gated(self, fd: int, connection: ClientConnection, session: ClientSession, gate: Gate) -> Socket:
         from gnatswarm.shards.sockets.layered import LayeredSocket

@@ -65,6 +65,9 @@ class SessionOwner(Protocol):
     def passwords(self) -> Passwords:
         """Compares passwords with hashes."""
 
+    def new_connection(self, session: ClientSession, cid: int, *, must_authenticate: bool) -> ClientConnection:
+        """The engine's side of a new session."""
+
     def new_tracers(self) -> tuple[Tracer, Tracer]:
         """Two tracers of a client: incoming, outgoing."""
 
@@ -121,10 +124,18 @@ class ClientSession:
     )
 
     def __init__(
-        self, clients: SessionOwner, connection: ClientConnection, host: str, port: int, *, kind: str, nonce: bytes
+        self,
+        clients: SessionOwner,
+        cid: int,
+        host: str,
+        port: int,
+        *,
+        kind: str,
+        nonce: bytes,
+        must_authenticate: bool,
     ) -> None:
         self._clients = clients
-        self.connection = connection
+        self.connection = clients.new_connection(self, cid, must_authenticate=must_authenticate)
         self.host = host
         self.port = port
         self.kind = kind
