@@ -61,10 +61,10 @@ def stored_files(directory: str) -> dict[Path, os.stat_result]:
     return found
 
 
-def read_lines(session: SparkSession, directory: str) -> DataFrame:
-    """Every line of the files in a directory of statistics, with the file it is from in `source`."""
+def read_lines(session: SparkSession, *directories: str) -> DataFrame:
+    """Every line of the files in directories of statistics, with the file it is from in `source`."""
     reader = session.read.schema(schema.ddl()).options(**OPTIONS)
-    return with_source(reader.json(directory))
+    return with_source(reader.json(list(directories)))
 
 
 def with_source(lines: DataFrame) -> DataFrame:

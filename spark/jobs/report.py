@@ -22,10 +22,14 @@ from gnatswarm.spark.page import page
 from gnatswarm.spark.plots import plots
 from gnatswarm.spark.read import Statistics, parquet, read_lines, read_parquet, split, stored_files, unreadable
 from gnatswarm.spark.session import is_here, run
+from gnatswarm.spark.unfinished import copy_unfinished, has_unfinished, is_being_written
+from gnatswarm.spark.write import write_batch
 
 # Of compressed files: some half a million rows. Every result reads all parsed rows, so they have to stay in memory;
 # with ten times as many and a heap of 1 GB, Spark writes them to disk and reads them again for each of twenty results.
 MOST_KEPT_BYTES = 8 << 20
+# Of the temporary tables: after every batch of the stream, so that rows which one of those has do not count twice.
+LAST_BATCH = 1 << 30
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,13 +57,16 @@ def parser() -> argparse.ArgumentParser:
 @contextlib.contextmanager
 def lines_of(session: SparkSession, stats_dir: str, progress: Progress) -> Iterator[Statistics]:
     """Parse the shards' files once: keep the rows in memory if there are few, else in temporary tables."""
-    found = stored_files(stats_dir)
-    stored = sum(status.st_size for status in found.values())
-    # Executors on other machines cannot write to a local directory; they have their own memory and disks.
-    if stored <= MOST_KEPT_BYTES or not is_here(session.sparkContext.master or ""):
-        yield split(read_lines(session, stats_dir))
-        return
-    with tempfile.TemporaryDirectory(prefix="gnatswarm-report-") as tables:
+    with contextlib.ExitStack() as stack:
+        # Executors on other machines cannot read or write a local directory; they have their own memory and disks.
+        here = is_here(session.sparkContext.master or "")
+        left = [_unfinished(stats_dir, stack, progress)] if here else []
+        found = stored_files(stats_dir)
+        stored = sum(status.st_size for status in found.values())
+        if stored <= MOST_KEPT_BYTES or not here:
+            yield split(read_lines(session, stats_dir, *filter(None, left)))
+            return
+        tables = stack.enter_context(tempfile.TemporaryDirectory(prefix="gnatswarm-report-"))
         progress.say(
             f"{len(found):,} files, {stored / 1e6:,.0f} MB: making temporary tables in {tables} first "
             "(`gnatswarm ingest` makes permanent ones, and later reads only new files)"
@@ -69,10 +76,21 @@ def lines_of(session: SparkSession, stats_dir: str, progress: Progress) -> Itera
             progress.say(f"batch {batch}: {sum(counts.values()):,} rows")
 
         ingest.start(session, stats_dir, tables, on_batch=on_batch).awaitTermination()
+        for directory in filter(None, left):
+            write_batch(read_lines(session, directory), LAST_BATCH, tables)
         statistics = read_parquet(session, tables)
         listed = read_lines(session, stats_dir).inputFiles()
         none_of_it = unreadable(session, listed, parquet(session, f"{tables}/files"))
         yield Statistics(statistics.kinds, statistics.aside.unionByName(none_of_it))
+
+
+def _unfinished(stats_dir: str, stack: contextlib.ExitStack, progress: Progress) -> str:
+    """A directory of copies of what is whole in unfinished files, until the stack closes; "" if there are none."""
+    directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="gnatswarm-report-"))
+    copied = copy_unfinished(stats_dir, Path(directory))
+    if copied:
+        progress.say(f"{copied:,} files were not finished, their broker was killed: reading their whole windows")
+    return directory if copied else ""
 
 
 def collect(statistics: Statistics, most: int, progress: Progress | None = None) -> dict[str, list[dict[str, Any]]]:
@@ -90,7 +108,9 @@ def refusal(stats_dir: str, parquet: str, out: str) -> str:
     if stats_dir and "://" not in stats_dir:
         if not Path(stats_dir).is_dir():
             return f"there is no directory {stats_dir}"
-        if not stored_files(stats_dir):
+        if not stored_files(stats_dir) and not has_unfinished(stats_dir):
+            if is_being_written(stats_dir):
+                return f"the first file in {stats_dir} is still being written: after a minute, or when the broker stops"
             return f"there are no statistics in {stats_dir}"
     if parquet and "://" not in parquet and not (Path(parquet) / "files").is_dir():
         return f"{parquet} has no tables of `gnatswarm ingest`"
