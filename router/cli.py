@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
 
 
-COMMANDS = ("help", "version", "status", "health", "scale", "top", "doctor", "bench", "report", "ingest", "compact")
+COMMANDS = (
+    *("help", "version", "status", "health", "scale", "reload", "top", "doctor", "bench"),
+    *("report", "ingest", "compact"),
+)
 
 
 def main(argv: list[str] | None = None, *, program: str = "") -> int:
@@ -59,7 +62,7 @@ def _run(line: CommandLine, program: str) -> int:
         except SignalError as error:
             return _fail(program, str(error))
         return 0
-    if command in ("scale", "status", "health"):
+    if command in ("scale", "status", "health", "reload"):
         return _operate(line, program)
     if command == "top":
         return _top(line)
@@ -91,6 +94,8 @@ def _operate(line: CommandLine, program: str) -> int:
         return operator_commands.scale(asked.shards, pid=pid, port=asked.port)
     if asked.command == "health":
         return operator_commands.health(pid=pid, port=asked.port)
+    if asked.command == "reload":
+        return operator_commands.reload(pid=pid, port=asked.port)
     return operator_commands.status(pid=pid, port=asked.port, as_json=asked.as_json)
 
 

@@ -6,7 +6,7 @@ TEXT = """\
   {program}                            clients on port 4222 of every address, one shard per core
   {program} -c gnats.conf              options from a file (nats-server's own syntax)
   {program} -p -1 -m 8222 -DV          any free port, monitoring pages on 8222, log everything
-  {program} --signal reload            tell the running broker to read its file again
+  {program} reload                     have the running broker read its file again, and wait for the result
 
 Usage: {program} [flags] [command]      one dash or two, `-p 4222` or `-p=4222`; flags win over the file
 
@@ -61,7 +61,8 @@ A running broker:
     {program} scale <n>              add or remove shards while clients talk
     {program} status                 how the shards are; --json for programs
     {program} health                 exit code 0 when all of them serve, 1 and why when not; for health checks
-                                       all three: -p <port> or -P <pid> say which broker, when several run
+    {program} reload                 have it read its file again: what changed, or every error; exit code 1 then
+                                       all four: -p <port> or -P <pid> say which broker, when several run
     {program} doctor [-c <file>]     look at this machine and a configuration, and say what is in the way; --json
     {program} top [<url>]            watch a broker, or a nats-server, by its monitoring pages
                                        (default: http://127.0.0.1:8222; -m <port>: another port)
@@ -93,7 +94,7 @@ Clients get INFO in plain, which says that TLS is required, and then shake hands
 
 In the file, which has more: tls {{ cert_file, key_file, ca_file, verify, verify_and_map, timeout, min_version,
 cipher_suites, curve_preferences, handshake_first }}, and beside it allow_non_tls: true for clients of both kinds.
-Reloading ({program} --signal reload) reads the certificates again; open connections stay as they are.
+Reloading ({program} reload) reads the certificates again; open connections stay as they are.
 
 A certificate to try with, for this machine alone:
     openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -subj /CN=localhost \\

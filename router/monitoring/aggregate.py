@@ -107,6 +107,8 @@ def varz(facts: Facts, requests: dict[str, int]) -> Document:
         "http_req_stats": dict(sorted(requests.items())),
         "config_load_time": time_text(facts.configured_us),
     }
+    if facts.reload_failed_us:
+        document["config_reload_failed_time"] = time_text(facts.reload_failed_us)
     if options.server_tags:
         document["tags"] = list(options.server_tags)
     document |= {"system_account": options.system_account, "gnatswarm": OWN_VERSION, "shards": len(facts.shards)}

@@ -77,6 +77,7 @@ class Facts(msgspec.Struct):
     cores: int
     is_recorded: bool  # the shards have recorders, which count by subject and window
     shards: list[ShardFacts]
+    reload_failed_us: int = 0  # when the last reload failed, even in part; 0: it did not, or there was none
 
     @property
     def accounts(self) -> list[str]:
@@ -164,6 +165,7 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
         cores=cores,
         is_recorded=bool(view.stats_dir),
         shards=shards,
+        reload_failed_us=view.reload_failed_us,
     )
 
 

@@ -63,6 +63,11 @@ def exposition(facts: Facts, subjects: Sequence[Mapping[str, Any]], requests: Ma
     _family(lines, "build_info", "gauge", "Always 1; what this is.", [(build, 1)])
     _family(lines, "healthy", "gauge", "1: every shard serves and none lags.", [({}, int(not health(facts)))])
     _family(lines, "start_time_seconds", "gauge", "When the broker started.", [({}, facts.created_us / 1e6)])
+    for name, text, at_us in (
+        ("config_load_time_seconds", "When the configuration that holds was read.", facts.configured_us),
+        ("config_reload_failed_time_seconds", "When the last reload failed; 0: it did not.", facts.reload_failed_us),
+    ):
+        _family(lines, name, "gauge", text, [({}, at_us / 1e6)])
     _family(lines, "shards", "gauge", "Shards there are meant to be.", [({}, sum(s.is_wanted for s in facts.shards))])
     limit = facts.options.limits.max_connections
     _family(lines, "max_connections", "gauge", "Client connections there may be.", [({}, limit)])
