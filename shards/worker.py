@@ -214,6 +214,8 @@ class Worker:
             reactor=self._shard.reactor,
             links=self._links,
             mesh=self._shard.mesh,
+            fanout=self._shard.fanout,
+            take_denied=self._shard.clients.denials.take,
         )
 
     # ---- events of the shard and its links

@@ -53,6 +53,8 @@ class ShardFacts(msgspec.Struct):
     loop_lag_us: int
     refused_logins: int = 0
     failed_handshakes: int = 0
+    denied_msgs: int = 0  # of in_msgs
+    denied_subscriptions: int = 0
 
 
 class Facts(msgspec.Struct):
@@ -185,4 +187,6 @@ _FROM_PAGE = (
     "loop_lag_us",
     "refused_logins",
     "failed_handshakes",
+    "denied_msgs",
+    "denied_subscriptions",
 )
