@@ -23,6 +23,9 @@ COMMANDS = (
 )
 
 
+HELP = ("-h", "-help", "--h", "--help")
+
+
 def main(argv: list[str] | None = None, *, program: str = "") -> int:
     """Run with these arguments (default: the process's own) under this program name (default: from argv[0])."""
     program = program or _called_as()
@@ -41,11 +44,9 @@ def main(argv: list[str] | None = None, *, program: str = "") -> int:
 
 def _run(line: CommandLine, program: str) -> int:
     command = line.words[0].lower() if line.words else ""
-    if line.asks("h") or command == "help":
-        from gnatswarm.router.config.help import help_text
-
-        print(help_text(program), end="")
-        return 0
+    if line.asks("h") or command == "help" or any(word in HELP for word in line.words[1:]):
+        about = line.words[1].lower() if command == "help" and line.words[1:] else command
+        return _help(about, program)
     if line.asks("help_tls"):
         from gnatswarm.router.config.help import tls_help_text
 
@@ -77,6 +78,19 @@ def _run(line: CommandLine, program: str) -> int:
         hint = nearest(command, COMMANDS) or f" (there are {', '.join(COMMANDS)})"
         raise BadCommandLine(f'unrecognized command: "{line.words[0]}"{hint}')
     return _test(line, program) if line.asks("t") else _serve(line, program)
+
+
+def _help(command: str, program: str) -> int:
+    """Print the help of this command, or of the program."""
+    from gnatswarm.router.config.help import command_help_text, help_text
+
+    if command in ("report", "ingest", "compact"):
+        # Its arguments need no Spark, and so can be shown where that is not installed.
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "gnatswarm.spark.jobs.arguments", command])
+    if command == "bench":
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "gnatswarm.loadtest.bench", "-h"])
+    print(command_help_text(command, program) or help_text(program), end="")
+    return 0
 
 
 def _operate(line: CommandLine, program: str) -> int:

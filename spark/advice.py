@@ -80,7 +80,7 @@ def advise(answers: Mapping[str, Rows]) -> list[Advice]:
         if uneven > UNEVEN_CONNECTIONS:
             shown = ", ".join(str(n) for n in connections)
             found.append(Advice("`accept: handoff` places connections evenly", f"connections per shard: {shown}"))
-    if share > CROSSES and crossed["deliveries"] >= ENOUGH_MSGS and (used >= IDLE or len(shards) == 1):
+    if share > CROSSES and (crossed["deliveries"] or 0) >= ENOUGH_MSGS and (used >= IDLE or len(shards) == 1):
         heaviest = [row for row in answers["crossing"] if not row["is_folded"]][:3]
         names = ", ".join(f"{row['subject']} ({row['crossed']:,} frames)" for row in heaviest)
         found.append(

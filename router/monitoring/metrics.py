@@ -71,7 +71,7 @@ def exposition(
     requests: Mapping[str, int],
     denied: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The whole text. `subjects` are documents of /subjectz, `denied` of /deniedz; `requests` counts requests by path."""
+    """The whole text. `subjects` are documents of /subjectz, `denied` of /deniedz; `requests`: how often by path."""
     lines: list[str] = []
     build = {"version": OWN_VERSION, "compatible_with": SERVER_VERSION, "server_name": facts.server_name}
     _family(lines, "build_info", "gauge", "Always 1; what this is.", [(build, 1)])

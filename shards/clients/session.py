@@ -74,6 +74,9 @@ class SessionOwner(Protocol):
     def note_refused(self) -> None:
         """A log-in failed."""
 
+    def note_denied(self, account: str, user: str, *, is_publish: bool) -> None:
+        """Permissions did not allow a publish, or a subscription."""
+
     def on_connected(self, session: ClientSession) -> None:
         """Its first CONNECT was accepted."""
 

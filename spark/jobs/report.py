@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from gnatswarm.spark.advice import Advice, Rows, advise
 from gnatswarm.spark.answers import answers
 from gnatswarm.spark.jobs import ingest
+from gnatswarm.spark.jobs.arguments import DEFAULT_PORT, default_directory, missing_text, report_parser
 from gnatswarm.spark.jobs.progress import Progress
 from gnatswarm.spark.page import page
 from gnatswarm.spark.plots import plots
@@ -30,28 +31,6 @@ from gnatswarm.spark.write import write_batch
 MOST_KEPT_BYTES = 8 << 20
 # Of the temporary tables: after every batch of the stream, so that rows which one of those has do not count twice.
 LAST_BATCH = 1 << 30
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(prog="gnatswarm report", description=__doc__)
-    source = made.add_mutually_exclusive_group(required=True)
-    source.add_argument("--stats-dir", default="", help="directory of the shards' statistics files")
-    source.add_argument("--from-parquet", default="", metavar="DIR", help="the tables of `gnatswarm ingest`")
-    made.add_argument("--out", default="report.html", help="the page (default: %(default)s)")
-    made.add_argument("--tables", default="", metavar="DIR", help="also write every result as Parquet and CSV")
-    made.add_argument("--png", default="", metavar="DIR", help="also write the plots as PNG files")
-    made.add_argument(
-        "--date", action="append", metavar="YYYY-MM-DD", help="with --from-parquet: only this day; may be repeated"
-    )
-    made.add_argument("--broker", default="", metavar="ID", help="only the broker whose id begins with this")
-    made.add_argument("--top", type=int, default=25, help="rows of the long tables (default: %(default)s)")
-    made.add_argument("--master", default="local[*]", help="local[*], spark://…, yarn, k8s://… (default: %(default)s)")
-    made.add_argument(
-        "--partitions", type=int, default=4, help="partitions of shuffles; use more for many millions of rows"
-    )
-    made.add_argument("--memory", default="1g", help="memory of the driver (default: %(default)s)")
-    return made
 
 
 @contextlib.contextmanager
@@ -107,7 +86,7 @@ def refusal(stats_dir: str, parquet: str, out: str) -> str:
     """Why these directories cannot be used, or ""; addresses (with ://) are not checked."""
     if stats_dir and "://" not in stats_dir:
         if not Path(stats_dir).is_dir():
-            return f"there is no directory {stats_dir}"
+            return missing_text(stats_dir)
         if not stored_files(stats_dir) and not has_unfinished(stats_dir):
             if is_being_written(stats_dir):
                 return f"the first file in {stats_dir} is still being written: after a minute, or when the broker stops"
@@ -120,7 +99,9 @@ def refusal(stats_dir: str, parquet: str, out: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """The program; its exit code."""
-    asked = parser().parse_args(arguments)
+    asked = report_parser().parse_args(arguments)
+    if not asked.from_parquet:
+        asked.stats_dir = asked.stats_dir or default_directory(asked.port or DEFAULT_PORT)
     progress = Progress()
     if why := refusal(asked.stats_dir, asked.from_parquet, asked.out):
         print(f"gnatswarm report: {why}", file=sys.stderr)
