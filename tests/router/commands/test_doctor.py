@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import resource
@@ -159,7 +160,7 @@ def test_no_java_is_a_warning_because_a_broker_does_without(tmp_path: Path) -> N
 
 def test_extras_that_are_missing_are_named_with_what_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"pyspark", "matplotlib"}
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: name if name in there else None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in there else None)
     found = doctor._extras()
     assert found.result == OK  # a broker needs none
     assert "top, for `top`" in found.found and "loadtest, for locust users" in found.found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import getpass
 import json
 import sys
 import threading
@@ -134,7 +135,7 @@ def typing(monkeypatch: pytest.MonkeyPatch, *answers: tuple[str, str], is_there:
 
     stdin = SimpleNamespace(isatty=lambda: is_there, readline=readline)
     monkeypatch.setattr(sys, "stdin", stdin)
-    monkeypatch.setattr(top.getpass, "getpass", lambda: answers[len(asked) - 1][1])
+    monkeypatch.setattr(getpass, "getpass", lambda: answers[len(asked) - 1][1])
     return asked
 
 
