@@ -1,4 +1,4 @@
-"""The Makefile installs for each target what that target needs, and no more; steps that take long show that they go on."""
+"""The Makefile installs for each target what it needs, and no more; steps that take long show that they go on."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ def test_extras_are_those_that_are_named(extras: str, asked: str) -> None:
 
 def step(*words: str) -> subprocess.CompletedProcess[str]:
     command = [ROOT / ".ci" / "step", *words]
-    return subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
-    )
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_a_step_shows_its_name_and_what_it_printed() -> None:
@@ -71,7 +69,7 @@ def test_a_long_step_shows_that_it_goes_on(tmp_path: Path) -> None:
     """On a terminal a line counts the seconds; it ends when the step has seen it."""
     shown = tmp_path / "shown"
     waiting = f"until grep -q ' 1 s' {shown}; do sleep 0.1; done"
-    command = f"{ROOT}/.ci/step packages sh -c \"{waiting}\""
+    command = f'{ROOT}/.ci/step packages sh -c "{waiting}"'
     with shown.open("wb") as out:
         done = subprocess.run(
             ["script", "-qefc", command, "/dev/null"], stdout=out, stdin=subprocess.DEVNULL, timeout=60, check=False
