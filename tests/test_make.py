@@ -50,7 +50,7 @@ def test_extras_are_those_that_are_named(extras: str, asked: str) -> None:
 
 
 def step(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [ROOT / ".ci" / "step", *words]
+    command = [str(ROOT / ".ci" / "step"), *words]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
 
 
