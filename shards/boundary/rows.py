@@ -295,7 +295,7 @@ class DeniedQuery(Question, tag="deniedz"):
     """What permissions have denied."""
 
 
-class DeniedRow(Row):
+class DeniedRow(PageStruct):
     """One user on one shard, since the shard started."""
 
     account: str  # records.OTHER: of users without a row of their own
@@ -304,7 +304,7 @@ class DeniedRow(Row):
     subscriptions: int = 0
 
 
-class DeniedPart(Row):
+class DeniedPart(PageStruct):
     """All users that were denied something."""
 
     rows: list[DeniedRow]

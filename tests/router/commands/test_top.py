@@ -141,14 +141,14 @@ def typing(monkeypatch: pytest.MonkeyPatch, *answers: tuple[str, str], is_there:
 
 def test_who_is_at_a_terminal_is_asked_for_a_password(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = typing(monkeypatch, ("ann", "wrong"), ("ann", "s:ecret"))
-    pages = top.Pages(guarded)
+    pages = top.PagesClient(guarded)
     top._log_in(pages)
     assert len(asked) == 2 and pages.get("varz") is not None
 
 
 def test_who_has_given_a_user_has_only_the_password_to_type(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     typing(monkeypatch, ("", "s:ecret"))
-    pages = top.Pages(f"http://ann@{guarded}")
+    pages = top.PagesClient(f"http://ann@{guarded}")
     top._log_in(pages)
     assert pages.get("varz") is not None
 
@@ -156,7 +156,7 @@ def test_who_has_given_a_user_has_only_the_password_to_type(guarded: str, monkey
 def test_after_some_attempts_it_gives_up(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = typing(monkeypatch, *[("ann", "wrong")] * 9)
     with pytest.raises(top.PasswordWanted, match="or others than these"):
-        top._log_in(top.Pages(guarded))
+        top._log_in(top.PagesClient(guarded))
     assert len(asked) == top.ATTEMPTS
 
 
@@ -169,4 +169,4 @@ def test_without_a_terminal_it_says_where_a_password_goes(
 
 
 def test_a_password_in_the_address_may_be_quoted(guarded: str) -> None:
-    assert top.Pages(f"http://ann:s%3Aecret@{guarded}").get("varz") is not None
+    assert top.PagesClient(f"http://ann:s%3Aecret@{guarded}").get("varz") is not None

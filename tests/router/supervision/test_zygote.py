@@ -145,7 +145,7 @@ def test_a_zygote_that_is_told_to_stop_leaves_that_to_the_router(tmp_path: Path)
 
 
 def test_a_zygote_that_is_told_to_stop_while_it_imports_goes_on() -> None:
-    zygote = Zygote()
+    zygote = ZygoteClient()
     os.kill(zygote.pid, signal.SIGTERM)
     ours, theirs = socket.socketpair()
     with ours, theirs:  # closed, they end the shard
