@@ -13,6 +13,7 @@ the package this way, and compiles afterwards).
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import platform
 import tempfile
@@ -165,6 +166,8 @@ class BuildCompiledModules(build_ext):
         for extension in self.extensions:
             extension.sources = with_c[extension.name].sources
             extension.depends = with_c[extension.name].depends
+        # The longest first, or one of them is left to one core at the end.
+        self.extensions.sort(key=lambda extension: -Path(extension.sources[0]).stat().st_size)
         super().run()
         stamp.write_text(fingerprint)
         if failed:
@@ -180,6 +183,9 @@ class BuildCompiledModules(build_ext):
                 if ".".join(module.parts) not in wanted:
                     built.unlink()
 
+
+# URLs of pyproject.toml are relative, because no host is known; it would advise against that at every build.
+logging.getLogger("setuptools.config._validate_pyproject.formats").setLevel(logging.ERROR)
 
 if __name__ == "__main__":  # cythonize's workers may import this file
     make_name()

@@ -425,6 +425,8 @@ cdef class ClientConnection(Peer):
         self.in_bytes += op.size
         self.fanout.in_msgs += 1
         self.fanout.in_bytes += op.size
+        self.fanout.refused_msgs += 1
+        self.fanout.refused_bytes += op.size
 
     cdef int deliver(self, Entry *entry, Publish *message) noexcept:
         cdef Outcome outcome = self.fanout.deliver(self.sublist, entry, message, NULL if self.echoes else &self.out)

@@ -84,6 +84,8 @@ cdef class Fanout:
     # this shard's totals
     cdef readonly uint64_t in_msgs       # from clients
     cdef readonly uint64_t in_bytes
+    cdef readonly uint64_t refused_msgs  # of these: denied, or lost by a mapping. No entry has counted them
+    cdef readonly uint64_t refused_bytes
     cdef readonly uint64_t out_msgs      # to clients
     cdef readonly uint64_t out_bytes
     cdef readonly uint64_t link_out_msgs

@@ -27,6 +27,7 @@ from gnatswarm.broker.renewal import listen_anew
 from gnatswarm.broker.trace import Tracer
 from gnatswarm.shards.clients.account_census import AccountCensus
 from gnatswarm.shards.clients.closed import SLOW, Closed
+from gnatswarm.shards.clients.denials import Denials
 from gnatswarm.shards.clients.passwords import Passwords
 from gnatswarm.shards.clients.rights import Rights
 from gnatswarm.shards.clients.session import ClientSession
@@ -95,6 +96,9 @@ class Clients:
         self.authenticator = Authenticator(options, self._verdicts)
         self.rights = Rights(options, mesh)
         self.census = AccountCensus(page, shard)
+        self.denials = Denials()
+        self._denied_msgs = page.snapshot(shard)["denied_msgs"]
+        self._denied_subscriptions = page.snapshot(shard)["denied_subscriptions"]
         self.refused_logins = page.snapshot(shard)["refused_logins"]
         self._gates: dict[str, Gate | None] = {"nats": None, "websocket": None}
         self._failed_handshakes = page.snapshot(shard)["failed_handshakes"]
@@ -258,6 +262,16 @@ class Clients:
         """A log-in failed."""
         self.refused_logins += 1
         self._page.store(self._shard, "refused_logins", self.refused_logins)
+
+    def note_denied(self, account: str, user: str, *, is_publish: bool) -> None:
+        """A client's permissions did not allow a publish, or a subscription."""
+        self.denials.note(account, user, is_publish=is_publish)
+        if is_publish:
+            self._denied_msgs += 1
+            self._page.store(self._shard, "denied_msgs", self._denied_msgs)
+        else:
+            self._denied_subscriptions += 1
+            self._page.store(self._shard, "denied_subscriptions", self._denied_subscriptions)
 
     def finish_soon(self) -> None:
         """Flush on the loop's next turn what was queued outside of the reactor's turn, or within one."""

@@ -77,6 +77,9 @@ class SessionOwner(Protocol):
     def note_refused(self) -> None:
         """A log-in failed."""
 
+    def note_denied(self, account: str, user: str, *, is_publish: bool) -> None:
+        """Permissions did not allow a publish, or a subscription."""
+
     def on_connected(self, session: ClientSession) -> None:
         """Its first CONNECT was accepted."""
 
@@ -327,6 +330,8 @@ class ClientSession:
         return f"User {quoted(self.user or self.claimed or 'N/A')}"
 
     def _note_violation(self, error: PermissionsViolation) -> None:
+        user = self.connect.nkey or self.user
+        self._clients.note_denied(self.account, user, is_publish=error.deed == "Publish")
         self._violations += 1
         now_us = self.connection.active_us
         if self._violated_us and now_us - self._violated_us < VIOLATIONS_EVERY_US:

@@ -139,6 +139,8 @@ class Snapshots:
                 return self._link_rows()
             case rows.AccountsQuery():
                 return self._accounts(pace)
+            case rows.DeniedQuery():
+                return self._denied()
             case rows.ClientQuery():
                 return self._client(query)
 
@@ -234,6 +236,9 @@ class Snapshots:
                     row.out_bytes += session.connection.out_bytes
             await pace()
         yield rows.AccountsPart(list(found.values()))
+
+    async def _denied(self) -> AsyncIterator[rows.DeniedPart]:
+        yield rows.DeniedPart(self._clients.denials.rows)
 
     async def _client(self, query: rows.ClientQuery) -> AsyncIterator[rows.ClientPart]:
         yield rows.ClientPart(self._clients.dismiss(query.cid, is_kicked=query.is_kicked))
