@@ -2,7 +2,8 @@
 
 `kind` is a broker kind (every test that uses it runs once per selected kind), `broker` the shared running one of that
 kind, `cluster` that broker with clients that are closed in the end, `broker_with` a shared one with a configuration,
-and `start_broker` makes one of the test's own. `@pytest.mark.kinds("nats-server", …)` narrows a test to some kinds.
+`cluster_with` the same with nobody else's clients, and `start_broker` makes one of the test's own.
+`@pytest.mark.kinds("nats-server", …)` narrows a test to some kinds.
 
     GNATSWARM_TEST_KINDS=gnatswarm-2,nats-server   which kinds to run on
     GNATSWARM_REQUIRE_ORACLE=1                     an absent nats-server is a failure, not a skip
@@ -162,3 +163,23 @@ def cluster_of() -> Iterator[Callable[[Broker], Cluster]]:
     yield of
     for cluster in made:
         cluster.close()
+
+
+@pytest.fixture
+def cluster_with(
+    kind: Kind, broker_with: Callable[[str], Broker], start_broker: Callable[..., Broker]
+) -> Iterator[Callable[[str], Cluster]]:
+    """Clients of a broker with that configuration, and no others: `cluster_with(config)`.
+
+    Tests have the broker one after the other, each when the clients of the one before are forgotten. Its counters go
+    on, so a test that counts starts its own; so does nats-server, which is quick and closes before it forgets.
+    """
+    made: list[Cluster] = []
+
+    def of(config: str) -> Cluster:
+        made.append(Cluster(start_broker(config=config) if kind.is_oracle else broker_with(config)))
+        return made[-1]
+
+    yield of
+    for cluster in made:
+        cluster.depart()
