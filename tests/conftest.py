@@ -22,7 +22,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +112,10 @@ def broker(kind: Kind, pool: Pool) -> Broker:
 
 
 @pytest.fixture
-def broker_with(kind: Kind, pool: Pool) -> Callable[[str], Broker]:
-    """The shared broker of this kind with that configuration: `broker_with(config)`. Other tests use it too."""
+def broker_with(kind: Kind, pool: Pool) -> Callable[..., Broker]:
+    """The shared broker of this kind with that configuration: `broker_with(config, args)`. Other tests use it too."""
     _require(kind)
-    return lambda config: pool.get(kind, config)
+    return lambda config, args=(): pool.get(kind, config, args)
 
 
 @pytest.fixture
@@ -167,17 +167,18 @@ def cluster_of() -> Iterator[Callable[[Broker], Cluster]]:
 
 @pytest.fixture
 def cluster_with(
-    kind: Kind, broker_with: Callable[[str], Broker], start_broker: Callable[..., Broker]
-) -> Iterator[Callable[[str], Cluster]]:
-    """Clients of a broker with that configuration, and no others: `cluster_with(config)`.
+    kind: Kind, broker_with: Callable[..., Broker], start_broker: Callable[..., Broker]
+) -> Iterator[Callable[..., Cluster]]:
+    """Clients of a broker with that configuration, and no others: `cluster_with(config, args)`.
 
     Tests have the broker one after the other, each when the clients of the one before are forgotten. Its counters go
     on, so a test that counts starts its own; so does nats-server, which is quick and closes before it forgets.
     """
     made: list[Cluster] = []
 
-    def of(config: str) -> Cluster:
-        made.append(Cluster(start_broker(config=config) if kind.is_oracle else broker_with(config)))
+    def of(config: str | None, args: Sequence[str] = ()) -> Cluster:
+        broker = start_broker(config=config, args=args) if kind.is_oracle else broker_with(config, args)
+        made.append(Cluster(broker))
         return made[-1]
 
     yield of
