@@ -30,9 +30,7 @@ PYTEST = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider"]
 WITHOUT_OTHERS = ["-p", "no:hypothesispytest", "-p", "no:locust"]
 
 
-def run(
-    pytester: pytest.Pytester, text: str, *arguments: str, without: list[str] = WITHOUT_OTHERS
-) -> pytest.RunResult:
+def run(pytester: pytest.Pytester, text: str, *arguments: str, without: list[str] = WITHOUT_OTHERS) -> pytest.RunResult:
     pytester.makepyfile(test_it=text)
     return pytester.run(*PYTEST, *without, *arguments, timeout=DEADLINE_S)
 
@@ -407,7 +405,14 @@ def test_a_run_that_is_killed_leaves_no_broker(pytester: pytest.Pytester):
         test_it="import os, signal\ndef test_it(gnatswarm):\n    print('PID', gnatswarm.pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([*PYTEST, *WITHOUT_OTHERS, "-s"], capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=pytester.path)
+    done = subprocess.run(
+        [*PYTEST, *WITHOUT_OTHERS, "-s"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        cwd=pytester.path,
+    )
     assert done.returncode == -9
     (line,) = [line for line in done.stdout.splitlines() if "PID" in line]
     assert wait_pids_gone([int(line.split("PID")[1])], 10.0) == []
