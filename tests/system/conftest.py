@@ -60,6 +60,23 @@ def server(authority: Authority) -> Pair:
     return authority.server()
 
 
+@pytest.fixture(scope="session")
+def lasting_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """One for all tests; `shared_secure` has its certificate."""
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="session")
+def lasting_server(lasting_authority: Authority) -> Pair:
+    return lasting_authority.server()
+
+
+@pytest.fixture
+def shared_secure(broker_with: Callable[..., Broker], lasting_server: Pair) -> Broker:
+    """A broker with TLS that other tests use too, on other subjects."""
+    return broker_with(f"tls {{\n {lasting_server.lines}\n}}\n")
+
+
 @pytest.fixture
 def secure(start_broker: Callable[..., Broker], server: Pair) -> Callable[..., Broker]:
     """Starts a broker with TLS: more lines of its tls block, and of the file."""
