@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 
@@ -22,10 +23,12 @@ WITHIN_S = 20
 
 
 class Site:
-    """A server with one page that says what it was asked, and one that fails."""
+    """A server with pages that say what they were asked, one that fails and one that is never done."""
 
     def __init__(self) -> None:
         self.asked: list[Request] = []
+        self.is_slow = asyncio.Event()
+        self.was_cut = False
         self.server = HttpServer(self.respond, lambda path: path == "/healthz")
         self.sock = socket.create_server(("127.0.0.1", 0))
 
@@ -33,7 +36,23 @@ class Site:
         self.asked.append(request)
         if request.path == "/broken":
             raise RuntimeError("of the test")
+        if request.path == "/slow":
+            self.is_slow.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.was_cut = True
+                raise
         return text_response(f"page {request.path}?{request.query}")
+
+    async def close(self) -> None:
+        """Until nothing of the server runs any more: whoever closes its socket before takes it from under it."""
+        self.server.close()
+        acceptor = self.server._acceptor
+        assert acceptor is not None
+        async with asyncio.timeout(WITHIN_S):
+            await asyncio.wait([acceptor, *self.server._tasks])
+        self.sock.close()
 
     async def say(self, data: bytes) -> bytes:
         """All that is answered until the server closes."""
@@ -52,9 +71,7 @@ async def site() -> AsyncIterator[Site]:
     site = Site()
     await site.server.start(site.sock)
     yield site
-    site.server.close()
-    await asyncio.sleep(0)
-    site.sock.close()
+    await site.close()
 
 
 def status(answer: bytes) -> int:
@@ -143,8 +160,20 @@ async def test_after_close_nobody_is_answered(site: Site) -> None:
     site.server.close()
     reader, writer = await asyncio.open_connection(*site.sock.getsockname())
     writer.write(b"GET /varz HTTP/1.1\r\nHost: x\r\n\r\n")
-    for _ in range(10):
-        await asyncio.sleep(0)
+    await site.close()
+    # The kernel resets what nobody has accepted.
+    with pytest.raises(ConnectionResetError):
+        await asyncio.wait_for(reader.read(), WITHIN_S)
     assert site.asked == []
     writer.close()
-    del reader
+
+
+async def test_a_page_that_is_being_made_is_cut_off_by_close(site: Site) -> None:
+    reader, writer = await asyncio.open_connection(*site.sock.getsockname())
+    writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+    await asyncio.wait_for(site.is_slow.wait(), WITHIN_S)
+    await site.close()
+    with contextlib.suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), WITHIN_S) == b""
+    assert site.was_cut
+    writer.close()

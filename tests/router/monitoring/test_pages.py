@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from gnatswarm.broker.options import Options
+from gnatswarm.router.monitoring.facts import Facts
 from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
 from gnatswarm.router.monitoring.pages import MOST_BUILT, MOST_WAITING, Busy, Pages
 from gnatswarm.shards.boundary import rows
 from tests.router.monitoring.broker_facts import START_US, facts, shard
+
+WITHIN_S = 20
 
 EMPTY: dict[type[rows.Row], list[rows.Row]] = {
     rows.ConnectionsQuery: [rows.ConnectionsPart(0, [])],
@@ -44,14 +47,25 @@ class Shards:
 
 
 class Site:
-    """The pages of a broker of two shards."""
+    """The pages of a broker of two shards; `begun` says how many have been asked for."""
 
     def __init__(self, **changes: Any) -> None:
+        self.begun = 0
         self.shards = Shards()
         self.facts = facts(shard(0), shard(1), options=changes.pop("options", None))
         for name, value in changes.items():
             setattr(self.facts, name, value)
-        self.pages = Pages(lambda: self.facts, self.shards, {})  # type: ignore[arg-type]
+        self.pages = Pages(self.gather, self.shards, {})  # type: ignore[arg-type]
+
+    def gather(self) -> Facts:
+        self.begun += 1
+        return self.facts
+
+    async def wait(self, begun: int, asked: int) -> None:
+        """Until so many pages have gone as far as they can without an answer, and shards were asked so often."""
+        async with asyncio.timeout(WITHIN_S):
+            while self.begun < begun or len(self.shards.asked) < asked:  # noqa: ASYNC110 - nobody else wants to know
+                await asyncio.sleep(0)
 
     async def get(self, path: str, query: str = "") -> dict[str, Any]:
         found: dict[str, Any] = json.loads(await self.pages.by_path[path](PageQuery(query)))
@@ -133,8 +147,7 @@ async def test_many_who_want_the_same_look_cost_one() -> None:
     site = Site()
     site.shards.may_answer.clear()
     pages = [asyncio.ensure_future(site.get("/queuez", f"limit={limit}")) for limit in (1, 2, 3)]
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await site.wait(begun=3, asked=2)
     pages[0].cancel()  # the look is everybody's
     site.shards.may_answer.set()
     await asyncio.gather(*pages[1:])
@@ -145,8 +158,7 @@ async def test_few_pages_are_built_at_once_and_more_than_may_wait_are_refused() 
     site = Site()
     site.shards.may_answer.clear()
     pages = [asyncio.ensure_future(site.get("/connz")) for _ in range(MOST_BUILT + MOST_WAITING)]
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await site.wait(begun=MOST_BUILT + MOST_WAITING, asked=2 * MOST_BUILT)
     assert len(site.shards.asked) == 2 * MOST_BUILT
     with pytest.raises(Busy):
         await site.get("/connz")
