@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.authority import Authority, Pair
-from tests.support.servers import Broker
+from tests.support.servers import Broker, Kind
 from tests.support.wire import Client, Cluster
 
 Place = Callable[..., Awaitable[list[Client]]]
@@ -26,8 +26,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_repeated(item: pytest.Item) -> bool:
     found = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    is_elsewhere = found.get("place") == "different" or found.get("shard") == 1
     kind = found.get("kind")
-    return kind is not None and kind.shards == 1 and (found.get("place") == "different" or found.get("shard") == 1)
+    return is_elsewhere and isinstance(kind, Kind) and kind.shards == 1
 
 
 @pytest.fixture

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from gnatswarm.router.monitoring import http_server as module
 from gnatswarm.router.monitoring.http_server import (
     MOST_BODY_BYTES,
     MOST_HEAD_BYTES,
@@ -18,6 +22,7 @@ from gnatswarm.router.monitoring.http_server import (
     Response,
     text_response,
 )
+from tests.support.authority import Authority
 
 WITHIN_S = 20
 
@@ -177,3 +182,68 @@ async def test_a_page_that_is_being_made_is_cut_off_by_close(site: Site) -> None
         assert await asyncio.wait_for(reader.read(), WITHIN_S) == b""
     assert site.was_cut
     writer.close()
+
+
+ASK = b"GET /varz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def test_a_socket_that_cannot_be_accepted_is_said_and_the_next_one_is(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "ACCEPT_AGAIN_S", 0.0)
+    await lose_one(site, monkeypatch)
+    assert status(await site.say(ASK)) == 200
+    assert "cannot accept monitoring connections: Too many open files" in caplog.text
+
+
+async def test_whoever_asks_for_nothing_gives_way_when_descriptors_run_out(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "AFTER_CUT_S", 0.0)
+    reader, writer = await asyncio.open_connection(*site.sock.getsockname())
+    writer.write(ASK)
+    await asyncio.wait_for(reader.readuntil(b"page /varz?"), WITHIN_S)  # and then it is idle
+    await lose_one(site, monkeypatch)
+    with contextlib.suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), WITHIN_S) == b""
+    assert status(await site.say(ASK)) == 200
+    assert "cannot accept" not in caplog.text
+    writer.close()
+
+
+async def lose_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection comes for which there is no descriptor; those before and after it are accepted."""
+    loop = asyncio.get_running_loop()
+    accept, lost = loop.sock_accept, asyncio.Event()
+
+    async def sock_accept(listening: socket.socket) -> tuple[socket.socket, object]:
+        accepted: tuple[socket.socket, object] = await accept(listening)
+        if not lost.is_set():
+            accepted[0].close()
+            lost.set()
+            raise OSError(errno.EMFILE, "of the test")
+        return accepted
+
+    monkeypatch.setattr(loop, "sock_accept", sock_accept)
+    assert status(await site.say(ASK)) == 200  # by the call that waits already
+    with socket.create_connection(site.sock.getsockname()):
+        await asyncio.wait_for(lost.wait(), WITHIN_S)
+
+
+async def test_pages_over_tls_and_a_handshake_that_fails(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.server()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pair.cert, pair.key)
+    site = Site()
+    await site.server.start(site.sock, lambda: context)
+    address = site.sock.getsockname()
+    with pytest.raises(ssl.SSLError):
+        await asyncio.open_connection(*address, ssl=ssl.create_default_context(), server_hostname="localhost")
+    reader, writer = await asyncio.open_connection(
+        *address, ssl=authority.client_context(), server_hostname="localhost"
+    )
+    writer.write(b"GET /varz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert b"page /varz?" in await asyncio.wait_for(reader.read(), WITHIN_S)
+    writer.close()
+    await site.close()

@@ -12,7 +12,7 @@ import pytest
 from gnatswarm.broker.options import Options
 from gnatswarm.router.monitoring.facts import Facts
 from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
-from gnatswarm.router.monitoring.pages import MOST_BUILT, MOST_WAITING, Busy, Pages
+from gnatswarm.router.monitoring.pages import MOST_BUILT, MOST_WAITING, ROWS_IN_ONE_STEP, Busy, Pages
 from gnatswarm.shards.boundary import rows
 from tests.router.monitoring.broker_facts import START_US, facts, shard
 
@@ -171,3 +171,63 @@ async def test_a_sort_that_is_none_is_refused() -> None:
     for path in ("/connz", "/subjectz"):
         with pytest.raises(BadQuery, match="invalid sorting option"):
             await Site().get(path, "sort=colour")
+
+
+async def test_a_page_of_many_connections_is_one_document() -> None:
+    site = Site()
+    count = 2 * ROWS_IN_ONE_STEP + 6
+    part = rows.ConnectionsPart(count, [connection(cid) for cid in range(1, count + 1)])
+    site.shards.answers[0, rows.ConnectionsQuery] = lambda _query: [part]
+    page = await site.get("/connz")
+    assert page["num_connections"] == page["total"] == count
+    assert [row["cid"] for row in page["connections"]] == list(range(1, count + 1))
+
+
+async def test_no_shard_is_asked_for_subscriptions_when_the_page_is_full() -> None:
+    site = Site()
+    found = [rows.SubscriptionRow(f"s.{i}", "", "1", 0, 0, 1, "$G") for i in range(2)]
+    site.shards.answers[0, rows.SubscriptionsQuery] = lambda _query: [rows.SubscriptionsPart(2, found)]
+    page = await site.get("/subsz", "subs=1&limit=2")
+    assert (page["total"], len(page["subscriptions_list"])) == (2, 2)
+    assert [number for number, query in site.shards.asked if isinstance(query, rows.SubscriptionsQuery)] == [0]
+
+
+async def test_links_are_shown_where_there_are_any_and_asked_for() -> None:
+    site = Site()
+    for number in (0, 1):
+        row = rows.LinkRow(1 - number, START_US, number == 1, 5, 1, 2, 3, 4)
+        site.shards.answers[number, rows.LinksQuery] = lambda _query, row=row: [  # type: ignore[misc]
+            rows.LinksPart([row])
+        ]
+        site.facts.shards[number].links = 1
+    assert "shard_links" not in await site.get("/routez")
+    assert site.shards.asked == []
+    page = await site.get("/routez", "shards=1")
+    assert (page["num_routes"], page["num_shard_links"], len(page["shard_links"])) == (0, 2, 2)
+    for one in site.facts.shards:
+        one.links = 0
+    site.shards.asked.clear()
+    assert (await site.get("/routez", "shards=1"))["num_shard_links"] == 0
+    assert site.shards.asked == [], "there are none"
+
+
+async def test_slow_consumers_of_all_shards_are_in_one_order() -> None:
+    site = Site()
+    for number, pending in ((0, (10, 30)), (1, (20, 40))):
+        present = [connection(bytes_, pending_bytes=bytes_) for bytes_ in pending]
+        past = [connection(bytes_ + 1, stop_us=START_US + bytes_, reason="Slow Consumer") for bytes_ in pending]
+        part = rows.SlowPart(present, past)
+        site.shards.answers[number, rows.SlowQuery] = lambda _query, part=part: [part]  # type: ignore[misc]
+    page = await site.get("/slowz", "limit=3&pending=7")
+    assert [row["cid"] for row in page["present"]] == [40, 30, 20]
+    assert [row["cid"] for row in page["past"]] == [41, 31, 21], "the latest first"
+    asked = [query for _, query in site.shards.asked if isinstance(query, rows.SlowQuery)]
+    assert [(query.least_pending_bytes, query.most) for query in asked] == [(7, 3)] * 2
+
+
+async def test_metrics_without_subjects_ask_nobody() -> None:
+    site = Site()
+    assert b"gnatswarm_" in await site.pages.metrics(PageQuery("subjects=0"))
+    assert site.shards.asked == []
+    await site.pages.metrics(PageQuery("subjects=5"))
+    assert [number for number, _ in site.shards.asked] == [0, 1]

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from gnatswarm.broker import census
 from gnatswarm.broker.options import Account, Options, User
 from gnatswarm.shards.boundary import rows
 from gnatswarm.shards.boundary.control import Snapshot, SnapshotReply
@@ -289,7 +290,7 @@ async def test_a_page_that_cannot_be_built_is_logged_and_the_next_one_is(
         raise RuntimeError("of the test")
 
     await asked.client("ann")
-    monkeypatch.setattr(module.census, "matching", fail)
+    monkeypatch.setattr(census, "matching", fail)
     broken, good = asked.ask(rows.SubscriptionsQuery(test="a")), asked.ask(rows.LinksQuery())
     assert len(await asked.router.wait_last(good)) == 2
     assert [reply.body for reply in await asked.router.wait_last(broken)] == [b""]
