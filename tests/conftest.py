@@ -55,13 +55,26 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_began_s] = time.monotonic()
     config.addinivalue_line("markers", "kinds(*names): run this test on these broker kinds only")
     config.addinivalue_line("markers", "slow: opt-in, takes minutes or gigabytes; runs with GNATSWARM_SLOW=1")
+    config.addinivalue_line("markers", "long: takes some ten seconds; runs early, so that no worker waits for it alone")
 
 
+@pytest.hookimpl(trylast=True)  # after the order in which brokers are shared best
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_turn)
     if os.environ.get("GNATSWARM_SLOW") != "1":
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="opt-in: GNATSWARM_SLOW=1"))
+
+
+def _turn(item: pytest.Item) -> int:
+    """Workers begin with halves of the list and then take from the end of each other's.
+
+    So a group that is at the beginning stays on one worker, and a long test there leaves nobody waiting in the end.
+    """
+    if item.get_closest_marker("xdist_group"):
+        return 0
+    return 1 if item.get_closest_marker("long") else 2
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -145,6 +145,7 @@ def _counts(router: Router, connections: int) -> bool:
     return bool(router.status()["connections"] == connections)
 
 
+@pytest.mark.long
 def test_a_killed_router_frees_its_port_a_dozen_times_in_a_row(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
