@@ -25,6 +25,8 @@ SOURCES = ("broker", "shards", "router", "loadtest", "spark")
 DEADLINE_S = 300
 FINISHED = os.environ.get("GNATSWARM_WHEEL", "")
 
+pytestmark = pytest.mark.long
+
 
 def run(*command: object, **more: object) -> str:
     done = subprocess.run(

@@ -11,6 +11,8 @@ import pytest
 
 from gnatswarm.shards.boundary import records, statfile
 
+pytestmark = pytest.mark.xdist_group("spark")
+
 START_US = 1_770_000_000_000_000
 DAY_US = 86_400_000_000
 

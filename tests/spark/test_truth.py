@@ -26,7 +26,7 @@ from tests.support.wall_clock import WallClock
 from tests.support.wire import Cluster
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
-# Everything here shares one session; xdist's worker that gets the first gets all.
+# All of a group begin first (tests/conftest.py), on one worker: so they share one session.
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
 

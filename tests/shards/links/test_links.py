@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import socket
 from collections.abc import Callable, Iterator
@@ -158,10 +159,19 @@ def swarm(tmp_path: Path) -> Iterator[Swarm]:
     swarm.close()
 
 
+def is_over(sock: socket.socket) -> bool:
+    """Whether the other end has closed it."""
+    with contextlib.suppress(BlockingIOError):
+        while sock.recv(65536):
+            pass
+        return True
+    return False
+
+
 class Stranger:
     """Somebody who connects to a link socket."""
 
-    def __init__(self, swarm: Swarm, to: Sibling, **words: object) -> None:
+    def __init__(self, swarm: Swarm, to: Sibling, *, is_noticed: bool = True, **words: Any) -> None:
         self.swarm = swarm
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.connect(to.linked_shard.path)
@@ -169,15 +179,12 @@ class Stranger:
         if words:
             text = json.dumps({"server_id": "N", "shard": 1, "boot_id": "b1", "link_version": LINK_VERSION} | words)
             self.sock.send(f"INFO {text} \r\nCONNECT {text}\r\n".encode())
-        swarm.run()
+        if is_noticed:
+            swarm.run()
 
     @property
     def is_turned_away(self) -> bool:
-        with contextlib.suppress(BlockingIOError):
-            while self.sock.recv(65536):
-                pass
-            return True
-        return False
+        return is_over(self.sock)
 
     def close(self) -> None:
         self.sock.close()
@@ -218,7 +225,7 @@ def test_three_shards_are_linked_each_with_each(swarm: Swarm) -> None:
     ],
     ids=str,
 )
-def test_who_is_no_sibling_is_turned_away(swarm: Swarm, words: dict[str, object]) -> None:
+def test_who_is_no_sibling_is_turned_away(swarm: Swarm, words: dict[str, Any]) -> None:
     one = swarm.start(0)
     swarm.tell(one)
     stranger = Stranger(swarm, one, **words)
@@ -326,3 +333,58 @@ def test_whoever_is_not_there_yet_is_dialled_again(swarm: Swarm) -> None:
     low.links.on_linked_shards([nobody, high.linked_shard])
     swarm.pass_s(module.DIAL_AGAIN_S)
     assert (low.linked, high.linked) == ([1], [0])
+
+
+def words_of(**changed: object) -> bytes:
+    return json.dumps({"server_id": "N", "shard": 1, "boot_id": "b1", "link_version": LINK_VERSION} | changed).encode()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"INFO hello \r\n",
+        b"INFO " + words_of() + b" \r\n" + b"INFO " + words_of() + b" \r\n",
+        b"CONNECT " + words_of() + b"\r\n",
+        b"INFO " + words_of() + b" \r\n" + (b"CONNECT " + words_of() + b"\r\n") * 2,
+    ],
+    ids=["no json", "INFO twice", "CONNECT before INFO", "CONNECT twice"],
+)
+def test_who_does_not_keep_to_the_order_of_a_greeting_is_turned_away(swarm: Swarm, said: bytes) -> None:
+    one = swarm.start(0)
+    one.links.on_linked_shards([one.linked_shard, LinkedShard(1, "b1", str(swarm.directory / "nowhere"))])
+    stranger = Stranger(swarm, one)
+    stranger.sock.send(said)
+    swarm.run()
+    assert stranger.is_turned_away
+    stranger.close()
+
+
+def test_somebody_else_where_a_sibling_was_to_listen_is_not_linked(swarm: Swarm) -> None:
+    one = swarm.start(1)
+    path = swarm.directory / "0.b"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        one.links.on_linked_shards([one.linked_shard, LinkedShard(0, "b0", str(path))])
+        swarm.run()
+        met, _ = listening.accept()
+        with met:
+            met.setblocking(False)
+            met.send(b"INFO " + words_of(shard=0, boot_id="other") + b" \r\n")
+            swarm.run()
+            assert is_over(met)
+    assert one.linked == [] and one.said == []
+
+
+def test_a_link_is_accepted_from_the_reserve_when_descriptors_run_out(swarm: Swarm) -> None:
+    one = swarm.start(0)
+    swarm.tell(one)
+    stranger = Stranger(swarm, one, is_noticed=False)
+    one.links._on_accept_error(errno.EMFILE)  # as the listener says it, with that one waiting
+    assert len(one.links._greeting) == 1
+    one.links._on_accept_error(errno.EMFILE)  # with nobody waiting
+    assert len(one.links._greeting) == 1
+    other = Stranger(swarm, one, server_id="M")
+    assert other.is_turned_away, "the listener goes on"
+    for one_of_them in (stranger, other):
+        one_of_them.close()
