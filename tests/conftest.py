@@ -8,7 +8,8 @@ and `start_broker` makes one of the test's own. `@pytest.mark.kinds("nats-server
     GNATSWARM_REQUIRE_ORACLE=1                     an absent nats-server is a failure, not a skip
     GNATSWARM_REQUIRE_CLIENTS=1                    a client that tests/clients lacks is a failure, not a skip
     GNATSWARM_COMMAND="…"                          another command than `gnatswarm` beside this Python
-    GNATSWARM_CI=1                                 also what is too long for every day: Spark, killed and started again
+    GNATSWARM_CI=1                                 also what is too long for every day: Spark, killed and started again;
+                                                   a minute of recorded histories
     GNATSWARM_SLOW=1                               also what takes minutes or gigabytes
     GNATSWARM_SCHEDULES=100000                     how many random schedules: tests/simulation
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +15,11 @@ from tests.support.servers import KINDS, Broker, Kind, Log, wait_until
 
 ORACLE = KINDS["nats-server"]
 KILLS = 3
+PAUSES = 100
+# A pause ends when the other shards' clients have done so much, or after this time. A shard that does not answer its
+# router for two seconds is killed.
+PAUSE_OPERATIONS = 200
+MOST_PAUSE_S = 0.05
 SERVES_DEADLINE_S = 30.0
 
 
@@ -37,6 +44,31 @@ def kills(broker: Broker) -> Faults:
             generator.note_fault("kill -9", [str(shard)])
             swarm.signal_shard(broker, pid)
             await wait_serves(broker, broker.kind.shards)
+            generator.note_mended()
+
+    return happen
+
+
+def pauses(broker: Broker) -> Faults:
+    """Single shards stand still for some milliseconds (SIGSTOP): what is between shards stays there for longer."""
+
+    async def happen(generator: Generator) -> None:
+        rng = generator.drawn()
+        pids = await swarm.pids(broker)
+        for pid in pids.values():
+            swarm.signal_shard(broker, pid, signal.SIGCONT)  # refuses what is no shard of this broker
+        for number in range(1, PAUSES + 1):
+            await generator.wait_done(generator.operations * number // (PAUSES + 1))
+            shard = rng.choice(sorted(pids))
+            generator.note_fault(f"SIGSTOP of shard {shard}", [])
+            os.kill(pids[shard], signal.SIGSTOP)
+            try:
+                async with asyncio.timeout(rng.random() * MOST_PAUSE_S):
+                    await generator.wait_done(generator.done + PAUSE_OPERATIONS)
+            except TimeoutError:
+                pass  # who is left waits for it
+            finally:
+                os.kill(pids[shard], signal.SIGCONT)
             generator.note_mended()
 
     return happen
@@ -106,6 +138,8 @@ def ports(brokers: Sequence[Broker]) -> list[int]:
 
 PLAIN = tuple(Target(name, KINDS[name]) for name in ("gnatswarm-1", "gnatswarm-2", "gnatswarm-4"))
 FAULTY = (
+    replace(PLAIN[1], name="gnatswarm-2-paused", faults=pauses),
+    replace(PLAIN[2], name="gnatswarm-4-paused", faults=pauses),
     replace(PLAIN[1], name="gnatswarm-2-killed", faults=kills),
     replace(PLAIN[2], name="gnatswarm-4-killed", faults=kills),
     replace(PLAIN[2], name="gnatswarm-4-scaled", faults=scales),

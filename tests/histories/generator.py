@@ -1,8 +1,9 @@
 """Clients that do what a workload says, against a running broker, while everything is recorded.
 
 Bounded by operations, not by time. Each client writes a few operations, then waits for a PONG or goes on without one;
-it closes its connection now and then and dials again. When the operations are done each client asks for a PONG, and
-when all have theirs, for another one: so that nothing in the history is left undecided.
+it closes its connection now and then and dials again. What a PONG promises is tried at once, by another client. When
+the operations are done each client asks for a PONG, and when all have theirs, for another one: so that nothing in the
+history is left undecided.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from tests.support.servers import HOST
 PONG_DEADLINE_S = 20.0
 # A killed shard is back within a second or two.
 REFUSED_DEADLINE_S = 30.0
+REDIAL_S = 0.01
+# What a client lets pass at most before it goes on without a PONG.
+THINK_S = 0.002
 MOST_SUBSCRIPTIONS = 6
 MOST_UNANSWERED = 4
 MOST_UNFENCED = 200
@@ -140,9 +144,10 @@ class Client:
             await wire.greet(PONG_DEADLINE_S)
         except OSError as error:
             wire.abort()
-            await asyncio.sleep(0.01)  # the broker may have no shard that takes clients
+            await wire.pause(REDIAL_S)  # the broker may have no shard that takes clients
             raise ConnectionError from error
         self.wire = wire
+        wire.on_pong = self._on_pong
         self.subscriptions.clear()
         self.limited.clear()
         self.unfenced = 0
@@ -164,11 +169,31 @@ class Client:
         if wants_fence and (self.rng.random() < 0.7 or wire.unanswered > MOST_UNANSWERED):
             await self._wait_pongs(wire)
         elif self.rng.random() < 0.5:
-            await asyncio.sleep(self.rng.random() * 0.002)
+            await wire.pause(self.rng.random() * THINK_S)
         else:
             await asyncio.sleep(0)
         if wire.is_over:
             raise ConnectionError
+
+    def _on_pong(self) -> None:
+        """What a PONG promises is tried at once, by somebody else: nothing is as new as what it acknowledges."""
+        generator = self.generator
+        now = generator.epoch
+        if not generator.is_over and self.rng.random() < now.interjection_chance:
+            others = [one for one in generator.clients if one is not self and one.wire and not one.wire.is_over]
+            if others:
+                self.rng.choice(others).interject(now)
+
+    def interject(self, now: Epoch) -> None:
+        """Publish, whatever this client is waiting for."""
+        assert self.wire
+        operations: list[Sub | Unsub | Pub | Ping] = []
+        for _ in range(self.rng.randint(1, 2)):
+            subject = self.rng.choice(now.subjects)
+            operations.append(self._pub(self.wire, subject, wants_answer=self.rng.random() < 0.5))
+        operations.append(Ping(monotonic_ns(), self.wire.conn))
+        self.wire.send(operations)
+        self.generator.did(len(operations))
 
     async def _wait_pongs(self, wire: Wire) -> None:
         async with asyncio.timeout(PONG_DEADLINE_S):

@@ -20,7 +20,7 @@ IN_CI = pytest.mark.skipif(os.environ.get("GNATSWARM_CI") != "1", reason="takes 
 # Every day some seconds of two shards; in CI about a minute of everything. Counted, so that a slow machine takes longer
 # and sees the same.
 OPERATIONS = 15_000
-OPERATIONS_IN_CI = 30_000
+OPERATIONS_IN_CI = 20_000
 
 
 def recorded(target: Target, operations: int, folder) -> Row:

@@ -6,6 +6,7 @@ Not tests.support.wire: that client waits for what a test expects, this one take
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from time import monotonic_ns
@@ -39,6 +40,7 @@ class Wire(asyncio.Protocol):
         self.is_leaving = False  # the broker asked its clients to go elsewhere
         self.pings = 0
         self.pongs = 0
+        self.on_pong: Callable[[], None] | None = None
         self.requests: list[tuple[str, int]] = []  # what wants an answer: (reply subject, message)
         self.changed = asyncio.Event()
         self._rest = b""
@@ -50,13 +52,15 @@ class Wire(asyncio.Protocol):
         self._made = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
 
     def data_received(self, data: bytes) -> None:
-        at = monotonic_ns()
+        at, pongs = monotonic_ns(), self.pongs
         try:
             self._rest = self._read(at, self._rest + data if self._rest else data)
         except ValueError as error:
             self.record(Odd(at, self.conn, str(error)[:200]))
             self._transport.abort()
         self.changed.set()
+        if self.on_pong and self.pongs > pongs:
+            self.on_pong()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_over = True
@@ -153,6 +157,13 @@ class Wire(asyncio.Protocol):
         self.ping()
         async with asyncio.timeout(deadline_s):
             await self._wait(lambda: self.unanswered == 0)
+
+    async def pause(self, most_s: float) -> None:
+        """Until something comes, or for so long."""
+        self.changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self.changed.wait()
 
     async def close(self, how: str, deadline_s: float) -> None:
         """Ends the connection; returns when that is recorded."""

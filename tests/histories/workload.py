@@ -33,6 +33,7 @@ class Epoch:
     close_chance: float  # per write
     fence_chance: float  # per write
     answer_chance: float
+    interjection_chance: float  # per PONG: that another client publishes at once
 
 
 @lru_cache(maxsize=4)
@@ -56,4 +57,5 @@ def epoch(seed: int, number: int, has_closes: bool = True) -> Epoch:
         close_chance=rng.choice((0, 0, 0, 0.02)) if has_closes else 0,
         fence_chance=rng.choice((0.3, 0.6, 0.9)),
         answer_chance=rng.choice((0, 0.3)),
+        interjection_chance=rng.choice((0, 0.3, 1)),
     )
