@@ -30,6 +30,8 @@ REDIAL_S = 0.01
 THINK_S = 0.002
 MOST_SUBSCRIPTIONS = 6
 MOST_UNANSWERED = 4
+# Per SUB: that it repeats the last one of anybody, which may be under way still.
+IMITATION_CHANCE = 0.4
 MOST_UNFENCED = 200
 # Per write, once the broker has asked its clients to leave: most of them go before it makes them.
 LEAVE_CHANCE = 0.1
@@ -48,6 +50,7 @@ class Generator:
         self.done = 0
         self.messages = 0
         self.conns = 0
+        self.newest = ""  # what anybody subscribed to last
         self.clients = [Client(self, number) for number in range(clients)]
         self.during: asyncio.Task[None] | None = None
         self._moved = asyncio.Event()
@@ -117,6 +120,7 @@ class Client:
         self.limited: set[int] = set()  # sids with a max
         self.sids = 0
         self.unfenced = 0
+        self.newest = ""  # what it subscribed to last
 
     async def live(self) -> None:
         """Until everything is done. ConnectionError where the broker takes no connection any more."""
@@ -182,14 +186,14 @@ class Client:
         if not generator.is_over and self.rng.random() < now.interjection_chance:
             others = [one for one in generator.clients if one is not self and one.wire and not one.wire.is_over]
             if others:
-                self.rng.choice(others).interject(now)
+                self.rng.choice(others).interject(now, self.newest)
 
-    def interject(self, now: Epoch) -> None:
+    def interject(self, now: Epoch, newest: str) -> None:
         """Publish, whatever this client is waiting for."""
         assert self.wire
         operations: list[Sub | Unsub | Pub | Ping] = []
         for _ in range(self.rng.randint(1, 2)):
-            subject = self.rng.choice(now.subjects)
+            subject = newest if newest in now.subjects else self.rng.choice(now.subjects)
             operations.append(self._pub(self.wire, subject, wants_answer=self.rng.random() < 0.5))
         operations.append(Ping(monotonic_ns(), self.wire.conn))
         self.wire.send(operations)
@@ -216,6 +220,9 @@ class Client:
                 self.sids += 1
                 self.subscriptions[self.sids] = now.number
                 pattern, queue = rng.choice(now.patterns), rng.choice(now.queues)
+                if rng.random() < IMITATION_CHANCE and self.generator.newest in now.subjects:
+                    pattern = self.generator.newest
+                self.newest = self.generator.newest = pattern
                 operations.append(Sub(monotonic_ns(), wire.conn, self.sids, pattern, queue))
             elif kind == "unsub" and mine:
                 operations.append(self._unsub(wire, rng.choice(mine)))

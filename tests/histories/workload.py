@@ -15,6 +15,8 @@ EPOCH_OPERATIONS = 300
 # Operations, and how much of each there is where an epoch does not say otherwise.
 KINDS = {"sub": 3, "unsub": 2, "most": 1, "pub": 4, "request": 2}
 SUBJECTS = ("a", "b", "a.b", "c")
+# So many that each of them is often without a subscriber, and begins and ends often.
+MANY_SUBJECTS = tuple(f"s{number}" for number in range(20))
 WILDCARDS = ("*", ">", "*.b", "a.*", "a.>")
 FILLINGS = (0, 0, 0, 10, 100, 100, 4_000)
 
@@ -41,7 +43,8 @@ def epoch(seed: int, number: int, has_closes: bool = True) -> Epoch:
     """The same for the same seed and number."""
     rng = Random(f"{seed} {number}")
     prefix = f"h{seed}.{number}"
-    subjects = [f"{prefix}.{name}" for name in SUBJECTS[: rng.randint(1, len(SUBJECTS))]]
+    names = rng.choice((SUBJECTS[: rng.randint(1, len(SUBJECTS))], MANY_SUBJECTS))
+    subjects = [f"{prefix}.{name}" for name in names]
     wildcards = [f"{prefix}.{name}" for name in rng.sample(WILDCARDS, rng.randint(0, len(WILDCARDS)))]
     weights = {kind: rng.choice((0, 1, 1, 2, 5)) * usual for kind, usual in KINDS.items()}
     weights["sub"] = max(weights["sub"], 1)
