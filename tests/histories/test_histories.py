@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import Counter
 
@@ -10,7 +11,7 @@ import pytest
 from tests.histories import runs
 from tests.histories.brokers import FAULTY, ORACLES, PLAIN, TARGETS, Target
 from tests.histories.checker import Report, Violation
-from tests.histories.events import Began, Event, Msg, Nobody, Odd, Open, Pong, read, write
+from tests.histories.events import Began, Close, Closed, Event, Msg, Nobody, Odd, Open, Pong, read, write
 from tests.histories.runs import Row, run, table
 from tests.histories.wire import Wire
 from tests.histories.workload import KINDS, epoch
@@ -79,10 +80,14 @@ class Sink:
 
     def __init__(self) -> None:
         self.written = b""
-        self.is_aborted = False
+        self.is_shut = self.is_aborted = False
 
     def write(self, data: bytes) -> None:
+        assert not self.is_shut
         self.written += data
+
+    def write_eof(self) -> None:
+        self.is_shut = True
 
     def abort(self) -> None:
         self.is_aborted = True
@@ -122,6 +127,21 @@ def test_bytes_that_nobody_sent_are_recorded_as_odd(bad):
     wire.data_received(bad)
     assert [type(event) for event in events] == [Odd]
     assert sink.is_aborted
+
+
+async def test_a_connection_that_was_shut_takes_what_comes_and_says_nothing():
+    events: list[Event] = []
+    wire, sink = Wire(events.append, 3), Sink()  # type: ignore[arg-type]
+    wire.connection_made(sink)  # type: ignore[arg-type]
+    wire.place = "0"
+    closing = asyncio.create_task(wire.close("shut", 5))
+    await asyncio.sleep(0)  # the task begins
+    assert sink.is_shut
+    wire.data_received(b"PING\r\nMSG a 1 2\r\n7.\r\n")
+    wire.connection_lost(None)
+    await closing
+    assert [type(event) for event in events] == [Close, Msg, Closed]
+    assert (sink.written, sink.is_aborted) == (b"", False)
 
 
 def test_an_epoch_is_the_same_again_and_epochs_differ():

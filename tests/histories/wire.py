@@ -37,6 +37,7 @@ class Wire(asyncio.Protocol):
         self.info: dict[str, Any] = {}
         self.place = ""
         self.is_over = False
+        self.is_shut = False  # nothing can be written any more
         self.is_leaving = False  # the broker asked its clients to go elsewhere
         self.pings = 0
         self.pongs = 0
@@ -93,7 +94,8 @@ class Wire(asyncio.Protocol):
                 if self.place:
                     self.record(Pong(at, self.conn))
             elif line == b"PING":
-                self._transport.write(b"PONG\r\n")
+                if not self.is_shut:
+                    self._transport.write(b"PONG\r\n")
             elif line.startswith(b"INFO "):
                 self.info = json.loads(line[5:])
                 self.is_leaving = bool(self.info.get("ldm"))
@@ -168,6 +170,7 @@ class Wire(asyncio.Protocol):
     async def close(self, how: str, deadline_s: float) -> None:
         """Ends the connection; returns when that is recorded."""
         self.record(Close(monotonic_ns(), self.conn, how))
+        self.is_shut = True
         if how == "shut":
             self._transport.write_eof()
         else:
