@@ -7,7 +7,7 @@
 #   WORKERS=2             test processes; 0: the tests run in pytest's own process, for a debugger
 #   EXTRAS=top            optional dependencies of pyproject.toml to install besides
 #   FUZZ_S=60             seconds for each fuzzer
-#   S=60                  seconds of simulation
+#   S=60                  seconds of simulation, or of histories
 #   GNATSWARM_NATIVE=1    compile for this machine's processor alone
 
 VENV := .venv
@@ -34,7 +34,7 @@ COMPILED_SOURCES := $(shell find broker shards loadtest tests/probes -name '*.py
 CYTHON_SOURCES := $(filter %.pyx %.pxd,$(COMPILED_SOURCES))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test audit clients reference demo build wheel debug lint format bench instructions simulate fuzz clean FORCE
+.PHONY: help run test audit clients reference demo build wheel debug lint format bench instructions simulate histories fuzz clean FORCE
 FORCE:
 
 help: ## list the targets
@@ -98,6 +98,9 @@ instructions: build $(VENV)/.tools ## count the engine's instructions per operat
 
 simulate: build $(VENV)/.tools ## the whole mesh under random schedules for S seconds: tests/simulation
 	@PYTHONPATH=. $(PY) -P -m tests.simulation --seconds $(S) $(ARGS)
+
+histories: build $(VENV)/.tools ## what clients of real brokers did and saw, for S seconds, against the promises: tests/histories
+	@PYTHONPATH=. $(PY) -P -m tests.histories --seconds $(S) $(ARGS)
 
 fuzz: build $(VENV)/.tools ## run each fuzzer for FUZZ_S seconds: tests/fuzz
 	@GNATSWARM_FUZZ_S=$(FUZZ_S) $(PYTEST) -n $(WORKERS) --timeout $$(( $(FUZZ_S) * 2 + 60 )) tests/fuzz $(ARGS)

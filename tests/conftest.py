@@ -9,7 +9,8 @@ kind, `cluster` that broker with clients that are closed in the end, `broker_wit
     GNATSWARM_REQUIRE_ORACLE=1                     an absent nats-server is a failure, not a skip
     GNATSWARM_REQUIRE_CLIENTS=1                    a client that tests/clients lacks is a failure, not a skip
     GNATSWARM_COMMAND="…"                          another command than `gnatswarm` beside this Python
-    GNATSWARM_CI=1                                 also what is too long for every day: Spark, killed and started again
+    GNATSWARM_CI=1                                 also what is too long for every day: Spark, killed and started again;
+                                                   a minute of recorded histories
     GNATSWARM_SLOW=1                               also what takes minutes or gigabytes
     GNATSWARM_SCHEDULES=100000                     how many random schedules: tests/simulation
 
