@@ -75,8 +75,8 @@ FLAGS = (
     Flag(("no_advertise",), bool),
     Flag(("connect_retries",), int),
     Flag(("profile",), int),
-    Flag(("shards",), int, ("swarm.shards",)),
-    Flag(("accept",), str, ("swarm.accept",)),
+    Flag(("shards",), int, ("sharding.shards",)),
+    Flag(("accept",), str, ("sharding.accept",)),
     Flag(("stats_dir", "stats-dir"), str, ("stats.dir",)),
     Flag(("stats_window", "stats-window"), str, ("stats.window_s",)),
     Flag(("no_stats", "no-stats"), bool, ("stats.enabled",)),
@@ -101,8 +101,8 @@ _CHECKS = {
     "logging.format": "log_format",
     "stats.enabled": "negated",
     "stats.window_s": "stats_window_s",
-    "swarm.shards": "shard_count",
-    "swarm.accept": "accept_mode",
+    "sharding.shards": "shard_count",
+    "sharding.accept": "accept_mode",
 }
 
 

@@ -43,9 +43,11 @@ MOST_METRIC_ACCOUNTS = 1000
 DEFAULT_METRIC_ACCOUNTS = 20
 MOST_QUEUE_MEMBERS = 10_000
 MOST_SLOW = 256
+MOST_DENIED = 1000
+MOST_METRIC_USERS = 100
 ROWS_IN_ONE_STEP = 32
 
-_Part = TypeVar("_Part", bound=rows.Row)
+_Part = TypeVar("_Part", bound=rows.PageStruct)
 _Value = TypeVar("_Value")
 
 
@@ -82,6 +84,7 @@ class Pages:
             "/queuez": self.queuez,
             "/slowz": self.slowz,
             "/historyz": self.historyz,
+            "/deniedz": self.deniedz,
         }
 
     # ---- pages that ask no shard
@@ -361,6 +364,15 @@ class Pages:
             }
         )
 
+    async def deniedz(self, query: PageQuery) -> bytes:
+        """What permissions have denied, by account and user."""
+        facts = self._facts(query)
+        limit = query.number("limit", DEFAULT_SUBJECTS, MOST_DENIED)
+        async with self._turn():
+            found = await self._denied(facts)
+        totals = {name: aggregate.total(facts, name) for name in ("denied_msgs", "denied_subscriptions")}
+        return _json({**aggregate.head(facts), **totals, "users": len(found), "denied": found[:limit]})
+
     async def metrics(self, query: PageQuery) -> bytes:
         """The metrics for Prometheus."""
         facts = self._facts(query)
@@ -371,8 +383,9 @@ class Pages:
         asked = msgspec.structs.replace(facts, shards=[shard for shard in facts.shards if not shard.is_suspect])
         entries = (await self._subjects(asked, folds=True))[0] if wanted else []
         accounts = await self._account_metrics(asked, query)
-        top = aggregate.top_subjects(entries, "msgs", wanted)
-        return metrics.exposition(facts, top, dict(self._requests), accounts).encode()
+        hottest = aggregate.top_subjects(entries, "msgs", wanted)
+        denied = (await self._denied(asked))[:MOST_METRIC_USERS]
+        return metrics.exposition(facts, hottest, dict(self._requests), accounts, denied).encode()
 
     async def _account_metrics(self, facts: Facts, query: PageQuery) -> Accounts:
         """The busiest accounts. Where there are none but the usual ones, nobody looks at every client."""
@@ -401,6 +414,12 @@ class Pages:
         numbers = _numbers(facts)
         answers = await asyncio.gather(*(self._questions.ask(shard, query, kind) for shard in numbers))
         return list(zip(numbers, answers, strict=True))
+
+    async def _denied(self, facts: Facts) -> list[Document]:
+        if not aggregate.total(facts, "denied_msgs") + aggregate.total(facts, "denied_subscriptions"):
+            return []
+        answers = await self._ask_all(facts, rows.DeniedQuery(), rows.DeniedPart)
+        return aggregate.denied(row for _shard, parts in answers for part in parts for row in part.rows)
 
     async def _sublist(self, facts: Facts, account: str = "") -> tuple[Document, int]:
         """The counters of an account's sublists, or of all, and the number of clients that use them."""

@@ -74,7 +74,7 @@ async def told_to_leave(running: Broker) -> dict[str, Any]:
 
 
 async def both(ask: Callable[[Broker], Awaitable[dict[str, Any]]], config: str) -> list[dict[str, Any]]:
-    """Theirs and ours."""
+    """The real server's INFO and ours."""
     found = []
     for name in ("nats-server", "gnatswarm-2"):
         running = Broker(KINDS[name], config=config)
