@@ -19,6 +19,7 @@ from gnatswarm.broker.link import SiblingLink
 from gnatswarm.broker.mesh import Mesh
 from gnatswarm.shards.boundary.control import Peer
 from gnatswarm.shards.links import links as module
+from gnatswarm.shards.links.link_sockets import LinkSockets
 from gnatswarm.shards.links.links import HANDSHAKE_S, LINK_VERSION, LOOK_S, LOOKS_OF_THE_DIALLED, Hello, Links
 from gnatswarm.shards.sockets.reactor import Reactor
 
@@ -73,12 +74,15 @@ class Sibling:
         self.peer = Peer(number, f"{boot}{number}", str(directory / f"{number}.{boot}"))
         self.links = Links(
             loop=clock,  # type: ignore[arg-type]
-            reactor=self.reactor,
+            sockets=LinkSockets(
+                clock,  # type: ignore[arg-type]
+                self.reactor,
+                path=self.peer.path,
+                reserve=NoReserve(),  # type: ignore[arg-type]
+            ),
             mesh=mesh,
             fence=MeshFence(mesh),
             hello=Hello("N", number, self.peer.boot_id, LINK_VERSION),
-            path=self.peer.path,
-            reserve=NoReserve(),  # type: ignore[arg-type]
             sink=self,
         )
 
