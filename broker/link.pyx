@@ -220,9 +220,12 @@ cdef class SiblingLink(Peer):
         cdef size_t account_size = len(sublist.account)
         cdef uint64_t now = self.out.box.now_us
         cdef uint8_t *to
-        if now - entry.slow_told_us < SLOW_AGAIN_US:
+        if now - entry.slow_told_us >= SLOW_AGAIN_US:
+            entry.slow_told_us = now
+            entry.slow_told_to = 0
+        elif (entry.slow_told_to >> self.shard) & 1:
             return
-        entry.slow_told_us = now
+        entry.slow_told_to |= <uint64_t>1 << self.shard
         to = out_reserve(&self.out, account_size + entry.subject_size + 8)
         if to != NULL:
             memcpy(to, b'SLOW ', 5)
@@ -440,9 +443,11 @@ cdef class Reroutes:
         cdef uint64_t members = members_elsewhere(fanout, entry, choice, visited)
         cdef uint64_t pick
         cdef uint32_t w, shard = 0
-        if members == 0:
+        if members == 0 and not choice.keeps_out:
             # Who was visited and has a member now got it since: a sibling says RS- before it sends a message on. (Where
-            # our word of it is old, the message comes back, and the word before it.)
+            # our word of it is old, the message comes back, and the word before it.) But where members may not have it
+            # by their permissions, siblings go on believing in them: who has such members asks nobody twice, or the
+            # message would go round for ever.
             visited = <uint64_t>1 << self.mesh.shard
             members = members_elsewhere(fanout, entry, choice, visited)
         if members == 0:
