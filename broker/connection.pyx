@@ -604,6 +604,8 @@ cdef class ClientConnection(Peer):
             self.fence.end_formers(self, NULL, 0)
         if self.subs.count:
             self.sublist.forget_answers()
+            if self.shadows is not None:
+                self.shadows.forget_answers()
             if permissions is not None:
                 self.end_what_is_not_allowed(ended)
         return ended
