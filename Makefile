@@ -29,7 +29,7 @@ COMPILED_SOURCES := $(shell find broker shards loadtest tests/probes -name '*.py
 CYTHON_SOURCES := $(filter %.pyx %.pxd,$(COMPILED_SOURCES))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test clients reference demo build wheel debug lint format bench instructions simulate fuzz clean FORCE
+.PHONY: help run test clients reference demo build wheel debug lint format bench instructions simulate lines fuzz clean FORCE
 FORCE:
 
 help: ## list the targets
@@ -87,6 +87,9 @@ instructions: build ## count the engine's instructions per operation, beside tho
 
 simulate: build ## the whole mesh under random schedules for S seconds: tests/simulation
 	@PYTHONPATH=. $(PY) -P -m tests.simulation --seconds $(S) $(ARGS)
+
+lines: build ## which lines of the engine the simulation runs (a build of its own, with gcov)
+	@PYTHONPATH=. $(PY) -P -m tests.simulation.lines $(ARGS)
 
 fuzz: build ## run each fuzzer for FUZZ_S seconds: tests/fuzz
 	@GNATSWARM_FUZZ_S=$(FUZZ_S) $(PYTEST) -n $(WORKERS) --timeout $$(( $(FUZZ_S) * 2 + 60 )) tests/fuzz $(ARGS)

@@ -188,7 +188,7 @@ class Links:
         self._is_ready = False
         self._peers: dict[int, Peer] = {}
         self._sessions: dict[int, LinkSession] = {}  # joined ones, by the sibling's number
-        self._greeting: set[LinkSession] = set()  # the others
+        self._greeting: dict[LinkSession, None] = {}  # the others, in the order in which they came
         # Both ends send INFO first; only the end that dialled sends CONNECT.
         words = msgspec.json.encode(hello)
         self._info = b"INFO " + words + b" \r\n"
@@ -224,7 +224,7 @@ class Links:
 
     def _start(self, connection: Any, *, dialled: Peer | None) -> None:
         session = LinkSession(self, SiblingLink(self._mesh, self._fence, self.reroutes), dialled=dialled)
-        self._greeting.add(session)
+        self._greeting[session] = None
         session.socket = self._sockets.open(connection, session.link, session)
         session.link.send(self._info if dialled is None else self._info + self._connect)
         self._loop.call_later(HANDSHAKE_S, self._give_up, session)
@@ -310,7 +310,7 @@ class Links:
         before = self._sessions.get(shard)
         if before is not None:  # it dials again before we have noticed the end of its last link
             self._drop(before, "another link of that shard is here")
-        self._greeting.discard(session)
+        self._greeting.pop(session, None)
         self._sessions[shard] = session
         if shard in self._missing:
             lost = self._lost_text(shard)
@@ -373,7 +373,7 @@ class Links:
 
     def on_closed(self, session: LinkSession, reason: CloseReason) -> None:
         """A link has ended: its sibling's interest is removed, and it is dialled again while the router lists it."""
-        self._greeting.discard(session)
+        self._greeting.pop(session, None)
         self._part(session)
         session.link.leave()
         self._sink.on_gone(session.link)
