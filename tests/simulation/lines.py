@@ -56,8 +56,8 @@ def build() -> None:
         (package / part).symlink_to(WORK / place)
     (WORK / "build.py").write_text(BUILD)
     jobs = str(len(os.sched_getaffinity(0)))
-    words = [sys.executable, "build.py", "--quiet", "build_ext", "--inplace", "--parallel", jobs]
-    # The name points at the sources, so that what is built in place lies beside them.
+    words = [sys.executable, "build.py", "--quiet", "build_ext", "--build-lib", "build/name", "--parallel", jobs]
+    # The name points at the sources, so that what is built lies beside them.
     subprocess.run(words, cwd=WORK, env={**os.environ, "PYTHONPATH": str(package.parent)}, check=True)
 
 

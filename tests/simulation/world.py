@@ -563,6 +563,8 @@ class World:
             words = self.publish(person, reply, 0, answers=number)
             self.say_publish(person, words, finish=step.who % 3 != 0)
             self.seen["answer"] += 1
+            if step.much % 2 and person.is_read:
+                self.do_ping(person, step)
 
     def do_volley(self, person: Person, step: Step) -> None:
         """Many messages with the same control line in one write: the broker takes them as a run."""
@@ -662,10 +664,14 @@ class World:
             self.look()
 
     def do_come(self, step: Step) -> None:
-        """A new connection, to a shard that takes clients."""
+        """A new connection, to a shard that takes clients: often one that has just begun to. It may publish at once."""
         ready = self.swarm.ready
         if ready and len(self.people) < MOST_CLIENTS:
+            if step.which % 2:
+                ready = [min(ready, key=lambda one: one.clients.accepted)]
             self.come(ready[step.who % len(ready)])
+            if step.much % 2 and self.people[-1].is_read:
+                self.do_pub(self.people[-1], step)
 
     def do_break(self, step: Step) -> None:
         """A link ends with what is on its way, and is made again."""
