@@ -283,6 +283,11 @@ class World:
             self.seen["slow consumer"] += 1
             pending = len(person.client.socket.unsent)
             assert pending + LARGEST_BYTES > LIMITS[0].max_pending_bytes, f"{person}: closed with {pending} pending"
+        elif reason is CloseReason.ROUTE_REMOVED:  # a shard that dies disconnects its own clients alone
+            self.seen["closed in doubt"] += 1
+            assert self.seen["link break"], f"client {person.number} is closed, and no link broke"
+        else:
+            assert reason is CloseReason.CLIENT_CLOSED, f"client {person.number}: {reason}"
         self.go(person)
 
     def go(self, person: Person) -> None:
