@@ -34,7 +34,7 @@ COMPILED_SOURCES := $(shell find broker shards loadtest tests/probes -name '*.py
 CYTHON_SOURCES := $(filter %.pyx %.pxd,$(COMPILED_SOURCES))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test audit clients reference demo build wheel debug lint format bench instructions simulate histories fuzz clean FORCE
+.PHONY: help run test audit clients reference demo build wheel debug lint format bench instructions simulate lines histories fuzz clean FORCE
 FORCE:
 
 help: ## list the targets
@@ -98,6 +98,9 @@ instructions: build $(VENV)/.tools ## count the engine's instructions per operat
 
 simulate: build $(VENV)/.tools ## the whole mesh under random schedules for S seconds: tests/simulation
 	@PYTHONPATH=. $(PY) -P -m tests.simulation --seconds $(S) $(ARGS)
+
+lines: build $(VENV)/.tools ## which lines of the engine the simulation runs (a build of its own, with gcov)
+	@PYTHONPATH=. $(PY) -P -m tests.simulation.lines $(ARGS)
 
 histories: build $(VENV)/.tools ## what clients of real brokers did and saw, for S seconds, against the promises: tests/histories
 	@PYTHONPATH=. $(PY) -P -m tests.histories --seconds $(S) $(ARGS)

@@ -608,6 +608,8 @@ cdef class ClientConnection(Peer):
             self.fence.end_formers(self, NULL, 0)
         if self.subs.count:
             self.sublist.forget_entries()
+            if self.shadows is not None:
+                self.shadows.forget_entries()
             if permissions is not None:
                 self.end_what_is_not_allowed(ended)
         return ended

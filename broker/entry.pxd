@@ -32,6 +32,7 @@ ctypedef struct Choice:
     uint32_t first_remote
     uint32_t n_remote
     uint64_t n_members       # here and elsewhere
+    bint keeps_out           # a member here may not have this subject, and siblings do not know that
 
 # What was counted on a subject since it was harvested. Narrow, because there may be a hundred thousand of them and
 # every message touches one: Sublist.book() empties it before a count can overflow.
@@ -82,7 +83,8 @@ ctypedef struct Entry:
     uint8_t *text            # begins with the subject
     size_t allocated
     uint64_t slow_until_us   # a sibling said that a subscriber there is behind: publishers are to wait
-    uint64_t slow_told_us    # when the sibling that feeds us was last told the same
+    uint64_t slow_told_us    # when siblings that feed us were last told the same …
+    uint64_t slow_told_to    # … and which, a bit each
     Earlier *earlier         # what was harvested of it before; NULL: nothing
     Recent counts            # … and since then. Last: the targets begin in the same cache line
 

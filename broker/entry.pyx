@@ -220,6 +220,8 @@ cdef inline uint32_t fill_choice(const Draft *draft, Entry *entry, const QueueGr
         if shown_size(sub, draft.subject, draft.size) >= 0:
             at = fill_target(entry, choice.first + choice.n_local, sub, at)
             choice.n_local += 1
+        else:
+            choice.keeps_out = True
         sub = sub.next
     for i in range(group.n_remote):
         entry.weights[choice.first_remote + choice.n_remote] = group.remote[i]

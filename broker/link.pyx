@@ -221,9 +221,12 @@ cdef class SiblingLink(OriginLink):
         cdef size_t account_size = len(sublist.account)
         cdef uint64_t now = self.out.box.now_us
         cdef uint8_t *to
-        if now - entry.slow_told_us < SLOW_AGAIN_US:
+        if now - entry.slow_told_us >= SLOW_AGAIN_US:
+            entry.slow_told_us = now
+            entry.slow_told_to = 0
+        elif (entry.slow_told_to >> self.shard) & 1:
             return
-        entry.slow_told_us = now
+        entry.slow_told_to |= <uint64_t>1 << self.shard
         to = out_reserve(&self.out, account_size + entry.subject_size + 8)
         if to != NULL:
             memcpy(to, b'SLOW ', 5)

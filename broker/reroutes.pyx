@@ -126,9 +126,11 @@ cdef class Reroutes:
         cdef uint64_t members = members_elsewhere(fanout, entry, choice, visited)
         cdef uint64_t pick
         cdef uint32_t w, shard = 0
-        if members == 0:
+        if members == 0 and not choice.keeps_out:
             # Who was visited and has a member now got it since: a sibling says RS- before it sends a message on. (Where
-            # our word of it is old, the message comes back, and the word before it.)
+            # our word of it is old, the message comes back, and the word before it.) But where permissions keep members
+            # from it, siblings still count them: a shard with such members asks nobody twice, or the message would
+            # circle for ever.
             visited = <uint64_t>1 << self.mesh.shard
             members = members_elsewhere(fanout, entry, choice, visited)
         if members == 0:

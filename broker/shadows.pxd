@@ -20,5 +20,7 @@ cdef class Shadows:
     # Makes those of a former queue member: they get messages sent to the group before it left.
     cdef int cast_former(self, Sublist sublist, Sub *sub, bytes subject, bytes queue, uint64_t *told) except -1
     cdef int drop_former(self, Sub *sub, uint64_t *told) except -1
+    # What their client may have has changed: answers of the exporting accounts are made anew.
+    cdef int forget_entries(self) except -1
     # Removes them at the subscription's end.
     cdef int drop(self, Sub *sub, uint64_t *told) except -1

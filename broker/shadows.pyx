@@ -54,6 +54,12 @@ cdef class Shadows:
             (<StreamImport>stream).exporter.remove(<Sub *><size_t>address, told)
         return 0
 
+    cdef int forget_entries(self) except -1:
+        for cast in self.cast_by.values():
+            for _, stream in cast:
+                (<StreamImport>stream).exporter.forget_entries()
+        return 0
+
     cdef int drop(self, Sub *sub, uint64_t *told) except -1:
         for address, stream in self.cast_by.pop(<size_t>sub, ()):
             (<StreamImport>stream).exporter.remove(<Sub *><size_t>address, told)

@@ -313,6 +313,9 @@ cdef class Sublist(Interest):
                     way = &ways[i]
             elif other.hash == entry.hash:   # the same subject, stale
                 way = &ways[i]
+                entry.slow_until_us = other.slow_until_us   # a change of interest makes nobody quicker
+                entry.slow_told_us = other.slow_told_us
+                entry.slow_told_to = other.slow_told_to
                 break
         if way == NULL:
             for i in range(CACHE_WAYS):

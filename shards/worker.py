@@ -23,6 +23,7 @@ from gnatswarm.shards.boundary.parentage import die_with_parent
 from gnatswarm.shards.clients.departure import QUIET_S, Departure
 from gnatswarm.shards.descriptor_headroom import DescriptorHeadroom
 from gnatswarm.shards.descriptors import make_room
+from gnatswarm.shards.links.link_sockets import LinkSockets
 from gnatswarm.shards.links.links import LINK_VERSION, Hello, Links
 from gnatswarm.shards.links.reserve import Reserve
 from gnatswarm.shards.monitoring.snapshots import Snapshots
@@ -169,12 +170,10 @@ class Worker:
         path = os.path.join(boot.link_dir, f"{boot.shard}.{boot.boot_id}.sock")
         self._links = Links(
             loop=self._loop,
-            reactor=shard.reactor,
+            sockets=LinkSockets(self._loop, shard.reactor, path=path, reserve=reserve),
             mesh=shard.mesh,
             fence=shard.fence,
             hello=Hello(boot.server_id, boot.shard, boot.boot_id, LINK_VERSION),
-            path=path,
-            reserve=reserve,
             sink=Siblings(
                 self._loop,
                 shard,

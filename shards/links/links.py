@@ -8,28 +8,22 @@ which the `LinkSink` is told. Not here: frames after the handshake (broker.link)
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import socket
-import struct
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.link import SiblingLink
 from gnatswarm.broker.reroutes import Reroutes
-from gnatswarm.shards.sockets.listener import Listener
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from gnatswarm.broker.fence import MeshFence
     from gnatswarm.broker.mesh import Mesh
     from gnatswarm.shards.boundary.control import LinkedShard
-    from gnatswarm.shards.links.reserve import Reserve
-    from gnatswarm.shards.sockets.reactor import Reactor, Socket
 
 logger = logging.getLogger("gnatswarm.links")
 
@@ -40,7 +34,6 @@ LINK_VERSION = 2
 # A process that connects and does not finish the handshake in this time is not a sibling.
 HANDSHAKE_S = 2.0
 DIAL_AGAIN_S = 0.1
-BACKLOG = 128
 
 # Two living shards restore a broken link in milliseconds. A shard that has not after this many checks exits and is
 # restarted by the router: first the one that is dialled, whose socket may be the cause, then the other. Checks are
@@ -48,9 +41,6 @@ BACKLOG = 128
 LOOK_S = 0.25
 LOOKS_OF_THE_DIALLED = 8
 LOOKS_OF_THE_DIALLER = 16
-
-# A link's socket should take all that one round of reading a busy client produces, or each round ends in EAGAIN.
-SOCKET_BUFFER_BYTES = 1024 * 1024
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -75,7 +65,7 @@ class LinkSession:
         self.link = SiblingLink(mesh, fence, reroutes, self)
         self.dialled = dialled
         self.hello: Hello | None = None
-        self.socket: Socket | None = None
+        self.socket: LinkSocket | None = None
         self.is_early = False  # its handshake came before the router told us of that shard
 
     def __str__(self) -> str:
@@ -119,6 +109,38 @@ class LinkSession:
         self._links.on_closed(self, CloseReason(reason))
 
 
+class LinkSocket(Protocol):
+    """One end of a connection between two shards."""
+
+    @property
+    def opened(self) -> int:
+        """When it was opened, in µs of the reactor's clock."""
+
+    def kick(self, reason: CloseReason) -> None:
+        """Close it; its session hears so later."""
+
+
+class Transport(Protocol):
+    """How shards reach each other: `LinkSockets`, or in simulations what is as good. It listens from the start."""
+
+    on_accepted: Callable[[Any], None]  # a sibling has dialled: its connection
+
+    def dial(self, path: str) -> Any:
+        """A connection to the shard that listens there; OSError: none does, or it has no room."""
+
+    def open(self, connection: Any, link: SiblingLink, session: LinkSession) -> LinkSocket:
+        """Let a link be carried over this connection, and tell the session when it ends."""
+
+    def finish(self) -> None:
+        """Send what was queued outside of a round."""
+
+    def listen_anew(self) -> None:
+        """Listen again at the same path, if its file is gone."""
+
+    def close(self) -> None:
+        """Listen no more; connections stay."""
+
+
 class LinkSink(Protocol):
     """Gets the reports of one shard's links."""
 
@@ -151,139 +173,68 @@ class Links:
         self,
         *,
         loop: asyncio.AbstractEventLoop,
-        reactor: Reactor,
+        sockets: Transport,
         mesh: Mesh,
         fence: MeshFence,
         hello: Hello,
-        path: str,
-        reserve: Reserve,
         sink: LinkSink,
     ) -> None:
         self._loop = loop
-        self._reactor = reactor
+        self._sockets = sockets
         self._mesh = mesh
         self._fence = fence
-        self._reroutes = Reroutes(mesh, fence)
+        self.reroutes = Reroutes(mesh, fence)
         self._hello = hello
-        self._path = path
-        self._reserve = reserve
         self._sink = sink
         self._missing: dict[int, tuple[str, float]] = {}  # siblings whose link broke: boot id, and when it broke
         self._is_ready = False
         self._siblings: dict[int, LinkedShard] = {}
         self._sessions: dict[int, LinkSession] = {}  # joined ones, by the sibling's number
-        self._greeting: set[LinkSession] = set()  # the others
+        self._greeting: dict[LinkSession, None] = {}  # the others, in the order in which they came
         # Both ends send INFO first; only the end that dialled sends CONNECT.
         words = msgspec.json.encode(hello)
         self._info = b"INFO " + words + b" \r\n"
         self._connect = b"CONNECT " + words + b"\r\n"
-        self._is_closed = False
-        self._listening = self._listen()
-        self._listener = Listener(reactor, self._listening.fileno(), self._on_accept, self._on_accept_error)
+        sockets.on_accepted = self._on_accepted
 
     @property
     def sessions(self) -> list[LinkSession]:
         """The links that carry messages, by the sibling's number."""
         return [self._sessions[shard] for shard in sorted(self._sessions)]
 
-    # ---- sockets
-
-    def _listen(self) -> socket.socket:
-        with self._reserve.opened():
-            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        # Its directory is private (0700); the socket is, too.
-        before = os.umask(0o177)
-        try:
-            listening.bind(self._path)
-        except OSError:
-            listening.close()
-            raise
-        finally:
-            os.umask(before)
-        listening.listen(BACKLOG)
-        return listening
-
     def listen_anew(self) -> None:
         """Listen again at the same path, whose file was removed; existing links are unaffected."""
-        if self._is_closed or os.path.exists(self._path):
-            return
-        try:
-            listening = self._listen()
-        except OSError as error:  # the directory was removed again: the router will send ListenAnew again
-            logger.debug("cannot listen at %s: %s", self._path, error)
-            return
-        self._listener.close()
-        self._listening.close()
-        self._listening = listening
-        self._listener = Listener(self._reactor, listening.fileno(), self._on_accept, self._on_accept_error)
-        logger.warning("somebody removed the link socket %s; it is made again", self._path)
+        self._sockets.listen_anew()
 
     def close(self) -> None:
-        """Stop listening and remove the socket file; links end with the process."""
-        self._is_closed = True
-        self._listener.close()
-        self._listening.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
+        """Stop listening; links end with the process."""
+        self._sockets.close()
 
-    def _on_accept(self, fd: int, _host: str, _port: int) -> None:
-        sock = socket.socket(fileno=fd)
-        _pid, uid, _gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.geteuid():
-            logger.error("a process of user %d connected to the link socket; closing it", uid)
-            sock.close()
-            return
-        self._start(sock, dialled=None)
-
-    def _on_accept_error(self, errno: int) -> None:
-        """Most likely clients have taken all descriptors except the reserved ones."""
-        try:
-            with self._reserve.opened():
-                sock, _ = self._listening.accept()
-        except BlockingIOError:
-            self._listener.resume()
-        except OSError:
-            logger.error("cannot accept links: %s", os.strerror(errno))
-            self._loop.call_later(DIAL_AGAIN_S, self._listener.resume)
-        else:
-            sock.setblocking(False)
-            self._on_accept(sock.detach(), "", 0)
-            self._listener.resume()
+    def _on_accepted(self, connection: Any) -> None:
+        self._start(connection, dialled=None)
 
     def _dial(self, sibling: LinkedShard) -> None:
         if self._siblings.get(sibling.shard) is not sibling or sibling.shard in self._sessions:
             return
         try:
-            sock = self._connected(sibling.path)
+            connection = self._sockets.dial(sibling.path)
         except OSError as error:  # it has just died (the next LinkedShards will tell), or its backlog is full
             logger.debug("cannot reach shard %d: %s", sibling.shard, error)
             self._loop.call_later(DIAL_AGAIN_S, self._dial, sibling)
             return
-        self._start(sock, dialled=sibling)
+        self._start(connection, dialled=sibling)
 
-    def _connected(self, path: str) -> socket.socket:
-        with self._reserve.opened():
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            sock.connect(path)
-        except OSError:
-            sock.close()
-            raise
-        return sock
-
-    def _start(self, sock: socket.socket, *, dialled: LinkedShard | None) -> None:
-        for name in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            sock.setsockopt(socket.SOL_SOCKET, name, SOCKET_BUFFER_BYTES)
-        session = LinkSession(self, self._mesh, self._fence, self._reroutes, dialled=dialled)
-        self._greeting.add(session)
-        session.socket = self._reactor.open(sock.detach(), session.link, session)
+    def _start(self, connection: Any, *, dialled: LinkedShard | None) -> None:
+        session = LinkSession(self, self._mesh, self._fence, self.reroutes, dialled=dialled)
+        self._greeting[session] = None
+        session.socket = self._sockets.open(connection, session.link, session)
         session.link.send(self._info if dialled is None else self._info + self._connect)
         self._loop.call_later(HANDSHAKE_S, self._give_up, session)
         self._flush()
 
     def _flush(self) -> None:
         """Send on the loop's next turn what was queued outside of the reactor's turn."""
-        self._loop.call_soon(self._reactor.finish)
+        self._loop.call_soon(self._sockets.finish)
 
     def _give_up(self, session: LinkSession) -> None:
         if session in self._greeting:
@@ -291,7 +242,7 @@ class Links:
                 session.link.end(f"boot id {session.hello.boot_id[:40]!r}, which the router does not know")
             else:
                 session.link.end(f"no INFO and CONNECT within {HANDSHAKE_S:g} s")
-            self._reactor.finish()
+            self._sockets.finish()
 
     # ---- siblings
 
@@ -311,7 +262,7 @@ class Links:
             if shard not in known or known[shard].boot_id != boot_id:
                 del self._missing[shard]
                 self._fence.gone(shard)
-                self._reroutes.look_again()
+                self.reroutes.look_again()
                 self._look_whether_whole()
         for session in [one for one in self._greeting if one.is_early and self._is_alive(one)]:
             session.is_early = False
@@ -361,7 +312,7 @@ class Links:
         before = self._sessions.get(shard)
         if before is not None:  # it dials again before we have noticed the end of its last link
             self._drop(before, "another link of that shard is here")
-        self._greeting.discard(session)
+        self._greeting.pop(session, None)
         self._sessions[shard] = session
         if shard in self._missing:
             lost = self._lost_text(shard)
@@ -424,7 +375,7 @@ class Links:
 
     def on_closed(self, session: LinkSession, reason: CloseReason) -> None:
         """A link has ended: its sibling's interest is removed, and it is dialled again while the router lists it."""
-        self._greeting.discard(session)
+        self._greeting.pop(session, None)
         self._part(session)
         session.link.leave()
         self._sink.on_gone(session.link)

@@ -26,7 +26,9 @@ cdef class ProbeSocket:
     cdef readonly uint64_t taken     # bytes that it was sent
     cdef readonly bint is_over       # closed, and its peer has left
     cdef readonly int reason         # why: CloseReason
+    cdef readonly bytes unsent       # when it was closed, what waited for the kernel to take it
     cdef void flush(self) noexcept
+    cdef bytes waiting(self, size_t skip)
     cdef int pump(self, pieces) except -1
 
 

@@ -16,7 +16,7 @@ from gnatswarm.broker.fence cimport MeshFence
 from gnatswarm.broker.link cimport SiblingLink
 from gnatswarm.broker.mesh cimport Mesh
 from gnatswarm.broker.outbuf cimport (
-    CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_SLOW_CONSUMER_PENDING_BYTES, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE,
+    Chunk, CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_SLOW_CONSUMER_PENDING_BYTES, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE,
     iovec, out_gather, out_init, out_pending, out_take)
 from gnatswarm.broker.parser cimport (
     OP_HPUB, OP_MORE, OP_PUB, OP_UNKNOWN, Op, OpKind, Token, parse_op, parse_plain_publish,
@@ -53,6 +53,7 @@ cdef class ProbeSocket:
         self.peer = peer
         self.sent = bytearray()
         self.unread = bytearray()
+        self.unsent = b""
         self.takes = -1
         peer.out.owner = <void *>self
 
@@ -114,6 +115,46 @@ cdef class ProbeSocket:
             self.unread_at = 0
         return 0
 
+    cdef bytes waiting(self, size_t skip):
+        """What was queued and the kernel has not taken, without its first `skip` bytes."""
+        cdef OutBuf *out = &self.peer.out
+        cdef Chunk *chunk = out.head
+        cdef size_t end, n
+        cdef list parts = []
+        while chunk != NULL:
+            end = chunk.end if chunk != out.tail or chunk.blob != NULL else <size_t>(out.pos - chunk.data)
+            n = end - chunk.start
+            if skip < n:
+                parts.append((chunk.data + chunk.start + skip)[:n - skip])
+            skip -= min(skip, n)
+            chunk = chunk.next
+        return b"".join(parts)
+
+    def queued_from(self, size_t offset) -> bytes:
+        """What was queued for it from that place on, whether the kernel has taken it or not; also when it is over."""
+        cdef size_t n = len(self.sent)
+        cdef size_t skip = offset - n if offset > n else 0
+        return bytes(self.sent[offset:]) + (self.unsent[skip:] if self.is_over else self.waiting(skip))
+
+    @property
+    def queued(self) -> int:
+        """How many bytes were queued for it since it was opened."""
+        return len(self.sent) + (len(self.unsent) if self.is_over else out_pending(&self.peer.out))
+
+    @property
+    def taken_us(self) -> int:
+        """When the kernel last took bytes."""
+        return self.peer.out.taken_us
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it is past its stall mark, so that who feeds it has to wait."""
+        return self.peer.out.is_behind
+
+    def set_stall_mark(self, size_t n):
+        """Past so many pending bytes it is behind."""
+        self.peer.out.stall_mark = n
+
     @property
     def connection(self) -> ClientConnection:
         """The client that it is the socket of; TypeError: it is none."""
@@ -127,6 +168,11 @@ cdef class ProbeSocket:
     @property
     def is_held(self) -> bool:
         return self.peer.holds != 0
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it waits for somebody slow."""
+        return self.peer.holds & HOLD_STALL != 0
 
     @property
     def pending(self) -> int:
@@ -175,6 +221,11 @@ cdef class Probe:
     def __dealloc__(self):
         free(self.shared)
 
+    def seed(self, Sublist sublist not None, uint64_t seed):
+        """What is random in the subscriptions of another account follows from this, too."""
+        sublist.seed = seed
+        sublist.random_state = seed * 2 + 1
+
     # ---- peers
 
     def open(self, session, *, offers_headers=True, must_authenticate=False) -> ProbeSocket:
@@ -199,6 +250,12 @@ cdef class Probe:
     def dial(self, session) -> ProbeSocket:
         """One end of a link that is not joined yet, with this session. The link is `socket.link`: join it, leave it."""
         cdef SiblingLink link = SiblingLink(self.mesh, self.fence, self.reroutes, session)
+        socket = ProbeSocket(self, link)
+        self.sockets.append(socket)
+        return socket
+
+    def adopt(self, SiblingLink link not None) -> ProbeSocket:
+        """The socket of a link that somebody else has made."""
         socket = ProbeSocket(self, link)
         self.sockets.append(socket)
         return socket
@@ -263,6 +320,7 @@ cdef class Probe:
             reason = CLOSE_CLIENT_CLOSED
         if reason not in (CLOSE_CLIENT_CLOSED, CLOSE_SLOW_CONSUMER_PENDING_BYTES, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE):
             socket.flush()
+        socket.unsent = socket.waiting(0)
         socket.reason = reason
         socket.is_over = True
         socket.peer.is_closing = True
@@ -291,6 +349,11 @@ cdef class Probe:
         socket.peer.out.is_blocked = 0
         socket.flush()
         self.finish()
+
+    @property
+    def is_relieved(self) -> bool:
+        """Whether somebody who was behind is so no more: the reactor then lets all go on who wait."""
+        return self.fanout.box.relieved
 
     def release_stalls(self) -> bool:
         """Lets those go on who wait for somebody slow; was somebody relieved who was behind?"""

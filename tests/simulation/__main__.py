@@ -11,9 +11,9 @@ import multiprocessing
 import os
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
+from tests.simulation.coverage import Coverage
 from tests.simulation.hunt import failure, hunt
 from tests.simulation.schedule import parsed
 
@@ -35,14 +35,15 @@ def main() -> int:
     with multiprocessing.get_context("spawn").Pool(words.processes) as pool:
         work = [(first + number, words.processes, words.seconds, words.schedules) for number in range(words.processes)]
         results = pool.starmap(hunt, work)
-    covered: Counter[str] = sum((one for one, _ in results), Counter())
+    covered = Coverage()
+    for one, _ in results:
+        covered.merge(one)
     failed = [name for _, names in results for name in names]
     print(f"seeds from {first} on")
-    for name, count in sorted(covered.items()):
-        print(f"{count:>14,}  {name}")
+    print(covered)
     for name in failed:
         print(f"\n{name}\n{Path(name).read_text()}")
-    print(f"\n{covered['schedules'] - len(failed)} passed, {len(failed)} failed")
+    print(f"\n{covered.schedules - len(failed):,} passed, {len(failed)} failed")
     return int(bool(failed))
 
 

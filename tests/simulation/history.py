@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests.support.model import matches
-
 NEVER = 1 << 60
 
 
 @dataclass
 class Subscription:
-    """One SUB. All `…_at` are numbers of steps."""
+    """One SUB. All `…_at` are numbers of steps; what a client got counts from when it was queued for it."""
 
     client: int
     sid: int
     pattern: str
     queue: str
+    account: str = "$G"
     acked_at: int = NEVER  # the PONG behind its SUB came
     left_at: int = NEVER  # UNSUB, its max was reached, or its client went
     left_acked_at: int = NEVER  # the PONG behind that came
     gone_at: int = NEVER  # its client went
     shard_died_at: int = NEVER  # the shard that it was on died, whether it was there still or not
+    death_known_at: int = NEVER  # … and every sibling knew it
     most: int = NEVER  # UNSUB max
-    got: list[tuple[int, int]] = field(default_factory=list)  # (message, step)
+    got: dict[int, int] = field(default_factory=dict)  # message → step
 
     def has_seen(self, message: Message) -> bool:
-        """Whether it matches, and every shard knew of it when the message was published."""
-        return self.acked_at < message.at < self.left_at and matches(self.pattern, message.subject)
+        """Whether it was there, for all to know, when the message was published."""
+        return self.acked_at < message.at < self.left_at
 
     def must_have(self, message: Message) -> bool:
-        """Whether it also stayed until the end."""
+        """Whether, besides, it stayed."""
         return self.has_seen(message) and self.left_at == NEVER and self.most == NEVER
 
     def is_over_for(self, message: Message) -> bool:
-        """Whether it does not match, or every shard knew of its end when the message was published."""
-        return self.left_acked_at < message.at or not matches(self.pattern, message.subject)
+        """Whether everybody knew, when the message was published, that it does not want it."""
+        return self.left_acked_at < message.at
 
 
 @dataclass
@@ -45,14 +45,21 @@ class Message:
     number: int
     client: int
     subject: str
-    at: int
+    account: str = "$G"
+    at: int = NEVER  # the broker took it
+    at_us: int = 0
+    size: int = 0  # of the payload
     acked_at: int = NEVER  # the PONG behind it came
+    acked_us: int = 0
     may_be_lost: bool = False  # a link broke while it was not acknowledged
     wants_answer: bool = False  # it has a reply subject
     nobody_at: int = NEVER  # its publisher was told that nobody responds
     is_orphaned: bool = False  # its publisher went before it was acknowledged
+    is_denied: bool = False  # its publisher may not
+    answers: int = -1  # the request that it is an answer to
+    shard_died_at: int = NEVER  # the shard that it was published on died
 
     @property
     def is_promised(self) -> bool:
-        """Whether its publisher could rely on its delivery."""
+        """Whether its publisher may rely on it in the end."""
         return self.acked_at != NEVER or not (self.may_be_lost or self.is_orphaned)

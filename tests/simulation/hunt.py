@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from tests.simulation.coverage import Coverage
 from tests.simulation.schedule import Schedule, drawn
 from tests.simulation.shrink import shrunk
 from tests.simulation.world import World
@@ -38,13 +39,16 @@ def bounded() -> Iterator[None]:
 
 
 def failure(schedule: Schedule) -> tuple[str, World | None]:
-    """What went wrong ("": nothing), and the world if nothing did."""
+    """What goes wrong ("" nothing), and the world in which it did not."""
+    logging.getLogger("gnatswarm.links").setLevel(logging.CRITICAL)  # links that break say so
     try:
         with bounded():
             world = World(schedule)
             world.run()
     except AssertionError as error:
         return str(error) or "an assertion of the engine or of the model", None
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", None
     return "", world
 
 
@@ -57,9 +61,9 @@ def keep(seed: int, schedule: Schedule, why: str) -> Path:
     return path
 
 
-def hunt(first: int, step: int, seconds: float, most: int) -> tuple[Counter[str], list[str]]:
+def hunt(first: int, step: int, seconds: float, most: int) -> tuple[Coverage, list[str]]:
     """Schedules of every step-th seed from `first` on; (what was covered, files of those that failed)."""
-    covered: Counter[str] = Counter()
+    covered = Coverage()
     failed: list[str] = []
     until = time.monotonic() + seconds
     for seed in range(first, first + most * step, step):
@@ -67,13 +71,7 @@ def hunt(first: int, step: int, seconds: float, most: int) -> tuple[Counter[str]
             break
         schedule = drawn(seed)
         why, world = failure(schedule)
-        covered["schedules"] += 1
-        covered["steps"] += len(schedule.steps)
-        covered[f"schedules with {schedule.shards} shards"] += 1
+        covered.add(schedule, world)
         if world is None:
             failed.append(str(keep(seed, schedule, why)))
-        else:
-            covered.update(world.seen)
-            covered["messages"] += len(world.messages)
-            covered["subscriptions"] += len(world.subscriptions)
     return covered, failed

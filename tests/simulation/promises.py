@@ -6,77 +6,186 @@ got a message, by when, how often and in which order, and what excuses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from dataclasses import dataclass, field
 
 from tests.simulation.history import NEVER, Message, Subscription
+from tests.simulation.tenants import Tenants, View, is_kept_out
 from tests.support.model import matches
 
 QUEUES = ("q", "r")
 
 
-def check(subscriptions: list[Subscription], messages: list[Message]) -> None:
+@dataclass
+class History:
+    """All that clients did and got."""
+
+    tenants: Tenants
+    subscriptions: list[Subscription] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    rights: list[list[tuple[int, int]]] = field(default_factory=list)  # of each client: (from this step on, number)
+
+    def rights_between(self, client: int, first: int, last: int) -> list[int]:
+        """Those that a client had at any time between two steps."""
+        log = self.rights[client]
+        return [
+            number
+            for place, (at, number) in enumerate(log)
+            if at <= last and (place + 1 == len(log) or log[place + 1][0] >= first)
+        ]
+
+
+@dataclass
+class Reach:
+    """Who a message may come to: subscriptions, each with the account whose view it sees, and the subject there."""
+
+    message: Message
+    hits: dict[int, tuple[Subscription, View, str]] = field(default_factory=dict)  # by the subscription's sid
+
+
+def check(history: History) -> None:
     """AssertionError, which names who did not get what."""
-    for sub in subscriptions:
-        check_deliveries(sub, messages)
+    reaches = [reach for reach in found_reaches(history) if reach.message.at != NEVER]
+    by_number = {reach.message.number: reach for reach in reaches}
+    for sub in history.subscriptions:
+        check_deliveries(history, sub, by_number)
         if not sub.queue:
-            check_order(sub, messages)
-            check_plain(sub, messages)
-    for message in messages:
-        for queue in QUEUES:
-            check_queue(message, queue, [one for one in subscriptions if one.queue == queue])
-        if message.wants_answer:
-            check_no_responders(message, subscriptions)
+            check_order(sub, history.messages)
+    answered: dict[int, list[Message]] = defaultdict(list)
+    for reach in reaches:
+        check_plain(history, reach)
+        groups: dict[tuple[str, str], list[Subscription]] = defaultdict(list)
+        for sub, view, _ in reach.hits.values():
+            if sub.queue:
+                groups[view.account, sub.queue].append(sub)
+        for (_, queue), members in groups.items():
+            check_queue(history, reach, queue, members)
+        if reach.message.wants_answer:
+            check_no_responders(history, reach)
+        if reach.message.answers >= 0 and reach.message.subject.startswith("_R_"):
+            answered[reach.message.answers].append(reach.message)
+    for request, answers in answered.items():
+        check_answers(history, history.messages[request], answers)
 
 
-def check_deliveries(sub: Subscription, messages: list[Message]) -> None:
-    """Each subscription gets a message at most once, only if it matches, and only while it exists."""
-    numbers = [number for number, _ in sub.got]
-    assert len(set(numbers)) == len(numbers), f"{sub}: a message twice"
-    assert all(matches(sub.pattern, messages[number].subject) for number in numbers)
+def found_reaches(history: History) -> list[Reach]:
+    """Of every message."""
+    kinds: dict[tuple[str, str], list[Subscription]] = defaultdict(list)
+    for sub in history.subscriptions:
+        kinds[sub.account, sub.pattern].append(sub)
+    known: dict[tuple[View, ...], dict[int, tuple[Subscription, View, str]]] = {}
+    answers: dict[int, list[Message]] = defaultdict(list)
+    for message in history.messages:
+        if message.answers >= 0 and message.at != NEVER and not message.is_denied:
+            answers[message.answers].append(message)
+    reaches = []
+    for message in history.messages:
+        if message.is_denied:
+            reaches.append(Reach(message))
+            continue
+        views = tuple(views_of(history, message, answers[message.answers] if message.answers >= 0 else []))
+        hits = known.get(views)
+        if hits is None:
+            hits = known[views] = {}
+            for (account, pattern), subs in kinds.items():
+                for view in views:
+                    subject = history.tenants.heard(view, account)
+                    if subject and matches(pattern, subject):
+                        hits.update((sub.sid, (sub, view, subject)) for sub in subs)
+        reaches.append(Reach(message, hits))
+    return reaches
+
+
+def views_of(history: History, message: Message, answers: list[Message]) -> list[View]:
+    """The message in each account that it comes to; `answers`: all of them to what it answers."""
+    if not message.subject.startswith("_R_"):
+        return history.tenants.views(message.account, message.subject)
+    request = history.messages[message.answers]
+    is_sure = (
+        len([one for one in answers if one.subject.startswith("_R_")]) == 1
+        and is_in_time(history, request, message)
+        and request.shard_died_at > message.acked_at
+        and not request.is_orphaned
+    )
+    return history.tenants.way_back(
+        request.account, message.account, f"_INBOX.{request.client}.{request.number}", is_sure=is_sure
+    )
+
+
+def is_in_time(history: History, request: Message, answer: Message) -> bool:
+    """Whether an answer came surely before the request was forgotten."""
+    until_us = answer.acked_us if answer.acked_at != NEVER else 1 << 62
+    return until_us - request.at_us <= history.tenants.threshold_s * 1e6
+
+
+def check_deliveries(history: History, sub: Subscription, reaches: dict[int, Reach]) -> None:
+    """Of what it asked for and may have, and while it asked for it."""
     # A member of a queue group lingers until its siblings know that it has left; its client's PONG says so.
     until = min(sub.left_acked_at, sub.gone_at) if sub.queue else sub.left_at
-    late = [number for number in numbers if messages[number].at > until]
-    assert not late, f"{sub}: {late} were published after it had left"
     assert len(sub.got) <= sub.most, f"{sub}: more than its max"
-    assert all(at <= sub.left_acked_at for _, at in sub.got), f"{sub}: messages after the PONG of its end"
+    for number, at in sub.got.items():
+        reach = reaches.get(number)
+        assert reach is not None and sub.sid in reach.hits, f"{sub}: {history.messages[number]} is not for it"
+        message = reach.message
+        _, _, subject = reach.hits[sub.sid]
+        rights = history.rights_between(sub.client, message.at, at)
+        assert not all(is_kept_out(one, subject) for one in rights), f"{sub}: it may not have {message}"
+        assert message.at <= until, f"{sub}: {message} was published after it had left"
+        assert at <= sub.left_acked_at, f"{sub}: {message} came after the PONG of its end"
 
 
 def check_order(sub: Subscription, messages: list[Message]) -> None:
-    """Each publisher's messages in the order in which it published them."""
+    """Each publisher's messages in the order in which it published them; answers between accounts go by other ways."""
     last: dict[int, int] = {}
-    for number, _ in sub.got:
+    for number in sub.got:
+        if messages[number].subject.startswith("_R_"):
+            continue
         client = messages[number].client
         assert last.get(client, -1) < number, f"{sub}: {number} of client {client} came behind {last[client]}"
         last[client] = number
 
 
-def check_plain(sub: Subscription, messages: Iterable[Message]) -> None:
-    """Everything that was published while it was there, and no later than its publisher's PONG."""
-    got = dict(sub.got)
-    for message in messages:
-        if sub.must_have(message) and message.is_promised:
-            assert message.number in got, f"{sub} did not get {message}"
-            assert got[message.number] <= message.acked_at, f"{message} was acknowledged before {sub} got it"
+def check_plain(history: History, reach: Reach) -> None:
+    """Who is there got it, no later than its publisher's PONG."""
+    message = reach.message
+    if not message.is_promised:
+        return
+    for sub, view, subject in reach.hits.values():
+        if sub.queue or not view.is_sure or not sub.must_have(message):
+            continue
+        if any(is_kept_out(one, subject) for one in history.rights_between(sub.client, message.at, message.acked_at)):
+            continue
+        assert message.number in sub.got, f"{sub} did not get {message}"
+        assert sub.got[message.number] <= message.acked_at, f"{message} was acknowledged before {sub} got it"
 
 
-def check_queue(message: Message, queue: str, members: list[Subscription]) -> None:
+def check_queue(history: History, reach: Reach, queue: str, members: list[Subscription]) -> None:
     """One member gets it, if one was there when it was published: lost no more than on one server."""
-    got = [(one, at) for one in members for number, at in one.got if number == message.number]
+    message = reach.message
+    is_answer = message.subject.startswith("_R_")
+    got = [(one, one.got[message.number]) for one in members if message.number in one.got]
     assert len(got) <= 1, f"{message} came to {len(got)} members of {queue}: {got}"
     if message.may_be_lost or not message.is_promised:
         return
+    if any(one.most != NEVER or message.at <= one.gone_at <= message.acked_at for one in members):
+        return  # who was chosen has had enough, or it went with its connection
     if any(
-        matches(one.pattern, message.subject) and (one.most != NEVER or message.at <= one.gone_at <= message.acked_at)
+        one.shard_died_at <= message.acked_at and message.at <= one.death_known_at and not one.is_over_for(message)
         for one in members
     ):
-        return  # who was chosen has had enough, or it went with its connection
-    if any(message.at <= one.shard_died_at <= message.acked_at and not one.is_over_for(message) for one in members):
         return  # it was on its way to a shard that was believed to have a member, and died with it
     if not got and is_excused_by_a_stale_choice(message, members):
         return
-    if any(member.has_seen(message) for member in members):
-        assert got, f"no member of {queue} got {message}"
-        assert got[0][1] <= message.acked_at, f"{message} was acknowledged before {got[0][0]} got it"
+    for one in members:
+        _, view, subject = reach.hits[one.sid]
+        rights = history.rights_between(one.client, message.at, message.acked_at)
+        if not view.is_sure or any(is_kept_out(number, subject) for number in rights):
+            continue
+        if is_answer and view.is_across and one.left_at <= message.acked_at:
+            continue  # an answer is published in the asker's account when it arrives on the asker's shard
+        if one.has_seen(message):
+            assert got, f"no member of {queue} got {message}, and {one} was there"
+            assert got[0][1] <= message.acked_at, f"{message} was acknowledged before {got[0][0]} got it"
 
 
 def is_excused_by_a_stale_choice(message: Message, members: list[Subscription]) -> bool:
@@ -89,9 +198,37 @@ def is_excused_by_a_stale_choice(message: Message, members: list[Subscription]) 
     return bool(stale) and all(one.left_at <= message.acked_at for one in members if one.has_seen(message))
 
 
-def check_no_responders(message: Message, subscriptions: list[Subscription]) -> None:
-    """503 if every shard knew that there was no subscriber; no 503 if every shard knew of one."""
-    if any(sub.must_have(message) for sub in subscriptions):
-        assert message.nobody_at == NEVER, f"{message}: told that nobody responds, and somebody was there"
-    elif all(sub.is_over_for(message) for sub in subscriptions) and not message.is_orphaned:
+def check_no_responders(history: History, reach: Reach) -> None:
+    """503 where everybody knew that nobody wants it; none where somebody was there for all to know."""
+    message = reach.message
+    if message.is_denied:
+        assert message.nobody_at == NEVER, f"{message}: it was not published"
+        return
+    # Siblings are told interest, not whose: a third account's stream import there counts as interest in the service.
+    views = history.tenants.views(message.account, message.subject)
+    is_sure = not any(history.tenants.is_a_stream(view) for view in views if view.is_across)
+    for sub, _, subject in reach.hits.values():
+        rights = history.rights_between(sub.client, message.at, message.acked_at)
+        if any(is_kept_out(one, subject) for one in rights):
+            is_sure = False  # siblings are told interest, not permissions
+        elif sub.must_have(message):
+            assert message.nobody_at == NEVER, f"{message}: told that nobody responds, and {sub} was there"
+    if is_sure and all(sub.is_over_for(message) for sub, _, _ in reach.hits.values()) and not message.is_orphaned:
         assert message.nobody_at != NEVER, f"{message}: everybody knew that nobody responds, and it was not told"
+
+
+def check_answers(history: History, request: Message, answers: list[Message]) -> None:
+    """Of answers that come from another account, the first to arrive comes to the asker, and no other."""
+    inbox = next(
+        one
+        for one in history.subscriptions
+        if one.client == request.client and one.pattern == f"_INBOX.{request.client}.*"
+    )
+    got = [one for one in answers if one.number in inbox.got]
+    assert len(got) <= 1, f"{request} was answered {len(got)} times"
+    assert not got or request.nobody_at == NEVER, f"{request} was answered, and told that nobody responds"
+    if got or inbox.left_at != NEVER or request.shard_died_at != NEVER:
+        return
+    for one in answers:
+        if one.acked_at != NEVER and not one.is_denied and not one.may_be_lost:
+            assert not is_in_time(history, request, one), f"{request} was not told its answer {one}"

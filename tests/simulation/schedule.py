@@ -18,21 +18,39 @@ from typing import NamedTuple
 KINDS = {
     "carry": 5,
     "settle": 2,
+    "tell": 2,
+    "pass": 1,
     "sub": 3,
     "unsub": 2,
     "max": 1,
     "burst": 2,
     "pub": 3,
+    "volley": 1,
     "request": 1,
+    "answer": 1,
     "ping": 3,
+    "slow": 1,
+    "take": 1,
+    "rights": 1,
+    "limits": 1,
     "go": 1,
     "come": 1,
     "break": 1,
     "kill": 1,
     "boot": 1,
+    "leave": 1,
 }
 # Faults: most schedules have only some of them, or none.
-FAULTS = ("go", "break", "kill")
+FAULTS = ("go", "break", "kill", "leave")
+# What a world has, how often, and the steps that only such a world has (how many of them).
+FEATURES = {
+    "slow": (0.4, {"slow": 4, "take": 5, "volley": 4, "pub": 12, "pass": 4, "limits": 1}),
+    "accounts": (0.4, {"request": 8, "answer": 8}),
+    "rights": (0.3, {"rights": 1, "answer": 2}),
+    "third": (0.15, {}),
+    # With queue groups in the third account it fails, and is not drawn before that is mended: see corpus/known.
+    "queues": (0.0, {}),
+}
 MOST_SHARDS_HERE = 6
 
 
@@ -53,6 +71,11 @@ class Schedule:
     seed: int
     is_narrow: bool
     steps: tuple[Step, ...]
+    features: tuple[str, ...] = ()
+
+    def has(self, feature: str) -> bool:
+        """Whether its world has this: see FEATURES."""
+        return feature in self.features
 
     def with_steps(self, steps: Sequence[Step]) -> Schedule:
         """The same world, in which this happens."""
@@ -60,6 +83,7 @@ class Schedule:
 
     def __str__(self) -> str:
         head = f"shards {self.shards} seed {self.seed} {'narrow' if self.is_narrow else 'wide'}"
+        head = " ".join([head, *self.features])
         return "\n".join([head, *(" ".join(map(str, step)) for step in self.steps)]) + "\n"
 
 
@@ -74,23 +98,35 @@ def drawn(seed: int) -> Schedule:
     for fault in FAULTS:
         if rng.random() < 0.6:
             weights[fault] = 0
+    if rng.random() < 0.3:  # nothing but traffic
+        weights.update(dict.fromkeys((*FAULTS, "boot", "tell"), 0))
+    features = tuple(name for name, (share, _) in FEATURES.items() if rng.random() < share)
+    if "accounts" not in features:
+        features = tuple(name for name in features if name != "third")
+    for name, (_, own) in FEATURES.items():
+        for kind, usual in own.items():
+            if name in features:
+                weights[kind] = max(weights[kind], usual)
+            elif kind in ("slow", "take", "limits", "rights"):
+                weights[kind] = 0
     weights["carry"] = rng.choice((2, 5, 10, 30))
     for kind in ("sub", "pub", "ping"):
         weights[kind] = max(weights[kind], 1)
     kinds = rng.choices(list(weights), list(weights.values()), k=rng.randrange(60, 200))
     steps = tuple(Step(kind, rng.randrange(24), rng.randrange(24), rng.randrange(24)) for kind in kinds)
-    return Schedule(rng.randint(2, MOST_SHARDS_HERE), rng.randint(1, 1000), rng.random() < 0.5, steps)
+    return Schedule(rng.randint(2, MOST_SHARDS_HERE), rng.randint(1, 1000), rng.random() < 0.5, steps, features)
 
 
 def parsed(text: str) -> Schedule:
     """What str() of a Schedule wrote; lines that begin with # are comments. ValueError names the bad line."""
     lines = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     try:
-        _, shards, _, seed, width = lines[0]
+        _, shards, _, seed, width, *features = lines[0]
         steps = tuple(Step(kind, int(who), int(which), int(much)) for kind, who, which, much in lines[1:])
         unknown = {step.kind for step in steps} - set(KINDS)
+        unknown |= set(features) - set(FEATURES)
         if unknown:
-            raise ValueError(f"unknown steps: {', '.join(sorted(unknown))}")
-        return Schedule(int(shards), int(seed), width == "narrow", steps)
+            raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
+        return Schedule(int(shards), int(seed), width == "narrow", steps, tuple(features))
     except (IndexError, ValueError) as error:
         raise ValueError(f"not a schedule: {error}") from None

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.hunt import bounded, failure
+from tests.simulation.coverage import Coverage
+from tests.simulation.hunt import failure
 from tests.simulation.schedule import Schedule, Step, drawn, parsed
 from tests.simulation.shrink import shrunk
-from tests.simulation.world import World
 
 CORPUS = Path(__file__).parent / "corpus"
-# Each batch is a test, so that workers share them. GNATSWARM_SCHEDULES says how many there are in all.
-BATCHES = 8
-SCHEDULES = int(os.environ.get("GNATSWARM_SCHEDULES", "2400"))
+# Each batch is a test, so that workers share them. GNATSWARM_SCHEDULES says how many there are in all. So many as usual
+# cover every situation, in each batch: seeds are the same each time.
+BATCHES = 2
+USUAL_SCHEDULES = 2000
+SCHEDULES = int(os.environ.get("GNATSWARM_SCHEDULES", str(USUAL_SCHEDULES)))
 
 
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.txt")), ids=lambda path: path.stem)
@@ -24,21 +26,32 @@ def test_what_failed_once_holds(path):
     assert not why
 
 
+@pytest.mark.xfail(strict=True, reason="known, and not mended yet: each file says what")
+@pytest.mark.parametrize("path", sorted((CORPUS / "known").glob("*.txt")), ids=lambda path: path.stem)
+def test_what_is_known_to_fail_holds(path):
+    why, _ = failure(parsed(path.read_text()))
+    assert not why
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_every_promise_holds_whatever_the_schedule(batch):
+    covered = Coverage()
     for seed in range(batch, SCHEDULES, BATCHES):
-        why, _ = failure(drawn(seed))
+        schedule = drawn(seed)
+        why, world = failure(schedule)
         assert not why, f"tests.simulation.schedule.drawn({seed}): {why}"
+        covered.add(schedule, world)
+    if SCHEDULES >= USUAL_SCHEDULES:
+        assert not covered.missing, f"situations that the promises are about do not occur any more:\n{covered}"
 
 
 def test_a_schedule_is_the_same_again():
-    for seed in range(20):
-        worlds = [World(drawn(seed)), World(drawn(seed))]
-        for world in worlds:
-            world.run()
-        assert worlds[0].subscriptions == worlds[1].subscriptions
-        assert worlds[0].messages == worlds[1].messages
+    for seed in range(40):
+        worlds = [failure(drawn(seed))[1] for _ in range(2)]
+        assert worlds[0] is not None and worlds[1] is not None
+        assert worlds[0].history == worlds[1].history
+        assert worlds[0].seen == worlds[1].seen
 
 
 def test_a_schedule_reads_what_it_writes():
@@ -47,7 +60,14 @@ def test_a_schedule_reads_what_it_writes():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "shards x seed 1 wide", "shards 2 seed 1 wide\nsub 1 2", "shards 2 seed 1 wide\nfly 1 2 3"]
+    "text",
+    [
+        "",
+        "shards x seed 1 wide",
+        "shards 2 seed 1 wide\nsub 1 2",
+        "shards 2 seed 1 wide\nfly 1 2 3",
+        "shards 2 seed 1 wide wet",
+    ],
 )
 def test_what_is_no_schedule_is_refused(text):
     with pytest.raises(ValueError, match="not a schedule"):
@@ -62,14 +82,3 @@ def test_shrinking_leaves_what_is_needed():
     noise = [Step("carry", 5, 6, 7)] * 40
     long = Schedule(2, 1, False, (*noise, Step("kill", 1, 2, 3), *noise, Step("boot", 3, 2, 1), *noise))
     assert shrunk(long, fails).steps == (Step("kill", 0, 0, 0), Step("boot", 0, 0, 0))
-
-
-def test_the_situations_that_promises_are_about_are_reached():
-    seen = World(drawn(0)).seen
-    with bounded():
-        for seed in range(150):
-            world = World(drawn(seed))
-            world.run()
-            seen.update(world.seen)
-    wanted = {"fence", "503", "sent on", "lingering member took it", "link break", "shard killed", "shard booted"}
-    assert wanted <= set(seen), wanted - set(seen)

@@ -1,49 +1,142 @@
 """The logical broker in one process, its clients, and every step that may happen to them.
 
-Shards come and die, links break, connections open and close; bytes between shards move when a step says so, in pieces
-of any size. What clients did and got is kept as a history, on which the promises are checked at the end.
+Shards come, leave and die, links break, connections open and close; bytes between shards move when a step says so, in
+pieces of any size, and so does what the router and its shards say to each other. Some clients read slowly. What
+clients did and got is kept as a history, on which the promises are checked at the end; what back-pressure owes is
+checked at once.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from random import Random
 
+from gnatswarm.broker import service_imports
+from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.permissions import Permissions
+from gnatswarm.shards.clients.imports_exports import ImportsExports
 from tests.simulation import promises
 from tests.simulation.history import NEVER, Message, Subscription
+from tests.simulation.promises import History
 from tests.simulation.schedule import MOST_SHARDS_HERE, Schedule, Step
-from tests.support.engine import NO_RESPONDERS, frames
-from tests.support.mesh import Mesh
+from tests.simulation.swarm import ALL, End, Process, Swarm
+from tests.simulation.tenants import RIGHTS, Tenants, may_publish, may_subscribe
+from tests.support.engine import NO_RESPONDERS, Engine, EngineClient, Frame, frames
 
-SUBJECTS = ("a", "b", "a.b")
-PATTERNS = ("a", "b", "a.*", ">", "*.b", "*")
 QUEUES = ("", *promises.QUEUES)
 MOST_CLIENTS = 24
-ALL = 1 << 30
+# A buffer asks how much is pending when a chunk of 64 KiB is full, or for each message that is shared (32 KiB): limits
+# and sizes are such that few messages make somebody slow.
+SIZES = (0, 3000, 12000, 33000, 33000)
+VOLLEY_BYTES = 12000
+LIMITS = Limits(max_pending_bytes=200_000), Limits(max_pending_bytes=300_000)
+CAPACITIES = (-1, 20_000, 40_000)  # bytes that a link's socket takes; -1: all
+LINK_MARKS = (40_000, 0, 70_000)
+TAKES = (1, 5_000, 40_000, 120_000, -1)
+LARGEST_BYTES = 35_000  # a message with its control line
+# A message of more than a small chunk asks the buffer of each receiver for room, so that being behind must show.
+TELLING_BYTES = 2048
+STILL_TAKES_US = 2_000_000
+SLOW_US = 300_000
+MOST_SLOW_BYTES = 100  # of a SLOW frame that was carried in part
+SLOW_AGAIN_US = 50_000
+MOST_ROUNDS = 200  # of half a second each, in which everything has to be whole again
+
+COMPILED = [Permissions(one) if one is not None else None for one in RIGHTS]
+
+
+@dataclass
+class Person:
+    """One client, and what it knows."""
+
+    number: int
+    process: Process
+    client: EngineClient
+    account: str
+    rights: int
+    is_gone: bool = False
+    is_slow: bool = False  # takes bytes only when a step says so
+    seen: int = 0  # bytes queued for it that we have looked at
+    unread: deque[tuple[int, str, bytes, int]] = field(default_factory=deque)  # (where it ends, what, reply, message)
+    is_asking: bool = False  # its PONG is not queued yet
+    is_waiting: bool = False  # it has not read its PONG
+    backlog: deque[int] = field(default_factory=deque)  # messages that it sent and the broker did not take yet
+    taken: int = 0  # messages that the broker took
+    to_answer: list[tuple[str, int]] = field(default_factory=list)
+    reads: dict[str, tuple[int, int]] = field(default_factory=dict)  # reply → (when it was queued, µs; answers since)
+    errors: int = 0
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the broker reads what it says now, and it says anything."""
+        return not (self.is_gone or self.is_waiting or self.backlog or self.client.socket.is_held)
 
 
 class World:
     """One run of a schedule."""
 
     def __init__(self, schedule: Schedule) -> None:
-        """In a narrow world there is one subject, and fewer clients, who meet each other more often."""
+        """In a narrow world there are few subjects, and fewer clients, who meet each other more often."""
         self.schedule = schedule
-        is_narrow = schedule.is_narrow
-        each = 1 if is_narrow and schedule.seed % 2 else 2
-        self.mesh = Mesh(schedule.shards, seed=schedule.seed, clients_each=each, connect=NO_RESPONDERS)
-        self.subjects = SUBJECTS[:1] if is_narrow else SUBJECTS
-        self.patterns = ("a", "a", "*") if is_narrow else PATTERNS
+        self.rng = Random(schedule.seed)
         self.now = 0
-        self.subscriptions: list[Subscription] = []
-        self.messages: list[Message] = []
-        self.waiting: set[int] = set()  # clients whose PONG is due
-        self.gone: set[int] = set()
-        self.booting: set[int] = set()  # shards that take no clients before they are in step
-        self.is_bursting = False
+        self.tenants = Tenants(schedule.seed if schedule.has("accounts") else 0, has_third=schedule.has("third"))
+        self.history = History(self.tenants)
         self.seen: Counter[str] = Counter()  # named situations that it has covered
-        self._totals: dict[int, Counter[str]] = {}  # of shards that died
-        for at in range(len(self.mesh.clients)):
-            self.greet(at)
+        self.people: list[Person] = []
+        self.is_bursting = False
+        self.slow_told: dict[tuple[int, str, str], int] = {}
+        self.said_slow: dict[tuple[int, str], int] = {}
+        self.imports: dict[int, ImportsExports] = {}
+        is_narrow = schedule.is_narrow
+        if schedule.has("accounts"):
+            self.subjects: tuple[str, ...] = ("b", "a.b") if is_narrow else ("a", "b", "a.b", "c", "m")
+            self.patterns: tuple[str, ...] = (
+                ("b", "x.*", "*.b", ">")
+                if is_narrow
+                else ("a", "b", "a.*", ">", "*.b", "*", "x.*", "c", ">", "_INBOX.>", "_INBOX.>")
+            )
+        else:
+            self.subjects = ("a",) if is_narrow else ("a", "b", "a.b")
+            self.patterns = ("a", "a", "*") if is_narrow else ("a", "b", "a.*", ">", "*.b", "*")
+        is_slow = schedule.has("slow")
+        self.limits = LIMITS[schedule.seed % 2] if is_slow else Limits()
+        self.swarm = Swarm(
+            schedule.shards,
+            seed=schedule.seed,
+            limits=self.limits,
+            configure=self.configure,
+            capacity=CAPACITIES[schedule.seed % 3] if is_slow else -1,
+            link_mark=LINK_MARKS[schedule.seed % 5 % 3] if is_slow else 0,
+        )
+        self.swarm.on_end = self.on_end
+        self.dying: list[Process] = []  # dead, and some sibling does not know it yet
+        self.swarm.on_frames = self.on_frames
+        each = 1 if is_narrow and schedule.seed % 2 else 2
+        for process in self.swarm.alive:
+            for _ in range(each):
+                self.come(process)
+        self.swarm.settle()
+        self.swarm.seen.clear()
+
+    def configure(self, engine: Engine) -> None:
+        """Accounts of a new shard. What is made up at random comes from the seed."""
+        if self.tenants.crossings:
+            service_imports.os = self  # type: ignore[attr-defined]
+            mesh = engine.probe.mesh
+            assert mesh is not None
+            for number, name in enumerate(self.tenants.accounts):
+                engine.probe.seed(mesh.account(name.encode()), self.schedule.seed + number)
+            made = ImportsExports(self.tenants.options(), engine.probe.fanout, mesh)
+            self.imports[id(engine)] = made
+
+    def urandom(self, n: int) -> bytes:
+        """In place of the kernel's."""
+        return self.rng.randbytes(n)
 
     def run(self) -> None:
         """AssertionError where a promise does not hold."""
@@ -53,229 +146,658 @@ class World:
 
     # ---- clients
 
-    def greet(self, at: int) -> None:
-        """Each hears of requests that nobody responds to on an inbox of its own, sid 0."""
-        self.mesh.clients[at].feed(b"SUB _INBOX.%d.* 0\r\n" % at)
+    @property
+    def subscriptions(self) -> list[Subscription]:
+        return self.history.subscriptions
 
-    def say(self, client: int, words: bytes, *, finish: bool = True) -> None:
-        """Does not finish: the round continues, so that the next operations belong to it."""
-        self.mesh.clients[client].feed(words, finish=finish and not self.is_bursting)
+    @property
+    def messages(self) -> list[Message]:
+        return self.history.messages
+
+    def come(self, process: Process) -> None:
+        """A new connection. Each has an inbox, on which it hears of requests that nobody responds to, too."""
+        number = len(self.people)
+        client = process.engine.client(NO_RESPONDERS)
+        account = self.tenants.accounts[number % len(self.tenants.accounts)]
+        rights = self.rng.randrange(len(RIGHTS)) if self.schedule.has("rights") else 0
+        mesh = process.engine.probe.mesh
+        assert mesh is not None
+        client.connection.enter(mesh.account(account.encode()), COMPILED[rights])
+        process.clients.add(client)
+        person = Person(number, process, client, account, rights)
+        person.taken = client.connection.in_msgs
+        self.people.append(person)
+        self.history.rights.append([(self.now, rights)])
+        self.subscribe(person, f"_INBOX.{number}.*", "")
+
+    def subscribe(self, person: Person, pattern: str, queue: str, *, finish: bool = True) -> None:
+        sub = Subscription(person.number, len(self.subscriptions) + 1, pattern, queue, person.account)
+        self.subscriptions.append(sub)
+        if not may_subscribe(person.rights, pattern):
+            sub.left_at = sub.left_acked_at = self.now
+            person.errors += 1
+            self.seen["SUB denied"] += 1
+        self.say(person, f"SUB {pattern} {queue} {sub.sid}\r\n".encode(), finish=finish)
+
+    def say(self, person: Person, words: bytes, *, finish: bool = True) -> None:
+        """Not to finish: the round goes on, so that the next operations fall into the same one."""
+        if words.startswith(b"UNSUB"):
+            before = self.queued_for_siblings(person.process)
+            person.client.feed(words, finish=False)
+            self.seen["take-back"] += self.queued_for_siblings(person.process) < before
+            words = b""
+        person.client.feed(words, finish=finish and not self.is_bursting)
         self.look()
+        if not person.is_gone:
+            assert len(person.client.errors) == person.errors, f"client {person.number}: {person.client.errors}"
+
+    def queued_for_siblings(self, process: Process) -> int:
+        return sum(end.socket.queued for end in self.swarm.ends if end.process is process and end.socket is not None)
 
     def look(self) -> None:
-        """Reads what clients were sent since the last look."""
-        for at, client in enumerate(self.mesh.clients):
-            for frame in frames(client.take()):
-                if frame.line == b"PONG":
-                    self.on_pong(at)
-                elif frame.sid == b"0":
-                    self.on_no_responders(at, int(frame.subject.split(b".")[2]))
+        """What clients were sent since the last look, and what they have read of it."""
+        for person in self.people:
+            if person.is_gone:
+                continue
+            socket = person.client.socket
+            if person.backlog:
+                self.note_taken(person)
+            queued = socket.queued
+            if queued != person.seen:
+                at = person.seen
+                data = socket.queued_from(at)
+                person.seen += len(data)
+                for frame in frames(data, is_cut=socket.close_reason != 0):
+                    at += frame.size
+                    self.on_queued(person, frame, at)
+            while person.unread and person.unread[0][0] <= len(socket.sent):
+                _, what, reply, number = person.unread.popleft()
+                if what == "PONG":
+                    person.is_waiting = False
                 else:
-                    assert frame.is_message, frame.line
-                    self.on_message(at, int(frame.sid), int(frame.payload))
-            if client.is_over and at not in self.gone:
-                self.go(at)
+                    person.to_answer.append((reply.decode(), number))
+            if socket.is_over:
+                self.on_closed(person)
 
-    def on_pong(self, client: int) -> None:
-        assert client in self.waiting, f"client {client} did not ask for a PONG"
-        self.waiting.discard(client)
+    def note_taken(self, person: Person) -> None:
+        """Messages that the broker has taken by now."""
+        taken = person.client.connection.in_msgs
+        while person.taken < taken:
+            person.taken += 1
+            message = self.messages[person.backlog.popleft()]
+            message.at = self.now
+            message.at_us = self.swarm.now_us
+
+    def on_queued(self, person: Person, frame: Frame, end: int) -> None:
+        if frame.line == b"PONG":
+            person.unread.append((end, "PONG", b"", 0))
+            self.on_pong(person)
+        elif frame.line.startswith(b"-ERR"):
+            assert b"Permissions Violation" in frame.line or b"Slow Consumer" in frame.line, frame.line
+        else:
+            assert frame.is_message, frame.line
+            sub = self.subscriptions[int(frame.sid) - 1]
+            assert sub.client == person.number, f"{sub}: what it asked for came to client {person.number}"
+            if frame.header_size and frame.body.startswith(b"NATS/1.0 503"):
+                self.on_no_responders(person, int(frame.subject.split(b".")[2]))
+            else:
+                self.on_message(person, sub, frame, end)
+
+    def on_pong(self, person: Person) -> None:
+        assert person.is_asking, f"client {person.number} did not ask for a PONG"
+        person.is_asking = False
         for sub in self.subscriptions:
-            if sub.client == client:
+            if sub.client == person.number:
                 sub.acked_at = min(sub.acked_at, self.now)
                 if sub.left_at != NEVER:
                     sub.left_acked_at = min(sub.left_acked_at, self.now)
         for message in self.messages:
-            if message.client == client:
-                message.acked_at = min(message.acked_at, self.now)
+            if message.client == person.number and message.acked_at == NEVER and message.at != NEVER:
+                message.acked_at = self.now
+                message.acked_us = self.swarm.now_us
 
-    def on_no_responders(self, client: int, number: int) -> None:
+    def on_no_responders(self, person: Person, number: int) -> None:
         message = self.messages[number]
-        assert message.wants_answer and message.client == client
+        assert message.wants_answer and message.client == person.number
         assert message.nobody_at == NEVER, f"{message}: told twice that nobody responds"
         message.nobody_at = self.now
         self.seen["503"] += 1
 
-    def on_message(self, client: int, sid: int, number: int) -> None:
-        sub = self.subscriptions[sid - 1]
-        assert sub.client == client, f"{sub}: what it asked for came to client {client}"
-        sub.got.append((number, self.now))
+    def on_message(self, person: Person, sub: Subscription, frame: Frame, end: int) -> None:
+        number = int(frame.payload)
+        assert number not in sub.got, f"{sub}: {self.messages[number]} twice"
+        sub.got[number] = self.now
         if len(sub.got) >= sub.most:
             sub.left_at = min(sub.left_at, self.now)
+        if self.messages[number].account != person.account:
+            self.seen["service crossing" if frame.reply.startswith(b"_R_") else "account crossing"] += 1
+        if frame.reply:
+            person.unread.append((end, "request", frame.reply, number))
+            if RIGHTS[person.rights] is not None:
+                person.reads[frame.reply.decode()] = (self.swarm.now_us, 0)
 
-    def go(self, at: int) -> None:
+    def on_closed(self, person: Person) -> None:
+        """The broker has closed it, or it has left."""
+        reason = person.client.reason
+        if reason is CloseReason.SLOW_CONSUMER_PENDING_BYTES:
+            self.seen["slow consumer"] += 1
+            pending = len(person.client.socket.unsent)
+            assert pending + LARGEST_BYTES > LIMITS[0].max_pending_bytes, f"{person}: closed with {pending} pending"
+        elif reason is CloseReason.ROUTE_REMOVED:  # a shard that dies disconnects its own clients alone
+            self.seen["closed in doubt"] += 1
+            assert self.seen["link break"], f"client {person.number} is closed, and no link broke"
+        else:
+            assert reason is CloseReason.CLIENT_CLOSED, f"client {person.number}: {reason}"
+        self.go(person)
+
+    def go(self, person: Person) -> None:
         """Its connection is closed."""
-        self.gone.add(at)
-        self.waiting.discard(at)
+        if person.backlog:
+            self.note_taken(person)
+        person.is_gone = True
+        person.is_waiting = False
+        person.backlog.clear()
         for sub in self.subscriptions:
-            if sub.client == at:
+            if sub.client == person.number:
                 sub.gone_at = self.now
                 sub.left_at = min(sub.left_at, self.now)
         for message in self.messages:
-            if message.client == at and message.acked_at == NEVER:
+            if message.client == person.number and message.acked_at == NEVER:
                 message.is_orphaned = True
 
-    def is_read(self, client: int) -> bool:
-        """Whether the broker reads this client now."""
-        return client not in self.gone and client not in self.waiting and not self.mesh.is_held(client)
+    def on_end(self, process: Process) -> None:
+        """A shard's process has ended, with its clients."""
+        self.count(process)
+        self.look()
+        self.dying.append(process)
+        for person in self.people:
+            if person.process is not process:
+                continue
+            for sub in self.subscriptions:
+                if sub.client == person.number:
+                    sub.shard_died_at = min(sub.shard_died_at, self.now)
+            for message in self.messages:
+                if message.client == person.number:
+                    message.shard_died_at = min(message.shard_died_at, self.now)
+            if not person.is_gone:
+                self.go(person)
+
+    # ---- what back-pressure owes
+
+    def on_frames(self, end: End, lines: list[bytes]) -> None:
+        """Frames that have just been read at the other end."""
+        for line in lines:
+            if line.startswith(b"SLOW "):
+                _, account, subject = line.decode().split(" ")
+                self.said_slow[id(end), subject] = self.swarm.now_us
+                self.slow_told[id(end.other.process), account, subject] = self.swarm.now_us + SLOW_US
+
+    def behind(self, process: Process) -> list[tuple[Person, int]]:
+        """Clients there that are past their mark, still take bytes, and how much was queued for them."""
+        now_us = self.swarm.now_us
+        return [
+            (one, one.client.socket.queued)
+            for one in self.people
+            if one.process is process
+            and one.is_slow
+            and not one.is_gone
+            and one.client.socket.is_behind
+            and one.client.socket.pending > LIMITS[1].max_pending_bytes // 2
+            and now_us - one.client.socket.taken_us < STILL_TAKES_US
+        ]
+
+    def check_hold(
+        self, person: Person, message: Message, behind: list[tuple[Person, int]], links: list[tuple[End, int]]
+    ) -> None:
+        """Who has just fed somebody who is behind has to wait."""
+        if person.is_gone or message.is_denied or message.at == NEVER:
+            return
+        socket = person.client.socket
+        if message.size > TELLING_BYTES:
+            for other, queued in behind:
+                if not other.is_gone and other.client.socket.queued - queued > TELLING_BYTES:
+                    self.seen["hold for a client"] += 1
+                    assert socket.is_stalled or other is person, f"{person.number} feeds {other.number} and is not held"
+            for end, queued in links:
+                assert end.socket is not None
+                if end.is_open and end.socket.queued - queued > TELLING_BYTES:
+                    self.seen["hold for a link"] += 1
+                    assert socket.is_stalled, f"{person.number} feeds a link that is behind and is not held"
+        subject = self.tenants.mapped(message.account, message.subject)
+        if self.swarm.now_us < self.slow_told.get((id(person.process), message.account, subject), 0):
+            self.seen["hold by SLOW"] += 1
+            assert socket.is_stalled, f"{person.number} feeds {subject}, of which a sibling said SLOW, and is not held"
+
+    def check_hold_across(self, person: Person, message: Message, before: list[tuple[End, int]]) -> None:
+        """Who has just sent a sibling a request for another account, of which that said SLOW, has to wait."""
+        if person.is_gone or message.is_denied or message.at == NEVER:
+            return
+        for view in self.tenants.views(message.account, message.subject)[1:]:
+            if self.swarm.now_us >= self.slow_told.get((id(person.process), view.account, view.subject), 0):
+                continue
+            word = f"MG {view.account} {view.subject} ", f"SG {view.account} {view.subject} "
+            sent = b"".join(end.socket.queued_from(queued) for end, queued in before if end.socket and end.is_open)
+            if any(one.encode() in sent for one in word):
+                self.seen["hold by SLOW, across"] += 1
+                assert person.client.socket.is_stalled, f"{person.number} feeds {view}, of which a sibling said SLOW"
+
+    def check_told(self, end: End, behind: list[tuple[Person, int]]) -> None:
+        """A shard that has just given messages of a sibling to somebody who is behind has said SLOW, lately."""
+        back = end.other
+        assert back.socket is not None
+        for line in re.findall(rb"SLOW \S+ \S+\r\n", back.socket.queued_from(max(0, back.carried - MOST_SLOW_BYTES))):
+            self.said_slow[id(back), line.split()[2].decode()] = self.swarm.now_us
+        for person, queued in behind:
+            if person.is_gone or not back.is_open or person.client.socket.queued - queued <= TELLING_BYTES:
+                continue
+            socket = person.client.socket
+            for frame in frames(socket.queued_from(queued), is_cut=socket.close_reason != 0):
+                if not frame.is_message or frame.size <= TELLING_BYTES or self.subscriptions[int(frame.sid) - 1].queue:
+                    continue
+                self.seen["told SLOW"] += 1
+                said = [at for (which, _), at in self.said_slow.items() if which == id(back)]
+                assert said and self.swarm.now_us - max(said) <= SLOW_AGAIN_US, (
+                    f"{person.number} is behind, and no SLOW is said"
+                )
 
     # ---- what may happen
 
     def step(self, step: Step) -> None:
         """One step; what cannot happen now does not."""
         self.now += 1
-        if step.kind in ("carry", "settle", "break", "kill", "boot", "come"):
-            getattr(self, f"do_{step.kind}")(step)
+        if step.kind in ALONE:
+            ALONE[step.kind](self, step)
         else:
-            client = step.who % len(self.mesh.clients)
-            if self.is_read(client):
-                getattr(self, f"do_{step.kind}")(client, step)
+            person = self.people[step.who % len(self.people)]
+            if step.kind in OF_SOCKETS:
+                if not person.is_gone:
+                    OF_SOCKETS[step.kind](self, person, step)
+            elif person.is_read:
+                OF_CLIENTS[step.kind](self, person, step)
+        self.relieve()
         self.look()
+        self.look_who_knows()
+
+    def look_who_knows(self) -> None:
+        """Whether the siblings of a dead shard know by now that it is dead."""
+        for process in list(self.dying):
+            if not any(end.other.process is process and end.is_joined for end in self.swarm.ends):
+                self.dying.remove(process)
+                for sub in self.subscriptions:
+                    if self.people[sub.client].process is process:
+                        sub.death_known_at = self.now
+
+    def relieve(self) -> None:
+        """As a reactor does when somebody who was behind is so no more."""
+        for process in self.swarm.alive:
+            if process.engine.probe.is_relieved:
+                process.engine.probe.release_stalls()
 
     def do_carry(self, step: Step) -> None:
         """Bytes of one link arrive: one, some or all of them, read in pieces."""
-        pairs = list(self.mesh.ends)
-        if pairs:
-            a, b = pairs[step.who % len(pairs)]
-            self.mesh.carry(a, b, (1, 7, 40, ALL)[step.much % 4], [] if step.which % 3 else iter([1, 2, 5]))
+        busy = self.swarm.busy_ends()
+        if busy:
+            end = busy[step.who % len(busy)]
+            behind = self.behind(end.other.process) if self.schedule.has("slow") else []
+            self.swarm.carry(end, (1, 7, 40, ALL)[step.much % 4], [] if step.which % 3 else iter([1, 2, 5]))
+            if behind:
+                self.check_told(end, behind)
 
     def do_settle(self, step: Step) -> None:
         """Everything arrives."""
-        self.mesh.settle()
+        self.swarm.settle()
 
-    def do_sub(self, client: int, step: Step) -> None:
-        sid = len(self.subscriptions) + 1
+    def do_tell(self, step: Step) -> None:
+        """One message between the router and a shard arrives."""
+        self.swarm.tell(step.who)
+
+    def do_pass(self, step: Step) -> None:
+        """Time passes: who waits for somebody slow goes on, and what is asked regularly is asked."""
+        self.swarm.pass_s((0.02, 0.06, 0.15, 0.4)[step.much % 4])
+        for process in self.swarm.alive:
+            if step.much % 4 >= 2:
+                process.engine.probe.release_stalls()
+            made = self.imports.get(id(process.engine))
+            if made is not None:
+                made.service_imports.sweep()
+
+    def do_sub(self, person: Person, step: Step) -> None:
         pattern = self.patterns[step.which % len(self.patterns)]
         queue = QUEUES[step.much % len(QUEUES)]
-        self.subscriptions.append(Subscription(client, sid, pattern, queue))
-        self.say(client, f"SUB {pattern} {queue} {sid}\r\n".encode(), finish=step.who % 3 != 0)
+        if self.schedule.has("third") and person.account == "C" and not self.schedule.has("queues"):
+            queue = ""
+        self.subscribe(person, pattern, queue, finish=step.who % 3 != 0)
 
-    def current(self, client: int) -> list[Subscription]:
-        return [one for one in self.subscriptions if one.client == client and one.left_at == NEVER]
+    def current(self, person: Person) -> list[Subscription]:
+        return [
+            one
+            for one in self.subscriptions
+            if one.client == person.number and one.left_at == NEVER and one.pattern != f"_INBOX.{person.number}.*"
+        ]
 
-    def do_unsub(self, client: int, step: Step) -> None:
-        mine = self.current(client)
+    def do_unsub(self, person: Person, step: Step) -> None:
+        mine = self.current(person)
         if mine:
             sub = mine[-1] if step.which % 2 else mine[step.which % len(mine)]
             sub.left_at = self.now
-            self.say(client, b"UNSUB %d\r\n" % sub.sid, finish=step.which % 3 != 0)
+            self.say(person, b"UNSUB %d\r\n" % sub.sid, finish=step.which % 3 != 0)
 
-    def do_max(self, client: int, step: Step) -> None:
+    def do_max(self, person: Person, step: Step) -> None:
         """UNSUB with a max, after so many messages more."""
-        self.mesh.finish()  # so that we know how many it has had
+        self.swarm.turn()  # so that we know how many it has had
         self.look()
-        mine = self.current(client)
-        if mine and self.is_read(client):
+        mine = self.current(person)
+        if mine and person.is_read:
             sub = mine[step.which % len(mine)]
             sub.most = max(len(sub.got) + step.much % 3, 1)
             if sub.most <= len(sub.got):
                 sub.left_at = self.now
-            self.say(client, b"UNSUB %d %d\r\n" % (sub.sid, sub.most), finish=step.who % 3 != 0)
+            self.say(person, b"UNSUB %d %d\r\n" % (sub.sid, sub.most), finish=step.who % 3 != 0)
 
-    def do_pub(self, client: int, step: Step, *, wants_answer: bool = False) -> None:
+    def publish(
+        self, person: Person, subject: str, size: int, *, wants_answer: bool = False, answers: int = -1
+    ) -> bytes:
+        """The words; the message is on its way from here on."""
+        number = len(self.messages)
+        message = Message(number, person.number, subject, person.account, size=size, answers=answers)
+        message.wants_answer = wants_answer
+        self.messages.append(message)
+        person.backlog.append(number)
+        mapped = self.tenants.mapped(person.account, subject)
+        if not may_publish(person.rights, mapped) and not self.may_answer(person, mapped):
+            message.is_denied = True
+            person.errors += 1
+            self.seen["PUB denied"] += 1
+        body = b"%d" % number
+        body += b" " * (size - len(body))
+        reply = b"_INBOX.%d.%d " % (person.number, number) if wants_answer else b""
+        return b"PUB %b %b%d\r\n%b\r\n" % (subject.encode(), reply, len(body), body)
+
+    def may_answer(self, person: Person, subject: str) -> bool:
+        """By its reply permissions; that counts."""
+        rights = RIGHTS[person.rights]
+        if rights is None or not rights.responses or subject not in person.reads:
+            return False
+        when_us, n = person.reads[subject]
+        if rights.responses_expire_s and self.swarm.now_us - when_us > rights.responses_expire_s * 1e6:
+            del person.reads[subject]
+            return False
+        if 0 < rights.responses <= n + 1:
+            del person.reads[subject]
+        else:
+            person.reads[subject] = (when_us, n + 1)
+        self.seen["reply permission"] += 1
+        return True
+
+    def say_publish(self, person: Person, words: bytes, *, finish: bool) -> None:
+        message = self.messages[-1]
+        is_slow = self.schedule.has("slow")
+        behind = self.behind(person.process) if is_slow else []
+        before = [(end, end.socket.queued) for end in self.swarm.ends if end.process is person.process and end.socket]
+        links = [
+            (end, end.socket.queued)
+            for end in (self.swarm.ends if is_slow and self.swarm.link_mark else ())
+            if end.process is person.process
+            and end.is_open
+            and end.socket is not None
+            and end.socket.is_behind
+            and end.socket.pending > self.swarm.link_mark
+        ]
+        self.say(person, words, finish=finish)
+        if is_slow:
+            self.check_hold(person, message, behind, links)
+            self.check_hold_across(person, message, before)
+
+    def do_pub(self, person: Person, step: Step, *, wants_answer: bool = False) -> None:
         subject = self.subjects[step.which % len(self.subjects)]
+        size = SIZES[(step.which + step.much) % len(SIZES)] if self.schedule.has("slow") else 0
         for _ in range(1 + step.much % 3):
-            if not self.is_read(client):
+            if not person.is_read:
                 break
-            number = len(self.messages)
-            self.messages.append(Message(number, client, subject, self.now, wants_answer=wants_answer))
-            body = b"%d" % number
-            reply = b"_INBOX.%d.%d " % (client, number) if wants_answer else b""
-            words = b"PUB %b %b%d\r\n%b\r\n" % (subject.encode(), reply, len(body), body)
-            self.say(client, words, finish=step.who % 3 != 0)
+            words = self.publish(person, subject, size, wants_answer=wants_answer)
+            self.say_publish(person, words, finish=step.who % 3 != 0)
 
-    def do_request(self, client: int, step: Step) -> None:
-        self.do_pub(client, step, wants_answer=True)
+    def do_request(self, person: Person, step: Step) -> None:
+        self.do_pub(person, step, wants_answer=True)
 
-    def do_ping(self, client: int, step: Step) -> None:
-        self.waiting.add(client)
-        self.say(client, b"PING\r\n")
-        if client in self.waiting:
+    def do_answer(self, person: Person, step: Step) -> None:
+        """To one of the requests that it has read, maybe again."""
+        if person.to_answer:
+            at = step.which % len(person.to_answer)
+            reply, number = person.to_answer[at] if step.much % 4 == 0 else person.to_answer.pop(at)
+            words = self.publish(person, reply, 0, answers=number)
+            self.say_publish(person, words, finish=step.who % 3 != 0)
+            self.seen["answer"] += 1
+            if step.much % 2 and person.is_read:
+                self.do_ping(person, step)
+
+    def do_volley(self, person: Person, step: Step) -> None:
+        """Many messages with the same control line in one write: the broker takes them as a run."""
+        size = VOLLEY_BYTES if self.schedule.has("slow") and step.which % 2 else 8
+        subject = self.subjects[step.which % len(self.subjects)]
+        words = [self.publish(person, subject, size) for _ in range(2 + step.much % 9)]
+        pieces = [] if step.who % 2 else iter([20_000, 30_000])
+        person.client.feed(b"".join(words), pieces, finish=step.who % 3 != 0)
+        self.look()
+        self.seen["volley"] += 1
+
+    def do_ping(self, person: Person, step: Step) -> None:
+        person.is_asking = person.is_waiting = True
+        self.say(person, b"PING\r\n")
+        if person.is_asking:
             self.seen["fence"] += 1
 
-    def do_burst(self, client: int, step: Step) -> None:
+    def do_burst(self, person: Person, step: Step) -> None:
         """Several operations in one write."""
         rng = Random(f"{step.who} {step.which} {step.much}")
         self.is_bursting = True
         for _ in range(2 + rng.randrange(4)):
             kind = rng.choice(("sub", "sub", "unsub", "pub", "request"))
-            if self.is_read(client):
-                getattr(self, f"do_{kind}")(client, Step(kind, client, rng.randrange(24), rng.randrange(24)))
+            if person.is_read:
+                OF_CLIENTS[kind](self, person, Step(kind, person.number, rng.randrange(24), rng.randrange(24)))
         self.is_bursting = False
-        if step.which % 2 and self.is_read(client):
-            self.do_ping(client, step)
+        if step.which % 2 and person.is_read:
+            self.do_ping(person, step)
 
-    def do_go(self, client: int, step: Step) -> None:
+    def do_rights(self, person: Person, step: Step) -> None:
+        """A reload changes what it may do."""
+        self.swarm.turn()
+        self.look()
+        if not person.is_read or not self.schedule.has("rights"):
+            return
+        rights = step.which % len(RIGHTS)
+        if rights == person.rights:
+            return
+        person.rights = rights
+        person.reads.clear()
+        self.history.rights[person.number].append((self.now, rights))
+        connection = person.client.connection
+        mesh = person.process.engine.probe.mesh
+        assert mesh is not None
+        ended = {int(sid) for _, sid in connection.enter(mesh.account(person.account.encode()), COMPILED[rights])}
+        should: set[int] = set()
+        for sub in self.subscriptions:
+            if sub.client != person.number:
+                continue
+            if sub.left_at == NEVER and not may_subscribe(rights, sub.pattern):
+                should.add(sub.sid)
+                sub.left_at = self.now
+            if sub.left_at != NEVER and sub.queue:
+                sub.gone_at = min(sub.gone_at, self.now)  # it lingers no more
+        assert ended == should, f"the reload ends {ended}, not {should}"
+        self.seen["rights reloaded"] += 1
+        self.swarm.turn()
+
+    def do_limits(self, person: Person, step: Step) -> None:
+        """A reload changes how much may wait for it."""
+        if self.schedule.has("slow"):
+            person.client.connection.set_limits(LIMITS[step.which % 2])
+            self.seen["limits reloaded"] += 1
+
+    def do_slow(self, person: Person, step: Step) -> None:
+        """It reads no more, until a step says so; or somebody else, who wants something."""
+        if self.schedule.has("slow"):
+            wanting = {one.client for one in self.subscriptions if one.left_at == NEVER and one.pattern[0] != "_"}
+            if wanting and person.number not in wanting:
+                person = self.people[sorted(wanting)[step.which % len(wanting)]]
+            person.is_slow = True
+            person.process.engine.probe.set_takes(person.client.socket, 0)
+
+    def do_take(self, person: Person, step: Step) -> None:
+        """It reads some bytes, or from now on everything."""
+        slow = [one for one in self.people if one.is_slow and not one.is_gone]
+        if slow:
+            person = slow[step.who % len(slow)]
+            was_behind = person.client.socket.is_behind
+            n = TAKES[step.much % len(TAKES)]
+            person.process.engine.probe.finish()  # the round in which it was given too much ends before
+            person.is_slow = n >= 0
+            socket = person.client.socket
+            person.process.engine.probe.set_takes(socket, n)
+            if was_behind and not socket.is_over and not socket.is_behind:
+                self.seen["caught up"] += 1
+            elif was_behind and not socket.is_over:
+                assert socket.pending >= LIMITS[0].max_pending_bytes // 4, (
+                    "it has caught up, and still counts as behind"
+                )
+
+    def do_go(self, person: Person, step: Step) -> None:
         """A connection is closed; seldom, or nobody is left to be promised anything."""
         if step.much < 8:
-            self.mesh.clients[client].close()
-            self.go(client)
+            self.look()
+            person.client.close()
+            self.look()
 
     def do_come(self, step: Step) -> None:
-        """A new connection, to a shard that takes clients."""
-        self.look_who_is_ready()
-        ready = [shard for shard in self.mesh.alive if shard not in self.booting and shard not in self.mesh.held]
-        if ready and len(self.mesh.clients) < MOST_CLIENTS:
-            self.mesh.connect(ready[step.who % len(ready)])
-            self.greet(len(self.mesh.clients) - 1)
+        """A new connection, to a shard that takes clients: often one that has just begun to. It may publish at once."""
+        ready = self.swarm.ready
+        if ready and len(self.people) < MOST_CLIENTS:
+            if step.which % 2:
+                ready = [min(ready, key=lambda one: one.clients.accepted)]
+            self.come(ready[step.who % len(ready)])
+            if step.much % 2 and self.people[-1].is_read:
+                self.do_pub(self.people[-1], step)
 
     def do_break(self, step: Step) -> None:
         """A link ends with what is on its way, and is made again."""
-        pairs = list(self.mesh.ends)
-        if pairs:
+        ends = [end for end in self.swarm.ends if end.is_open and end.other.is_open and not end.is_cut]
+        if ends:
             for message in self.messages:
                 message.may_be_lost |= message.acked_at == NEVER
-            self.mesh.break_link(*pairs[step.who % len(pairs)])
+            self.swarm.cut(ends[step.who % len(ends)])
             self.seen["link break"] += 1
 
     def do_kill(self, step: Step) -> None:
-        """A shard dies with its clients."""
-        if len(self.mesh.alive) > 2 and step.much < 8:
-            shard = sorted(self.mesh.alive)[step.who % len(self.mesh.alive)]
-            self.count(shard)
-            self.booting.discard(shard)
-            for sub in self.subscriptions:
-                if self.mesh.shard_of[sub.client] == shard:
-                    sub.shard_died_at = min(sub.shard_died_at, self.now)
-            self.mesh.kill(shard)
-            self.look()
-            self.seen["shard killed"] += 1
+        """A shard dies with its clients; the router starts it again."""
+        alive = self.swarm.alive
+        if len(alive) > 2 and step.much < 8:
+            alive[step.who % len(alive)].die()
+            self.seen["kill"] += 1
 
     def do_boot(self, step: Step) -> None:
-        """A new shard is linked to the others, or a dead one's successor; it takes clients once it is in step."""
-        free = [shard for shard in range(MOST_SHARDS_HERE) if shard not in self.mesh.alive]
-        if free:
-            shard = free[step.who % len(free)]
-            self.mesh.add(shard)
-            self.booting.add(shard)
-            self.seen["shard booted"] += 1
+        """One shard more is wanted."""
+        if self.swarm.join(MOST_SHARDS_HERE):
+            self.seen["join"] += 1
 
-    def look_who_is_ready(self) -> None:
-        self.booting = {shard for shard in self.booting if not self.mesh.is_in_step(shard)}
+    def do_leave(self, step: Step) -> None:
+        """One shard is wanted no more."""
+        ready = self.swarm.ready
+        if len(ready) > 2 and step.much < 8:
+            self.swarm.leave(ready[step.who % len(ready)].number)
 
     # ---- the end
 
     def finish(self) -> None:
         """Everything arrives, and everybody who is left asks for a PONG and gets it."""
         self.now += 1
-        self.mesh.settle()
-        self.look()
-        assert not self.waiting, "a fence did not pass although everything arrived"
-        for client in range(len(self.mesh.clients)):
-            if client not in self.gone:
-                self.waiting.add(client)
-                self.say(client, b"PING\r\n")
+        for person in self.people:
+            if not person.is_gone and person.is_slow:
+                person.is_slow = False
+                person.process.engine.probe.finish()
+                person.process.engine.probe.set_takes(person.client.socket, -1)
+        self.rest()
+        assert not any(one.is_waiting for one in self.people if not one.is_gone), "a fence did not pass in the end"
+        for person in self.people:
+            if not person.is_gone:
+                assert not person.backlog and not person.client.socket.is_held, f"{person} waits for ever"
+                person.is_asking = person.is_waiting = True
+                self.say(person, b"PING\r\n")
         self.now += 1
-        self.mesh.settle()
-        self.look()
-        assert not self.waiting, "a PONG did not come although everything arrived"
-        promises.check(self.subscriptions, self.messages)
-        for shard in self.mesh.alive:
-            self.count(shard)
-        self.mesh.close()
+        self.rest()
+        assert not any(one.is_waiting for one in self.people if not one.is_gone), "a PONG did not come in the end"
+        promises.check(self.history)
+        for process in self.swarm.alive:
+            self.count(process)
+        self.seen.update(self.swarm.seen)
+        self.close()
 
-    def count(self, shard: int) -> None:
-        """Add a shard's counters to what the schedule has covered."""
-        reroutes = self.mesh.engines[shard].probe.reroutes
-        self.seen["sent on"] += reroutes.n_sent_on
-        self.seen["lingering member took it"] += reroutes.n_lingered
+    def rest(self) -> None:
+        """Until nothing is on its way, nobody waits, and all shards are linked."""
+        for _ in range(MOST_ROUNDS):
+            self.swarm.settle()
+            self.look()
+            for process in self.swarm.alive:
+                process.engine.probe.release_stalls()
+            self.swarm.settle()
+            self.look()
+            if self.swarm.is_whole and not any(
+                one.backlog or one.client.socket.is_held for one in self.people if not one.is_gone
+            ):
+                return
+            self.swarm.pass_s(0.5)
+        raise AssertionError("the broker does not come to rest")
+
+    def close(self) -> None:
+        """All clients leave; then no shard may hold anything for any of them."""
+        for person in self.people:
+            if not person.is_gone:
+                person.client.close()
+        self.swarm.settle()
+        for process in self.swarm.alive:
+            assert process.links.reroutes.n_pending == 0
+            for sublist in process.engine.probe.mesh.sublists():  # type: ignore[union-attr]
+                assert sublist.n_subs == 0, f"{sublist.account!r} holds {sublist.n_subs} subscriptions"
+        for end in self.swarm.ends:
+            if end.is_open:
+                end.end()
+        for process in self.swarm.alive:
+            process.engine.assert_empty()
+
+    def count(self, process: Process) -> None:
+        """What a shard's engine has to say of itself."""
+        reroutes = process.links.reroutes
+        self.seen["re-route"] += reroutes.n_sent_on
+        self.seen["linger"] += reroutes.n_lingered
         self.seen["nobody anywhere"] += reroutes.n_lost
+
+
+ALONE: dict[str, Callable[[World, Step], None]] = {
+    "carry": World.do_carry,
+    "settle": World.do_settle,
+    "tell": World.do_tell,
+    "pass": World.do_pass,
+    "come": World.do_come,
+    "break": World.do_break,
+    "kill": World.do_kill,
+    "boot": World.do_boot,
+    "leave": World.do_leave,
+}
+# Whether the broker reads this client or not.
+OF_SOCKETS: dict[str, Callable[[World, Person, Step], None]] = {
+    "slow": World.do_slow,
+    "take": World.do_take,
+    "limits": World.do_limits,
+    "go": World.do_go,
+}
+OF_CLIENTS: dict[str, Callable[[World, Person, Step], None]] = {
+    "sub": World.do_sub,
+    "unsub": World.do_unsub,
+    "max": World.do_max,
+    "pub": World.do_pub,
+    "request": World.do_request,
+    "answer": World.do_answer,
+    "volley": World.do_volley,
+    "ping": World.do_ping,
+    "burst": World.do_burst,
+    "rights": World.do_rights,
+}

@@ -29,6 +29,11 @@ class Frame:
     header_size: int = 0
 
     @property
+    def size(self) -> int:
+        """In bytes, with each CRLF."""
+        return len(self.line) + 2 + (len(self.body) + 2 if self.is_message else 0)
+
+    @property
     def is_message(self) -> bool:
         return self.line.startswith((b"MSG ", b"HMSG ", b"RMSG ", b"QMSG ", b"QHMG "))
 
@@ -54,12 +59,15 @@ class Frame:
         return self.body[self.header_size :]
 
 
-def frames(data: bytes) -> list[Frame]:
-    """The frames in `data`, which must end at the end of a frame."""
+def frames(data: bytes, *, is_cut: bool = False) -> list[Frame]:
+    """The frames in `data`, which must end at the end of a frame, unless the connection has ended within one."""
     found = []
     at = 0
     while at < len(data):
-        end = data.index(b"\r\n", at)
+        end = data.find(b"\r\n", at)
+        if end < 0 and is_cut:
+            break
+        assert end >= 0, f"cut short: {data[at:]!r}"
         line = data[at:end]
         at = end + 2
         words = line.split(b" ")
@@ -67,6 +75,8 @@ def frames(data: bytes) -> list[Frame]:
             size = int(words[-1])
             has_header = words[0] in (b"HMSG", b"QHMG")
             body = data[at : at + size]
+            if is_cut and at + size + 2 > len(data):
+                break
             assert len(body) == size and data[at + size : at + size + 2] == b"\r\n", f"cut short: {line!r}"
             at += size + 2
             found.append(Frame(line, body, int(words[-2]) if has_header else 0))

@@ -19,6 +19,7 @@ from gnatswarm.broker.link import SiblingLink
 from gnatswarm.broker.mesh import Mesh
 from gnatswarm.shards.boundary.control import LinkedShard
 from gnatswarm.shards.links import links as module
+from gnatswarm.shards.links.link_sockets import LinkSockets
 from gnatswarm.shards.links.links import HANDSHAKE_S, LINK_VERSION, LOOK_S, LOOKS_OF_THE_DIALLED, Hello, Links
 from gnatswarm.shards.sockets.reactor import Reactor
 
@@ -71,14 +72,18 @@ class Sibling:
         self.reactor = Reactor(fanout)
         mesh = Mesh(fanout, number)
         self.linked_shard = LinkedShard(number, f"{boot}{number}", str(directory / f"{number}.{boot}"))
+        self.sockets = LinkSockets(
+            clock,  # type: ignore[arg-type]
+            self.reactor,
+            path=self.linked_shard.path,
+            reserve=NoReserve(),  # type: ignore[arg-type]
+        )
         self.links = Links(
             loop=clock,  # type: ignore[arg-type]
-            reactor=self.reactor,
+            sockets=self.sockets,
             mesh=mesh,
             fence=MeshFence(mesh),
             hello=Hello("N", number, self.linked_shard.boot_id, LINK_VERSION),
-            path=self.linked_shard.path,
-            reserve=NoReserve(),  # type: ignore[arg-type]
             sink=self,
         )
 
@@ -380,9 +385,9 @@ def test_a_link_is_accepted_from_the_reserve_when_descriptors_run_out(swarm: Swa
     one = swarm.start(0)
     swarm.tell(one)
     stranger = Stranger(swarm, one, is_noticed=False)
-    one.links._on_accept_error(errno.EMFILE)  # as the listener says it, with that one waiting
+    one.sockets._on_accept_error(errno.EMFILE)  # as the listener says it, with that one waiting
     assert len(one.links._greeting) == 1
-    one.links._on_accept_error(errno.EMFILE)  # with nobody waiting
+    one.sockets._on_accept_error(errno.EMFILE)  # with nobody waiting
     assert len(one.links._greeting) == 1
     other = Stranger(swarm, one, server_id="M")
     assert other.is_turned_away, "the listener goes on"

@@ -1,0 +1,102 @@
+"""What schedules have covered: how big they were, of which kinds, and how often each named situation occurred."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from statistics import median
+
+from tests.simulation.schedule import Schedule
+from tests.simulation.world import World
+
+# Each must occur in as many schedules as the test suite runs; name → what World or the frames between shards call it.
+SITUATIONS = {
+    "a PONG waits for siblings": "fence",
+    "503: nobody responds": "503",
+    "queue message re-routed": "re-route",
+    "lingering member took it": "linger",
+    "QNAK: no taker there": "QNAK",
+    "wait for a link to be in step": "out-of-step wait",
+    "interest taken back unsent": "take-back",
+    "run of equal control lines": "volley",
+    "client held for a slow client": "hold for a client",
+    "client held for a link that is behind": "hold for a link",
+    "client held by a sibling's SLOW": "hold by SLOW",
+    "SLOW said": "SLOW",
+    "slow consumer closed": "slow consumer",
+    "slow client caught up": "caught up",
+    "message to another account": "account crossing",
+    "request to another account": "service crossing",
+    "answer sent on, QASK": "QASK",
+    "answer": "answer",
+    "PUB denied": "PUB denied",
+    "SUB denied": "SUB denied",
+    "reply permission used": "reply permission",
+    "permissions reloaded": "rights reloaded",
+    "limits reloaded": "limits reloaded",
+    "link broke": "link break",
+    "all clients of a shard held": "hole",
+    "shard joined": "join",
+    "shard left in order": "leave",
+    "shard killed, and back": "kill",
+}
+
+
+@dataclass
+class Coverage:
+    """Adds up schedules that have passed or failed."""
+
+    schedules: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    shards: Counter[int] = field(default_factory=Counter)
+    steps: list[int] = field(default_factory=list)
+    clients: list[int] = field(default_factory=list)
+    messages: int = 0
+    seen: Counter[str] = field(default_factory=Counter)
+    within: Counter[str] = field(default_factory=Counter)  # in how many schedules each situation occurred
+
+    def add(self, schedule: Schedule, world: World | None) -> None:
+        """One schedule; no world: it failed."""
+        self.schedules += 1
+        self.kinds[" + ".join(schedule.features) or "plain"] += 1
+        self.shards[schedule.shards] += 1
+        self.steps.append(len(schedule.steps))
+        if world is not None:
+            self.clients.append(len(world.people))
+            self.messages += len(world.messages)
+            self.seen.update(world.seen)
+            self.within.update(name for name, count in world.seen.items() if count)
+
+    def merge(self, other: Coverage) -> None:
+        """Adds those of another process."""
+        self.schedules += other.schedules
+        self.kinds.update(other.kinds)
+        self.shards.update(other.shards)
+        self.steps += other.steps
+        self.clients += other.clients
+        self.messages += other.messages
+        self.seen.update(other.seen)
+        self.within.update(other.within)
+
+    @property
+    def missing(self) -> list[str]:
+        """Situations that have not occurred."""
+        return [name for name, key in SITUATIONS.items() if not self.seen[key]]
+
+    def __str__(self) -> str:
+        if not self.schedules:
+            return "no schedules"
+        clients = self.clients or [0]
+        shards = ", ".join(f"{number}: {count:,}" for number, count in sorted(self.shards.items()))
+        lines = [
+            f"{self.schedules:>12,}  schedules; by shards at the start: {shards}",
+            f"{int(median(self.steps)):>12,}  operations (median; {min(self.steps)} to {max(self.steps)})",
+            f"{int(median(clients)):>12,}  clients (median; {min(clients)} to {max(clients)})",
+            f"{self.messages:>12,}  messages published",
+            "",
+            *(f"{count:>12,}  schedules: {kind}" for kind, count in self.kinds.most_common()),
+            "",
+            f"{'times':>12}  {'schedules':>10}  situation",
+            *(f"{self.seen[key]:>12,}  {self.within[key]:>10,}  {name}" for name, key in SITUATIONS.items()),
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,551 @@
+"""Shards and their router without processes, sockets and clocks: each thing happens when somebody says so.
+
+A shard is the compiled engine with the real links machine (shards.links), departure and hold (shards.siblings); the
+router is supervision's pure machine. Between them are pipes: bytes wait in them until `carry`, control messages until
+`tell`. Time passes by `pass_s`. What happens to clients is the caller's: it hears of the end of each process.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.fence import MeshFence
+from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.link import SiblingLink
+from gnatswarm.probes.engine import ProbeSocket
+from gnatswarm.router.supervision import supervision
+from gnatswarm.router.supervision.supervision import Phase, ShardState
+from gnatswarm.shards.boundary import control
+from gnatswarm.shards.clients.departure import QUIET_S, Departure
+from gnatswarm.shards.links.links import LINK_VERSION, Hello, Links, LinkSession
+from gnatswarm.shards.siblings import Siblings
+from tests.support.engine import Engine, EngineClient
+
+ALL = 1 << 30
+FIRST_US = 1_000_000  # where the engine's clock begins
+LAST_WORDS_S = 0.1
+TICK_S = 0.25
+MOST_CARRIES = 1000  # rounds in which everything moves once; some tens are usual
+FRAMES_WITH_PAYLOAD = (b"RMSG", b"HMSG", b"XMSG", b"XHMG", b"QMSG", b"QHMG")
+
+
+class Timer:
+    """One call that is due at a time."""
+
+    def __init__(self, at_s: float, number: int, call: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self.due = (at_s, number)
+        self.call = call
+        self.args = args
+        self.is_over = False
+
+    def cancel(self) -> None:
+        self.is_over = True
+
+
+class Loop:
+    """What a shard has of an event loop; its timers end with it."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self._swarm = swarm
+        self.timers: list[Timer] = []
+
+    def time(self) -> float:
+        return self._swarm.now_s
+
+    def call_later(self, after_s: float, call: Callable[..., object], *args: Any) -> Timer:
+        self._swarm.n_timers += 1
+        self.timers.append(Timer(self._swarm.now_s + after_s, self._swarm.n_timers, call, args))
+        return self.timers[-1]
+
+    def call_soon(self, call: Callable[..., object], *args: Any) -> Timer:
+        return self.call_later(0.0, call, *args)
+
+    def run(self) -> bool:
+        """All that is due; False: nothing was."""
+        is_busy = False
+        while due := [timer for timer in self.timers if timer.due[0] <= self._swarm.now_s]:
+            is_busy = True
+            first = min(due, key=lambda timer: timer.due)
+            self.timers.remove(first)
+            if not first.is_over:
+                first.call(*first.args)
+        return is_busy
+
+
+class End:
+    """One shard's end of a link's byte stream."""
+
+    opened = 0
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.other: End = self
+        self.socket: ProbeSocket | None = None
+        self.link: SiblingLink | None = None
+        self.carried = 0  # bytes of ours that the other end has read
+        self.is_cut = False  # what was not carried is lost
+        self.reader = FrameReader()
+
+    def kick(self, _reason: CloseReason) -> None:
+        self.process.loop.call_soon(self.end)
+
+    def end(self) -> None:
+        """Closed here; the other end hears when it has read what was sent."""
+        if self.socket is not None and not self.socket.is_over:
+            self.process.engine.probe.end(self.socket)
+
+    @property
+    def on_its_way(self) -> int:
+        return 0 if self.socket is None or self.is_cut else len(self.socket.sent) - self.carried
+
+    @property
+    def is_open(self) -> bool:
+        return self.process.is_alive and self.socket is not None and not self.socket.is_over
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether messages are sent over it."""
+        return self.is_open and self.link is not None and self.link.is_joined
+
+    def take(self, most: int) -> bytes:
+        assert self.socket is not None
+        data = bytes(self.socket.sent[self.carried : self.carried + most])
+        self.carried += len(data)
+        return data
+
+
+class FrameReader:
+    """Control lines of the frames in a byte stream between shards."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+        self.skip = 0
+
+    def lines(self, data: bytes) -> list[bytes]:
+        """Of the frames that have come whole."""
+        self.rest += data
+        found = []
+        at = 0
+        while True:
+            end = self.rest.find(b"\r\n", at)
+            if end < 0:
+                break
+            line = self.rest[at:end]
+            after = end + 2
+            if line[:4] in FRAMES_WITH_PAYLOAD:
+                after += int(line[line.rindex(b" ") + 1 :]) + 2
+                if after > len(self.rest):
+                    break
+            found.append(line)
+            at = after
+        self.rest = self.rest[at:]
+        return found
+
+
+class Transport:
+    """How one shard reaches the others: see shards.links.links.Transport."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.on_accepted: Callable[[End], None] = lambda end: None
+        self.is_listening = True
+
+    def dial(self, path: str) -> End:
+        there = self._process.swarm.listening(path)
+        if there is None:
+            raise ConnectionRefusedError(path)
+        mine, other = End(self._process), End(there)
+        mine.other, other.other = other, mine
+        there.loop.call_soon(there.transport.on_accepted, other)
+        return mine
+
+    def open(self, end: End, link: SiblingLink, _session: LinkSession) -> End:
+        end.socket = self._process.engine.probe.adopt(link)
+        end.link = link
+        self._process.swarm.add_end(end)
+        return end
+
+    def finish(self) -> None:
+        self._process.engine.probe.finish()
+
+    def listen_anew(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_listening = False
+
+
+class Clients:
+    """What a shard knows of its clients, as far as its departure and its links ask: see shards.clients.clients."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.accepted = 0
+        self.all: list[EngineClient] = []
+        self.is_holding = False
+
+    @property
+    def open(self) -> dict[int, Any]:
+        return {number: one.session for number, one in enumerate(self.all) if not one.is_over}
+
+    def connections(self) -> list[Any]:
+        return [one.connection for one in self.all if not one.is_over]
+
+    def hold(self) -> None:
+        self.is_holding = True
+        for connection in self.connections():
+            connection.wait()
+
+    def go_on(self) -> None:
+        self.is_holding = False
+        for connection in self.connections():
+            connection.go_on()
+
+    def add(self, client: EngineClient) -> None:
+        self.accepted += 1
+        self.all.append(client)
+        if self.is_holding:
+            client.connection.wait()
+
+    def announce_departure(self) -> None:
+        pass
+
+    def close(self, sessions: Iterable[Any], _reason: CloseReason) -> None:
+        self._process.engine.probe.finish()
+        chosen = list(sessions)
+        for one in self.all:
+            if one.session in chosen:
+                one.close()
+
+
+class Sink(Siblings):
+    """Tells a process that gives up to end."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(
+            process.loop,  # type: ignore[arg-type]
+            SimpleNamespace(clients=process.clients, fence=process.engine.probe.fence),  # type: ignore[arg-type]
+            number=process.number,
+            page=SimpleNamespace(store=lambda *_: None),  # type: ignore[arg-type]
+            tell=process.say,
+            on_ready=process.on_ready,
+            on_gone=lambda link: None,
+        )
+        self._process = process
+
+    def on_hole(self) -> None:
+        super().on_hole()
+        self._process.swarm.seen["hole"] += 1
+
+    def on_given_up(self, why: str) -> None:
+        self._process.swarm.seen["given up"] += 1
+        self._process.loop.call_soon(self._process.die, why)
+
+
+class Process:
+    """One shard from its start to its end."""
+
+    def __init__(self, swarm: Swarm, number: int, start: int) -> None:
+        self.swarm = swarm
+        self.number = number
+        self.is_alive = True
+        self.is_ready = False
+        self.departure: Departure | None = None
+        self.inbox: deque[control.ControlMessage] = deque()
+        self.outbox: deque[supervision.Event] = deque()
+        self.loop = Loop(swarm)
+        self.engine = swarm.new_engine(number)
+        self.clients = Clients(self)
+        self.transport = Transport(self)
+        self.peer = control.LinkedShard(number, f"{number}.{start}", f"/{number}.{start}")
+        fence = self.engine.probe.fence
+        mesh = self.engine.probe.mesh
+        assert isinstance(fence, MeshFence) and mesh is not None
+        self.links = Links(
+            loop=self.loop,  # type: ignore[arg-type]
+            sockets=self.transport,
+            mesh=mesh,
+            fence=fence,
+            hello=Hello("N", number, self.peer.boot_id, LINK_VERSION),
+            sink=Sink(self),
+        )
+        self.outbox.append(control.Linked(self.peer.path))
+
+    def say(self, message: control.ControlMessage) -> None:
+        """To the router."""
+        if isinstance(message, control.InStep):
+            self.outbox.append(message)
+
+    def on_ready(self) -> None:
+        self.is_ready = True
+        self.outbox.append(control.Ready())
+
+    def hear(self, message: control.ControlMessage) -> None:
+        """From the router."""
+        if isinstance(message, control.LinkedShards):
+            self.links.on_linked_shards(message.shards)
+        elif isinstance(message, control.Ping):
+            self.outbox.append(control.Pong(message.seq))
+        elif isinstance(message, control.Drain) and self.departure is None:
+            self.departure = Departure(
+                self.loop,  # type: ignore[arg-type]
+                self.clients,  # type: ignore[arg-type]
+                grace_s=0.5,
+                spread_s=0.5,
+                quiet_s=min(QUIET_S, message.deadline_s),
+                on_done=self.on_departed,
+            )
+            self.swarm.seen["leave"] += 1
+
+    def on_departed(self) -> None:
+        self.is_ready = False
+        self.outbox.append(control.Drained())
+        self.links.close()
+        self.engine.probe.finish()
+        self.loop.call_later(LAST_WORDS_S, self.die, "exit 0")
+
+    def die(self, why: str = "killed") -> None:
+        """The process ends: what its sockets took goes on its way."""
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        self.transport.close()
+        self.loop.timers.clear()
+        self.inbox.clear()
+        self.outbox.append(supervision.Exited(why))
+        self.swarm.on_end(self)
+
+
+class Swarm:
+    """The router and its shards. `on_end(process)` is told of each process that has just ended, by whatever cause."""
+
+    def __init__(
+        self,
+        shards: int,
+        *,
+        seed: int,
+        limits: Limits,
+        configure: Callable[[Engine], None] = lambda engine: None,
+        capacity: int = -1,
+        link_mark: int = 0,
+    ) -> None:
+        self.now_s = 0.0
+        self.n_timers = 0
+        self.seen: Counter[str] = Counter()
+        self.on_end: Callable[[Process], None] = lambda process: None
+        self.on_frames: Callable[[End, list[bytes]], None] = lambda end, lines: None
+        self._seed = seed
+        self._limits = limits
+        self._configure = configure
+        self._capacity = capacity
+        self.link_mark = link_mark
+        self._booted = 0
+        self._ticked_s = 0.0
+        self.ends: list[End] = []
+        self._peers: list[control.LinkedShard] = []
+        self.states = {number: ShardState() for number in range(shards)}
+        self.processes: dict[int, Process] = {}  # the one that runs, or waits to be reaped
+        self._listed: dict[int, list[control.LinkedShard]] = {}
+        for number in range(shards):
+            self.deliver(number, supervision.StartWanted())
+        self.settle()
+        assert all(process.is_ready for process in self.processes.values()), "the broker does not start"
+
+    # ---- shards
+
+    def new_engine(self, number: int) -> Engine:
+        """With the next seed."""
+        engine = Engine(self._limits, seed=self._seed + self._booted, shard=number)
+        self._booted += 1
+        engine.probe.set_clock(self.now_us)
+        self._configure(engine)
+        return engine
+
+    @property
+    def now_us(self) -> int:
+        return FIRST_US + int(self.now_s * 1e6)
+
+    @property
+    def alive(self) -> list[Process]:
+        """By number."""
+        return [self.processes[number] for number in sorted(self.processes) if self.processes[number].is_alive]
+
+    @property
+    def ready(self) -> list[Process]:
+        """Those that take clients; the router steers new ones away from some."""
+        return [one for one in self.alive if one.is_ready and self.states[one.number].is_accepting]
+
+    def listening(self, path: str) -> Process | None:
+        for process in self.alive:
+            if process.peer.path == path and process.transport.is_listening:
+                return process
+        return None
+
+    # ---- the router
+
+    def deliver(self, number: int, event: supervision.Event) -> None:
+        """To supervision's machine, and what it says is done."""
+        state, actions = supervision.step(self.states[number], event, self.now_s)
+        self.states[number] = state
+        for action in actions:
+            if isinstance(action, supervision.Spawn):
+                self.processes[number] = Process(self, number, state.starts)
+            elif isinstance(action, supervision.Kill):
+                self.seen["killed by the router"] += not isinstance(event, supervision.KillWanted)
+                self.processes[number].die()
+            elif isinstance(action, supervision.Send):
+                self.processes[number].inbox.append(action.message)
+            elif isinstance(action, supervision.StopRouter):
+                raise AssertionError(action.reason)
+        self.publish()
+
+    def publish(self) -> None:
+        """As router.supervision.supervisor does it."""
+        peers = [self.processes[number].peer for number, state in self.states.items() if state.is_linked]
+        if peers != self._peers:
+            self._peers = peers
+            for number, state in self.states.items():
+                if state.is_linked:
+                    self.processes[number].inbox.append(control.LinkedShards(peers))
+
+    def tell(self, which: int) -> bool:
+        """One control message arrives; False: there is none on its way."""
+        busy = [(number, box) for number in sorted(self.processes) for box in self.boxes(number)]
+        if not busy:
+            return False
+        number, box = busy[which % len(busy)]
+        process = self.processes[number]
+        message = box.popleft()
+        if box is process.outbox:
+            self.deliver(number, message)
+        else:
+            process.hear(message)
+        self.turn()
+        return True
+
+    def boxes(self, number: int) -> list[deque[Any]]:
+        """Those in which something waits."""
+        process = self.processes[number]
+        boxes: list[deque[Any]] = [process.inbox, process.outbox]
+        return [box for box in boxes if box]
+
+    def pass_s(self, seconds: float) -> None:
+        """Time passes, for all."""
+        until_s = self.now_s + seconds
+        while True:
+            timers = [timer.due[0] for process in self.alive for timer in process.loop.timers if not timer.is_over]
+            self.now_s = min([until_s, self._ticked_s + TICK_S, *(due for due in timers if due > self.now_s)])
+            for process in self.alive:
+                process.engine.probe.set_clock(self.now_us)
+            self.turn()
+            if self.now_s >= self._ticked_s + TICK_S:
+                self._ticked_s = self.now_s
+                for number in list(self.states):
+                    self.deliver(number, supervision.TimePassed())
+                    self.answer_ping(number)
+            if self.now_s >= until_s:
+                break
+
+    def answer_ping(self, number: int) -> None:
+        """Nobody hangs here: a PING is answered before anything else."""
+        process = self.processes.get(number)
+        if process is not None and process.is_alive and process.inbox:
+            last = process.inbox[-1]
+            if isinstance(last, control.Ping):
+                process.inbox.pop()
+                self.deliver(number, control.Pong(last.seq))
+
+    def join(self, most: int) -> bool:
+        """One shard more is wanted; False: there are enough."""
+        for number in range(most):
+            state = self.states.setdefault(number, ShardState(is_founder=False))
+            if state.phase is Phase.STOPPED or not state.is_wanted:
+                self.deliver(number, supervision.StartWanted())
+                return True
+        return False
+
+    def leave(self, number: int) -> None:
+        """This shard is wanted no more."""
+        self.deliver(number, supervision.LeaveWanted(control.Drain(1.0)))
+
+    # ---- links
+
+    def add_end(self, end: End) -> None:
+        self.ends.append(end)
+        if self._capacity >= 0:
+            assert end.socket is not None
+            end.process.engine.probe.set_takes(end.socket, self._capacity)
+
+    def turn(self) -> None:
+        """Every shard does what is due now."""
+        while sum(process.loop.run() for process in self.alive):
+            pass
+        for process in self.alive:
+            process.engine.probe.finish()
+
+    def busy_ends(self) -> list[End]:
+        """Ends of links from which something is to be read at the other end: bytes, or the end of the stream."""
+        self.ends = [end for end in self.ends if end.is_open or end.other.is_open]
+        return [
+            end
+            for end in self.ends
+            if end.other.is_open and (end.on_its_way or end.is_cut or (end.socket is not None and not end.is_open))
+        ]
+
+    def carry(self, end: End, most: int, pieces: Iterable[int] = ()) -> None:
+        """The other end reads at most so many bytes, or that the stream has ended."""
+        there = end.other
+        assert there.socket is not None and end.socket is not None
+        data = b"" if end.is_cut else end.take(most)
+        if data:
+            lines = end.reader.lines(data)
+            reroutes = there.process.links.reroutes
+            waiting = reroutes.n_pending - reroutes.n_sent_on
+            there.process.engine.probe.feed(there.socket, data, pieces)
+            self.mark(there)
+            if self._capacity >= 0 and end.is_open:
+                end.process.engine.probe.set_takes(end.socket, self._capacity - end.on_its_way)
+            if reroutes.n_pending - reroutes.n_sent_on > waiting and not any(b" _R_" in line for line in lines):
+                self.seen["out-of-step wait"] += 1
+            for line in lines:
+                self.seen[line.split(b" ", 1)[0].decode()] += 1
+            self.on_frames(end, lines)
+        else:
+            there.end()
+        self.turn()
+
+    def mark(self, end: End) -> None:
+        """A link gets its mark when it is joined: a small one here."""
+        assert end.socket is not None
+        if self.link_mark:
+            end.socket.set_stall_mark(self.link_mark)
+
+    def cut(self, end: End) -> None:
+        """The link breaks: both ends will see it, each in its time; bytes on their way are lost."""
+        end.is_cut = end.other.is_cut = True
+
+    def settle(self) -> None:
+        """Everything that is on its way arrives; no time passes."""
+        self.turn()
+        for _ in range(MOST_CARRIES):
+            if self.tell(0):
+                continue
+            busy = self.busy_ends()
+            if not busy:
+                break
+            for end in busy:
+                if end.other.is_open:
+                    self.carry(end, ALL)
+        else:
+            raise AssertionError("what is on its way between shards goes round in circles")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each shard has its links to all that the router wants."""
+        wanted = [self.processes[number] for number, state in self.states.items() if state.is_linked]
+        whole = all(len(one.links.sessions) == len(wanted) - 1 and not one.clients.is_holding for one in wanted)
+        return whole and not any(state.is_wanted and state.phase is not Phase.READY for state in self.states.values())

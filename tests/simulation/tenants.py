@@ -1,0 +1,194 @@
+"""Accounts, what they import from each other, and what their clients may do: as the broker is told, and as an oracle.
+
+Nothing here is read from the engine: subjects are strings, and each rule is looked at for each question.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account, Export, Import, Mapping, Options, Permissions
+from tests.support.model import matches
+
+# What stands for a reply subject that the broker makes up, of which no two are alike: only `>` matches it.
+MADE_UP = "_R_.0.0"
+
+# What a client may do, by number; reloads change it. Everybody may have an inbox.
+RIGHTS: tuple[Permissions | None, ...] = (
+    None,
+    Permissions(publish_deny=("b", "a.*")),
+    Permissions(subscribe_deny=("a.b", "x.b", "b")),
+    Permissions(subscribe_allow=("a", "a.*", "x.*", "_INBOX.>")),
+    Permissions(publish_allow=("a", "c"), responses=1, responses_expire_s=0.5),
+    Permissions(publish_deny=("_INBOX.>", "_R_.>"), responses=-1, responses_expire_s=0.0),
+)
+
+
+class View(NamedTuple):
+    """A message as one account sees it."""
+
+    account: str
+    subject: str
+    is_across: bool  # it was published in another account
+    is_sure: bool = True  # it surely gets there
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """What `importer` imports from `exporter`: `subject` there is `to` here."""
+
+    importer: str
+    exporter: str
+    subject: str
+    to: str
+    is_service: bool
+
+    def local(self, subject: str) -> str:
+        """What a subject of the exporter's stream is called here; "": it is not imported."""
+        if not matches(self.subject, subject):
+            return ""
+        return self.to.replace("*", subject.split(".")[-1])
+
+
+@dataclass(init=False)
+class Tenants:
+    """Who there is, and what passes between them; `kind` chooses among ways to arrange it, 0: one account.
+
+    `has_third`: the subject of a service is a stream's, too, which a third account imports; it must not hear requests.
+    """
+
+    threshold_s: float
+    crossings: tuple[Crossing, ...]
+    accounts: tuple[str, ...]
+    mapping: tuple[str, str]
+
+    def __init__(self, kind: int, *, has_third: bool = False) -> None:
+        self.threshold_s = 0.4 if kind % 4 == 1 else 120.0
+        self.crossings = ()
+        self.accounts = (GLOBAL_ACCOUNT,)
+        self.mapping = ("", "")
+        if kind:
+            middle = ("B", "b") if kind % 2 else ("A", "b")
+            self.accounts = ("A", "B", "C")
+            self.mapping = ("m", "a")  # in A
+            self.crossings = (
+                Crossing("B", "A", "a.*", "x.*", is_service=False),
+                Crossing("C", "A", "a", "a", is_service=False),
+                Crossing("B", "A", "b", "b", is_service=True),
+                Crossing("C", *middle, "c", is_service=True),
+            )
+        if has_third:
+            self.crossings += (Crossing("C", "A", "b", "y.b", is_service=False),)
+
+    def options(self) -> Options:
+        """The same, as the broker is told."""
+        exports = (
+            Export("a.*", is_service=False),
+            Export("a", is_service=False),
+            Export("b", is_service=False),
+            Export("b", is_service=True, threshold_s=self.threshold_s),
+        )
+        return Options(
+            accounts=tuple(
+                Account(
+                    name,
+                    exports=exports,
+                    imports=tuple(
+                        Import(one.exporter, one.subject, one.is_service, one.to)
+                        for one in self.crossings
+                        if one.importer == name
+                    ),
+                    mappings=(Mapping(self.mapping[0], ((self.mapping[1], 100),)),) if name == "A" else (),
+                )
+                for name in self.accounts
+                if name != GLOBAL_ACCOUNT
+            )
+        )
+
+    def mapped(self, account: str, subject: str) -> str:
+        """What is made of a subject that somebody publishes to."""
+        return self.mapping[1] if account == "A" and subject == self.mapping[0] else subject
+
+    def views(self, account: str, subject: str) -> list[View]:
+        """A message in each account that it comes to."""
+        subject = self.mapped(account, subject)
+        found = [View(account, subject, is_across=False)]
+        for at in found:
+            for one in self.crossings:
+                if one.is_service and one.importer == at.account and one.to == at.subject:
+                    found.append(View(one.exporter, self.mapped(one.exporter, one.subject), is_across=True))
+        return found
+
+    def way_back(self, asker: str, responder: str, reply: str, *, is_sure: bool) -> list[View]:
+        """An answer to a reply subject that was made up, in each account that it comes to."""
+        found = [View(responder, MADE_UP, is_across=False)]
+        while found[-1].account != asker:
+            here = found[-1].account
+            importers = [one.importer for one in self.crossings if one.is_service and one.exporter == here]
+            back = asker if asker in importers else next(one for one in importers if one != here)
+            subject = reply if back == asker else MADE_UP
+            found.append(View(back, subject, is_across=True, is_sure=is_sure))
+        return found
+
+    def heard(self, view: View, account: str) -> str:
+        """The subject under which `account` sees what is in a view; "": it does not see it."""
+        if view.account == account:
+            return view.subject
+        if not view.is_across:
+            for one in self.crossings:
+                if not one.is_service and one.importer == account and one.exporter == view.account:
+                    local = one.local(view.subject)
+                    if local:
+                        return local
+        return ""
+
+    def is_a_stream(self, view: View) -> bool:
+        """Whether what is published to this subject is a stream that somebody imports."""
+        return any(
+            not one.is_service and one.exporter == view.account and one.local(view.subject) for one in self.crossings
+        )
+
+
+def covers(rule: str, pattern: str) -> bool:
+    """Whether a rule allows everything that a pattern matches."""
+    wanted, given = rule.split("."), pattern.split(".")
+    for at, token in enumerate(wanted):
+        if token == ">":
+            return len(given) > at
+        if at >= len(given) or (given[at] != token and (token != "*" or given[at] == ">")):
+            return False
+    return len(wanted) == len(given)
+
+
+@lru_cache(maxsize=4096)
+def may_publish(number: int, subject: str) -> bool:
+    """Without what it may answer."""
+    rights = RIGHTS[number]
+    if rights is None:
+        return True
+    allow = rights.publish_allow
+    if allow is None and rights.responses:
+        allow = ()
+    if allow is not None and not any(matches(rule, subject) for rule in allow):
+        return False
+    return not any(matches(rule, subject) for rule in rights.publish_deny)
+
+
+@lru_cache(maxsize=4096)
+def may_subscribe(number: int, pattern: str) -> bool:
+    """Whether a SUB is granted."""
+    rights = RIGHTS[number]
+    if rights is None:
+        return True
+    if rights.subscribe_allow is not None and not any(covers(rule, pattern) for rule in rights.subscribe_allow):
+        return False
+    return not is_kept_out(number, pattern)
+
+
+@lru_cache(maxsize=4096)
+def is_kept_out(number: int, subject: str) -> bool:
+    """Whether a granted subscription gets no message on this subject."""
+    rights = RIGHTS[number]
+    return rights is not None and any(matches(rule, subject) for rule in rights.subscribe_deny)
