@@ -93,6 +93,12 @@ cdef inline Extras *extras_of(Entry *entry) noexcept nogil:
     return <Extras *>(<uint8_t *>entry + entry.extras_at) if entry.extras_at else NULL
 
 
+# Whether target i is a subscription of another account, which imports this account's stream.
+cdef inline bint is_foreign(Entry *entry, size_t i) noexcept nogil:
+    cdef const Extras *extras = extras_of(entry)
+    return extras != NULL and extras.foreign != NULL and extras.foreign[i]
+
+
 # The entry's queue group of that name, or NULL.
 cdef inline Choice *choice_named(Entry *entry, Token name) noexcept nogil:
     cdef uint32_t i

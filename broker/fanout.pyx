@@ -13,7 +13,7 @@ from gnatswarm.broker.outbuf cimport (
     BLOB_BYTES, blob_new, blob_release, out_append, out_append_blob, out_mark_dirty, out_reserve, outbox_new,
     outbox_release)
 from gnatswarm.broker.peer cimport Peer
-from gnatswarm.broker.entry cimport Extras, extras_of
+from gnatswarm.broker.entry cimport is_foreign
 from gnatswarm.broker.sublist cimport width_bucket
 from gnatswarm.broker.word cimport SLACK, copy_run, decimal, likely, unlikely
 
@@ -35,12 +35,6 @@ cdef size_t write_tail_head(uint8_t *to, Token reply, bint with_header, uint32_t
     to[n] = c'\r'
     to[n + 1] = c'\n'
     return n + 2
-
-
-cdef inline bint is_foreign(Entry *entry, size_t i) noexcept:
-    """Is target i a subscription of another account, which imports this account's stream?"""
-    cdef const Extras *extras = extras_of(entry)
-    return extras != NULL and extras.foreign != NULL and extras.foreign[i]
 
 
 cdef class AccountGate:
@@ -247,6 +241,8 @@ cdef class Fanout:
             return False
         if only_queues:
             memcpy(to, b'QHMG ' if publish.header_size else b'QMSG ', 5)
+            if unlikely(publish.origin >= ORIGIN_ACCOUNT):
+                memcpy(to, b'XQHG ' if publish.header_size else b'XQMG ', 5)
             n = 5 + decimal(to + 5, id)
             to[n] = c' '
             n += 1 + decimal(to + n + 1, visited)

@@ -189,7 +189,6 @@ cdef class SiblingLink(OriginLink):
                 return size
         orphans = self.fanout.deliver_here(sublist, entry, &message, op.kind == ROUTE_MSG, op.queues, op.n_queues,
                                            &outcome)
-        message.origin = ORIGIN_SIBLING
         if unlikely(outcome.stalls):
             self.tell_slow(sublist, entry)
         if op.kind == ROUTE_MSG:

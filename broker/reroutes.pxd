@@ -9,7 +9,7 @@ cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
 from gnatswarm.broker.entry cimport Choice, Entry
-from gnatswarm.broker.fanout cimport Publish
+from gnatswarm.broker.fanout cimport Origin, Publish
 from gnatswarm.broker.fence cimport MeshFence
 from gnatswarm.broker.lingering cimport Former
 from gnatswarm.broker.mesh cimport Mesh
@@ -49,6 +49,7 @@ cdef class Orphan:
     cdef bytes reply
     cdef bytes tail
     cdef size_t payload_at               # in the tail
+    cdef Origin published_by
     cdef uint32_t header_size
     cdef uint32_t size
     cdef uint64_t visited                # shards that it has been on, a bit each

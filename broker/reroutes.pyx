@@ -9,8 +9,8 @@ its sibling's PINGs. Reroutes know that link as an OriginLink and read no frames
 
 from libc.stdint cimport uint8_t
 
-from gnatswarm.broker.entry cimport choice_named
-from gnatswarm.broker.fanout cimport ORIGIN_SIBLING, Fanout
+from gnatswarm.broker.entry cimport choice_named, is_foreign
+from gnatswarm.broker.fanout cimport ORIGIN_ACCOUNT, Fanout
 from gnatswarm.broker.outbuf cimport out_append
 from gnatswarm.broker.word cimport SLACK, hash_bytes, unlikely
 
@@ -38,6 +38,18 @@ cdef uint64_t members_elsewhere(Fanout fanout, const Entry *entry, const Choice 
     return members
 
 
+cdef bint refuses_here(Entry *entry, const Choice *choice, const Publish *message) noexcept:
+    """Whether a member here may not have it: by its permissions, or because it came from a third account."""
+    cdef uint32_t i
+    if choice.keeps_out:
+        return True
+    if message.origin >= ORIGIN_ACCOUNT:
+        for i in range(choice.first, choice.first + choice.n_local):
+            if is_foreign(entry, i):
+                return True
+    return False
+
+
 cdef class Orphan:
     """A queue message that found no member where it was sent, and is pending."""
 
@@ -49,13 +61,14 @@ cdef class Orphan:
         self.payload_at = message.payload - message.tail
         self.header_size = message.header_size
         self.size = message.size
+        self.published_by = message.origin
         self.tail = message.tail[:message.tail_size] + bytes(SLACK)
         return 0
 
     cdef void fill(self, Publish *message) noexcept:
         cdef const uint8_t *tail = self.tail
         cdef const uint8_t *reply = self.reply
-        message.origin = ORIGIN_SIBLING
+        message.origin = self.published_by
         message.count = 1
         message.tail = tail
         message.tail_size = message.stride = len(self.tail) - SLACK
@@ -126,11 +139,10 @@ cdef class Reroutes:
         cdef uint64_t members = members_elsewhere(fanout, entry, choice, visited)
         cdef uint64_t pick
         cdef uint32_t w, shard = 0
-        if members == 0 and not choice.keeps_out:
+        if members == 0 and not refuses_here(entry, choice, message):
             # Who was visited and has a member now got it since: a sibling says RS- before it sends a message on. (Where
-            # our word of it is old, the message comes back, and the word before it.) But where permissions keep members
-            # from it, siblings still count them: a shard with such members asks nobody twice, or the message would
-            # circle for ever.
+            # our word of it is old, the message comes back, and the word before it.) But siblings also count members
+            # that may not have it: a shard with such members asks nobody twice, or the message would circle for ever.
             visited = <uint64_t>1 << self.mesh.shard
             members = members_elsewhere(fanout, entry, choice, visited)
         if members == 0:

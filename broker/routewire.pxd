@@ -11,7 +11,7 @@
 #   QACK <id>                                        a member has taken it
 #   QNAK <id>                                        no member, here or on any shard known here, can take it
 #   QASK <id>                                        send QACK at once, which shows that all earlier frames arrived
-#   XMSG …, XHMG …                                   RMSG, HMSG of a message that came from another account
+#   XMSG …, XHMG …, XQMG …, XQHG …                   RMSG, HMSG, QMSG, QHMG of a message that came from another account
 #   SLOW <account> <subject>                         a subscriber here is behind: make its publishers wait a little
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -23,7 +23,7 @@ from gnatswarm.broker.parser cimport Token
 cdef enum RouteOpKind:
     ROUTE_MORE = 0
     ROUTE_MSG          # RMSG, HMSG, XMSG, XHMG
-    ROUTE_QUEUE_MSG    # QMSG, QHMG
+    ROUTE_QUEUE_MSG    # QMSG, QHMG, XQMG, XQHG
     ROUTE_SUB          # RS+
     ROUTE_UNSUB        # RS-
     ROUTE_QUEUE_ACK
@@ -57,7 +57,7 @@ ctypedef struct RouteOp:
     uint32_t size
     uint64_t id              # QMSG, QACK, QNAK, QASK
     uint64_t visited         # QMSG
-    bint is_across           # XMSG, XHMG
+    bint is_across           # XMSG, XHMG, XQMG, XQHG
     bint is_plain            # RMSG without queues, in the canonical form: its tail can be sent on unchanged
 
 cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) noexcept nogil

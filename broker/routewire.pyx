@@ -156,8 +156,14 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
     elif data[0] == c'X' and data[1] == c'M':
         kind, verb, verb_size = ROUTE_MSG, b'xmsg ', 5
         op.is_across = True
-    elif data[0] == c'X':
+    elif data[0] == c'X' and data[1] == c'H':
         kind, verb, verb_size = ROUTE_MSG, b'xhmg ', 5
+        op.is_across = True
+    elif data[0] == c'X' and data[2] == c'M':
+        kind, verb, verb_size = ROUTE_QUEUE_MSG, b'xqmg ', 5
+        op.is_across = True
+    elif data[0] == c'X':
+        kind, verb, verb_size = ROUTE_QUEUE_MSG, b'xqhg ', 5
         op.is_across = True
     elif data[0] == c'Q' and data[1] == c'A' and data[2] == c'S':
         kind, verb, verb_size = ROUTE_ASK, b'qask ', 5
@@ -180,7 +186,7 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
     if kind == ROUTE_MSG:
         return parse_message(data, args, end, op, data[0] == c'H' or (op.is_across and data[1] == c'H'), False)
     if kind == ROUTE_QUEUE_MSG:
-        return parse_message(data, args, end, op, data[1] == c'H', True)
+        return parse_message(data, args, end, op, data[2 if op.is_across else 1] == c'H', True)
     if kind == ROUTE_SUB or kind == ROUTE_UNSUB:
         return parse_interest(data, args, end, op, kind == ROUTE_SUB)
     if kind == ROUTE_SLOW:

@@ -170,7 +170,7 @@ def test_no_bytes_make_it_stumble(data):
 
 @given(
     verb=st.sampled_from(
-        [b"RMSG ", b"HMSG ", b"QMSG ", b"QHMG ", b"RS+ ", b"RS- ", b"QACK ", b"QNAK ", b"QASK ", b"XMSG ", b"XHMG "]
+        [b"RMSG ", b"HMSG ", b"QMSG ", b"QHMG ", b"RS+ ", b"RS- ", b"QACK ", b"QNAK ", b"QASK ", b"XMSG ", b"XHMG ", b"XQMG ", b"XQHG "]
     ),
     rest=st.binary(max_size=200),
 )
@@ -186,3 +186,7 @@ def test_a_frame_says_that_its_message_came_from_another_account() -> None:
     assert parse_route(b"XMSG A a r 2\r\n") == plain | {"is_across": True}
     headed = parse_route(b"HMSG A a + r q w 12 14\r\n")
     assert parse_route(b"XHMG A a + r q w 12 14\r\n") == headed | {"is_across": True}
+    queued = parse_route(b"QMSG 7 5 A a | q 2\r\n")
+    assert parse_route(b"XQMG 7 5 A a | q 2\r\n") == queued | {"is_across": True}
+    queued = parse_route(b"QHMG 7 5 A a + r q 12 14\r\n")
+    assert parse_route(b"XQHG 7 5 A a + r q 12 14\r\n") == queued | {"is_across": True}

@@ -30,7 +30,7 @@ FIRST_US = 1_000_000  # where the engine's clock begins
 LAST_WORDS_S = 0.1
 TICK_S = 0.25
 MOST_CARRIES = 1000  # rounds in which everything moves once; some tens are usual
-FRAMES_WITH_PAYLOAD = (b"RMSG", b"HMSG", b"XMSG", b"XHMG", b"QMSG", b"QHMG")
+FRAMES_WITH_PAYLOAD = (b"RMSG", b"HMSG", b"XMSG", b"XHMG", b"QMSG", b"QHMG", b"XQMG", b"XQHG")
 
 
 class Timer:

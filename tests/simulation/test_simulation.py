@@ -26,13 +26,6 @@ def test_what_failed_once_holds(path):
     assert not why
 
 
-@pytest.mark.xfail(strict=True, reason="known, and not mended yet: each file says what")
-@pytest.mark.parametrize("path", sorted((CORPUS / "known").glob("*.txt")), ids=lambda path: path.stem)
-def test_what_is_known_to_fail_holds(path):
-    why, _ = failure(parsed(path.read_text()))
-    assert not why
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_every_promise_holds_whatever_the_schedule(batch):
