@@ -152,6 +152,8 @@ class Tls(_Discreet, frozen=True, forbid_unknown_fields=True):
     curve_preferences: tuple[str, ...] = ()  # one curve, or all; (): OpenSSL's choice
     handshake_first: bool = False  # true: no INFO before the handshake
     handshake_fallback_s: float = 0.0  # with handshake_first: send INFO if no handshake began for so long; 0: never
+    pinned_certs: tuple[str, ...] = ()  # clients' certificates must have one of these keys, as SHA-256; (): any key
+    handshakes_per_s: int = 0  # at most, on all shards together; further clients are refused; 0: no limit
     # The content of the files when the configuration was read; b"": read the files when they are needed.
     cert_pem: bytes = b""
     key_pem: bytes = b""

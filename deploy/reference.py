@@ -135,7 +135,7 @@ OURS = frozenset({"http_user", "http_password", "log_format", "shards", "accept"
 
 # Each reader accepts at least one of these values; which fields it sets does not depend on the value.
 SAMPLES: tuple[object, ...] = ("30s", True, 5, "text", "127.0.0.1:1", "reuseport", "1.2", "1.3", "127.0.0.1", ["x"],
-                               ["https://x.example"], list(tls_block.ciphers.ALL)[:1], list(tls_block.ciphers.CURVES)[:1])  # fmt: skip # noqa: E501
+                               ["0" * 64], ["https://x.example"], list(tls_block.ciphers.ALL)[:1], list(tls_block.ciphers.CURVES)[:1])  # fmt: skip # noqa: E501
 
 
 def comments(of: type[msgspec.Struct]) -> dict[str, str]:

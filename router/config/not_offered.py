@@ -34,8 +34,6 @@ RESTRICTS_IN_AUTHORIZATION = {
 
 # The same inside a `tls` block.
 RESTRICTS_IN_TLS = {
-    "pinned_certs": "pinned certificates",
-    "connection_rate_limit": "a limit on handshakes per second",
     "verify_cert_and_check_known_urls": "certificates that are compared with known URLs",
     "cert_store": "certificate stores of Windows",
     "cert_match": "certificate stores of Windows",

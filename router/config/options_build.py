@@ -151,6 +151,7 @@ class _Building:
         elif name == "tls":
             block = TlsBlock(entry, "tls")
             self.problems += block.problems
+            self.notices += block.notices
             if not block.problems:
                 # The place of the block: problems with the files it names are reported there.
                 self._set(entry.at, block.settings)
@@ -275,9 +276,10 @@ class _Building:
         elif "tls" in line.values and not line.asks("tls") and tls.is_on:
             self._problem(_COMMAND_LINE, "-tls=false, and a certificate", "remove one of them")
         elif not self.problems:
-            tls = with_certificates(tls, self._place("tls.cert_file"), self.problems)
+            tls = with_certificates(tls, self._place("tls.cert_file"), self.problems, self.notices)
             if websocket.port:
-                inner = with_certificates(websocket.tls, self._place("websocket.tls.cert_file"), self.problems)
+                place = self._place("websocket.tls.cert_file")
+                inner = with_certificates(websocket.tls, place, self.problems, self.notices)
                 websocket = msgspec.structs.replace(websocket, tls=inner)
         place = self._place("tls.verify_and_map")
         if tls.verify_and_map and not self.settings.get("users"):

@@ -42,7 +42,10 @@ class WebSocketBlock:
         if key == "tls":
             block = TlsBlock(entry, "websocket.tls")
             self.problems += block.problems
+            self.notices += block.notices
             self.settings |= block.settings
+            if block.settings.get("websocket.tls.handshakes_per_s"):
+                self.problems.append(not_enforced(entry.at, '"connection_rate_limit" of WebSocket clients'))
         elif key in _KEYS:
             value = entry.value
             plain: object = {}

@@ -18,6 +18,7 @@ from gnatswarm.broker.connection import ClientConnection
 from gnatswarm.broker.errors import (
     AuthorizationViolation,
     CloseReason,
+    ConnectionThrottling,
     MaximumAccountConnectionsExceeded,
     MaximumConnectionsExceeded,
     ProtocolError,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
     from gnatswarm.shards.boundary.page import Page
     from gnatswarm.shards.boundary.rows import ConnectionRow
+    from gnatswarm.shards.clients.certificate_rule import CertificateRule
     from gnatswarm.shards.clients.system import System
     from gnatswarm.shards.sockets.gate import Gate
     from gnatswarm.shards.sockets.reactor import Reactor, Socket
@@ -104,6 +106,7 @@ class Clients:
         self.open = sessions
         self.closed = Closed()
         self._is_holding = False
+        self._throttled = 0  # connections refused by connection_rate_limit since the last log line
         self._system = system
         self._on_slow = on_slow
 
@@ -122,12 +125,20 @@ class Clients:
         self.maps_certificates = options.tls.verify_and_map
         self.user_names = frozenset(user.name for user in options.users)
         gates: dict[str, Gate | None] = {"nats": None, "websocket": None}
+        rules: dict[str, CertificateRule | None] = {"nats": None, "websocket": None}
         if options.tls.is_on or options.websocket.port:
             # Imported here, so that a broker without TLS and WebSocket does not load ssl.
             from gnatswarm.shards.sockets.gate import client_gate, websocket_gate
 
             gates = {"nats": client_gate(options), "websocket": websocket_gate(options)}
+        if options.tls.is_on or options.websocket.tls.is_on:
+            from gnatswarm.shards.clients.certificate_rule import certificate_rule
+
+            for kind, tls in ("nats", options.tls), ("websocket", options.websocket.tls):
+                gate = gates[kind]
+                rules[kind] = certificate_rule(tls, gate.context) if gate is not None else None
         self._gates = gates
+        self.certificate_rules = rules
 
     def on_accept(self, fd: int, host: str, port: int) -> None:
         """Take over a new connection of the clients' port."""
@@ -152,7 +163,13 @@ class Clients:
         info = template.line(cid, host, nonce)
         gate = self._gates[kind]
         if not admitted:
-            self._refuse(fd, info if gate is None or (kind == "nats" and not gate.is_silent) else b"", host, port, cid)
+            greeting = info if gate is None or (kind == "nats" and not gate.is_silent) else b""
+            self._refuse(fd, greeting, MaximumConnectionsExceeded())
+            logger.error("%s:%d - cid:%d - maximum connections exceeded", host, port, cid)
+            return
+        if kind == "nats" and gate is not None and self._is_throttled():
+            self._page.remove_connection(self._shard)
+            self._refuse(fd, b"" if gate.is_silent else info, ConnectionThrottling())
             return
         anonymous = self.authenticator.anonymous(WEBSOCKET if kind == "websocket" else STANDARD)
         connection = ClientConnection(
@@ -194,16 +211,29 @@ class Clients:
             asyncio.get_running_loop().call_later(gate.fallback_s, layered.speak_first)
         return socket
 
-    def _refuse(self, fd: int, info: bytes, host: str, port: int, cid: int) -> None:
-        """Over max_connections: send INFO and the error, and close. A new socket's buffer takes these few bytes.
+    def _is_throttled(self) -> bool:
+        """Whether connection_rate_limit is reached. The log has one line for the refused connections of a second."""
+        most = self._options.tls.handshakes_per_s
+        if most == 0 or self._page.try_handshake(most):
+            return False
+        if self._throttled == 0:
+            asyncio.get_running_loop().call_later(1.0, self._log_throttled)
+        self._throttled += 1
+        return True
+
+    def _log_throttled(self) -> None:
+        refused, self._throttled = self._throttled, 0
+        logger.warning("Rejected %d connections due to TLS rate limiting", refused)
+
+    def _refuse(self, fd: int, info: bytes, error: ProtocolError) -> None:
+        """Send INFO and the error, and close. A new socket's buffer takes these few bytes.
 
         `info` is empty where the client expects a handshake first: then it is closed without a word.
         """
         if info:
             with contextlib.suppress(OSError):  # the client has left already
-                os.write(fd, info + MaximumConnectionsExceeded().wire)
+                os.write(fd, info + error.wire)
         os.close(fd)
-        logger.error("%s:%d - cid:%d - maximum connections exceeded", host, port, cid)
 
     def on_connected(self, session: ClientSession) -> None:
         """Its first CONNECT was accepted."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gnatswarm.broker.permissions import Permissions
     from gnatswarm.broker.trace import Tracer
     from gnatswarm.shards.clients.account_census import AccountCensus
+    from gnatswarm.shards.clients.certificate_rule import CertificateRule
     from gnatswarm.shards.clients.passwords import Passwords
     from gnatswarm.shards.clients.rights import Rights
     from gnatswarm.shards.sockets.reactor import Socket
@@ -56,6 +57,7 @@ class SessionOwner(Protocol):
     rights: Rights
     user_names: frozenset[str]
     maps_certificates: bool
+    certificate_rules: dict[str, CertificateRule | None]
 
     @property
     def census(self) -> AccountCensus:
@@ -152,6 +154,13 @@ class ClientSession:
 
     def on_secured(self, tls: SSLObject) -> None:
         """The TLS handshake has succeeded."""
+        rule = self._clients.certificate_rules[self.kind]
+        objection = rule.objection(tls) if rule is not None else ""
+        if objection:
+            self.on_opening_failed(objection, is_upgrade=False)
+            if self.socket is not None:
+                self.socket.kick(CloseReason.TLS_HANDSHAKE_FAILURE)
+            return
         version, suite = tls.version() or "", tls.cipher()
         self.tls_version = sys.intern(version.removeprefix("TLSv"))
         self.tls_cipher_suite = sys.intern(ciphers.server_name(suite[0] if suite else ""))

@@ -345,6 +345,9 @@ TLS_SETTINGS = (
     ("first: auto", "handshake_fallback_s", 0.05),
     ("immediate: '300ms'", "handshake_fallback_s", 0.3),
     ("handshake_first: off", "handshake_first", False),
+    (f"verify: true, pinned_certs: [{'AB' * 32}, {'ab' * 32}]", "pinned_certs", ("ab" * 32,)),
+    ("connection_rate_limit: 7", "handshakes_per_s", 7),
+    ("connection_rate_limit: -1", "handshakes_per_s", 0),
 )
 
 
@@ -353,7 +356,7 @@ TLS_SETTINGS = (
 def test_a_key_of_a_tls_block_sets_its_option(
     built: Build, authority: Authority, where: str, text: str, field: str, value: object
 ) -> None:
-    if where == "websocket.tls" and field == "verify_and_map":
+    if where == "websocket.tls" and (field == "verify_and_map" or text.endswith("limit: 7")):
         pytest.skip("refused there")
     text = text.replace("CA", str(authority.path))
     value = str(authority.path) if value == "CA" else value
@@ -413,6 +416,18 @@ def test_tls_flags_win_over_the_file(built: Build, authority: Authority) -> None
         assert tls == with_files(wanted) and tls.key_pem == other.key.read_bytes()
 
 
+def test_pins_without_verify_are_warned_of(built: Build, authority: Authority) -> None:
+    pair = authority.server()
+    options = built(f'tls {{ {pair.lines}, pinned_certs: [ "{pair.pin}" ] }}').options
+    assert "pinned_certs without verify: no client can connect" in options.notices[0]
+
+
+def test_a_certificate_signed_with_sha1_is_warned_of(built: Build, authority: Authority) -> None:
+    pair = authority.by_sha1(authority.server())
+    (notice,) = built(f"tls {{ {pair.lines} }}").options.notices
+    assert f"{pair.cert}: signed with SHA-1" in notice and "security level 0" in notice
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -422,8 +437,15 @@ def test_tls_flags_win_over_the_file(built: Build, authority: Authority) -> None
         ("tls { verify: true }", "1:1: missing 'cert_file' in TLS configuration"),
         ("tls { cert_file: /nope, key_file: /nope }", "1:1: error parsing X509 certificate/key pair: open /nope:"),
         ("tls { bogus: 1 }", '1:7: unknown field "bogus"'),
-        ("tls { pinned_certs: [a] }", '1:7: "pinned_certs": pinned certificates is not offered'),
-        ("tls { connection_rate_limit: 5 }", '1:7: "connection_rate_limit": '),
+        (
+            "websocket { port: 1, tls { cert_file: x, key_file: y, connection_rate_limit: 7 } }",
+            '1:22: "connection_rate_limit" of WebSocket clients is not offered',
+        ),
+        ("tls { pinned_certs: [a] }", "1:7: pinned_certs: key a does not look like hex-encoded sha256 of DER"),
+        ("tls { pinned_certs: [5] }", "1:7: pinned_certs: expected a list of hex-encoded sha256 of DER"),
+        ("tls { pinned_certs: [] }", "1:7: pinned_certs: an empty list lets everybody in"),
+        ('tls { connection_rate_limit: "5" }', "1:7: connection_rate_limit: expected a number, not text"),
+        ("tls { connection_rate_limit: 9999999 }", "1:7: connection_rate_limit: 9999999 is out of range"),
         ("tls { cipher_suites: [ FOO ] }", "1:7: cipher_suites: unrecognized cipher FOO"),
         ("tls { cipher_suites: FOO }", "1:7: cipher_suites: expected a list of names"),
         ("tls { curve_preferences: [ FOO ] }", "1:7: curve_preferences: unrecognized curve preference FOO"),
