@@ -145,6 +145,9 @@ class Monitor:
         if path == "/metrics":
             self._count(path)
             return Response(await self._pages.metrics(query), metrics.CONTENT_TYPE)
+        if path == "/stacksz":
+            self._count(path)
+            return Response(await self._pages.stacks(query), "text/plain; charset=utf-8")
         build = self._pages.by_path.get(path)
         if build is None:
             return None

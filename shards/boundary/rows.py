@@ -298,6 +298,16 @@ class ClientQuery(Question, tag="client"):
     is_kicked: bool = False  # True: close it; False: ask it to reconnect (INFO with `ldm`)
 
 
+class StacksQuery(Question, tag="stacks"):
+    """Where the shard is."""
+
+
+class StacksPart(Row):
+    """Where the shard is: see shards.boundary.stacks."""
+
+    text: str
+
+
 class ClientPart(Row):
     """Whether the client is on this shard."""
 
@@ -355,6 +365,7 @@ Query = (
     | LinksQuery
     | AccountsQuery
     | ClientQuery
+    | StacksQuery
 )
 Part = (
     ConnectionsPart
@@ -368,6 +379,7 @@ Part = (
     | LinksPart
     | AccountsPart
     | ClientPart
+    | StacksPart
 )
 
 _encode_part = msgspec.msgpack.Encoder().encode

@@ -141,6 +141,8 @@ class Snapshots:
                 return self._accounts(pace)
             case rows.ClientQuery():
                 return self._client(query)
+            case rows.StacksQuery():
+                return _stacks()
 
     def _sublists(self, account: str = "") -> list[Sublist]:
         """The sublists of one account, or of all."""
@@ -418,6 +420,12 @@ class Snapshots:
                 )
             )
         yield part
+
+
+async def _stacks() -> AsyncIterator[rows.StacksPart]:
+    from gnatswarm.shards.boundary.stacks import stacks_text
+
+    yield rows.StacksPart(stacks_text())
 
 
 async def _nothing() -> AsyncIterator[rows.Part]:
