@@ -66,7 +66,8 @@ cdef extern from *:
         uint64_t recorded_us;
         uint64_t recorded[6];         /* messages and bytes in, out, link messages out and in */
         uint64_t failed_handshakes;   /* TLS handshakes and WebSocket upgrades that failed */
-        uint64_t spare[3];
+        uint64_t stale_connections;   /* closed because they did not answer our pings */
+        uint64_t spare[2];
     } ShardSlot;
 
     typedef struct {
@@ -227,6 +228,7 @@ cdef extern from *:
         uint64_t recorded_us
         uint64_t[6] recorded
         uint64_t failed_handshakes
+        uint64_t stale_connections
 
     ctypedef struct PageLayout:
         PageHeader header

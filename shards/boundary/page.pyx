@@ -227,6 +227,7 @@ cdef class Page:
             "link_out_bytes": slot.link_out_bytes,
             "refused_logins": slot.refused_logins,
             "failed_handshakes": slot.failed_handshakes,
+            "stale_connections": slot.stale_connections,
         }
 
     def note_recorded(self, int shard, uint64_t until_us, counts not None):
@@ -278,6 +279,8 @@ cdef class Page:
             page_store(&slot.refused_logins, value)
         elif name == "failed_handshakes":
             page_store(&slot.failed_handshakes, value)
+        elif name == "stale_connections":
+            page_store(&slot.stale_connections, value)
         else:
             raise KeyError(name)
 
