@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.version import DEFAULT_COMPATIBILITY, NEW, SERVER_VERSIONS
 
 SECRET_FIELDS = frozenset({"auth_token", "auth_password", "http_password", "password", "cert_pem", "key_pem", "ca_pem"})
 
@@ -189,6 +190,7 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     host: str = ""  # address to listen on; "" or "0.0.0.0": every address, including IPv6 if there is any
     port: int = 4222  # clients' TCP port; -1: any free one
     server_name: str = ""  # shown in INFO and on the monitoring pages; "": the server id
+    compatibility: str = DEFAULT_COMPATIBILITY  # "2.9" or "2.15": the nats-server to behave like, where they differ
     server_tags: tuple[str, ...] = ()  # lower-case words shown on the monitoring pages
     limits: Limits = Limits()
     logging: Logging = Logging()
@@ -216,7 +218,18 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     mappings: tuple[Mapping, ...] = ()  # of the account $G
     system_account: str = SYSTEM_ACCOUNT  # the account whose users receive events and may send requests to the broker
     config_file: str = ""  # the configuration file; "": the command line alone
+    config_digest: str = ""  # "sha256:…" of its values, as nats-server 2.15 computes it; "": not computed
     notices: tuple[str, ...] = ()  # features that were configured and are not supported; logged at start, a line each
+
+    @property
+    def server_version(self) -> str:
+        """The version of nats-server that clients and pages are told."""
+        return SERVER_VERSIONS[self.compatibility]
+
+    @property
+    def is_like_newer(self) -> bool:
+        """Whether to behave like nats-server 2.15."""
+        return self.compatibility == NEW
 
     @property
     def has_system_users(self) -> bool:

@@ -123,6 +123,7 @@ BY_HAND = {
 }
 NO_KEY = {
     "config_file": "`-c`",
+    "config_digest": "of the values in that file",
     "notices": "features that were configured and are not supported",
     **{
         f"{block}.{what}_pem": "the content of that file"
@@ -131,11 +132,13 @@ NO_KEY = {
     },
 }
 SECTION_FIELDS = frozenset({"limits", "logging", "swarm", "stats", "tls", "websocket"})
-OURS = frozenset({"http_user", "http_password", "log_format", "shards", "accept", "link_dir", "prefer_local"})
+OURS = frozenset(
+    {"compatibility", "http_user", "http_password", "log_format", "shards", "accept", "link_dir", "prefer_local"}
+)
 
 # Each reader accepts at least one of these values; which fields it sets does not depend on the value.
 SAMPLES: tuple[object, ...] = ("30s", True, 5, "text", "127.0.0.1:1", "reuseport", "1.2", "1.3", "127.0.0.1", ["x"],
-                               ["0" * 64], ["https://x.example"], list(tls_block.ciphers.ALL)[:1], list(tls_block.ciphers.CURVES)[:1])  # fmt: skip # noqa: E501
+                               ["0" * 64], "2.15", ["https://x.example"], list(tls_block.ciphers.ALL)[:1], list(tls_block.ciphers.CURVES)[:1])  # fmt: skip # noqa: E501
 
 
 def comments(of: type[msgspec.Struct]) -> dict[str, str]:

@@ -75,7 +75,8 @@ def serve(
         if program != "nats-server":
             from gnatswarm.router.commands.first_screen import first_screen, show
 
-            show(first_screen(address, os.getpid(), broker.shard_pids, options.swarm.accept))
+            pids = broker.shard_pids
+            show(first_screen(address, os.getpid(), pids, options.swarm.accept, options.server_version))
         for notice in options.notices:
             log.warning("%s", notice)
         broker.listener_groups.announce()

@@ -86,6 +86,7 @@ KEYS = (
     Key(("host", "net"), _sets("host", values.host)),
     Key(("listen",), _listen),
     Key(("server_name",), _sets("server_name", values.text)),
+    Key(("compatibility",), _sets("compatibility", values.compatibility)),  # not in nats-server
     Key(("server_tags",), _sets("server_tags", values.server_tags)),
     Key(("client_advertise",), _sets("client_advertise", values.client_advertise)),
     Key(("http",), _http("http_port")),

@@ -15,6 +15,7 @@ import msgspec
 from gnatswarm.broker.access.auth import is_good_hash, is_hashed
 from gnatswarm.broker.limits import DISCOURAGED_MAX_PAYLOAD_BYTES, Limits
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, Logging, Options, Stats, Swarm, Tls, WebSocket
+from gnatswarm.broker.version import NEW
 from gnatswarm.router.config import conf, not_offered
 from gnatswarm.router.config.accounts_block import Accounts
 from gnatswarm.router.config.authorization import Authorization
@@ -53,7 +54,7 @@ def build_parsed(parsed: conf.Parsed | None, line: CommandLine) -> Built:
     if parsed is not None:
         building.add_parsed(parsed)
     building.add_flags(line)
-    return building.finish(line)
+    return building.finish(line, parsed)
 
 
 class _Building:
@@ -91,9 +92,10 @@ class _Building:
         for flag in line.unoffered:
             self._notice(_COMMAND_LINE, f"-{flag} is not offered and was ignored", not_offered.FLAGS_OPEN[flag])
 
-    def finish(self, line: CommandLine) -> Built:
+    def finish(self, line: CommandLine, parsed: conf.Parsed | None) -> Built:
         """Options, after the checks that need all settings."""
         self._add_accounts()
+        self._check_name()
         self._check_credentials()
         self._check_system_account()
         sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
@@ -121,6 +123,7 @@ class _Building:
             tls=tls,
             websocket=websocket,
             config_file=line.config_file,
+            config_digest=_digest(parsed) if top.get("compatibility") == NEW else "",
             notices=tuple(str(notice) for notice in [*self.warnings, *self.notices]),
         )
         return Built(options, tuple(str(warning) for warning in self.warnings))
@@ -224,6 +227,10 @@ class _Building:
             self._set(self.accounts_at, {"users": (users if isinstance(users, tuple) else ()) + accounts.users})
         elif accounts.accounts and not users and not any(self.settings.get(field) for field in _CREDENTIALS):
             self._notice(self.accounts_at, "no account has a user", "nobody has to authenticate")
+
+    def _check_name(self) -> None:
+        if " " in str(self.settings.get("server_name", "")) and self.settings.get("compatibility") == NEW:
+            self._problem(self._place("server_name"), "server name cannot contain spaces", "write it without")
 
     def _check_credentials(self) -> None:
         settings = self.settings
@@ -336,6 +343,14 @@ class _Building:
 
     def _notice(self, at: Position, what: str, advice: str) -> None:
         self.notices.append(Problem(at, what, advice))
+
+
+def _digest(parsed: conf.Parsed | None) -> str:
+    if parsed is None:
+        return ""
+    from gnatswarm.router.config.config_digest import config_digest
+
+    return config_digest(parsed.tree)
 
 
 def _plain(node: Node) -> object:

@@ -53,6 +53,7 @@ class ShardFacts(msgspec.Struct):
     loop_lag_us: int
     refused_logins: int = 0
     failed_handshakes: int = 0
+    stale_connections: int = 0
 
 
 class Facts(msgspec.Struct):
@@ -183,4 +184,5 @@ _FROM_PAGE = (
     "loop_lag_us",
     "refused_logins",
     "failed_handshakes",
+    "stale_connections",
 )

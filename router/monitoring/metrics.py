@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gnatswarm.broker.version import OWN_VERSION, SERVER_VERSION
+from gnatswarm.broker.version import OWN_VERSION
 from gnatswarm.router.monitoring.aggregate import health
 from gnatswarm.router.monitoring.facts import Facts
 
@@ -59,7 +59,7 @@ _PER_SUBJECT = (
 def exposition(facts: Facts, subjects: Sequence[Mapping[str, Any]], requests: Mapping[str, int]) -> str:
     """The whole text. `subjects` are documents of /subjectz; `requests` counts requests by path."""
     lines: list[str] = []
-    build = {"version": OWN_VERSION, "compatible_with": SERVER_VERSION, "server_name": facts.server_name}
+    build = {"version": OWN_VERSION, "compatible_with": facts.options.server_version, "server_name": facts.server_name}
     _family(lines, "build_info", "gauge", "Always 1; what this is.", [(build, 1)])
     _family(lines, "healthy", "gauge", "1: every shard serves and none lags.", [({}, int(not health(facts)))])
     _family(lines, "start_time_seconds", "gauge", "When the broker started.", [({}, facts.created_us / 1e6)])

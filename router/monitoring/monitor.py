@@ -116,7 +116,8 @@ class Monitor:
             return text_response("401 unauthorized", 401, ("www-authenticate", 'Basic realm="gnatswarm"'))
         try:
             query = PageQuery(request.query)
-            callback = query.callback
+            # 2.15 has no JSONP any more.
+            callback = "" if self._view.options.is_like_newer else query.callback
             response = await self._page(path, query, request)
         except BadQuery as error:
             return text_response(str(error), 400)

@@ -84,7 +84,8 @@ class Pages:
 
     async def leafz(self, query: PageQuery) -> bytes:
         """Leaf nodes: always none."""
-        return _json({**aggregate.head(self._facts(query)), "leafnodes": 0, "leafs": None})
+        facts = self._facts(query)
+        return _json({**aggregate.head(facts), "leafnodes": 0, "leafs": [] if facts.options.is_like_newer else None})
 
     async def gatewayz(self, query: PageQuery) -> bytes:
         """Gateways: always none."""
@@ -155,7 +156,11 @@ class Pages:
             texts: list[bytes] = []
             count = 0
             for shard, row in aggregate.merged(found, sort, facts.now_us, offset, limit):
-                documents.append(aggregate.connection(shard, row, facts.now_us, shows_user=shows_user, subs=subs))
+                documents.append(
+                    aggregate.connection(
+                        shard, row, facts.now_us, shows_user=shows_user, subs=subs, has_tags=facts.options.is_like_newer
+                    )
+                )
                 if len(documents) == ROWS_IN_ONE_STEP:
                     count += len(documents)
                     texts.append(_items(documents))
@@ -179,12 +184,13 @@ class Pages:
         account = query.text("acc")
         test, offset, limit = query.test_subject, query.offset, query.limit
         shows_list = query.subs == "list" or query.subs == "detail"
+        shows_all = facts.options.is_like_newer
         if account and account not in facts.accounts:
-            return _json(aggregate.sublist([]))
+            return _json(_subsz(facts, aggregate.sublist([]), query, 0) if shows_all else aggregate.sublist([]))
         async with self._turn():
             counters, _clients = await self._sublist(facts, account)
             if not shows_list:
-                return _json(counters)
+                return _json(_subsz(facts, counters, query, 0) if shows_all else counters)
             listed: list[tuple[int, rows.SubscriptionRow]] = []
             skip = offset
             for shard in _numbers(facts):
@@ -196,16 +202,21 @@ class Pages:
                 skip = max(0, skip - (parts[0].total if parts else 0))
             # The real server always has subscriptions of its own: its list is empty only if something was looked for.
             if not listed and (test or account or offset):
-                return _json(counters)
+                return _json(_subsz(facts, counters, query, 0) if shows_all else counters)
             pace = Pace()
             texts = []
             for at in range(0, len(listed), ROWS_IN_ONE_STEP):
                 step = listed[at : at + ROWS_IN_ONE_STEP]
                 texts.append(
-                    _items([aggregate.subscription(row, account=row.account, shard=shard) for shard, row in step])
+                    _items(
+                        [
+                            aggregate.subscription(row, account=row.account, shard=shard, has_tag=shows_all)
+                            for shard, row in step
+                        ]
+                    )
                 )
                 await pace()
-            document = {**aggregate.head(facts), **counters, "total": len(listed), "offset": offset, "limit": limit}
+            document = _subsz(facts, counters, query, len(listed))
             return _with_list(document, "subscriptions_list", texts)
 
     async def accountz(self, query: PageQuery) -> bytes:
@@ -227,7 +238,15 @@ class Pages:
     async def routez(self, query: PageQuery) -> bytes:
         """Routes to other servers: always none; with shards=1 the links between shards."""
         facts = self._facts(query)
-        document: Document = {**aggregate.head(facts), "num_routes": 0, "routes": []}
+        named = {"server_name": facts.server_name} if facts.options.is_like_newer else {}
+        head = aggregate.head(facts)
+        document: Document = {
+            "server_id": head["server_id"],
+            **named,
+            "now": head["now"],
+            "num_routes": 0,
+            "routes": [],
+        }
         if query.flag("shards"):
             links = [
                 aggregate.link(shard, row, facts.now_us) for shard, found in await self._links(facts) for row in found
@@ -468,6 +487,17 @@ def _items(documents: Iterable[Document]) -> bytes:
     """Items of a list within a document, with that indentation."""
     text = orjson.dumps(list(documents), option=orjson.OPT_INDENT_2)
     return text[1:-2].replace(b"\n", b"\n  ")
+
+
+def _subsz(facts: Facts, counters: Document, query: PageQuery, listed: int) -> Document:
+    """The page without its list."""
+    return {
+        **aggregate.head(facts),
+        **counters,
+        "total": listed,
+        "offset": query.offset,
+        "limit": query.limit,
+    }
 
 
 def _with_list(document: Document, name: str, texts: list[bytes]) -> bytes:

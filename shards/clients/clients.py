@@ -92,6 +92,8 @@ class Clients:
         self._fence = fence
         self._page = page
         self.info = info
+        self.is_like_newer = options.is_like_newer
+        self._connected: dict[tuple[str, str], InfoTemplate] = {}  # INFO by kind and account
         self._verdicts = Verdicts()
         self.passwords = Passwords(self._verdicts)
         self.authenticator = Authenticator(options, self._verdicts)
@@ -100,6 +102,7 @@ class Clients:
         self.refused_logins = page.snapshot(shard)["refused_logins"]
         self._gates: dict[str, Gate | None] = {"nats": None, "websocket": None}
         self._failed_handshakes = page.snapshot(shard)["failed_handshakes"]
+        self._stale = page.snapshot(shard)["stale_connections"]
         self._set_gates(options)
         # Connections accepted so far, refused ones included; a restarted shard continues its predecessor's count.
         self.accepted = page.snapshot(shard)["accepted_sockets"]
@@ -235,6 +238,16 @@ class Clients:
                 os.write(fd, info + error.wire)
         os.close(fd)
 
+    def info_of_connected(self, session: ClientSession) -> bytes:
+        """The INFO line for a client that has logged in, of nats-server 2.15."""
+        which = session.kind, session.account
+        template = self._connected.get(which)
+        if template is None:
+            general = self.info if session.kind == "nats" else self.info.for_websocket()
+            is_system = session.account == self._options.system_account
+            template = self._connected[which] = general.for_connected(session.account, is_system=is_system)
+        return template.line(session.connection.cid, session.host)
+
     def on_connected(self, session: ClientSession) -> None:
         """Its first CONNECT was accepted."""
         self._system.on_connected(session)
@@ -255,6 +268,9 @@ class Clients:
         self.closed.note(session)
         self._system.on_disconnected(session)
         session.socket = None
+        if session.reason is CloseReason.STALE_CONNECTION:
+            self._stale += 1
+            self._page.store(self._shard, "stale_connections", self._stale)
         if session.reason in SLOW:
             row = self.closed.slow[-1]
             logger.warning(
@@ -322,6 +338,7 @@ class Clients:
     def announce_departure(self) -> None:
         """Ask every client, and from now on every new one, to reconnect elsewhere (`ldm` in INFO)."""
         self.info = self.info.for_departure()
+        self._connected.clear()
         on_websocket = self.info.for_websocket()
         for session in self.open.values():
             template = self.info if session.kind == "nats" else on_websocket
@@ -336,6 +353,7 @@ class Clients:
         self._options = options
         self._limits = options.limits
         self.info = info
+        self._connected.clear()
         self._set_gates(options)
         self.authenticator = Authenticator(options, self._verdicts)
         self.rights = Rights(options, self._mesh, self.rights)

@@ -17,13 +17,14 @@ from tests.support.wire import Cluster
 DIRECTORY = Path(__file__).resolve().parent.parent / "transcripts"
 TRANSCRIPTS = load_all(DIRECTORY)
 
+EVERY_KIND = ("gnatswarm-1", "nats-server", "gnatswarm-1-as-2.15", "nats-server-2.15")
 WHOLE, BYTE_BY_BYTE = None, 1
 
 
 def cases() -> list[object]:
     return [
         pytest.param(kind, transcript, piece_bytes, id=f"{kind}-{transcript}-{how}")
-        for kind in selected_kinds()
+        for kind in selected_kinds(EVERY_KIND)
         for transcript in TRANSCRIPTS
         if transcript.kinds is None or kind.name in transcript.kinds
         for how, piece_bytes in (("whole", WHOLE), ("bytes", BYTE_BY_BYTE))

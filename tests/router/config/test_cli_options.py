@@ -82,6 +82,9 @@ def get(options: Options, field: str) -> Any:
         ("listen: localhost:-1", "port", -1),
         ("server_name: 'a b'", "server_name", "a b"),
         ("server_tags: [A, 'b c']", "server_tags", ("a", "b c")),
+        ('compatibility: "2.15"', "compatibility", "2.15"),
+        ("compatibility: 2.15", "compatibility", "2.15"),
+        ("compatibility: 2.9", "compatibility", "2.9"),
         ("server_tags: one", "server_tags", ("one",)),
         ("client_advertise: 'a:1'", "client_advertise", "a:1"),
         ("client_advertise: a", "client_advertise", "a"),
@@ -167,7 +170,7 @@ def test_every_option_can_be_configured() -> None:
     """Whoever adds a field to Options adds a key for it, or says here why there is none."""
     settable = set()
     for key in KEYS:
-        examples: tuple[object, ...] = (1, "1:1", True, "30s", "json", "reuseport", [], STATS_BLOCK)
+        examples: tuple[object, ...] = (1, "1:1", True, "30s", "json", "reuseport", "2.15", [], STATS_BLOCK)
         for value in examples:
             try:
                 settable |= set(key.read(value))
@@ -182,7 +185,7 @@ def test_every_option_can_be_configured() -> None:
     fields = {field.name for field in msgspec.structs.fields(Options)} - sections.keys()
     fields |= {f"{name}.{field.name}" for name, kind in sections.items() for field in msgspec.structs.fields(kind)}
     authorization = {"auth_token", "auth_user", "auth_password", "users", "accounts", "limits.auth_timeout_s"}
-    told_by_the_program = {"config_file", "notices"}
+    told_by_the_program = {"config_file", "config_digest", "notices"}
     blocks = {"tls", "websocket", "mappings"}  # their keys: below, and in test_imports_exports_options.py
     assert fields - authorization - told_by_the_program - blocks == settable
 
@@ -228,6 +231,9 @@ def test_a_flags_credentials_replace_the_files_whole(built: Build, refusals: Cal
         ("http: a:b", '1:1: http: could not parse port "b"'),
         ("debug: 1", "1:1: debug: expected a boolean, not a number"),
         ("debug: 'true'", "1:1: debug: expected a boolean, not text"),
+        ('compatibility: 2.15\nserver_name: "a b"', "2:1: server name cannot contain spaces"),
+        ("compatibility: 2.12", "1:1: compatibility: 2.12 is no known version — write 2.9 or 2.15"),
+        ("compatibility: [2.9]", "1:1: compatibility: [2.9] is no known version"),
         ("server_tags: [1 ]", "1:1: server_tags: expected text, not a number"),
         ("max_payload: '64MB'", "1:1: max_payload: expected a number, not text"),
         ("max_payload: 65MB", "1:1: max_payload: 68157440 is out of range"),
