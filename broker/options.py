@@ -78,7 +78,7 @@ class Permissions(_Discreet, frozen=True, forbid_unknown_fields=True):
 # Kinds of connection that a user may be limited to: those that this broker has, then those of nats-server alone.
 STANDARD = "STANDARD"
 WEBSOCKET = "WEBSOCKET"
-CONNECTION_TYPES = (STANDARD, WEBSOCKET, "LEAFNODE", "LEAFNODE_WS", "MQTT", "MQTT_WS")
+CONNECTION_TYPES = (STANDARD, WEBSOCKET, "LEAFNODE", "LEAFNODE_WS", "MQTT", "MQTT_WS", "IN_PROCESS")
 
 
 class User(_Discreet, frozen=True, forbid_unknown_fields=True):

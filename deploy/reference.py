@@ -268,6 +268,7 @@ def page() -> str:
         "\nOptions for internals that are built differently have no effect, and are named in the log at start:\n\n"
     )
     parts += [f"* `{name}`: {what}\n" for name, what in not_offered.NO_EFFECT.items()]
+    parts += [f"* `websocket {{ {name} }}`: {what}\n" for name, what in not_offered.NO_EFFECT_IN_WEBSOCKET.items()]
     return "".join(parts)
 
 

@@ -180,8 +180,8 @@ class _Building:
 
     def _unoffered(self, entry: Entry, name: str) -> bool:
         """Whether only the real server has this key; if so, its notice or problem is added."""
-        # An empty block restricts nothing.
-        empty = _plain(entry.value) in ({}, [])
+        # An empty block restricts nothing, and neither does `false`.
+        empty = _plain(entry.value) in ({}, [], False)
         if name in not_offered.RESTRICTS:
             if not empty:
                 self.problems.append(not_enforced(entry.at, f'"{entry.key}": {not_offered.RESTRICTS[name]}'))

@@ -188,6 +188,12 @@ def _insecure(value: object) -> Settings:
     return {}
 
 
+def _insecure_suites(value: object) -> Settings:
+    # None of the suites that we know is one of these.
+    values.boolean(value)
+    return {}
+
+
 _KEYS: dict[str, Callable[[object], Settings]] = {
     "cert_file": _sets("cert_file", values.text),
     "key_file": _sets("key_file", values.text),
@@ -204,4 +210,5 @@ _KEYS: dict[str, Callable[[object], Settings]] = {
     "pinned_certs": _sets("pinned_certs", _pinned_certs),
     "connection_rate_limit": _sets("handshakes_per_s", _handshakes_per_s),
     "insecure": _insecure,
+    "allow_insecure_cipher_suites": _insecure_suites,
 }

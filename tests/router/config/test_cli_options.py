@@ -331,6 +331,39 @@ def test_what_only_opens_something_is_announced(built: Build, key: str) -> None:
     assert "t.conf:1:1" in notice
 
 
+# Keys that came with nats-server 2.10 to 2.15, in blocks. Those of the top level are in the tables of not_offered.
+@pytest.mark.parametrize(
+    ("text", "notice"),
+    [
+        ("websocket { port: 1, no_tls: true, ping_interval: '1s' }", '"ping_interval" has no effect here'),
+        ("websocket { port: 1, no_tls: true, headers { X: y } }", '"headers" has no effect here'),
+        ("accounts { A { users [ {user: a, password: b} ], msg_trace: a.b } }", '"msg_trace" was ignored'),
+        ("accounts { A { users [ {user: a, password: b} ], trace_dest: a.b } }", '"trace_dest" was ignored'),
+        (
+            "accounts { A { users [ {user: a, password: b} ], exports [ {service: s, allow_trace: true} ] } }",
+            '"allow_trace" is not offered and was ignored',
+        ),
+        (
+            "accounts { A { users [ {user: a, password: b} ], exports [ {stream: s} ] }, "
+            "B { imports [ {stream: {account: A, subject: s}, allow_trace: true} ] } }",
+            '"allow_trace" is not offered and was ignored',
+        ),
+    ],
+)
+def test_what_newer_servers_have_in_blocks_is_announced(built: Build, text: str, notice: str) -> None:
+    (found,) = built(text).options.notices
+    assert notice in found
+
+
+def test_what_newer_servers_have_and_restricts_nothing_is_accepted(built: Build, authority: Authority) -> None:
+    assert built("proxy_protocol: false\nproxies { }").options.notices == ()
+    users = "users [ {user: a, pass: b, proxy_required: false, allowed_connection_types: [IN_PROCESS]} ]"
+    (user,) = built(f"authorization {{ {users} }}").options.users
+    assert user.connection_types == ("IN_PROCESS",) and not user.may_come_by("STANDARD")
+    block = f"tls {{ {authority.server().lines}, allow_insecure_cipher_suites: true }}"
+    assert built(block).options.notices == ()
+
+
 TLS_SETTINGS = (
     ("verify: true", "verify", True),
     ("verify_and_map: true", "verify_and_map", True),
