@@ -39,6 +39,7 @@ class Logging(_Discreet, frozen=True, forbid_unknown_fields=True):
     size_limit_bytes: int = 0  # rotate past this many bytes; 0: never
     format: str = "text"  # "text": nats-server's lines; "json": one JSON object per line
     logtime: bool = True  # timestamps on every line
+    logtime_utc: bool = False  # in UTC instead of local time
     debug: bool = False  # -D: connections, links, decisions
     trace: bool = False  # -V: every operation of every client; slow
     trace_payload_bytes: int = 0  # bytes of a message that -V shows at most; 0: no limit

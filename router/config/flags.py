@@ -47,6 +47,7 @@ FLAGS = (
     Flag(("ports_file_dir",), str, ("ports_file_dir",)),
     Flag(("l", "log"), str, ("logging.file",)),
     Flag(("T", "logtime"), bool, ("logging.logtime",)),
+    Flag(("logtime_utc",), bool, ("logging.logtime_utc",)),
     Flag(("s", "syslog"), bool),
     Flag(("r", "remote_syslog"), str),
     Flag(("D", "debug"), bool, ("logging.debug",)),

@@ -39,6 +39,7 @@ Logging (to standard error unless a file is named):
         --log_size_limit <bytes>     start a new file when it has grown to this (default: never)
         --log_format <how>           text, as nats-server writes it, or json (default: text)
     -T, --logtime                    date and time on every line (default: true; off: -T=false)
+        --logtime_utc                in UTC instead of local time
     -D, --debug                      say what is decided: connections, links, why something was closed
     -V, --trace                      show every operation of every client; slow
     -VV, -DV, -DVV                   the same as -V, and both together

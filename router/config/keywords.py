@@ -76,6 +76,7 @@ class Keywords(TypedDict, total=False):
     debug: bool
     trace: bool
     logtime: bool
+    logtime_utc: bool
     log_file: str | os.PathLike[str]
     log_size_limit: int | str
     log_format: str

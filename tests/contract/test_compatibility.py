@@ -6,8 +6,11 @@ Operations and answers are in transcripts; INFO is compared in test_info.py, the
 from __future__ import annotations
 
 import asyncio
+import calendar
 import re
 import signal
+import struct
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -97,6 +100,24 @@ def test_without_it_there_is_no_digest(brokers) -> None:
     broker = start(brokers, KINDS["gnatswarm-1"], "debug: false")
     assert "sha256" not in broker.log.text
     assert "config_digest" not in Pages.of(broker).json("/varz")
+
+
+@pytest.mark.parametrize("config", ["logtime_utc: true", "logtime_utc: false"])
+def test_the_log_has_its_time_in_utc_or_not(newer, brokers, config, tmp_path) -> None:
+    """In a time zone in which no test runs, 13 hours and 45 minutes from UTC, by a file of RFC 8536."""
+    zone = tmp_path / "zone"
+    zone.write_bytes(
+        b"TZif" + bytes(16) + struct.pack(">6l", 0, 0, 0, 0, 1, 4) + struct.pack(">lBB", 49_500, 0, 0) + b"XXX\0"
+    )
+    for kind in newer:
+        broker = Broker(kind, config=config, environment={"TZ": f":{zone}"})
+        brokers.append(broker)
+        before_s = time.time() - 1
+        broker.start()
+        logged = re.findall(r"(?m)^\[\d+\] (\S+ \S+?)\.\d+ ", broker.log.text)
+        first_s = calendar.timegm(time.strptime(logged[0], "%Y/%m/%d %H:%M:%S"))
+        ahead_s = 0 if "true" in config else (13 * 60 + 45) * 60
+        assert before_s + ahead_s <= first_s <= time.time() + ahead_s
 
 
 def test_log_and_pages_say_the_version(both, brokers) -> None:

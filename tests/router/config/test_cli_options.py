@@ -96,6 +96,7 @@ def get(options: Options, field: str) -> Any:
         ("debug: on", "logging.debug", True),
         ("trace: yes", "logging.trace", True),
         ("logtime: false", "logging.logtime", False),
+        ("logtime_utc: true", "logging.logtime_utc", True),
         ("log_file: a", "logging.file", "a"),
         ("logfile: a", "logging.file", "a"),
         ("log_size_limit: 1k", "logging.size_limit_bytes", 1000),
