@@ -1,8 +1,8 @@
-"""AnyBroker: what a running broker offers a program, wherever it runs.
+"""AnyBroker: the interface of a broker, in this process or in processes of its own.
 
-A protocol for annotations: `gnatswarm.Broker` and `gnatswarm.BrokerProcess` both are one, and so is what the pytest
-plugin's fixtures give. Two rules hold for all of it: attributes do no I/O, and every method `x()` that blocks has a
-twin `ax()` that is awaited and leaves the event loop free.
+A protocol for annotations: `gnatswarm.Broker` and `gnatswarm.BrokerProcess` implement it, and the pytest plugin's
+fixtures return it. Two rules hold for all of it: attributes do no I/O, and every method `x()` that blocks has a twin
+`ax()` that is awaited and leaves the event loop free.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ConnectOptions(TypedDict, total=False):
-    """What `nats.connect()` of nats-py takes, as far as a broker knows it."""
+    """The arguments of nats-py's `nats.connect()` that a broker can supply."""
 
     servers: list[str]
     user: str
@@ -35,71 +35,71 @@ class ConnectOptions(TypedDict, total=False):
 
 
 class AnyBroker(Protocol):
-    """A broker that a program has started, or will. What needs a running one raises BrokerFailed where none runs."""
+    """A broker that a program starts. Methods that need a running broker raise BrokerFailed if it does not run."""
 
     @property
     def options(self) -> Options:
-        """As they hold now."""
+        """The present options."""
 
     @property
     def host(self) -> str:
-        """How programs on this machine dial it."""
+        """The host that programs on this machine connect to."""
 
     @property
     def port(self) -> int:
-        """Of its clients. BrokerFailed before the first start."""
+        """The clients' port. BrokerFailed before the first start."""
 
     @property
     def url(self) -> str:
-        """For a client: nats://127.0.0.1:4222, or tls://… where it encrypts. BrokerFailed before the first start."""
+        """URL for clients: nats://127.0.0.1:4222, or tls://… if it has TLS. BrokerFailed before the first start."""
 
     @property
     def websocket_url(self) -> str:
-        """For a WebSocket client; "": there is no port for them, or it has not been started."""
+        """URL for WebSocket clients; "" if there is no port for them, or before the first start."""
 
     @property
     def connect_options(self) -> ConnectOptions:
-        """For `nats.connect(**broker.connect_options)`, the first user's credentials included."""
+        """Arguments for `nats.connect(**broker.connect_options)`, with the first user's credentials."""
 
     @property
     def is_running(self) -> bool:
-        """Whether it serves."""
+        """Whether the broker runs."""
 
     @property
     def starts(self) -> int:
-        """How often it has been started."""
+        """How many times it has been started."""
 
     @property
     def log(self) -> list[str]:
-        """The last lines of its log; none where that goes to `logging` (of an embedded broker) or to a file."""
+        """The last lines of its log; [] if the log goes to `logging` (embedded broker) or to a file."""
 
     @property
     def lines_logged(self) -> int:
-        """How many lines of log there have been: for log_since()."""
+        """The number of log lines so far, for log_since()."""
 
     def log_since(self, line: int) -> list[str]:
-        """The lines of log from that number on, as far as they are kept."""
+        """The log lines from number `line` on, as far as they are kept."""
 
     def start(self) -> Self:
-        """Start it, and wait until clients can connect; nothing when it runs. BrokerFailed."""
+        """Start the broker and wait until clients can connect; does nothing if it runs. BrokerFailed."""
 
     async def astart(self) -> Self:
         """start(), awaited."""
 
     def stop(self) -> None:
-        """Stop it, and close its captures; nothing when it does not run. BrokerFailed when it had ended by itself."""
+        """Stop the broker and its captures; does nothing if it does not run. BrokerFailed if it had ended by itself."""
 
     async def astop(self) -> None:
         """stop(), awaited."""
 
     def restart(self) -> None:
-        """Stop it and start it on the same ports; clients reconnect, captures go on."""
+        """Stop the broker and start it on the same ports; clients reconnect, captures continue."""
 
     async def arestart(self) -> None:
         """restart(), awaited."""
 
     def reload(self, **changes: Unpack[Keywords]) -> list[Change]:
-        """Change options while clients talk; what has changed. ConfigError or BrokerFailed: nothing has, and why."""
+        """Change options while it runs; returns the changes. ConfigError, BrokerFailed: nothing was changed."""
 
     async def areload(self, **changes: Unpack[Keywords]) -> list[Change]:
         """reload(), awaited."""
@@ -114,7 +114,7 @@ class AnyBroker(Protocol):
         token: str = "",
         tls: ssl.SSLContext | None = None,
     ) -> Capture:
-        """Collect what is published on a subject from now on. CaptureError."""
+        """Collect the messages that are published on a subject from now on. CaptureError."""
 
     async def acapture(
         self,
@@ -129,25 +129,25 @@ class AnyBroker(Protocol):
         """capture(), awaited."""
 
     def close_captures(self) -> None:
-        """Close all that capture() has made; stop() does so, too."""
+        """Close all captures; stop() does this too."""
 
     async def aclose_captures(self) -> None:
         """close_captures(), awaited."""
 
     def disconnect_clients(self, first_cid: int = 0) -> int:
-        """Disconnect every client, or those whose id (client_id in INFO) is that or higher; how many there were."""
+        """Disconnect all clients whose id (client_id in INFO) is `first_cid` or higher; returns how many."""
 
     async def adisconnect_clients(self, first_cid: int = 0) -> int:
         """disconnect_clients(), awaited."""
 
     def next_client_id(self) -> int:
-        """Clients that connect from now on have this id or a higher one."""
+        """The lowest id that a client connecting from now on can have."""
 
     async def anext_client_id(self) -> int:
         """next_client_id(), awaited."""
 
     def shard_count(self) -> int:
-        """How many shards it is to run."""
+        """The requested number of shards."""
 
     async def ashard_count(self) -> int:
         """shard_count(), awaited."""

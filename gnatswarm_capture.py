@@ -1,14 +1,14 @@
-"""The messages on a subject, collected in the background by a small client of its own: what tests look at.
+"""Collects the messages on a subject in the background, with a small client of its own; for tests.
 
     captured = broker.capture("orders.>")        # subscribed on every shard when this returns
     publish_some_orders()
-    captured.settle()                            # all has come that anybody had flushed before
+    captured.settle()                            # everything that was flushed before has arrived
     assert [message.data for message in captured.messages] == [b"1", b"2"]
 
-settle() is a fence, not a guess: it asks the broker (PING, PONG). So after it "nothing was published" is a fact, and
-nobody has to wait for it. Reading (`messages`, len(), iteration) shows what has come so far, without any I/O. What
-blocks has an awaitable twin: `await captured.asettle()`. Needs no NATS client; survives a broker's restart. One thread
-and one connection each; messages are kept in memory until clear().
+settle() does not guess: it sends PING and waits for PONG. So a test can check that nothing was published, without
+waiting for a time. Reading (`messages`, len(), iteration) shows what has arrived so far, without any I/O. Each method
+that blocks has an awaitable twin: `await captured.asettle()`. Needs no NATS client; survives a broker's restart. One
+thread and one connection each; messages are kept in memory until clear().
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-# How long connecting, looking and coming back after the broker's restart may take.
+# For connecting, for settle() and receive(), and for reconnecting after the broker's restart.
 DEADLINE_S = 10.0
 _DIAL_AGAIN_S = 0.02
 _READ_BYTES = 65536
 
 
 class CaptureError(Exception):
-    """The broker refused the subscription, or is gone; the text has its words."""
+    """The broker refused the subscription, or is gone; the text contains its error."""
 
 
 @dataclass(frozen=True)
 class Login:
-    """Where the broker is, and who we are to it."""
+    """The broker's address and our credentials."""
 
     host: str
     port: int
@@ -52,28 +52,28 @@ class Login:
 
 @dataclass(frozen=True)
 class Message:
-    """One message as a subscriber got it."""
+    """One message as a subscriber received it."""
 
     subject: str
     data: bytes
-    reply: str = ""  # "": none is wanted
+    reply: str = ""  # "": no reply is wanted
     headers: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def json(self) -> Any:
-        """The payload read as JSON. ValueError when it is none."""
+        """The payload parsed as JSON. ValueError if it is not JSON."""
         return json.loads(self.data)
 
 
 class _Fence:
-    """A PING of settle()'s, and the connection on which it was sent last."""
+    """A PING of settle(), and the connection on which it was last sent."""
 
     connection: _Connection | None = None
     ping = 0
 
 
 class Capture:
-    """Subscribed from its making until close(). CaptureError when that is refused."""
+    """Collects messages from its construction until close(). CaptureError if the broker refuses the subscription."""
 
     def __init__(self, login: Login, subject: str, *, queue: str = "") -> None:
         if not subject or any(character.isspace() for character in subject + queue):
@@ -101,29 +101,29 @@ class Capture:
             self.close()
             raise
 
-    # ---- looking, at what has come so far
+    # ---- reading what has arrived so far
 
     @property
     def messages(self) -> list[Message]:
-        """All that has come, in order."""
+        """All messages so far, in order."""
         with self._changed:
             return list(self._messages)
 
     @property
     def payloads(self) -> list[bytes]:
-        """Their payloads."""
+        """The payloads of all messages so far."""
         return [message.data for message in self.messages]
 
     @property
     def subjects(self) -> list[str]:
-        """Their subjects."""
+        """The subjects of all messages so far."""
         return [message.subject for message in self.messages]
 
     def __len__(self) -> int:
         return len(self._messages)
 
     def __bool__(self) -> bool:
-        return True  # a capture that is empty is one all the same
+        return True  # also without messages
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self.messages)
@@ -135,14 +135,14 @@ class Capture:
         return f"<Capture {self.subject!r}: {len(self._messages)} messages>"
 
     def clear(self) -> None:
-        """Forget what has come so far."""
+        """Forget the messages so far."""
         with self._changed:
             self._messages.clear()
 
     # ---- waiting
 
     def settle(self, deadline_s: float = DEADLINE_S) -> None:
-        """Block until all has come that the broker had to send when this was called. CaptureError."""
+        """Block until everything that the broker had to deliver when this was called has arrived. CaptureError."""
         fence = _Fence()
         with self._changed:
             if not self._changed.wait_for(lambda: self._has_passed(fence), deadline_s):
@@ -155,7 +155,7 @@ class Capture:
             raise CaptureError(_unanswered(deadline_s))
 
     def receive(self, count: int = 1, deadline_s: float = DEADLINE_S) -> list[Message]:
-        """Block until so many have come in all; all of them. TimeoutError says what came instead."""
+        """Block until there are `count` messages in all; returns them. TimeoutError names the messages that arrived."""
         _refuse_to_block("receive", f"await captured.areceive({count})")
         with self._changed:
             self._changed.wait_for(lambda: len(self._messages) >= count or self._failure, deadline_s)
@@ -176,7 +176,7 @@ class Capture:
         raise TimeoutError(f"{len(messages)} of {count} messages on {self.subject} within {deadline_s:g} s: {shown}")
 
     def _has_passed(self, fence: _Fence) -> bool:
-        """Whether the broker has answered the fence's PING, which goes out on each connection once. CaptureError."""
+        """Whether the broker has answered the fence's PING, which is sent once on each connection. CaptureError."""
         if self._failure or self._is_closed:
             raise CaptureError(self._failure or "the capture has been closed")
         connection = self._connection
@@ -189,7 +189,7 @@ class Capture:
         return self._pongs >= fence.ping
 
     async def _until(self, is_so: Callable[[], bool], deadline_s: float) -> bool:
-        """Whether it is so within that time. No thread waits: whoever reads the connection wakes this loop."""
+        """Whether `is_so` becomes true within that time. No thread waits: the thread that reads wakes this loop."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -213,7 +213,7 @@ class Capture:
                 self._wakers.remove(wake)
 
     def _notify(self) -> None:
-        """With the lock held: something is not as it was."""
+        """Wake all waiters, because something has changed; called with the lock held."""
         self._changed.notify_all()
         for wake in self._wakers:
             wake()
@@ -221,7 +221,7 @@ class Capture:
     # ---- life
 
     def close(self) -> None:
-        """Unsubscribe. What has come can still be read, and no longer be settled."""
+        """Unsubscribe. Messages can still be read afterwards, but settle() fails."""
         self._begin_close()
         self._thread.join(DEADLINE_S)
 
@@ -288,7 +288,7 @@ class Capture:
             connection.send(b"PONG\r\n")
 
     def _dial_again(self) -> _Connection | None:
-        """The broker is away; it may come back, on the same port."""
+        """Connect again until the broker is back on the same port."""
         if self._is_closed:
             self._end("the capture has been closed")
             return None
@@ -322,9 +322,9 @@ class Capture:
 
 
 class _Connection:
-    """One connection, logged in; OSError and CaptureError when that does not work.
+    """One connection, logged in. OSError and CaptureError if that fails.
 
-    What others send goes out on the thread that reads: an encrypted socket is not for two threads.
+    Other threads' data is sent by the thread that reads, because a TLS socket must not be used by two threads.
     """
 
     def __init__(self, login: Login, first_words: bytes) -> None:
@@ -346,7 +346,7 @@ class _Connection:
             raise
 
     def _info(self) -> dict[str, Any]:
-        # Byte by byte: what follows INFO may already be a handshake.
+        # Byte by byte, because a TLS handshake may follow INFO directly.
         line = b""
         while not line.endswith(b"\r\n"):
             byte = self._sock.recv(1)
@@ -358,12 +358,12 @@ class _Connection:
         return dict(json.loads(line[5:]))
 
     def send(self, data: bytes) -> None:
-        """From any thread; whoever reads finds out when the connection is gone."""
+        """Send from any thread; the reading thread finds out if the connection is gone."""
         self._to_send.append(data)
         self._wake()
 
     def close(self) -> None:
-        """From any thread: ends whoever reads, who then releases what it holds."""
+        """End the connection, from any thread; the reading thread then releases its resources."""
         self._is_closing = True
         self._wake()
 
@@ -372,12 +372,12 @@ class _Connection:
             self._waker.send(b"!")
 
     def release(self) -> None:
-        """Give back what it holds, when nobody reads it."""
+        """Release the resources; called when no thread reads."""
         for sock in (self._sock, self._woken, self._waker):
             sock.close()
 
     def read(self) -> Iterator[Message | bytes]:
-        """What the broker says, until it closes: messages, and b"PING" or b"PONG". CaptureError for its -ERR."""
+        """The broker's messages, and b"PING" or b"PONG", until it closes the connection. CaptureError for -ERR."""
         try:
             yield from self._read()
         finally:
@@ -468,7 +468,7 @@ def _unanswered(deadline_s: float) -> str:
 
 
 def _refuse_to_block(method: str, instead: str) -> None:
-    """A blocked event loop sends nothing, and what is waited for would never come."""
+    """Raise an error in an event loop: a blocked loop could not send what the call would wait for."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

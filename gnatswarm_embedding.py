@@ -1,4 +1,4 @@
-"""A broker inside a Python program, or in a process that it starts: what `import gnatswarm` offers.
+"""The public API of `import gnatswarm`: a broker inside a Python program, or in processes that it starts.
 
     with gnatswarm.Broker() as broker:                       # one shard, on a thread of this process
         publish_something(broker.url)
@@ -7,12 +7,12 @@
         await broker.akill_shard(2)
 
 Both listen on a free port of 127.0.0.1 unless told otherwise, take every option of the configuration file as a
-keyword (`Keywords`), leave nothing behind, work with and without an event loop, and can show what is published:
+keyword (`Keywords`), leave nothing behind, work with and without an event loop, and can capture messages:
 `broker.capture("orders.>")`. A method `x()` blocks, for as long as it says; its twin `ax()` is awaited. One object has
-both, because one broker serves both: a fixture without a loop starts it, and a test with one kills its shards.
+both, because one broker may need both: a fixture without a loop starts it, and a test with a loop kills its shards.
 
-Errors: UnknownOption (a TypeError) for a keyword that there is not, ConfigError for a value that cannot be,
-BrokerFailed for a broker that does not do what it should, or that has not been started.
+Errors: UnknownOption (a TypeError) for an unknown keyword, ConfigError for an invalid value, BrokerFailed for a broker
+that fails or that has not been started.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ Result = TypeVar("Result")
 
 
 async def _on_thread(work: Callable[[], Result], undo: Callable[[Result], object] | None = None) -> Result:
-    """What work() returns or raises, on a thread that is there for it alone; the event loop goes on.
+    """Run work() on a thread of its own while the event loop continues; returns its result or raises its exception.
 
-    Not on the loop's own threads, which a program may keep busy. A call that is cancelled ends when work has (each is
-    bounded in time), and undo() has taken back what came of it: nobody else knows of that.
+    It does not use the loop's own threads, which a program may keep busy. A cancelled call ends after work has ended
+    (all work is bounded in time) and undo() has undone its result, which nobody else could do.
     """
     answer: concurrent.futures.Future[Result] = concurrent.futures.Future()
 
     def run() -> None:
         try:
             answer.set_result(work())
-        except BaseException as error:  # it is the caller's
+        except BaseException as error:  # raised again in the caller
             answer.set_exception(error)
 
     context = contextvars.copy_context()
@@ -101,11 +101,11 @@ async def _on_thread(work: Callable[[], Result], undo: Callable[[Result], object
 
 
 class _Endpoint:
-    """What a program sees of a broker, wherever that runs."""
+    """The common part of embedded brokers and brokers in processes of their own."""
 
     options: Options
     websocket_url: str
-    _port: int  # of its clients; 0: not started yet
+    _port: int  # the clients' port; 0: not started yet
     _changing: threading.RLock  # one start, stop, restart or reload at a time
 
     def __init__(self) -> None:
@@ -113,33 +113,33 @@ class _Endpoint:
         self.starts = 0  # so far
 
     def start(self) -> Self:
-        """Start it, and wait until clients can connect."""
+        """Start the broker and wait until clients can connect."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Stop it; nothing when it does not run."""
+        """Stop the broker; does nothing if it does not run."""
         raise NotImplementedError
 
     def reload(self, **changes: Unpack[Keywords]) -> list[Change]:
-        """Change options while clients talk."""
+        """Change options while the broker runs."""
         raise NotImplementedError
 
     def disconnect_clients(self, first_cid: int = 0) -> int:
-        """Disconnect every client from this id on."""
+        """Disconnect all clients whose id is `first_cid` or higher."""
         raise NotImplementedError
 
     def next_client_id(self) -> int:
-        """Clients that connect from now on have this id or a higher one."""
+        """The lowest id that a client connecting from now on can have."""
         raise NotImplementedError
 
     def shard_count(self) -> int:
-        """How many shards it is to run."""
+        """The requested number of shards."""
         raise NotImplementedError
 
     # ---- awaited
 
     async def astart(self) -> Self:
-        """start(), awaited; cancelled, it leaves no broker."""
+        """start(), awaited; leaves no broker running if it is cancelled."""
         return await _on_thread(self.start, lambda _started: self.stop())
 
     async def astop(self) -> None:
@@ -166,27 +166,27 @@ class _Endpoint:
 
     @property
     def host(self) -> str:
-        """How programs on this machine dial it."""
+        """The host that programs on this machine connect to."""
         return dialled(self.options.host)
 
     @property
     def port(self) -> int:
-        """Of its clients. BrokerFailed before the first start."""
+        """The clients' port. BrokerFailed before the first start."""
         if not self._port:
             raise BrokerFailed("the broker has not been started: it has no port and no URL yet")
         return self._port
 
     @property
     def url(self) -> str:
-        """For a client: nats://127.0.0.1:4222, or tls://… where it encrypts. Without credentials."""
+        """URL for clients: nats://127.0.0.1:4222, or tls://… if it has TLS. Without credentials."""
         scheme = "tls" if self.options.tls.is_on and not self.options.allow_non_tls else "nats"
         return f"{scheme}://{self.host}:{self.port}"
 
     @property
     def connect_options(self) -> ConnectOptions:
-        """What `nats.connect(**broker.connect_options)` of nats-py needs, the first user's credentials included.
+        """Arguments for nats-py's `nats.connect(**broker.connect_options)`, with the first user's credentials.
 
-        Encrypted connections trust any certificate: whoever started the broker knows that it is this one.
+        TLS connections accept any certificate, because the caller has started this broker itself.
         """
         login = self._login()
         found: ConnectOptions = {"servers": [self.url]}
@@ -210,9 +210,9 @@ class _Endpoint:
         token: str = "",
         tls: ssl.SSLContext | None = None,
     ) -> Capture:
-        """Collect what is published on a subject, wildcards included, from when this returns to when the broker stops.
+        """Collect messages on a subject (wildcards allowed), from the return of this call until the broker stops.
 
-        Logs in as the first user there is, or as given. CaptureError when the broker refuses it.
+        Logs in with the given credentials, by default as the first user. CaptureError if the broker refuses it.
         """
         capture = Capture(self._login(user, password, token, tls), subject, queue=queue)
         self._captures.append(capture)
@@ -228,7 +228,7 @@ class _Endpoint:
         token: str = "",
         tls: ssl.SSLContext | None = None,
     ) -> Capture:
-        """capture(), awaited; cancelled, it leaves no capture."""
+        """capture(), awaited; leaves no capture open if it is cancelled."""
         return await _on_thread(
             lambda: self.capture(subject, queue=queue, user=user, password=password, token=token, tls=tls),
             lambda capture: capture.close(),
@@ -264,12 +264,12 @@ class _Endpoint:
         )
 
     def _settle_captures(self) -> None:
-        """After a restart: they are subscribed again, or this raises."""
+        """After a restart: wait until the captures are subscribed again. CaptureError."""
         for capture in self._captures:
             capture.settle()
 
     def close_captures(self) -> None:
-        """Close what capture() has made; stop() does so, too."""
+        """Close all captures; stop() does this too."""
         for capture in self._captures:
             capture.close()
         self._captures.clear()
@@ -298,9 +298,9 @@ class _Endpoint:
 class Broker(_Endpoint):
     """A broker of one shard inside this process; `with`, `async with`, or start() and stop().
 
-    It has a thread and an event loop of its own, so it serves while the program blocks, and whatever loop that runs;
-    both share the interpreter's lock. What it has to say goes to the logger "gnatswarm". Several of them are several
-    brokers. What needs a process of its own (shards, statistics, monitoring pages, files, tracing) is BrokerProcess.
+    It has a thread and an event loop of its own, so it serves while the program blocks, and with any event loop; both
+    share the interpreter's lock. It logs to the logger "gnatswarm". Several objects are several brokers. For features
+    that need separate processes (shards, statistics, monitoring pages, files, tracing) use BrokerProcess.
     """
 
     def __init__(self, **options: Unpack[Keywords]) -> None:
@@ -312,10 +312,10 @@ class Broker(_Endpoint):
         self._port = 0
         self._changing = threading.RLock()
         self.websocket_url = ""
-        self.server_id = ""  # another one after each start
+        self.server_id = ""  # changes with each start
 
     def start(self) -> Self:
-        """Start it: some milliseconds, and some tens more for the first one of a process. BrokerFailed."""
+        """Start the broker: some milliseconds, and some tens more for the first one of a process. BrokerFailed."""
         with self._changing:
             if self._shard is None:
                 self._start()
@@ -323,12 +323,12 @@ class Broker(_Endpoint):
         return self
 
     def _start(self) -> None:
-        # Not before they are needed: a program that only asks for a BrokerProcess pays for none of it.
+        # Imported when needed: a program that only uses BrokerProcess does not load them.
         from gnatswarm.router.listening.listener_groups import ListenerGroups
         from gnatswarm.router.listening.listeners import ListenError
         from gnatswarm.shards.embedded import EmbeddedShard
 
-        # As long as a server's public key, as some clients' tests want it; it signs nothing.
+        # As long as a server's public key, because some clients' tests check it; ours is not a key.
         self.server_id = server_id = "N" + base64.b32encode(os.urandom(35)).decode()[:55]
         try:
             listener_groups = ListenerGroups(self.options, 1, is_handoff=False)
@@ -353,7 +353,7 @@ class Broker(_Endpoint):
             self.websocket_url = f"{listener_groups.websocket_scheme}://{host}:{listener_groups.websocket.port}"
 
     def stop(self) -> None:
-        """Stop it; clients are disconnected at once. BrokerFailed when it had ended by itself."""
+        """Stop the broker; clients are disconnected at once. BrokerFailed if it had ended by itself."""
         with self._changing:
             self.close_captures()
             shard, self._shard = self._shard, None
@@ -368,7 +368,7 @@ class Broker(_Endpoint):
             raise BrokerFailed(f"the broker had ended: {shard.failure}")
 
     def restart(self) -> None:
-        """Stop it and start it on the same ports; clients reconnect."""
+        """Stop the broker and start it on the same ports; clients reconnect."""
         with self._changing:
             captures, self._captures = self._captures, []
             websocket = self._listener_groups.websocket if self._listener_groups is not None else None
@@ -388,7 +388,7 @@ class Broker(_Endpoint):
         await _on_thread(self.restart)
 
     def reload(self, **changes: Unpack[Keywords]) -> list[Change]:
-        """Change options while clients talk, all of these or, with ConfigError or BrokerFailed, none; what changed."""
+        """Change options while it runs; returns the changes. ConfigError, BrokerFailed: nothing was changed."""
         with self._changing:
             given = self._given | dict(changes)
             options = self._checked(given | {"port": self.options.port})
@@ -406,37 +406,37 @@ class Broker(_Endpoint):
 
     @property
     def log(self) -> list[str]:
-        """None: what it has to say goes to the logger "gnatswarm"."""
+        """Always []: an embedded broker logs to the logger "gnatswarm"."""
         return []
 
     @property
     def lines_logged(self) -> int:
-        """None."""
+        """Always 0."""
         return 0
 
     def log_since(self, line: int) -> list[str]:
-        """None."""
+        """Always []."""
         return []
 
     @property
     def connections(self) -> int:
-        """How many clients are connected."""
+        """The number of connected clients."""
         return self._running.page.connections
 
     def counts(self) -> dict[str, int]:
-        """in_msgs, in_bytes, out_msgs, out_bytes, subscriptions, slow_consumers, … since the start."""
+        """Counters since the start, by name: in_msgs, in_bytes, out_msgs, out_bytes, slow_consumers and others."""
         return self._running.page.snapshot(0)
 
     def disconnect_clients(self, first_cid: int = 0) -> int:
-        """Disconnect every client, or those whose id (client_id in INFO) is that or higher; how many there were."""
+        """Disconnect all clients whose id (client_id in INFO) is `first_cid` or higher; returns how many."""
         return self._running.disconnect(first_cid)
 
     def next_client_id(self) -> int:
-        """Clients that connect from now on have this id or a higher one."""
+        """The lowest id that a client connecting from now on can have."""
         return self._running.page.peek_client_id()
 
     def shard_count(self) -> int:
-        """One."""
+        """Always 1."""
         return 1
 
     @property
@@ -447,12 +447,12 @@ class Broker(_Endpoint):
 
     @staticmethod
     def _checked(given: dict[str, object]) -> Options:
-        """ConfigError and UnknownOption; TypeError for what only a process can have."""
+        """The options. ConfigError; UnknownOption; TypeError for an option that needs BrokerProcess."""
         who = "gnatswarm.Broker()"
         options = options_from(conf_text(given, who), who)
         for name, is_asked_for in (
-            ("shards", options.swarm.shards > 1),
-            ("accept", options.swarm.accept != "reuseport"),
+            ("shards", options.sharding.shards > 1),
+            ("accept", options.sharding.accept != "reuseport"),
             ("stats", options.stats.enabled),
             ("http_port", bool(options.http_port)),
             ("https_port", bool(options.https_port)),
@@ -467,9 +467,9 @@ class Broker(_Endpoint):
 
 
 class BrokerProcess(RouterProcess, _Endpoint):
-    """A broker in processes of its own, one router and as many shards as `shards` says, by default one per core.
+    """A broker in processes of its own: one router, and `shards` shards (default: one per core).
 
-    `with`, `async with`, or start() and stop(). It ends with this program, however that ends.
+    Use it with `with`, `async with`, or start() and stop(). It ends when this program ends, however it ends.
     """
 
     def __init__(self, **options: Unpack[Keywords]) -> None:
@@ -477,7 +477,7 @@ class BrokerProcess(RouterProcess, _Endpoint):
         RouterProcess.__init__(self, options, "gnatswarm.BrokerProcess()")
 
     def start(self) -> Self:
-        """Start it and wait until clients can connect: some tenth of a second. BrokerFailed with its last words."""
+        """Start the broker and wait until clients can connect: about 0.1 s. BrokerFailed with the end of its log."""
         with self._changing:
             if not self.is_running:
                 RouterProcess.start(self)
@@ -485,7 +485,7 @@ class BrokerProcess(RouterProcess, _Endpoint):
         return self
 
     def stop(self) -> None:
-        """Stop it and wait until it has, some milliseconds; kills one that hangs, and says so by BrokerFailed."""
+        """Stop the broker and wait for its end: some milliseconds. If it hangs, kills it and raises BrokerFailed."""
         with self._changing:
             self.close_captures()
             RouterProcess.stop(self)
@@ -501,7 +501,7 @@ class BrokerProcess(RouterProcess, _Endpoint):
             self._settle_captures()
 
     def kill_shard(self, shard: int = 0) -> None:
-        """SIGKILL a shard, and wait until its successor serves; its clients are cut off, nobody else's."""
+        """SIGKILL a shard, and wait until its successor serves; only its own clients are disconnected."""
         RouterProcess.kill_shard(self, shard)
         self._settle_captures()
 
@@ -533,12 +533,12 @@ class BrokerProcess(RouterProcess, _Endpoint):
 
 
 if TYPE_CHECKING:
-    # Both are what the protocol says; mypy compares them here.
+    # Both classes implement the protocol; mypy checks it here.
     _BROKERS: tuple[type[AnyBroker], ...] = (Broker, BrokerProcess)
 
 
 def _trusting() -> ssl.SSLContext:
-    """For connections to a broker of ours: what it shows is not compared with any authority."""
+    """A TLS context for a broker that we have started: its certificate is not checked."""
     import ssl
 
     context = ssl.create_default_context()

@@ -6,13 +6,13 @@
     async with gnatswarm.BrokerProcess(shards=4) as broker:  # several shards, in processes of their own
         await broker.akill_shard(2)
 
-Both are in `gnatswarm.embedding`, which says more. Importing this package imports nothing of that: it is the first
-thing that each process of a broker does, and each test run that has the plugin.
+Both are in `gnatswarm.embedding`; its docstring says more. Importing this package does not import that module, because
+every process of a broker and every test run with the plugin imports this package first.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # what type checkers take for true; typing itself is not worth a start's time
+TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would slow the start
 if TYPE_CHECKING:
     from gnatswarm.any_broker import AnyBroker, ConnectOptions
     from gnatswarm.capture import Capture, CaptureError, Message
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """The public names, when they are first asked for."""
+    """A public name, imported on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "__version__":

@@ -1,4 +1,4 @@
-"""pytest plugin: a NATS-compatible broker for tests, in one word.
+"""pytest plugin: fixtures that give a NATS-compatible broker to tests.
 
     async def test_orders_are_announced(gnatswarm):
         captured = await gnatswarm.acapture("orders.>")
@@ -7,8 +7,9 @@
         assert [message.json["item"] for message in captured.messages] == ["tea"]
 
 `gnatswarm` is a broker that the tests of a session share: a process of its own, on a free port, started by the first
-test that asks. After each test the clients that it left connected are disconnected, so a test starts with no
-subscription but what longer-lived fixtures made. Works with xdist (a broker each), with and without async tests.
+test that uses it. After each test the clients that it left connected are disconnected, so a test starts without
+subscriptions, except those of longer-lived fixtures. Works with xdist (one broker per worker) and with and without
+async tests.
 
     gnatswarm           the shared broker: a gnatswarm.BrokerProcess
     gnatswarm_fresh     one of this test's own
@@ -21,9 +22,9 @@ subscription but what longer-lived fixtures made. Works with xdist (a broker eac
     @pytest.mark.gnatswarm_options(shards=4)           for one test, class or module
     gnatswarm_options = ["max_payload=4096"]           for all, in pytest's configuration
 
-An option is one of gnatswarm's configuration file, or embedded=True, for a broker within the test process. When a
-test fails, what its brokers logged during it is in the report. A test that forgets to await what a broker or a capture
-gave it fails, and so does one that needs a package that is not installed. Importing this module imports no broker.
+Options are those of gnatswarm's configuration file, and embedded=True for a broker within the test process. When a
+test fails, its report contains the log of its brokers during the test. A test fails if it forgets to await a coroutine
+of a broker or a capture, or if it needs a package that is not installed. Importing this module imports no broker.
 """
 
 from __future__ import annotations
@@ -51,21 +52,21 @@ if TYPE_CHECKING:
 
     import gnatswarm as api
 
-    class Options(api.Keywords, total=False):
-        """Those of the configuration file, and where the broker runs."""
+    class FactoryOptions(api.Keywords, total=False):
+        """The options of the configuration file, and whether the broker is embedded."""
 
         embedded: bool
 
     class BrokerFactory(Protocol):
-        """What `gnatswarm_factory` is."""
+        """The type of the fixture `gnatswarm_factory`."""
 
-        def __call__(self, **options: Unpack[Options]) -> api.AnyBroker: ...
+        def __call__(self, **options: Unpack[FactoryOptions]) -> api.AnyBroker: ...
 
 
-# Brokers with different options that are kept running at the same time, beside the one with none of a test's own.
+# How many brokers with different options keep running, besides the one with the session's options.
 MOST_KEPT = 4
 MOST_LOG_LINES = 200
-# What a failed test's report shows: who connected, and why somebody was disconnected.
+# Debug lines, because a failed test's report should show connections, and why clients were disconnected.
 _DEFAULTS: dict[str, object] = {"shards": 1, "debug": True}
 
 _used = pytest.StashKey[list[tuple["api.AnyBroker", int]]]()
@@ -90,7 +91,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         pool.close()
 
 
-@pytest.hookimpl(hookwrapper=True)  # the form that older versions of pytest know as well
+@pytest.hookimpl(hookwrapper=True)  # the form that older versions of pytest support too
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Result[pytest.TestReport], None]:
     report = (yield).get_result()
     if report.failed:
@@ -104,7 +105,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Result[pytes
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Result[None], None]:
-    """A coroutine of ours that nobody awaited has done nothing: the test that made it has not tested what it says."""
+    """Fail a test that did not await a coroutine of ours: it has done nothing, so the test has not tested it."""
     if _used not in item.stash:
         yield
         return
@@ -140,7 +141,7 @@ def _not_awaited(names: str, item: pytest.Item) -> str:
 
 @pytest.fixture(scope="session")
 def gnatswarm_options(pytestconfig: pytest.Config) -> dict[str, object]:
-    """Options of every broker; override it in conftest.py. By default what `gnatswarm_options` in the ini file says."""
+    """Options of every broker; override it in conftest.py. The default is `gnatswarm_options` in the ini file."""
     found: dict[str, object] = {}
     for line in pytestconfig.getini("gnatswarm_options"):
         name, equals, text = line.partition("=")
@@ -170,7 +171,7 @@ def gnatswarm_factory(request: pytest.FixtureRequest, gnatswarm_options: dict[st
     """`gnatswarm_factory(**options)`: brokers of this test's own."""
     started: list[api.AnyBroker] = []
 
-    def start(**options: Unpack[Options]) -> api.AnyBroker:
+    def start(**options: Unpack[FactoryOptions]) -> api.AnyBroker:
         broker = _made(_merged(request, gnatswarm_options) | dict(options))
         _note(request, broker, 0)
         started.append(broker)
@@ -184,13 +185,13 @@ def gnatswarm_factory(request: pytest.FixtureRequest, gnatswarm_options: dict[st
 
 @pytest.fixture
 def gnatswarm_fresh(gnatswarm_factory: BrokerFactory) -> api.AnyBroker:
-    """A broker that no other test has seen or will see."""
+    """A broker that no other test uses."""
     return gnatswarm_factory()
 
 
 @pytest.fixture
 def gnatswarm_token(request: pytest.FixtureRequest, gnatswarm_options: dict[str, object]) -> Iterator[api.AnyBroker]:
-    """A broker that asks for a token: `gnatswarm_token.options.auth_token`, or `connect_options`."""
+    """A broker that requires a token: `gnatswarm_token.options.auth_token`, or `connect_options`."""
     yield from _lend(request, gnatswarm_options, token="secret-token")
 
 
@@ -206,27 +207,27 @@ def gnatswarm_users(request: pytest.FixtureRequest, gnatswarm_options: dict[str,
 def gnatswarm_tls(
     request: pytest.FixtureRequest, gnatswarm_options: dict[str, object], gnatswarm_certificates: Certificates
 ) -> Iterator[api.AnyBroker]:
-    """A broker that encrypts, with a certificate of `gnatswarm_certificates`."""
+    """A broker with TLS, with a certificate of `gnatswarm_certificates`."""
     tls = {"cert_file": gnatswarm_certificates.cert_file, "key_file": gnatswarm_certificates.key_file}
     yield from _lend(request, gnatswarm_options, tls=tls)
 
 
 @pytest.fixture(scope="session")
 def gnatswarm_certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """An authority of this session's own, and a certificate by it for localhost and 127.0.0.1."""
+    """A certificate authority for this session, and its certificate for localhost and 127.0.0.1."""
     _require("cryptography", "gnatswarm_certificates are made by cryptography: pip install cryptography")
     return _certificates(tmp_path_factory.mktemp("gnatswarm"))
 
 
 @pytest.fixture
 def gnatswarm_client() -> None:
-    """A client of nats-py, connected to `gnatswarm`, closed after the test. Where there is pytest-asyncio."""
+    """A client of nats-py, connected to `gnatswarm`, closed after the test. Needs pytest-asyncio."""
     text = "gnatswarm_client is an async fixture: pip install pytest-asyncio, or `await gnatswarm.connect()`"
     pytest.fail(text, pytrace=False)
 
 
 def _asyncio_fixtures() -> object:
-    """What only pytest-asyncio can set up."""
+    """Fixtures that need pytest-asyncio."""
     import pytest_asyncio
 
     class AsyncioFixtures:
@@ -246,14 +247,14 @@ def _asyncio_fixtures() -> object:
 
 
 class _Pool:
-    """Brokers that run, by their options; the one without a test's own options is never the one to go."""
+    """Running brokers by their options; the one with the session's options is never stopped to make room."""
 
     def __init__(self) -> None:
         self._kept: dict[str, api.AnyBroker] = {}
         self._first = ""
 
     def get(self, options: dict[str, object]) -> api.AnyBroker:
-        """One with these options, running."""
+        """A running broker with these options."""
         key = repr(sorted(options.items()))
         self._first = self._first or key
         broker = self._kept.pop(key, None)
@@ -268,14 +269,14 @@ class _Pool:
         return broker
 
     def drop(self, broker: api.AnyBroker) -> None:
-        """Not as it was: the next one gets another."""
+        """Stop a broker that a test has changed; the next test gets a new one."""
         for key, kept in list(self._kept.items()):
             if kept is broker:
                 del self._kept[key]
         broker.stop()
 
     def close(self) -> None:
-        """Stop them all."""
+        """Stop all brokers."""
         for broker in self._kept.values():
             broker.stop()
         self._kept.clear()
@@ -316,7 +317,7 @@ def _started(broker: api.AnyBroker) -> api.AnyBroker:
 
 @contextlib.contextmanager
 def _failing() -> Iterator[None]:
-    """What a broker says of itself, without the lines of Python that asked it."""
+    """Turn a broker's error into a test failure without a traceback."""
     import gnatswarm as api
 
     problem = ""
@@ -325,12 +326,12 @@ def _failing() -> Iterator[None]:
     except api.BrokerFailed as error:
         problem = str(error)
     if problem:
-        # Out here, so that pytest has no second error to show.
+        # Outside of the except block, so that pytest shows no second error.
         pytest.fail(problem, pytrace=False)
 
 
 def _require(package: str, otherwise: str) -> None:
-    """The test fails where this package is missing: one that is skipped would be missed by nobody."""
+    """Fail the test if this package is missing: nobody would notice a skipped test."""
     is_there = True
     try:
         importlib.import_module(package)
@@ -345,7 +346,7 @@ def _note(request: pytest.FixtureRequest, broker: api.AnyBroker, start: int) -> 
 
 
 def _lend(request: pytest.FixtureRequest, base: dict[str, object], **own: object) -> Iterator[api.AnyBroker]:
-    """A broker of the pool for one test, which gets back as it was."""
+    """Lend a broker of the pool to one test, and restore its state afterwards."""
     pool = _pool_of(request.config)
     broker = pool.get(_merged(request, base, **own))
     _note(request, broker, broker.lines_logged)
@@ -360,7 +361,7 @@ def _lend(request: pytest.FixtureRequest, base: dict[str, object], **own: object
         if broker.options != options or broker.shard_count() != shards:
             pool.drop(broker)
         else:
-            # Ids begin anew with a restart.
+            # A restart resets client ids.
             broker.disconnect_clients(moment if broker.starts == starts else 0)
 
 
@@ -377,7 +378,7 @@ class Certificates:
 
     @property
     def client_context(self) -> ssl.SSLContext:
-        """For clients that trust this authority, and look at the name."""
+        """A context for clients that trust this authority and check the host name."""
         import ssl
 
         return ssl.create_default_context(cafile=str(self.ca_file))

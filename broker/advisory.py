@@ -34,7 +34,7 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _TYPE = "io.nats.server.advisory.v1."
 
 
-class Server(msgspec.Struct, frozen=True):
+class ServerIdentity(msgspec.Struct, frozen=True):
     """The broker, as it names itself in events and answers."""
 
     server_id: str

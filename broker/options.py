@@ -45,7 +45,7 @@ class Logging(_Discreet, frozen=True, forbid_unknown_fields=True):
     trace_payload_bytes: int = 0  # bytes of a message that -V shows at most; 0: no limit
 
 
-class Swarm(_Discreet, frozen=True, forbid_unknown_fields=True):
+class Sharding(_Discreet, frozen=True, forbid_unknown_fields=True):
     """The shards behind one address; nats-server has no such section."""
 
     shards: int = 0  # 1..64; 0: the number of usable cores (affinity and cgroup respected)
@@ -195,7 +195,7 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     server_tags: tuple[str, ...] = ()  # lower-case words shown on the monitoring pages
     limits: Limits = Limits()
     logging: Logging = Logging()
-    swarm: Swarm = Swarm()
+    sharding: Sharding = Sharding()
     stats: Stats = Stats()
     tls: Tls = Tls()  # of the clients' port
     allow_non_tls: bool = False  # with tls: also accept clients without TLS

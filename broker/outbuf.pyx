@@ -208,10 +208,36 @@ cdef bint out_admits(OutBuf *out, size_t n) noexcept:
     return True
 
 
+cdef bint out_grow(OutBuf *out, size_t n) noexcept:
+    """Moves the bytes of a first small chunk that is full to a big one, so that one send takes all. False: not so."""
+    cdef Chunk *small = out.tail
+    cdef Chunk *chunk
+    cdef size_t pending
+    if small is not out.head or small.capacity != SMALL_CHUNK_BYTES or small.blob != NULL or out.is_blocked \
+            or out.is_behind or out.close_reason != CLOSE_NONE:
+        return False
+    pending = out_pending(out)
+    if pending + n > CHUNK_BYTES or (out.max_pending and pending + n > out.max_pending) \
+            or (out.stall_mark and pending > out.stall_mark):
+        return False
+    chunk = chunk_new(out.box, CHUNK_BYTES)
+    if chunk == NULL:
+        return False
+    memcpy(chunk.data, small.data + small.start, pending)
+    chunk.end = pending
+    out.head = out.tail = NULL
+    out_push(out, chunk)
+    chunk_free(out.box, small)
+    out.is_bulk = 1
+    return True
+
+
 cdef uint8_t *out_reserve_slow(OutBuf *out, size_t n) noexcept:
     cdef size_t capacity
     cdef Chunk *chunk
     if out.tail != NULL:   # (the first bytes need no check: the limit is far above one chunk)
+        if out_grow(out, n):
+            return out.pos
         if not out_admits(out, n):
             return NULL
         out.is_bulk = 1

@@ -32,7 +32,7 @@ the names are nats-server's; only names marked ° are gnatswarm's own.
 [config/gnatswarm.conf](config/gnatswarm.conf) is a file with every option at its default, and
 `gnatswarm -t -c FILE` reports every error in a file, with line and column.
 
-**Reload**: `yes` takes effect in a running broker by `gnatswarm --signal reload`; `start` needs a restart, and a reload
+**Reload**: `yes` takes effect in a running broker by `gnatswarm reload`; `start` needs a restart, and a reload
 that would change it is refused as a whole. Sizes: `64MB` (MB = 1024²), `64m` (m = 1000²). Durations: `"10s"`,
 `"1h30m"`, `"250ms"`.
 
@@ -42,7 +42,7 @@ SECTIONS: tuple[tuple[str, str, type[msgspec.Struct], str], ...] = (
     ("The broker", "", options.Options, ""),
     ("Limits", "limits.", limits.Limits, ""),
     ("Logging", "logging.", options.Logging, ""),
-    ("Shards", "swarm.", options.Swarm, ""),
+    ("Shards", "sharding.", options.Sharding, ""),
     ("Statistics: `stats { … }`", "stats.", options.Stats, ""),
     ("Encryption: `tls { … }`", "tls.", options.Tls, "The same keys are in `websocket { tls { … } }`."),
     ("WebSocket: `websocket { … }`", "websocket.", options.WebSocket, ""),
@@ -131,7 +131,7 @@ NO_KEY = {
         for what in ("cert", "key", "ca")
     },
 }
-SECTION_FIELDS = frozenset({"limits", "logging", "swarm", "stats", "tls", "websocket"})
+SECTION_FIELDS = frozenset({"limits", "logging", "sharding", "stats", "tls", "websocket"})
 OURS = frozenset(
     {"compatibility", "http_user", "http_password", "log_format", "shards", "accept", "link_dir", "prefer_local"}
 )
@@ -209,7 +209,7 @@ def shown_default(value: object, *, is_size: bool) -> str:
 
 def with_unit(name: str, default: str) -> str:
     """A default with the unit of the field's name."""
-    return f"{default} s" if name.endswith("_s") and default != "–" else default
+    return f"{default} s" if name.endswith("_s") and not name.endswith("_per_s") and default != "–" else default
 
 
 def rows(of: type[msgspec.Struct], prefix: str) -> Iterator[str]:

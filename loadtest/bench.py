@@ -28,7 +28,7 @@ from gnatswarm.loadtest.servers import ServerSpec, default_specs
 SCENARIOS = Path(__file__).with_name("scenarios.toml")
 DEFAULT_URL = "nats://127.0.0.1:4222"
 
-# The defaults of each kind of work.
+# The kinds of work, with their default scenarios.
 WORK: dict[str, tuple[Scenario, str]] = {
     "pub": (Scenario("pub", subscribers=0, seconds=3), "publish; nobody subscribes"),
     "sub": (Scenario("sub", publishers=0, seconds=10), "count what others publish (same --subject and --size there)"),
@@ -73,7 +73,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def size_bytes(text: str) -> int:
-    """`16`, `4k`, `1M`: bytes."""
+    """The number of bytes in `16`, `4k`, `1M`."""
     match = re.fullmatch(r"(\d+)\s*([kKmM]?)i?[bB]?", text)
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is no size (write 16, 4k or 1M)")
@@ -81,7 +81,7 @@ def size_bytes(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """`1000000`, `1_000_000`, `5k`, `1M`: how many."""
+    """The number in `1000000`, `1_000_000`, `5k`, `1M`."""
     match = re.fullmatch(r"([\d_,]+)([kKmM]?)", text)
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is no number")
@@ -89,7 +89,7 @@ def count(text: str) -> int:
 
 
 def rate(text: str) -> float:
-    """`2000`, `0.5`, `50k`, `1.5M`: a second."""
+    """The rate per second in `2000`, `0.5`, `50k`, `1.5M`."""
     match = re.fullmatch(r"([+-]?[\d_,]*\.?\d+(?:e\d+)?)([kKmM]?)", text)
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is no rate (write 2000, 50k or 1.5M)")
@@ -118,40 +118,40 @@ def arguments() -> argparse.ArgumentParser:
         help=f"default $NATS_URL, {DEFAULT_URL}; with --compare LABEL=…",
     )
     add("--creds", metavar="FILE", help="a .creds file or an nkey seed to log in with")
-    add("--server-pid", type=int, metavar="PID", help="whose CPU and memory count (default: who listens on the port)")
+    add("--server-pid", type=int, metavar="PID", help="process to measure (default: the one that listens on the port)")
     work = parser.add_argument_group("the work")
     add = work.add_argument
     add("-P", "--publishers", type=count, metavar="N", help="publishers or requesters")
     add("-S", "--subscribers", type=count, metavar="N", help="subscribers or responders")
     add("-n", "--messages", type=count, metavar="N", help="per publisher, instead of --seconds")
-    add("-t", "--seconds", type=float, metavar="S", help="how long; with --messages how long at most")
-    add("--size", type=size_bytes, metavar="BYTES", help="of a payload (default 16)")
+    add("-t", "--seconds", type=float, metavar="S", help="duration; with --messages the longest duration")
+    add("--size", type=size_bytes, metavar="BYTES", help="payload size (default 16)")
     add("--rate", type=rate, metavar="N", help="messages a second, all publishers together (latency, churn)")
-    add("--subjects", type=count, metavar="N", help="rotate through so many subjects, subscribers use a wildcard")
-    add("--subject", metavar="NAME", help="default foo")
-    add("--write", type=size_bytes, metavar="BYTES", help="of one write (default 64k; 1: each message by itself)")
-    add("--window", type=size_bytes, metavar="BYTES", help="unread bytes ahead of the slowest subscriber (default 4M)")
-    add("--connections", type=count, metavar="N", help="connect, idle: how many")
-    add("--subscriptions", type=count, metavar="N", help="subscriptions: how many")
+    add("--subjects", type=count, metavar="N", help="rotate through this many subjects; subscribers use a wildcard")
+    add("--subject", metavar="NAME", help="subject to publish to (default foo)")
+    add("--write", type=size_bytes, metavar="BYTES", help="size of one write (default 64k; 1: each message by itself)")
+    add("--window", type=size_bytes, metavar="BYTES", help="most unread bytes of the slowest subscriber (default 4M)")
+    add("--connections", type=count, metavar="N", help="number of connections (connect, idle)")
+    add("--subscriptions", type=count, metavar="N", help="number of subscriptions (subscriptions)")
     add("--place", choices=("any", "same", "different"), help="shards of publishers and subscribers (gnatswarm)")
-    add("--patience", type=float, metavar="S", help="give up when nothing moves for so long (default 10)")
+    add("--patience", type=float, metavar="S", help="give up after this long without progress (default 10)")
     add("--settle", type=float, metavar="S", help="wait before measuring (default 0.2; before reading memory 1.5)")
     how = parser.add_argument_group("how")
     add = how.add_argument
-    add("--processes", type=int, default=1, metavar="N", help="that generate (default 1; more when they are saturated)")
-    add("--repeat", type=int, metavar="N", help="runs of each (default 1; with --compare 3)")
+    add("--processes", type=int, default=1, metavar="N", help="generator processes (default 1; use more if saturated)")
+    add("--repeat", type=int, metavar="N", help="runs of each scenario (default 1; with --compare 3)")
     add("--congestion", default="", metavar="NAME", help="TCP congestion control of our sockets: cubic, reno, bbr …")
-    add("--scenario", action="append", metavar="REGEX", help="ready-made work by name, instead of `what`")
-    add("--scenarios", type=Path, default=SCENARIOS, metavar="FILE", help="where they are (default: those shipped)")
-    add("--scale", type=float, default=1.0, metavar="X", help="so many times the scenarios' messages and connections")
-    add("--list", action="store_true", help="show the scenarios, and end")
+    add("--scenario", action="append", metavar="REGEX", help="scenarios by name, instead of `what`")
+    add("--scenarios", type=Path, default=SCENARIOS, metavar="FILE", help="file of scenarios (default: those shipped)")
+    add("--scale", type=float, default=1.0, metavar="X", help="factor for the scenarios' messages and connections")
+    add("--list", action="store_true", help="list the scenarios and exit")
     add("--compare", action="store_true", help="run the scenarios on several servers in turn, and write a report")
-    add("--reference", default="", metavar="LABEL", help="the server that ratios are to (default nats-server)")
+    add("--reference", default="", metavar="LABEL", help="server to compare with (default nats-server)")
     out = parser.add_argument_group("output")
     add = out.add_argument
-    add("--json", metavar="FILE", help="all numbers; - for standard output")
-    add("--csv", metavar="FILE", help="a row for each run; - for standard output")
-    add("--out", type=Path, metavar="DIR", help="of a comparison (default loadtest/results/<date>)")
+    add("--json", metavar="FILE", help="write all numbers here; - for standard output")
+    add("--csv", metavar="FILE", help="write a row for each run here; - for standard output")
+    add("--out", type=Path, metavar="DIR", help="where a comparison is written (default loadtest/results/<date>)")
     add("-q", "--quiet", action="store_true", help="no progress, no table")
     return parser
 
@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines = [f"gnatswarm bench: {line}" for line in (str(error) or type(error).__name__).splitlines()]
         print("\n".join(lines), file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
-    except BrokenPipeError:  # the reader of our output has ended
+    except BrokenPipeError:  # whoever reads our output has exited
         sys.stdout = None
         return 1
     except OSError as error:
@@ -264,10 +264,22 @@ def _measure(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
             if not is_quiet:
                 if len(results) == 1:
                     print(HEAD)
-                print(row(result), *(f"  {note}" for note in result.notes), sep="\n", flush=True)
+                notes = [*result.notes, *filter(None, [shortness(result)])]
+                print(row(result), *(f"  {note}" for note in notes), sep="\n", flush=True)
     _write(options.json, lambda: report.json_text(results, machine.describe()))
     _write(options.csv, lambda: report.csv_text(results))
     return 0 if all(result.is_ok for result in results) else 1
+
+
+# A CPU time is read in steps of 10 ms, and a start takes some: below this they are most of what is measured.
+MEANINGFUL_S = 0.5
+
+
+def shortness(result: Result) -> str:
+    """That the run was too short to mean anything; "" if it was not, or its length does not matter."""
+    if result.kind in compare.MEMORY_KINDS or result.seconds >= MEANINGFUL_S or not result.is_ok:
+        return ""
+    return f"too short to mean anything: {result.seconds:.3f} s. With -t 3, or a larger -n, it takes long enough"
 
 
 HEAD = f"{'work':18} {'units':>13} {'s':>7} {'rate':>15} {'CPU µs/unit':>11} {'p50 µs':>8} {'p99 µs':>9} {'memory':>9}"

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""What the generator's processes tell each other while a run lasts: messages sent, done, received; who waits.
+"""Counters that the generator's processes share during a run: messages sent, done, received; who waits.
 
 Anonymous shared memory, made before the processes are forked. Publishers read the subscribers' counters to stay within
-the window, whoever shows progress reads all. Each counter has one writer.
+the window; the progress bar reads all. Each counter has one writer.
 """
 
 import mmap
@@ -26,12 +26,12 @@ cdef class Board:
         self.wakers = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(processes)]
 
     def close(self):
-        """Close the descriptors; the memory goes with the object."""
+        """Close the descriptors; the memory is freed with the object."""
         while self.wakers:
             os.close(self.wakers.pop())
 
     cdef void wake_waiting(self, int but) noexcept:
-        """Wake the processes that said they wait, this one excepted."""
+        """Wake the processes that are waiting, except the process `but`."""
         cdef uint64_t one = 1
         cdef int process
         if self.processes == 1:
@@ -49,10 +49,10 @@ cdef class Board:
 
     @property
     def sent_msgs(self):
-        """Sent by all publishers so far."""
+        """Messages sent by all publishers so far."""
         return sum([board_read(self.sent(publisher)) for publisher in range(self.publishers)])
 
     @property
     def received_msgs(self):
-        """Delivered to all subscribers so far."""
+        """Messages delivered to all subscribers so far."""
         return sum([board_read(self.got(subscriber)) for subscriber in range(self.subscribers)])

@@ -17,12 +17,12 @@ from gnatswarm.loadtest.plan import Scenario
 from gnatswarm.loadtest.servers import Server, ServerSpec
 
 MEMORY_KINDS = ("connections", "subscriptions")
-# Figures of which less is better.
+# Figures that are better when they are lower.
 LESS_IS_BETTER = ("cpu", "memory", "p50", "p99", "p99.9")
 
 
 def figure_of(result: Result, figure: str) -> float | None:
-    """One number of a result; None when it has no such."""
+    """One figure of a result; None if the result does not have it."""
     if figure == "cpu":
         return result.cpu_us
     if figure == "rate":
@@ -34,7 +34,7 @@ def figure_of(result: Result, figure: str) -> float | None:
 
 @dataclass
 class Comparison:
-    """Every run, in order, and the reasons for those that were not made."""
+    """Every run, in order, and why some were skipped."""
 
     specs: list[ServerSpec]
     scenarios: list[Scenario]
@@ -43,19 +43,19 @@ class Comparison:
     results: list[Result] = field(default_factory=list)
     skipped: dict[tuple[str, str], str] = field(default_factory=dict)  # (scenario, label) → why
     versions: dict[str, str] = field(default_factory=dict)
-    is_interrupted: bool = False  # ^C: only the runs before it are here
+    is_interrupted: bool = False  # stopped by ^C: later runs are missing
 
     def of(self, scenario: str, label: str) -> list[Result]:
-        """The rounds of one scenario on one server."""
+        """All runs of one scenario on one server."""
         return [result for result in self.results if (result.scenario, result.server) == (scenario, label)]
 
     def median(self, scenario: str, label: str, figure: str) -> float | None:
-        """None when it was not measured."""
+        """The median of a figure; None if it was not measured."""
         found = [value for result in self.of(scenario, label) if (value := figure_of(result, figure)) is not None]
         return statistics.median(found) if found else None
 
     def ratio(self, scenario: str, label: str, figure: str) -> float | None:
-        """How many times better this server is than the reference; None if one of them has no such figure."""
+        """How many times better this server is than the reference; None if one of them lacks the figure."""
         ours, theirs = self.median(scenario, label, figure), self.median(scenario, self.reference, figure)
         if not ours or not theirs:
             return None
@@ -67,7 +67,7 @@ class Comparison:
         return [spec.label for spec in self.specs if spec.label != self.reference]
 
     def judged(self, scenario: Scenario) -> str | None:
-        """The server that a row's must and aim speak of: the first that could run it."""
+        """The server that the targets of a row apply to: the first that could run the scenario."""
         return next((label for label in self.others if self.of(scenario.name, label)), None)
 
 
@@ -81,9 +81,9 @@ def compare(
     on_result: Callable[[Result], None] | None = None,
     on_progress: Progress | None = None,
 ) -> Comparison:
-    """Run every scenario `rounds` times its own rounds on every server. NatsError when a server cannot be started.
+    """Run every scenario `rounds` × scenario.rounds times on every server. NatsError when a server cannot be started.
 
-    A run that fails is left out with its reason; the others go on. ^C ends it early, with what there is.
+    A run that fails is skipped and its reason is kept. ^C ends the comparison early and keeps the finished runs.
     """
     labels = [spec.label for spec in specs]
     comparison = Comparison(
@@ -97,7 +97,7 @@ def compare(
         servers = {spec.label: stack.enter_context(Server(spec)).start() for spec in specs}
         for label, server in servers.items():
             comparison.versions[label] = server.version
-        used: set[str] = set()  # servers that have held connections of a run
+        used: set[str] = set()  # servers that have already served a run
 
         def take_turn(scenario: Scenario, spec: ServerSpec) -> Result | None:
             key = (scenario.name, spec.label)

@@ -20,7 +20,7 @@ STAMP_BYTES = _FORMAT.size
 
 
 def _clock_id() -> int:
-    """The same in all processes that share a monotonic clock: those of one boot of one machine."""
+    """An id that is the same in all processes with the same monotonic clock: on one machine, until its next boot."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:
@@ -46,25 +46,25 @@ class Stamp(NamedTuple):
 
     @classmethod
     def read(cls, payload: bytes) -> Stamp | None:
-        """None: somebody else's message."""
+        """The stamp of a payload; None if the message is not one of ours."""
         if len(payload) < STAMP_BYTES or not payload.startswith(_MAGIC):
             return None
         return cls(*_FORMAT.unpack_from(payload)[1:])
 
     def latency_s(self) -> float | None:
-        """Since it was due; None when it comes from a machine with another clock."""
+        """Time since it was due; None if it comes from a machine with another clock."""
         return (time.monotonic_ns() - self.due_ns) / 1e9 if self.clock_id == CLOCK_ID else None
 
 
 class Stamper:
-    """One publisher's stamps."""
+    """Makes one publisher's stamps."""
 
     def __init__(self) -> None:
         self.publisher = int.from_bytes(os.urandom(8), "big")
         self._numbers: dict[str, int] = {}
 
     def stamp(self, subject: str, due_s: float | None = None) -> Stamp:
-        """The next one on that subject; due now unless said."""
+        """The next stamp on that subject; due now unless `due_s` is given."""
         number = self._numbers.get(subject, 0) + 1
         self._numbers[subject] = number
         due_ns = time.monotonic_ns() if due_s is None else round(due_s * 1e9)
@@ -72,14 +72,14 @@ class Stamper:
 
 
 class Ledger:
-    """What one subscription has seen of each publisher on each subject."""
+    """The messages that one subscription has received, by publisher and subject."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[int, str], int] = {}
         self._missing: dict[tuple[int, str], set[int]] = {}
 
     def fault(self, subject: str, stamp: Stamp) -> str:
-        """What is wrong with this message's number, in words that group well; "": nothing."""
+        """What is wrong with this message's number, without details that would split a statistic; "": nothing."""
         key = (stamp.publisher, subject)
         last = self._last.get(key)
         if last is None or stamp.number == last + 1:
@@ -87,7 +87,7 @@ class Ledger:
             return ""
         if stamp.number > last:
             self._last[key] = stamp.number
-            # Remembered so far as to tell what comes late from what comes twice.
+            # Numbers of missing messages are kept, to tell a late message from a duplicate.
             self._missing.setdefault(key, set()).update(range(max(last + 1, stamp.number - 10_000), stamp.number))
             return f"lost: {stamp.number - last - 1} missing"
         missing = self._missing.get(key, set())

@@ -1,6 +1,6 @@
 """A client's credentials: user and password, token, nkey, JWT with its key, or none.
 
-Knows URLs and files, no sockets. Signing needs the package nkeys, which is imported only then.
+Reads URLs and files, opens no sockets. Signing needs the package nkeys, which is imported only then.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Credentials:
 
     @classmethod
     def from_file(cls, path: str) -> Credentials:
-        """A .creds file (JWT and seed between marker lines), or a file with a bare seed."""
+        """The credentials in a .creds file (JWT and seed between marker lines), or in a file with a bare seed."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
@@ -56,12 +56,12 @@ class Credentials:
         raise BadCredentials(f"{path}: neither a .creds file nor a seed")
 
     def connect_keys(self, nonce: str) -> dict[str, str]:
-        """The keys of CONNECT that log this client in; `nonce` is INFO's, "" when it gave none."""
+        """The keys of CONNECT that log this client in; `nonce` is that of INFO, "" if there was none."""
         keys = {"user": self.user, "pass": self.password, "auth_token": self.token, "jwt": self.jwt}
         if self.nkey_seed and nonce:
             public, signature = _signed(self.nkey_seed, nonce)
             keys["sig"] = signature
-            if not self.jwt:  # a JWT names its key itself
+            if not self.jwt:  # a JWT contains the key
                 keys["nkey"] = public
         return {key: value for key, value in keys.items() if value}
 
@@ -85,7 +85,7 @@ def _signed(seed: str, nonce: str) -> tuple[str, str]:
 
 
 def parse_url(url: str) -> tuple[Address, Credentials]:
-    """`[nats://|tls://][user:password@|token@]host[:port]`; ValueError with the reason when it is none."""
+    """`[nats://|tls://][user:password@|token@]host[:port]`; ValueError with the reason if it is invalid."""
     parts = urlsplit(url if "://" in url else f"nats://{url}")
     if parts.scheme not in ("nats", "tls"):
         raise ValueError(f"{url}: a NATS address begins with nats:// or tls://")

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Many connections as fast as one process can make them, and subscriptions that come and go.
+"""Makes connections as fast as one process can, and subscribes and unsubscribes repeatedly.
 
-Connections are made in batches, each past its first PONG before the next batch begins, so that a listen backlog is
-never overrun. (One more for each that has its PONG was tried: no faster, and the server gains less from serving many at
-once.) Nothing is read beyond what a log-in needs.
+Connections are made in batches. All of a batch have their first PONG before the next begins, so that the listen
+backlog never overflows. (Starting one for each PONG was tried: it is no faster, and the server gains less from serving
+many at once.) Nothing is read beyond what a log-in needs.
 """
 
 from libc.errno cimport EAGAIN, errno
@@ -60,9 +60,9 @@ cdef enum:
 def dial_many(int family, bytes address, int count, object before, bytes behind):
     """Open `count` connections and log each in with `before`, its number, `behind`.
 
-    The hello must end in PING. `before` is bytes, or a function that makes them from the INFO line: who signs the
-    server's nonce has to read that first, which costs each connection a round trip and a signature.
-    Returns descriptors and nanoseconds; LoadFailed when the server will not have them all.
+    The bytes sent must end in PING. `before` is bytes, or a function that makes them from the INFO line: to sign the
+    server's nonce a client must read INFO first, which costs each connection a round trip and a signature.
+    Returns descriptors and nanoseconds; LoadFailed if the server refuses a connection.
     """
     cdef list opened = []
     cdef int64_t start = now_ns()
@@ -85,7 +85,7 @@ def dial_many(int family, bytes address, int count, object before, bytes behind)
 
 
 cdef int dial(int family, bytes address, int number) except -1:
-    """A connection that sends one thing; so Nagle's algorithm has nothing to hold back."""
+    """Connect, within ANSWER_MS. Nagle's algorithm stays on: each connection sends only once, so nothing is delayed."""
     cdef timeval patience
     cdef int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0)
     if fd < 0:
@@ -110,7 +110,7 @@ cdef bytes read_info(int fd, int number):
 
 
 cdef bytes wait_answer(int fd, int number, const char *wanted):
-    """What comes until `wanted` is in it."""
+    """Read until `wanted` is in the bytes; returns them."""
     cdef char answer[ANSWER_BYTES]
     cdef Py_ssize_t filled = 0
     cdef Py_ssize_t got
@@ -134,7 +134,7 @@ cdef bytes wait_answer(int fd, int number, const char *wanted):
 
 
 def churn(Board board, int index, int descriptor, double seconds):
-    """SUB and UNSUB of a new subject again and again, a PING behind every hundred, at most two of them unanswered.
+    """Subscribe to a new subject and unsubscribe, repeatedly; PING after every hundred, at most two of them unanswered.
 
     Returns how many pairs were acknowledged, and the nanoseconds that took; counts pairs on the board.
     """
@@ -170,7 +170,7 @@ cdef size_t churn_lines(char *out, int64_t batch) noexcept:
 
 
 cdef int pongs(Stream *stream) except -1:
-    """Wait until something comes; how many PONGs are in it."""
+    """Read once, waiting if necessary; returns the number of PONGs."""
     cdef Delivery delivery
     cdef int count = 0
     cdef size_t at = 0

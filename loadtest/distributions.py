@@ -1,6 +1,6 @@
 """Distributions of load: subjects, payload sizes, and times when messages are due.
 
-All use a given random.Random, so that a run can be repeated.
+All use the given random.Random, so that a run can be repeated.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Zipf:
         self._sums = list(itertools.accumulate((k + 1) ** -s for k in range(n)))
 
     def draw(self, rng: random.Random) -> int:
-        """One of them."""
+        """A random number of this distribution."""
         return min(bisect.bisect_left(self._sums, rng.random() * self._sums[-1]), len(self._sums) - 1)
 
 
 def payload_sizes(text: str) -> Callable[[random.Random], int]:
-    """`256`, `16-4096` (even), or `lognormal:256:1.0` (median, sigma): a drawer of sizes in bytes. ValueError."""
+    """`256`, `16-4096` (even), or `lognormal:256:1.0` (median, sigma): a function that draws sizes. ValueError."""
     if match := re.fullmatch(r"\d+", text):
         size = _checked(int(text), text)
         return lambda rng: size
@@ -67,6 +67,6 @@ class Arrivals:
         self.due_s = start_s
 
     def next_s(self) -> float:
-        """When the next one is due, on the clock of `start_s`."""
+        """When the next message is due, on the clock of `start_s`."""
         self.due_s += self._rng.expovariate(1) * self._interval_s if self._is_poisson else self._interval_s
         return self.due_s

@@ -16,11 +16,11 @@ class AuthenticationError(NatsError):
 
 
 class ServerError(NatsError):
-    """The server's -ERR."""
+    """The server sent -ERR."""
 
 
 class Disconnected(NatsError):
-    """The connection is gone; while the client reconnects, publishing raises this too."""
+    """The connection is lost; publishing raises this too while the client reconnects."""
 
 
 class RequestTimeout(NatsError):

@@ -23,9 +23,9 @@ from gnatswarm.loadtest.credentials import BadCredentials
 from gnatswarm.loadtest.errors import LoadFailed, NatsError
 
 _PR_SET_PDEATHSIG = 1
-# Making frames and connections; a process that is not ready by then never will be.
+# For making frames and connections; a process that is not ready by then has hung.
 READY_DEADLINE_S = 60.0
-# Reading the rest and answering a last PING on every connection.
+# For reading the remaining messages and a last PING on every connection.
 FINISH_DEADLINE_S = 30.0
 PROGRESS_S = 0.25
 
@@ -37,7 +37,7 @@ class Job(Protocol):
         """The part that is measured."""
 
     def result(self) -> dict[str, Any]:
-        """What came of it; may still talk to the server."""
+        """The result; may still talk to the server."""
 
 
 class _Process:
@@ -56,11 +56,11 @@ class _Process:
         theirs.close()
 
     def tell(self, word: str) -> None:
-        with contextlib.suppress(OSError):  # it is dead; reading says so better
+        with contextlib.suppress(OSError):  # it is dead; read() reports that
             self.channel.sendall(word.encode() + b"\n")
 
     def read(self) -> None:
-        """One read of what it says; LoadFailed when that is a failure, or nothing any more."""
+        """Read its reports once; LoadFailed if it reports a failure or has died."""
         data = self.channel.recv(1 << 20)
         if not data:
             raise LoadFailed("a generator process died")
@@ -78,7 +78,7 @@ class _Process:
 
 
 def _live(make: Callable[[], Job], channel: socket.socket, parent: int) -> None:
-    """The whole life of a forked process."""
+    """Run a forked process from its start to its exit."""
 
     def say(**words: Any) -> None:
         channel.sendall(json.dumps(words).encode() + b"\n")
@@ -121,24 +121,24 @@ class Fleet:
             raise
 
     def wait_ready(self) -> None:
-        """Until every process can begin."""
+        """Wait until every process can begin."""
         self._wait("ready", READY_DEADLINE_S)
 
     def run(self, deadline_s: float, on_progress: Callable[[], None] | None = None) -> None:
-        """Let all begin, and wait until all have done; `on_progress` is called a few times a second."""
+        """Start all processes and wait until all are done; `on_progress` is called a few times a second."""
         for process in self._processes:
             process.tell("go")
         self._wait("done", deadline_s, on_progress)
 
     def results(self) -> list[dict[str, Any]]:
-        """What came of each."""
+        """The result of each process."""
         for process in self._processes:
             process.tell("finish")
         self._wait("result", FINISH_DEADLINE_S)
         return [process.said["result"] for process in self._processes]
 
     def end(self) -> None:
-        """End them all; twice is fine."""
+        """End all processes; may be called twice."""
         while self._processes:
             self._processes.pop().end()
 

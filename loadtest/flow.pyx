@@ -4,8 +4,8 @@
 One process's share of it. Publishers write ready-made frames and stay within a window of unread bytes ahead of the
 slowest subscriber of their group, so that no server has a reason to drop anything. A group is one subject (or a set of
 rotating ones); with `is_queue` its subscribers share the messages, otherwise each gets all.
-It costs nanoseconds per frame, and little beside the system calls per write; that is why it can ask a server for its
-peak. So what a write needs to know is kept, not computed: no list, no clock and no division is in its way.
+A frame costs nanoseconds, and a write little more than its system calls, so that a server can be driven to its peak.
+Therefore values that a write needs are kept, not computed: it uses no list, no clock and no division.
 """
 
 cimport cython
@@ -29,9 +29,9 @@ cdef enum:
     LEAST_WINDOW_MSGS = 10
     STEPS_A_CLOCK = 64           # writes tried and events taken between two looks at the clock
     WORD = 8                     # bytes that are compared at once
-    ALONE_MS = 200               # the longest wait for events without another process: for patience and limits alone
+    ALONE_MS = 200               # longest wait for events if no other process runs; only for patience and time limits
 
-# Room where nobody subscribes, and messages where time alone ends a run: more than will ever be sent.
+# Larger than any number of messages: room if nobody subscribes, messages if only time ends the run.
 cdef int64_t UNLIMITED = <int64_t>1 << 60
 
 cdef struct Group:
@@ -39,8 +39,8 @@ cdef struct Group:
     int *subscribers             # OWNED
     int n_publishers
     int n_subscribers
-    bint is_all_ours             # no other process publishes to it: the room is what we left of it, or more
-    int64_t room                 # messages that may be begun, as last measured
+    bint is_all_ours             # no other process publishes to it: the room is what we have not used, or more
+    int64_t room                 # messages that may be started, as last measured
 
 cdef struct Pub:
     int fd
@@ -48,14 +48,14 @@ cdef struct Pub:
     int group
     bint is_writable
     bint owes_pong               # the server's PING came in the middle of a frame
-    bint asked                   # PING sent behind the last message
+    bint asked                   # PING sent after the last message
     bint is_done
-    char *frames                 # OWNED: `frames_bytes` of them, written round and round
+    char *frames                 # OWNED: `frames_bytes` bytes, written again and again
     int64_t frames_bytes
     int64_t frame_bytes
-    int64_t at                   # in `frames`: what is written next, …
-    int64_t in_frame             # … and how much of its frame is written; 0: none
-    int64_t begun                # messages
+    int64_t at                   # position in `frames` of the next byte to write, …
+    int64_t in_frame             # … and how many bytes of its frame are written
+    int64_t begun                # messages started
     int64_t messages             # to be begun
     int64_t most_at_once         # messages in one write, at the most
 
@@ -88,15 +88,15 @@ cdef class Flow:
     cdef Sub *subs
     cdef int subscribers
     cdef readonly int64_t frame_bytes        # of a delivery
-    cdef size_t head_bytes                   # of a delivery, up to the payload: what is compared
+    cdef size_t head_bytes                   # of a delivery up to the payload, which are compared
     cdef size_t head_words
-    cdef uint64_t *expected                  # OWNED: a head as it must look, for the first subject
-    cdef uint64_t *compared                  # OWNED: the bits of it that are compared
+    cdef uint64_t *expected                  # OWNED: the expected head, for the first subject
+    cdef uint64_t *compared                  # OWNED: a mask of the bits that are compared
     cdef bint is_queue
     cdef int64_t write_bytes
     cdef int64_t window_msgs
     cdef int64_t limit_ns
-    cdef int64_t patience_ns                 # nothing moved for so long: the run is given up
+    cdef int64_t patience_ns                 # the run fails after this long without progress
     cdef int64_t wanted_msgs                 # without publishers: how many deliveries end the run; 0: time alone
     cdef Group *groups                       # OWNED
     cdef int n_groups
@@ -122,7 +122,7 @@ cdef class Flow:
         self.pubs = <Pub *>calloc(max(1, len(plan.publishers)), sizeof(Pub))
         self.subs = <Sub *>calloc(max(1, len(plan.subscribers)), sizeof(Sub))
         self.buffer_bytes = max(READ_BYTES, 2 * self.frame_bytes)
-        self.buffer = <char *>malloc(self.buffer_bytes + self.held_room() + WORD)  # the last head's last word
+        self.buffer = <char *>malloc(self.buffer_bytes + self.held_room() + WORD)  # room for the last whole word
         if self.pubs == NULL or self.subs == NULL or self.buffer == NULL:
             raise MemoryError
         self.make_groups(plan)
@@ -171,7 +171,7 @@ cdef class Flow:
         return self.frame_bytes + 65536  # or an INFO line
 
     cdef int expect(self, plan) except -1:
-        """What a delivery of group 0 looks like; other groups' and other rotations' subjects differ in their digits."""
+        """Set the expected head of group 0's deliveries; other groups and rotations differ in the subject's digits."""
         cdef bytes subject = plan.subject_of(0, 0)
         cdef bytes head = b"MSG %s 1 %d\r\n" % (subject, plan.payload_bytes)
         cdef size_t varying_bytes = plan.varying_bytes
@@ -235,14 +235,14 @@ cdef class Flow:
     # -- the run ------------------------------------------------------------------------------------------------------
 
     def run(self):
-        """Until every message was sent and has come, or the time is up and all that was sent has come."""
+        """Run until all messages were sent, or the time is up, and all that were sent have arrived."""
         cdef int64_t start = now_ns()
         cdef int64_t moved_ns = start
         cdef int64_t t = start
         cdef int steps = 0
         cdef int count, i
         cdef bint has_moved
-        cdef bint is_unseen = False              # something moved, and it has not waited since
+        cdef bint is_unseen = False              # there was progress, and we have not waited since
         cdef epoll_event events[MOST_EVENTS]
         self.first_ns = start if self.publishers else 0
         while True:
@@ -251,7 +251,7 @@ cdef class Flow:
                 if self.pubs[i].is_writable and not self.pubs[i].is_done and self.publish(&self.pubs[i]):
                     has_moved = True
             if is_unseen and not has_moved:
-                # Before it waits: what came last came just now, and there may be nothing to wait for.
+                # Before waiting: the last delivery came just now, and there may be nothing to wait for.
                 is_unseen = False
                 t = moved_ns = self.look_at_clock()
                 if self.is_complete(t - start >= self.limit_ns):
@@ -281,7 +281,7 @@ cdef class Flow:
                 self.stop_publishing()
 
     cdef int64_t look_at_clock(self) noexcept:
-        """What time it is, and with it when the last deliveries came."""
+        """The present time, which is also stored as that of the last deliveries if there are new ones."""
         cdef int64_t t = now_ns()
         if self.has_news:
             self.has_news = False
@@ -289,7 +289,7 @@ cdef class Flow:
         return t
 
     cdef int patience_ms(self) noexcept:
-        """How long to wait for events: others' progress has an eventfd, the end of a queue group has not."""
+        """How long to wait for events: other processes' progress has an eventfd, the end of a queue group does not."""
         cdef int i
         if self.board.processes == 1:
             return ALONE_MS
@@ -302,7 +302,7 @@ cdef class Flow:
         return 2
 
     cdef void measure_room(self, Group *group) noexcept:
-        """How many messages more may be on their way in this group."""
+        """Compute how many more messages may be on their way in this group."""
         cdef int64_t least = UNLIMITED
         cdef int64_t received = 0
         cdef int64_t sent = 0
@@ -321,9 +321,9 @@ cdef class Flow:
         group.room = (received if self.is_queue else least) + self.window_msgs - sent
 
     cdef bint publish(self, Pub *pub) except -1:
-        """One write, if there is anything to write and room for it."""
+        """Write once, if there is something to write and room for it."""
         cdef Group *group = &self.groups[pub.group]
-        cdef int64_t rest = 0                    # of a frame that is begun
+        cdef int64_t rest = 0                    # of a frame that was written in part
         cdef int64_t msgs = min(pub.messages - pub.begun, pub.most_at_once)
         cdef int64_t size, begun
         if pub.in_frame:
@@ -331,7 +331,7 @@ cdef class Flow:
         elif pub.owes_pong:
             send_all(pub.fd, b"PONG\r\n", 6)
             pub.owes_pong = False
-        # What others receive only adds to the room, so it is measured anew where the old measure is too small.
+        # Deliveries only add to the room, so it is measured again only when the last value is too small.
         if group.room < msgs or not group.is_all_ours:
             self.measure_room(group)
             if group.room < msgs:
@@ -362,7 +362,7 @@ cdef class Flow:
         return size > 0
 
     cdef bint finish(self, Pub *pub) except -1:
-        """Everything is written. Where nobody subscribes a PONG says that the server has read it."""
+        """All is written. If nobody subscribes, wait for a PONG: it proves that the server has read all."""
         if self.groups[pub.group].n_subscribers:
             self.declare_done(pub)
         elif not pub.asked:
@@ -378,7 +378,7 @@ cdef class Flow:
         self.board.wake_all(self.process)
 
     cdef void stop_publishing(self) noexcept:
-        """What is begun is finished; nothing more is begun."""
+        """Finish messages that were written in part, and start no more."""
         cdef int i
         for i in range(self.publishers):
             self.pubs[i].messages = min(self.pubs[i].messages, self.pubs[i].begun)
@@ -425,7 +425,7 @@ cdef class Flow:
         return True
 
     cdef int on_words(self, Pub *pub) except -1:
-        """What a server says to a publisher: PING, PONG, INFO, an error. Short lines, so taken as they come."""
+        """Handle lines to a publisher: PING, PONG, INFO, an error. They are short and handled as they arrive."""
         cdef Py_ssize_t size
         while True:
             size = receive(pub.fd, self.buffer, self.buffer_bytes)
@@ -442,7 +442,7 @@ cdef class Flow:
                     raise LoadFailed(f"the server said to a publisher: {line.decode('utf-8', 'replace')}")
 
     cdef bint on_deliveries(self, Sub *sub) except -1:
-        """One read: count the frames in it, and keep the beginning of the one that is not whole."""
+        """Read once: count the frames, and keep the incomplete one at the end."""
         cdef char *p = self.buffer
         cdef char *end
         cdef char *line_end
@@ -494,7 +494,7 @@ cdef class Flow:
     # -- after it -----------------------------------------------------------------------------------------------------
 
     def surplus(self):
-        """How many messages more come before each subscriber's PONG; there should be none."""
+        """How many messages arrive before each subscriber's PONG in addition; there should be none."""
         cdef Stream stream
         cdef int64_t extra = 0
         cdef int i

@@ -16,7 +16,7 @@ from gnatswarm.loadtest.errors import AuthenticationError, LoadFailed, NatsError
 from gnatswarm.loadtest.wireparser import Err, Frame, Info, Parser, Pong, ProtocolViolation
 
 READ_BYTES = 256 * 1024
-# What `gnatswarm bench` cannot do, behind "TLS, which".
+# The end of an error message that begins "… TLS, which".
 PLAIN_ONLY = "the compiled generator does not speak: use locust (tls:// and --tlsca), or give bench a plain port"
 
 
@@ -26,7 +26,7 @@ class Opened(NamedTuple):
     sock: socket.socket
     parser: Parser  # may hold the beginning of a frame
     info: dict[str, Any]
-    frames: list[Frame]  # what came with the PONG, without it
+    frames: list[Frame]  # frames that came before or with the PONG, which is left out
 
 
 def log_in(
@@ -41,9 +41,9 @@ def log_in(
 ) -> Opened:
     """Connect, read INFO, send CONNECT with `keys` and the credentials', wait for a PONG.
 
-    `tls_first`: the handshake comes before INFO, as servers with `handshake_first` want it.
+    `tls_first`: start with the TLS handshake, before INFO, as servers with `handshake_first` require.
 
-    `is_plain_only`: for those who go on with the bare descriptor; a server that requires TLS is a LoadFailed.
+    `is_plain_only`: the caller will use the descriptor without TLS; a server that requires TLS is a LoadFailed.
     `headers` and `no_responders` are sent as the server allows them. Refused, AuthenticationError, ServerError,
     BadCredentials or ProtocolViolation.
     """
@@ -115,7 +115,7 @@ def _converse(
 
 
 def tls_context(ca: str = "", certificate: str = "", key: str = "") -> ssl.SSLContext:
-    """Trust in `ca` ("": the system's), and a certificate of our own with its key; BadCredentials with the file."""
+    """A context that trusts `ca` ("": the system's authorities), with our certificate. BadCredentials with the file."""
     if key and not certificate:
         raise BadCredentials(f"{key}: a key without its certificate")
     try:
@@ -132,12 +132,12 @@ def tls_context(ca: str = "", certificate: str = "", key: str = "") -> ssl.SSLCo
 
 
 def _no_password() -> str:
-    """Instead of a question on the terminal."""
+    """Prevents OpenSSL from asking for a password on the terminal."""
     return ""
 
 
 def _frames_until(sock: socket.socket, parser: Parser, wanted: type[Frame]) -> list[Frame]:
-    """What comes up to a frame of that kind, or up to an -ERR, whichever is first."""
+    """The frames up to the first one of that kind, or up to an -ERR."""
     frames: list[Frame] = []
     while not any(isinstance(frame, wanted | Err) for frame in frames):
         data = sock.recv(READ_BYTES)
@@ -151,13 +151,13 @@ def _frames_until(sock: socket.socket, parser: Parser, wanted: type[Frame]) -> l
 
 
 def as_error(frame: Frame, address: Address | None = None) -> NatsError:
-    """The error that an -ERR is."""
+    """The exception for an -ERR, or for an unexpected frame."""
     text = frame.text if isinstance(frame, Err) else f"{type(frame).__name__.upper()} where INFO was expected"
     is_about_login = text.lower().startswith(("authorization", "authentication", "user authentication"))
     return (AuthenticationError if is_about_login else ServerError)(f"{address}: {text}" if address else text)
 
 
 def reason(error: OSError) -> str:
-    """What an OSError says, in a form that goes behind a colon."""
+    """The text of an OSError, lower-case, to follow a colon."""
     text = str(error.strerror or error or type(error).__name__)
     return text[:1].lower() + text[1:]

@@ -7,7 +7,7 @@ from libc.stdint cimport int64_t
 
 cdef enum:
     STEPS = 1024
-    BUCKETS = 33                        # up to 2^43 ns, 2.4 hours; what is longer counts as that
+    BUCKETS = 33                        # up to 2^43 ns, 2.4 hours; longer durations count as that
     COUNTS = (BUCKETS + 1) * STEPS
 
 cdef class Histogram:

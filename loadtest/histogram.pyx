@@ -1,7 +1,7 @@
 # cython: language_level=3, cdivision=True
 """A histogram of durations in nanoseconds: every value within 0.1 %, 270 KB, a record in a few nanoseconds.
 
-After HdrHistogram by Gil Tene. Knows nothing of what it measures; who records says what the start of a duration is.
+After HdrHistogram by Gil Tene. It does not measure; the caller decides when a duration starts.
 """
 
 cimport cython
@@ -23,7 +23,7 @@ cdef inline int slot_of(int64_t value_ns) noexcept nogil:
 
 
 cdef inline int64_t highest_in(int slot) noexcept nogil:
-    """The largest value that is counted there."""
+    """The largest value that is counted in this slot."""
     cdef int bucket
     if slot < 2 * STEPS:
         return slot
@@ -53,11 +53,11 @@ cdef class Histogram:
         self.total_ns += <double>value_ns * times
 
     def record(self, int64_t value_ns, int64_t times=1):
-        """Count one duration; a negative one as 0."""
+        """Count a duration; a negative one as 0."""
         self.add(value_ns, times)
 
     def record_corrected(self, int64_t value_ns, int64_t interval_ns):
-        """Count a duration, and those that whoever sends every `interval_ns` would have seen while it waited for it."""
+        """Count a duration, and those of messages that were due every `interval_ns` while it lasted."""
         self.add(value_ns, 1)
         if interval_ns > 0:
             while value_ns > interval_ns:
@@ -66,7 +66,7 @@ cdef class Histogram:
 
     @property
     def mean_ns(self):
-        """0 when nothing was recorded."""
+        """The mean; 0 when nothing was recorded."""
         return self.total_ns / self.count if self.count else 0.0
 
     def at(self, double percent):
@@ -87,11 +87,11 @@ cdef class Histogram:
         return self.max_ns
 
     def pairs(self):
-        """[largest value of a step, how many] for every step that has any; what `merge` takes."""
+        """[largest value of a slot, count] for every slot with a count; the argument of `merge`."""
         return [[highest_in(slot), self.counts[slot]] for slot in range(COUNTS) if self.counts[slot]]
 
     def merge(self, pairs, int64_t min_ns, int64_t max_ns, double mean_ns):
-        """Add what another one counted."""
+        """Add the counts of another histogram."""
         cdef int64_t value, times, added = 0
         cdef bint was_empty = self.count == 0
         for value, times in pairs:

@@ -17,12 +17,12 @@ from gnatswarm.loadtest.plan import Share
 from gnatswarm.loadtest.roundtrip import RoundTrip
 from gnatswarm.loadtest.wireparser import Err, Pong
 
-# Subscriptions that are made between two PINGs: half a second's work for no server.
+# Subscriptions that are made between two PINGs: any server handles them in less than half a second.
 SUBSCRIPTIONS_PER_PING = 1000
 
 
 def as_words(histogram: Histogram) -> dict[str, Any]:
-    """A histogram as it travels between processes and into result files."""
+    """A histogram as JSON values, for other processes and for result files."""
     return {
         "count": histogram.count,
         "min_ns": histogram.min_ns,
@@ -33,7 +33,7 @@ def as_words(histogram: Histogram) -> dict[str, Any]:
 
 
 def merged(words: list[dict[str, Any]]) -> Histogram:
-    """One histogram of several that travelled."""
+    """The sum of several histograms from as_words()."""
     whole = Histogram()
     for one in words:
         whole.merge(one["pairs"], one["min_ns"], one["max_ns"], one["mean_ns"])
@@ -41,7 +41,7 @@ def merged(words: list[dict[str, Any]]) -> Histogram:
 
 
 class Loop:
-    """A compiled loop over a share of the publishers and subscribers."""
+    """A compiled loop that runs one process's publishers and subscribers."""
 
     def __init__(self, loop: Flow | RoundTrip | Paced) -> None:
         self._loop = loop
@@ -76,7 +76,7 @@ LOOPS: dict[str, Callable[[Board, int, Share], Flow | RoundTrip | Paced]] = {
 
 
 class Dial:
-    """Many connections, made at once and held until the result is asked for."""
+    """Opens many connections at once and holds them until result() is called."""
 
     def __init__(
         self, family: int, address: bytes, count: int, before: bytes | Callable[[bytes], bytes], behind: bytes
@@ -93,7 +93,7 @@ class Dial:
 
 
 class Subscribe:
-    """Many subscriptions on one connection."""
+    """Makes many subscriptions on one connection."""
 
     def __init__(self, opened: Opened, count: int) -> None:
         self._opened = opened
@@ -109,7 +109,7 @@ class Subscribe:
 
 
 class Churn:
-    """Subscriptions that come and go on one connection."""
+    """Subscribes and unsubscribes repeatedly on one connection."""
 
     def __init__(self, board: Board, opened: Opened, seconds: float) -> None:
         self._board = board

@@ -29,24 +29,24 @@ from gnatswarm.loadtest.users import STAMP_BYTES, NatsUser
 
 MIXED = ("fanout", "request", "queue", "telemetry", "chat")
 SCENARIOS = (*MIXED, "storm", "slow")
-# What comes for a job: done, once, within this.
+# A job must be reported done once within this time.
 JOB_DEADLINE_S = 5.0
-# Until the users that answer have started.
+# How long to wait for the users that respond.
 SUBSCRIBER_DEADLINE_S = 10.0
 
 
-# What it takes to be let in; beside user, password or token in the URL. The variables are those of the nats command.
+# Files for logging in, besides user, password or token in the URL. The variables are those of the nats command.
 FILES = (
     ("--creds", "NATS_CREDS", "a .creds file or an nkey seed to log in with"),
     ("--tlsca", "NATS_CA", "certificates to trust with tls:// (default: the system's)"),
-    ("--tlscert", "NATS_CERT", "our own certificate, for servers that want one"),
+    ("--tlscert", "NATS_CERT", "the client's certificate, for servers that require one"),
     ("--tlskey", "NATS_KEY", "its key"),
 )
 
 
 @functools.cache
 def settings_from(creds: str, ca: str, certificate: str, key: str) -> Settings:
-    """NatsUser's settings with these files; BadCredentials."""
+    """NatsUser's settings with the contents of these files; BadCredentials."""
     credentials = Credentials.from_file(creds) if creds else NatsUser.settings.credentials
     tls = natswire.tls_context(ca, certificate, key) if ca or certificate or key else None
     return replace(NatsUser.settings, credentials=credentials, tls=tls)
@@ -57,30 +57,36 @@ def add_options(parser: Any) -> None:
     group = parser.add_argument_group("NATS scenarios")
 
     def add(flag: str, is_on_page: bool = True, **words: Any) -> None:
-        # What locust's parser does for its own options, a group of it does not.
+        # locust's parser sets these attributes for its own options, but not for those of a group.
         option = group.add_argument(flag, **words)
         option.include_in_web_ui = is_on_page
         option.is_secret = option.is_required = option.is_multiple = False
 
-    # Not on the page: the users of the others are left out before it is there.
+    # Not on the web page: users are chosen before it is served.
     add(
         "--scenario",
         is_on_page=False,
         default="",
         env_var="NATS_SCENARIO",
-        help=f"{', '.join(SCENARIOS)} or mixed; several with commas",
+        help=f"{', '.join(SCENARIOS)} or mixed; several separated by commas",
     )
-    add("--rate", type=float, default=0.0, env_var="NATS_RATE", help="messages a second of each user (0: its own)")
+    add("--rate", type=float, default=0.0, env_var="NATS_RATE", help="messages a second of each user (0: its default)")
     add("--payload", default="", env_var="NATS_PAYLOAD", help="bytes: 256, 16-4096 or lognormal:256:1.0")
     add("--subjects", type=int, default=100, env_var="NATS_SUBJECTS", help="how many different subjects (or rooms)")
-    add("--zipf", type=float, default=1.0, env_var="NATS_ZIPF", help="how much some are preferred; 0: not at all")
+    add(
+        "--zipf",
+        type=float,
+        default=1.0,
+        env_var="NATS_ZIPF",
+        help="exponent of the Zipf distribution of subjects; 0: all equally frequent",
+    )
     for flag, variable, what in FILES:
         add(flag, is_on_page=False, default="", metavar="FILE", env_var=variable, help=what)
     add("--even", action="store_true", env_var="NATS_EVEN", help="evenly spaced messages, instead of Poisson arrivals")
 
 
 def wanted_scenarios(scenario: str, tags: Iterable[str]) -> set[str]:
-    """The tags of the tasks that shall run; ValueError for a name that there is not."""
+    """The tags of the tasks that shall run; ValueError for an unknown name."""
     names = {name.strip() for name in scenario.split(",") if name.strip()} or set(tags) or {"mixed"}
     unknown = names - {*SCENARIOS, "mixed"}
     if unknown:
@@ -118,7 +124,7 @@ events.init.add_listener(choose_users)  # type: ignore[no-untyped-call]
 
 
 class ScenarioUser(NatsUser):
-    """What all of them share: the options."""
+    """Base of all users here: reads the options."""
 
     abstract = True
     scenario = ""
@@ -133,7 +139,7 @@ class ScenarioUser(NatsUser):
         except (
             BadCredentials,
             ValueError,
-        ) as error:  # a worker without its master's files; what was typed into the page
+        ) as error:  # a worker lacks its master's files, or a value from the web page is invalid
             self.record("CONNECT", "connect", 0.0, failure=error)
             raise StopUser from None
         if options.rate > 0:
@@ -142,11 +148,11 @@ class ScenarioUser(NatsUser):
         super().on_start()
 
     def any_subject(self) -> int:
-        """The number of a subject, as --subjects and --zipf say."""
+        """A random subject number, by --subjects and --zipf."""
         return self._subjects.draw(self.rng)
 
     def wait_subscriber(self, subject: str) -> None:
-        """Until somebody answers there; locust starts its users in no order. Not recorded, and given up in the end."""
+        """Wait, up to a limit, until somebody responds: locust starts users in any order. Not recorded."""
         deadline_s = time.monotonic() + SUBSCRIBER_DEADLINE_S
         while time.monotonic() < deadline_s and not self.is_stopping:
             try:
@@ -157,7 +163,7 @@ class ScenarioUser(NatsUser):
         self.due_s = self._arrivals.due_s = time.monotonic()
 
     def any_size(self) -> int:
-        """Of a payload, as --payload says."""
+        """A random payload size, by --payload."""
         return max(STAMP_BYTES, self._sizes(self.rng))
 
 
@@ -167,7 +173,7 @@ class Listener(ScenarioUser):
     abstract = True
 
     def listen(self) -> None:
-        """Its task: stay. Deliveries come on the connection's own thread."""
+        """Do nothing: deliveries arrive on the connection's own thread."""
         time.sleep(0.2)
 
 
@@ -175,7 +181,7 @@ class Listener(ScenarioUser):
 
 
 class FanoutPublisher(ScenarioUser):
-    """Publishes on many subjects, some of them much more than others."""
+    """Publishes on many subjects, on some of them much more often than on others."""
 
     scenario = "fanout"
     rate_per_s = 50.0
@@ -188,7 +194,7 @@ class FanoutPublisher(ScenarioUser):
 
 
 class FanoutSubscriber(Listener):
-    """Gets everything that fan-out publishers say, and counts it."""
+    """Receives and counts all messages of the fan-out publishers."""
 
     scenario = "fanout"
     weight = 4
@@ -207,7 +213,7 @@ class FanoutSubscriber(Listener):
 
 
 class Requester(ScenarioUser):
-    """Asks, and checks that the answer is to its own question."""
+    """Sends requests, and checks that each response belongs to its request."""
 
     scenario = "request"
     rate_per_s = 20.0
@@ -227,7 +233,7 @@ class Requester(ScenarioUser):
 
 
 class Responder(Listener):
-    """Answers requests; all of them are one queue group."""
+    """Responds to requests; all responders are one queue group."""
 
     scenario = "request"
     fixed_count = 1
@@ -246,7 +252,7 @@ class Responder(Listener):
 
 
 class JobPublisher(ScenarioUser):
-    """Hands out jobs, and checks that each is reported done, and once."""
+    """Publishes jobs, and checks that each is reported done exactly once."""
 
     scenario = "queue"
     rate_per_s = 50.0
@@ -281,7 +287,7 @@ class JobPublisher(ScenarioUser):
 
 
 class Worker(Listener):
-    """One member of the queue group that does the jobs."""
+    """Does jobs, as a member of a queue group."""
 
     scenario = "queue"
     fixed_count = 2
@@ -300,7 +306,7 @@ class Worker(Listener):
 
 
 class Sensor(ScenarioUser):
-    """One of many that say little and often, each on subjects of its own."""
+    """Publishes small messages often, on subjects of its own."""
 
     scenario = "telemetry"
     rate_per_s = 10.0
@@ -316,7 +322,7 @@ class Sensor(ScenarioUser):
 
 
 class Collector(Listener):
-    """Takes in what all sensors say."""
+    """Receives the messages of all sensors."""
 
     scenario = "telemetry"
     fixed_count = 1
@@ -335,7 +341,7 @@ class Collector(Listener):
 
 
 class ChatUser(ScenarioUser):
-    """Wanders from room to room: subscribes, talks, hears itself and others, leaves."""
+    """Moves from room to room: subscribes, publishes, receives its own and others' messages, unsubscribes."""
 
     scenario = "chat"
     rate_per_s = 5.0
@@ -369,7 +375,7 @@ class ChatUser(ScenarioUser):
     @tag("chat")
     @task(4)
     def talk(self) -> None:
-        """Say something, and have heard it when the server has answered a PING behind it."""
+        """Publish a message and send a PING; the message must arrive before the PONG."""
         stamp = self._stamper.stamp(self._room, self.due_s)
         is_sent = self.publish(self._room, stamp.payload(self.any_size()), "chat say")
         if is_sent and self.flush("chat flush"):
@@ -379,7 +385,7 @@ class ChatUser(ScenarioUser):
     @tag("chat")
     @task(1)
     def move(self) -> None:
-        """Leave for another room."""
+        """Change to another room."""
         self._move()
 
 
@@ -387,7 +393,7 @@ class ChatUser(ScenarioUser):
 
 
 class StormUser(ScenarioUser):
-    """Connects, says one thing to itself, goes."""
+    """Connects, sends one message to itself, disconnects."""
 
     scenario = "storm"
     rate_per_s = 5.0
@@ -414,7 +420,7 @@ class StormUser(ScenarioUser):
 
 
 class SlowConsumer(Listener):
-    """Subscribes to everything and takes its time over each message; to be closed for it is the server's right."""
+    """Subscribes to everything and handles each message slowly; the server may close it for that."""
 
     scenario = "slow"
     fixed_count = 1
@@ -447,7 +453,7 @@ class SlowConsumer(Listener):
 
 
 class SlowPublisher(ScenarioUser):
-    """Publishes much to slow and quick consumers."""
+    """Publishes many messages to slow and quick consumers."""
 
     scenario = "slow"
     rate_per_s = 100.0
@@ -461,7 +467,7 @@ class SlowPublisher(ScenarioUser):
 
 
 class QuickConsumer(Listener):
-    """Must get everything in time, whoever else is slow."""
+    """Must receive everything in time, although another consumer is slow."""
 
     scenario = "slow"
     weight = 2
@@ -476,6 +482,6 @@ class QuickConsumer(Listener):
         self.listen()
 
 
-# What `from gnatswarm.loadtest.locustfile import …` in somebody's own locustfile may want.
+# Public names, for users' own locustfiles.
 __all__ = [name for name, value in list(globals().items()) if isinstance(value, type) and issubclass(value, NatsUser)]
 __all__ += ["add_options", "choose_users", "wanted_scenarios"]

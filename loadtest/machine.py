@@ -12,7 +12,7 @@ from typing import Any
 
 
 def describe() -> dict[str, Any]:
-    """For a report's head; what cannot be found out is left out."""
+    """Facts for the head of a report; unknown ones are left out."""
     found: dict[str, Any] = {
         "processor": _first(r"(?m)^model name\s*:\s*(.+)$", "/proc/cpuinfo") or platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -48,7 +48,7 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    """Of the source tree that this file is in, with + when something in it is not committed; "" outside of one."""
+    """The commit of this source tree, with + if files differ from it; "" outside of a source tree."""
     here = Path(__file__).resolve().parent.parent
     if not (here / ".git").exists():
         return ""

@@ -29,7 +29,7 @@ from gnatswarm.loadtest.paced import Paced
 from gnatswarm.loadtest.plan import Scenario, Share
 from gnatswarm.loadtest.roundtrip import RoundTrip
 
-# A loop that sometimes has to wait is saturated at this share of the time.
+# A process that uses this share of a core counts as saturated, because its loop must sometimes wait.
 SATURATED = 0.9
 # The share of messages that must be sent in time; with less, the requested rate was not reached.
 RATE_REACHED = 0.98
@@ -51,12 +51,12 @@ class Target:
     label: str
     address: Address
     credentials: Credentials = ANONYMOUS
-    pids: tuple[int, ...] = ()  # its first processes; those below them count too. (): unknown
+    pids: tuple[int, ...] = ()  # its main processes; their descendants count too. (): unknown
     congestion_control: str = ""
-    was_measured: bool = False  # this process has had connections of a run: of memory it may keep some
+    was_measured: bool = False  # this server process has served a run before, and may have kept some of its memory
 
     def all_pids(self) -> list[int]:
-        """Every process that is its now."""
+        """All processes that belong to the server now."""
         return processes.tree(self.pids)
 
 
@@ -74,28 +74,28 @@ class Result:
     sent_msgs: int = 0
     seconds: float = 0.0
     rate_per_s: float = 0.0
-    cpu_us: float | None = None  # server CPU per unit; None: its processes are not ours to see
+    cpu_us: float | None = None  # server CPU per unit; None: we cannot see its processes
     server_cpu_share: float | None = None  # of one core, all its threads together
     server_busiest_share: float | None = None  # its busiest thread
     server_waited_share: float | None = None  # ready to run, and without a CPU
-    generator_cpu_shares: list[float] = field(default_factory=list)  # each process
-    generator_waited_shares: list[float] = field(default_factory=list)  # each process: ready to run, without a CPU
+    generator_cpu_shares: list[float] = field(default_factory=list)  # of each process
+    generator_waited_shares: list[float] = field(default_factory=list)  # of each process: ready to run, without a CPU
     memory_bytes: float | None = None  # per connection or subscription
     latency_us: dict[str, float] = field(default_factory=dict)  # p50 … max; paced: from when it was due
     service_us: dict[str, float] = field(default_factory=dict)  # paced: from when it was sent
     lateness_us: dict[str, float] = field(default_factory=dict)  # paced: from due to sent
-    histogram: dict[str, Any] = field(default_factory=dict)  # latency_us's, whole
+    histogram: dict[str, Any] = field(default_factory=dict)  # all of latency_us
     asked_per_s: float = 0.0
     is_generator_bound: bool = False
     notes: list[str] = field(default_factory=list)
 
     @property
     def is_ok(self) -> bool:
-        """Everything that was sent came, once."""
+        """Whether every message arrived exactly once."""
         return self.units == self.expected_units and self.surplus == 0
 
     def as_words(self) -> dict[str, Any]:
-        """For JSON."""
+        """The result as JSON values."""
         return {**asdict(self), "is_ok": self.is_ok}
 
 
@@ -108,13 +108,13 @@ UNITS = {
     "churn": "pair",
 }
 
-Progress = Callable[[int, int], None]  # units so far, units in the end (0: unknown)
+Progress = Callable[[int, int], None]  # units so far, units at the end (0: unknown)
 
 
 def measure(
     scenario: Scenario, target: Target, generator_processes: int = 1, on_progress: Progress | None = None
 ) -> Result:
-    """Run it. NatsError with one line when it cannot be, or is cut short."""
+    """Run a scenario once. NatsError with one line if it cannot be run, or was cut short."""
     if target.address.tls:
         raise LoadFailed(f"{target.address}: tls:// asks for TLS, which {PLAIN_ONLY}")
     with contextlib.ExitStack() as stack:
@@ -137,7 +137,7 @@ class _Run:
             opened = self.open()
             self.makers.append(lambda: Subscribe(opened, scenario.subscriptions))
         else:
-            # A churning connection has a process of its own beside one for the steady publisher.
+            # The connection that subscribes and unsubscribes has a process of its own, beside the steady publisher's.
             self.plan_loops(1 if scenario.kind == "churn" else min(count, scenario.publishers + scenario.subscribers))
             if scenario.kind == "churn":
                 board, opened = self.new_board(1, 0, 1), self.open()
@@ -160,7 +160,7 @@ class _Run:
         return opened
 
     def open_on(self, shard: int | None) -> Opened:
-        """A connection on that shard; anywhere if None, or if this server's INFO knows no shards."""
+        """A connection to that shard; to any if None, or if the server's INFO names no shard."""
         for _ in range(MOST_TRIES_FOR_A_SHARD):
             opened = self.open()
             if shard is None or opened.info.get("shard", shard) == shard:
@@ -186,7 +186,7 @@ class _Run:
             opened = self.open_on(subscribers_on)
             queue_word = b" q1" if scenario.is_queue or scenario.kind == "request" else b""
             tell(opened, b"SUB %s%s 1\r\n" % (scenario.pattern_of(group), queue_word))
-            # From the far end, so that with two processes one publishes and the other subscribes.
+            # From the last process on, so that of two processes one publishes and the other subscribes.
             shares[-1 - index % count].subscribers.append((index, group, opened.sock.fileno()))
         for index in range(scenario.publishers):
             opened = self.open_on(publishers_on)
@@ -200,13 +200,13 @@ class _Run:
 
     def plan_dialling(self) -> None:
         scenario, target = self.scenario, self.target
-        self.open().sock.close()  # a refusal is said before a thousand connections are
+        self.open().sock.close()  # reports a refusal before a thousand connections are made
         need_descriptors(scenario.connections)
         family, where = numeric_address(target.address.host, target.address.port)
         behind = b".x 1\r\nPING\r\n" if scenario.subscriptions else b'"}\r\nPING\r\n'
 
         def greeting(nonce: str) -> bytes:
-            """What stands before a connection's number."""
+            """The bytes that are sent before a connection's number."""
             hello = json.dumps({"verbose": False, **target.credentials.connect_keys(nonce)}).encode()
             if scenario.subscriptions:
                 return b"CONNECT %s\r\nSUB idle." % hello
@@ -239,7 +239,7 @@ class _Run:
             grown_bytes = processes.resident_bytes(target.all_pids()) - resident_bytes
         reports = fleet.results()
         self.count(reports, wall_ns)
-        wall_ns = max(1, min(wall_ns, round(result.seconds * 1e9)))  # without the time it took us to notice
+        wall_ns = max(1, min(wall_ns, round(result.seconds * 1e9)))  # without our delay in noticing the end
         result.generator_cpu_shares = [round(report["cpu_ns"] / wall_ns, 3) for report in reports]
         result.generator_waited_shares = [round(report["waited_ns"] / wall_ns, 3) for report in reports]
         if used is not None:
@@ -263,16 +263,16 @@ class _Run:
 
     @property
     def is_shared(self) -> bool:
-        """Whether each message goes to one subscriber alone."""
+        """Whether each message goes to only one subscriber."""
         return self.scenario.is_queue or self.scenario.kind == "request"
 
     @property
     def receivers(self) -> int:
-        """How many subscribers each message goes to, where they are not sharing."""
+        """How many subscribers get each message, if they do not share the messages."""
         return self.scenario.subscribers // self.scenario.groups
 
     def count(self, reports: Sequence[dict[str, Any]], wall_ns: int) -> None:
-        """Units, time and latencies from what the processes say."""
+        """Set units, time and latencies from the processes' reports."""
         scenario, result = self.scenario, self.result
         loops = [report for report in reports if "sent" in report]
         others = [report for report in reports if "units" in report]
@@ -316,7 +316,7 @@ class _Run:
             )
 
     def check_each(self, sent: dict[int, int], received: dict[int, int]) -> None:
-        """Every subscriber by itself: a loss here and a double there must not add up to nothing."""
+        """Check each subscriber by itself, so that a loss and a duplicate do not cancel out."""
         scenario, result = self.scenario, self.result
         if not scenario.publishers:
             return
@@ -337,7 +337,7 @@ class _Run:
 
 
 def nonce_of(info_line: bytes) -> str:
-    """What an INFO line asks to be signed; "" when it asks for nothing."""
+    """The nonce in an INFO line; "" if there is none."""
     try:
         return str(json.loads(info_line.partition(b" ")[2]).get("nonce", ""))
     except (ValueError, AttributeError):
@@ -351,9 +351,9 @@ def _loop(
 
 
 def judge(result: Result) -> None:
-    """Say what the numbers do not show of themselves."""
+    """Add notes for facts that the numbers alone do not show."""
     waits = result.generator_waited_shares or [0.0] * len(result.generator_cpu_shares)
-    # The one with the least time to spare; what it waited for a CPU it had work to do, too.
+    # The process with the least idle time; it also had work to do while it waited for a CPU.
     busiest, waited = max(zip(result.generator_cpu_shares, waits, strict=True), key=sum, default=(0.0, 0.0))
     server = result.server_cpu_share
     result.is_generator_bound = busiest + waited >= SATURATED and has_time_to_spare(result)
@@ -383,9 +383,9 @@ def judge(result: Result) -> None:
 
 
 def has_time_to_spare(result: Result) -> bool:
-    """Whether the server could have done more; True where its processes are not ours to see.
+    """Whether the server could have done more; True if we cannot see its processes.
 
-    One with several threads is at its end when the busiest of them is, or when the machine is.
+    A server with several threads is saturated when its busiest thread is, or when the machine is.
     """
     server = result.server_cpu_share
     if server is None or server + (result.server_waited_share or 0.0) < SATURATED:
@@ -405,7 +405,7 @@ def percentiles(histogram: Histogram) -> dict[str, float]:
 
 
 def need_descriptors(connections: int) -> None:
-    """Raise the soft limit as far as needed; LoadFailed when the hard one is lower."""
+    """Raise the soft limit as far as needed; LoadFailed if the hard limit is lower."""
     needed = connections + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= needed or soft == resource.RLIM_INFINITY:
@@ -419,7 +419,7 @@ def need_descriptors(connections: int) -> None:
 
 
 def find_pids(address: Address) -> tuple[int, ...]:
-    """The processes of a server on this machine that listen there; () when there are none to be seen."""
+    """The processes on this machine that listen at this address; () if we see none."""
     if address.host not in ("127.0.0.1", "localhost", "::1", os.uname().nodename):
         return ()
     return tuple(processes.listening_pids(address.port))

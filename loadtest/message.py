@@ -28,7 +28,7 @@ class Message:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Its headers by name as sent; the last of several with one name; {} when there are none."""
+        """Headers by name, in the case as sent; of several with one name the last. {} if there are none."""
         found: dict[str, str] = {}
         for line in self._header_block.split(b"\r\n")[1:]:
             name, colon, value = line.partition(b":")
@@ -53,7 +53,7 @@ class Message:
 
 
 def header_block(headers: Mapping[str, str]) -> bytes:
-    """The block that HPUB carries; ValueError for a name or value that would break out of its line."""
+    """The header block for HPUB; ValueError if a name or value contains a line break or another invalid character."""
     lines = [HEADER_LINE]
     for name, value in headers.items():
         if not name or any(forbidden in name for forbidden in ":\r\n ") or "\r" in value or "\n" in value:

@@ -69,21 +69,21 @@ NO_RESPONDERS = 503
 class Settings:
     """A client's options, except its servers' addresses."""
 
-    credentials: Credentials = ANONYMOUS  # URLs may carry others, which win
+    credentials: Credentials = ANONYMOUS  # those in a URL take precedence
     name: str = "natswire"
     verbose: bool = False
     pedantic: bool = False
     echo: bool = True
     no_responders: bool = True
-    tls: ssl.SSLContext | None = None  # for tls:// and servers that require it; None: the system's trust
-    tls_first: bool = False  # the handshake before INFO: for servers with handshake_first
-    timeout_s: float = 5.0  # connecting, and how long a full socket may refuse to take anything
-    ping_interval_s: float = 30.0  # idle; after two pings without an answer the connection is given up
+    tls: ssl.SSLContext | None = None  # for tls:// and servers that require it; None: trust the system's authorities
+    tls_first: bool = False  # TLS handshake before INFO: for servers with handshake_first
+    timeout_s: float = 5.0  # for connecting, and for sending while the socket is full
+    ping_interval_s: float = 30.0  # when idle; the connection is closed after two pings without PONG
     max_reconnects: int = 0  # attempts after a lost connection; 0: none, -1: for ever
     reconnect_wait_s: float = 0.25
     congestion_control: str = ""  # cubic, reno, bbr …; "": the system's
-    # All called on the reading thread.
-    on_error: Callable[[NatsError], None] | None = None  # -ERR, and what callbacks raise
+    # Callbacks; all run on the reading thread.
+    on_error: Callable[[NatsError], None] | None = None  # for -ERR, and for exceptions in callbacks
     on_disconnect: Callable[[NatsError], None] | None = None
     on_reconnect: Callable[[], None] | None = None
 
@@ -99,14 +99,14 @@ class _Wait:
 
 
 def connect(url: str | Sequence[str] = "nats://127.0.0.1:4222", settings: Settings | None = None) -> Client:
-    """A connected client. Several URLs are tried in turn, and again when reconnecting."""
+    """A connected client. Several URLs are tried in turn, also when reconnecting."""
     client = Client(url, settings)
     client.connect()
     return client
 
 
 class Client:
-    """One connection to a NATS server, and again another when it is lost and `max_reconnects` allows."""
+    """A connection to a NATS server; reconnects when it is lost, if `max_reconnects` allows."""
 
     def __init__(self, url: str | Sequence[str], settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
@@ -128,7 +128,7 @@ class Client:
         self._inbox_subscription: Subscription | None = None
         self._sock: socket.socket | None = None
         self._parser = Parser()
-        self._lock = threading.RLock()  # the socket's sending side, and what is sent in step with it
+        self._lock = threading.RLock()  # protects the socket's sending side and the state that must match what was sent
         self._reader: threading.Thread | None = None
         self._is_closing = False
         self._unanswered_pings = 0
@@ -136,7 +136,7 @@ class Client:
     # -- life -----------------------------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Refused, AuthenticationError, ServerError or ProtocolViolation if no server of the list accepts us."""
+        """Connect. Refused, AuthenticationError, ServerError or ProtocolViolation if no server accepts us."""
         frames = self._open_any()
         self._reader = threading.Thread(target=self._read, args=(frames,), name="natswire", daemon=True)
         self._reader.start()
@@ -157,9 +157,9 @@ class Client:
             reader.join(self.settings.timeout_s)
 
     def drain(self, timeout_s: float = 5.0) -> None:
-        """Unsubscribe everything, wait until what was on its way has been handled, close."""
+        """Unsubscribe everything, wait until pending messages have been handled, and close."""
         try:
-            for sid in list(self._subscriptions):  # they stay known until the PONG: messages may be on their way
+            for sid in list(self._subscriptions):  # kept until the PONG, because messages may be on their way
                 self._send(f"UNSUB {sid}\r\n".encode())
             self.flush(timeout_s)
         finally:
@@ -190,9 +190,9 @@ class Client:
     def subscribe(
         self, subject: str, callback: Callable[[Message], None] | None = None, queue: str = "", max_messages: int = 0
     ) -> Subscription:
-        """Want what is published on `subject` (wildcards * and >), one member of `queue` each, `max_messages` at most.
+        """Receive messages on `subject` (wildcards * and >), as a member of `queue` if given, at most `max_messages`.
 
-        The callback runs on the reading thread: it may publish and subscribe, not wait for answers.
+        The callback runs on the reading thread: it may publish and subscribe, but must not wait for a response.
         """
         self._check_subject(subject)
         with self._lock:
@@ -203,7 +203,7 @@ class Client:
         return subscription
 
     def unsubscribe(self, subscription: Subscription, max_messages: int = 0) -> None:
-        """End it: now, or after `max_messages` counted from its beginning. One that has ended already is fine."""
+        """End a subscription now, or after `max_messages` since its beginning. It may have ended already."""
         with self._lock:
             if subscription.sid not in self._subscriptions:
                 return
@@ -273,7 +273,7 @@ class Client:
             try:
                 sock.sendall(data)
             except OSError as error:
-                # The rest of a half-sent operation cannot follow: this connection is over.
+                # An operation was sent in part and cannot be completed: close this connection.
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
                 raise Disconnected(f"the connection was lost while sending: {reason(error)}") from None
@@ -300,7 +300,7 @@ class Client:
         raise failure
 
     def _open(self, address: Address, credentials: Credentials) -> list[Frame]:
-        """A connection past its first PONG; the frames that came with that."""
+        """Open a connection up to its first PONG; returns the frames that came with it."""
         settings = self.settings
         keys = {
             "verbose": settings.verbose,
@@ -342,7 +342,7 @@ class Client:
             frames = again
 
     def _read_connection(self, frames: list[Frame]) -> NatsError:
-        """Handle what comes until the connection ends; why it did."""
+        """Handle frames until the connection ends; returns the reason."""
         sock = self._sock
         assert sock is not None
         error: NatsError | None = None
@@ -417,7 +417,7 @@ class Client:
         try:
             callback(*arguments)
         except Exception as error:
-            # Somebody else's code: it must not end the connection that other subscriptions share.
+            # An error in the user's callback must not end the connection, which other subscriptions share.
             logger.debug("a callback failed", exc_info=True)
             self._report(NatsError(f"a callback raised {type(error).__name__}: {error}"))
 

@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Messages at a fixed rate, and how long each took from the moment it was due.
+"""Sends messages at a fixed rate, and measures how long each took from when it was due.
 
 An open model: the schedule does not wait for the server. A message that could not be sent when it was due (full socket,
-full window, a late generator) counts from when it was due, so that a server that stands still is not forgiven the
-messages it held up (coordinated omission). The same from the actual sending is kept beside it, and how late the
-generator itself was: where that is as long as the latency, it was the generator that was measured.
-Every payload begins with both times; they mean something on one machine only.
+full window, a late generator) counts from when it was due, so that a pause of the server shows in all messages that it
+delayed (no coordinated omission). Two more histograms count from the actual sending, and how late the generator was:
+if that is as long as the latency, the generator was measured and not the server.
+Every payload begins with both times; they are comparable on one machine only.
 """
 
 cimport cython
@@ -38,7 +38,7 @@ cdef enum:
     MOST_EVENTS = 256
     OUT_BYTES = 65536            # of one write
     STAMP_BYTES = 16             # due, sent; nanoseconds
-    # After the schedule has ended what is on its way may take so long.
+    # How long messages may still take after the end of the schedule.
     LINGER_MS = 10000
 
 cdef struct Pacer:
@@ -71,7 +71,7 @@ cdef class Paced:
     cdef readonly Histogram latency      # from when it was due
     cdef readonly Histogram service      # from when it was sent
     cdef readonly Histogram lateness     # from due to sent
-    cdef readonly int64_t unsent_msgs    # due, and never sent
+    cdef readonly int64_t unsent_msgs    # due and never sent
     cdef readonly int64_t first_ns
     cdef readonly int64_t last_ns
 
@@ -122,7 +122,7 @@ cdef class Paced:
             close_fd(self.timer)
 
     def run(self):
-        """The whole schedule, and until what was sent has come."""
+        """Run the whole schedule, and wait until all that was sent has arrived."""
         cdef int count, i
         cdef int64_t t = now_ns()
         cdef epoll_event events[MOST_EVENTS]
@@ -147,7 +147,7 @@ cdef class Paced:
             t = now_ns()
 
     cdef bint is_held(self) noexcept:
-        """Whether something is due that the window does not let out: other processes' progress is not an event here."""
+        """Whether a due message waits for the window: poll then, because other processes' progress is no event."""
         cdef int i
         for i in range(self.publishers):
             if self.pacers[i].due_ns <= now_ns():
@@ -216,7 +216,7 @@ cdef class Paced:
         pacer.sent += 1
 
     cdef void end_schedule(self, int64_t t) noexcept:
-        """Count what was due and never sent, and let it weigh in the latencies with the time it has waited."""
+        """Count messages that were due and never sent, and add the time that they have waited to the latencies."""
         cdef int i
         cdef int64_t end = self.start_ns + self.duration_ns
         for i in range(self.publishers):
@@ -251,7 +251,7 @@ cdef class Paced:
             if event.events & EPOLLOUT:
                 self.pacers[number - PUBLISHER].is_writable = True
             if event.events & (EPOLLIN | EPOLLERR | EPOLLHUP):
-                # All that is there: this one is told of edges alone.
+                # Read all: this descriptor is edge-triggered.
                 while self.read(&self.streams[number - PUBLISHER], -1):
                     pass
             return 0
@@ -259,7 +259,7 @@ cdef class Paced:
         return 0
 
     cdef bint read(self, Stream *stream, int index) except -1:
-        """One read; False: nothing was there."""
+        """Read once; False: there was nothing to read."""
         cdef Delivery delivery
         cdef int64_t stamps[2]
         cdef int64_t t
@@ -289,7 +289,7 @@ cdef class Paced:
         return True
 
     def surplus(self):
-        """Messages that come before each subscriber's PONG though all had come."""
+        """Messages that arrive before each subscriber's PONG although all had arrived; there should be none."""
         return sum([fence(self.streams[self.publishers + i].fd, &self.streams[self.publishers + i])
                     for i in range(self.subscribers)])
 

@@ -17,21 +17,21 @@ PLACES = ("any", "same", "different")
 # The unread bytes that publishers may be ahead of the slowest subscriber. A server drops a client with more than its
 # max_pending (64 MiB) before it; a fifteenth of that keeps every server busy and none in danger.
 WINDOW_BYTES = 4 * 1024 * 1024
-# One write of a publisher in full flow: what a client library that buffers sends.
+# One write of a publisher at full speed; as large as those of a client library that buffers.
 WRITE_BYTES = 64 * 1024
-# A payload that holds both times of a paced message.
+# The two times in the payload of a paced message.
 STAMP_BYTES = 16
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 MAX_CONNECTIONS = 100_000
 # Rotating subjects are numbered with six digits.
 MAX_SUBJECTS = 1_000_000
 MAX_SECONDS = 3600.0
-# The schedule counts in nanoseconds.
+# The schedule is in nanoseconds.
 MAX_RATE_PER_S = 1e9
 
 
 class BadPlan(ValueError):
-    """A scenario that cannot be run; the text has a line for each fault."""
+    """A scenario is invalid; the text has one line for each fault."""
 
 
 @dataclass(frozen=True)
@@ -43,26 +43,26 @@ class Scenario:
     kind: str = "flow"
     publishers: int = 1  # requesters
     subscribers: int = 1  # responders
-    groups: int = 1  # subjects with their own publishers and subscribers, dealt out in turn
+    groups: int = 1  # subjects with their own publishers and subscribers, which are assigned in turn
     payload_bytes: int = 16
     messages: int = 0  # per publisher; 0: as many as the seconds allow
     seconds: float = 20.0  # at most
-    write_bytes: int = WRITE_BYTES  # 1: each message is a write of its own
-    subjects: int = 1  # rotated through by each publisher; from 2 on the subscribers use a wildcard
+    write_bytes: int = WRITE_BYTES  # of one write; 1: each message by itself
+    subjects: int = 1  # each publisher rotates through them; subscribers use a wildcard if there are 2 or more
     is_queue: bool = False
     rate_per_s: float = 0.0  # latency, churn: of all publishers together
-    patience_s: float = 10.0  # nothing moved for so long: the run is given up
-    settle_s: float = 0.2  # between setting up and measuring: what connecting itself caused has died down
-    memory_settle_s: float = 1.5  # until memory is what it will be: Go's collector and ours have had their turn
-    place: str = "any"  # same, different: which shards publishers and subscribers are on, where INFO tells
+    patience_s: float = 10.0  # the run fails after this long without progress
+    settle_s: float = 0.2  # pause between setting up and measuring, for work that connecting has caused
+    memory_settle_s: float = 1.5  # pause before memory is read, so that garbage collectors have run
+    place: str = "any"  # "same" or "different" shard for publishers and subscribers, if INFO names shards
     window_bytes: int = WINDOW_BYTES
     connections: int = 0  # connections: how many
     subscriptions: int = 0  # subscriptions: how many on one connection; connections: on each
     subject: str = "foo"
-    figures: tuple[str, ...] = ()  # what a comparison shows of it: cpu, rate, memory, p50, p99
+    figures: tuple[str, ...] = ()  # shown in a comparison: cpu, rate, memory, p50, p99
     must: tuple[float, ...] = ()  # the ratio wanted for each figure
     aim: tuple[float, ...] = ()
-    rounds: int = 1  # a comparison makes so many times its rounds of it: its figures vary from run to run
+    rounds: int = 1  # a comparison multiplies its rounds by this, for figures that vary from run to run
 
     def faults(self) -> list[str]:
         """The scenario's faults, a line each; empty: it can be run."""
@@ -113,14 +113,14 @@ class Scenario:
         return [fault for is_right, fault in checks if not is_right]
 
     def checked(self) -> Scenario:
-        """Itself; BadPlan when it cannot be run."""
+        """The scenario itself; BadPlan if it has faults."""
         faults = self.faults()
         if faults:
             raise BadPlan("\n".join(f"{self.name}: {fault}" for fault in faults))
         return self
 
     def scaled(self, factor: float) -> Scenario:
-        """The same with so many times the messages, connections and seconds."""
+        """A copy with messages, connections and seconds multiplied by `factor`."""
         return replace(
             self,
             messages=max(1, round(self.messages * factor)) if self.messages else 0,
@@ -133,33 +133,33 @@ class Scenario:
 
     @property
     def varying_bytes(self) -> int:
-        """How many digits at a subject's end differ between rotations or groups."""
+        """How many digits at the end of a subject differ between rotations or groups."""
         if self.subjects > 1:
             return 6
         return len(str(self.groups - 1)) if self.groups > 1 else 0
 
     def subject_of(self, group: int, rotation: int) -> bytes:
-        """What a publisher of that group publishes on."""
+        """The subject that a publisher of this group publishes on."""
         if self.varying_bytes == 0:
             return self.subject.encode()
         number = rotation if self.subjects > 1 else group
         return f"{self.subject}.{number:0{self.varying_bytes}d}".encode()
 
     def pattern_of(self, group: int) -> bytes:
-        """What a subscriber of that group subscribes to."""
+        """The subject that a subscriber of this group subscribes to."""
         return f"{self.subject}.*".encode() if self.subjects > 1 else self.subject_of(group, 0)
 
 
 @dataclass
 class Share:
-    """What one generator process does of a scenario: connections are (index on the board, group, descriptor)."""
+    """One generator process's part of a scenario; connections are (index on the board, group, descriptor)."""
 
     scenario: Scenario
     publishers: list[tuple[int, int, int]] = field(default_factory=list)
     subscribers: list[tuple[int, int, int]] = field(default_factory=list)
 
     def subject_of(self, group: int, rotation: int) -> bytes:
-        """As the scenario's."""
+        """As in Scenario."""
         return self.scenario.subject_of(group, rotation)
 
     def _members(self, count: int) -> list[list[int]]:
@@ -170,15 +170,15 @@ class Share:
 
     @property
     def groups_publishers(self) -> list[list[int]]:
-        """Every group's publishers, those of other processes too."""
+        """The publishers of each group, those of other processes included."""
         return self._members(self.scenario.publishers)
 
     @property
     def groups_subscribers(self) -> list[list[int]]:
-        """Every group's subscribers, those of other processes too."""
+        """The subscribers of each group, those of other processes included."""
         return self._members(self.scenario.subscribers)
 
-    # What the compiled loops read; the names are theirs.
+    # Names that the compiled loops read.
 
     @property
     def varying_bytes(self) -> int:
@@ -194,7 +194,7 @@ class Share:
 
     @property
     def wanted_msgs(self) -> int:
-        """Without publishers of ours: how many deliveries end it."""
+        """The number of deliveries that ends the run, if this process has no publishers."""
         return 0 if self.scenario.publishers else self.scenario.messages
 
     @property
@@ -227,12 +227,12 @@ class Share:
 
     @property
     def inbox(self) -> bytes:
-        """Of requesters; as long as the inboxes that client libraries make."""
+        """The requesters' inbox; as long as the inboxes of client libraries."""
         return b"_INBOX.Pq8dLwXk2mZ5tRfG0bVyN1"
 
 
 def read_scenarios(path: Path) -> list[Scenario]:
-    """The scenarios of a TOML file, `[name]` tables with Scenario's fields as keys; BadPlan with every fault in it."""
+    """The scenarios of a TOML file, `[name]` tables with Scenario's fields as keys; BadPlan with all faults."""
     try:
         with path.open("rb") as file:
             tables = tomllib.load(file)

@@ -12,13 +12,13 @@ from matplotlib import pyplot
 
 from gnatswarm.loadtest.compare import Comparison
 
-# So that the same numbers make the same file.
+# Equal numbers must give equal files.
 matplotlib.rcParams["svg.hashsalt"] = "gnatswarm"
 _METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
 
 
 def draw(comparison: Comparison, folder: Path) -> list[Path]:
-    """Every plot that there are numbers for; the files written."""
+    """Draw every plot for which there are numbers; returns the files written."""
     return [*_ratios(comparison, folder), *_latencies(comparison, folder)]
 
 
@@ -73,7 +73,7 @@ def _latencies(comparison: Comparison, folder: Path) -> list[Path]:
         for spec in comparison.specs:
             results = [result for result in comparison.of(scenario.name, spec.label) if result.histogram]
             if results:
-                # The median round by its p99; averages of percentiles mean nothing.
+                # The round with the median p99; an average of percentiles has no meaning.
                 result = sorted(results, key=lambda one: one.latency_us["p99"])[len(results) // 2]
                 axes.plot(*_curve(result.histogram["pairs"]), label=spec.label, lw=1.5)
         axes.set_xscale("log")
@@ -89,7 +89,7 @@ def _latencies(comparison: Comparison, folder: Path) -> list[Path]:
 
 
 def _curve(pairs: list[list[int]]) -> tuple[list[float], list[float]]:
-    """1 ÷ (share of messages that took longer), and how long the others took at most."""
+    """x: 1 ÷ (share of messages that took longer); y: the longest time of the others."""
     whole = sum(count for _, count in pairs)
     seen = 0
     across, up = [], []

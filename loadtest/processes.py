@@ -16,12 +16,12 @@ _LISTEN = "0A"
 
 
 def tree(pids: Iterable[int]) -> list[int]:
-    """These processes and all below them."""
+    """These processes and all their descendants."""
     children: dict[int, list[int]] = {}
     for entry in os.scandir(PROC):
         if entry.name.isdigit():
             try:
-                # The command name is in parentheses and may hold spaces; what follows is: state ppid …
+                # The command name is in parentheses and may contain spaces; after it come: state ppid …
                 parent = int(Path(entry.path, "stat").read_text().rpartition(")")[2].split()[1])
             except (OSError, IndexError):
                 continue
@@ -37,7 +37,7 @@ def tree(pids: Iterable[int]) -> list[int]:
 
 
 def listening_pids(port: int) -> list[int]:
-    """The processes of ours to see that hold a listening TCP socket on that port."""
+    """The processes with a listening TCP socket on that port, as far as we may see them."""
     inodes = set()
     for table in ("tcp", "tcp6"):
         try:
@@ -63,7 +63,7 @@ def listening_pids(port: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Reading:
-    """CPU used and waited for until now, in ns, by thread (its number in the whole system)."""
+    """CPU time used and waited for until now, in ns, by thread id."""
 
     run_ns: dict[int, int] = field(default_factory=dict)
     wait_ns: dict[int, int] = field(default_factory=dict)
@@ -71,15 +71,15 @@ class Reading:
 
 @dataclass(frozen=True)
 class Usage:
-    """Between two readings."""
+    """CPU time between two readings."""
 
-    run_ns: int  # all threads
+    run_ns: int  # of all threads
     wait_ns: int
-    busiest_ns: int  # of one thread
+    busiest_ns: int  # of the busiest thread
 
 
 def read_cpu(pids: Iterable[int]) -> Reading:
-    """What every thread of these processes has used; one that is gone counts as nothing."""
+    """CPU time of every thread of these processes; one that has ended is left out."""
     reading = Reading()
     for pid in pids:
         try:
@@ -97,14 +97,14 @@ def read_cpu(pids: Iterable[int]) -> Reading:
 
 
 def usage(before: Reading, after: Reading) -> Usage:
-    """What was used in between; threads that began in between count whole."""
+    """The usage between two readings; threads that started in between count from their start."""
     ran = [used - before.run_ns.get(thread, 0) for thread, used in after.run_ns.items()]
     waited = sum(used - before.wait_ns.get(thread, 0) for thread, used in after.wait_ns.items())
     return Usage(sum(ran), waited, max(ran, default=0))
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Rss of these processes together; pages that they share count in each."""
+    """The sum of the processes' resident memory; shared pages count once for each process."""
     total = 0
     for pid in pids:
         try:

@@ -37,7 +37,7 @@ server's rate ÷ the reference's. Times and rates hold for this machine and hour
 
 
 def write(comparison: Comparison, folder: Path, machine: dict[str, Any], congestion: str, date: str) -> list[Path]:
-    """All files of a comparison; returns those written. OSError when the folder cannot be written."""
+    """Write all files of a comparison; returns their paths. OSError if the folder cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     plots = _plots(comparison, folder)
     files = {
@@ -56,7 +56,7 @@ def write(comparison: Comparison, folder: Path, machine: dict[str, Any], congest
 
 
 def shown(value: float | None, figure: str) -> str:
-    """A figure for people."""
+    """A figure as text with its unit."""
     if value is None:
         return "–"
     unit = UNIT_OF[figure]
@@ -69,7 +69,7 @@ def shown(value: float | None, figure: str) -> str:
 
 
 def verdict(ratio: float | None, must: float | None, aim: float | None) -> str:
-    """Where a ratio stands."""
+    """The verdict on a ratio: whether it reaches must and aim."""
     if ratio is None or must is None:
         return ""
     if aim is not None and ratio >= aim:
@@ -78,7 +78,7 @@ def verdict(ratio: float | None, must: float | None, aim: float | None) -> str:
 
 
 def wanted(scenario: Scenario, index: int) -> tuple[float | None, float | None]:
-    """Must and aim of a scenario's figure by its index."""
+    """Must and aim of a scenario's figure, by the figure's index."""
     must = scenario.must[index] if index < len(scenario.must) else None
     aim = scenario.aim[index] if index < len(scenario.aim) else None
     return must, aim
@@ -94,7 +94,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def ratio_rows(comparison: Comparison) -> list[list[str]]:
-    """What must be reached, row by row: work, figure, both sides, ratio, must, aim, verdict."""
+    """Rows of the table of targets: work, figure, both servers' values, ratio, must, aim, verdict."""
     rows = []
     for scenario in comparison.scenarios:
         label = comparison.judged(scenario)
@@ -123,7 +123,7 @@ def ratio_rows(comparison: Comparison) -> list[list[str]]:
 
 
 def page(comparison: Comparison, machine: dict[str, Any], congestion: str, date: str, plots: Sequence[str]) -> str:
-    """The report."""
+    """The report as a Markdown page."""
     window = max((scenario.window_bytes for scenario in comparison.scenarios), default=0)
     parts = [f"# Comparison of {date}", ""]
     parts.append(table(["server", "started as", "version"], _server_rows(comparison)))
@@ -146,7 +146,7 @@ def page(comparison: Comparison, machine: dict[str, Any], congestion: str, date:
 
 
 def _more_rounds(comparison: Comparison) -> str:
-    """What has more rounds than the rest, for a sentence; "" for nothing."""
+    """Part of a sentence: the scenarios with more rounds than the rest; "" if there are none."""
     more = [one for one in comparison.scenarios if one.rounds > 1]
     return "".join(f"; {comparison.rounds * one.rounds} of {one.title or one.name}" for one in more)
 
@@ -209,7 +209,7 @@ def _notes(comparison: Comparison) -> list[str]:
 def json_text(
     results: Sequence[Result], machine: dict[str, Any], comparison: Comparison | None = None, date: str = ""
 ) -> str:
-    """Every number of every run; of a comparison's without the histograms, which are megabytes."""
+    """All numbers of all runs as JSON; a comparison's without histograms, which would take megabytes."""
     whole: dict[str, Any] = {"date": date, "machine": machine}
     if comparison is not None:
         whole["reference"] = comparison.reference
@@ -232,7 +232,7 @@ LATENCIES = ("p50", "p90", "p99", "p99.9", "p99.99", "max")
 
 
 class _Lines:
-    """What csv writes to."""
+    """The file object that csv writes to."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -243,7 +243,7 @@ class _Lines:
 
 
 def csv_text(results: Sequence[Result]) -> str:
-    """A row for each run."""
+    """CSV with one row for each run."""
     lines = _Lines()
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerow([*COLUMNS, *(f"{name}_us" for name in LATENCIES), "generator_cpu_share", "notes"])

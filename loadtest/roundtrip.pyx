@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Requests and their answers: requesters with one request under way each, responders in one queue group.
+"""Sends requests and responses: requesters with one pending request each, responders in one queue group.
 
-One process's share. A closed loop: it measures how fast answers come when nobody asks before having an answer, and says
-nothing about waiting times at a given rate (that is `paced`).
+One process's part. A closed loop: it measures how fast responses are when each requester waits for its response before
+the next request, and says nothing about latency at a given rate (`paced` measures that).
 """
 
 cimport cython
@@ -25,12 +25,12 @@ cdef extern from "<stdio.h>" nogil:
 cdef enum:
     MOST_EVENTS = 256
     LINE_BYTES = 512
-    # Between two looks at the clock while nothing comes. A process that is alone sees its own end, and a timer that is
-    # due soon has to be set for every wait, which is a way out of a virtual machine.
+    # The longest wait for events. A process that is alone knows when it is done, so it can wait long: a timer that
+    # expires soon must be set for every wait, and that costs an exit from a virtual machine.
     ALONE_MS = 1000
     TOGETHER_MS = 20
 
-cdef struct Requester:
+cdef struct RequesterState:
     int index                    # on the board
     int64_t sent
     int64_t asked_ns
@@ -41,9 +41,9 @@ cdef struct Requester:
 cdef class RoundTrip:
     cdef Board board
     cdef Stream *streams         # requesters, then responders
-    cdef Requester *requesters
+    cdef RequesterState *requesters
     cdef int asking
-    cdef int unfinished          # of those who ask
+    cdef int unfinished          # requesters that are not done
     cdef int answering
     cdef list responders         # their indices on the board
     cdef bytes subject
@@ -51,7 +51,7 @@ cdef class RoundTrip:
     cdef int64_t messages        # per requester; 0: until the time is up
     cdef int64_t limit_ns
     cdef int64_t patience_ns
-    cdef char *line              # OWNED: the request that is being made
+    cdef char *line              # OWNED: the request that is being built
     cdef char *answers           # OWNED: of one read
     cdef size_t answers_room
     cdef size_t payload_bytes
@@ -73,7 +73,7 @@ cdef class RoundTrip:
         self.responders = [index for index, _, _ in plan.subscribers]
         self.asking = len(plan.publishers)
         self.answering = len(plan.subscribers)
-        self.requesters = <Requester *>calloc(max(1, self.asking), sizeof(Requester))
+        self.requesters = <RequesterState *>calloc(max(1, self.asking), sizeof(RequesterState))
         self.streams = <Stream *>calloc(max(1, self.asking + self.answering), sizeof(Stream))
         self.line = <char *>malloc(LINE_BYTES + self.payload_bytes + 2)
         self.answers_room = 65536 + 2 * (LINE_BYTES + self.payload_bytes)
@@ -100,7 +100,7 @@ cdef class RoundTrip:
             close_fd(self.epoll)
 
     def run(self):
-        """Until every request of every process has its answer, or the time is up."""
+        """Run until every request of every process has its response, or the time is up."""
         cdef int64_t start = now_ns()
         cdef int64_t t = start
         cdef int64_t moved_ns = start
@@ -133,7 +133,7 @@ cdef class RoundTrip:
         return True
 
     cdef int ask(self, int i) except -1:
-        cdef Requester *requester = &self.requesters[i]
+        cdef RequesterState *requester = &self.requesters[i]
         cdef int size
         requester.sent += 1
         size = snprintf(self.line, LINE_BYTES, b"PUB %s %s.%d.%lld %zu\r\n", <char *>self.subject, <char *>self.inbox,
@@ -186,7 +186,7 @@ cdef class RoundTrip:
         return 0
 
     cdef int on_answer(self, int i, bint is_time_up) except -1:
-        cdef Requester *requester = &self.requesters[i]
+        cdef RequesterState *requester = &self.requesters[i]
         cdef int64_t t = now_ns()
         if requester.is_done:
             raise LoadFailed("a second answer came to a request that had one")
@@ -200,7 +200,7 @@ cdef class RoundTrip:
         return self.ask(i)
 
     def surplus(self):
-        """Messages that come before each PONG though every request had its answer."""
+        """Messages that arrive before each PONG although every request had its response; there should be none."""
         return sum([fence(self.streams[i].fd, &self.streams[i]) for i in range(self.asking + self.answering)])
 
     def received(self):

@@ -30,7 +30,7 @@ from gnatswarm.loadtest.measure import Target, find_pids
 
 START_DEADLINE_S = 20.0
 STOP_DEADLINE_S = 10.0
-# To meet each of four shards among so many connections is all but certain (misses: 1e-7).
+# With this many connections each of four shards is met almost certainly (it is missed with probability 1e-7).
 PROBES = 64
 _PR_SET_PDEATHSIG = 1
 _KEYS = {"verbose": False, "pedantic": False, "name": "gnatswarm bench", "version": "1", "protocol": 1}
@@ -43,7 +43,7 @@ class ServerSpec:
     label: str
     command: tuple[str, ...] = ()
     url: str = ""
-    credentials: Credentials = ANONYMOUS  # what stands in the URL wins
+    credentials: Credentials = ANONYMOUS  # those in the URL take precedence
 
     @classmethod
     def parse(cls, text: str) -> ServerSpec:
@@ -60,7 +60,7 @@ class ServerSpec:
 
     @property
     def shown(self) -> str:
-        """For reports: the program's name without its place on this machine."""
+        """The command for reports: the program's name without its directory."""
         if self.url:
             return "already running"
         words = list(self.command)
@@ -70,7 +70,7 @@ class ServerSpec:
 
 
 def default_specs() -> list[ServerSpec]:
-    """Ours with one, two and four shards, and nats-server where it is installed."""
+    """Gnatswarm with one, two and four shards, and nats-server if it is installed."""
     listen = ("-a", "127.0.0.1", "-p", "{port}")
     ours = (sys.executable, "-P", "-m", "gnatswarm", *listen, "--shards")
     specs = [ServerSpec(f"gnatswarm-{shards}", (*ours, str(shards))) for shards in (1, 2, 4)]
@@ -82,18 +82,18 @@ def default_specs() -> list[ServerSpec]:
 
 @dataclass
 class Server:
-    """One server that runs."""
+    """One running server."""
 
     spec: ServerSpec
     address: Address = field(default_factory=lambda: Address("127.0.0.1", 0))
     credentials: Credentials = ANONYMOUS
     info: dict[str, Any] = field(default_factory=dict)
-    shards: int = 0  # seen by their number in INFO; 0: it does not say
+    shards: int = 0  # counted by the numbers in INFO; 0: INFO has none
     _process: subprocess.Popen[bytes] | None = None
     _log: Path | None = None
 
     def start(self) -> Server:
-        """Start it, or find it, and wait until it takes clients; LoadFailed."""
+        """Start or find the server, and wait until it accepts clients; LoadFailed."""
         self.credentials = self.spec.credentials
         if self.spec.url:
             self.address, in_url = parse_url(self.spec.url)
@@ -108,18 +108,18 @@ class Server:
         return self
 
     def target(self, congestion_control: str = "", was_measured: bool = False) -> Target:
-        """What measure() wants to know of it."""
+        """The server as an argument of measure()."""
         pids = (self._process.pid,) if self._process else find_pids(self.address)
         return Target(self.spec.label, self.address, self.credentials, pids, congestion_control, was_measured)
 
     @property
     def version(self) -> str:
-        """As it says itself."""
+        """Name and version, by its INFO."""
         own = self.info.get("gnatswarm")
         return f"gnatswarm {own}" if own else f"nats-server {self.info.get('version', '?')}"
 
     def stop(self) -> None:
-        """End it if we started it. Never fails."""
+        """End the server if we started it. Never fails."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -174,7 +174,7 @@ class Server:
                     raise LoadFailed(f"{self.spec.label}: {error}") from None
                 if isinstance(error, AuthenticationError) or PLAIN_ONLY in str(
                     error
-                ):  # it is there, and will not change
+                ):  # it has answered; trying again would change nothing
                     self.stop()
                     raise LoadFailed(f"{self.spec.label}: {error}") from None
                 if self._process.poll() is not None:
@@ -189,7 +189,7 @@ class Server:
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines() if self._log else []
-        # What stopped it stands before the goodbyes of its end.
+        # The cause is logged before the lines about its exit.
         why = [line for line in lines if "[FTL]" in line or "[ERR]" in line] or lines
         return f": {why[-1]}" if why else f", exit code {self._process.returncode if self._process else '?'}"
 

@@ -8,7 +8,7 @@ cdef enum:
     READ_BYTES = 262144          # one recv
     CONTROL_PONG = 1
     CONTROL_OTHER = 0
-    # A connection that takes nothing for so long will not take anything any more.
+    # A connection that accepts no bytes for this long has failed.
     STUCK_MS = 10000
 
 cdef extern from "<sys/epoll.h>" nogil:

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""One connection of the compiled generator: bytes out, bytes in, deliveries found in them.
+"""One connection of the compiled generator: sends, receives, and finds deliveries in the received bytes.
 
-Reads what a server sends with code of its own, and takes nothing on trust: what is no operation, an -ERR and the end of
-the connection are a LoadFailed with one line of text. Knows no scenario.
+Shares no code with the broker's parser, and trusts nothing: an invalid operation, an -ERR and the end of the connection
+are a LoadFailed with one line of text. Knows no scenario.
 """
 
 from libc.errno cimport EAGAIN, EINTR, errno
@@ -42,7 +42,7 @@ cdef object lost(str doing):
 
 
 cdef int wait_readable(int fd) except -1:
-    """Until there is something to read; LoadFailed after STUCK_MS."""
+    """Wait until there is something to read; LoadFailed after STUCK_MS."""
     return wait_fd(fd, POLLIN)
 
 
@@ -55,7 +55,7 @@ cdef int wait_fd(int fd, short events) except -1:
 
 
 cdef int send_all(int fd, const char *data, size_t size) except -1:
-    """All of it, waiting where the socket is full."""
+    """Send all bytes, waiting while the socket is full."""
     cdef Py_ssize_t sent
     while size:
         sent = send_some(fd, data, size)
@@ -67,7 +67,7 @@ cdef int send_all(int fd, const char *data, size_t size) except -1:
 
 
 cdef Py_ssize_t send_some(int fd, const char *data, size_t size) except -1:
-    """What the socket takes now; 0: nothing."""
+    """Send what the socket takes now; returns the number of bytes."""
     cdef Py_ssize_t sent = send(fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT)
     if sent < 0:
         if errno == EAGAIN or errno == EINTR:
@@ -77,7 +77,7 @@ cdef Py_ssize_t send_some(int fd, const char *data, size_t size) except -1:
 
 
 cdef Py_ssize_t receive(int fd, char *to, size_t size) except -2:
-    """What is there now; 0: nothing."""
+    """Receive what is there now; returns the number of bytes."""
     cdef Py_ssize_t got = recv(fd, to, size, MSG_DONTWAIT)
     if got > 0:
         return got
@@ -89,7 +89,7 @@ cdef Py_ssize_t receive(int fd, char *to, size_t size) except -2:
 
 
 cdef int on_control_line(int fd, const char *line, size_t size) except -1:
-    """A line without CRLF that is no message: answers PING, raises -ERR. CONTROL_PONG or CONTROL_OTHER."""
+    """Handle a line without CRLF that is no message: answer PING, raise -ERR. CONTROL_PONG or CONTROL_OTHER."""
     if size == 4 and memcmp(line, b"PONG", 4) == 0:
         return CONTROL_PONG
     if size == 4 and memcmp(line, b"PING", 4) == 0:
@@ -138,7 +138,7 @@ cdef void stream_close(Stream *stream) noexcept:
 
 
 cdef Py_ssize_t stream_fill(Stream *stream) except -2:
-    """Read once behind what is there; how many bytes came."""
+    """Read once, after the bytes already buffered; returns the number of bytes."""
     cdef Py_ssize_t got
     cdef char *larger
     if stream.filled == stream.room:
@@ -153,16 +153,16 @@ cdef Py_ssize_t stream_fill(Stream *stream) except -2:
 
 
 cdef void stream_drop(Stream *stream, size_t size) noexcept:
-    """Forget the first bytes."""
+    """Drop the first `size` bytes."""
     stream.filled -= size
     if stream.filled and size:
         memmove(stream.data, stream.data + size, stream.filled)
 
 
 cdef Py_ssize_t next_delivery(Stream *stream, size_t at, Delivery *delivery) except -1:
-    """The size of the frame that begins at `at`; 0: not all of it is there. Control lines are dealt with.
+    """The size of the frame that begins at `at`; 0: it is incomplete. Control lines are handled here.
 
-    `delivery.payload` is NULL when the frame was no message.
+    `delivery.payload` is NULL if the frame was not a message.
     """
     cdef const char *start = stream.data + at
     cdef const char *line_end = <const char *>memchr(start, 10, stream.filled - at)
@@ -211,7 +211,7 @@ cdef Py_ssize_t next_delivery(Stream *stream, size_t at, Delivery *delivery) exc
 
 
 cdef int fence(int fd, Stream *stream) except -1:
-    """PING, and read up to its PONG: how many messages came before that. Anything half-read must be in `stream`."""
+    """PING, read up to its PONG, return the number of messages before it. `stream` must hold any incomplete frame."""
     cdef Delivery delivery
     cdef Py_ssize_t size
     cdef size_t at = 0

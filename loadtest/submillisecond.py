@@ -17,14 +17,14 @@ DIGITS = 3
 
 
 def bucket(response_time: float) -> float:
-    """Milliseconds rounded to three significant digits, but not below a microsecond; what locust counts by."""
+    """A time in ms, rounded to three significant digits but not below 1 µs; locust counts responses by these values."""
     if response_time <= 0:
         return 0.0
     return round(response_time, min(DIGITS, DIGITS - 1 - math.floor(math.log10(response_time))))
 
 
 def mend() -> None:
-    """Replace what rounds; doing it twice is harmless."""
+    """Replace locust's functions that round times; may be called twice."""
     vars(stats)["bucket_response_time"] = bucket
     entry: Any = stats.StatsEntry
     entry.to_string = _to_string
@@ -50,14 +50,14 @@ def _close_files(files: Any) -> None:
 
 
 def _to_dict(entry: Any, escape_string_values: bool = False) -> dict[str, Any]:
-    """Least and greatest unrounded; the rest is as locust has it."""
+    """As locust's, but with minimum and maximum unrounded."""
     words: dict[str, Any] = entry._to_dict_in_milliseconds(escape_string_values)
     least, most = entry.min_response_time or 0, entry.max_response_time
     return {**words, "min_response_time": round(least, DIGITS), "max_response_time": round(most, DIGITS)}
 
 
 def _to_string(entry: Any, current: bool = True) -> str:
-    """A line of the console's table; the columns are where locust has them."""
+    """A line of the console's table, with the same columns as locust's."""
     rate = entry.current_rps if current else entry.total_rps
     failures = entry.current_fail_per_sec if current else entry.total_fail_per_sec
     name = f"{f'{entry.method} ' if entry.method else '':<{stats.STATS_TYPE_WIDTH}} {entry.name}"
@@ -75,12 +75,12 @@ def _short(milliseconds: float) -> str:
 
 
 def _percentile(entry: Any) -> str:
-    if not entry.num_requests:  # as locust has it: its caller leaves such a line out
+    if not entry.num_requests:  # as in locust, whose caller leaves such a line out
         raise ValueError("no percentiles of nothing")
     times = [entry.get_response_time_percentile(one) for one in stats.PERCENTILES_TO_REPORT]
     cells = " ".join(f"{time:6.{3 if time < 10 else 2 if time < 100 else 0}f}" for time in times)
     head = f"{entry.method or '':<{stats.STATS_TYPE_WIDTH}} {entry.name:<{stats.STATS_NAME_WIDTH}}"
-    return f"{head}   {cells} {entry.num_requests:6d}"  # the first of locust's columns is two wider
+    return f"{head}   {cells} {entry.num_requests:6d}"  # locust's first column is two characters wider
 
 
 def _percentile_fields(writer: Any, entry: Any, use_current: bool = False) -> list[Any]:

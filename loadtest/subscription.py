@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Subscription:
-    """One SUB. Without a callback its messages wait for `next()`."""
+    """A subscription. Without a callback its messages are queued for `next()`."""
 
     client: Client = field(repr=False)
     sid: int
@@ -28,14 +28,14 @@ class Subscription:
     _messages: queues.SimpleQueue[Message] = field(default_factory=queues.SimpleQueue, repr=False)
 
     def next(self, timeout_s: float = 5.0) -> Message:
-        """The next message; RequestTimeout when none comes."""
+        """The next message; RequestTimeout if none arrives."""
         try:
             return self._messages.get(timeout=timeout_s)
         except queues.Empty:
             raise RequestTimeout(f"nothing on {self.subject} within {timeout_s} s") from None
 
     def unsubscribe(self, max_messages: int = 0) -> None:
-        """As Client.unsubscribe."""
+        """Unsubscribe; as Client.unsubscribe."""
         self.client.unsubscribe(self, max_messages)
 
     def deliver(self, message: Message) -> None:
@@ -46,7 +46,7 @@ class Subscription:
             self.callback(message)
 
     def subscribe_lines(self) -> bytes:
-        """What tells a server of it; on a new connection what was delivered before does not count again."""
+        """The lines that subscribe; after a reconnect, earlier deliveries are subtracted from the maximum."""
         queue_word = f"{self.queue} " if self.queue else ""
         line = f"SUB {self.subject} {queue_word}{self.sid}\r\n"
         if self.max_messages:

@@ -41,7 +41,7 @@ submillisecond.mend()
 
 
 def heed_interrupt(**_: Any) -> None:
-    """Make ^C end the run wherever it strikes; in the greenlet of a connection it would be taken for that one's end."""
+    """Make ^C end the run in any greenlet; in that of a connection it would only end the connection."""
 
     def interrupt() -> None:
         gevent.get_hub().parent.throw(KeyboardInterrupt)
@@ -54,7 +54,7 @@ def keep_login(environment: Any, **_: Any) -> None:
     try:
         address, credentials = parse_url(environment.host or "")
     except ValueError:
-        return  # said where it is used
+        return  # reported when the URL is used
     if credentials != ANONYMOUS:
         NatsUser.login = credentials
         environment.host = f"{'tls' if address.tls else 'nats'}://{address}"
@@ -67,7 +67,7 @@ def forget_lateness(**_: Any) -> None:
 
 
 def report_lateness(environment: Any, **_: Any) -> None:
-    """Say so when the schedule could not be kept: the rates shown are then not those that were asked for."""
+    """Warn if the schedule could not be kept: the rates shown are then lower than requested."""
     behind_s = NatsUser.most_behind_s
     if behind_s < FAR_BEHIND_S:
         return
@@ -84,14 +84,14 @@ events.test_stopping.add_listener(report_lateness)  # type: ignore[no-untyped-ca
 events.init.add_listener(heed_interrupt)  # type: ignore[no-untyped-call]
 events.init.add_listener(keep_login)  # type: ignore[no-untyped-call]
 
-# Between two attempts to connect to a server that is not there.
+# Between two attempts to connect.
 CONNECT_AGAIN_S = 0.5
-# So far behind its schedule a user is not by chance.
+# A user that is this far behind its schedule is overloaded.
 FAR_BEHIND_S = 1.0
-# Timers under gevent are whole milliseconds, rounded up. So much of a late start is the timer's and is forgiven; the
-# schedule does not move for it, and what is later than that counts.
+# Timers under gevent are whole milliseconds, rounded up, so a start up to this late counts as on time. The schedule is
+# not moved for it, and later starts count in full.
 TIMER_GRAIN_S = 0.0015
-# What fails while locust takes its users away one by one, fails for want of the others.
+# While locust stops its users one by one, operations fail only because others have stopped.
 STOPPING = (STATE_STOPPING, STATE_STOPPED, STATE_CLEANUP)
 
 
@@ -103,12 +103,12 @@ class NatsUser(User):
 
     abstract = True
     host = "nats://127.0.0.1:4222"
-    rate_per_s: float = 1.0  # tasks of each user
+    rate_per_s: float = 1.0  # tasks per second of each user
     is_poisson = True  # False: evenly spaced
     request_timeout_s = 5.0
     settings = Settings(name="locust", max_reconnects=-1)
     most_behind_s = 0.0  # of all users of this process
-    login = ANONYMOUS  # of --host; the settings' credentials are for a host without
+    login = ANONYMOUS  # from --host; without one there, the settings' credentials are used
 
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
@@ -121,7 +121,7 @@ class NatsUser(User):
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def on_start(self) -> None:
-        """Connect; try again while nobody is there, each time as a failure. A subclass calls this first."""
+        """Connect; retry until a server accepts, and record each failure. A subclass must call this first."""
         self.client = self.connect()
         self.due_s = time.monotonic()
         self._arrivals = Arrivals(self.rate_per_s, self.due_s, self.rng, self.is_poisson)
@@ -131,7 +131,7 @@ class NatsUser(User):
             self.client.close()
 
     def connect(self, settings: Settings | None = None) -> Client:
-        """A connection, recorded as CONNECT; tried again as long as there is none."""
+        """A new connection, recorded as CONNECT; retries until there is one."""
         while True:
             start_s = time.perf_counter()
             try:
@@ -148,7 +148,7 @@ class NatsUser(User):
             return client
 
     def _reporting(self, settings: Settings) -> Settings:
-        """The settings, with what goes wrong in between made a failure."""
+        """The settings, with callbacks that record errors as failures."""
         return replace(
             settings,
             on_error=lambda error: self.record("ERROR", "server or callback", 0.0, failure=error),
@@ -158,7 +158,7 @@ class NatsUser(User):
     # -- the schedule -------------------------------------------------------------------------------------------------
 
     def wait_time(self) -> float:
-        """Wait until the next task is due; at once when it is overdue. Locust has nothing more to wait for."""
+        """Wait until the next task is due, not at all if it is overdue. Returns 0: locust need not wait again."""
         scheduled_s = self._arrivals.next_s()
         behind_s = time.monotonic() - scheduled_s
         if behind_s > NatsUser.most_behind_s:
@@ -170,7 +170,7 @@ class NatsUser(User):
     # -- operations ---------------------------------------------------------------------------------------------------
 
     def publish(self, subject: str, payload: bytes = b"", name: str = "", reply: str = "") -> bool:
-        """One message, recorded as PUB: from when the task was due until the socket had taken it."""
+        """Publish a message, recorded as PUB: from when the task was due until the socket took it."""
         try:
             self.client.publish(subject, payload, reply)
         except (NatsError, ValueError) as error:
@@ -180,13 +180,13 @@ class NatsUser(User):
         return True
 
     def publish_checked(self, subject: str, size_bytes: int = STAMP_BYTES, name: str = "", reply: str = "") -> bool:
-        """A stamped message, which `subscribe_checked` finds lost, doubled or out of order."""
+        """Publish a stamped message; `subscribe_checked` reports if it is lost, duplicated or out of order."""
         return self.publish(subject, self._stamper.stamp(subject, self.due_s).payload(size_bytes), name, reply)
 
     def request(
         self, subject: str, payload: bytes = b"", name: str = "", headers: Mapping[str, str] | None = None
     ) -> Message | None:
-        """A request and its first answer, recorded as REQ from when the task was due; None: a failure was recorded."""
+        """The first response to a request, recorded as REQ from when the task was due; None: a failure was recorded."""
         try:
             answer = self.client.request(subject, payload, self.request_timeout_s, headers)
         except (NatsError, ValueError) as error:
@@ -198,7 +198,7 @@ class NatsUser(User):
     def subscribe(
         self, subject: str, callback: Callable[[Message], None] | None = None, queue: str = ""
     ) -> Subscription | None:
-        """As the client's; None when it failed, which is recorded."""
+        """As Client.subscribe; None if it failed, which is recorded."""
         try:
             return self.client.subscribe(subject, callback, queue)
         except (NatsError, ValueError) as error:
@@ -206,9 +206,9 @@ class NatsUser(User):
             return None
 
     def subscribe_checked(self, subject: str, name: str = "", queue: str = "") -> Subscription | None:
-        """Every stamped delivery is recorded as SUB, its time from when it was due; what is wrong is a failure.
+        """Subscribe and check: stamped deliveries are recorded as SUB from when they were due, errors as failures.
 
-        In a queue group numbers are missing by design: there only what comes twice or late is wrong.
+        Members of a queue group do not get every message: for them only duplicated and reordered messages are errors.
         """
         ledger = Ledger()
 
@@ -240,18 +240,18 @@ class NatsUser(User):
 
     @property
     def is_stopping(self) -> bool:
-        """Whether locust has begun to take its users away."""
+        """Whether locust has begun to stop its users."""
         return getattr(self.environment.runner, "state", "") in STOPPING
 
     @property
     def overdue_s(self) -> float:
-        """Since the running task was due."""
+        """Time since the running task was due."""
         return max(0.0, time.monotonic() - self.due_s)
 
     def record(
         self, kind: str, name: str, took_s: float | None, size_bytes: int = 0, failure: Exception | None = None
     ) -> None:
-        """One line of locust's statistics gets one more; `took_s` None: counted without a time."""
+        """Count one operation in locust's statistics; `took_s` None: without a time."""
         if failure is not None and self.is_stopping:
             return
         self.environment.events.request.fire(
@@ -265,4 +265,4 @@ class NatsUser(User):
 
 
 class DeliveryFault(Exception):
-    """A message that came, and shows that something is wrong."""
+    """A delivered message shows that another one was lost, duplicated or reordered."""

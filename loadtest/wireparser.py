@@ -1,4 +1,4 @@
-"""The server's side of the protocol, as frames.
+"""Parses what a server sends into frames.
 
 Strict on purpose: anything that a NATS server may not send is a ProtocolViolation, never skipped. Holds no socket. A
 payload is copied once. Cost: about a microsecond a frame; for higher rates use `gnatswarm bench`.
@@ -10,9 +10,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# A control line of the server's. INFO is the long one: connect_urls of a cluster of hundreds fit.
+# The longest control line of a server is INFO; this has room for the connect_urls of hundreds of servers.
 MAX_LINE_BYTES = 64 * 1024
-# What a server may be configured to take is 64 MiB at most; a larger size is a broken frame, and would be waited for.
+# A server's max_payload can be 64 MiB at most. A larger size means a broken frame, whose end would never arrive.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 
@@ -21,12 +21,12 @@ class ProtocolViolation(Exception):
 
 
 class Msg(NamedTuple):
-    """A delivery: MSG or HMSG."""
+    """A delivered message: MSG or HMSG."""
 
     subject: str
     sid: int
     reply: str  # "": none
-    headers: bytes  # the whole block, from NATS/1.0 to the empty line; b"": none
+    headers: bytes  # the header block, from NATS/1.0 to the empty line; b"": none
     payload: bytes
 
 
@@ -63,19 +63,19 @@ _WORDLESS: dict[bytes, Frame] = {b"PING": Ping(), b"PONG": Pong(), b"+OK": Ok()}
 
 
 class Parser:
-    """Bytes in, in any pieces; frames out."""
+    """Takes bytes in pieces of any size; returns frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._wanted_bytes = 0  # there is no whole frame before the buffer holds so many
+        self._wanted_bytes = 0  # the buffer has no complete frame before it holds this many
 
     @property
     def pending_bytes(self) -> int:
-        """What has come of a frame that is not whole yet."""
+        """How many bytes of an incomplete frame are buffered."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that these bytes complete; ProtocolViolation at the first thing that is none."""
+        """The frames that these bytes complete; ProtocolViolation at the first invalid one."""
         buffer = self._buffer
         buffer += data
         frames: list[Frame] = []

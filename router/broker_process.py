@@ -1,9 +1,9 @@
 """A broker in a process of its own, started, controlled and stopped by a Python program.
 
-The same router and shards as the command's, with its options on a file that is in memory alone, its log in ours, and a
-pipe that takes it along when this program ends, however it does. Nothing stays behind: no process, no file. What it
-needs to know of its broker it asks on the operator socket, never the log. Methods block for as long as they say. Called
-by `gnatswarm.embedding`, the public API, which has them awaitable, too.
+Runs the same router and shards as the command. Options are passed in a file that exists only in memory; the log comes
+back through a pipe; another pipe ends the broker when this program ends, however it ends. Nothing stays behind: no
+process, no file. Ports and results are asked on the operator socket, never read from the log. Methods block for as long
+as they say. Called by `gnatswarm.embedding`, the public API, which also has awaitable versions.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from gnatswarm.router.config.reload import Change
 from gnatswarm.router.supervision.operator_socket import (
     DisconnectRequest,
     KillRequest,
+    OperatorRequest,
     Ports,
     PortsRequest,
     ReloadRequest,
     Reply,
-    Request,
     ScaleRequest,
     Status,
     StatusRequest,
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
     from gnatswarm.router.config.keywords import Keywords
 
-# A start takes a tenth of a second; on a machine that does ten other things, more.
+# A start takes a tenth of a second; more on a busy machine.
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 10.0
 MOST_LOG_LINES = 20_000
-# Of its log's end, in what BrokerFailed says.
+# Lines from the end of the log in the text of BrokerFailed.
 TAIL_LINES = 40
 TAIL_BYTES = 16_384
 
@@ -68,7 +68,7 @@ def dialled(host: str) -> str:
 
 
 def _is_ready(process: subprocess.Popen[bytes], notices: socket.socket, until: float) -> bool:
-    """Wait until it says READY=1, as to a service manager, has ended, or that moment has come."""
+    """Wait until the process sends READY=1 (as to a service manager), has ended, or the time `until` has come."""
     ended = os.pidfd_open(process.pid)
     try:
         poller = select.poll()
@@ -95,7 +95,7 @@ class BrokerLog:
     def __init__(self, stream: Iterator[bytes]) -> None:
         self._lock = threading.Lock()
         self._lines: collections.deque[str] = collections.deque(maxlen=MOST_LOG_LINES)
-        self.count = 0  # of all lines so far, those dropped included
+        self.count = 0  # lines so far, including those that were dropped
         self._thread = threading.Thread(target=self._read, args=(stream,), name="gnatswarm log", daemon=True)
         self._thread.start()
 
@@ -128,22 +128,24 @@ class RouterProcess:
         self.options: Options = options_from(conf_text(given, who), who)
         self._process: subprocess.Popen[bytes] | None = None
         self._log: BrokerLog | None = None
-        self._past: list[str] = []  # lines of processes before the present one
-        self._past_count = 0  # of those that were dropped, too
+        self._past: list[str] = []  # lines of earlier processes
+        self._past_count = 0  # including those that were dropped
         self._lifeline: IO[bytes] | None = None
         self._conf_fd = -1
         self._operator_path = ""
-        self._ports: dict[str, object] = {}  # as bound, so that a restart finds them again
-        self._ports_at_start: dict[str, object] = {}  # as the present process was told: a reload may not change them
-        self._port = 0  # of its clients; 0: not started yet
+        self._ports: dict[str, object] = {}  # bound ports, for a restart on the same ones
+        self._ports_at_start: dict[
+            str, object
+        ] = {}  # ports in the present process's configuration: a reload must not change them
+        self._port = 0  # the clients' port; 0: not started yet
         self._changing = threading.RLock()  # one start, stop, restart or reload at a time
-        self.monitoring_url = ""  # of its pages, which http_port and https_port ask for
+        self.monitoring_url = ""  # of the monitoring pages; needs http_port or https_port
         self.websocket_url = ""
 
     # ---- life
 
     def start(self) -> Self:
-        """Start it and wait until clients can connect: some tenth of a second. BrokerFailed with its last words."""
+        """Start it and wait until clients can connect: about 0.1 s. BrokerFailed with the end of its log."""
         with self._changing:
             if self.is_running:
                 return self
@@ -161,7 +163,7 @@ class RouterProcess:
         return self
 
     def stop(self) -> None:
-        """Stop it and wait until it has: some milliseconds. Nothing when it does not run; kills one that hangs."""
+        """Stop it and wait for its end: some milliseconds. Does nothing if it does not run; kills it if it hangs."""
         with self._changing:
             process = self._process
             if process is None:
@@ -179,7 +181,7 @@ class RouterProcess:
             self._give_back()
 
     def kill(self) -> None:
-        """End it as a power cut would: router and shards at once, clients without a word."""
+        """Kill router and shards at once, without closing connections properly, as a power cut would."""
         with self._changing:
             if self._process is not None and self._process.poll() is None:
                 self._process.kill()
@@ -196,9 +198,9 @@ class RouterProcess:
             self.start()
 
     def reload(self, **changes: Unpack[Keywords]) -> list[Change]:
-        """Change options while clients talk, all of these or, with ConfigError or BrokerFailed, none; what changed.
+        """Change options of the running broker; returns the changes. ConfigError, BrokerFailed: nothing was changed.
 
-        What only a start can change is refused; the text says what, all of it.
+        Options that only a start can change are refused; the text names all of them.
         """
         with self._changing:
             given = self._given | dict(changes)
@@ -218,7 +220,7 @@ class RouterProcess:
             raise BrokerFailed("\n".join((*answer.problems, "the other options were changed")))
         return list(answer.changes)
 
-    # ---- what it is
+    # ---- state
 
     @property
     def is_running(self) -> bool:
@@ -236,7 +238,7 @@ class RouterProcess:
 
     @property
     def log(self) -> list[str]:
-        """Its log, the last 20,000 lines; those of processes before a restart() come first."""
+        """The last 20,000 lines of its log; lines from before a restart() come first."""
         return (self._past + (self._log.since(0) if self._log is not None else []))[-MOST_LOG_LINES:]
 
     @property
@@ -245,20 +247,20 @@ class RouterProcess:
         return self._past_count + (self._log.count if self._log is not None else 0)
 
     def log_since(self, line: int) -> list[str]:
-        """The lines from that number on, of the last 20,000."""
+        """The lines from that number on, as far as they are among the last 20,000."""
         missing = self.lines_logged - line
         return self.log[-missing:] if missing > 0 else []
 
     # ---- commands
 
     def status(self) -> Status:
-        """What `gnatswarm status` shows."""
+        """The status, as `gnatswarm status` shows it."""
         status = self._ask(StatusRequest(sample_s=0.0)).status
         assert status is not None
         return status
 
     def scale(self, shards: int) -> None:
-        """Run this many shards, 1 to 64, and wait until that is so; retiring a shard takes a second or more."""
+        """Run this many shards, 1 to 64, and wait until they do; retiring a shard takes a second or more."""
         self._ask(ScaleRequest(shards))
 
     def kill_shard(self, shard: int = 0) -> None:
@@ -274,13 +276,13 @@ class RouterProcess:
         return self._ask(DisconnectRequest(2**62)).next_cid
 
     def shard_count(self) -> int:
-        """How many shards it is to run."""
+        """The requested number of shards."""
         return self._ask(DisconnectRequest(2**62)).shards
 
     # ---- inside
 
     def _launched(self, notices: socket.socket) -> subprocess.Popen[bytes]:
-        """Its process, from here on ours to end."""
+        """Start its process; from now on we must end it."""
         theirs, ours = os.pipe()
         self._lifeline = os.fdopen(ours, "wb", 0)
         module = "gnatswarm.router.owned"
@@ -316,7 +318,7 @@ class RouterProcess:
         if self._process.poll() is not None:
             raise BrokerFailed(f"the broker has ended by itself:\n{self._tail()}")
 
-    def _ask(self, request: Request) -> Reply:
+    def _ask(self, request: OperatorRequest) -> Reply:
         self._require_running()
         try:
             reply = exchange(self._operator_path, request)
@@ -332,14 +334,14 @@ class RouterProcess:
         os.pwrite(self._conf_fd, text, 0)
 
     def _ports_of(self, process: subprocess.Popen[bytes], notices: socket.socket) -> Ports:
-        """The ports that it says on its operator socket, once it serves. BrokerFailed.
+        """Ask its operator socket for its ports, once it serves. BrokerFailed.
 
-        Not from its log, which may be a file, and has the form that its configuration says.
+        They are not read from the log, which may be in a file and whose format is configurable.
         """
         until = time.monotonic() + START_DEADLINE_S
         if not _is_ready(process, notices, until):
             why = "ended at once" if process.poll() is not None else f"is not ready after {START_DEADLINE_S:g} s"
-            self.kill()  # all that it said is in its log then
+            self.kill()  # then its log is complete
             raise BrokerFailed(f"the broker {why}:\n{self._tail()}")
         try:
             self._operator_path = find(process.pid, None)
@@ -366,7 +368,7 @@ class RouterProcess:
                 self._ports["websocket"] = {**block, "port": ports.websocket}
 
     def _tail(self) -> str:
-        """The end of its log, of the file's, too, where it writes one."""
+        """The end of its log, including that of its log file if it has one."""
         lines = self.log[-TAIL_LINES:]
         if self.options.logging.file:
             with contextlib.suppress(OSError), open(self.options.logging.file, "rb") as file:

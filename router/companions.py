@@ -1,8 +1,8 @@
 """What serves a running broker beside its supervisor: monitoring, system account, operators, signals, reloads.
 
-The one place that composes them, in two steps: it is made before the supervisor, because it is its `Audience`; `run()`
-makes the rest, which gives commands to the supervisor. Modules are imported when they are first needed, so that they
-do not delay the start of the shards. Called by `router.serving`.
+The one place that composes them, in two steps. The constructor runs before the supervisor's, because `Companions` is
+its `Audience`; `run()` makes the parts that give commands to the supervisor. Modules are imported when they are first
+needed, so that they do not delay the start of the shards. Called by `router.serving`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
     from gnatswarm.router.monitoring.monitor import Monitor
     from gnatswarm.router.monitoring.state import MonitoringState
-    from gnatswarm.router.supervision.broker import Broker
+    from gnatswarm.router.supervision.broker import SupervisedBroker
     from gnatswarm.router.supervision.notify import Notifier
     from gnatswarm.router.supervision.operator_answers import Disconnections
     from gnatswarm.router.supervision.operator_socket import OperatorServer
@@ -38,7 +38,7 @@ class Supervision(BrokerCommands, Protocol):
 class Companions:
     """The companions of one broker. `reparse` reads its configuration again; None: it has none."""
 
-    def __init__(self, broker: Broker, notifier: Notifier, *, reparse: Callable[[], Options] | None) -> None:
+    def __init__(self, broker: SupervisedBroker, notifier: Notifier, *, reparse: Callable[[], Options] | None) -> None:
         self._broker = broker
         self._notifier = notifier
         self._reparse = reparse
@@ -97,8 +97,8 @@ class Companions:
 
     # ---- the supervisor's audience
 
-    def on_message(self, shard: int, message: control.Message) -> None:
-        """A shard said something that changes no state."""
+    def on_message(self, shard: int, message: control.ControlMessage) -> None:
+        """A shard sent a message that changes no state."""
         match message:
             case control.Reloaded():
                 self._echo.on_reloaded(shard)
@@ -111,13 +111,13 @@ class Companions:
                 self._system.on_message(shard, message)
 
     def on_shard_gone(self, shard: int) -> None:
-        """Its process was reaped: it answers no question any more."""
+        """The shard's process was reaped: it will not answer questions any more."""
         self._echo.on_reloaded(shard)
         if self._monitoring is not None:
             self._monitoring.questions.on_gone(shard)
 
     def on_operator_socket(self) -> None:
-        """Somebody removed the operators' socket, and there is another one now."""
+        """The operator socket was removed by somebody, and there is a new one."""
         if self._operators is not None:
             self._operators.move_to(self._broker.runtime_files.operators)
 
@@ -126,5 +126,5 @@ class Companions:
         self._system.say_shutdown()
 
     def on_lame_duck(self) -> None:
-        """The broker begins to leave slowly."""
+        """Lame duck mode begins."""
         self._system.say_lame_duck()

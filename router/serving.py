@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from gnatswarm.broker.options import Options
 from gnatswarm.router.companions import Companions
-from gnatswarm.router.greeting import greet
+from gnatswarm.router.greeting import greet, has_log_in
 from gnatswarm.router.listening.listeners import ListenError
 from gnatswarm.router.supervision import descriptors
-from gnatswarm.router.supervision.broker import Broker, CannotStart
+from gnatswarm.router.supervision.broker import CannotStart, SupervisedBroker
 from gnatswarm.router.supervision.notify import Notifier
 from gnatswarm.router.supervision.supervisor import Supervisor
 from gnatswarm.router.supervision.zygote import HANDLED_SIGNALS
@@ -52,7 +52,7 @@ def serve(
         return 1
     descriptors.raise_limit()
     try:
-        broker = Broker(options, program=program, command=command, inherited=inherited)
+        broker = SupervisedBroker(options, program=program, command=command, inherited=inherited)
     except CannotStart as error:
         log.critical("%s", error)
         return 1
@@ -75,8 +75,10 @@ def serve(
         if program != "nats-server":
             from gnatswarm.router.commands.first_screen import first_screen, show
 
-            pids = broker.shard_pids
-            show(first_screen(address, os.getpid(), pids, options.swarm.accept, options.server_version))
+            is_open = not (has_log_in(options) or (options.tls.is_on and not options.allow_non_tls))
+            accept = options.sharding.accept
+            pids, like = broker.shard_pids, options.server_version
+            show(first_screen(address, os.getpid(), pids, accept, like, is_open=is_open))
         for notice in options.notices:
             log.warning("%s", notice)
         broker.listener_groups.announce()

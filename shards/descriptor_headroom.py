@@ -21,25 +21,25 @@ NEVER = 2**31 - 1
 
 
 class DescriptorHeadroom:
-    """Calls `on_change(has_room)` whenever that changes; it is True at first. Make it when the limit is final."""
+    """Calls `on_change(has_headroom)` whenever that changes; it is True at first. Make it when the limit is final."""
 
     def __init__(self, on_change: Callable[[bool], None]) -> None:
         self._on_change = on_change
         limit, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._last = min(MOST_LAST, limit // LAST_PART)
         self.full_at = NEVER if limit == resource.RLIM_INFINITY else limit - self._last  # a descriptor from here on
-        self.has_room = True
+        self.has_headroom = True
         self._again_at = 0
 
     def fill(self, clients: int) -> None:
         """A client, of `clients` now, got a descriptor of the headroom, or none at all."""
-        if self.has_room:
-            self.has_room = False
-            self._again_at = max(0, clients - self._last)  # hysteresis, or has_room would change with each client
+        if self.has_headroom:
+            self.has_headroom = False
+            self._again_at = max(0, clients - self._last)  # hysteresis, or has_headroom would change with each client
             self._on_change(False)
 
     def look(self, clients: int) -> None:
         """Compare with the present number of clients."""
-        if not self.has_room and clients <= self._again_at:
-            self.has_room = True
+        if not self.has_headroom and clients <= self._again_at:
+            self.has_headroom = True
             self._on_change(True)

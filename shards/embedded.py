@@ -63,7 +63,7 @@ class EmbeddedShard:
                 options,
                 number=0,
                 page=self.page,
-                headroom=DescriptorHeadroom(lambda has_room: None),  # there is no other shard to steer to
+                headroom=DescriptorHeadroom(lambda has_headroom: None),  # there is no other shard to steer to
                 server_id=server_id,
                 server_name=server_name,
                 host=options.host,

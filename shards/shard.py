@@ -14,7 +14,7 @@ import os
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker.access.auth import Authenticator
-from gnatswarm.broker.advisory import Server
+from gnatswarm.broker.advisory import ServerIdentity
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.fanout import Fanout
 from gnatswarm.broker.fence import MeshFence
@@ -23,15 +23,17 @@ from gnatswarm.broker.mesh import Mesh
 from gnatswarm.shards.clients.clients import Clients
 from gnatswarm.shards.clients.imports_exports import ImportsExports
 from gnatswarm.shards.clients.system import System
+from gnatswarm.shards.sockets.deadlines import Deadlines
 from gnatswarm.shards.sockets.listener import Listener
 from gnatswarm.shards.sockets.lookout import SWEEP_S, Lookout
+from gnatswarm.shards.sockets.page_counters import PageCounters
 from gnatswarm.shards.sockets.reactor import Reactor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from gnatswarm.broker.options import Options
-    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.control import ControlMessage
     from gnatswarm.shards.boundary.page import Page
     from gnatswarm.shards.boundary.rows import ConnectionRow
     from gnatswarm.shards.clients.session import ClientSession
@@ -48,9 +50,10 @@ ACCEPT_AGAIN_S = 1.0
 class Shard:
     """Serves clients from listen() or take() on; made and used on the thread of the running loop.
 
-    `host` and `port` are what clients are told; `page` is the shared page, on which it writes its own counters;
-    `headroom` hears how many clients there are. `tell` says things to the router, where there is one; `on_sweep` hears
-    ten times a second how late the clock is, in seconds, `on_slow` of each slow consumer that was closed.
+    `host` and `port` are sent to clients in INFO; `page` is the shared page, on which it writes its own counters;
+    `headroom` is told the number of clients. `tell` sends a message to the router, if there is one. `on_sweep` is
+    called ten times a second with the lateness of the timer in seconds, `on_slow` for each slow consumer that was
+    closed.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class Shard:
         server_name: str,
         host: str,
         port: int,
-        tell: Callable[[Message], None] | None = None,
+        tell: Callable[[ControlMessage], None] | None = None,
         on_sweep: Callable[[float], None] | None = None,
         on_slow: Callable[[ConnectionRow], None] | None = None,
     ) -> None:
@@ -75,19 +78,21 @@ class Shard:
         self._server_id = server_id
         self._server_name = server_name
         self._address = host, port
-        self.fanout = Fanout(prefers_local=options.swarm.prefer_local)
-        self.reactor = Reactor(self.fanout, page, number, options.limits)
-        self.reactor.is_tracing = options.logging.trace
-        self.mesh = self.reactor.interest = Mesh(self.fanout, number)
+        self.fanout = Fanout(prefers_local=options.sharding.prefer_local)
+        self.mesh = Mesh(self.fanout, number)
+        counters = PageCounters(page, number, self.fanout, self.mesh)
+        self.reactor = Reactor(self.fanout, counters, is_tracing=options.logging.trace)
+        self._deadlines = Deadlines(self.reactor, options.limits)
         self.fence = MeshFence(self.mesh)
         self.imports_exports = ImportsExports(options, self.fanout, self.mesh)
         sessions: dict[int, ClientSession] = {}
         self.system = System(
             reactor=self.reactor,
+            counters=counters,
             fanout=self.fanout,
             mesh=self.mesh,
             page=page,
-            server=Server(server_id, server_name, options),
+            server=ServerIdentity(server_id, server_name, options),
             sessions=sessions,
             tell=tell,
         )
@@ -109,7 +114,7 @@ class Shard:
         self._listeners: list[Listener] = []
         self._listening: list[int] = []
         self._loop.add_reader(self.reactor.fd, self.reactor.turn)
-        self._lookout = Lookout(self._loop, self.reactor.sweep, ping_interval_s=options.limits.ping_interval_s)
+        self._lookout = Lookout(self._loop, self._deadlines.sweep, ping_interval_s=options.limits.ping_interval_s)
         self._sweep_at_s = self._loop.time() + SWEEP_S
         self._timer = self._loop.call_at(self._sweep_at_s, self._sweep)
 
@@ -139,10 +144,10 @@ class Shard:
 
     def reload(self, options: Options) -> None:
         """Apply new options; those that cannot change at run time must have their old values."""
-        self.reactor.set_limits(options.limits)
+        self._deadlines.set_limits(options.limits)
         self._lookout.set_interval(options.limits.ping_interval_s)
         self.reactor.is_tracing = options.logging.trace
-        self.fanout.prefer_local(options.swarm.prefer_local)
+        self.fanout.prefer_local(options.sharding.prefer_local)
         listeners = self.imports_exports.configure(options)
         self.clients.reload(options, self._info_template(options), listeners)
         self.system.configure(options)

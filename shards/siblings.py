@@ -1,8 +1,8 @@
-"""What one shard does when its links to siblings change: its clients wait while one is missing.
+"""Handles changes of a shard's links to its siblings: clients wait while a link is missing.
 
-A link that broke while its sibling lives is a hole in the broker: whoever publishes now would miss subscribers there.
-No client is served until it is closed, and new ones are steered elsewhere if that takes longer than a moment. Told by
-`shards.links.links`, made by the worker.
+A link that broke while its sibling lives is a hole: a message that is published now would miss subscribers there. No
+client is served until the link is restored, and new clients are steered elsewhere if that takes longer than a moment.
+Called by `shards.links.links`, made by the worker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gnatswarm.broker.link import SiblingLink
-    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.control import ControlMessage
     from gnatswarm.shards.boundary.page import Page
     from gnatswarm.shards.shard import Shard
 
@@ -38,7 +38,7 @@ class Siblings:
         *,
         number: int,
         page: Page,
-        tell: Callable[[Message], None],
+        tell: Callable[[ControlMessage], None],
         on_ready: Callable[[], None],
         on_gone: Callable[[SiblingLink], None],
     ) -> None:
@@ -53,7 +53,7 @@ class Siblings:
         self._is_in_step = True  # the last InStep told to the router
 
     def on_change(self, links: int) -> None:
-        """So many links are in step now."""
+        """The number of synchronised links has changed."""
         self._page.store(self._number, "links", links)
 
     def on_hole(self) -> None:
@@ -62,7 +62,7 @@ class Siblings:
         self._steering_away = self._loop.call_later(STEER_AWAY_S, self._say_in_step, False)
 
     def on_doubt(self, sibling: int) -> int:
-        """It broke with messages on their way; how many clients may have lost some."""
+        """A link broke with messages in flight; returns how many clients may have lost some."""
         return int(self._shard.fence.doubt(sibling, self._shard.clients.connections()))
 
     def on_whole(self) -> None:
@@ -75,7 +75,7 @@ class Siblings:
         self._shard.clients.go_on()
 
     def on_given_up(self, why: str) -> None:
-        """A link could not be made again."""
+        """A link could not be restored."""
         logger.critical("%s; ending, to be started again", why)
         os._exit(70)  # EX_SOFTWARE, as for every unexpected error
 

@@ -33,13 +33,24 @@ from gnatswarm.shards.statistics.recorder import Recorder
 if TYPE_CHECKING:
     from gnatswarm.broker.link import SiblingLink
     from gnatswarm.broker.options import Options
-    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.control import ControlMessage
     from gnatswarm.shards.boundary.rows import ConnectionRow
 
 logger = logging.getLogger("gnatswarm.shard")
 
 # In mode "handoff" a shard without descriptors may still get connections: log it at most this often.
 SAY_FULL_S = 1.0
+# A service manager sends SIGTERM to all processes at once, a terminal SIGINT. The router stops us: only then are our
+# clients told and our statistics written.
+ROUTERS_SIGNALS = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+)
 # Between Drained and the exit, for links to send the frames that they still hold.
 LAST_WORDS_S = 0.1
 
@@ -80,12 +91,12 @@ class Worker:
 
     # ---- control channel
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, message: ControlMessage) -> None:
         match message:
             case control.Boot():
                 self._start(message)
-            case control.Peers(peers):
-                self._links.on_peers(peers)
+            case control.LinkedShards(shards):
+                self._links.on_linked_shards(shards)
             case control.ListenAnew():
                 self._links.listen_anew()
             case control.Ping(seq):
@@ -146,7 +157,7 @@ class Worker:
             options,
             number=boot.shard,
             page=self._page,
-            headroom=DescriptorHeadroom(self._on_room),
+            headroom=DescriptorHeadroom(self._on_headroom),
             server_id=boot.server_id,
             server_name=boot.server_name,
             host=boot.host,
@@ -203,9 +214,11 @@ class Worker:
             reactor=self._shard.reactor,
             links=self._links,
             mesh=self._shard.mesh,
+            fanout=self._shard.fanout,
+            take_denied=self._shard.clients.denials.take,
         )
 
-    # ---- what the shard and its links say
+    # ---- events of the shard and its links
 
     def _on_sweep(self, late_s: float) -> None:
         if self._recorder is not None:
@@ -219,12 +232,12 @@ class Worker:
         if self._recorder is not None:
             self._recorder.on_link_gone(link)
 
-    def _on_room(self, has_room: bool) -> None:
-        if has_room:
+    def _on_headroom(self, has_headroom: bool) -> None:
+        if has_headroom:
             logger.info("there are descriptors for new clients again")
         else:
             logger.warning("descriptors run out; new clients go to other shards while those have some")
-        self._channel.send(control.HasRoom(has_room))
+        self._channel.send(control.HasHeadroom(has_headroom))
 
     def _on_ready(self) -> None:
         """Synchronised with every sibling: accept clients only now, or their messages would miss remote subscribers."""
@@ -295,8 +308,8 @@ class Worker:
 
 
 def _die_with(router_pid: int) -> None:
-    """Ask the kernel to kill us when the router dies; exit if it has died already."""
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU):
+    """Leave signals to the router; ask the kernel to kill us when it dies, and exit if it has died already."""
+    for number in ROUTERS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(signal.SIGKILL)
     if os.getppid() != router_pid:

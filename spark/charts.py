@@ -1,7 +1,7 @@
-"""What the report's charts show, as labels and numbers: drawn as SVG in the page, and as PNG for a document.
+"""The data of the report's charts, as labels and numbers: drawn as SVG in the page, and as PNG for documents.
 
-Two ways to draw, because the page stands alone, in light and dark and without a library, and a document or a ticket
-wants PNG, for which matplotlib is loaded (`page`, `plots`). What is drawn is decided here, once.
+There are two ways to draw: the page is self-contained, with light and dark colours, and needs no library (`page`); a
+document or a ticket needs PNG, for which matplotlib is loaded (`plots`). Both draw the data that is selected here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def over_time(rows: Rows, column: str, scale: float = 1.0) -> list[tuple[str, Li
 
 
 def between_shards(shards: Rows, matrix: Rows) -> tuple[list[str], dict[tuple[int, int], float]]:
-    """The shards' names, and the deliveries from one (by its place in that list) to another; none of a lone shard."""
+    """The shards' names, and the deliveries by (from, to), places in that list; none if there is only one shard."""
     numbers = [row["shard"] for row in shards]
     if len(numbers) < 2:
         return [], {}

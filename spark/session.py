@@ -190,7 +190,7 @@ def reason(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-class Stop:
+class StopSignal:
     """The first SIGTERM or SIGINT sets `is_asked`; a second one ends the program."""
 
     def __init__(self) -> None:

@@ -2,13 +2,15 @@
 
 `kind` is a broker kind (every test that uses it runs once per selected kind), `broker` the shared running one of that
 kind, `cluster` that broker with clients that are closed in the end, `broker_with` a shared one with a configuration,
-and `start_broker` makes one of the test's own. `@pytest.mark.kinds("nats-server", …)` narrows a test to some kinds.
+`cluster_with` the same with nobody else's clients, and `start_broker` makes one of the test's own.
+`@pytest.mark.kinds("nats-server", …)` narrows a test to some kinds.
 
     GNATSWARM_TEST_KINDS=gnatswarm-2,nats-server   which kinds to run on
     GNATSWARM_REQUIRE_ORACLE=1                     an absent nats-server is a failure, not a skip
     GNATSWARM_REQUIRE_CLIENTS=1                    a client that tests/clients lacks is a failure, not a skip
     GNATSWARM_COMMAND="…"                          another command than `gnatswarm` beside this Python
-    GNATSWARM_CI=1                                 also what is too long for every day: Spark, killed and started again
+    GNATSWARM_CI=1                                 also what is too long for every day: Spark, killed and started again;
+                                                   a minute of recorded histories
     GNATSWARM_SLOW=1                               also what takes minutes or gigabytes
     GNATSWARM_SCHEDULES=100000                     how many random schedules: tests/simulation
 
@@ -21,7 +23,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +56,26 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_began_s] = time.monotonic()
     config.addinivalue_line("markers", "kinds(*names): run this test on these broker kinds only")
     config.addinivalue_line("markers", "slow: opt-in, takes minutes or gigabytes; runs with GNATSWARM_SLOW=1")
+    config.addinivalue_line("markers", "long: takes some ten seconds; runs early, so that no worker waits for it alone")
 
 
+@pytest.hookimpl(trylast=True)  # after the order in which brokers are shared best
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_turn)
     if os.environ.get("GNATSWARM_SLOW") != "1":
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="opt-in: GNATSWARM_SLOW=1"))
+
+
+def _turn(item: pytest.Item) -> int:
+    """Workers begin with halves of the list and then take from the end of each other's.
+
+    So a group that is at the beginning stays on one worker, and a long test there leaves nobody waiting in the end.
+    """
+    if item.get_closest_marker("xdist_group"):
+        return 0
+    return 1 if item.get_closest_marker("long") else 2
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -111,10 +126,10 @@ def broker(kind: Kind, pool: Pool) -> Broker:
 
 
 @pytest.fixture
-def broker_with(kind: Kind, pool: Pool) -> Callable[[str], Broker]:
-    """The shared broker of this kind with that configuration: `broker_with(config)`. Other tests use it too."""
+def broker_with(kind: Kind, pool: Pool) -> Callable[..., Broker]:
+    """The shared broker of this kind with that configuration: `broker_with(config, args)`. Other tests use it too."""
     _require(kind)
-    return lambda config: pool.get(kind, config)
+    return lambda config, args=(): pool.get(kind, config, args)
 
 
 @pytest.fixture
@@ -162,3 +177,24 @@ def cluster_of() -> Iterator[Callable[[Broker], Cluster]]:
     yield of
     for cluster in made:
         cluster.close()
+
+
+@pytest.fixture
+def cluster_with(
+    kind: Kind, broker_with: Callable[..., Broker], start_broker: Callable[..., Broker]
+) -> Iterator[Callable[..., Cluster]]:
+    """Clients of a broker with that configuration, and no others: `cluster_with(config, args)`.
+
+    Tests have the broker one after the other, each when the clients of the one before are forgotten. Its counters go
+    on, so a test that counts starts its own; so does nats-server, which is quick and closes before it forgets.
+    """
+    made: list[Cluster] = []
+
+    def of(config: str | None, args: Sequence[str] = ()) -> Cluster:
+        broker = start_broker(config=config, args=args) if kind.is_oracle else broker_with(config, args)
+        made.append(Cluster(broker))
+        return made[-1]
+
+    yield of
+    for cluster in made:
+        cluster.depart()

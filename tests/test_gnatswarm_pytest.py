@@ -25,9 +25,14 @@ def _plain(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makeini("[pytest]\nasyncio_mode = auto\n")
 
 
-def run(pytester: pytest.Pytester, text: str, *arguments: str) -> pytest.RunResult:
+PYTEST = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider"]
+# Importing these takes longer than most of these runs, and has nothing to do with what they show.
+WITHOUT_OTHERS = ["-p", "no:hypothesispytest", "-p", "no:locust"]
+
+
+def run(pytester: pytest.Pytester, text: str, *arguments: str, without: list[str] = WITHOUT_OTHERS) -> pytest.RunResult:
     pytester.makepyfile(test_it=text)
-    return pytester.run(sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *arguments, timeout=DEADLINE_S)
+    return pytester.run(*PYTEST, *without, *arguments, timeout=DEADLINE_S)
 
 
 def publishing(body: str) -> str:
@@ -58,7 +63,8 @@ async def test_hello(gnatswarm, gnatswarm_client):
 
 
 def test_the_first_five_lines(pytester: pytest.Pytester):
-    run(pytester, FIRST_FIVE_LINES).assert_outcomes(passed=1)
+    """Beside every plugin that is installed."""
+    run(pytester, FIRST_FIVE_LINES, without=[]).assert_outcomes(passed=1)
 
 
 def test_nothing_of_a_test_is_seen_by_the_next(pytester: pytest.Pytester):
@@ -399,8 +405,14 @@ def test_a_run_that_is_killed_leaves_no_broker(pytester: pytest.Pytester):
         test_it="import os, signal\ndef test_it(gnatswarm):\n    print('PID', gnatswarm.pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    command = [sys.executable, "-P", "-m", "pytest", "-s", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=pytester.path)
+    done = subprocess.run(
+        [*PYTEST, *WITHOUT_OTHERS, "-s"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        cwd=pytester.path,
+    )
     assert done.returncode == -9
     (line,) = [line for line in done.stdout.splitlines() if "PID" in line]
     assert wait_pids_gone([int(line.split("PID")[1])], 10.0) == []

@@ -6,6 +6,7 @@ compiled modules, which is quicker.
 
 from __future__ import annotations
 
+import email
 import os
 import re
 import shutil
@@ -23,6 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("broker", "shards", "router", "loadtest", "spark")
 DEADLINE_S = 300
 FINISHED = os.environ.get("GNATSWARM_WHEEL", "")
+
+pytestmark = pytest.mark.long
 
 
 def run(*command: object, **more: object) -> str:
@@ -110,6 +113,18 @@ def test_its_compiled_modules_need_the_c_library_alone():
     assert modules and needed <= {"libc.so.6", "libpthread.so.0", "libm.so.6"}
 
 
+def test_compiled_modules_are_hardened():
+    """Addresses are bound before anything runs and read-only from then on; no stack can be executed."""
+    modules = [module for folder in ("broker", "shards") for module in (ROOT / folder).rglob("*.so")]
+    assert modules
+    for module in modules:
+        assert "BIND_NOW" in run("readelf", "--dynamic", "--wide", module), module
+        segments = run("readelf", "--segments", "--wide", module)
+        (stack,) = re.findall(r"GNU_STACK.*", segments)
+        assert "GNU_RELRO" in segments and "RWE" not in stack, module
+    assert "__stack_chk_fail" in run("readelf", "--dyn-syms", "--wide", *modules)
+
+
 def test_embeds_a_broker(python: Path, tmp_path: Path):
     text = "import gnatswarm\nwith gnatswarm.Broker() as b: print(gnatswarm.__file__, b.capture('a').messages)"
     said = run(python, "-c", text, cwd=tmp_path)
@@ -174,3 +189,17 @@ def test_type_checkers_see_its_options(python: Path, tmp_path: Path):
     assert 'Revealed type is "list[gnatswarm.capture.Message]"' in done.stdout, done.stdout
     assert 'Unexpected keyword argument "max_paylod" for "Broker"; did you mean "max_payload"?' in done.stdout
     assert "Found 1 error" in done.stdout
+
+
+def test_the_metadata_says_who_made_it_and_where_to_read_on_and_extras_are_described(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(archive.read(name))
+    assert metadata["Author"]
+    urls = dict(line.split(", ", 1) for line in metadata.get_all("Project-URL", []))
+    assert {"Changelog", "Documentation"} <= urls.keys()
+    for url in urls.values():
+        assert "://" in url or (ROOT / url).is_file(), url
+    readme = (ROOT / "README.md").read_text()
+    for extra in metadata.get_all("Provides-Extra", []):
+        assert re.search(rf"(?m)^\| (`\w+`, )*`{extra}`(, `\w+`)* \| ", readme), extra

@@ -21,7 +21,7 @@ from gnatswarm.broker.errors import AuthorizationViolation
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, STANDARD, Permissions, User
 
 if TYPE_CHECKING:
-    from gnatswarm.broker.access.connect import ConnectOptions
+    from gnatswarm.broker.access.connect import ClientOptions
     from gnatswarm.broker.options import Options
 
 # A client's credentials must be checked again when the rules change. For that we keep not the secret but its keyed
@@ -148,7 +148,7 @@ class Authenticator:
             return NOBODY
         return _identity(self._nobody) if self._nobody is not None and self._nobody.may_come_by(kind) else None
 
-    def examine(self, connect: ConnectOptions, nonce: bytes = b"", kind: str = STANDARD) -> Admission | HashedPassword:
+    def examine(self, connect: ClientOptions, nonce: bytes = b"", kind: str = STANDARD) -> Admission | HashedPassword:
         """How the client is admitted, or the comparison to make first. Raises AuthorizationViolation."""
         given = connect.auth_token or connect.password
         if not self.is_required:
@@ -185,7 +185,7 @@ class Authenticator:
             raise AuthorizationViolation
         return admission
 
-    def _signed(self, connect: ConnectOptions, nonce: bytes, kind: str) -> Admission:
+    def _signed(self, connect: ClientOptions, nonce: bytes, kind: str) -> Admission:
         user = self._nkeys.get(connect.nkey)
         key = self._keys.get(connect.nkey)
         if user is None or key is None or not nonce or not is_signed_by(key, nonce, connect.sig):

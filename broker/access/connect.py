@@ -26,7 +26,7 @@ from gnatswarm.broker.errors import (
 DEEPEST_JSON = 10_000
 
 
-class ConnectOptions(msgspec.Struct):
+class ClientOptions(msgspec.Struct):
     """The options in a client's CONNECT; the defaults hold before the first one."""
 
     verbose: bool = True
@@ -48,7 +48,7 @@ class ConnectOptions(msgspec.Struct):
     account: str = ""
 
 
-_FIELDS = {field.encode_name: (field.name, field.type) for field in msgspec.structs.fields(ConnectOptions)}
+_FIELDS = {field.encode_name: (field.name, field.type) for field in msgspec.structs.fields(ClientOptions)}
 
 
 def _no_constant(name: str) -> Any:
@@ -85,7 +85,7 @@ def require_object(raw: bytes) -> None:
         raise BadArguments from None
 
 
-def overlay(current: ConnectOptions, raw: bytes) -> ConnectOptions:
+def overlay(current: ClientOptions, raw: bytes) -> ClientOptions:
     """`current` overlaid with the CONNECT argument `raw`; `current` itself is not changed.
 
     BadArguments for an invalid argument, AuthorizationViolation for a client that names an account.
@@ -110,7 +110,7 @@ def overlay(current: ConnectOptions, raw: bytes) -> ConnectOptions:
     return options
 
 
-def require_sense(options: ConnectOptions) -> None:
+def require_sense(options: ClientOptions) -> None:
     """Raise InvalidClientProtocol or NoRespondersRequiresHeaders; called once the credentials are accepted."""
     if options.protocol not in (0, 1):
         raise InvalidClientProtocol

@@ -23,9 +23,18 @@ def is_compiled() -> bool:
 
 
 def first_screen(
-    address: str, pid: int, shard_pids: Sequence[int], accept: str, like: str = SERVER_VERSIONS[DEFAULT_COMPATIBILITY]
+    address: str,
+    pid: int,
+    shard_pids: Sequence[int],
+    accept: str,
+    like: str = SERVER_VERSIONS[DEFAULT_COMPATIBILITY],
+    *,
+    is_open: bool = True,
 ) -> str:
-    """The text; `address` is HOST:PORT, `like` the version of nats-server that clients are told."""
+    """The text; `address` is HOST:PORT, `like` the version of nats-server that clients are told.
+
+    `is_open`: clients need neither to log in nor to encrypt.
+    """
     host, _, port = address.rpartition(":")
     dial = f"127.0.0.1/{port}" if host in ("0.0.0.0", "[::]") else f"{host.strip('[]')}/{port}"
     compiled = "compiled" if is_compiled() else "NOT compiled: run `make build`"
@@ -35,7 +44,12 @@ def first_screen(
         f"gnatswarm {OWN_VERSION} ({compiled}, speaks like nats-server {like})\n"
         f"  listening   {address}\n"
         f"  processes   router {pid}, {shards} ({accept}): {pids}\n"
-        # Needs only bash, which every host has.
+    ) + (_trial(dial) if is_open else "")
+
+
+def _trial(dial: str) -> str:
+    """A line to type; needs only bash, which every host has."""
+    return (
         f"  try         exec 3<>/dev/tcp/{dial}; "
         "printf 'SUB hi 1\\r\\nPUB hi 5\\r\\nhello\\r\\n' >&3; timeout 1 cat <&3\n"
     )

@@ -1,4 +1,4 @@
-"""`gnatswarm scale N`, `status`, `health`: an operator's requests to a running broker, from another process.
+"""`gnatswarm scale N`, `status`, `health`, `reload`: an operator's requests to a running broker, from another process.
 
 Finds the broker by its private directory: the user's only broker, or the one with the given pid or port. Prints to
 standard output, errors to standard error; returns the exit code.
@@ -10,12 +10,14 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 import msgspec
 
 from gnatswarm.router.supervision.operator_socket import (
+    OperatorRequest,
+    ReloadRequest,
     Reply,
-    Request,
     ScaleRequest,
     Status,
     StatusRequest,
@@ -68,6 +70,26 @@ def health(*, pid: int | None = None, port: int | None = None) -> int:
     return 0
 
 
+def reload(*, pid: int | None = None, port: int | None = None) -> int:
+    """Have the broker read its configuration again, and print what has changed; 0 only if all of it holds now."""
+    problems: tuple[str, ...] = ()
+
+    def shown(reply: Reply) -> str:
+        nonlocal problems
+        assert reply.reload is not None
+        problems = reply.reload.problems
+        changed = [str(change) for change in reply.reload.changes]
+        return "\n  ".join(["reloaded:", *changed]) if changed else "reloaded: nothing changed"
+
+    def refused(error: str) -> str:
+        return "\n  ".join(["not reloaded, the old configuration still holds:", *error.splitlines()])
+
+    code = _ask(ReloadRequest(), pid, port, shown, refused)
+    if problems:
+        return _failed("\n  ".join(["reloaded, but for this:", *problems]))
+    return code
+
+
 def status_table(status: Status) -> str:
     """The table, one line per shard, and below it the reason for each shard that is not ready."""
     rows = [
@@ -117,7 +139,13 @@ def find(pid: int | None, port: int | None) -> str:
     raise NotFound(f"several brokers are running, say which by --pid or --port: {known}")
 
 
-def _ask(request: Request, pid: int | None, port: int | None, shown: object) -> int:
+def _ask(
+    request: OperatorRequest,
+    pid: int | None,
+    port: int | None,
+    shown: Callable[[Reply], str],
+    refused: Callable[[str], str] = str,
+) -> int:
     try:
         reply = ask(request, pid, port)
     except NotFound as error:
@@ -127,13 +155,12 @@ def _ask(request: Request, pid: int | None, port: int | None, shown: object) -> 
     except msgspec.DecodeError as error:
         return _failed(f"the broker's reply cannot be decoded: {error}")
     if reply.error:
-        return _failed(reply.error)
-    assert callable(shown)
+        return _failed(refused(reply.error))
     print(shown(reply))
     return 0
 
 
-def ask(request: Request, pid: int | None, port: int | None) -> Reply:
+def ask(request: OperatorRequest, pid: int | None, port: int | None) -> Reply:
     """The reply of that broker; waits a moment for its socket. NotFound, OSError, msgspec.DecodeError."""
     give_up_at = time.monotonic() + SOCKET_DEADLINE_S
     while True:
@@ -145,7 +172,7 @@ def ask(request: Request, pid: int | None, port: int | None) -> Reply:
         time.sleep(SOCKET_POLL_S)
 
 
-def exchange(path: str, request: Request, deadline_s: float = REPLY_DEADLINE_S) -> Reply:
+def exchange(path: str, request: OperatorRequest, deadline_s: float = REPLY_DEADLINE_S) -> Reply:
     """What the broker with this operator socket answers. OSError, msgspec.DecodeError when it does not."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(deadline_s)

@@ -77,8 +77,8 @@ FLAGS = (
     Flag(("connect_retries",), int),
     Flag(("profile",), int),
     Flag(("compatibility",), str, ("compatibility",)),
-    Flag(("shards",), int, ("swarm.shards",)),
-    Flag(("accept",), str, ("swarm.accept",)),
+    Flag(("shards",), int, ("sharding.shards",)),
+    Flag(("accept",), str, ("sharding.accept",)),
     Flag(("stats_dir", "stats-dir"), str, ("stats.dir",)),
     Flag(("stats_window", "stats-window"), str, ("stats.window_s",)),
     Flag(("no_stats", "no-stats"), bool, ("stats.enabled",)),
@@ -104,8 +104,8 @@ _CHECKS = {
     "logging.format": "log_format",
     "stats.enabled": "negated",
     "stats.window_s": "stats_window_s",
-    "swarm.shards": "shard_count",
-    "swarm.accept": "accept_mode",
+    "sharding.shards": "shard_count",
+    "sharding.accept": "accept_mode",
 }
 
 

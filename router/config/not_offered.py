@@ -25,7 +25,7 @@ RESTRICTS = {
     "resolver_pinned_accounts": "account resolvers",
     "auth_callout": "authentication by a service",
     "proxies": "trusted proxies that sign their connections",
-    "proxy_protocol": "PROXY headers of load balancers, without which the address of a client is that of the balancer",
+    "proxy_protocol": "PROXY headers of load balancers; without them a client has the address of the load balancer",
 }
 
 # The same inside `authorization`, and in each user.
@@ -78,7 +78,7 @@ OPENS_IN_ACCOUNTS = {
 NO_EFFECT_IN_WEBSOCKET = {
     "advertise": "WebSocket clients are told of no other address",
     "ping_interval": "WebSocket clients are pinged like all others, every ping_interval of the broker",
-    "headers": "the answer to an upgrade has no headers of yours",
+    "headers": "the response to an upgrade has no custom headers",
 }
 
 # Top-level keys that open a port or add a feature.
@@ -100,7 +100,7 @@ OPENS = {
     "prof_block_rate": "a profiling port",
     "default_sentinel": "a JWT for clients without credentials",
     "feature_flags": "switches of JetStream",
-    "server_metadata": "words of yours on the monitoring pages; server_tags are offered",
+    "server_metadata": "custom words on the monitoring pages; use server_tags",
 }
 
 # Top-level keys for internals that are built differently here.
@@ -114,7 +114,7 @@ NO_EFFECT = {
     "max_sub_tokens": "subjects may have as many tokens as fit a control line",
     "max_subscription_tokens": "subjects may have as many tokens as fit a control line",
     "no_fast_producer_stall": "a publisher waits at most 0.1 s at a time for a slow subscriber, and nothing is dropped",
-    "write_timeout": "a client that takes nothing for write_deadline is closed",
+    "write_timeout": "a client that reads nothing for write_deadline is disconnected",
     "max_closed_clients": "/connz?state=closed shows the last 10,000 of each shard",
     "logfile_max_num": "rotated log files are kept until you remove them",
     "log_max_num": "rotated log files are kept until you remove them",

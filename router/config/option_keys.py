@@ -120,11 +120,11 @@ KEYS = (
     Key(("no_header_support",), _no_headers),
     Key(("no_auth_user",), _sets("no_auth_user", values.text)),
     Key(("system_account", "system"), _system_account),
-    Key(("shards",), _sets("swarm.shards", values.shard_count)),  # not in nats-server, like the four below
-    Key(("accept",), _sets("swarm.accept", values.accept_mode)),
-    Key(("link_dir",), _sets("swarm.link_dir", values.text)),
+    Key(("shards",), _sets("sharding.shards", values.shard_count)),  # not in nats-server, like the four below
+    Key(("accept",), _sets("sharding.accept", values.accept_mode)),
+    Key(("link_dir",), _sets("sharding.link_dir", values.text)),
     Key(("stats",), _stats),
-    Key(("prefer_local",), _sets("swarm.prefer_local", values.boolean)),
+    Key(("prefer_local",), _sets("sharding.prefer_local", values.boolean)),
 )
 
 BY_NAME = {name: key for key in KEYS for name in key.names}

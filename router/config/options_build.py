@@ -14,7 +14,7 @@ import msgspec
 
 from gnatswarm.broker.access.auth import is_good_hash, is_hashed
 from gnatswarm.broker.limits import DISCOURAGED_MAX_PAYLOAD_BYTES, Limits
-from gnatswarm.broker.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, Logging, Options, Stats, Swarm, Tls, WebSocket
+from gnatswarm.broker.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, Logging, Options, Sharding, Stats, Tls, WebSocket
 from gnatswarm.broker.version import NEW
 from gnatswarm.router.config import conf, not_offered
 from gnatswarm.router.config.accounts_block import Accounts
@@ -28,7 +28,7 @@ from gnatswarm.router.config.tls_block import TlsBlock, with_certificates
 from gnatswarm.router.config.user_list import BAD_HASH, not_enforced, unknown_field
 
 _COMMAND_LINE = Position("")
-_SECTIONS = ("limits", "logging", "stats", "swarm", "tls", "websocket", "websocket.tls")
+_SECTIONS = ("limits", "logging", "stats", "sharding", "tls", "websocket", "websocket.tls")
 # Blocks that restrict access: if a second one replaced the first, it could silently open the broker.
 _LOCKS = ("authorization", "accounts", "tls", "websocket", "ws")
 _TLS_FLAGS = ("tls", "tlsverify", "tlscert", "tlskey", "tlscacert")
@@ -119,7 +119,7 @@ class _Building:
             limits=limits,
             logging=Logging(**sections["logging"]),
             stats=Stats(**sections["stats"]),
-            swarm=Swarm(**sections["swarm"]),
+            sharding=Sharding(**sections["sharding"]),
             tls=tls,
             websocket=websocket,
             config_file=line.config_file,

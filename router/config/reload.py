@@ -37,8 +37,8 @@ LIVE = frozenset(
         "mappings",
         "notices",
         "config_digest",
-        "swarm.shards",
-        "swarm.prefer_local",
+        "sharding.shards",
+        "sharding.prefer_local",
     }
 )
 
@@ -58,14 +58,14 @@ FIXED = {
     "websocket.host": "listeners are made at the start",
     "websocket.port": "listeners are made at the start",
     "websocket.no_tls": "clients were told the old address",
-    "swarm.accept": "listeners are made at the start",
+    "sharding.accept": "listeners are made at the start",
     "stats.enabled": "statistics begin at the start",
     "stats.dir": "statistics begin at the start",
     "stats.window_s": "statistics begin at the start",
     "stats.max_subjects": "statistics begin at the start",
     "stats.max_age_s": "statistics begin at the start",
     "stats.max_bytes": "statistics begin at the start",
-    "swarm.link_dir": "links between shards are made there at the start",
+    "sharding.link_dir": "links between shards are made there at the start",
 }
 
 
@@ -80,7 +80,7 @@ class Change(msgspec.Struct, frozen=True):
         return f"{self.field} changed" if not self.old and not self.new else f"{self.field}: {self.old} → {self.new}"
 
 
-class Reload(msgspec.Struct, frozen=True):
+class OptionsDiff(msgspec.Struct, frozen=True):
     """The result of a comparison."""
 
     live: tuple[Change, ...] = ()  # takes effect at once
@@ -92,7 +92,7 @@ class Reload(msgspec.Struct, frozen=True):
         return bool(self.refused)
 
 
-def diff(old: Options, new: Options) -> Reload:
+def diff(old: Options, new: Options) -> OptionsDiff:
     """The differences between the options of a running broker and new ones."""
     live: list[Change] = []
     refused: list[str] = []
@@ -102,7 +102,7 @@ def diff(old: Options, new: Options) -> Reload:
             refused.append(f"reload not supported for {change}: {FIXED[field]}, restart to change it")
         else:
             live.append(change)
-    return Reload(tuple(live), tuple(refused))
+    return OptionsDiff(tuple(live), tuple(refused))
 
 
 def _differences(old: msgspec.Struct, new: msgspec.Struct, prefix: str = "") -> list[tuple[str, object, object]]:

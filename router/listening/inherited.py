@@ -16,7 +16,7 @@ from collections.abc import MutableMapping
 import msgspec
 
 from gnatswarm.broker.options import Options
-from gnatswarm.router.listening.listeners import BACKLOG, ListenError, address_text
+from gnatswarm.router.listening.listeners import BACKLOG, ListenError, ListeningSockets, address_text
 
 FIRST_FD = 3  # SD_LISTEN_FDS_START
 # FileDescriptorName= tells the purpose of a socket; without it systemd sends the name of the unit.
@@ -24,33 +24,17 @@ MONITORING = "monitoring"
 MOST_SOCKETS = 66  # a socket for each of 64 shards, one for the pages, and one too many
 
 
-class InheritedListeners:
-    """The same interface as router.listening.listeners.Listeners, for inherited sockets; index k is shard k's."""
+class InheritedListeners(ListeningSockets):
+    """Listeners that a service manager passed in. It keeps copies, with the connections that wait in them."""
 
     def __init__(self, sockets: list[socket.socket]) -> None:
+        super().__init__(*_place(sockets[0]))
         self.sockets = sockets
-        self.host, self.port = _place(sockets[0])
-
-    @property
-    def address(self) -> str:
-        """The address for the log: HOST:PORT."""
-        return address_text(self.host, self.port)
 
     def grow_to(self, count: int) -> None:
-        """Does nothing: no sockets can be added to those passed in."""
+        """Opens nothing, because no sockets can be added to those passed in. OSError if there are fewer."""
         if count > len(self.sockets):
             raise OSError(0, f"the service manager opened {len(self.sockets)} sockets, one for each shard")
-
-    def shrink_to(self, count: int) -> None:
-        """Close the last ones."""
-        while len(self.sockets) > count:
-            self.sockets.pop().close()
-
-    def close(self) -> None:
-        """Close our copies; the service manager keeps its own, with the connections that wait in them."""
-        for sock in self.sockets:
-            sock.close()
-        self.sockets.clear()
 
 
 class Inherited:
@@ -76,7 +60,7 @@ class Inherited:
         for number in range(int(count)):
             descriptor = FIRST_FD + number
             try:
-                # Only the shards that are given it shall have it, not other child processes.
+                # Only shards that are given the descriptor may have it, no other child processes.
                 os.set_inheritable(descriptor, False)
                 sock = socket.socket(fileno=descriptor)
                 is_listening = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
@@ -96,17 +80,17 @@ class Inherited:
         """The options, changed to match the sockets. ListenError when they contradict each other."""
         if self.clients:
             host, port = _place(self.clients[0])
-            swarm = options.swarm
+            sharding = options.sharding
             if len(self.clients) == 1:
-                swarm = msgspec.structs.replace(swarm, accept="handoff")
-            elif swarm.shards not in (0, len(self.clients)):
+                sharding = msgspec.structs.replace(sharding, accept="handoff")
+            elif sharding.shards not in (0, len(self.clients)):
                 raise ListenError(
-                    f"shards: {swarm.shards}, but the service manager opened {len(self.clients)} sockets: one for each "
-                    "shard is needed, or a single one for all (and no ReusePort=)"
+                    f"shards: {sharding.shards}, but the service manager opened {len(self.clients)} sockets: one for "
+                    "each shard is needed, or a single one for all (and no ReusePort=)"
                 )
             else:
-                swarm = msgspec.structs.replace(swarm, accept="reuseport", shards=len(self.clients))
-            options = msgspec.structs.replace(options, host=host, port=port, swarm=swarm)
+                sharding = msgspec.structs.replace(sharding, accept="reuseport", shards=len(self.clients))
+            options = msgspec.structs.replace(options, host=host, port=port, sharding=sharding)
         if self.monitoring is not None:
             host, port = _place(self.monitoring)
             ports = {"https_port" if options.https_port else "http_port": port}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from gnatswarm.broker.options import Options
 from gnatswarm.router.listening.inherited import Inherited, InheritedListeners
-from gnatswarm.router.listening.listeners import ListenError, Listeners
+from gnatswarm.router.listening.listeners import ListenError, Listeners, ListeningSockets
 from gnatswarm.router.listening.steering import Steering
 
 log = logging.getLogger("gnatswarm.router")
@@ -25,7 +25,7 @@ class ListenerGroups:
         self._is_handoff = is_handoff
         self.websocket_scheme = "wss" if options.websocket.tls.is_on else "ws"
         self._is_tls_required = options.tls.is_on and not options.allow_non_tls
-        self.clients: Listeners | InheritedListeners
+        self.clients: ListeningSockets
         if inherited is not None and inherited.clients:
             self.clients = InheritedListeners(inherited.clients)
         else:

@@ -35,25 +35,49 @@ def address_text(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class Listeners:
-    """The group of listeners on one address; index k is shard k's, for as long as the router lives.
+class ListeningSockets:
+    """Listening sockets on one address; index k is shard k's, for as long as the router lives."""
 
-    ListenError when the address is not available within PORT_WAIT_S.
-    """
+    def __init__(self, host: str, port: int) -> None:
+        self.host = host
+        self.port = port
+        self.sockets: list[socket.socket] = []
+
+    @property
+    def address(self) -> str:
+        """The address for the log: HOST:PORT."""
+        return address_text(self.host, self.port)
+
+    def grow_to(self, count: int) -> None:
+        """Open listeners until there are `count`; OSError when that is not possible."""
+        raise NotImplementedError
+
+    def shrink_to(self, count: int) -> None:
+        """Close the last listeners; connections in their queues are reset. Only where steering does not work."""
+        while len(self.sockets) > count:
+            self.sockets.pop().close()
+
+    def close(self) -> None:
+        """Close our copies. Whoever holds another copy (a shard, a service manager) keeps the port busy."""
+        for sock in self.sockets:
+            sock.close()
+        self.sockets.clear()
+
+
+class Listeners(ListeningSockets):
+    """Listeners that the router opens itself. ListenError when the address is not available within PORT_WAIT_S."""
 
     def __init__(self, host: str, port: int, count: int, *, wait_s: float = PORT_WAIT_S) -> None:
         host = host.strip("[]")
-        self.host = host
+        super().__init__(host, port)
         self._family, self._bind_host = _resolve(host, port)
-        self.sockets: list[socket.socket] = []
         try:
             if port <= 0:
                 # The kernel picks a port without a reuse group; once it listens, no probe of another broker succeeds.
                 first = self._open(0)
-                self.port: int = first.getsockname()[1]
+                self.port = first.getsockname()[1]
                 self.sockets.append(first)
             else:
-                self.port = port
                 self._prove_free(time.monotonic() + wait_s)
             self.grow_to(count)
         except OSError as error:
@@ -63,26 +87,10 @@ class Listeners:
             self.close()
             raise
 
-    @property
-    def address(self) -> str:
-        """The address for the log: HOST:PORT."""
-        return address_text(self.host, self.port)
-
     def grow_to(self, count: int) -> None:
         """Open listeners until there are `count`; OSError when descriptors run out."""
         while len(self.sockets) < count:
             self.sockets.append(self._open(self.port))
-
-    def shrink_to(self, count: int) -> None:
-        """Close the last listeners; connections in their queues are reset. Only where steering does not work."""
-        while len(self.sockets) > count:
-            self.sockets.pop().close()
-
-    def close(self) -> None:
-        """Close the router's copies. A shard that still holds its copy keeps the port busy."""
-        for sock in self.sockets:
-            sock.close()
-        self.sockets.clear()
 
     def _prove_free(self, deadline: float) -> None:
         while True:

@@ -1,7 +1,7 @@
 """Facts: what the router knows about its broker at one moment without asking a shard; the input of most pages.
 
-Read from the shared page, the shards' states and /proc; costs a few system calls per shard and nothing at all in
-nothing in the shards. CPU rates need two readings; `Meter` keeps the earlier one.
+Read from the shared page, the shards' states and /proc; costs a few system calls per shard in the router, and nothing
+in the shards. CPU rates need two readings; `Meter` keeps the earlier one.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class ShardFacts(msgspec.Struct):
     refused_logins: int = 0
     failed_handshakes: int = 0
     stale_connections: int = 0
+    denied_msgs: int = 0  # of in_msgs
+    denied_subscriptions: int = 0
 
 
 class Facts(msgspec.Struct):
@@ -78,6 +80,7 @@ class Facts(msgspec.Struct):
     cores: int
     is_recorded: bool  # the shards have recorders, which count by subject and window
     shards: list[ShardFacts]
+    reload_failed_us: int = 0  # when the last reload failed, even in part; 0: it did not, or there was none
 
     @property
     def accounts(self) -> list[str]:
@@ -165,6 +168,7 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
         cores=cores,
         is_recorded=bool(view.stats_dir),
         shards=shards,
+        reload_failed_us=view.reload_failed_us,
     )
 
 
@@ -185,4 +189,6 @@ _FROM_PAGE = (
     "refused_logins",
     "failed_handshakes",
     "stale_connections",
+    "denied_msgs",
+    "denied_subscriptions",
 )

@@ -52,7 +52,7 @@ CUTS_SAID_EVERY_S = 60.0
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Request(NamedTuple):
+class HttpRequest(NamedTuple):
     """One request."""
 
     path: str  # as received, percent-encoded
@@ -65,7 +65,7 @@ class Request(NamedTuple):
         return "text/html" in self.headers.get("accept", "")
 
 
-class Response(NamedTuple):
+class HttpResponse(NamedTuple):
     """One response."""
 
     body: bytes
@@ -74,12 +74,12 @@ class Response(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-Respond = Callable[[Request], Awaitable[Response]]
+Respond = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 
-def text_response(text: str, status: int = 200, *headers: tuple[str, str]) -> Response:
+def text_response(text: str, status: int = 200, *headers: tuple[str, str]) -> HttpResponse:
     """A response in plain text, as for an error."""
-    return Response(text.encode(), "text/plain; charset=utf-8", status, headers)
+    return HttpResponse(text.encode(), "text/plain; charset=utf-8", status, headers)
 
 
 class HttpServer:
@@ -198,7 +198,7 @@ class HttpServer:
         else:
             headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
             try:
-                response = await self._respond(Request(path, query, headers))
+                response = await self._respond(HttpRequest(path, query, headers))
             except Exception:
                 # A bug of ours: details go only to the log, not to the client.
                 logger.exception("the page %s failed", path)
@@ -258,7 +258,7 @@ async def _close(writer: asyncio.StreamWriter, place: Place) -> None:
 
 
 async def _write(
-    connection: h11.Connection, writer: asyncio.StreamWriter, response: Response, place: Place, *, is_head: bool
+    connection: h11.Connection, writer: asyncio.StreamWriter, response: HttpResponse, place: Place, *, is_head: bool
 ) -> None:
     headers = [
         ("content-type", response.content_type),

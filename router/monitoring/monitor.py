@@ -21,7 +21,7 @@ from gnatswarm.router.listening.listeners import ListenError
 from gnatswarm.router.listening.monitor_socket import monitoring_scheme
 from gnatswarm.router.monitoring import dashboard, metrics
 from gnatswarm.router.monitoring.host_header import HostHeader
-from gnatswarm.router.monitoring.http_server import HttpServer, Request, Response, text_response
+from gnatswarm.router.monitoring.http_server import HttpRequest, HttpResponse, HttpServer, text_response
 from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
 from gnatswarm.router.monitoring.pages import Busy
 
@@ -46,6 +46,7 @@ LINKS = (
     ("subjectz", "Subjects"),
     ("queuez", "Queue Groups"),
     ("slowz", "Slow Consumers"),
+    ("deniedz", "Denied by Permissions"),
     ("metrics", "Metrics"),
     ("healthz", "Health Probe"),
 )
@@ -104,7 +105,7 @@ class Monitor:
         base = self._view.options.http_base_path
         return path.startswith(base) and path[len(base) :] in VITAL
 
-    async def _respond(self, request: Request) -> Response:
+    async def _respond(self, request: HttpRequest) -> HttpResponse:
         refusal = self._host_header.refusal(request.headers.get("host", ""))
         if refusal:
             return text_response(refusal, 421)
@@ -131,34 +132,34 @@ class Monitor:
             )
         return response
 
-    async def _page(self, path: str, query: PageQuery, request: Request) -> Response | None:
+    async def _page(self, path: str, query: PageQuery, request: HttpRequest) -> HttpResponse | None:
         if path == "/":
             self._count("/")
             if request.wants_html:
-                return Response(dashboard.page(LINKS), "text/html; charset=utf-8", headers=dashboard.HEADERS)
-            return Response(_list_of_links(request.path), "text/html; charset=utf-8")
+                return HttpResponse(dashboard.page(LINKS), "text/html; charset=utf-8", headers=dashboard.HEADERS)
+            return HttpResponse(_list_of_links(request.path), "text/html; charset=utf-8")
         if path == "/healthz":
             self._count(path)
             fault = self._pages.health()
             if fault:
-                return Response(_health("unavailable", fault), status=503)
-            return Response(_health("ok"))
+                return HttpResponse(_health("unavailable", fault), status=503)
+            return HttpResponse(_health("ok"))
         if path == "/metrics":
             self._count(path)
-            return Response(await self._pages.metrics(query), metrics.CONTENT_TYPE)
+            return HttpResponse(await self._pages.metrics(query), metrics.CONTENT_TYPE)
         if path == "/stacksz":
             self._count(path)
-            return Response(await self._pages.stacks(query), "text/plain; charset=utf-8")
+            return HttpResponse(await self._pages.stacks(query), "text/plain; charset=utf-8")
         build = self._pages.by_path.get(path)
         if build is None:
             return None
         self._count("/subsz" if path == "/subscriptionsz" else path)
-        return Response(await build(query))
+        return HttpResponse(await build(query))
 
     def _count(self, path: str) -> None:
         self._requests[path] = self._requests.get(path, 0) + 1
 
-    def _is_allowed(self, request: Request) -> bool:
+    def _is_allowed(self, request: HttpRequest) -> bool:
         options = self._view.options
         if not options.http_user:
             return True

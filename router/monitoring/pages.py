@@ -37,11 +37,13 @@ MOST_METRIC_SUBJECTS = 100
 DEFAULT_METRIC_SUBJECTS = 20
 MOST_QUEUE_MEMBERS = 10_000
 MOST_SLOW = 256
+MOST_DENIED = 1000
+MOST_METRIC_USERS = 100
 ROWS_IN_ONE_STEP = 32
-# /stacksz is asked for when something hangs: it does not wait for the shard that does.
+# /stacksz is requested when something hangs: it must not wait long for a shard that hangs.
 STACKS_DEADLINE_S = 2.0
 
-_Part = TypeVar("_Part", bound=rows.Row)
+_Part = TypeVar("_Part", bound=rows.PageStruct)
 _Value = TypeVar("_Value")
 
 
@@ -74,6 +76,7 @@ class Pages:
             "/subjectz": self.subjectz,
             "/queuez": self.queuez,
             "/slowz": self.slowz,
+            "/deniedz": self.deniedz,
         }
 
     # ---- pages that ask no shard
@@ -367,10 +370,19 @@ class Pages:
             }
         )
 
-    async def stacks(self, query: PageQuery) -> bytes:
-        """Where every process is, as text. A shard that does not answer is shown as the kernel sees it.
+    async def deniedz(self, query: PageQuery) -> bytes:
+        """What permissions have denied, by account and user."""
+        facts = self._facts(query)
+        limit = query.number("limit", DEFAULT_SUBJECTS, MOST_DENIED)
+        async with self._turn():
+            found = await self._denied(facts)
+        totals = {name: aggregate.total(facts, name) for name in ("denied_msgs", "denied_subscriptions")}
+        return _json({**aggregate.head(facts), **totals, "users": len(found), "denied": found[:limit]})
 
-        Waits for no place among the pages, because it is asked when those hang; requests share one look.
+    async def stacks(self, query: PageQuery) -> bytes:
+        """The stacks of all processes, as text. For a shard that does not answer: only what the kernel says of it.
+
+        Does not wait for its turn among the pages, because those may hang; simultaneous requests share one result.
         """
         facts = self._facts(query)
         return await self._look(f"stacks {_numbers(facts)}", lambda: self._all_stacks(facts))
@@ -402,7 +414,9 @@ class Pages:
         if query.text("subjects") == "0":
             wanted = 0
         entries = (await self._subjects(facts, folds=True))[0] if wanted else []
-        return metrics.exposition(facts, aggregate.top_subjects(entries, "msgs", wanted), dict(self._requests)).encode()
+        hottest = aggregate.top_subjects(entries, "msgs", wanted)
+        denied = (await self._denied(facts))[:MOST_METRIC_USERS]
+        return metrics.exposition(facts, hottest, dict(self._requests), denied).encode()
 
     # ---- asking
 
@@ -414,6 +428,12 @@ class Pages:
         numbers = _numbers(facts)
         answers = await asyncio.gather(*(self._questions.ask(shard, query, kind) for shard in numbers))
         return list(zip(numbers, answers, strict=True))
+
+    async def _denied(self, facts: Facts) -> list[Document]:
+        if not aggregate.total(facts, "denied_msgs") + aggregate.total(facts, "denied_subscriptions"):
+            return []
+        answers = await self._ask_all(facts, rows.DeniedQuery(), rows.DeniedPart)
+        return aggregate.denied(row for _shard, parts in answers for part in parts for row in part.rows)
 
     async def _sublist(self, facts: Facts, account: str = "") -> tuple[Document, int]:
         """The counters of an account's sublists, or of all, and the number of clients that use them."""

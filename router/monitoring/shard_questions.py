@@ -14,13 +14,13 @@ import msgspec
 
 from gnatswarm.router.monitoring.page_query import BadQuery
 from gnatswarm.shards.boundary import rows
-from gnatswarm.shards.boundary.control import Message, Snapshot, SnapshotReply
+from gnatswarm.shards.boundary.control import ControlMessage, Snapshot, SnapshotReply
 from gnatswarm.shards.boundary.pace import Pace
 
 # The supervisor kills a hung shard long before; this is for a shard that still answers pings.
 ANSWER_DEADLINE_S = 30.0
 
-Part = TypeVar("Part", bound=rows.Row)
+Part = TypeVar("Part", bound=rows.PageStruct)
 
 
 class Unanswered(BadQuery):
@@ -30,7 +30,7 @@ class Unanswered(BadQuery):
 class ShardQuestions:
     """Asks through `send(shard, message)`, which returns whether that shard has a process."""
 
-    def __init__(self, send: Callable[[int, Message], bool]) -> None:
+    def __init__(self, send: Callable[[int, ControlMessage], bool]) -> None:
         self._send = send
         self._last_seq = 0
         self._locks: dict[int, asyncio.Lock] = {}

@@ -124,8 +124,8 @@ class SystemAccount:
     def _names(self) -> bytes:
         import orjson
 
-        from gnatswarm.broker.advisory import Server
+        from gnatswarm.broker.advisory import ServerIdentity
 
         view = self._view
-        server = Server(view.server_id, view.server_name, view.options)
+        server = ServerIdentity(view.server_id, view.server_name, view.options)
         return orjson.dumps(server.document(view.page.next_event_number(), time.time_ns() // 1000))

@@ -15,7 +15,7 @@ import msgspec
 import orjson
 
 from gnatswarm.broker import advisory
-from gnatswarm.broker.advisory import Document, Server
+from gnatswarm.broker.advisory import Document, ServerIdentity
 from gnatswarm.router.monitoring import aggregate
 from gnatswarm.router.monitoring.page_query import DEFAULT_LIMIT, BadQuery, PageQuery
 from gnatswarm.router.monitoring.pages import Busy
@@ -34,7 +34,7 @@ MOST_COMPACTED_BYTES = 512 * 1024
 _STATES = ("open", "closed", "all")
 
 
-class Options(msgspec.Struct, rename={"js_enabled": "js-enabled", "js_server_only": "js-server-only"}):
+class RequestOptions(msgspec.Struct, rename={"js_enabled": "js-enabled", "js_server_only": "js-server-only"}):
     """The options of all requests; other keys are ignored, as in nats-server."""
 
     # Which servers shall answer.
@@ -66,7 +66,7 @@ class Unasked(Exception):
     """The request is not for this broker: send no answer."""
 
 
-_options = msgspec.json.Decoder(Options)
+_options = msgspec.json.Decoder(RequestOptions)
 
 
 class SystemAnswers:
@@ -75,7 +75,7 @@ class SystemAnswers:
     def __init__(self, view: BrokerView, state: MonitoringState) -> None:
         self._view = view
         self._state = state
-        self._of_server: dict[str, Callable[[Options], Awaitable[object]]] = {
+        self._of_server: dict[str, Callable[[RequestOptions], Awaitable[object]]] = {
             "VARZ": lambda asked: self._page(self._state.pages.varz),
             "CONNZ": lambda asked: self._connections(asked, asked.acc),
             "SUBSZ": lambda asked: self._subscriptions(asked, asked.account),
@@ -87,7 +87,7 @@ class SystemAnswers:
             "SHARDZ": lambda asked: self._page(self._state.pages.shardz),  # ours
             "HEALTHZ": self._health,
         }
-        self._of_account: dict[str, Callable[[Options, str], Awaitable[object]]] = {
+        self._of_account: dict[str, Callable[[RequestOptions, str], Awaitable[object]]] = {
             "CONNZ": self._connections,
             "SUBSZ": self._subscriptions,
             "LEAFZ": lambda asked, name: self._page(self._state.pages.leafz),
@@ -108,7 +108,7 @@ class SystemAnswers:
     async def _answer(self, account: str, subject: str, body: bytes) -> bytes:
         words = subject.split(".")[2:]  # behind $SYS.REQ
         try:
-            asked = _options.decode(body) if body.strip() else Options()
+            asked = _options.decode(body) if body.strip() else RequestOptions()
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return advisory.failure(self._named(), 400, str(error))
         if not self._is_meant(asked):
@@ -131,7 +131,7 @@ class SystemAnswers:
                 return await self._wrapped(self._of_account[what](asked, ".".join(names)))
         raise Unasked
 
-    async def _server(self, name: str, what: str, asked: Options, body: bytes) -> bytes:
+    async def _server(self, name: str, what: str, asked: RequestOptions, body: bytes) -> bytes:
         if what == "STATSZ":
             return await self.statsz()
         if what in ("KICK", "LDM") and name != "PING":
@@ -141,7 +141,7 @@ class SystemAnswers:
             raise Unasked
         return await self._wrapped(found(asked))
 
-    def _is_meant(self, asked: Options) -> bool:
+    def _is_meant(self, asked: RequestOptions) -> bool:
         view = self._view
         options = view.options
         return (
@@ -154,7 +154,7 @@ class SystemAnswers:
 
     def _named(self) -> Document:
         view = self._view
-        server = Server(view.server_id, view.server_name, view.options)
+        server = ServerIdentity(view.server_id, view.server_name, view.options)
         return server.document(view.page.next_event_number(), time.time_ns() // 1000)
 
     async def _wrapped(self, work: Awaitable[object], *, has_data: bool = True) -> bytes:
@@ -180,7 +180,7 @@ class SystemAnswers:
         page = await build(PageQuery(urlencode({key: value for key, value in query.items() if value})))
         return orjson.loads(page) if len(page) <= MOST_COMPACTED_BYTES else orjson.Fragment(page)
 
-    async def _connections(self, asked: Options, account: str) -> object:
+    async def _connections(self, asked: RequestOptions, account: str) -> object:
         if not 0 <= asked.state < len(_STATES):
             raise BadQuery(f"invalid state: {asked.state}")
         return await self._page(
@@ -196,7 +196,7 @@ class SystemAnswers:
             acc=account,
         )
 
-    async def _subscriptions(self, asked: Options, account: str) -> object:
+    async def _subscriptions(self, asked: RequestOptions, account: str) -> object:
         # For one account nats-server lists them without `subscriptions`.
         is_listed = asked.subscriptions or bool(account and not asked.account)
         offset, limit = max(asked.offset, 0), max(asked.limit, 0)
@@ -208,14 +208,14 @@ class SystemAnswers:
         bounds = {"total": 0, "offset": offset, "limit": limit or DEFAULT_LIMIT}
         return {**aggregate.head(self._state.gather()), **page, **bounds}
 
-    async def _health(self, _asked: Options) -> object:
+    async def _health(self, _asked: RequestOptions) -> object:
         fault = self._state.pages.health()
         return {"status": "unavailable", "error": fault} if fault else {"status": "ok"}
 
-    async def _no_jetstream(self, _asked: Options, _account: str) -> object:
+    async def _no_jetstream(self, _asked: RequestOptions, _account: str) -> object:
         raise BadQuery("jetstream not enabled")
 
-    async def _statistics(self, asked: Options, account: str) -> object:
+    async def _statistics(self, asked: RequestOptions, account: str) -> object:
         facts = self._state.gather()
         names = asked.accounts or ((account,) if account else ())
         found = await self._state.pages.account_statistics(facts, names, unused=asked.include_unused)
@@ -223,7 +223,7 @@ class SystemAnswers:
             raise Unasked  # as in nats-server: a server without clients of the account does not answer
         return {**aggregate.head(facts), "account_statz": found}
 
-    async def _client(self, asked: Options, *, is_kicked: bool) -> object:
+    async def _client(self, asked: RequestOptions, *, is_kicked: bool) -> object:
         facts = self._state.gather()
         if asked.cid <= 0:
             raise BadQuery("cid is missing: which client is meant")

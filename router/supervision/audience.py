@@ -1,27 +1,27 @@
-"""The supervisor's sink for what does not concern supervision itself. Given to its constructor."""
+"""The supervisor's sink for events that do not concern supervision itself. Given to its constructor."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.control import ControlMessage
 
 
 class Audience(Protocol):
-    """Every call comes from the event loop, and has to return soon."""
+    """Every method is called from the event loop and must return soon."""
 
-    def on_message(self, shard: int, message: Message) -> None:
-        """A shard said something that changes no state: an answer to a question, a request in the system account."""
+    def on_message(self, shard: int, message: ControlMessage) -> None:
+        """A shard sent a message that changes no state, such as the answer to a question or a system request."""
 
     def on_shard_gone(self, shard: int) -> None:
-        """Its process was reaped: it answers no question any more."""
+        """The shard's process was reaped: it will not answer questions any more."""
 
     def on_operator_socket(self) -> None:
-        """Somebody removed the operators' socket, and there is another one now."""
+        """The operator socket was removed by somebody, and there is a new one."""
 
     def on_stopping(self) -> None:
-        """The broker is about to stop; shards can be told things for the last time."""
+        """The broker is about to stop; this is the last chance to send messages to shards."""
 
     def on_lame_duck(self) -> None:
-        """The broker begins to leave slowly."""
+        """Lame duck mode begins."""

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
     from gnatswarm.router.listening.inherited import Inherited
     from gnatswarm.router.supervision.shard_process import ShardProcess
-    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.control import ControlMessage
 
 
 class CannotStart(Exception):
     """The broker cannot be started with this configuration; the text is for the operator."""
 
 
-class Shard:
+class SupervisedShard:
     """One shard number with its state and its present process, if any."""
 
     def __init__(self, number: int, *, is_founder: bool) -> None:
@@ -45,10 +45,10 @@ class Shard:
         self.link_path = ""
 
 
-class Broker:
+class SupervisedBroker:
     """`command` runs a shard in place of ours (tests), `inherited` are sockets to serve on in place of our own.
 
-    CannotStart when something of it cannot be had; nothing stays behind then.
+    CannotStart when the constructor cannot make one of its parts; nothing stays behind then.
     """
 
     def __init__(
@@ -63,12 +63,13 @@ class Broker:
         self._program = program
         self.stats_dir = stats_place.choose(options, program)
         self.configured_us = 0  # when the options were last reloaded, µs since 1970; 0: never
-        wanted = options.swarm.shards or usable_cores()
+        self.reload_failed_us = 0  # when the last reload failed, µs since 1970; 0: it did not, or there was none
+        wanted = options.sharding.shards or usable_cores()
         if not 1 <= wanted <= MAX_SHARDS:
             raise CannotStart(f"shards must be 1..{MAX_SHARDS}, not {wanted}")
-        if options.swarm.accept not in ("reuseport", "handoff"):
-            raise CannotStart(f"accept must be 'reuseport' or 'handoff', not {options.swarm.accept!r}")
-        self.is_handoff = options.swarm.accept == "handoff"
+        if options.sharding.accept not in ("reuseport", "handoff"):
+            raise CannotStart(f"accept must be 'reuseport' or 'handoff', not {options.sharding.accept!r}")
+        self.is_handoff = options.sharding.accept == "handoff"
         shortage = descriptors.shortage(options, wanted)
         if shortage:
             raise CannotStart(shortage)
@@ -96,7 +97,7 @@ class Broker:
             self.launcher.close()
             raise CannotStart(str(error)) from None
         self.page = Page.create()
-        self.shards = [Shard(number, is_founder=True) for number in range(wanted)]
+        self.shards = [SupervisedShard(number, is_founder=True) for number in range(wanted)]
         self.is_serving = False  # every founder has been ready, and "Server is ready" is in the log
         self.is_leaving = False  # lame duck: no process is started any more
 
@@ -105,11 +106,11 @@ class Broker:
         """The pids of the shards that have a process."""
         return [shard.process.pid for shard in self.shards if shard.process is not None]
 
-    def shard_of(self, process: ShardProcess) -> Shard | None:
+    def shard_of(self, process: ShardProcess) -> SupervisedShard | None:
         """The shard that has this process; None if the process was replaced meanwhile."""
         return next((shard for shard in self.shards if shard.process is process), None)
 
-    def tell(self, shard: int, message: Message) -> bool:
+    def tell(self, shard: int, message: ControlMessage) -> bool:
         """Send this message to one shard. False when it has no process."""
         process = self.shards[shard].process if shard < len(self.shards) else None
         if process is None:
@@ -117,7 +118,7 @@ class Broker:
         process.send(message)
         return True
 
-    def tell_all(self, message: Message) -> None:
+    def tell_all(self, message: ControlMessage) -> None:
         """Send this message to every shard that has a process."""
         for shard in self.shards:
             self.tell(shard.number, message)

@@ -1,4 +1,4 @@
-"""What a running broker can be told to do, by signals, operators and a new configuration.
+"""Commands to a running broker, from signals, operators and a new configuration.
 
 `router.supervision.supervisor` carries it out; messages to shards go through `router.supervision.broker`.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.control import ControlMessage
 
 
 class BrokerCommands(Protocol):
-    """Each returns at once; what follows from it shows in the shards' states."""
+    """Each command returns at once; its effects show in the shards' states."""
 
     def scale(self, wanted: int) -> str:
         """Begin to run this many shards; "" or why not."""
@@ -21,17 +21,17 @@ class BrokerCommands(Protocol):
         """Kill its process as a crash would, without counting it as a crash."""
 
     def become_lame_duck(self) -> None:
-        """Leave as a whole: no new connections, clients are told and closed over time, then exit 0."""
+        """Begin lame duck mode: no new connections, clients are told to reconnect and closed over time, then exit 0."""
 
     def stop(self, exit_code: int) -> None:
         """Stop every shard, bounded in time; a second call kills those that have not stopped."""
 
 
 class ShardChannels(Protocol):
-    """The way to the shards, for messages that change no shard's state."""
+    """Sends messages that change no shard's state to the shards."""
 
-    def tell(self, shard: int, message: Message) -> bool:
-        """Say this to one shard. False when it has no process."""
+    def tell(self, shard: int, message: ControlMessage) -> bool:
+        """Send this message to one shard. False if it has no process."""
 
-    def tell_all(self, message: Message) -> None:
-        """Say this to every shard that has a process."""
+    def tell_all(self, message: ControlMessage) -> None:
+        """Send this message to every shard that has a process."""

@@ -1,6 +1,6 @@
-"""What those who only look see of a running broker: pages, status, answers, metrics. Nothing here changes anything.
+"""Read-only protocols of a running broker, for monitoring pages, status, the system account and metrics.
 
-`router.supervision.broker` is what stands behind it; a test may put a plain record in its place.
+`router.supervision.broker` implements them; a test may use a plain record instead.
 """
 
 from __future__ import annotations
@@ -23,43 +23,47 @@ class ShardView(Protocol):
 
     @property
     def number(self) -> int:
-        """From 0."""
+        """The shard's number, from 0."""
 
     @property
     def state(self) -> ShardState:
-        """All that supervision remembers of it."""
+        """The state that supervision keeps of it."""
 
     @property
     def process(self) -> ShardProcess | None:
-        """The one that runs; None: none does."""
+        """Its running process; None if there is none."""
 
 
 class BrokerView(Protocol):
-    """One broker, as it is at the moment of each look."""
+    """One broker; attributes show its present state."""
 
     @property
     def options(self) -> Options:
-        """Those that hold now."""
+        """The present options."""
 
     @property
     def configured_us(self) -> int:
         """When the options were last reloaded, µs since 1970; 0: never."""
 
     @property
+    def reload_failed_us(self) -> int:
+        """When the last reload failed, even in part, µs since 1970; 0: it did not, or there was none."""
+
+    @property
     def server_id(self) -> str:
-        """As long as a server's public key."""
+        """The server id; as long as a server's public key."""
 
     @property
     def server_name(self) -> str:
-        """As configured, else the id."""
+        """The configured name, else the server id."""
 
     @property
     def stats_dir(self) -> str:
-        """Where statistics go; "": nowhere."""
+        """The directory of statistics files; "": none are written."""
 
     @property
     def started_at(self) -> float:
-        """On the monotonic clock, in seconds."""
+        """When it started, on the monotonic clock in seconds."""
 
     @property
     def page(self) -> Page:
@@ -71,24 +75,24 @@ class BrokerView(Protocol):
 
     @property
     def monitor_socket(self) -> socket.socket | None:
-        """That of the monitoring pages; None: there are none over HTTP."""
+        """The listening socket of the monitoring pages; None if they are not served over HTTP."""
 
     @property
     def is_handoff(self) -> bool:
-        """Whether the router accepts, not the kernel."""
+        """Whether the router accepts connections and hands them to shards."""
 
     @property
     def is_serving(self) -> bool:
-        """Whether every founder was ready once."""
+        """Whether every founder has been ready."""
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it is a lame duck: no process is started any more."""
+        """Whether it is in lame duck mode: no process is started any more."""
 
     @property
     def wanted(self) -> int:
-        """How many shards there should be."""
+        """The requested number of shards."""
 
     @property
     def shards(self) -> Sequence[ShardView]:
-        """By number; those that have left for good included."""
+        """All shards by number, including those that have been removed."""

@@ -13,7 +13,7 @@ log = logging.getLogger("gnatswarm.router")
 ROUTER_OWN = 36  # 21 were counted, with one shard
 SHARD_OWN = 26  # 19 were counted, without siblings; statistics and TLS open files besides
 ROUTER_FOR_SHARD = 3  # its listener, its control channel, its pidfd
-# With fewer clients per shard than this a broker is useless.
+# A broker with fewer clients per shard than this is useless.
 LEAST_CLIENTS = 8
 
 
@@ -30,7 +30,7 @@ def raise_limit() -> None:
 def needed(options: Options, shards: int) -> int:
     """The smallest limit with which this many shards, and their router, can serve some clients."""
     has_websocket = bool(options.websocket.port)
-    for_shard = ROUTER_FOR_SHARD + has_websocket + 2 * (options.swarm.accept == "handoff")
+    for_shard = ROUTER_FOR_SHARD + has_websocket + 2 * (options.sharding.accept == "handoff")
     router = ROUTER_OWN + for_shard * shards
     shard = SHARD_OWN + has_websocket + (shards - 1) + LEAST_CLIENTS
     # A shard reserves an eighth for links, and sends new clients to other shards when a sixteenth is left.

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 
 from gnatswarm.router.supervision.shard_process import ShardProcess, shard_command
-from gnatswarm.router.supervision.zygote import Zygote, ZygoteGone, prepare, take_prepared
+from gnatswarm.router.supervision.zygote import ZygoteClient, ZygoteGone, prepare, take_prepared
 from gnatswarm.shards.boundary import parentage
 from gnatswarm.shards.boundary.control import Boot
 
@@ -23,7 +23,7 @@ class Launcher:
 
     def __init__(self, command: Sequence[str] | None) -> None:
         self._command = list(command) if command else shard_command()
-        self._zygote: Zygote | None = None
+        self._zygote: ZygoteClient | None = None
         if not command and parentage.adopt_orphans():
             prepare()
             self._zygote = take_prepared()

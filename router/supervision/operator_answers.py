@@ -36,14 +36,10 @@ DISCONNECT_DEADLINE_S = 5.0
 START_DEADLINE_S = 50.0
 RELOAD_DEADLINE_S = 10.0
 POLL_S = 0.002
-# A start takes a tenth of a second, on a busy machine more. Less than the asking side waits.
-START_DEADLINE_S = 50.0
-RELOAD_DEADLINE_S = 10.0
-POLL_S = 0.002
 
 
 class Disconnections:
-    """How many clients each shard disconnected when it was told to."""
+    """Counts the clients that each shard has disconnected on request."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}

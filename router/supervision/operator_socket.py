@@ -26,39 +26,39 @@ MAX_REQUEST_BYTES = 4096
 REQUEST_DEADLINE_S = 1.0
 
 
-class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+class OperatorRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Base of all requests."""
 
 
-class StatusRequest(Request, frozen=True):
+class StatusRequest(OperatorRequest, frozen=True):
     """The status of all shards; rates are measured over sample_s."""
 
     sample_s: float = 0.5
 
 
-class ScaleRequest(Request, frozen=True):
+class ScaleRequest(OperatorRequest, frozen=True):
     """Run this many shards; answered when all of them serve and retired ones have ended."""
 
     shards: int
 
 
-class KillRequest(Request, frozen=True):
+class KillRequest(OperatorRequest, frozen=True):
     """Kill this shard with SIGKILL; answered when its successor serves. It does not count as a crash."""
 
     shard: int
 
 
-class DisconnectRequest(Request, frozen=True):
+class DisconnectRequest(OperatorRequest, frozen=True):
     """Disconnect all clients whose id is first_cid or higher; answered, with the next id, when they are gone."""
 
     first_cid: int
 
 
-class PortsRequest(Request, frozen=True):
+class PortsRequest(OperatorRequest, frozen=True):
     """On which ports do you listen? Answered when every shard accepts clients."""
 
 
-class ReloadRequest(Request, frozen=True):
+class ReloadRequest(OperatorRequest, frozen=True):
     """Read the configuration anew, as at SIGHUP; answered when it holds on every shard, or has been refused."""
 
 
@@ -101,22 +101,22 @@ class Ports(msgspec.Struct, frozen=True):
 
 
 class ReloadAnswer(msgspec.Struct, frozen=True):
-    """The answer to ReloadRequest. What was refused as a whole is in Reply.error, one line for each reason."""
+    """The answer to ReloadRequest. If the whole reload was refused, Reply.error has one line for each reason."""
 
     changes: tuple[Change, ...] = ()
-    problems: tuple[str, ...] = ()  # what alone could not be carried out, such as a log file that cannot be opened
+    problems: tuple[str, ...] = ()  # parts that failed although the rest was applied, such as opening a log file
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Every answer: an error, or a line for the operator, or what was asked for."""
+    """The reply to any request: an error, a line for the operator, or the requested values."""
 
     error: str = ""
     text: str = ""
     status: Status | None = None
     ports: Ports | None = None
     reload: ReloadAnswer | None = None
-    shards: int = 0  # how many are wanted; in the answer to DisconnectRequest
-    clients: int = 0  # disconnected
+    shards: int = 0  # the requested number of shards; in the reply to DisconnectRequest
+    clients: int = 0  # how many were disconnected
     next_cid: int = 0  # the lowest id that a client connecting from now on can have
 
 
@@ -126,7 +126,7 @@ _decoder = msgspec.json.Decoder(AnyRequest)
 _encoder = msgspec.json.Encoder()
 
 
-def encode_request(request: Request) -> bytes:
+def encode_request(request: OperatorRequest) -> bytes:
     """The request as one line."""
     return _encoder.encode(request) + b"\n"
 
@@ -155,7 +155,7 @@ class OperatorServer:
             before.close()
 
     def move_to(self, listening: socket.socket) -> None:
-        """Serve this one instead, soon; nothing where none is served yet."""
+        """Soon serve this listening socket instead; does nothing if none is served yet."""
         if self._answer is not None:
             self._changing = asyncio.get_running_loop().create_task(self.serve(listening, self._answer))
 

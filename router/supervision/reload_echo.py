@@ -1,4 +1,4 @@
-"""The echo of a reload: which shards have not confirmed the new options yet. Logs when all have."""
+"""Tracks which shards have not confirmed a reload yet, and logs when all have."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class ReloadEcho:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no shard's confirmation is missing."""
+        """Whether every shard has confirmed."""
         return not self._awaited
 
     def expect(self, shards: set[int]) -> None:
-        """These shards are about to be told."""
+        """Begin a reload: wait for confirmations of these shards."""
         self._awaited = shards
 
     def on_reloaded(self, shard: int) -> None:
-        """This shard has confirmed it, or is gone."""
+        """This shard has confirmed the reload, or is gone."""
         if shard in self._awaited:
             self._awaited.discard(shard)
             if not self._awaited:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from gnatswarm.shards.boundary.control import Reload
 
 if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
-    from gnatswarm.router.supervision.broker import Broker
+    from gnatswarm.router.supervision.broker import SupervisedBroker
     from gnatswarm.router.supervision.broker_commands import BrokerCommands
     from gnatswarm.router.supervision.notify import Notifier
     from gnatswarm.router.supervision.reload_echo import ReloadEcho
@@ -31,7 +32,7 @@ log = logging.getLogger("gnatswarm.router")
 
 @dataclass(frozen=True)
 class ReloadOutcome:
-    """What came of a reload: every reason why nothing has changed, or else the answer for an operator."""
+    """The result of a reload: every reason why nothing was changed, or else the answer for an operator."""
 
     refused: tuple[str, ...] = ()
     answer: ReloadAnswer = field(default_factory=ReloadAnswer)
@@ -42,7 +43,7 @@ class Reloader:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: SupervisedBroker,
         commands: BrokerCommands,
         notifier: Notifier,
         echo: ReloadEcho,
@@ -63,9 +64,11 @@ class Reloader:
         return self._echo.is_complete
 
     def reload(self) -> ReloadOutcome:
-        """Reload; each problem is a line in the log, too. Shards confirm the new options later (`is_done`)."""
+        """Reload; each problem is also logged. Shards confirm the new options later (`is_done`)."""
         self._notifier.reloading()
         outcome = self._reload()
+        has_failed = outcome.refused or outcome.answer.problems
+        self._broker.reload_failed_us = time.time_ns() // 1000 if has_failed else 0
         if outcome.refused:
             self._notifier.reloaded("the reload failed and changed nothing, the log says why")
         return outcome
@@ -78,7 +81,7 @@ class Reloader:
             options = self._reparse()
         except (ConfigError, ListenError, OSError, ValueError) as error:
             log.error("Reload failed, nothing was changed: %s", error)
-            return ReloadOutcome((str(error),))
+            return ReloadOutcome(tuple(str(error).splitlines()) or (type(error).__name__,))
         old = self._broker.options
         reloaded = diff(old, options)
         if reloaded.is_refused:
@@ -107,8 +110,8 @@ class Reloader:
         self._on_reloaded()
         self._echo.expect({shard.number for shard in self._broker.shards if shard.process is not None})
         self._broker.tell_all(Reload(options))
-        if options.swarm.shards and options.swarm.shards != old.swarm.shards:
-            problem = self._commands.scale(options.swarm.shards)
+        if options.sharding.shards and options.sharding.shards != old.sharding.shards:
+            problem = self._commands.scale(options.sharding.shards)
             if problem:
                 log.warning("Reload: %s", problem)
                 problems.append(problem)

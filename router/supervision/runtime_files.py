@@ -53,9 +53,9 @@ class RuntimeFiles:
             own.remove()
             raise linkdir.LinkDirectoryError(f"cannot listen at {self._operator_path}: {error.strerror}") from None
         self.link_dir = own.path
-        if options.swarm.link_dir:
+        if options.sharding.link_dir:
             try:
-                links = linkdir.LinkDirectory(options.swarm.link_dir, owner, announce)
+                links = linkdir.LinkDirectory(options.sharding.link_dir, owner, announce)
             except linkdir.LinkDirectoryError:
                 self.operators.close()
                 own.remove()
@@ -148,6 +148,7 @@ def listen_for_operators(path: str) -> socket.socket:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         sock.bind(path)
+        os.chmod(path, 0o600)  # its directory is private; this one, too, for who looks at the file alone
         sock.listen(OPERATORS_BACKLOG)
     except OSError:
         sock.close()

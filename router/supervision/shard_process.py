@@ -1,9 +1,8 @@
 """One running shard as the router sees it: a process with a pidfd, and the control channel.
 
 Forked by the zygote, or started by exec where there is none; never forked from this process. It gets the descriptors
-that Boot names, under the same numbers, and no others. SIGHUP, SIGINT, SIGUSR1, SIGUSR2, SIGTTIN and SIGTTOU are
-blocked in it from its first instruction, because the terminal sends some of them to the whole process group, and only
-the router shall react. It is our child in both cases, and is reaped by its pidfd.
+that Boot names, under the same numbers, and no others. The signals on which the router acts are blocked in it from its
+first instruction, and later ignored. It is our child in both cases, and is reaped by its pidfd.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from gnatswarm.router.supervision.zygote import GROUP_SIGNALS, Zygote, child_environment
-from gnatswarm.shards.boundary.control import Boot, Channel, ControlError, Message, ToRouter, encode
+from gnatswarm.router.supervision.zygote import HANDLED_SIGNALS, ZygoteClient, child_environment
+from gnatswarm.shards.boundary.control import Boot, Channel, ControlError, ControlMessage, ToRouter, encode
 
 # A Unix socket takes this much at once, with the kernel's defaults (212,992 bytes) and a margin. A larger Boot, from a
 # configuration with thousands of users, is sent when the event loop runs.
@@ -47,15 +46,15 @@ class ShardProcess:
     process's death `close`.
     """
 
-    def __init__(self, boot: Boot, launcher: Zygote | Sequence[str]) -> None:
+    def __init__(self, boot: Boot, launcher: ZygoteClient | Sequence[str]) -> None:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._zygote = launcher if isinstance(launcher, Zygote) else None
+        self._zygote = launcher if isinstance(launcher, ZygoteClient) else None
         self.pid = 0  # known from meet() on
         try:
             inherited = [theirs.fileno(), boot.page_fd, *boot.listener_fds, *boot.websocket_fds]
             if boot.handoff_fd >= 0:
                 inherited.append(boot.handoff_fd)
-            if isinstance(launcher, Zygote):
+            if isinstance(launcher, ZygoteClient):
                 launcher.request(inherited)
             else:
                 arguments = [*launcher, "--control-fd", str(theirs.fileno())]
@@ -65,7 +64,7 @@ class ShardProcess:
                     arguments,
                     child_environment(),
                     file_actions=[(os.POSIX_SPAWN_DUP2, fd, fd) for fd in inherited],
-                    setsigmask=GROUP_SIGNALS,
+                    setsigmask=HANDLED_SIGNALS,
                 )
         except BaseException:
             self._sock.close()
@@ -93,7 +92,7 @@ class ShardProcess:
 
     def open_channel(
         self,
-        on_message: Callable[[ShardProcess, Message], None],
+        on_message: Callable[[ShardProcess, ControlMessage], None],
         on_ended: Callable[[ShardProcess, ControlError | None], None],
         on_exited: Callable[[ShardProcess, str], None],
     ) -> None:
@@ -123,7 +122,7 @@ class ShardProcess:
         """Whether open_channel was called."""
         return self._pidfd >= 0
 
-    def send(self, message: Message) -> None:
+    def send(self, message: ControlMessage) -> None:
         """Send it, if the channel is still open."""
         if self._channel is not None:
             self._channel.send(message)

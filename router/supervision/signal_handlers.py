@@ -1,4 +1,4 @@
-"""What a running router does on a signal: each is one command.
+"""Handles signals to a running router: each is one command.
 
 Handlers only run in the event loop; before and after, the signals are blocked, so that none ends the router halfway.
 The sender is `router.commands.signals`.
@@ -27,11 +27,14 @@ _SPELLED: dict[int, str] = {
     signal.SIGUSR2: "user defined signal 2",
 }
 
+# `timeout` and some supervisors signal a process, and then its group: the router gets both, and they are one request.
+SAME_REQUEST_S = 0.5
+
 log = logging.getLogger("gnatswarm.router")
 
 
 class SignalHandlers:
-    """Those of one broker; `reload` reads its configuration anew."""
+    """The signal handlers of one broker; `reload` reads its configuration again."""
 
     def __init__(
         self, view: BrokerView, channels: ShardChannels, commands: BrokerCommands, reload: Callable[[], object]
@@ -40,10 +43,11 @@ class SignalHandlers:
         self._channels = channels
         self._commands = commands
         self._reload = reload
+        self._stopping_since_s: float | None = None  # by the loop's clock
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Within, signals are heard; needs a running loop."""
+        """A context in which signals are handled; needs a running loop."""
         loop = asyncio.get_running_loop()
         for number in HANDLED_SIGNALS:
             loop.add_signal_handler(number, self.on_signal, number)
@@ -57,7 +61,7 @@ class SignalHandlers:
                 loop.remove_signal_handler(number)
 
     def on_signal(self, number: int) -> None:
-        """This one came."""
+        """Handle this signal."""
         name = signal.Signals(number).name
         is_like_newer = self._view.options.is_like_newer
         spelled = _SPELLED.get(number) if is_like_newer else None
@@ -68,9 +72,9 @@ class SignalHandlers:
         if number == signal.SIGTERM:
             # As in nats-server: lame duck mode runs to its end, even if the service manager sends SIGTERM.
             if not self._view.is_leaving:
-                self._commands.stop(0 if is_like_newer else 1)
+                self._stop(0 if is_like_newer else 1)
         elif number == signal.SIGINT:
-            self._commands.stop(0)
+            self._stop(0)
         elif number == signal.SIGHUP:
             self._reload()
         elif number == signal.SIGUSR1:
@@ -81,6 +85,15 @@ class SignalHandlers:
             error = self._commands.scale(self._view.wanted + (1 if number == signal.SIGTTIN else -1))
             if error:
                 log.warning("%s: %s", name, error)
+
+    def _stop(self, exit_code: int) -> None:
+        """Stop; the next signal kills, unless it is the same request."""
+        now = asyncio.get_running_loop().time()
+        if self._stopping_since_s is None:
+            self._stopping_since_s = now
+        elif now - self._stopping_since_s < SAME_REQUEST_S:
+            return
+        self._commands.stop(exit_code)
 
     def _reopen_logs(self) -> None:
         problem = logs.reopen()

@@ -1,7 +1,7 @@
 """Status: what the shards of a broker are doing, for `gnatswarm status`.
 
-Rates are the difference of two readings of the shared page and of /proc, taken only on request, so that an idle router
-broker's router does not wake up for it. Called by the operators' answers.
+Rates are the difference of two readings of the shared page and of /proc, taken only on request, so that an idle
+broker's router does not wake up for it. Called by OperatorAnswers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def status(view: BrokerView, sample_s: float) -> Status:
         pid=os.getpid(),
         address=view.listener_groups.clients.address,
         server_name=view.server_name,
-        accept=view.options.swarm.accept,
+        accept=view.options.sharding.accept,
         steering=view.is_handoff or view.listener_groups.steering.works,
         connections=page.connections,
         uptime_s=time.monotonic() - view.started_at,

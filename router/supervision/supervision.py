@@ -1,9 +1,10 @@
 """Supervision: what the router does about one shard, as a pure function (state, event, now) → (state, actions).
 
-No process, socket or clock is touched here; the supervisor delivers the events and carries the actions out.
-below is complete: it has a handler for every phase and every event, so no case is left to an `else`. Invariants: a
-shard that does not answer a ping in time is killed; a process is replaced only after it was reaped (Exited); every
-phase except STOPPED and READY has a deadline, so nothing waits for ever.
+No process, socket or clock is touched here; the supervisor delivers the events and carries the actions out. Events
+come from the router itself, or are messages of the shard. The table of transitions at the end is complete: it has a
+handler for every phase and every event, so no case is left to an `else`. Invariants: a shard that does not answer a
+ping in time is killed; a process is replaced only after it was reaped (Exited); every phase except STOPPED and READY
+has a deadline, so nothing waits for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +15,20 @@ from collections.abc import Callable
 
 import msgspec
 
-from gnatswarm.shards.boundary.control import Drain, LameDuck, Message, Ping, Stop
+from gnatswarm.shards.boundary.control import (
+    ControlMessage,
+    Drain,
+    Drained,
+    Fatal,
+    HasHeadroom,
+    InStep,
+    LameDuck,
+    Linked,
+    Ping,
+    Pong,
+    Ready,
+    Stop,
+)
 
 PING_INTERVAL_S = 0.5  # between the answer to one ping and the next
 SUSPECT_AFTER_S = 0.75  # a ping unanswered for this long: new connections are steered elsewhere
@@ -52,7 +66,7 @@ class ShardState(msgspec.Struct, frozen=True):
     phase: Phase = Phase.STOPPED
     is_founder: bool = True  # one of the broker's first shards: the start fails without it
     is_wanted: bool = False  # should run once the present phase has ended
-    leave: Message | None = None  # Drain or LameDuck, to be sent when the shard is ready
+    leave: ControlMessage | None = None  # Drain or LameDuck, to be sent when the shard is ready
     deadline: float = math.inf  # by which the phase must end
     was_ready: bool = False  # at least once, in any of its processes
     ready_since: float = 0.0
@@ -61,7 +75,7 @@ class ShardState(msgspec.Struct, frozen=True):
     next_ping_at: float = 0.0
     is_suspect: bool = False  # its answer to a ping is late
     is_in_step: bool = True  # it has links to all siblings
-    has_room: bool = True  # it has descriptors for more clients
+    has_headroom: bool = True  # it has descriptors for more clients
     has_drained: bool = False  # it sent Drained, or its time for that is over
     deaths: int = 0  # in a row, without STABLE_AFTER_S between them
     starts: int = 0
@@ -74,7 +88,7 @@ class ShardState(msgspec.Struct, frozen=True):
         return self.phase is Phase.READY and self.is_wanted and self.is_in_step and not self.is_suspect
 
     @property
-    def is_peer(self) -> bool:
+    def is_linked(self) -> bool:
         """Whether its siblings should hold a link to it."""
         return self.phase in (Phase.LINKED, Phase.READY, Phase.DRAINING)
 
@@ -87,110 +101,60 @@ class ShardState(msgspec.Struct, frozen=True):
 # ---- events ----
 
 
-class Event(msgspec.Struct, frozen=True):
-    """Something that happened to one shard."""
+class RouterEvent(msgspec.Struct, frozen=True):
+    """Something that the router itself wants or notices. The other events are messages of the shard."""
 
 
-class StartWanted(Event, frozen=True):
+class StartWanted(RouterEvent, frozen=True):
     """The broker starts, or is scaled up."""
 
 
-class LeaveWanted(Event, frozen=True):
+class LeaveWanted(RouterEvent, frozen=True):
     """The broker is scaled down, or in lame duck mode."""
 
     message: Drain | LameDuck
 
 
-class StopWanted(Event, frozen=True):
+class StopWanted(RouterEvent, frozen=True):
     """The broker stops."""
 
 
-class KillWanted(Event, frozen=True):
+class KillWanted(RouterEvent, frozen=True):
     """An operator wants its process to die as in a crash. It does not count as one: the next is started at once."""
 
 
-class SpawnFailed(Event, frozen=True):
+class SpawnFailed(RouterEvent, frozen=True):
     """The process could not be started."""
 
     reason: str
 
 
-class Linked(Event, frozen=True):
-    """The shard sent Linked: its link socket listens."""
-
-
-class Ready(Event, frozen=True):
-    """The shard sent Ready: it accepts."""
-
-
-class InStep(Event, frozen=True):
-    """The shard sent InStep: whether it has links to all siblings."""
-
-    on: bool
-
-
-class HasRoom(Event, frozen=True):
-    """The shard sent HasRoom: whether it has descriptors for more clients."""
-
-    on: bool
-
-
-class Pong(Event, frozen=True):
-    """The shard answered a ping."""
-
-    seq: int
-
-
-class Fatal(Event, frozen=True):
-    """The shard sent Fatal: it cannot run."""
-
-    reason: str
-
-
-class Drained(Event, frozen=True):
-    """The shard sent Drained: all its clients are gone."""
-
-
-class ChannelEnded(Event, frozen=True):
+class ChannelEnded(RouterEvent, frozen=True):
     """The control channel ended."""
 
     reason: str  # "": closed without an error, as when the process dies; its exit status tells more
 
 
-class Exited(Event, frozen=True):
+class Exited(RouterEvent, frozen=True):
     """The process was reaped."""
 
     reason: str
 
 
-class Tick(Event, frozen=True):
-    """Time has passed; sent a few times a second."""
+class TimePassed(RouterEvent, frozen=True):
+    """Sent a few times a second; deadlines are checked then."""
 
 
-class Late(Event, frozen=True):
+class Late(RouterEvent, frozen=True):
     """The router itself did not run for this long: missing answers of that time do not count."""
 
     gap_s: float
 
 
-EVENTS: tuple[type[Event], ...] = (
-    StartWanted,
-    LeaveWanted,
-    StopWanted,
-    KillWanted,
-    SpawnFailed,
-    Linked,
-    Ready,
-    InStep,
-    HasRoom,
-    Pong,
-    Fatal,
-    Drained,
-    ChannelEnded,
-    Exited,
-    Tick,
-    Late,
-)
+# Messages of the shard that change its state; the supervisor delivers them as they came.
+ShardMessage = Linked | Ready | InStep | HasHeadroom | Pong | Fatal | Drained
+
+Event = RouterEvent | ShardMessage
 
 
 # ---- actions ----
@@ -211,7 +175,7 @@ class Kill(Action, frozen=True):
 class Send(Action, frozen=True):
     """Send this on the control channel."""
 
-    message: Message
+    message: ControlMessage
 
 
 class Forget(Action, frozen=True):
@@ -271,7 +235,7 @@ def _spawned(state: ShardState, now: float) -> ShardState:
         ping_sent_at=None,
         is_suspect=False,
         is_in_step=True,
-        has_room=True,
+        has_headroom=True,
         has_drained=False,
         fatal_reason="",
     )
@@ -354,9 +318,9 @@ def _in_step(state: ShardState, event: Event, now: float) -> Result:
     return _with(state, is_in_step=event.on), ()
 
 
-def _room(state: ShardState, event: Event, now: float) -> Result:
-    assert isinstance(event, HasRoom)
-    return _with(state, has_room=event.on), ()
+def _headroom(state: ShardState, event: Event, now: float) -> Result:
+    assert isinstance(event, HasHeadroom)
+    return _with(state, has_headroom=event.on), ()
 
 
 def _fatal(state: ShardState, event: Event, now: float) -> Result:
@@ -442,7 +406,7 @@ def _gone(state: ShardState, event: Event, now: float) -> Result:
 
 
 def _died(state: ShardState, event: Event, now: float) -> Result:
-    """The process has ended: it was to end, or it is replaced."""
+    """The process has ended: either it should, or it is replaced."""
     assert isinstance(event, Exited | SpawnFailed)
     reason = state.last_reason if state.phase is Phase.KILLED and state.last_reason else event.reason
     base = _with(
@@ -490,13 +454,13 @@ _ROWS: dict[type[Event], tuple[Handler, ...]] = {
     Linked:       (_nothing,  _nothing,  _linked,   _breach,   _breach,   _breach,   _nothing,  _nothing),
     Ready:        (_nothing,  _nothing,  _breach,   _ready,    _breach,   _breach,   _nothing,  _nothing),
     InStep:       (_nothing,  _nothing,  _breach,   _in_step,  _in_step,  _in_step,  _nothing,  _nothing),
-    HasRoom:      (_nothing,  _nothing,  _breach,   _breach,   _room,     _room,     _nothing,  _nothing),
+    HasHeadroom:  (_nothing,  _nothing,  _breach,   _breach,   _headroom, _headroom, _nothing,  _nothing),
     Pong:         (_nothing,  _nothing,  _breach,   _breach,   _pong,     _pong,     _nothing,  _nothing),
     Fatal:        (_nothing,  _nothing,  _fatal,    _fatal,    _fatal,    _fatal,    _nothing,  _nothing),
     Drained:      (_nothing,  _nothing,  _breach,   _breach,   _breach,   _drained,  _nothing,  _nothing),
     ChannelEnded: (_nothing,  _nothing,  _ended,    _ended,    _ended,    _ended,    _nothing,  _nothing),
     Exited:       (_nothing,  _nothing,  _died,     _died,     _died,     _died,     _gone,     _died),
-    Tick:         (_nothing,  _retry,    _booting,  _booting,  _serving,  _leaving,  _waiting,  _nothing),
+    TimePassed:   (_nothing,  _retry,    _booting,  _booting,  _serving,  _leaving,  _waiting,  _nothing),
     Late:         (_nothing,  _nothing,  _late,     _late,     _late,     _late,     _late,     _nothing),
 }
 # fmt: on

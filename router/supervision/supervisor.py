@@ -1,9 +1,9 @@
 """The supervisor: carries out the decisions of `router.supervision.supervision`, for all shards of one broker.
 
-Control messages, deaths, commands and time become events; steering and the list of peers follow from the states, and
-are published whenever they change. Other messages of shards go to the `Audience`; signals, operators and reloads come
-in as commands (`broker_commands`). It starts its shards before it imports what only serving needs, so that both
-happen at the same time.
+Control messages, deaths, commands and time become events. Steering and the list of linked shards follow from the
+states, and are published whenever they change. Other messages of shards go to the `Audience`; signals, operators and
+reloads come in as commands (`broker_commands`). It starts its shards before it imports what only serving needs, so
+that both happen at the same time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gnatswarm.router.config.cores import MAX_SHARDS
 from gnatswarm.router.supervision import descriptors, gap, supervision
-from gnatswarm.router.supervision.broker import Broker, CannotStart, Shard
+from gnatswarm.router.supervision.broker import CannotStart, SupervisedBroker, SupervisedShard
 from gnatswarm.shards.boundary import control, linkdir, logs
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ class Supervisor:
     start() raises CannotStart. `notifier` tells a service manager, `audience` gets what does not concern supervision.
     """
 
-    def __init__(self, broker: Broker, *, notifier: Notifier, audience: Audience) -> None:
+    def __init__(self, broker: SupervisedBroker, *, notifier: Notifier, audience: Audience) -> None:
         self._broker = broker
         self._notifier = notifier
         self._audience = audience
         self._handoff: Handoff | None = None
-        self._peers: list[control.Peer] = []
+        self._linked: list[control.LinkedShard] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._done: asyncio.Future[int] | None = None
         self._last_tick = 0.0
@@ -104,25 +104,14 @@ class Supervisor:
 
     # ---- events in ----
 
-    def _on_message(self, process: ShardProcess, message: control.Message) -> None:
+    def _on_message(self, process: ShardProcess, message: control.ControlMessage) -> None:
         shard = self._broker.shard_of(process)
         if shard is None:
             return
-        if isinstance(message, control.Pong):
-            self._deliver(shard, supervision.Pong(message.seq))
-        elif isinstance(message, control.Linked):
+        if isinstance(message, control.Linked):
             shard.link_path = message.path
-            self._deliver(shard, supervision.Linked())
-        elif isinstance(message, control.Ready):
-            self._deliver(shard, supervision.Ready())
-        elif isinstance(message, control.InStep):
-            self._deliver(shard, supervision.InStep(message.on))
-        elif isinstance(message, control.HasRoom):
-            self._deliver(shard, supervision.HasRoom(message.on))
-        elif isinstance(message, control.Fatal):
-            self._deliver(shard, supervision.Fatal(message.reason))
-        elif isinstance(message, control.Drained):
-            self._deliver(shard, supervision.Drained())
+        if isinstance(message, supervision.ShardMessage):
+            self._deliver(shard, message)
         else:
             self._audience.on_message(shard.number, message)
 
@@ -146,7 +135,7 @@ class Supervisor:
         for shard in list(self._broker.shards):
             if gap_s > LATE_S:
                 self._deliver(shard, supervision.Late(gap_s))
-            self._deliver(shard, supervision.Tick())
+            self._deliver(shard, supervision.TimePassed())
         logs.rotate_when_full()
         self._mend()
         self._notify()
@@ -156,14 +145,14 @@ class Supervisor:
         """Restore our directory or files in it, which a cleaner of old files may have removed."""
         if self._broker.runtime_files.mend():
             self._audience.on_operator_socket()
-        peers = [shard for shard in self._broker.shards if shard.state.is_peer and not shard.state.has_drained]
-        numbers = {shard.link_path: shard.number for shard in peers}
+        linked = [shard for shard in self._broker.shards if shard.state.is_linked and not shard.state.has_drained]
+        numbers = {shard.link_path: shard.number for shard in linked}
         for path in self._broker.runtime_files.missing_links(list(numbers)):
             self._broker.tell(numbers[path], control.ListenAnew())  # the shard logs it
 
     # ---- decisions, and what follows from them ----
 
-    def _deliver(self, shard: Shard, event: supervision.Event) -> None:
+    def _deliver(self, shard: SupervisedShard, event: supervision.Event) -> None:
         before = shard.state
         shard.state, actions = supervision.step(shard.state, event, time.monotonic())
         for action in actions:
@@ -173,7 +162,7 @@ class Supervisor:
                 log.debug("Shard %d is %s", shard.number, shard.state.phase.value)
             self._publish()
 
-    def _carry_out(self, shard: Shard, action: supervision.Action) -> None:
+    def _carry_out(self, shard: SupervisedShard, action: supervision.Action) -> None:
         if isinstance(action, supervision.Send):
             if shard.process is not None:
                 shard.process.send(action.message)
@@ -190,7 +179,7 @@ class Supervisor:
             log.critical("Shard %d %s", shard.number, action.reason)
             self.stop(1)
 
-    def _spawn(self, shard: Shard) -> None:
+    def _spawn(self, shard: SupervisedShard) -> None:
         if self._broker.is_leaving or self._exit_code is not None:
             # The listeners are closed already: a new process would get no clients.
             self._deliver(shard, supervision.StopWanted())
@@ -227,7 +216,7 @@ class Supervisor:
         if self._loop is not None:
             self._meet(shard)
 
-    def _meet(self, shard: Shard) -> None:
+    def _meet(self, shard: SupervisedShard) -> None:
         """Wait until the process that was requested exists, or handle its failure."""
         assert shard.process is not None
         try:
@@ -241,7 +230,7 @@ class Supervisor:
         if self._loop is not None:
             process.open_channel(self._on_message, self._on_channel_ended, self._on_exited)
 
-    def _forget(self, shard: Shard) -> None:
+    def _forget(self, shard: SupervisedShard) -> None:
         """Clean up after a reaped process: exactly once for each one started."""
         process, shard.process = shard.process, None
         if process is None:
@@ -262,20 +251,20 @@ class Supervisor:
     def _accepting(self) -> list[int]:
         """Shards that get new connections; those without descriptor headroom only if no shard has any."""
         accepting = [shard for shard in self._broker.shards if shard.state.is_accepting]
-        return [shard.number for shard in [one for one in accepting if one.state.has_room] or accepting]
+        return [shard.number for shard in [one for one in accepting if one.state.has_headroom] or accepting]
 
     def _publish(self) -> None:
-        """Publish steering and the list of peers, where they no longer match the states."""
-        peers = [
-            control.Peer(shard.number, shard.process.boot.boot_id, shard.link_path)
+        """Publish steering and the list of linked shards, where they no longer match the states."""
+        linked = [
+            control.LinkedShard(shard.number, shard.process.boot.boot_id, shard.link_path)
             for shard in self._broker.shards
-            if shard.state.is_peer and shard.process is not None
+            if shard.state.is_linked and shard.process is not None
         ]
-        if peers != self._peers:
-            self._peers = peers
+        if linked != self._linked:
+            self._linked = linked
             for shard in self._broker.shards:
-                if shard.state.is_peer and shard.process is not None:
-                    shard.process.send(control.Peers(peers))
+                if shard.state.is_linked and shard.process is not None:
+                    shard.process.send(control.LinkedShards(linked))
         self._check_ready()
         if self._broker.is_serving:
             self._steer()
@@ -385,7 +374,7 @@ class Supervisor:
         log.info("Scaling from %d to %d shards", self._broker.wanted, wanted)
         self._broker.wanted = wanted
         while len(self._broker.shards) < wanted:
-            self._broker.shards.append(Shard(len(self._broker.shards), is_founder=False))
+            self._broker.shards.append(SupervisedShard(len(self._broker.shards), is_founder=False))
         leave = control.Drain(self._broker.options.limits.lame_duck_grace_s)
         for shard in self._broker.shards:
             if shard.number < wanted:

@@ -15,16 +15,17 @@ import socket
 import struct
 import sys
 
-GROUP_SIGNALS = (
+# What a router acts on. They are blocked in its children: terminals, `timeout` and service managers send some of them
+# to the whole process group, and a shard that ended by one would take its open window of statistics with it.
+HANDLED_SIGNALS = (
     signal.SIGHUP,
     signal.SIGINT,
+    signal.SIGTERM,
     signal.SIGUSR1,
     signal.SIGUSR2,
     signal.SIGTTIN,
     signal.SIGTTOU,
 )
-# What a router itself acts on.
-HANDLED_SIGNALS = (*GROUP_SIGNALS, signal.SIGTERM)
 
 # Importing takes a tenth of a second; on a machine so busy that it takes this long, exec would not be faster.
 ANSWER_DEADLINE_S = 20.0
@@ -48,7 +49,7 @@ def child_environment() -> dict[str, str]:
     return environment
 
 
-class Zygote:
+class ZygoteClient:
     """One zygote process; OSError when it cannot be started."""
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class Zygote:
                 [sys.executable, "-P", "-m", "gnatswarm.shards.zygote", str(number), str(os.getpid())],
                 child_environment(),
                 file_actions=[(os.POSIX_SPAWN_DUP2, number, number)],
-                setsigmask=GROUP_SIGNALS,
+                setsigmask=HANDLED_SIGNALS,
             )
         self._is_reaped = False
 
@@ -103,7 +104,7 @@ class Zygote:
             self._is_reaped = True
 
 
-_prepared: Zygote | None = None
+_prepared: ZygoteClient | None = None
 
 
 def prepare() -> None:
@@ -111,12 +112,12 @@ def prepare() -> None:
     global _prepared
     if _prepared is None:
         try:
-            _prepared = Zygote()
+            _prepared = ZygoteClient()
         except OSError:
             return
 
 
-def take_prepared() -> Zygote | None:
+def take_prepared() -> ZygoteClient | None:
     """The prepared zygote, now owned by the caller; None: there is none."""
     global _prepared
     zygote, _prepared = _prepared, None

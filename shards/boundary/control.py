@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Increased with every change of a message. Router and shards come from one installation; versions differ when that was
 # upgraded under a running broker. The shard then reports it and does not start.
-CONTROL_VERSION = 9
+CONTROL_VERSION = 10
 
 # The largest thing sent is one shard's page of ten thousand connections with all their subscriptions.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -40,11 +40,11 @@ class ControlError(Exception):
     """The other end of a control channel broke the rules; the channel cannot be used any more."""
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+class ControlMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
     """Base of everything on the channel: an array whose first element is the class name."""
 
 
-class Peer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class LinkedShard(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A shard that siblings can dial."""
 
     shard: int  # 0..63
@@ -55,7 +55,7 @@ class Peer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 # ---- router → shard ----
 
 
-class Boot(Message, frozen=True):
+class Boot(ControlMessage, frozen=True):
     """First message, sent once: the shard's identity and all it needs. Descriptors are inherited with these numbers."""
 
     version: int  # CONTROL_VERSION of the router
@@ -77,33 +77,33 @@ class Boot(Message, frozen=True):
     stats_dir: str = ""  # existing directory for statistics; "": none are written
 
 
-class Ping(Message, frozen=True):
+class Ping(ControlMessage, frozen=True):
     """Are you alive? The event loop answers with Pong and the same number."""
 
     seq: int
 
 
-class Peers(Message, frozen=True):
+class LinkedShards(ControlMessage, frozen=True):
     """All shards whose link sockets listen, the receiver included; the whole list is sent after every change."""
 
-    peers: list[Peer]
+    shards: list[LinkedShard]
 
 
-class ListenAnew(Message, frozen=True):
+class ListenAnew(ControlMessage, frozen=True):
     """The file of your link socket is gone: listen at its path again, so that siblings can dial you."""
 
 
-class Reload(Message, frozen=True):
+class Reload(ControlMessage, frozen=True):
     """New options; those that cannot change at run time have their old values."""
 
     options: Options
 
 
-class ReopenLog(Message, frozen=True):
+class ReopenLog(ControlMessage, frozen=True):
     """Log files were renamed: open them again."""
 
 
-class Drain(Message, frozen=True):
+class Drain(ControlMessage, frozen=True):
     """Retire this shard within deadline_s.
 
     Accept until the accept queue was empty for a second, send INFO with ldm, flush and close, send Drained, exit 0.
@@ -112,38 +112,38 @@ class Drain(Message, frozen=True):
     deadline_s: float
 
 
-class LameDuck(Message, frozen=True):
+class LameDuck(ControlMessage, frozen=True):
     """The whole broker is ending: as Drain, but after grace_s clients are closed one by one over duration_s."""
 
     grace_s: float
     duration_s: float
 
 
-class Stop(Message, frozen=True):
+class Stop(ControlMessage, frozen=True):
     """Flush what can be flushed at once, close every client, exit 0."""
 
 
-class Disconnect(Message, frozen=True):
+class Disconnect(ControlMessage, frozen=True):
     """Disconnect your clients whose id is first_cid or higher; answered by Disconnected."""
 
     first_cid: int
 
 
-class Snapshot(Message, frozen=True):
+class Snapshot(ControlMessage, frozen=True):
     """Answer this monitoring query for your own clients; answered by SnapshotReply."""
 
     seq: int
     query: Query
 
 
-class SystemReply(Message, frozen=True):
+class SystemReply(ControlMessage, frozen=True):
     """The reply to SystemRequest(seq): publish it unless it is empty."""
 
     seq: int
     payload: bytes
 
 
-class SystemEvent(Message, frozen=True):
+class SystemEvent(ControlMessage, frozen=True):
     """Publish this in the system account if it has a subscriber there."""
 
     subject: str
@@ -154,55 +154,55 @@ class SystemEvent(Message, frozen=True):
 # ---- shard → router ----
 
 
-class Linked(Message, frozen=True):
+class Linked(ControlMessage, frozen=True):
     """My link socket listens at path."""
 
     path: str
 
 
-class Ready(Message, frozen=True):
-    """I have the complete interest of every peer in Peers, and accept connections. Sent once per boot."""
+class Ready(ControlMessage, frozen=True):
+    """I have the complete interest of every shard in LinkedShards, and accept connections. Sent once per boot."""
 
 
-class InStep(Message, frozen=True):
+class InStep(ControlMessage, frozen=True):
     """Whether I have a link to every living sibling. Not sent for a link that is restored within 50 ms."""
 
     on: bool
 
 
-class HasRoom(Message, frozen=True):
+class HasHeadroom(ControlMessage, frozen=True):
     """Whether I have descriptors for more clients. Sent while some are left, for connections already on their way."""
 
     on: bool
 
 
-class Pong(Message, frozen=True):
+class Pong(ControlMessage, frozen=True):
     """I am alive; answers Ping(seq)."""
 
     seq: int
 
 
-class Fatal(Message, frozen=True):
+class Fatal(ControlMessage, frozen=True):
     """I cannot run, and a restart would fail in the same way."""
 
     reason: str
 
 
-class Reloaded(Message, frozen=True):
+class Reloaded(ControlMessage, frozen=True):
     """The options of the last Reload are in force here."""
 
 
-class Disconnected(Message, frozen=True):
+class Disconnected(ControlMessage, frozen=True):
     """The clients selected by Disconnect are gone."""
 
     clients: int  # how many there were
 
 
-class Drained(Message, frozen=True):
+class Drained(ControlMessage, frozen=True):
     """Every client is gone; I exit now."""
 
 
-class SnapshotReply(Message, frozen=True):
+class SnapshotReply(ControlMessage, frozen=True):
     """One part of the answer to Snapshot(seq), in order; the last has no body."""
 
     seq: int
@@ -210,7 +210,7 @@ class SnapshotReply(Message, frozen=True):
     is_last: bool = True
 
 
-class SystemRequest(Message, frozen=True):
+class SystemRequest(ControlMessage, frozen=True):
     """A request of a client to the broker; answered by SystemReply(seq), with or without a payload."""
 
     seq: int
@@ -219,7 +219,7 @@ class SystemRequest(Message, frozen=True):
     body: bytes
 
 
-class AccountChanged(Message, frozen=True):
+class AccountChanged(ControlMessage, frozen=True):
     """A connection of this account was opened or closed, and a client subscribes to the account's connection count."""
 
     account: str
@@ -228,7 +228,7 @@ class AccountChanged(Message, frozen=True):
 ToShard = (
     Boot
     | Ping
-    | Peers
+    | LinkedShards
     | ListenAnew
     | Reload
     | ReopenLog
@@ -244,7 +244,7 @@ ToRouter = (
     Linked
     | Ready
     | InStep
-    | HasRoom
+    | HasHeadroom
     | Pong
     | Fatal
     | Reloaded
@@ -258,7 +258,7 @@ ToRouter = (
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(message: Message) -> bytes:
+def encode(message: ControlMessage) -> bytes:
     """The message as one frame. Raises ControlError when it is longer than MAX_FRAME_BYTES."""
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
@@ -274,15 +274,15 @@ class Framer:
     """
 
     def __init__(self, expected: object) -> None:
-        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(expected)
+        self._decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(expected)
         self._buffer = bytearray()
         self._error: ControlError | None = None
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Message]:
+    def feed(self, data: bytes | bytearray | memoryview) -> list[ControlMessage]:
         """The messages that these bytes complete. ControlError for a frame too long, undecodable or unexpected."""
         if self._error is not None:
             raise self._error
-        messages: list[Message] = []
+        messages: list[ControlMessage] = []
         buffer = self._buffer
         buffer += data
         start = 0
@@ -324,7 +324,7 @@ class Channel:
         self,
         sock: socket.socket,
         expected: object,
-        on_message: Callable[[Message], None],
+        on_message: Callable[[ControlMessage], None],
         on_closed: Callable[[ControlError | None], None],
     ) -> None:
         # Imported here because the router encodes Boot and starts its shards before it imports asyncio.
@@ -352,7 +352,7 @@ class Channel:
         """Whether the channel has ended; nothing can be sent then."""
         return self._is_closed
 
-    def send(self, message: Message) -> None:
+    def send(self, message: ControlMessage) -> None:
         """Queue one message. Does nothing after the end of the channel, which on_closed has reported."""
         if self._is_closed:
             return

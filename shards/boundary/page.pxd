@@ -21,7 +21,7 @@ cdef extern from *:
     #include <stddef.h>
 
     #define PAGE_MAGIC UINT64_C(0x676e617473776d31)   /* "gnatswm1" */
-    #define PAGE_VERSION 2
+    #define PAGE_VERSION 4
     #define PAGE_SLOTS 64
     #define PAGE_ACCOUNTS 1024
 
@@ -67,7 +67,8 @@ cdef extern from *:
         uint64_t recorded[6];         /* messages and bytes in, out, link messages out and in */
         uint64_t failed_handshakes;   /* TLS handshakes and WebSocket upgrades that failed */
         uint64_t stale_connections;   /* closed because they did not answer our pings */
-        uint64_t spare[2];
+        uint64_t denied_msgs;         /* of in_msgs: the client's permissions did not allow them */
+        uint64_t denied_subscriptions;
     } ShardSlot;
 
     typedef struct {
@@ -229,6 +230,8 @@ cdef extern from *:
         uint64_t[6] recorded
         uint64_t failed_handshakes
         uint64_t stale_connections
+        uint64_t denied_msgs
+        uint64_t denied_subscriptions
 
     ctypedef struct PageLayout:
         PageHeader header

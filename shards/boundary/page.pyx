@@ -228,6 +228,8 @@ cdef class Page:
             "refused_logins": slot.refused_logins,
             "failed_handshakes": slot.failed_handshakes,
             "stale_connections": slot.stale_connections,
+            "denied_msgs": slot.denied_msgs,
+            "denied_subscriptions": slot.denied_subscriptions,
         }
 
     def note_recorded(self, int shard, uint64_t until_us, counts not None):
@@ -281,6 +283,10 @@ cdef class Page:
             page_store(&slot.failed_handshakes, value)
         elif name == "stale_connections":
             page_store(&slot.stale_connections, value)
+        elif name == "denied_msgs":
+            page_store(&slot.denied_msgs, value)
+        elif name == "denied_subscriptions":
+            page_store(&slot.denied_subscriptions, value)
         else:
             raise KeyError(name)
 

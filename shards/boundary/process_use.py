@@ -1,4 +1,4 @@
-"""What a process takes of its machine, as /proc tells: CPU time and memory. Costs some 20 µs."""
+"""CPU time and memory that a process uses, from /proc. Costs some 20 µs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessUse(NamedTuple):
-    """So far, and now."""
+    """CPU time so far, and present memory."""
 
     cpu_s: float  # of all its threads, in steps of a clock tick
     resident_bytes: int
 
 
 def process_use(pid: int) -> ProcessUse:
-    """Of that process; zeros when it is gone, or for pid 0."""
+    """The use of this process; zeros if it is gone, and for pid 0."""
     if not pid:
         return ProcessUse(0.0, 0)
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # Behind the name, which may hold blanks and brackets: proc(5) counts from there on.
+            # Skip the name, which may contain blanks and brackets; the fields after it are at fixed positions.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return ProcessUse(0.0, 0)

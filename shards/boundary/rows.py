@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 
-class Row(msgspec.Struct, array_like=True, gc=False):
+class PageStruct(msgspec.Struct, array_like=True, gc=False):
     """Base of all queries, parts and rows.
 
     None of them can be part of a reference cycle, so the garbage collector need not track them (gc=False): ten
@@ -20,7 +20,7 @@ class Row(msgspec.Struct, array_like=True, gc=False):
     """
 
 
-class SubscriptionRow(Row):
+class SubscriptionRow(PageStruct):
     """One subscription."""
 
     subject: str
@@ -32,7 +32,7 @@ class SubscriptionRow(Row):
     account: str = ""  # "": as in its connection's row
 
 
-class ConnectionRow(Row):
+class ConnectionRow(PageStruct):
     """One client connection, open or closed."""
 
     cid: int
@@ -60,7 +60,7 @@ class ConnectionRow(Row):
     tls_cipher_suite: str = ""
 
 
-class SubjectRow(Row):
+class SubjectRow(PageStruct):
     """What was published to one subject since its match result was cached."""
 
     subject: str
@@ -74,7 +74,7 @@ class SubjectRow(Row):
     folded: int = 0  # the number of subjects that this row sums up; 0: it is one subject
 
 
-class HotSubjectRow(Row):
+class HotSubjectRow(PageStruct):
     """What was counted for one subject in the last windows. A subject that ends in `.>` stands for all below it."""
 
     account: str
@@ -87,7 +87,7 @@ class HotSubjectRow(Row):
     widest: int  # the most subscribers on this shard that one message reached
 
 
-class SubjectInterestRow(Row):
+class SubjectInterestRow(PageStruct):
     """Present subscribers and publishers of one subject."""
 
     subscriptions: int  # plain ones on this shard
@@ -97,7 +97,7 @@ class SubjectInterestRow(Row):
     publishers: int  # clients of this shard whose latest message had this subject
 
 
-class QueueRow(Row):
+class QueueRow(PageStruct):
     """One member of a queue group."""
 
     subject: str
@@ -108,7 +108,7 @@ class QueueRow(Row):
     name: str
 
 
-class LinkRow(Row):
+class LinkRow(PageStruct):
     """One end of a link to a sibling."""
 
     shard: int  # the sibling
@@ -121,7 +121,7 @@ class LinkRow(Row):
     out_bytes: int
 
 
-class Question(Row):
+class Question(PageStruct):
     """Base of the router's questions; the tag names the page."""
 
     @property
@@ -144,7 +144,7 @@ class ConnectionsQuery(Question, tag="connz"):
     now_us: int = 0  # the same moment for all shards, for sorting by `idle` and `uptime`
 
 
-class ConnectionsPart(Row):
+class ConnectionsPart(PageStruct):
     """Some of the connections. One with many subscriptions is sent as several consecutive rows."""
 
     total: int  # connections in that state, matching or not
@@ -161,7 +161,7 @@ class SubscriptionsQuery(Question, tag="subscriptions"):
     account: str = ""  # "": all accounts
 
 
-class SubscriptionsPart(Row):
+class SubscriptionsPart(PageStruct):
     """Some of the subscriptions."""
 
     total: int  # how many there are, regardless of offset and limit
@@ -174,7 +174,7 @@ class SublistQuery(Question, tag="subsz"):
     account: str = ""  # "": the sum over all accounts
 
 
-class SublistPart(Row):
+class SublistPart(PageStruct):
     """The sublist's counters, and the number of clients that use it."""
 
     subscriptions: int
@@ -195,7 +195,7 @@ class SubjectsQuery(Question, tag="cached"):
     fold: str = "_INBOX."  # subjects with this prefix are summed up in one row; "": none are
 
 
-class SubjectsPart(Row):
+class SubjectsPart(PageStruct):
     """Subjects, heaviest first; the folded row last."""
 
     cached: int
@@ -210,7 +210,7 @@ class HotSubjectsQuery(Question, tag="subjectz"):
     account: str = ""  # "": all accounts
 
 
-class HotSubjectsPart(Row):
+class HotSubjectsPart(PageStruct):
     """Some of the subjects, in no order. A shard without a recorder sends no part."""
 
     since_us: int  # when counting began
@@ -226,7 +226,7 @@ class SubjectInterestQuery(Question, tag="interest"):
     subjects: list[tuple[str, str]]  # (account, subject)
 
 
-class SubjectInterestPart(Row):
+class SubjectInterestPart(PageStruct):
     """Rows of some of the subjects, in the order of the query."""
 
     rows: list[SubjectInterestRow]
@@ -238,7 +238,7 @@ class QueuesQuery(Question, tag="queuez"):
     most: int = 10_000
 
 
-class QueuesPart(Row):
+class QueuesPart(PageStruct):
     """Some of the members, in no order."""
 
     rows: list[QueueRow]
@@ -252,7 +252,7 @@ class SlowQuery(Question, tag="slowz"):
     most: int = 256
 
 
-class SlowPart(Row):
+class SlowPart(PageStruct):
     """Present slow consumers, most pending bytes first; past ones, latest first."""
 
     present: list[ConnectionRow]
@@ -263,7 +263,7 @@ class LinksQuery(Question, tag="linkz"):
     """The links to the siblings."""
 
 
-class LinksPart(Row):
+class LinksPart(PageStruct):
     """All links."""
 
     rows: list[LinkRow]
@@ -273,7 +273,7 @@ class AccountsQuery(Question, tag="accstatz"):
     """Connections and traffic by account."""
 
 
-class AccountRow(Row):
+class AccountRow(PageStruct):
     """One account on one shard; the traffic is that of all its clients since the shard started."""
 
     name: str
@@ -285,10 +285,29 @@ class AccountRow(Row):
     slow_consumers: int = 0
 
 
-class AccountsPart(Row):
+class AccountsPart(PageStruct):
     """All accounts that have ever had a client on this shard."""
 
     rows: list[AccountRow]
+
+
+class DeniedQuery(Question, tag="deniedz"):
+    """What permissions have denied."""
+
+
+class DeniedRow(PageStruct):
+    """One user on one shard, since the shard started."""
+
+    account: str  # records.OTHER: of users without a row of their own
+    user: str  # "": clients without a user
+    publishes: int = 0
+    subscriptions: int = 0
+
+
+class DeniedPart(PageStruct):
+    """All users that were denied something."""
+
+    rows: list[DeniedRow]
 
 
 class ClientQuery(Question, tag="client"):
@@ -299,16 +318,16 @@ class ClientQuery(Question, tag="client"):
 
 
 class StacksQuery(Question, tag="stacks"):
-    """Where the shard is."""
+    """Asks for the stacks of the shard."""
 
 
-class StacksPart(Row):
-    """Where the shard is: see shards.boundary.stacks."""
+class StacksPart(PageStruct):
+    """The stacks of the shard: see shards.boundary.stacks."""
 
     text: str
 
 
-class ClientPart(Row):
+class ClientPart(PageStruct):
     """Whether the client is on this shard."""
 
     is_found: bool
@@ -364,6 +383,7 @@ Query = (
     | SlowQuery
     | LinksQuery
     | AccountsQuery
+    | DeniedQuery
     | ClientQuery
     | StacksQuery
 )
@@ -378,6 +398,7 @@ Part = (
     | SlowPart
     | LinksPart
     | AccountsPart
+    | DeniedPart
     | ClientPart
     | StacksPart
 )

@@ -1,8 +1,8 @@
-"""Where a process is: the Python stacks of its threads and tasks, and what the kernel says of its threads.
+"""The Python stacks of a process's threads and tasks, and the state of its threads in the kernel.
 
-For /stacksz, of nats-server's name: for people who look for the place at which a process hangs. File names, lines and
-function names only, no values, so that no secret is in it. Compiled modules have no frames in a Python stack; for them,
-and for a process that does not answer, there is the kernel's view: state, system call, and where the kernel waits.
+For the page /stacksz, which helps to find where a process hangs. The text has file names, line numbers and function
+names, but no values, and so no secrets. Compiled modules have no frames in a Python stack; for them, and for a process
+that does not answer, the kernel's view is shown: state, system call, and where in the kernel the thread waits.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def stacks_text() -> str:
         tasks = []
     present = asyncio.current_task() if tasks else None
     for task in tasks[:MOST_TASKS]:
-        if task is not present:  # it is in its thread's stack
+        if task is not present:  # its frames are in its thread's stack
             frames = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in task.get_stack())
             texts.append(f"task {task.get_name()} [waiting]:\n{_lines(frames)}")
     return "\n".join(texts)
 
 
 def kernel_text(pid: int) -> str:
-    """What the kernel says of the threads of a process of ours: a line for each. Empty: it has ended."""
+    """The state of this process's threads in the kernel, a line for each; "": the process has ended."""
     lines = []
     try:
         threads = sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda path: int(path.name))
@@ -48,7 +48,7 @@ def kernel_text(pid: int) -> str:
     for thread in threads[:MOST_THREADS]:
         try:
             state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the thread has ended meanwhile
             continue
         waits_in, call = _read(thread / "wchan"), _read(thread / "syscall").partition(" ")[0]
         found = [f"state {state}"]
@@ -64,7 +64,7 @@ def _lines(stack: traceback.StackSummary) -> str:
 
 
 def _read(path: Path) -> str:
-    """A file that the kernel may keep from us; "": it does."""
+    """The content of a file of /proc; "": we may not read it."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gnatswarm.shards.boundary.page import Page
 
 
-class Counted(Protocol):
+class CountedClient(Protocol):
     """A client as the census sees it."""
 
     account: str
@@ -27,7 +27,7 @@ class AccountCensus:
         self._page = page
         self._shard = shard
 
-    def move(self, client: Counted, account: str, most: int) -> None:
+    def move(self, client: CountedClient, account: str, most: int) -> None:
         """Count the client for this account, which may have `most` connections (0: no limit).
 
         MaximumAccountConnectionsExceeded when the account is full; the client is then counted as before. Raised too
@@ -41,7 +41,7 @@ class AccountCensus:
         self.leave(client)
         client.counted_at = place
 
-    def stay(self, client: Counted, most: int) -> None:
+    def stay(self, client: CountedClient, most: int) -> None:
         """Count the client after a reload; a limit that is lower now closes no connection."""
         if bool(most) == (client.counted_at >= 0):
             return
@@ -51,7 +51,7 @@ class AccountCensus:
             self._page.try_add_to_account(self._shard, place, 0)
             client.counted_at = place
 
-    def leave(self, client: Counted) -> None:
+    def leave(self, client: CountedClient) -> None:
         """Stop counting the client."""
         if client.counted_at >= 0:
             self._page.remove_from_account(self._shard, client.counted_at)

@@ -1,7 +1,7 @@
-"""What a client's certificate must be beyond what OpenSSL checks: `pinned_certs`, and no signature by means of SHA-1.
+"""Checks of clients' certificates that OpenSSL does not make: `pinned_certs`, and no signature with SHA-1.
 
-One rule for each port with TLS, made at start and reload. A client is asked for its certificate in the handshake; the
-rule looks when that has succeeded, and costs nothing for the ports that need none.
+One rule for each port with TLS, made at start and reload. The rule is applied after a
+successful handshake. A port that needs no such check has no rule, and no cost.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from gnatswarm.broker.access.certificate_parts import is_forgeable, public_key_d
 if TYPE_CHECKING:
     from gnatswarm.broker.options import Tls
 
-# At this level of OpenSSL and above it refuses signatures by means of SHA-1 itself.
+# From this security level on, OpenSSL itself refuses signatures with SHA-1.
 _SAFE_LEVEL = 1
 
 
 class CertificateRule(msgspec.Struct, frozen=True):
     """The rule of one port."""
 
-    pins: frozenset[str] = frozenset()  # SHA-256 of public keys; empty: every key may come
+    pins: frozenset[str] = frozenset()  # SHA-256 of public keys; empty: all keys are allowed
     looks_at_signatures: bool = False
 
     def objection(self, tls: ssl.SSLObject) -> str:
@@ -33,7 +33,7 @@ class CertificateRule(msgspec.Struct, frozen=True):
                 own = tls.getpeercert(binary_form=True)
                 if own is None or public_key_digest(own) not in self.pins:
                     return "certificate not pinned"
-            # Nobody has to trust the signature of the authority itself: it is in our file.
+            # The signature of the authority itself does not matter: the operator named its file.
             if self.looks_at_signatures and any(is_forgeable(one) for one in _chain(tls)[:-1]):
                 return "certificate signed by means of an insecure algorithm"
         except ValueError as error:
@@ -42,7 +42,7 @@ class CertificateRule(msgspec.Struct, frozen=True):
 
 
 def certificate_rule(tls: Tls, context: ssl.SSLContext | None) -> CertificateRule | None:
-    """The rule for a port with these options; None: there is nothing to look at."""
+    """The rule for a port with these options; None: there is nothing to check."""
     if context is None:
         return None
     weak = context.verify_mode is ssl.CERT_REQUIRED and context.security_level < _SAFE_LEVEL

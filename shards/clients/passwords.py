@@ -22,7 +22,7 @@ MOST_WAITING = 64
 BCRYPT_BYTES = 72
 
 
-class Waiter(Protocol):
+class WaitingClient(Protocol):
     """A client whose log-in waits."""
 
     host: str
@@ -53,7 +53,7 @@ class Passwords:
         self._thread: ThreadPoolExecutor | None = None
         self._queues: OrderedDict[str, deque[bytes]] = OrderedDict()  # address → keys, oldest first
         self._questions: dict[bytes, HashedPassword] = {}  # by key; includes the one being compared
-        self._waiters: dict[bytes, list[Waiter]] = {}
+        self._waiters: dict[bytes, list[WaitingClient]] = {}
         self._is_busy = False
         self.compared = 0
 
@@ -67,7 +67,7 @@ class Passwords:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def ask(self, question: HashedPassword, waiter: Waiter) -> bool:
+    def ask(self, question: HashedPassword, waiter: WaitingClient) -> bool:
         """Compare, and call waiter.on_compared later from the loop. False: refused, too many are waiting."""
         if question.key in self._questions:
             self._waiters[question.key].append(waiter)

@@ -1,7 +1,7 @@
-"""The session of one client: what its CONNECT said, who it is, and what is logged about it.
+"""The session of one client: its CONNECT options, its identity, and what is logged about it.
 
-The engine's ClientConnection executes its operations; this file does what happens once per connection or CONNECT. What
-all clients of a shard share comes from the `SessionOwner`.
+The engine's ClientConnection executes its operations; this file handles what happens once per connection or CONNECT.
+What all clients of a shard share comes from the `SessionOwner`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from gnatswarm.broker.access import ciphers
 from gnatswarm.broker.access.auth import Authenticator, HashedPassword
 from gnatswarm.broker.access.certificate_names import CertificateNames, find_user, names_of
-from gnatswarm.broker.access.connect import ConnectOptions, overlay, require_object, require_sense
+from gnatswarm.broker.access.connect import ClientOptions, overlay, require_object, require_sense
 from gnatswarm.broker.errors import (
     AuthenticationTimeout,
     AuthorizationViolation,
@@ -47,11 +47,11 @@ VIOLATIONS_EVERY_US = 1_000_000
 # A client with more subscriptions cannot change its user: checking all of them would take too long.
 MOST_LOOKED_AT = 20_000
 
-NOT_CONNECTED = ConnectOptions()
+NOT_CONNECTED = ClientOptions()
 
 
 class SessionOwner(Protocol):
-    """Whoever has the sessions of a shard, as each of them sees it; a reload may change the attributes."""
+    """What a session uses of the shard's `Clients`; a reload may change the attributes."""
 
     authenticator: Authenticator
     rights: Rights
@@ -62,17 +62,20 @@ class SessionOwner(Protocol):
 
     @property
     def census(self) -> AccountCensus:
-        """How many connections each account has."""
+        """Counts connections by account."""
 
     @property
     def passwords(self) -> Passwords:
-        """Who compares passwords with hashes."""
+        """Compares passwords with hashes."""
+
+    def new_connection(self, session: ClientSession, cid: int, *, must_authenticate: bool) -> ClientConnection:
+        """The engine's side of a new session."""
 
     def new_tracers(self) -> tuple[Tracer, Tracer]:
         """Two tracers of a client: incoming, outgoing."""
 
     def note_failed_handshake(self) -> None:
-        """A connection did not get to the protocol."""
+        """A connection failed before the NATS protocol began."""
 
     def note_refused(self) -> None:
         """A log-in failed."""
@@ -80,20 +83,23 @@ class SessionOwner(Protocol):
     def info_of_connected(self, session: ClientSession) -> bytes:
         """The INFO line for a client that has logged in, of nats-server 2.15."""
 
+    def note_denied(self, account: str, user: str, *, is_publish: bool) -> None:
+        """Permissions did not allow a publish, or a subscription."""
+
     def on_connected(self, session: ClientSession) -> None:
         """Its first CONNECT was accepted."""
 
     def on_refused(self, session: ClientSession) -> None:
-        """It was not let in, and is about to be closed."""
+        """The client's log-in was refused; it is about to be closed."""
 
     def on_system_request(self, session: ClientSession, subject: bytes, reply: bytes, payload: bytes) -> bool:
         """The client publishes to $SYS.REQ.…. True: the broker answers, perhaps beside other subscribers."""
 
     def on_closed(self, session: ClientSession) -> None:
-        """It has ended; its subscriptions go with it."""
+        """The session has ended; its subscriptions are removed."""
 
     def finish_soon(self) -> None:
-        """What was said outside of a turn of the reactor goes out."""
+        """Flush soon what was queued outside of a turn of the reactor."""
 
 
 class ClientSession:
@@ -128,10 +134,18 @@ class ClientSession:
     )
 
     def __init__(
-        self, clients: SessionOwner, connection: ClientConnection, host: str, port: int, *, kind: str, nonce: bytes
+        self,
+        clients: SessionOwner,
+        cid: int,
+        host: str,
+        port: int,
+        *,
+        kind: str,
+        nonce: bytes,
+        must_authenticate: bool,
     ) -> None:
         self._clients = clients
-        self.connection = connection
+        self.connection = clients.new_connection(self, cid, must_authenticate=must_authenticate)
         self.host = host
         self.port = port
         self.kind = kind
@@ -148,7 +162,7 @@ class ClientSession:
         self.nonce = nonce
         self.gave_token = False  # in its last CONNECT
         self.admission: Admission | None = None
-        self._asking: ConnectOptions | None = None  # the CONNECT whose password is being compared
+        self._asking: ClientOptions | None = None  # the CONNECT whose password is being compared
         self._violated_us = 0
         self._violations = 0  # since the last log line about them
         self.reason = CloseReason.NONE
@@ -211,7 +225,7 @@ class ClientSession:
             self._remember(options)
             raise
 
-    def _examine(self, options: ConnectOptions) -> None:
+    def _examine(self, options: ClientOptions) -> None:
         if self._clients.maps_certificates and self.kind == "nats":
             options.user = self._mapped_user(options.user)
         self.claimed = options.user or options.nkey
@@ -225,7 +239,7 @@ class ClientSession:
         else:
             raise AuthenticationTimeout
 
-    def _remember(self, options: ConnectOptions) -> None:
+    def _remember(self, options: ClientOptions) -> None:
         """Keep a refused CONNECT for the monitoring pages, without its secrets."""
         options.auth_token = options.password = options.jwt = options.sig = ""
         self.connect = options
@@ -267,7 +281,7 @@ class ClientSession:
         self.connection.log_in_decided(error)
         self._clients.finish_soon()
 
-    def _log_in(self, options: ConnectOptions, admission: Admission) -> None:
+    def _log_in(self, options: ClientOptions, admission: Admission) -> None:
         require_sense(options)
         is_first = self.admission is None
         is_like_newer = self._clients.is_like_newer
@@ -358,6 +372,8 @@ class ClientSession:
         return f"User {quoted(self.user or self.claimed or 'N/A')}"
 
     def _note_violation(self, error: PermissionsViolation) -> None:
+        user = self.connect.nkey or self.user
+        self._clients.note_denied(self.account, user, is_publish=error.deed == "Publish")
         self._violations += 1
         now_us = self.connection.active_us
         if self._violated_us and now_us - self._violated_us < VIOLATIONS_EVERY_US:

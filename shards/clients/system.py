@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gnatswarm.broker import advisory, census
-from gnatswarm.broker.advisory import Person, Server
+from gnatswarm.broker.advisory import Person, ServerIdentity
 from gnatswarm.broker.connection import ClientConnection, Fence
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.options import GLOBAL_ACCOUNT
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from gnatswarm.broker.limits import Limits
     from gnatswarm.broker.mesh import Mesh
     from gnatswarm.broker.options import Options, User
-    from gnatswarm.shards.boundary.control import Message
+    from gnatswarm.shards.boundary.control import ControlMessage
     from gnatswarm.shards.boundary.page import Page
     from gnatswarm.shards.clients.session import ClientSession
+    from gnatswarm.shards.sockets.page_counters import PageCounters
     from gnatswarm.shards.sockets.reactor import Reactor
 
 logger = logging.getLogger("gnatswarm.system")
@@ -111,16 +112,18 @@ class System:
         self,
         *,
         reactor: Reactor,
+        counters: PageCounters,
         fanout: Fanout,
         mesh: Mesh,
         page: Page,
-        server: Server,
+        server: ServerIdentity,
         sessions: dict[int, ClientSession],
-        tell: Callable[[Message], None] | None,
+        tell: Callable[[ControlMessage], None] | None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._tell = tell
         self._reactor = reactor
+        self._counters = counters
         self._fanout = fanout
         self._mesh = mesh
         self._page = page
@@ -159,14 +162,14 @@ class System:
         self._inbox = Inbox(self, self._reactor, self._own_connection(self._account, self._server.options.limits))
         for sid, subject in enumerate(advisory.request_subjects(self._server.server_id)):
             self._inbox.connection.post(b"SUB %b _sys_ %d\r\n" % (subject.encode(), sid))
-        self._reactor.own_subs = self._inbox.connection.subscriptions
+        self._counters.own_subs = self._inbox.connection.subscriptions
         self._finish_soon()
 
     def on_inbox_closed(self, inbox: Inbox) -> None:
         """It was closed, or fell too far behind: make a new one after AGAIN_S. Requests in the old one are lost."""
         if self._inbox is inbox:
             self._inbox = None
-            self._reactor.own_subs = 0
+            self._counters.own_subs = 0
             if self._is_heard:
                 self._loop.call_later(AGAIN_S, self.configure, self._server.options)
 
@@ -200,7 +203,7 @@ class System:
     def _is_wanted(self, subject: str) -> bool:
         return census.is_wanted(self._mesh.account(self._account.encode()), subject.encode())
 
-    # ---- who comes and goes
+    # ---- events of clients
 
     def on_connected(self, session: ClientSession) -> None:
         """The client's CONNECT was accepted."""
@@ -309,7 +312,7 @@ class System:
             subject = reply or f"$SYS.SERVER.{self._server.server_id}.STATSZ".encode()
             self._say(account, subject, message.payload)
 
-    # ---- what the router says
+    # ---- messages of the router
 
     def on_event(self, event: SystemEvent) -> None:
         """Publish an event of the router."""

@@ -1,4 +1,4 @@
-"""What a client says of itself, as text that can be shown.
+"""Makes a client's texts about itself encodable.
 
 Lone surrogates, which JSON can smuggle into a string, have no bytes in UTF-8: pages, events and records could not be
 encoded. Each becomes a question mark.
@@ -8,5 +8,5 @@ from __future__ import annotations
 
 
 def utf8_text(text: str) -> str:
-    """The same text where UTF-8 has bytes for all of it."""
+    """The text, with a question mark for each character that UTF-8 cannot encode."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -1,8 +1,8 @@
 """The links of one shard to its siblings: who dials whom, the handshake, and when all links are synchronised.
 
-The shard with the higher number dials the lower, over the Unix socket named in the router's Peers message. Both send
-INFO, the one that dialled sends CONNECT; then the engine's SiblingLink carries interest and messages. The boot id in
-the handshake distinguishes a dead shard from its successor. A link that breaks while its sibling lives is a hole, of
+The shard with the higher number dials the lower, over the Unix socket named in the router's LinkedShards message. Both
+send INFO, the one that dialled sends CONNECT; then the engine's SiblingLink carries interest and messages. The boot id
+in the handshake distinguishes a dead shard from its successor. A link that breaks while its sibling lives is a hole, of
 which the `LinkSink` is told. Not here: frames after the handshake (broker.link), fences (broker.fence).
 """
 
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from gnatswarm.broker.errors import CloseReason
-from gnatswarm.broker.link import Reroutes, SiblingLink
+from gnatswarm.broker.link import SiblingLink
+from gnatswarm.broker.reroutes import Reroutes
 from gnatswarm.shards.sockets.listener import Listener
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from gnatswarm.broker.fence import MeshFence
     from gnatswarm.broker.mesh import Mesh
-    from gnatswarm.shards.boundary.control import Peer
+    from gnatswarm.shards.boundary.control import LinkedShard
     from gnatswarm.shards.links.reserve import Reserve
     from gnatswarm.shards.sockets.reactor import Reactor, Socket
 
@@ -67,14 +68,15 @@ _hello_decoder = msgspec.json.Decoder(Hello)
 class LinkSession:
     """One link: its engine part and the state of its handshake."""
 
-    def __init__(self, links: Links, link: SiblingLink, *, dialled: Peer | None) -> None:
+    def __init__(
+        self, links: Links, mesh: Mesh, fence: MeshFence, reroutes: Reroutes, *, dialled: LinkedShard | None
+    ) -> None:
         self._links = links
-        self.link = link
+        self.link = SiblingLink(mesh, fence, reroutes, self)
         self.dialled = dialled
         self.hello: Hello | None = None
         self.socket: Socket | None = None
         self.is_early = False  # its handshake came before the router told us of that shard
-        link.session = self
 
     def __str__(self) -> str:
         return f"link to shard {self.hello.shard}" if self.hello else "link to somebody"
@@ -118,13 +120,13 @@ class LinkSession:
 
 
 class LinkSink(Protocol):
-    """What the links of one shard report, and to whom."""
+    """Gets the reports of one shard's links."""
 
     def on_ready(self) -> None:
-        """Called once, when the shard is synchronised with every peer in Peers."""
+        """Called once, when the shard is synchronised with every shard in LinkedShards."""
 
     def on_change(self, links: int) -> None:
-        """So many links are synchronised now."""
+        """The number of synchronised links has changed."""
 
     def on_gone(self, link: SiblingLink) -> None:
         """A link has ended."""
@@ -139,7 +141,7 @@ class LinkSink(Protocol):
         """No link is missing any more."""
 
     def on_given_up(self, why: str) -> None:
-        """A link could not be made again: this shard gives up."""
+        """A link could not be restored: this shard must end."""
 
 
 class Links:
@@ -168,7 +170,7 @@ class Links:
         self._sink = sink
         self._missing: dict[int, tuple[str, float]] = {}  # siblings whose link broke: boot id, and when it broke
         self._is_ready = False
-        self._peers: dict[int, Peer] = {}
+        self._siblings: dict[int, LinkedShard] = {}
         self._sessions: dict[int, LinkSession] = {}  # joined ones, by the sibling's number
         self._greeting: set[LinkSession] = set()  # the others
         # Both ends send INFO first; only the end that dialled sends CONNECT.
@@ -248,16 +250,16 @@ class Links:
             self._on_accept(sock.detach(), "", 0)
             self._listener.resume()
 
-    def _dial(self, peer: Peer) -> None:
-        if self._peers.get(peer.shard) is not peer or peer.shard in self._sessions:
+    def _dial(self, sibling: LinkedShard) -> None:
+        if self._siblings.get(sibling.shard) is not sibling or sibling.shard in self._sessions:
             return
         try:
-            sock = self._connected(peer.path)
-        except OSError as error:  # it has just died (the next Peers will tell), or its backlog is full
-            logger.debug("cannot reach shard %d: %s", peer.shard, error)
-            self._loop.call_later(DIAL_AGAIN_S, self._dial, peer)
+            sock = self._connected(sibling.path)
+        except OSError as error:  # it has just died (the next LinkedShards will tell), or its backlog is full
+            logger.debug("cannot reach shard %d: %s", sibling.shard, error)
+            self._loop.call_later(DIAL_AGAIN_S, self._dial, sibling)
             return
-        self._start(sock, dialled=peer)
+        self._start(sock, dialled=sibling)
 
     def _connected(self, path: str) -> socket.socket:
         with self._reserve.opened():
@@ -269,10 +271,10 @@ class Links:
             raise
         return sock
 
-    def _start(self, sock: socket.socket, *, dialled: Peer | None) -> None:
+    def _start(self, sock: socket.socket, *, dialled: LinkedShard | None) -> None:
         for name in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, name, SOCKET_BUFFER_BYTES)
-        session = LinkSession(self, SiblingLink(self._mesh, self._fence, self._reroutes), dialled=dialled)
+        session = LinkSession(self, self._mesh, self._fence, self._reroutes, dialled=dialled)
         self._greeting.add(session)
         session.socket = self._reactor.open(sock.detach(), session.link, session)
         session.link.send(self._info if dialled is None else self._info + self._connect)
@@ -291,17 +293,17 @@ class Links:
                 session.link.end(f"no INFO and CONNECT within {HANDSHAKE_S:g} s")
             self._reactor.finish()
 
-    # ---- who is there
+    # ---- siblings
 
-    def on_peers(self, peers: list[Peer]) -> None:
+    def on_linked_shards(self, shards: list[LinkedShard]) -> None:
         """The router's list of shards whose link sockets listen, this shard included."""
-        known = {peer.shard: peer for peer in peers}
+        known = {sibling.shard: sibling for sibling in shards}
         us = known.pop(self._hello.shard, None)
-        for shard, peer in known.items():
-            before = self._peers.get(shard)
-            if before is not None and before.boot_id == peer.boot_id:
+        for shard, sibling in known.items():
+            before = self._siblings.get(shard)
+            if before is not None and before.boot_id == sibling.boot_id:
                 known[shard] = before  # keep the object, so that dialling in progress continues
-        self._peers = known
+        self._siblings = known
         for session in list(self._sessions.values()):
             if not self._is_alive(session):
                 self._drop(session, "its shard is gone")
@@ -316,14 +318,14 @@ class Links:
             self.on_linked(session)
             session.link.go_on()
             self._flush()
-        for shard, peer in known.items():
-            is_being_dialled = any(session.dialled is peer for session in self._greeting)
+        for shard, sibling in known.items():
+            is_being_dialled = any(session.dialled is sibling for session in self._greeting)
             if shard < self._hello.shard and shard not in self._sessions and not is_being_dialled:
-                self._dial(peer)
+                self._dial(sibling)
         if us is not None:
             self._look_whether_ready()
 
-    def objection(self, hello: Hello, dialled: Peer | None) -> str:
+    def objection(self, hello: Hello, dialled: LinkedShard | None) -> str:
         """Why a process with this handshake must not be linked; "" if it may."""
         if hello.link_version != LINK_VERSION:
             return f"a shard that speaks version {hello.link_version} between shards, not {LINK_VERSION}"
@@ -338,14 +340,14 @@ class Links:
         return ""
 
     def _is_alive(self, session: LinkSession) -> bool:
-        """Whether the process at the other end is in the router's list of peers."""
+        """Whether the process at the other end is in the router's list of linked shards."""
         if session.hello is None:
             return False
-        peer = self._peers.get(session.hello.shard)
-        return peer is not None and peer.boot_id == session.hello.boot_id
+        sibling = self._siblings.get(session.hello.shard)
+        return sibling is not None and sibling.boot_id == session.hello.boot_id
 
     def on_introduced(self, session: LinkSession) -> None:
-        """The handshake of a process that dialled us is done. A new shard may dial before Peers names it."""
+        """The handshake of a process that dialled us is done. A new shard may dial before LinkedShards names it."""
         if self._is_alive(session):
             self.on_linked(session)
         else:
@@ -377,7 +379,7 @@ class Links:
             return
         assert session.hello is not None
         shard = session.hello.shard
-        # A shard that has just been killed is still in the last Peers message; the next one will tell.
+        # A shard that has just been killed is still in the last LinkedShards message; the next one will tell.
         is_broken = self._is_alive(session)
         session.link.leave(is_broken=is_broken)
         if is_broken:
@@ -431,10 +433,10 @@ class Links:
             del self._sessions[shard]
             logger.debug("%s closed: %s", session, reason.text)
         self._sink.on_change(self._in_step())
-        peer = session.dialled
-        if peer is not None and self._peers.get(peer.shard) is peer:
+        sibling = session.dialled
+        if sibling is not None and self._siblings.get(sibling.shard) is sibling:
             was_joined = shard in self._missing
-            self._loop.call_later(0 if was_joined else DIAL_AGAIN_S, self._dial, peer)
+            self._loop.call_later(0 if was_joined else DIAL_AGAIN_S, self._dial, sibling)
 
     def _in_step(self) -> int:
         return sum(1 for session in self._sessions.values() if session.link.is_synchronised)
@@ -442,7 +444,7 @@ class Links:
     def _look_whether_ready(self) -> None:
         if self._is_ready:
             return
-        for shard in self._peers:
+        for shard in self._siblings:
             session = self._sessions.get(shard)
             if session is None or not session.link.is_synchronised:
                 return

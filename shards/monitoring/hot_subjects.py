@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gnatswarm.broker import census
 from gnatswarm.shards.boundary import rows
-from gnatswarm.shards.statistics.subject_history import Counted, Heaviest
+from gnatswarm.shards.statistics.subject_history import Heaviest, SubjectCounts
 
 if TYPE_CHECKING:
     from gnatswarm.broker.mesh import Mesh
@@ -73,9 +73,9 @@ async def hot_subjects(
         await pace()
 
 
-async def _open_window(wanted: str, mesh: Mesh, pace: Pace) -> tuple[dict[_Key, Counted], int]:
+async def _open_window(wanted: str, mesh: Mesh, pace: Pace) -> tuple[dict[_Key, SubjectCounts], int]:
     """Counts by subject since the last window ended, and the number of messages without a row."""
-    found: dict[_Key, Counted] = {}
+    found: dict[_Key, SubjectCounts] = {}
     other_msgs = 0
     for sublist in _sublists(mesh, wanted):
         account = sublist.account.decode()
@@ -88,7 +88,7 @@ async def _open_window(wanted: str, mesh: Mesh, pace: Pace) -> tuple[dict[_Key, 
         seen: set[str] = set()  # a table that grows between two steps may show a row twice
         while True:
             step, at = tally.read(at, STEP_ROWS)
-            for row in map(Counted._make, step):
+            for row in map(SubjectCounts._make, step):
                 if row.subject not in seen:
                     seen.add(row.subject)
                     _add(found, account, row)
@@ -99,13 +99,13 @@ async def _open_window(wanted: str, mesh: Mesh, pace: Pace) -> tuple[dict[_Key, 
     return found, other_msgs
 
 
-def _add(found: dict[_Key, Counted], account: str, row: Counted) -> None:
+def _add(found: dict[_Key, SubjectCounts], account: str, row: SubjectCounts) -> None:
     key = account, row.subject
     before = found.get(key)
     if before is None:
         found[key] = row
         return
-    found[key] = Counted(
+    found[key] = SubjectCounts(
         row.subject,
         before.error + row.error,
         before.msgs + row.msgs,

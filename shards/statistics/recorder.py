@@ -21,15 +21,25 @@ from gnatswarm.broker.tally import Tally
 from gnatswarm.shards.boundary import records
 from gnatswarm.shards.boundary.pace import Pace
 from gnatswarm.shards.boundary.process_use import process_use
-from gnatswarm.shards.statistics.scribe import FILE_MARK, Block, Scribe
-from gnatswarm.shards.statistics.subject_history import MOST_KEPT, Counted, Counts, Heaviest, SubjectHistory, Window
+from gnatswarm.shards.statistics.scribe import FILE_MARK, Scribe, WindowRows
+from gnatswarm.shards.statistics.subject_history import (
+    MOST_KEPT,
+    Heaviest,
+    SubjectCounts,
+    SubjectHistory,
+    Window,
+    WindowCounts,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gnatswarm.broker.fanout import Fanout
     from gnatswarm.broker.link import SiblingLink
     from gnatswarm.broker.mesh import Mesh
     from gnatswarm.broker.options import Stats
     from gnatswarm.shards.boundary.page import Page
-    from gnatswarm.shards.boundary.rows import ConnectionRow
+    from gnatswarm.shards.boundary.rows import ConnectionRow, DeniedRow
     from gnatswarm.shards.links.links import Links
     from gnatswarm.shards.sockets.reactor import Reactor
 
@@ -59,7 +69,7 @@ class _LinkWindow:
 
 
 class Recorder:
-    """The statistics of one shard."""
+    """The statistics of one shard. `take_denied` is what permissions have denied since its last call."""
 
     def __init__(
         self,
@@ -73,7 +83,12 @@ class Recorder:
         reactor: Reactor,
         links: Links,
         mesh: Mesh,
+        fanout: Fanout,
+        take_denied: Callable[[], list[DeniedRow]],
     ) -> None:
+        self._fanout = fanout
+        self._take_denied = take_denied
+        self._refused = 0, 0  # messages and bytes that earlier windows have
         self._options = options
         self._window_us = int(options.window_s * 1_000_000)
         self._broker = broker
@@ -188,7 +203,7 @@ class Recorder:
         """Close the window and open the next one, in short steps."""
         self.history.ended += 1  # tells readers of the open window that it has changed
         lines: list[bytes] = []
-        total = Counts()
+        total = WindowCounts()
         subjects = 0
         widths: tuple[list[int], list[int]] = ([], [])
         tallies: list[tuple[str, Tally]] = []
@@ -207,13 +222,13 @@ class Recorder:
         yield
         heaviest, other_msgs = Heaviest(MOST_KEPT), 0
         for account, tally in tallies:
-            counted, other = map(Counts._make, tally.settle())
-            total = Counts(*(a + b for a, b in zip(total, counted, strict=True)))
+            counted, other = map(WindowCounts._make, tally.settle())
+            total = WindowCounts(*(a + b for a, b in zip(total, counted, strict=True)))
             yield
             at = 0
             while True:
                 read, at = tally.read(at, TALLY_SLOTS)
-                rows = list(map(Counted._make, read))
+                rows = list(map(SubjectCounts._make, read))
                 subjects += len(rows)
                 heaviest.add(account, rows)
                 lines += [self._subject_line(window, account, row) for row in rows]
@@ -222,7 +237,7 @@ class Recorder:
                     break
             other_msgs += other.msgs
             if other.msgs or other.link_in_msgs:
-                lines.append(self._subject_line(window, account, Counted(records.OTHER, 0, *other)))
+                lines.append(self._subject_line(window, account, SubjectCounts(records.OTHER, 0, *other)))
         length_us = self._bounds(window)[1]
         # The true start, not the nominal one: the first window began with the shard.
         start_us = time.time_ns() // 1000 - self.open_us - length_us
@@ -242,13 +257,19 @@ class Recorder:
             left_out += sublist.take_gone_deliveries()
             if left_out:
                 lines.append(self._queue_line(window, account, records.OTHER, "", 0, "", left_out))
-        lines += self._other_lines(window, total, subjects, widths)
+        refused_msgs, refused_bytes = refused = self._take_refused()
+        lines += self._other_lines(window, total, subjects, widths, refused)
         yield
         booked = (
-            *(total.msgs, total.payload_bytes, total.deliveries, total.out_bytes),
+            *(total.msgs + refused_msgs, total.payload_bytes + refused_bytes, total.deliveries, total.out_bytes),
             *(total.link_out_msgs, total.link_in_msgs),
         )
         self._put(window, b"\n".join(lines) + b"\n", booked)
+
+    def _take_refused(self) -> tuple[int, int]:
+        """Messages and bytes that were published and sent nowhere: no subject has counted them."""
+        (msgs, size), self._refused = self._refused, (self._fanout.refused_msgs, self._fanout.refused_bytes)
+        return self._refused[0] - msgs, self._refused[1] - size
 
     def _close_window(self) -> dict[str, object]:
         """The common fields of the window's rows; opens the next window."""
@@ -268,7 +289,7 @@ class Recorder:
         start_us, length_us = self._bounds(window)
         page, shard, until_us = self._page, self._shard, time.time_ns() // 1000
         self._scribe.put(
-            Block(start_us, start_us + length_us, lines, lambda: page.note_recorded(shard, until_us, booked))
+            WindowRows(start_us, start_us + length_us, lines, lambda: page.note_recorded(shard, until_us, booked))
         )
 
     @staticmethod
@@ -279,7 +300,7 @@ class Recorder:
 
     # ---- rows
 
-    def _subject_line(self, window: dict[str, object], account: str, row: Counted) -> bytes:
+    def _subject_line(self, window: dict[str, object], account: str, row: SubjectCounts) -> bytes:
         return _encoder.encode(
             records.SubjectRecord(
                 **window,  # type: ignore[arg-type]
@@ -315,9 +336,14 @@ class Recorder:
         )
 
     def _other_lines(
-        self, window: dict[str, object], total: Counts, subjects: int, widths: tuple[list[int], list[int]]
+        self,
+        window: dict[str, object],
+        total: WindowCounts,
+        subjects: int,
+        widths: tuple[list[int], list[int]],
+        refused: tuple[int, int],
     ) -> list[bytes]:
-        """The rows of links, of slow consumers and of the shard."""
+        """The rows of links, of slow consumers, of what was denied, and of the shard."""
         found: list[records.Record] = []
         for session in self._links.sessions:
             if session.link.is_joined:
@@ -329,6 +355,16 @@ class Recorder:
             link.peak = link.paused_us = 0
         slow, self._slow = self._slow, []
         found += [_slow_record(window, row) for row in slow]
+        found += [
+            records.DeniedRecord(
+                **window,  # type: ignore[arg-type]
+                account=row.account,
+                user=row.user,
+                publishes=row.publishes,
+                subscriptions=row.subscriptions,
+            )
+            for row in self._take_denied()
+        ]
         lags, self._lags_us = sorted(self._lags_us), []
         before, self._counters = self._counters, self._running_counters()
         cpu_s, slow_consumers, stalls = (a - b for a, b in zip(self._counters, before, strict=True))
@@ -358,6 +394,8 @@ class Recorder:
                 slow_consumers=int(slow_consumers),
                 stalls=int(stalls),
                 lost_windows=lost,
+                refused_msgs=refused[0],
+                refused_bytes=refused[1],
             )
         )
         return [_encoder.encode(record) for record in found]

@@ -29,7 +29,7 @@ MOST_BACKLOG_BYTES = 8 * 1024 * 1024
 CLOSE_S = 2.0
 
 
-class Block(NamedTuple):
+class WindowRows(NamedTuple):
     """One window's rows; `on_written` is called by the thread once the kernel has them."""
 
     start_us: int
@@ -55,15 +55,15 @@ class Scribe:
         self._max_bytes = max_bytes
         self._file: statfile.StatFile | None = None
         self._number = 0
-        self._backlog: deque[Block] = deque()
+        self._backlog: deque[WindowRows] = deque()
         self._backlog_bytes = 0
         self._is_paused = False
         self.lost_windows = 0  # since the start; written by the thread, read by the event loop
-        self._queue: queue.SimpleQueue[Block | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[WindowRows | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="gnat-scribe", daemon=True)
         self._thread.start()
 
-    def put(self, block: Block) -> None:
+    def put(self, block: WindowRows) -> None:
         """Queue this block for writing; returns at once."""
         self._queue.put(block)
 
@@ -102,7 +102,7 @@ class Scribe:
             self._is_paused = False
             logger.warning("Statistics go on: %d windows were lost", self.lost_windows)
 
-    def _write(self, block: Block) -> None:
+    def _write(self, block: WindowRows) -> None:
         is_other_hour = self._file is not None and statfile.hour_directory(
             self._directory, block.start_us
         ) != statfile.hour_directory(self._directory, self._file.start_us)

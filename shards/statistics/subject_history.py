@@ -16,7 +16,7 @@ MOST_WINDOWS = 6
 MOST_KEPT = 1000
 
 
-class Counts(NamedTuple):
+class WindowCounts(NamedTuple):
     """What a tally says of a window as a whole, in its order (broker/tally.pxd)."""
 
     msgs: int = 0  # from clients of this shard
@@ -30,7 +30,7 @@ class Counts(NamedTuple):
     misses: int = 0
 
 
-class Counted(NamedTuple):
+class SubjectCounts(NamedTuple):
     """What a tally says of one subject, in its order."""
 
     subject: str
@@ -46,7 +46,7 @@ class Counted(NamedTuple):
     misses: int
 
 
-def weight(row: Counted) -> int:
+def weight(row: SubjectCounts) -> int:
     """How hot a subject is: messages plus deliveries plus their bytes / 256."""
     return row.msgs + row.deliveries + (row.payload_bytes + row.out_bytes >> 8)
 
@@ -56,11 +56,11 @@ class Heaviest:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._heap: list[tuple[int, str, Counted]] = []  # weight, account; the lightest first
+        self._heap: list[tuple[int, str, SubjectCounts]] = []  # weight, account; the lightest first
         self.left_out_msgs = 0
         self.left_out = 0
 
-    def add(self, account: str, rows: Iterable[Counted]) -> None:
+    def add(self, account: str, rows: Iterable[SubjectCounts]) -> None:
         """Add rows; each subject of an account may be added once."""
         for row in rows:
             entry = (weight(row), account, row)
@@ -72,7 +72,7 @@ class Heaviest:
                 self.left_out += 1
 
     @property
-    def rows(self) -> list[tuple[str, Counted]]:
+    def rows(self) -> list[tuple[str, SubjectCounts]]:
         """(account, row), in no order."""
         return [(account, row) for _weight, account, row in self._heap]
 
@@ -82,7 +82,7 @@ class Window(NamedTuple):
 
     start_us: int  # since 1970
     length_us: int
-    rows: list[tuple[str, Counted]]  # (account, row)
+    rows: list[tuple[str, SubjectCounts]]  # (account, row)
     other_msgs: int  # published to subjects that have no row
 
 

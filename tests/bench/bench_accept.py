@@ -30,7 +30,7 @@ def max_over_mean(counts: list[int]) -> float:
 
 
 def spread_of(broker: Broker, count: int, shards: int) -> float:
-    """Of so many connections, which are gone again afterwards."""
+    """Max ÷ mean of the shards' counts of this many connections, which are closed afterwards."""
     counts = [0] * shards
     opened = []
     for _ in range(count):

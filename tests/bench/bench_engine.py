@@ -66,7 +66,7 @@ def test_match_cached_and_not():
 
 
 def test_match_is_flat_in_the_number_of_subscriptions():
-    """Every subject is asked for once: no answer is in the cache."""
+    """Each subject is looked up once, so that no match result is in the cache."""
     for kind, line in (("literal", b"SUB device.%d.status %d\r\n"), ("wildcard", b"SUB device.%d.* %d\r\n")):
         rows = []
         for count in (1000, 10_000, 100_000, 1_000_000):

@@ -1,4 +1,4 @@
-"""What looking costs those who serve: CPU of shards that are scraped, and the longest that a page holds a loop.
+"""The cost of monitoring to the shards: their CPU while they are scraped, and the longest that a page holds a loop.
 
 A real broker with 2 shards and 10,000 connections, each with a subscription. CPU is what the kernel counted for each
 process (/proc/PID/schedstat, ns), with and without scrapes in the same run. The longest hold is measured twice: inside
@@ -36,7 +36,7 @@ def on_cpu_ns(pid: int) -> int:
 
 
 def dial(words: bytes) -> tuple[socket.socket, int]:
-    """A connection that has said these words, and its shard."""
+    """A connection on which these operations were sent, and its shard."""
     sock = socket.create_connection((HOST, PORT[0]), timeout=30)
     info = b""
     while not info.endswith(b"\n"):
@@ -50,7 +50,7 @@ PORT = [0]
 
 
 def probe(port: int, pipe: multiprocessing.connection.Connection) -> None:
-    """Asks shard 0 for PONGs without a pause; says the longest round trips when told to."""
+    """Sends PINGs to shard 0 without a pause; reports the longest round trips on request."""
     PORT[0] = port
     while True:
         sock, shard = dial(b"")

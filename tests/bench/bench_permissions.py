@@ -41,7 +41,7 @@ def test_publish():
 
 
 def test_publishers_with_different_permissions_in_turn():
-    """The worst case: a cached answer remembers one of them, so that each asks its own rules each time."""
+    """The worst case: a cached result holds the verdict for one of them, so each publish is checked again."""
     rows = []
     for name, rights in RIGHTS.items():
         engine = Engine()

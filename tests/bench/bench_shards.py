@@ -26,7 +26,7 @@ HELLO = b'CONNECT {"verbose":false}\r\nPING\r\n'
 
 
 def cpu_ns(broker: Broker) -> int:
-    """Of all threads of all its processes, so far."""
+    """CPU time of all threads of all its processes so far."""
     total = 0
     for pid in session_pids(broker.pid):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -35,7 +35,7 @@ def cpu_ns(broker: Broker) -> int:
 
 
 def talk(sock: socket.socket, words: bytes) -> None:
-    """Say it, and read until the PONG."""
+    """Send these operations, and read until the PONG."""
     sock.sendall(words)
     said = b""
     while not said.endswith(b"PONG\r\n"):
@@ -56,7 +56,7 @@ def client_on(broker: Broker, shard: int) -> socket.socket:
 
 
 class Reader(threading.Thread):
-    """Takes what one subscriber is sent."""
+    """Reads the messages to one subscriber."""
 
     def __init__(self, sock: socket.socket, wanted: int) -> None:
         super().__init__(daemon=True)

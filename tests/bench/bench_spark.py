@@ -28,7 +28,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Cost:
-    """Of one run of a program."""
+    """The cost of one run of a program."""
 
     wall_s: float
     cpu_s: float
@@ -70,7 +70,7 @@ def run(*words: str) -> Cost:
 
 
 def costs(place: Path, rows: int) -> dict[str, Cost]:
-    """Of both programs over so many rows."""
+    """The cost of both programs over this many rows."""
     stats, tables, page = place / "stats", place / "tables", place / "page.html"
     made = statistics_rows.write(stats, rows)
     given = ["--master", "local[2]", "--memory", "1g"]

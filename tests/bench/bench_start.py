@@ -24,7 +24,7 @@ RUNS = 9
 
 
 def import_s() -> float:
-    """A Python that imports what a shard cannot do without, and ends."""
+    """Run a Python that imports the packages that a shard needs, and exits."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import asyncio, ssl, uvloop"], check=True)
     return time.monotonic() - began

@@ -91,7 +91,7 @@ def rotating(subjects: int, operations: int) -> list[bytes]:
 
 
 def counting(client: EngineClient) -> ProbeSocket:
-    """Its socket, which from now on keeps nothing of what it is sent."""
+    """Its socket, which from now on discards everything that is sent to it."""
     client.socket.is_counting = True
     return client.socket
 
@@ -134,7 +134,7 @@ def rotation(subjects: int, operations: int) -> Callable[[int], Load]:
 
 
 def ever_new_subjects(operations: int) -> Callable[[int], Load]:
-    """No answer is in the match cache, and no line is like the one before."""
+    """No match result is in the cache, and no line repeats the one before."""
 
     def make(blocks: int) -> Load:
         engine = counted_engine()
@@ -195,7 +195,7 @@ CONNECT = (
 
 
 def connecting(operations: int) -> Callable[[int], Load]:
-    """The line again and again on one connection, as a client may say it."""
+    """The same line repeatedly on one connection, in a form that clients may send."""
 
     def make(_: int) -> Load:
         engine = counted_engine()
@@ -235,7 +235,7 @@ def counted_mesh(shards: int) -> Mesh:
 
 
 def settle(mesh: Mesh) -> None:
-    """Carries everything; what has been carried is forgotten, so that no wire grows."""
+    """Carries all bytes and then discards them, so that no buffer grows."""
     mesh.settle()
     for end in mesh.ends.values():
         assert end.socket is not None
@@ -293,7 +293,7 @@ def told(operations: int) -> Callable[[int], Load]:
 
 
 def fences(operations: int) -> Callable[[int], Load]:
-    """Each waits for the other shard's word before the next one begins; the UNSUB is read after the PONG."""
+    """Each waits for the other shard's acknowledgement before the next begins; the UNSUB is read after the PONG."""
 
     def make(blocks: int) -> Load:
         mesh = counted_mesh(2)
@@ -432,7 +432,7 @@ def count(rows: list[Row]) -> dict[str, float]:
 
 
 def tools() -> dict[str, str]:
-    """What counts depend on beside the code."""
+    """The versions that instruction counts depend on, besides the code."""
     compiler = re.search(rb"(GCC: \([^)]*\)|clang version) [\d.]+", Path(probe.__file__).read_bytes())
     return {
         "compiler": compiler[0].decode() if compiler else "unknown",
@@ -446,7 +446,7 @@ def tools() -> dict[str, str]:
 
 
 def moved(counted: dict[str, float], kept: dict[str, float], within_percent: float) -> list[str]:
-    """A sentence for each row that is not what was kept."""
+    """A sentence for each row that differs from the stored counts."""
     found = []
     for name, now in counted.items():
         before = kept.get(name)

@@ -141,7 +141,7 @@ def test_a_big_payload_repeated_is_delivered_every_time(engine):
 
 
 def test_a_wrong_end_of_a_big_payload_is_seen_at_the_same_byte_however_it_comes_in(engine):
-    """The real server sees it one byte earlier; where it waits in a buffer of its own we look at it whole."""
+    """The real server notices it one byte earlier; a big payload is checked when it is complete."""
     said = b"PUB a 40000\r\n" + b"x" * 40_001
     for pieces in ([], [30_000], [1000] * 50):
         client = engine.client()
@@ -150,7 +150,7 @@ def test_a_wrong_end_of_a_big_payload_is_seen_at_the_same_byte_however_it_comes_
 
 
 def test_a_remembered_line_is_looked_up_again_once_its_answer_was_evicted(engine):
-    """Without that its answer is read after it was freed, which only the debug build is sure to see."""
+    """Without that, its match result would be read after it was freed; only the debug build certainly detects that."""
     publisher, listener, crowd = engine.client(), engine.client(), engine.client()
     listener.feed(b"SUB a 1\r\n")
     publisher.feed(b"PUB a 1\r\n1\r\n" * 2)

@@ -290,7 +290,7 @@ programs = st.lists(st.tuples(st.integers(0, CLIENTS - 1), operations), max_size
 
 
 def payload_of(number: int, repeat: int) -> bytes:
-    """Of one size, so that a publish that is repeated repeats its line."""
+    """All of one size, so that repeated publishes have equal control lines."""
     return b"payload %03d.%d" % (number, repeat)
 
 

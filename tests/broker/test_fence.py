@@ -1,4 +1,4 @@
-"""What a PONG waits for: every sibling's word that it has all that the client relies on."""
+"""A PONG waits until every sibling has acknowledged everything that the client relies on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make():
 
 
 def carry(mesh: Mesh, *hops: tuple[int, int]) -> None:
-    """All that is on these ways now, one after the other."""
+    """Carry the bytes that are on these links now, one link after the other."""
     for a, b in hops:
         mesh.carry(a, b, 1 << 30)
 
@@ -53,7 +53,7 @@ def test_a_second_subscriber_does_not_wait_for_what_siblings_have_acknowledged(m
 
 
 def test_the_end_by_unsub_max_is_fenced(make):
-    """Its client's PONG comes when nobody takes it for a subscriber any more, so that a request gets its 503."""
+    """The client's PONG comes when no shard counts it as a subscriber any more, so that a request gets a 503."""
     mesh = make(connect=NO_RESPONDERS)
     responder, requestor = mesh.clients[0], mesh.clients[2]
     requestor.feed(b"SUB inbox 9\r\n")

@@ -1,4 +1,4 @@
-"""What shards tell each other: interest that begins and ends before a sibling has heard of it is not told at all."""
+"""What shards tell each other: interest that begins and ends before it was sent to a sibling is never sent."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ sizes = st.integers(1, 300) | st.sampled_from(edges)
 
 
 def pattern(size: int, start: int) -> bytes:
-    """Bytes that show where they stood."""
+    """Bytes that show their position."""
     return (
         bytes((start + i) % 251 for i in range(size))
         if size < 500
@@ -95,15 +95,39 @@ def test_a_peer_that_gets_little_holds_a_small_chunk_and_an_idle_one_none():
     assert out.memory == {"in_use": SMALL, "free_chunks": 0, "free_small": 0}
 
 
-def test_a_full_chunk_is_followed_by_a_large_one_from_the_pool():
+def test_what_no_longer_fits_into_a_small_chunk_moves_to_a_large_one_from_the_pool():
     out = OutBufProbe()
     out.append(b"x" * SMALL)
     out.append(b"y")
-    assert out.memory["in_use"] == SMALL + CHUNK
+    assert out.memory == {"in_use": CHUNK, "free_chunks": 0, "free_small": 1}
+    assert out.gather() == [b"x" * SMALL + b"y"]
     out.take(SMALL + 1)
     assert out.memory == {"in_use": 0, "free_chunks": 1, "free_small": 1}
     out.append(b"x" * CHUNK)
     assert out.memory == {"in_use": CHUNK, "free_chunks": 0, "free_small": 1}
+
+
+def test_what_the_kernel_left_of_a_small_chunk_moves_alone():
+    out = OutBufProbe()
+    out.append(b"x" * SMALL)
+    out.take(10)
+    out.append(b"y" * 100)
+    assert out.gather() == [b"x" * (SMALL - 10) + b"y" * 100]
+
+
+@pytest.mark.parametrize("writes", [[1500, 1500], [128] * 25, [2048, 1]])
+def test_output_of_a_little_more_than_a_small_chunk_goes_out_in_one_send(writes):
+    asked = []
+
+    def kernel(pending):
+        asked.append(pending)
+        return pending
+
+    out = OutBufProbe(kernel=kernel)
+    for size in writes:
+        out.append(b"x" * size)
+    assert asked == []  # the end of the round sends it
+    assert [len(part) for part in out.gather()] == [sum(writes)]
 
 
 def test_what_is_larger_than_a_chunk_gets_one_of_its_size_that_is_not_pooled():
@@ -135,8 +159,7 @@ def test_a_full_chunk_is_flushed_at_once_so_that_a_peer_that_reads_needs_no_seco
     out = OutBufProbe(kernel=kernel)
     for _ in range(1000):
         out.append(b"x" * 1000)
-    assert asked[0] == 2000
-    assert len(asked) == 16  # one small chunk, then 65 messages in each large one
+    assert asked == [65_000] * 15  # 65 messages in each large chunk
     assert out.memory["in_use"] == CHUNK
 
 
@@ -149,7 +172,7 @@ def test_past_max_pending_a_peer_is_condemned_and_called():
         pass
     assert out.close_reason == CloseReason.SLOW_CONSUMER_PENDING_BYTES
     assert "called" in out.flags
-    assert out.pending == SMALL + CHUNK  # inside a chunk nobody looks
+    assert out.pending == CHUNK  # inside a chunk nobody looks
 
 
 def test_what_is_larger_than_max_pending_is_refused_by_an_empty_buffer_too():
@@ -210,7 +233,7 @@ def test_a_client_stalls_its_feeder_only_if_it_took_bytes_lately(quiet_us, stall
     room = [10]
     out = OutBufProbe(10_000_000, stall_mark=100_000, kernel=lambda pending: room.pop() if room else 0)
     out.set_clock(1_000_000)
-    out.append(b"x" * SMALL)
+    out.append(b"x" * CHUNK)
     out.append(b"x")  # flushes: the kernel takes 10 bytes now
     out.set_clock(1_000_000 + quiet_us)
     for _ in range(300):

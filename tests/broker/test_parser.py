@@ -205,7 +205,7 @@ lines = st.lists(pieces_of_lines, max_size=10).map(b"".join) | st.binary(max_siz
 
 @given(lines)
 def test_an_answer_does_not_change_when_more_bytes_come(data):
-    """What makes feeding byte by byte the same as feeding whole."""
+    """Feeding byte by byte gives the same result as feeding the whole."""
     answer = {"op": "MORE"}
     for size in range(len(data) + 1):
         now = parse(data[:size], MAX_LINE)

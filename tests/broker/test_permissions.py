@@ -134,7 +134,7 @@ def test_what_is_no_subject_is_no_rule():
 
 
 def test_ten_thousand_rules_are_as_quick_to_ask_as_one():
-    """Counted in nothing but correctness here; the bench says how quick. A subject crafted to fit many of them, too."""
+    """Tests only correctness, also with a subject that matches many of them; the bench measures the speed."""
     deep = tuple(".".join(("*",) * size + ("x",)) for size in range(60))
     many = Permissions(options.Permissions(publish_allow=tuple(f"r.{i}.*" for i in range(10_000)) + deep))
     assert many.can_publish(b"r.9999.a") and not many.can_publish(b"r.10000.a")
@@ -152,7 +152,6 @@ def client_with(engine: Engine, rights: options.Permissions | None, connect: byt
 
 
 def texts(client: EngineClient) -> list[str]:
-    assert client.session is not None
     return [str(error) for error in client.session.errors if isinstance(error, PermissionsViolation)]
 
 
@@ -162,7 +161,7 @@ def texts(client: EngineClient) -> list[str]:
     published=st.lists(st.sampled_from(UNIVERSE), max_size=12),
 )
 def test_deliveries_to_a_client_with_deny_rules(deny, wanted, published):
-    """Beside one without: what both are sent, subject by subject, again and again."""
+    """Compares it with a client without permissions: both get messages on the same subjects, repeatedly."""
     engine = Engine()
     rights = options.Permissions(subscribe_deny=deny)
     limited, free, publisher = client_with(engine, rights), engine.client(), engine.client()
@@ -297,7 +296,7 @@ def test_what_may_be_answered_is_bounded():
 
 
 def test_the_only_subscriber_kept_out_is_nobody():
-    """no_responders: a deny rule kept the message from the only one who would have it."""
+    """no_responders: a deny rule prevented delivery to the only subscriber."""
     engine = Engine()
     limited = client_with(engine, options.Permissions(subscribe_deny=("a.b",)))
     limited.feed(b"SUB a.> 1\r\nSUB a.* q 2\r\n")

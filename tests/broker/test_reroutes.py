@@ -24,7 +24,7 @@ def make():
 
 
 def carry(mesh: Mesh, *hops: tuple[int, int]) -> None:
-    """All that is on these ways now, one after the other."""
+    """Carry the bytes that are on these links now, one link after the other."""
     for a, b in hops:
         mesh.carry(a, b, 1 << 30)
 
@@ -279,7 +279,7 @@ def test_what_was_sent_on_to_a_shard_that_dies_holds_nobody(make):
 
 
 def test_who_is_asked_while_a_link_is_made_again_waits_for_what_that_sibling_says(make):
-    """A member lives behind a link that is not in step: the message waits for its word, and is not lost."""
+    """A member is on a shard whose link is out of step: the message waits until it is in step, and is not lost."""
     mesh = make(3)
     publisher, leaver, stays = client_of(mesh, 0), client_of(mesh, 1), client_of(mesh, 2)
     for member in (leaver, stays):

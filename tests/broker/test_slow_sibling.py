@@ -1,4 +1,4 @@
-"""A subscriber who is behind makes publishers wait on other shards too: its shard says SLOW, and theirs heed it."""
+"""A slow subscriber makes publishers on other shards wait too: its shard sends SLOW to theirs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Swarm:
             mesh = engine.probe.mesh
             assert mesh is not None
             engine.probe.fanout.gate = crossing = ServiceImports(engine.probe.fanout, shard)
-            mesh.answer_replies(crossing.reply_prefix)
+            mesh.set_reply_prefix(crossing.reply_prefix)
             a, b = mesh.account(b"A"), mesh.account(b"B")
             kind = rules.RESPONSE_KINDS["stream"]
             b.set_rules([], [rules.ServiceImport(b, a, b"service", b"service", kind, 120_000_000)])
             b.streams = [rules.StreamImport(a, b"stream", b"stream")]
 
     def client(self, shard: int, account: bytes, words: bytes = b"") -> EngineClient:
-        """Who has said this, which every shard has heard."""
+        """A client that has sent these operations, after every shard has received their effects."""
         engine = self.mesh.engines[shard]
         client = engine.client(QUIET)
         self.mesh.clients.append(client)
@@ -52,13 +52,13 @@ class Swarm:
         client._engine.probe.set_takes(client.socket, 0)
 
     def pass_time(self, us: int) -> None:
-        """For all shards; who waits for somebody slow may go on once, as with a reactor."""
+        """Advance the time of all shards; held publishers may continue once, as in a reactor."""
         for engine in self.mesh.engines.values():
             engine.probe.set_clock(engine.probe.now_us + us)
             engine.probe.release_stalls()
 
     def said_slow(self, shard: int, to: int) -> list[bytes]:
-        """Whatever this shard has to tell that one is taken there; what of it is SLOW."""
+        """Carry everything from one shard to another; returns the SLOW frames among it."""
         end = self.mesh.ends[shard, to]
         self.mesh.finish()
         assert end.socket is not None
@@ -101,7 +101,7 @@ def feed_a_run(swarm: Swarm, publisher: EngineClient) -> None:
 
 
 def feed_one_by_one(swarm: Swarm, publisher: EngineClient) -> None:
-    """No line like the one before."""
+    """Each line differs from the one before."""
     publisher.feed(b"".join(publish(b"stream", BODY + b"y" * (number % 2)) for number in range(ENOUGH)))
     assert swarm.mesh.carry(0, 1, 1 << 30)
 

@@ -1,4 +1,4 @@
-"""Who wants a subject: every order of changes and questions against the model, and what answers cost.
+"""Matching a subject: every order of changes and look-ups against the model, and the cost of look-ups.
 
 A question is asked again and again between the changes, so that an answer that stays in the match cache after it
 ceased to be true would show.

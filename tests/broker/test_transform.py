@@ -60,7 +60,7 @@ def test_partitions_are_fnv_1a_of_the_tokens(tokens: list[bytes], buckets: int) 
 
 
 def test_partitions_are_those_of_nats_server() -> None:
-    """As it answered."""
+    """As nats-server answered."""
     rule = Transform(b"f.*.*", b"A.{{partition(7,1,2)}}.$2.$1")
     assert [rule(s) for s in (b"f.a.b", b"f.x.y", "f.é.1".encode())] == [b"A.2.b.a", b"A.4.y.x", "A.2.1.é".encode()]
 

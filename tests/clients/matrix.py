@@ -7,27 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import ssl
 import sys
 from typing import Any
 
 import nats
 import nats.errors
-
-NUMBERS = [str(n).encode() for n in range(100)]
-DEADLINE_S = 10.0
+from given import DEADLINE_S, NUMBERS, options  # type: ignore[import-not-found]
 
 
 async def connect(**more: Any) -> Any:
-    given = os.environ
-    options: dict[str, Any] = {"reconnect_time_wait": 0.05, "max_reconnect_attempts": 200, **more}
-    if "NATS_TOKEN" in given:
-        options["token"] = given["NATS_TOKEN"]
-    if "NATS_USER" in given:
-        options |= {"user": given["NATS_USER"], "password": given["NATS_PASSWORD"]}
-    if "NATS_CA" in given:
-        options["tls"] = ssl.create_default_context(cafile=given["NATS_CA"])
-    return await nats.connect(given["NATS_URL"], **options)
+    return await nats.connect(os.environ["NATS_URL"], **options() | {"max_reconnect_attempts": 200, **more})
 
 
 async def settle(client: Any) -> None:

@@ -10,27 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import ssl
 import sys
 from typing import Any
 
 import nats.client as nats
+from given import DEADLINE_S, NUMBERS, options  # type: ignore[import-not-found]
 
-NUMBERS = [str(n).encode() for n in range(100)]
-DEADLINE_S = 10.0
 SETTLED_S = 10.0
 
 
 async def connect(**more: Any) -> Any:
-    given = os.environ
-    options: dict[str, Any] = {"reconnect_time_wait": 0.05, "reconnect_max_attempts": 200, "timeout": 5.0, **more}
-    if "NATS_TOKEN" in given:
-        options["token"] = given["NATS_TOKEN"]
-    if "NATS_USER" in given:
-        options |= {"user": given["NATS_USER"], "password": given["NATS_PASSWORD"]}
-    if "NATS_CA" in given:
-        options["tls"] = ssl.create_default_context(cafile=given["NATS_CA"])
-    return await nats.connect(given["NATS_URL"], **options)
+    return await nats.connect(
+        os.environ["NATS_URL"], **options() | {"reconnect_max_attempts": 200, "timeout": 5.0, **more}
+    )
 
 
 async def settle(client: Any) -> None:

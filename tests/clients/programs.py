@@ -27,7 +27,7 @@ class Missing(Exception):
 
 
 class Unobtainable(Missing):
-    """It cannot be installed here: it wants what this system has no package of."""
+    """It cannot be installed here: it needs something for which this system has no package."""
 
 
 def _built(name: str, source: Path, command: list[str], **environment: str) -> Path:

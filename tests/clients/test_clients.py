@@ -38,7 +38,7 @@ SHARDS = 2
 
 @dataclass
 class Server:
-    """One of the two, running."""
+    """One of the two servers, running."""
 
     url: str
     # Cuts every client off and comes back on the same port: shards are killed one after the other, or the server.

@@ -51,7 +51,7 @@ def run(program: str, *words: str, directory: pathlib.Path) -> Outcome:
 
 @pytest.fixture(scope="session")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Us, under the name of the real server."""
+    """Gnatswarm, under the name of the real server."""
     path = tmp_path_factory.mktemp("bin") / "nats-server"
     code = f"import sys\nsys.path.insert(0, {IMPORTED_FROM!r})\n"
     path.write_text(f"#!{sys.executable}\n{code}from gnatswarm.router.cli import main\nsys.exit(main())\n")

@@ -83,7 +83,7 @@ async def told_to_leave(running: Broker) -> dict[str, Any]:
 async def both(
     pair: tuple[str, str], ask: Callable[[Broker], Awaitable[dict[str, Any]]], config: str
 ) -> list[dict[str, Any]]:
-    """Theirs and ours."""
+    """The real server's INFO and ours."""
     found = []
     for name in pair:
         running = Broker(KINDS[name], config=config)

@@ -22,10 +22,12 @@ WHOLE, BYTE_BY_BYTE = None, 1
 
 
 def cases() -> list[object]:
+    # Those that want the same broker follow one another.
+    transcripts = sorted(TRANSCRIPTS, key=lambda one: (one.args, one.config or ""))
     return [
         pytest.param(kind, transcript, piece_bytes, id=f"{kind}-{transcript}-{how}")
         for kind in selected_kinds(EVERY_KIND)
-        for transcript in TRANSCRIPTS
+        for transcript in transcripts
         if transcript.kinds is None or kind.name in transcript.kinds
         for how, piece_bytes in (("whole", WHOLE), ("bytes", BYTE_BY_BYTE))
         # How bytes are cut does not depend on which server we are like.
@@ -42,11 +44,10 @@ async def test_transcript(
     cluster_of: Callable[[Broker], Cluster],
 ) -> None:
     if transcript.wants_own_broker:
-        start_broker = request.getfixturevalue("start_broker")
-        broker = start_broker(args=transcript.args, config=transcript.config)
+        cluster = request.getfixturevalue("cluster_with")(transcript.config, transcript.args)
     else:
-        broker = request.getfixturevalue("broker")
-    await run(transcript, cluster_of(broker), piece_bytes)
+        cluster = cluster_of(request.getfixturevalue("broker"))
+    await run(transcript, cluster, piece_bytes)
 
 
 def test_a_transcript_that_is_wrong_fails(tmp_path: Path, pool: Pool) -> None:

@@ -63,7 +63,7 @@ def expanded(words: list[str], sets: dict[str, list[str]]) -> set[str]:
 
 
 def allowed_calls(values: list[str]) -> set[str]:
-    """Of SystemCallFilter= lines: the first allows, those with ~ take away."""
+    """The system calls that SystemCallFilter= lines allow; lines with ~ remove some."""
     sets = system_call_sets()
     allowed: set[str] = set()
     for value in values:
@@ -76,7 +76,7 @@ def allowed_calls(values: list[str]) -> set[str]:
 
 
 def call_numbers() -> dict[str, int]:
-    """Of this machine, from the C library's headers."""
+    """The system call numbers of this machine, from the C library's headers."""
     text = subprocess.run(
         ["cc", "-E", "-dM", "-include", "sys/syscall.h", "-x", "c", "/dev/null"],
         capture_output=True,

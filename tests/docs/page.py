@@ -2,7 +2,8 @@
 
 A block of kind `console` is typed into bash, line by line: what follows a `$` is a command, what follows that is what
 it must print. In what is printed, `…` stands for anything, and a number for any number; a process id, once seen, is
-known by its place, so that a later `kill` in the page hits the process that it shows. Ports are replaced by free ones.
+known by its place, so that a later `kill` in the page hits the process that it shows. Ports are replaced by free ones,
+and measurements take less time than the page allows them: what is tried is that they are made.
 A command that starts a broker goes on beside the others, until the page ends or stops it.
 """
 
@@ -25,6 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 PORT = re.compile(r"\b(1?[48][24]22|14333)\b")
 NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
+# A measurement by `gnatswarm bench`, up to its comment; and how long a run of locust takes.
+BENCH = re.compile(r"^gnatswarm bench (?!-h|--compare)[^#]*")
+LOCUST_S = re.compile(r"(?<= -t )5s\b")
 COMMAND_DEADLINE_S = 60.0
 # What a broker prints when it can be used.
 READY = "Server is ready"
@@ -105,7 +109,7 @@ def starts_broker(command: str) -> bool:
 
 
 class Mismatch(AssertionError):
-    """What came is not what the page says."""
+    """The output differs from what the page says."""
 
 
 class Reader:
@@ -144,7 +148,7 @@ class Reader:
         self._directory.cleanup()
 
     def read(self, block: Block) -> None:
-        """Do what it says. Mismatch when something else happens."""
+        """Execute the page's blocks. Mismatch if something else happens than it says."""
         if block.kind == "console":
             for step in steps(block):
                 self._do(block, step)
@@ -158,7 +162,7 @@ class Reader:
     # ---- kinds of blocks
 
     def _do(self, block: Block, step: Step) -> None:
-        command = self._adapted(step.command)
+        command = BENCH.sub(r"\g<0> --seconds 0.3 ", LOCUST_S.sub("2s", self._adapted(step.command)))
         if starts_broker(step.command):
             text = self._start_broker(block, step, command)
         else:
@@ -206,7 +210,8 @@ class Reader:
         command = [sys.executable, "-P", "-c", code]
         if re.search(r"(?m)^(async )?def test_", code):
             (self.here / "test_block.py").write_text(code)
-            options = ["-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "--rootdir", str(self.here)]
+            options = ["-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:locust"]
+            options += ["-o", "asyncio_mode=auto", "--rootdir", str(self.here)]
             command = [sys.executable, "-P", "-m", "pytest", *options, "test_block.py"]
         done = subprocess.run(
             command,

@@ -23,7 +23,7 @@ CLIENTS = 3
 
 
 def program(rng: random.Random) -> list[tuple[str, Any]]:
-    """Steps: a client says something, a sibling wants something, a client goes."""
+    """Steps: a client sends bytes, a sibling subscribes, a client leaves."""
     steps: list[tuple[str, Any]] = [("say", (who, connect(rng))) for who in range(CLIENTS) if rng.random() < 0.9]
     for _ in range(rng.randint(1, 12)):
         draw = rng.random()

@@ -16,7 +16,7 @@ from tests.support.mesh import Mesh
 
 
 def message(rng: random.Random) -> bytes:
-    """A whole one, with its payload."""
+    """A complete frame, with its payload."""
     size = rng.choice([0, 1, 5, 100, 5_000, 40_000])
     queues = [queue for queue in rng.sample(QUEUES, rng.randrange(4)) if queue]
     tail = rng.choice([[], [b"r"], [b"+", b"r", *queues] if queues else [], [b"|", *queues] if queues else []])
@@ -96,7 +96,7 @@ def test_a_joined_sibling_may_say_anything():
 
 
 def frames_are_whole(data: bytes, note: str) -> None:
-    """What it was sent by us is frames, to the end."""
+    """Everything that we sent to it consists of complete frames."""
     try:
         frames(data)
     except (AssertionError, ValueError) as error:

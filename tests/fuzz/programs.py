@@ -124,7 +124,7 @@ def operations(rng: random.Random, count: int, big: float = 0.02) -> bytes:
 
 
 def mutated(rng: random.Random, data: bytes) -> bytes:
-    """The same with something wrong, perhaps."""
+    """The same bytes, possibly with an error in them."""
     for _ in range(rng.choice([1, 1, 1, 2, 5])):
         at = rng.randrange(len(data) + 1)
         size = rng.choice([1, 1, 1, 2, 3, 10, 100])

@@ -19,6 +19,8 @@ from pathlib import Path
 from gnatswarm.shards.boundary import control, handoff, linkdir
 from gnatswarm.shards.boundary.page import Page
 
+BLOCKED = sorted(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
 
 class FakeShard:
     def __init__(self, control_fd: int) -> None:
@@ -38,13 +40,13 @@ class FakeShard:
                 linkdir.remove(self.boot.link_dir)
             self.done.set_result(9)
 
-    def on_message(self, message: control.Message) -> None:
+    def on_message(self, message: control.ControlMessage) -> None:
         if isinstance(message, control.Boot):
             self.on_boot(message)
-        elif isinstance(message, control.Peers):
+        elif isinstance(message, control.LinkedShards):
             assert self.page is not None
             assert self.boot is not None
-            self.page.store(self.boot.shard, "links", len(message.peers) - 1)
+            self.page.store(self.boot.shard, "links", len(message.shards) - 1)
             if not self.is_ready and not os.environ.get("FAKE_SHARD_MUTE"):
                 self.is_ready = True
                 self.accept()
@@ -69,7 +71,7 @@ class FakeShard:
                 "link_dir": boot.link_dir,
                 "fds": sorted(int(name) for name in os.listdir("/proc/self/fd")),
                 "given": [*boot.listener_fds, *boot.websocket_fds, boot.page_fd, boot.handoff_fd, self.sock.fileno()],
-                "blocked": sorted(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+                "blocked": BLOCKED,
                 "port": boot.port,
                 "server_id": boot.server_id,
             }
@@ -147,9 +149,9 @@ class FakeShard:
 
 
 async def main() -> int:
-    ctypes.CDLL(None).prctl(
-        1, signal.SIGTERM
-    )  # PR_SET_PDEATHSIG; a real one is SIGKILLed, see the control channel's end
+    # PR_SET_PDEATHSIG; a real one is SIGKILLed, see the control channel's end.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
     return await FakeShard(int(sys.argv[sys.argv.index("--control-fd") + 1])).done
 
 

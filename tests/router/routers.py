@@ -66,8 +66,8 @@ def wait_until(claim: Callable[[], object], what: str, deadline_s: float = DEADL
 
 
 def option_tree(shards: int, port: int, accept: str, **more: Any) -> dict[str, Any]:
-    swarm = {"shards": shards, "accept": accept, **more.pop("swarm", {})}
-    return {"host": "127.0.0.1", "port": port, "swarm": swarm, "logging": {"debug": True}, **more}
+    sharding = {"shards": shards, "accept": accept, **more.pop("sharding", {})}
+    return {"host": "127.0.0.1", "port": port, "sharding": sharding, "logging": {"debug": True}, **more}
 
 
 class Router:

@@ -143,6 +143,37 @@ def test_the_version_is_the_packages() -> None:
     assert packaging["project"]["version"] == OWN_VERSION
 
 
+@pytest.mark.parametrize("command", [command for command in cli.COMMANDS if command not in ("help", "version")])
+@pytest.mark.parametrize("words", ["{} -h", "{} --help", "-h {}", "help {}"])
+def test_each_command_has_its_own_help_and_does_nothing_else(command: str, words: str, tmp_path: pathlib.Path) -> None:
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "gnatswarm", *words.format(command).split()],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"gnatswarm {command}" in done.stdout.splitlines()[0]
+    assert all(len(line) <= 120 for line in done.stdout.splitlines())
+
+
+def test_help_of_a_job_needs_no_spark(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "pyspark.py").write_text("raise ImportError\n")
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "gnatswarm", "report", "-h"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0 and "--stats-dir" in done.stdout, done.stderr
+
+
 def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["-h"], program="gnatswarm") == 0
     text = capsys.readouterr().out
@@ -224,7 +255,7 @@ def test_an_include_of_a_fifo_ends_the_test_of_a_file_with_an_error(tmp_path: pa
 
 @pytest.mark.parametrize("given", ["-c <(echo 'port: {port}')", "-c /dev/stdin < <(echo 'port: {port}')"])
 def test_a_configuration_comes_through_a_pipe(given: str) -> None:
-    """As shells substitute a process; what is wrong in it is said, so it was read."""
+    """As with process substitution in a shell; an error in the text is reported, so it was read."""
     program = f"exec {shlex.quote(sys.executable)} -m gnatswarm -t "
     for port, code in (("4222", 0), ("none", 1)):
         words = ["bash", "-c", program + given.format(port=port)]
@@ -234,7 +265,7 @@ def test_a_configuration_comes_through_a_pipe(given: str) -> None:
 
 @pytest.mark.kinds("gnatswarm-1")
 def test_a_reload_does_not_read_a_pipe_again_as_an_empty_configuration(start_broker: Callable[..., Broker]) -> None:
-    """Its token would be gone, and the broker open to everybody."""
+    """Otherwise the token would be gone, and the broker open to everybody."""
     reading, writing = os.pipe()
     try:
         os.write(writing, b"authorization { token: secret }\n")

@@ -77,8 +77,7 @@ def test_a_shard_gets_what_it_was_promised_and_no_other_descriptor(tmp_path: Pat
             # Besides those and the standard three: the loop's own (epoll, its wake-up pair) and the listing of /proc.
             assert len(set(boot["fds"]) - given - {0, 1, 2}) <= 4
             blocked = set(boot["blocked"])
-            assert {signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN} <= blocked
-            assert signal.SIGTERM not in blocked
+            assert {signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2} <= blocked
         assert first["given"][0] != second["given"][0]
 
 
@@ -145,11 +144,12 @@ def _counts(router: Router, connections: int) -> bool:
     return bool(router.status()["connections"] == connections)
 
 
-def test_a_killed_router_frees_its_port_fifty_times_in_a_row(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_killed_router_frees_its_port_a_dozen_times_in_a_row(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    for attempt in range(50):
+    for attempt in range(12):
         router = Router(tmp_path, 2, port=port, is_real=True)
         try:
             # Each second one is killed while its shards still boot.

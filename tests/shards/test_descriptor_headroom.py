@@ -1,4 +1,4 @@
-"""Headroom: said once while some descriptors are left, and again only when clients enough have gone."""
+"""Headroom: reported once while some descriptors are left, and again only when enough clients have left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gnatswarm.shards.descriptor_headroom import MOST_LAST, NEVER, DescriptorHea
 
 @pytest.fixture
 def room_of(monkeypatch):
-    """A room in a process with that limit, and what it has said so far."""
+    """The headroom of a process with that limit, and its reports so far."""
 
     def make(limit: int) -> tuple[DescriptorHeadroom, list[bool]]:
         monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))

@@ -1,4 +1,4 @@
-"""Room for descriptors is made at once, as far as the limit goes, and takes none of them."""
+"""The descriptor table is enlarged at once, up to the limit, and uses no descriptor."""
 
 from __future__ import annotations
 

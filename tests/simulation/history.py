@@ -26,15 +26,15 @@ class Subscription:
     got: list[tuple[int, int]] = field(default_factory=list)  # (message, step)
 
     def has_seen(self, message: Message) -> bool:
-        """Whether it was there, for all to know, when the message was published."""
+        """Whether it matches, and every shard knew of it when the message was published."""
         return self.acked_at < message.at < self.left_at and matches(self.pattern, message.subject)
 
     def must_have(self, message: Message) -> bool:
-        """Whether, besides, it stayed."""
+        """Whether it also stayed until the end."""
         return self.has_seen(message) and self.left_at == NEVER and self.most == NEVER
 
     def is_over_for(self, message: Message) -> bool:
-        """Whether everybody knew, when the message was published, that it does not want it."""
+        """Whether it does not match, or every shard knew of its end when the message was published."""
         return self.left_acked_at < message.at or not matches(self.pattern, message.subject)
 
 
@@ -54,5 +54,5 @@ class Message:
 
     @property
     def is_promised(self) -> bool:
-        """Whether its publisher may rely on it in the end."""
+        """Whether its publisher could rely on its delivery."""
         return self.acked_at != NEVER or not (self.may_be_lost or self.is_orphaned)

@@ -38,7 +38,7 @@ def bounded() -> Iterator[None]:
 
 
 def failure(schedule: Schedule) -> tuple[str, World | None]:
-    """What goes wrong ("" nothing), and the world in which it did not."""
+    """What went wrong ("": nothing), and the world if nothing did."""
     try:
         with bounded():
             world = World(schedule)

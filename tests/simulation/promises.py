@@ -29,7 +29,7 @@ def check(subscriptions: list[Subscription], messages: list[Message]) -> None:
 
 
 def check_deliveries(sub: Subscription, messages: list[Message]) -> None:
-    """Each at most once, of what it asked for, and while it asked for it."""
+    """Each subscription gets a message at most once, only if it matches, and only while it exists."""
     numbers = [number for number, _ in sub.got]
     assert len(set(numbers)) == len(numbers), f"{sub}: a message twice"
     assert all(matches(sub.pattern, messages[number].subject) for number in numbers)
@@ -90,7 +90,7 @@ def is_excused_by_a_stale_choice(message: Message, members: list[Subscription]) 
 
 
 def check_no_responders(message: Message, subscriptions: list[Subscription]) -> None:
-    """503 where everybody knew that nobody wants it; none where somebody was there for all to know."""
+    """503 if every shard knew that there was no subscriber; no 503 if every shard knew of one."""
     if any(sub.must_have(message) for sub in subscriptions):
         assert message.nobody_at == NEVER, f"{message}: told that nobody responds, and somebody was there"
     elif all(sub.is_over_for(message) for sub in subscriptions) and not message.is_orphaned:

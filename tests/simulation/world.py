@@ -58,7 +58,7 @@ class World:
         self.mesh.clients[at].feed(b"SUB _INBOX.%d.* 0\r\n" % at)
 
     def say(self, client: int, words: bytes, *, finish: bool = True) -> None:
-        """Not to finish: the round goes on, so that the next operations fall into the same one."""
+        """Does not finish: the round continues, so that the next operations belong to it."""
         self.mesh.clients[client].feed(words, finish=finish and not self.is_bursting)
         self.look()
 
@@ -115,7 +115,7 @@ class World:
                 message.is_orphaned = True
 
     def is_read(self, client: int) -> bool:
-        """Whether the broker reads what it says now."""
+        """Whether the broker reads this client now."""
         return client not in self.gone and client not in self.waiting and not self.mesh.is_held(client)
 
     # ---- what may happen
@@ -274,7 +274,7 @@ class World:
         self.mesh.close()
 
     def count(self, shard: int) -> None:
-        """What a shard's engine has to say of itself."""
+        """Add a shard's counters to what the schedule has covered."""
         reroutes = self.mesh.engines[shard].probe.reroutes
         self.seen["sent on"] += reroutes.n_sent_on
         self.seen["lingering member took it"] += reroutes.n_lingered

@@ -51,7 +51,7 @@ class Job:
         return code
 
     def kill(self) -> None:
-        """It and its Java, at once."""
+        """Kill it and its Java."""
         pids = session_pids(self.process.pid)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -78,7 +78,7 @@ def program(job: str, *words: str) -> list[str]:
 
 
 def sums(spark: Any, out: Path) -> dict[str, int]:
-    """As any reader of Parquet sees it, who knows nothing of us."""
+    """The rows as any Parquet reader sees them, without our code."""
     columns = ("in_msgs", "in_bytes", "deliveries", "out_bytes", "link_out_msgs")
     (row,) = spark.read.parquet(f"{out}/subject").agg(dict.fromkeys(columns, "sum")).collect()
     return {name: row[f"sum({name})"] for name in columns}

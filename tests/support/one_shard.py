@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 from gnatswarm.broker.options import Options
-from gnatswarm.shards.boundary.control import Message
+from gnatswarm.shards.boundary.control import ControlMessage
 from gnatswarm.shards.boundary.page import Page
 from gnatswarm.shards.descriptor_headroom import DescriptorHeadroom
 from gnatswarm.shards.shard import Shard
@@ -50,14 +50,14 @@ class Client:
 class OneShard:
     """The shard, its shared page, and its clients."""
 
-    def __init__(self, options: Options, *, tell: Callable[[Message], None] | None = None) -> None:
+    def __init__(self, options: Options, *, tell: Callable[[ControlMessage], None] | None = None) -> None:
         """`tell`: what it says to the router; None: it has none."""
         self.page = Page.create()
         self.shard = Shard(
             options,
             number=0,
             page=self.page,
-            headroom=DescriptorHeadroom(lambda has_room: None),
+            headroom=DescriptorHeadroom(lambda has_headroom: None),
             server_id="N",
             server_name="N",
             host="127.0.0.1",

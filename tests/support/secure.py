@@ -119,9 +119,9 @@ async def spread(port: int, context: ssl.SSLContext, shards: int) -> list[Secure
     raise AssertionError(f"200 connections met shards {sorted(found)} alone")
 
 
-async def said(broker: Broker, pattern: str, deadline_s: float = DEADLINE_S) -> str:
-    """The log line that contains this text."""
-    return (await asyncio.to_thread(broker.log.wait_line, pattern, deadline_s)).string
+async def said(broker: Broker, pattern: str, deadline_s: float = DEADLINE_S, since: int = 0) -> str:
+    """The log line that contains this text, from line number `since` on."""
+    return (await asyncio.to_thread(broker.log.wait_line, pattern, deadline_s, since)).string
 
 
 async def connections(broker: Broker, state: str) -> list[dict[str, Any]]:

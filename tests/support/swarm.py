@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from gnatswarm.router.commands.operator_commands import exchange, find
-from gnatswarm.router.supervision.operator_socket import StatusRequest
+from gnatswarm.router.supervision.operator_socket import ScaleRequest, StatusRequest
 from tests.support.servers import Broker, session_pids
 from tests.support.wire import Client, Closed, Cluster
 
@@ -42,8 +42,10 @@ def operate(broker: Broker, *words: str, deadline_s: float = SCALE_DEADLINE_S) -
 
 
 async def scale(broker: Broker, shards: int) -> str:
-    """Change the broker's number of shards, and wait until they serve."""
-    return await asyncio.to_thread(operate, broker, "scale", str(shards))
+    """Change the broker's number of shards, and wait until they serve; what `gnatswarm scale` would print."""
+    reply = await asyncio.to_thread(exchange, find(broker.pid, broker.port), ScaleRequest(shards))
+    assert not reply.error, reply.error
+    return reply.text
 
 
 def status(broker: Broker) -> dict[str, Any]:

@@ -2,7 +2,8 @@ r"""Transcripts: what clients say and what the broker answers, as text files tha
 
 The first line is a comment, a sentence that says what the transcript shows. Then, one directive a line:
 
-    # args: --auth secret            options of a broker of its own; without `args` and `config` a shared one serves
+    # args: --auth secret            options of its broker, which no other clients use meanwhile; without `args` and
+    #                                `config` it is one that all tests share
     # config:                        a configuration file; its text follows, indented behind `#`
     #   max_payload: 100
     # kinds: gnatswarm-1             only on these brokers
@@ -193,8 +194,9 @@ async def run(transcript: Transcript, cluster: Cluster, piece_bytes: int | None 
         except Exception as error:
             where = f"{transcript.path.name}:{step.line}: client {step.client}, {step.what}"
             raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
-    for number, client in clients.items():
-        await _leave(client, said.get(number, b""))
+    if not transcript.wants_own_broker:
+        for number, client in clients.items():
+            await _leave(client, said.get(number, b""))
 
 
 async def _play(step: Step, client: Client, piece_bytes: int | None) -> None:

@@ -485,3 +485,15 @@ class Cluster:
 
     def close(self) -> None:
         self.leave(*self.all)
+
+    def depart(self, deadline_s: float = DEADLINE_S) -> None:
+        """Closes them all, and waits until the broker has closed them too: it has then forgotten what they wanted."""
+        open_ones = [client for client in self.all if client.sock.fileno() >= 0]
+        for client in open_ones:
+            client.shut_writing()
+        for client in open_ones:
+            client.sock.settimeout(deadline_s)
+            with contextlib.suppress(ConnectionResetError):
+                while client.sock.recv(_READ_BYTES):
+                    pass
+        self.close()

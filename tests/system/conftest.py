@@ -10,10 +10,25 @@ from typing import Any
 import pytest
 
 from tests.support.authority import Authority, Pair
-from tests.support.servers import Broker
+from tests.support.servers import Broker, Kind
 from tests.support.wire import Client, Cluster
 
 Place = Callable[..., Awaitable[list[Client]]]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On a broker of one shard, another shard is the same one: that would be the same test twice."""
+    repeated = [item for item in items if _is_repeated(item)]
+    if repeated:
+        config.hook.pytest_deselected(items=repeated)
+        items[:] = [item for item in items if not _is_repeated(item)]
+
+
+def _is_repeated(item: pytest.Item) -> bool:
+    found = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    is_elsewhere = found.get("place") == "different" or found.get("shard") == 1
+    kind = found.get("kind")
+    return is_elsewhere and isinstance(kind, Kind) and kind.shards == 1
 
 
 @pytest.fixture
@@ -44,6 +59,23 @@ def authority(tmp_path: Path) -> Authority:
 def server(authority: Authority) -> Pair:
     """The certificate of brokers that `secure` starts."""
     return authority.server()
+
+
+@pytest.fixture(scope="session")
+def lasting_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """One for all tests; `shared_secure` has its certificate."""
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="session")
+def lasting_server(lasting_authority: Authority) -> Pair:
+    return lasting_authority.server()
+
+
+@pytest.fixture
+def shared_secure(broker_with: Callable[..., Broker], lasting_server: Pair) -> Broker:
+    """A broker with TLS that other tests use too, on other subjects."""
+    return broker_with(f"tls {{\n {lasting_server.lines}\n}}\n")
 
 
 @pytest.fixture

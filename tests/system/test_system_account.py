@@ -49,19 +49,15 @@ def said(user: str, **more: object) -> dict[str, object]:
 
 
 @pytest.fixture
-def broker_of_three(start_broker):
-    return start_broker(config=CONFIG)
+def cluster(cluster_with):
+    """Of a broker that other tests have had before."""
+    return cluster_with(CONFIG)
 
 
 @pytest.fixture
-def cluster(broker_of_three, cluster_of):
-    return cluster_of(broker_of_three)
-
-
-@pytest.fixture
-def shared_cluster(broker_with, cluster_of):
-    """Of a broker that other tests use, too."""
-    return cluster_of(broker_with(CONFIG))
+def fresh_cluster(start_broker, cluster_of):
+    """Of a broker that has counted nothing yet, and may be ended."""
+    return cluster_of(start_broker(config=CONFIG))
 
 
 async def listening(cluster, shard: int, *subjects: str):
@@ -223,9 +219,9 @@ async def test_nobody_responds_to_what_is_not_answered(cluster):
         assert await ask(asker, subject) is None
 
 
-async def test_connections_of_all_shards_are_one_page(cluster):
-    asker = await cluster.client_on(0, said("s"))
-    clients = [await cluster.client_on(shard, said("a", name=f"n{shard}")) for shard in range(4)]
+async def test_connections_of_all_shards_are_one_page(fresh_cluster):
+    asker = await fresh_cluster.client_on(0, said("s"))
+    clients = [await fresh_cluster.client_on(shard, said("a", name=f"n{shard}")) for shard in range(4)]
     await clients[3].talk("SUB foo.* 7\r\nPING\r\n", expect="PONG\r\n")
     cids = [client.info["client_id"] for client in clients]
     ask_for = {"sort": "cid", "acc": "A", "auth": True, "subscriptions_detail": True}
@@ -256,9 +252,9 @@ async def test_subscriptions_that_a_subject_would_reach(cluster):
     assert [(one["account"], one["subject"]) for one in data["subscriptions_list"]] == [("A", "foo.*")] * 3
 
 
-async def test_what_is_asked_about_one_account(cluster):
-    asker = await cluster.client_on(0, said("s"))
-    clients = [await cluster.client_on(shard, said("a")) for shard in range(3)]
+async def test_what_is_asked_about_one_account(fresh_cluster):
+    asker = await fresh_cluster.client_on(0, said("s"))
+    clients = [await fresh_cluster.client_on(shard, said("a")) for shard in range(3)]
     for client in clients:
         await client.talk("SUB foo 1\r\nPING\r\n", expect="PONG\r\n")
     await clients[0].talk("PUB foo 2\r\nhi\r\nPING\r\n", expect_last="PONG\r\n")
@@ -305,8 +301,8 @@ async def test_what_is_asked_about_one_account(cluster):
         ({"no such option": 1}, True),
     ],
 )  # fmt: skip
-async def test_who_is_not_meant_is_silent(shared_cluster, asked, is_meant):
-    asker = await shared_cluster.client_on(0, said("s"))
+async def test_who_is_not_meant_is_silent(cluster, asked, is_meant):
+    asker = await cluster.client_on(0, said("s"))
     for subject in ("$SYS.REQ.SERVER.PING.VARZ", "$SYS.REQ.SERVER.PING", "$SYS.REQ.ACCOUNT.A.CONNZ"):
         if is_meant:
             assert (await ask(asker, subject, asked))["server"]["name"] == "here"
@@ -315,14 +311,14 @@ async def test_who_is_not_meant_is_silent(shared_cluster, asked, is_meant):
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"limit": "many"}', b'{"tags": 5}', b"[]", b"\xff\xfe"])
-async def test_options_that_make_no_sense_are_an_error_and_nothing_else(shared_cluster, body):
-    asker = await shared_cluster.client_on(0, said("s"))
+async def test_options_that_make_no_sense_are_an_error_and_nothing_else(cluster, body):
+    asker = await cluster.client_on(0, said("s"))
     answer = await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", body)
     assert list(answer) == ["server", "error"] and answer["error"]["code"] == 400 and answer["error"]["description"]
 
 
-async def test_options_that_cannot_be_served_are_an_error(shared_cluster):
-    asker = await shared_cluster.client_on(0, said("s"))
+async def test_options_that_cannot_be_served_are_an_error(cluster):
+    asker = await cluster.client_on(0, said("s"))
     answer = await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", {"sort": "size"})
     assert answer["error"] == {"code": 500, "description": "invalid sorting option: size"} and answer["data"] is None
 
@@ -362,24 +358,30 @@ async def test_whoever_may_not_publish_may_not_ask(cluster):
     )
 
 
-async def test_shutdown_is_said_to_listeners_on_every_shard(broker_of_three, cluster):
-    ears = [await listening(cluster, shard, "$SYS.SERVER.*.SHUTDOWN") for shard in range(broker_of_three.kind.shards)]
-    broker_of_three.send_signal(signal.SIGINT)
+async def test_shutdown_is_said_to_listeners_on_every_shard(fresh_cluster):
+    ears = [
+        await listening(fresh_cluster, shard, "$SYS.SERVER.*.SHUTDOWN")
+        for shard in range(fresh_cluster.broker.kind.shards)
+    ]
+    fresh_cluster.broker.send_signal(signal.SIGINT)
     for ear in ears:
         frame = await ear.read_frame()
         assert frame.subject == f"$SYS.SERVER.{ear.info['server_id']}.SHUTDOWN"
         check_server(orjson.loads(frame.payload))
         await ear.wait_closed()
-    await asyncio.to_thread(broker_of_three.wait_exit)
+    await asyncio.to_thread(fresh_cluster.broker.wait_exit)
 
 
 # ---- as servers later than 2.9.10 have it
 
 
 @OURS
-async def test_lame_duck_is_said(broker_of_three, cluster):
-    ears = [await listening(cluster, shard, "$SYS.SERVER.*.LAMEDUCK") for shard in range(broker_of_three.kind.shards)]
-    broker_of_three.send_signal(signal.SIGUSR2)
+async def test_lame_duck_is_said(fresh_cluster):
+    ears = [
+        await listening(fresh_cluster, shard, "$SYS.SERVER.*.LAMEDUCK")
+        for shard in range(fresh_cluster.broker.kind.shards)
+    ]
+    fresh_cluster.broker.send_signal(signal.SIGUSR2)
     for ear in ears:
         check_server(await heard(ear, f"$SYS.SERVER.{ear.info['server_id']}.LAMEDUCK"))
         ear.close()
@@ -457,9 +459,9 @@ def is_back(broker, died: int) -> bool:
 
 
 @pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")
-async def test_answers_survive_dead_shards_and_scaling(broker_of_three, cluster):
-    broker = broker_of_three
-    asker = await cluster.client_on(1, said("s"))
+async def test_answers_survive_dead_shards_and_scaling(fresh_cluster):
+    broker = fresh_cluster.broker
+    asker = await fresh_cluster.client_on(1, said("s"))
     before = await ask(asker, "$SYS.REQ.SERVER.PING")
 
     async def is_answered_once(times: int = 8) -> None:

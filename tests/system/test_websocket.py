@@ -40,17 +40,31 @@ OURS = ("gnatswarm-1", "gnatswarm-2")
 pytestmark = pytest.mark.kinds(*OURS, "nats-server")
 
 
+def configuration(more: str = "", rest: str = "") -> str:
+    """With a WebSocket port: more lines of its block, and of the file."""
+    return f"websocket {{\n host: 127.0.0.1\n port: -1\n no_tls: true\n {more}\n}}\n{rest}"
+
+
 @pytest.fixture
 def open_port(start_broker):
-    """Starts a broker with a WebSocket port: more lines of its block, and of the file; the broker and the port."""
+    """Starts a broker with a WebSocket port, configured as above; the broker and the port."""
 
     def start(more: str = "", rest: str = "", *args: str) -> tuple[Broker, int]:
-        broker = start_broker(
-            config=f"websocket {{\n host: 127.0.0.1\n port: -1\n no_tls: true\n {more}\n}}\n{rest}", args=args
-        )
+        broker = start_broker(config=configuration(more, rest), args=args)
         return broker, websocket_port(broker)
 
     return start
+
+
+@pytest.fixture
+def shared_port(broker_with):
+    """The same of a broker that other tests use too, on other subjects."""
+
+    def find(more: str = "") -> tuple[Broker, int]:
+        broker = broker_with(configuration(more))
+        return broker, websocket_port(broker)
+
+    return find
 
 
 async def spread(port: int, shards: int, **options) -> list[FramedClient]:
@@ -70,8 +84,8 @@ async def spread(port: int, shards: int, **options) -> list[FramedClient]:
 # ---------------------------------------------------------------------------------------------------- NATS in frames
 
 
-async def test_a_websocket_client_and_a_plain_one_hear_each_other(open_port, kind):
-    broker, port = open_port()
+async def test_a_websocket_client_and_a_plain_one_hear_each_other(shared_port, kind):
+    broker, port = shared_port()
     framed = (await spread(port, kind.shards))[-1]
     plain = await Client.connect(broker.port, {"verbose": False})
     await framed.say(b"SUB to.ws 1\r\n")
@@ -84,8 +98,8 @@ async def test_a_websocket_client_and_a_plain_one_hear_each_other(open_port, kin
     plain.close()
 
 
-async def test_messages_cross_shards_in_order(open_port, kind):
-    _, port = open_port()
+async def test_messages_cross_shards_in_order(shared_port, kind):
+    _, port = shared_port()
     clients = await spread(port, kind.shards)
     subscriber, publisher = clients[0], clients[-1]
     await subscriber.say(b"SUB order 1\r\n")
@@ -95,8 +109,8 @@ async def test_messages_cross_shards_in_order(open_port, kind):
     await subscriber.expect(b"".join(b"MSG order 1 5\r\n%05d\r\n" % number for number in range(3_000)))
 
 
-async def test_an_operation_may_lie_across_frames_and_fragments_of_any_size(open_port):
-    _, port = open_port()
+async def test_an_operation_may_lie_across_frames_and_fragments_of_any_size(shared_port):
+    _, port = shared_port()
     client = await connect(port)
     for byte in b"SUB a 1\r\nPUB a 2\r\nhi\r\n":
         await client.say(bytes([byte]))
@@ -115,8 +129,8 @@ async def test_an_operation_may_lie_across_frames_and_fragments_of_any_size(open
     client.close()
 
 
-async def test_text_frames_are_taken_as_well(open_port):
-    _, port = open_port()
+async def test_text_frames_are_taken_as_well(shared_port):
+    _, port = shared_port()
     client = await upgrade(port)
     await client.send(frame(TEXT, b'CONNECT {"verbose":false}\r\nPING\r\n'))
     await client.expect(b"PONG\r\n")
@@ -124,8 +138,8 @@ async def test_text_frames_are_taken_as_well(open_port):
 
 
 @pytest.mark.parametrize("compression", [False, True])
-async def test_a_payload_comes_through_whatever_its_size(open_port, compression):
-    _, port = open_port("compression: true" if compression else "")
+async def test_a_payload_comes_through_whatever_its_size(shared_port, compression):
+    _, port = shared_port("compression: true" if compression else "")
     client = await connect(port, *([f"Sec-WebSocket-Extensions: {DEFLATE}"] if compression else []))
     assert (b"permessage-deflate" in client.answer) is compression
     for size in (0, 1, 125, 126, 65_535, 65_536, 1_000_000):
@@ -140,8 +154,8 @@ async def test_a_payload_comes_through_whatever_its_size(open_port, compression)
     client.close()
 
 
-async def test_compression_is_not_offered_unless_configured(open_port):
-    _, port = open_port()
+async def test_compression_is_not_offered_unless_configured(shared_port):
+    _, port = shared_port()
     client = await connect(port, f"Sec-WebSocket-Extensions: {DEFLATE}")
     assert b"permessage-deflate" not in client.answer
     client.close()
@@ -259,13 +273,14 @@ async def test_handed_over_sockets_and_websocket_side_by_side(open_port):
     ],
 )
 @pytest.mark.kinds("gnatswarm-1", "nats-server")
-async def test_pages_of_other_origins_are_refused_where_that_is_asked_for(open_port, asked, origin, comes_in):
-    broker, port = open_port(asked)
+async def test_pages_of_other_origins_are_refused_where_that_is_asked_for(shared_port, asked, origin, comes_in):
+    broker, port = shared_port(asked)
     more = [f"Origin: {origin.replace('PORT', str(port))}"] if origin else []
+    since = len(broker.log.lines)
     answer = await answer_to(port, request(port, *more))
     assert answer.startswith(b"HTTP/1.1 101 " if comes_in else b"HTTP/1.1 403 ")
     if not comes_in:
-        await said(broker, "websocket handshake error: origin not allowed: ")
+        await said(broker, "websocket handshake error: origin not allowed: ", since=since)
 
 
 BAD_REQUESTS = (

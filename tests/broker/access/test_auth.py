@@ -10,7 +10,7 @@ import pytest
 from nacl.signing import SigningKey
 
 from gnatswarm.broker.access.auth import Admission, Authenticator, HashedPassword, Verdicts
-from gnatswarm.broker.access.connect import ConnectOptions
+from gnatswarm.broker.access.connect import ClientOptions
 from gnatswarm.broker.access.nkey import is_signed_by, new_nonce, user_key
 from gnatswarm.broker.errors import AuthorizationViolation
 from gnatswarm.broker.options import Options, Permissions, User
@@ -21,8 +21,8 @@ USERS = Options(users=(User("a", "1"), User("b", "2"), User("open")))
 GUESTS = Options(users=(User("a", "1"), User("guest")), no_auth_user="guest")
 
 
-def said(token: str = "", user: str = "", password: str = "") -> ConnectOptions:
-    return ConnectOptions(auth_token=token, user=user, password=password)
+def said(token: str = "", user: str = "", password: str = "") -> ClientOptions:
+    return ClientOptions(auth_token=token, user=user, password=password)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ OTHER_HASH = bcrypt.hashpw(b"s3cret", b"$2b$04$" + b"b" * 21 + b"u").decode()
 HASHED = Options(users=(User("a", HASH), User("plain", "p")))
 
 
-def compared(rules: Authenticator, verdicts: Verdicts, connect: ConnectOptions) -> Admission:
+def compared(rules: Authenticator, verdicts: Verdicts, connect: ClientOptions) -> Admission:
     """What a shard does, without a thread."""
     outcome = rules.examine(connect)
     if isinstance(outcome, HashedPassword):
@@ -228,9 +228,9 @@ PUBLIC, SIGNING = key_pair()
 NKEYS = Options(users=(User(nkey=PUBLIC, account="A"), User("a", "1")))
 
 
-def signed(nonce: bytes, *, key: str = PUBLIC, signing: SigningKey = SIGNING) -> ConnectOptions:
+def signed(nonce: bytes, *, key: str = PUBLIC, signing: SigningKey = SIGNING) -> ClientOptions:
     signature = base64.urlsafe_b64encode(signing.sign(nonce).signature).rstrip(b"=").decode()
-    return ConnectOptions(nkey=key, sig=signature)
+    return ClientOptions(nkey=key, sig=signature)
 
 
 def test_a_public_key_is_what_the_nkeys_library_says_it_is():
@@ -261,7 +261,7 @@ def test_a_signature_lets_in():
     assert (admission.identity.user, admission.identity.account) == (PUBLIC, "A")
     assert rules.readmit(admission) == admission.identity
     assert Authenticator(Options(users=(User("a", "1"),))).readmit(admission) is None
-    ordinary = ConnectOptions(nkey=PUBLIC, sig=base64.b64encode(SIGNING.sign(nonce).signature).decode())
+    ordinary = ClientOptions(nkey=PUBLIC, sig=base64.b64encode(SIGNING.sign(nonce).signature).decode())
     assert isinstance(rules.examine(ordinary, nonce), Admission)  # padded base64, as the real server takes it
 
 
@@ -274,13 +274,13 @@ def test_what_is_no_signature_of_this_connection_s_nonce_does_not(attack):
     stranger, strangers = key_pair(2)
     connect = {
         "replayed": signed(new_nonce()),
-        "none": ConnectOptions(nkey=PUBLIC),
+        "none": ClientOptions(nkey=PUBLIC),
         "empty nonce": signed(b""),
         "other key": signed(nonce, signing=strangers),
-        "cut": ConnectOptions(nkey=PUBLIC, sig=signed(nonce).sig[:-4]),
-        "rubbish": ConnectOptions(nkey=PUBLIC, sig="\ud800é=\n"),
+        "cut": ClientOptions(nkey=PUBLIC, sig=signed(nonce).sig[:-4]),
+        "rubbish": ClientOptions(nkey=PUBLIC, sig="\ud800é=\n"),
         "unknown": signed(nonce, key=stranger, signing=strangers),
-        "as user": ConnectOptions(user=PUBLIC, password=signed(nonce).sig),
+        "as user": ClientOptions(user=PUBLIC, password=signed(nonce).sig),
     }[attack]
     with pytest.raises(AuthorizationViolation):
         rules.examine(connect, b"" if attack == "empty nonce" else nonce)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnatswarm.broker.access.connect import ConnectOptions, overlay, require_object, require_sense
+from gnatswarm.broker.access.connect import ClientOptions, overlay, require_object, require_sense
 from gnatswarm.broker.errors import (
     AuthorizationViolation,
     BadArguments,
@@ -17,7 +17,7 @@ from gnatswarm.broker.errors import (
     NoRespondersRequiresHeaders,
 )
 
-DEFAULTS = ConnectOptions()
+DEFAULTS = ClientOptions()
 
 
 def test_defaults_before_the_first_connect():

@@ -28,7 +28,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def directory(base: Path) -> Iterator[linkdir.LinkDirectory]:
-    """Of a broker that can be found, and has no operators' socket."""
+    """The directory of a broker that can be found, but has no operator socket."""
     directory = linkdir.LinkDirectory(str(base), linkdir.Owner(os.getpid(), 4222))
     yield directory
     directory.remove()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnatswarm.broker.limits import Limits
-from gnatswarm.broker.options import Logging, Options, Stats, Swarm, Tls, User, WebSocket
+from gnatswarm.broker.options import Logging, Options, Sharding, Stats, Tls, User, WebSocket
 from gnatswarm.router.config import conf, not_offered, option_values
 from gnatswarm.router.config.conf_tree import ConfigError
 from gnatswarm.router.config.flags import parse
@@ -137,10 +137,10 @@ def get(options: Options, field: str) -> Any:
          (User("a", "b"), User("c"))),
         ("authorization { users [ {user: a, pass: b} ] }\nno_auth_user: a", "no_auth_user", "a"),
         ("no_header_support: true", "headers", False),
-        ("shards: 3", "swarm.shards", 3),
-        ("accept: handoff", "swarm.accept", "handoff"),
-        ("link_dir: a", "swarm.link_dir", "a"),
-        ("prefer_local: true", "swarm.prefer_local", True),
+        ("shards: 3", "sharding.shards", 3),
+        ("accept: handoff", "sharding.accept", "handoff"),
+        ("link_dir: a", "sharding.link_dir", "a"),
+        ("prefer_local: true", "sharding.prefer_local", True),
         ("FREE: 7\nport: $FREE", "port", 7),
     ],
 )  # fmt: skip
@@ -181,7 +181,7 @@ def test_every_option_can_be_configured() -> None:
         "limits": Limits,
         "logging": Logging,
         "stats": Stats,
-        "swarm": Swarm,
+        "sharding": Sharding,
     }
     fields = {field.name for field in msgspec.structs.fields(Options)} - sections.keys()
     fields |= {f"{name}.{field.name}" for name, kind in sections.items() for field in msgspec.structs.fields(kind)}
@@ -200,7 +200,7 @@ def test_flags_win_over_the_file(built: Build) -> None:
         server_name="flag",
         logging=Logging(debug=False, trace=True),
         limits=Limits(max_payload_bytes=1000),
-        swarm=Swarm(shards=2),
+        sharding=Sharding(shards=2),
         config_file=options.config_file,
     )
 

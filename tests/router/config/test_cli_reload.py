@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gnatswarm.broker.limits import Limits
-from gnatswarm.broker.options import Logging, Options, Swarm, User
+from gnatswarm.broker.options import Logging, Options, Sharding, User
 from gnatswarm.router.config.reload import FIXED, LIVE, diff
 
 
@@ -28,11 +28,11 @@ def test_what_can_change_live_is_named_with_old_and_new() -> None:
 
 
 def test_one_change_that_needs_a_restart_refuses_all() -> None:
-    reload = diff(Options(), Options(port=5, server_tags=("x",), swarm=Swarm(accept="handoff", shards=2)))
+    reload = diff(Options(), Options(port=5, server_tags=("x",), sharding=Sharding(accept="handoff", shards=2)))
     assert reload.is_refused
     assert reload.refused == (
         "reload not supported for port: 4222 → 5: listeners are made at the start, restart to change it",
-        'reload not supported for swarm.accept: "reuseport" → "handoff": '
+        'reload not supported for sharding.accept: "reuseport" → "handoff": '
         "listeners are made at the start, restart to change it",
     )
 
@@ -47,7 +47,7 @@ def test_secrets_are_not_shown() -> None:
 
 @pytest.mark.parametrize("field", [field.name for field in msgspec.structs.fields(Options)])
 def test_every_option_is_either_live_or_fixed(field: str) -> None:
-    if field in ("stats", "swarm", "websocket"):
+    if field in ("stats", "sharding", "websocket"):
         names = {f"{field}.{inner.name}" for inner in msgspec.structs.fields(type(getattr(Options(), field)))}
         assert names == {name for name in LIVE | FIXED.keys() if name.startswith(f"{field}.")}
     else:

@@ -27,7 +27,7 @@ def plain(node: Node) -> Any:
 
 
 def read(text: str, **environment: str) -> Any:
-    """What a text says; it has to be right."""
+    """The tree of a valid text."""
     parsed = conf.parse_text(text, file="t.conf", environment=environment)
     assert parsed.problems == []
     return plain(parsed.tree)

@@ -42,12 +42,12 @@ def test_every_name_of_the_file_is_a_keyword_with_a_type():
 
 
 def test_every_section_of_the_options_can_be_reached():
-    """A new block of the file that is no keyword would be refused here, though the command takes it."""
+    """Every block of the file must be a keyword, or it could be used by the command only."""
     reached = {"auth_token", "auth_user", "auth_password", "users"}  # by authorization, token, user, …
     reached |= {
         "limits",
         "logging",
-        "swarm",
+        "sharding",
         "headers",
         "config_file",
         "config_digest",

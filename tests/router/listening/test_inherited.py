@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gnatswarm.broker.options import Options, Swarm
+from gnatswarm.broker.options import Options, Sharding
 from gnatswarm.router.listening.inherited import Inherited
 from gnatswarm.router.listening.listeners import ListenError
 from tests.router.routers import wait_until
@@ -82,7 +82,7 @@ def started() -> Iterator[list[Activated]]:
 
 
 def shard_of(port: int) -> int:
-    """Dial, and say which shard answered."""
+    """Connect, and return the number of the shard that answered."""
     with socket.create_connection(("127.0.0.1", port), timeout=15) as sock:
         greeting = b""
         while not greeting.endswith(b"\n"):
@@ -258,7 +258,7 @@ def test_a_configuration_that_says_the_same_shards_is_fine() -> None:
     first = listening(reuse=True)
     both = [first, listening(first.getsockname()[1], reuse=True)]
     inherited = Inherited(both)
-    adapted = inherited.adapt(Options(swarm=Swarm(shards=2, accept="handoff")))
-    assert (adapted.swarm.accept, adapted.swarm.shards) == ("reuseport", 2)
+    adapted = inherited.adapt(Options(sharding=Sharding(shards=2, accept="handoff")))
+    assert (adapted.sharding.accept, adapted.sharding.shards) == ("reuseport", 2)
     for sock in both:
         sock.close()

@@ -3,37 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import socket
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from gnatswarm.router.monitoring import http_server as module
 from gnatswarm.router.monitoring.http_server import (
     MOST_BODY_BYTES,
     MOST_HEAD_BYTES,
+    HttpRequest,
+    HttpResponse,
     HttpServer,
-    Request,
-    Response,
     text_response,
 )
+from tests.support.authority import Authority
 
 WITHIN_S = 20
 
 
 class Site:
-    """A server with one page that says what it was asked, and one that fails."""
+    """A server with pages that say what they were asked, one that fails and one that is never done."""
 
     def __init__(self) -> None:
-        self.asked: list[Request] = []
+        self.asked: list[HttpRequest] = []
+        self.is_slow = asyncio.Event()
+        self.was_cut = False
         self.server = HttpServer(self.respond, lambda path: path == "/healthz")
         self.sock = socket.create_server(("127.0.0.1", 0))
 
-    async def respond(self, request: Request) -> Response:
+    async def respond(self, request: HttpRequest) -> HttpResponse:
         self.asked.append(request)
         if request.path == "/broken":
             raise RuntimeError("of the test")
+        if request.path == "/slow":
+            self.is_slow.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.was_cut = True
+                raise
         return text_response(f"page {request.path}?{request.query}")
+
+    async def close(self) -> None:
+        """Until nothing of the server runs any more: whoever closes its socket before takes it from under it."""
+        self.server.close()
+        acceptor = self.server._acceptor
+        assert acceptor is not None
+        async with asyncio.timeout(WITHIN_S):
+            await asyncio.wait([acceptor, *self.server._tasks])
+        self.sock.close()
 
     async def say(self, data: bytes) -> bytes:
         """All that is answered until the server closes."""
@@ -52,9 +76,7 @@ async def site() -> AsyncIterator[Site]:
     site = Site()
     await site.server.start(site.sock)
     yield site
-    site.server.close()
-    await asyncio.sleep(0)
-    site.sock.close()
+    await site.close()
 
 
 def status(answer: bytes) -> int:
@@ -143,8 +165,85 @@ async def test_after_close_nobody_is_answered(site: Site) -> None:
     site.server.close()
     reader, writer = await asyncio.open_connection(*site.sock.getsockname())
     writer.write(b"GET /varz HTTP/1.1\r\nHost: x\r\n\r\n")
-    for _ in range(10):
-        await asyncio.sleep(0)
+    await site.close()
+    # The kernel resets what nobody has accepted.
+    with pytest.raises(ConnectionResetError):
+        await asyncio.wait_for(reader.read(), WITHIN_S)
     assert site.asked == []
     writer.close()
-    del reader
+
+
+async def test_a_page_that_is_being_made_is_cut_off_by_close(site: Site) -> None:
+    reader, writer = await asyncio.open_connection(*site.sock.getsockname())
+    writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+    await asyncio.wait_for(site.is_slow.wait(), WITHIN_S)
+    await site.close()
+    with contextlib.suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), WITHIN_S) == b""
+    assert site.was_cut
+    writer.close()
+
+
+ASK = b"GET /varz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def test_a_socket_that_cannot_be_accepted_is_said_and_the_next_one_is(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "ACCEPT_AGAIN_S", 0.0)
+    await lose_one(site, monkeypatch)
+    assert status(await site.say(ASK)) == 200
+    assert "cannot accept monitoring connections: Too many open files" in caplog.text
+
+
+async def test_whoever_asks_for_nothing_gives_way_when_descriptors_run_out(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "AFTER_CUT_S", 0.0)
+    reader, writer = await asyncio.open_connection(*site.sock.getsockname())
+    writer.write(ASK)
+    await asyncio.wait_for(reader.readuntil(b"page /varz?"), WITHIN_S)  # and then it is idle
+    await lose_one(site, monkeypatch)
+    with contextlib.suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), WITHIN_S) == b""
+    assert status(await site.say(ASK)) == 200
+    assert "cannot accept" not in caplog.text
+    writer.close()
+
+
+async def lose_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection comes for which there is no descriptor; those before and after it are accepted."""
+    loop = asyncio.get_running_loop()
+    accept, lost = loop.sock_accept, asyncio.Event()
+
+    async def sock_accept(listening: socket.socket) -> tuple[socket.socket, object]:
+        accepted: tuple[socket.socket, object] = await accept(listening)
+        if not lost.is_set():
+            accepted[0].close()
+            lost.set()
+            raise OSError(errno.EMFILE, "of the test")
+        return accepted
+
+    monkeypatch.setattr(loop, "sock_accept", sock_accept)
+    assert status(await site.say(ASK)) == 200  # by the call that waits already
+    with socket.create_connection(site.sock.getsockname()):
+        await asyncio.wait_for(lost.wait(), WITHIN_S)
+
+
+async def test_pages_over_tls_and_a_handshake_that_fails(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.server()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pair.cert, pair.key)
+    site = Site()
+    await site.server.start(site.sock, lambda: context)
+    address = site.sock.getsockname()
+    with pytest.raises(ssl.SSLError):
+        await asyncio.open_connection(*address, ssl=ssl.create_default_context(), server_hostname="localhost")
+    reader, writer = await asyncio.open_connection(
+        *address, ssl=authority.client_context(), server_hostname="localhost"
+    )
+    writer.write(b"GET /varz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert b"page /varz?" in await asyncio.wait_for(reader.read(), WITHIN_S)
+    writer.close()
+    await site.close()

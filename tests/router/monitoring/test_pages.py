@@ -10,17 +10,21 @@ from typing import Any
 import pytest
 
 from gnatswarm.broker.options import Options
+from gnatswarm.router.monitoring.facts import Facts
 from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
-from gnatswarm.router.monitoring.pages import MOST_BUILT, MOST_WAITING, Busy, Pages
+from gnatswarm.router.monitoring.pages import MOST_BUILT, MOST_WAITING, ROWS_IN_ONE_STEP, Busy, Pages
 from gnatswarm.shards.boundary import rows
 from tests.router.monitoring.broker_facts import START_US, facts, shard
 
-EMPTY: dict[type[rows.Row], list[rows.Row]] = {
+WITHIN_S = 20
+
+EMPTY: dict[type[rows.PageStruct], list[rows.PageStruct]] = {
     rows.ConnectionsQuery: [rows.ConnectionsPart(0, [])],
     rows.SubscriptionsQuery: [rows.SubscriptionsPart(0, [])],
     rows.SublistQuery: [rows.SublistPart(0, 0, 0, 0, 0, 0, 0, 0)],
     rows.SubjectsQuery: [rows.SubjectsPart(0, [])],
     rows.SlowQuery: [rows.SlowPart([], [])],
+    rows.DeniedQuery: [rows.DeniedPart([])],
     rows.QueuesQuery: [rows.QueuesPart([])],
     rows.LinksQuery: [rows.LinksPart([])],
     rows.AccountsQuery: [rows.AccountsPart([])],
@@ -28,11 +32,11 @@ EMPTY: dict[type[rows.Row], list[rows.Row]] = {
 
 
 class Shards:
-    """Answers what was put down for a shard, or what one says that has nothing."""
+    """Answers with the rows set for a shard, or with those of an idle shard."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, rows.Query]] = []
-        self.answers: dict[tuple[int, type[rows.Row]], Callable[[Any], list[Any]]] = {}
+        self.answers: dict[tuple[int, type[rows.PageStruct]], Callable[[Any], list[Any]]] = {}
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
@@ -44,14 +48,25 @@ class Shards:
 
 
 class Site:
-    """The pages of a broker of two shards."""
+    """The pages of a broker of two shards; `begun` says how many have been asked for."""
 
     def __init__(self, **changes: Any) -> None:
+        self.begun = 0
         self.shards = Shards()
         self.facts = facts(shard(0), shard(1), options=changes.pop("options", None))
         for name, value in changes.items():
             setattr(self.facts, name, value)
-        self.pages = Pages(lambda: self.facts, self.shards, {})  # type: ignore[arg-type]
+        self.pages = Pages(self.gather, self.shards, {})  # type: ignore[arg-type]
+
+    def gather(self) -> Facts:
+        self.begun += 1
+        return self.facts
+
+    async def wait(self, begun: int, asked: int) -> None:
+        """Until so many pages have gone as far as they can without an answer, and shards were asked so often."""
+        async with asyncio.timeout(WITHIN_S):
+            while self.begun < begun or len(self.shards.asked) < asked:  # noqa: ASYNC110 - nobody else wants to know
+                await asyncio.sleep(0)
 
     async def get(self, path: str, query: str = "") -> dict[str, Any]:
         found: dict[str, Any] = json.loads(await self.pages.by_path[path](PageQuery(query)))
@@ -133,8 +148,7 @@ async def test_many_who_want_the_same_look_cost_one() -> None:
     site = Site()
     site.shards.may_answer.clear()
     pages = [asyncio.ensure_future(site.get("/queuez", f"limit={limit}")) for limit in (1, 2, 3)]
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await site.wait(begun=3, asked=2)
     pages[0].cancel()  # the look is everybody's
     site.shards.may_answer.set()
     await asyncio.gather(*pages[1:])
@@ -145,8 +159,7 @@ async def test_few_pages_are_built_at_once_and_more_than_may_wait_are_refused() 
     site = Site()
     site.shards.may_answer.clear()
     pages = [asyncio.ensure_future(site.get("/connz")) for _ in range(MOST_BUILT + MOST_WAITING)]
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await site.wait(begun=MOST_BUILT + MOST_WAITING, asked=2 * MOST_BUILT)
     assert len(site.shards.asked) == 2 * MOST_BUILT
     with pytest.raises(Busy):
         await site.get("/connz")
@@ -159,3 +172,63 @@ async def test_a_sort_that_is_none_is_refused() -> None:
     for path in ("/connz", "/subjectz"):
         with pytest.raises(BadQuery, match="invalid sorting option"):
             await Site().get(path, "sort=colour")
+
+
+async def test_a_page_of_many_connections_is_one_document() -> None:
+    site = Site()
+    count = 2 * ROWS_IN_ONE_STEP + 6
+    part = rows.ConnectionsPart(count, [connection(cid) for cid in range(1, count + 1)])
+    site.shards.answers[0, rows.ConnectionsQuery] = lambda _query: [part]
+    page = await site.get("/connz")
+    assert page["num_connections"] == page["total"] == count
+    assert [row["cid"] for row in page["connections"]] == list(range(1, count + 1))
+
+
+async def test_no_shard_is_asked_for_subscriptions_when_the_page_is_full() -> None:
+    site = Site()
+    found = [rows.SubscriptionRow(f"s.{i}", "", "1", 0, 0, 1, "$G") for i in range(2)]
+    site.shards.answers[0, rows.SubscriptionsQuery] = lambda _query: [rows.SubscriptionsPart(2, found)]
+    page = await site.get("/subsz", "subs=1&limit=2")
+    assert (page["total"], len(page["subscriptions_list"])) == (2, 2)
+    assert [number for number, query in site.shards.asked if isinstance(query, rows.SubscriptionsQuery)] == [0]
+
+
+async def test_links_are_shown_where_there_are_any_and_asked_for() -> None:
+    site = Site()
+    for number in (0, 1):
+        row = rows.LinkRow(1 - number, START_US, number == 1, 5, 1, 2, 3, 4)
+        site.shards.answers[number, rows.LinksQuery] = lambda _query, row=row: [  # type: ignore[misc]
+            rows.LinksPart([row])
+        ]
+        site.facts.shards[number].links = 1
+    assert "shard_links" not in await site.get("/routez")
+    assert site.shards.asked == []
+    page = await site.get("/routez", "shards=1")
+    assert (page["num_routes"], page["num_shard_links"], len(page["shard_links"])) == (0, 2, 2)
+    for one in site.facts.shards:
+        one.links = 0
+    site.shards.asked.clear()
+    assert (await site.get("/routez", "shards=1"))["num_shard_links"] == 0
+    assert site.shards.asked == [], "there are none"
+
+
+async def test_slow_consumers_of_all_shards_are_in_one_order() -> None:
+    site = Site()
+    for number, pending in ((0, (10, 30)), (1, (20, 40))):
+        present = [connection(bytes_, pending_bytes=bytes_) for bytes_ in pending]
+        past = [connection(bytes_ + 1, stop_us=START_US + bytes_, reason="Slow Consumer") for bytes_ in pending]
+        part = rows.SlowPart(present, past)
+        site.shards.answers[number, rows.SlowQuery] = lambda _query, part=part: [part]  # type: ignore[misc]
+    page = await site.get("/slowz", "limit=3&pending=7")
+    assert [row["cid"] for row in page["present"]] == [40, 30, 20]
+    assert [row["cid"] for row in page["past"]] == [41, 31, 21], "the latest first"
+    asked = [query for _, query in site.shards.asked if isinstance(query, rows.SlowQuery)]
+    assert [(query.least_pending_bytes, query.most) for query in asked] == [(7, 3)] * 2
+
+
+async def test_metrics_without_subjects_ask_nobody() -> None:
+    site = Site()
+    assert b"gnatswarm_" in await site.pages.metrics(PageQuery("subjects=0"))
+    assert site.shards.asked == []
+    await site.pages.metrics(PageQuery("subjects=5"))
+    assert [number for number, _ in site.shards.asked] == [0, 1]

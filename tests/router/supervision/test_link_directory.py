@@ -21,14 +21,14 @@ LINKS = "[0-9]*.*.sock"
 def router(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Router]:
     """Three real shards."""
     with tempfile.TemporaryDirectory(prefix="gnat-", dir="/tmp") as links:
-        swarm = {"link_dir": f"{links}/links"} if request.param == "link_dir" else {}
-        with Router(tmp_path, 3, is_real=True, swarm=swarm) as router:
-            router.links = Path(links, "links") if swarm else router.runtime / "gnatswarm"  # type: ignore[attr-defined]
+        sharding = {"link_dir": f"{links}/links"} if request.param == "link_dir" else {}
+        with Router(tmp_path, 3, is_real=True, sharding=sharding) as router:
+            router.links = Path(links, "links") if sharding else router.runtime / "gnatswarm"  # type: ignore[attr-defined]
             yield router.wait_ready()
 
 
 def directories(router: Router) -> list[Path]:
-    """That of the operators' socket, and that of the links."""
+    """The directory of the operator socket, and the directory of the link sockets."""
     bases = {router.runtime / "gnatswarm", router.links}  # type: ignore[attr-defined]
     return [path for base in sorted(bases) for path in base.glob(f"{router.process.pid}-*")]
 

@@ -1,4 +1,4 @@
-"""What a service manager is told: a socket of ours stands where systemd's would be."""
+"""Notifications to a service manager: a socket of the test takes the place of systemd's."""
 
 from __future__ import annotations
 

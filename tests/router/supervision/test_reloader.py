@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from gnatswarm.broker.limits import Limits
-from gnatswarm.broker.options import Options, Swarm
+from gnatswarm.broker.options import Options, Sharding
 from gnatswarm.router.config.conf_tree import ConfigError
 from gnatswarm.router.supervision.reload_echo import ReloadEcho
 from gnatswarm.router.supervision.reloader import Reloader
-from gnatswarm.shards.boundary.control import Message, Reload
+from gnatswarm.shards.boundary.control import ControlMessage, Reload
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Router:
         self.options = options
         self.configured_us = 1
 
-    def tell_all(self, message: Message) -> None:
+    def tell_all(self, message: ControlMessage) -> None:
         self.steps.append(message)
 
     def scale(self, shards: int) -> str:
@@ -91,8 +91,8 @@ def test_a_reload_is_done_when_every_shard_that_was_told_has_said_so_or_is_gone(
 
 
 def test_other_shards_come_and_go_after_all_were_told() -> None:
-    router = Router(Options(swarm=Swarm(shards=2)))
-    wanted = Options(swarm=Swarm(shards=3), limits=Limits(max_connections=3))
+    router = Router(Options(sharding=Sharding(shards=2)))
+    wanted = Options(sharding=Sharding(shards=3), limits=Limits(max_connections=3))
     router.reload(lambda: wanted)
     assert router.steps[-1] == "scale 3"
     assert Reload(wanted) in router.steps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,19 @@ from hypothesis import strategies as st
 
 from gnatswarm.router.supervision import supervision as s
 from gnatswarm.router.supervision.supervision import Phase, ShardState, step
-from gnatswarm.shards.boundary.control import Drain, LameDuck, Ping, Stop
+from gnatswarm.shards.boundary.control import (
+    Drain,
+    Drained,
+    Fatal,
+    HasHeadroom,
+    InStep,
+    LameDuck,
+    Linked,
+    Ping,
+    Pong,
+    Ready,
+    Stop,
+)
 
 DRAIN = Drain(10.0)
 SAMPLES: dict[type[s.Event], s.Event] = {
@@ -18,16 +32,16 @@ SAMPLES: dict[type[s.Event], s.Event] = {
     s.StopWanted: s.StopWanted(),
     s.KillWanted: s.KillWanted(),
     s.SpawnFailed: s.SpawnFailed("no memory"),
-    s.Linked: s.Linked(),
-    s.Ready: s.Ready(),
-    s.InStep: s.InStep(False),
-    s.HasRoom: s.HasRoom(False),
-    s.Pong: s.Pong(1),
-    s.Fatal: s.Fatal("bad option"),
-    s.Drained: s.Drained(),
+    Linked: Linked("/links/0.b"),
+    Ready: Ready(),
+    InStep: InStep(False),
+    HasHeadroom: HasHeadroom(False),
+    Pong: Pong(1),
+    Fatal: Fatal("bad option"),
+    Drained: Drained(),
     s.ChannelEnded: s.ChannelEnded("undecodable"),
     s.Exited: s.Exited("signal 9"),
-    s.Tick: s.Tick(),
+    s.TimePassed: s.TimePassed(),
     s.Late: s.Late(1.0),
 }
 
@@ -56,7 +70,7 @@ def kinds(actions: tuple[s.Action, ...]) -> list[str]:
 def test_every_phase_has_a_handler_for_every_event() -> None:
     assert set(s.TRANSITIONS) == set(Phase)
     for row in s.TRANSITIONS.values():
-        assert set(row) == set(s.EVENTS) == set(SAMPLES)
+        assert set(row) == set(SAMPLES) == {*s.RouterEvent.__subclasses__(), *get_args(s.ShardMessage)}
 
 
 # phase → {event: (next phase, actions)} at time 100.5; what is not listed changes no phase and does nothing.
@@ -67,25 +81,25 @@ EXPECTED: dict[Phase, dict[type[s.Event], tuple[Phase, list[str]]]] = {
         s.StopWanted: (Phase.STOPPING, ["Send"]),
         s.KillWanted: (Phase.STARTING, ["Kill"]),
         s.SpawnFailed: (Phase.STARTING, ["Forget", "Report", "Spawn"]),
-        s.Linked: (Phase.LINKED, []),
-        s.Ready: (Phase.KILLED, ["Kill"]),
-        s.InStep: (Phase.KILLED, ["Kill"]),
-        s.HasRoom: (Phase.KILLED, ["Kill"]),
-        s.Pong: (Phase.KILLED, ["Kill"]),
-        s.Fatal: (Phase.KILLED, ["Kill"]),
-        s.Drained: (Phase.KILLED, ["Kill"]),
+        Linked: (Phase.LINKED, []),
+        Ready: (Phase.KILLED, ["Kill"]),
+        InStep: (Phase.KILLED, ["Kill"]),
+        HasHeadroom: (Phase.KILLED, ["Kill"]),
+        Pong: (Phase.KILLED, ["Kill"]),
+        Fatal: (Phase.KILLED, ["Kill"]),
+        Drained: (Phase.KILLED, ["Kill"]),
         s.ChannelEnded: (Phase.KILLED, ["Kill"]),
         s.Exited: (Phase.STARTING, ["Forget", "Report", "Spawn"]),
     },
     Phase.LINKED: {
         s.StopWanted: (Phase.STOPPING, ["Send"]),
         s.KillWanted: (Phase.LINKED, ["Kill"]),
-        s.Linked: (Phase.KILLED, ["Kill"]),
-        s.Ready: (Phase.READY, []),
-        s.HasRoom: (Phase.KILLED, ["Kill"]),
-        s.Pong: (Phase.KILLED, ["Kill"]),
-        s.Fatal: (Phase.KILLED, ["Kill"]),
-        s.Drained: (Phase.KILLED, ["Kill"]),
+        Linked: (Phase.KILLED, ["Kill"]),
+        Ready: (Phase.READY, []),
+        HasHeadroom: (Phase.KILLED, ["Kill"]),
+        Pong: (Phase.KILLED, ["Kill"]),
+        Fatal: (Phase.KILLED, ["Kill"]),
+        Drained: (Phase.KILLED, ["Kill"]),
         s.ChannelEnded: (Phase.KILLED, ["Kill"]),
         s.Exited: (Phase.STARTING, ["Forget", "Report", "Spawn"]),
     },
@@ -93,19 +107,19 @@ EXPECTED: dict[Phase, dict[type[s.Event], tuple[Phase, list[str]]]] = {
         s.LeaveWanted: (Phase.DRAINING, ["Send"]),
         s.StopWanted: (Phase.STOPPING, ["Send"]),
         s.KillWanted: (Phase.READY, ["Kill"]),
-        s.Linked: (Phase.KILLED, ["Kill"]),
-        s.Ready: (Phase.KILLED, ["Kill"]),
-        s.Fatal: (Phase.KILLED, ["Kill"]),
-        s.Drained: (Phase.KILLED, ["Kill"]),
+        Linked: (Phase.KILLED, ["Kill"]),
+        Ready: (Phase.KILLED, ["Kill"]),
+        Fatal: (Phase.KILLED, ["Kill"]),
+        Drained: (Phase.KILLED, ["Kill"]),
         s.ChannelEnded: (Phase.KILLED, ["Kill"]),
         s.Exited: (Phase.STARTING, ["Forget", "Report", "Spawn"]),
     },
     Phase.DRAINING: {
         s.StopWanted: (Phase.STOPPING, ["Send"]),
         s.KillWanted: (Phase.DRAINING, ["Kill"]),
-        s.Linked: (Phase.KILLED, ["Kill"]),
-        s.Ready: (Phase.KILLED, ["Kill"]),
-        s.Fatal: (Phase.KILLED, ["Kill"]),
+        Linked: (Phase.KILLED, ["Kill"]),
+        Ready: (Phase.KILLED, ["Kill"]),
+        Fatal: (Phase.KILLED, ["Kill"]),
         s.ChannelEnded: (Phase.KILLED, ["Kill"]),
         # Connections may wait in its queue: it comes back to serve them, and leaves then.
         s.Exited: (Phase.STARTING, ["Forget", "Report", "Spawn"]),
@@ -134,48 +148,48 @@ def test_a_death_that_an_operator_asked_for_counts_as_the_first() -> None:
 
 
 def test_who_misses_a_link_gets_no_new_connections() -> None:
-    state, actions = step(in_phase(Phase.READY), s.InStep(False), 100.5)
+    state, actions = step(in_phase(Phase.READY), InStep(False), 100.5)
     assert not state.is_accepting
     assert not actions
-    state, actions = step(state, s.InStep(True), 100.6)
+    state, actions = step(state, InStep(True), 100.6)
     assert state.is_accepting
     assert not actions
 
 
 def test_who_has_no_room_says_so_until_it_has_some_or_is_another_process() -> None:
-    full, actions = step(in_phase(Phase.READY), s.HasRoom(False), 100.5)
-    assert not full.has_room
+    full, actions = step(in_phase(Phase.READY), HasHeadroom(False), 100.5)
+    assert not full.has_headroom
     assert full.is_accepting  # it serves; where nobody has room, connections may as well wait for it
     assert not actions
-    assert step(full, s.HasRoom(True), 100.6)[0].has_room
-    assert step(full, s.Exited("signal 9"), 100.6)[0].has_room
+    assert step(full, HasHeadroom(True), 100.6)[0].has_headroom
+    assert step(full, s.Exited("signal 9"), 100.6)[0].has_headroom
 
 
 def test_silence_first_makes_suspect_then_kills() -> None:
-    state, actions = step(in_phase(Phase.READY, ping_sent_at=None, next_ping_at=100.0), s.Tick(), 100.0)
+    state, actions = step(in_phase(Phase.READY, ping_sent_at=None, next_ping_at=100.0), s.TimePassed(), 100.0)
     assert actions == (s.Send(Ping(2)),)
-    state, actions = step(state, s.Tick(), 100.5)
+    state, actions = step(state, s.TimePassed(), 100.5)
     assert state.is_accepting
     assert not actions
-    state, actions = step(state, s.Tick(), 101.0)
+    state, actions = step(state, s.TimePassed(), 101.0)
     assert not state.is_accepting
     assert state.phase is Phase.READY
-    answered, _ = step(state, s.Pong(2), 101.1)
+    answered, _ = step(state, Pong(2), 101.1)
     assert answered.is_accepting
-    state, actions = step(state, s.Tick(), 102.0)
+    state, actions = step(state, s.TimePassed(), 102.0)
     assert state.phase is Phase.KILLED
     assert actions == (s.Kill(),)
 
 
 def test_a_router_that_did_not_run_blames_nobody() -> None:
     state, _ = step(in_phase(Phase.READY), s.Late(5.0), 105.0)
-    state, actions = step(state, s.Tick(), 105.1)
+    state, actions = step(state, s.TimePassed(), 105.1)
     assert state.is_accepting
     assert not actions
 
 
 def test_the_wrong_answer_is_not_an_answer() -> None:
-    state, actions = step(in_phase(Phase.READY), s.Pong(7), 100.1)
+    state, actions = step(in_phase(Phase.READY), Pong(7), 100.1)
     assert actions == (s.Kill(),)
     assert state.phase is Phase.KILLED
 
@@ -183,12 +197,12 @@ def test_the_wrong_answer_is_not_an_answer() -> None:
 def test_back_off_doubles_up_to_ten_seconds_and_is_forgotten_when_stable() -> None:
     assert [s.backoff_s(n) for n in range(1, 10)] == [0, 0.25, 0.5, 1, 2, 4, 8, 10, 10]
     assert s.backoff_s(10_000) == 10
-    state, _ = step(in_phase(Phase.READY, deaths=4, ping_sent_at=None), s.Tick(), 99.0 + s.STABLE_AFTER_S)
+    state, _ = step(in_phase(Phase.READY, deaths=4, ping_sent_at=None), s.TimePassed(), 99.0 + s.STABLE_AFTER_S)
     assert state.deaths == 0
 
 
 def test_a_founder_that_says_fatal_stops_the_router_with_its_reason() -> None:
-    state, _ = step(in_phase(Phase.STARTING, was_ready=False), s.Fatal("no such account"), 100.0)
+    state, _ = step(in_phase(Phase.STARTING, was_ready=False), Fatal("no such account"), 100.0)
     state, actions = step(state, s.Exited("exit code 1"), 100.1)
     assert state.phase is Phase.STOPPED
     assert actions == (s.Forget(), s.StopRouter("cannot start: no such account"))
@@ -202,12 +216,12 @@ def test_a_founder_that_dies_three_times_before_ready_stops_the_router() -> None
         state, actions = step(state, s.Exited("exit code 3"), now)
         now += 1.0
         if state.phase is Phase.BACKING_OFF:
-            state, _ = step(state, s.Tick(), now)
+            state, _ = step(state, s.TimePassed(), now)
     assert actions == (s.Forget(), s.StopRouter("cannot start: exit code 3"))
 
 
 def test_a_later_shard_that_cannot_boot_stops_nobody() -> None:
-    state, _ = step(in_phase(Phase.STARTING, was_ready=False, is_founder=False), s.Fatal("no descriptors"), 100.0)
+    state, _ = step(in_phase(Phase.STARTING, was_ready=False, is_founder=False), Fatal("no descriptors"), 100.0)
     state, actions = step(state, s.Exited("exit code 1"), 100.1)
     assert state.phase is Phase.STOPPED
     assert kinds(actions) == ["Forget", "Report"]
@@ -215,7 +229,7 @@ def test_a_later_shard_that_cannot_boot_stops_nobody() -> None:
 
 def test_a_shard_that_was_ready_once_is_tried_again_for_ever() -> None:
     state = in_phase(Phase.STARTING)
-    state, _ = step(state, s.Fatal("no memory"), 100.0)
+    state, _ = step(state, Fatal("no memory"), 100.0)
     state, _ = step(state, s.Exited("exit code 1"), 100.1)
     assert state.phase is Phase.BACKING_OFF
     assert state.deadline == 100.1 + s.BACKOFF_LONGEST_S
@@ -224,13 +238,13 @@ def test_a_shard_that_was_ready_once_is_tried_again_for_ever() -> None:
 def test_leaving_waits_until_ready_so_that_waiting_connections_are_served() -> None:
     state, actions = step(in_phase(Phase.LINKED), s.LeaveWanted(DRAIN), 100.0)
     assert not actions
-    state, actions = step(state, s.Ready(), 100.1)
+    state, actions = step(state, Ready(), 100.1)
     assert state.phase is Phase.DRAINING
     assert actions == (s.Send(DRAIN),)
 
 
 def test_a_drained_shard_that_exits_is_not_replaced() -> None:
-    state, _ = step(in_phase(Phase.DRAINING), s.Drained(), 100.0)
+    state, _ = step(in_phase(Phase.DRAINING), Drained(), 100.0)
     state, _ = step(state, s.ChannelEnded(""), 100.1)
     assert state.phase is Phase.DRAINING
     state, actions = step(state, s.Exited("exit code 0"), 100.2)
@@ -239,7 +253,7 @@ def test_a_drained_shard_that_exits_is_not_replaced() -> None:
 
 
 def test_scaling_up_while_it_leaves_starts_it_again() -> None:
-    state, _ = step(in_phase(Phase.DRAINING), s.Drained(), 100.0)
+    state, _ = step(in_phase(Phase.DRAINING), Drained(), 100.0)
     state, _ = step(state, s.StartWanted(), 100.1)
     state, actions = step(state, s.Exited("exit code 0"), 100.2)
     assert state.phase is Phase.STARTING
@@ -249,7 +263,7 @@ def test_scaling_up_while_it_leaves_starts_it_again() -> None:
 def test_a_shard_that_does_not_stop_is_killed_and_not_replaced() -> None:
     state, actions = step(in_phase(Phase.READY), s.StopWanted(), 100.0)
     assert actions == (s.Send(Stop()),)
-    state, actions = step(state, s.Tick(), 100.0 + s.STOP_DEADLINE_S)
+    state, actions = step(state, s.TimePassed(), 100.0 + s.STOP_DEADLINE_S)
     assert actions == (s.Kill(),)
     state, _ = step(state, s.Exited("signal 9"), 104.0)
     assert state.phase is Phase.STOPPED
@@ -257,8 +271,8 @@ def test_a_shard_that_does_not_stop_is_killed_and_not_replaced() -> None:
 
 def test_a_drain_that_takes_too_long_ends_in_a_kill_and_no_restart() -> None:
     state, _ = step(in_phase(Phase.READY), s.LeaveWanted(LameDuck(1.0, 2.0)), 100.0)
-    state, _ = step(state, s.Tick(), 100.1)
-    state, actions = step(msgspec.structs.replace(state, ping_sent_at=None), s.Tick(), 103.0 + s.LEAVE_MARGIN_S)
+    state, _ = step(state, s.TimePassed(), 100.1)
+    state, actions = step(msgspec.structs.replace(state, ping_sent_at=None), s.TimePassed(), 103.0 + s.LEAVE_MARGIN_S)
     assert actions == (s.Kill(),)
     state, _ = step(state, s.Exited("signal 9"), 106.0)
     assert state.phase is Phase.STOPPED
@@ -276,17 +290,17 @@ def test_who_leaves_is_steered_away_from_at_once() -> None:
 def test_a_shard_that_hangs_while_it_leaves_is_killed_and_comes_back_for_its_queue() -> None:
     state, actions = step(in_phase(Phase.READY, ping_sent_at=None, next_ping_at=101.0), s.LeaveWanted(DRAIN), 100.0)
     assert actions == (s.Send(DRAIN),)
-    state, actions = step(state, s.Tick(), 101.0)
+    state, actions = step(state, s.TimePassed(), 101.0)
     assert actions == (s.Send(Ping(2)),)
-    state, actions = step(state, s.Tick(), 101.0 + s.HUNG_AFTER_S - 0.1)
+    state, actions = step(state, s.TimePassed(), 101.0 + s.HUNG_AFTER_S - 0.1)
     assert state.phase is Phase.DRAINING and state.is_suspect and not actions
-    state, actions = step(state, s.Tick(), 101.0 + s.HUNG_AFTER_S)
+    state, actions = step(state, s.TimePassed(), 101.0 + s.HUNG_AFTER_S)
     assert state.phase is Phase.KILLED and actions == (s.Kill(),)
     state, actions = step(state, s.Exited("signal 9"), 103.1)
     assert state.phase is Phase.STARTING and kinds(actions) == ["Forget", "Report", "Spawn"]
     assert not state.is_wanted and state.leave == DRAIN
-    state, _ = step(state, s.Linked(), 103.2)
-    state, actions = step(state, s.Ready(), 103.3)
+    state, _ = step(state, Linked("/links/0.b"), 103.2)
+    state, actions = step(state, Ready(), 103.3)
     assert state.phase is Phase.DRAINING and actions == (s.Send(DRAIN),)
 
 
@@ -299,13 +313,13 @@ def test_a_shard_that_answers_but_does_not_leave_in_time_is_killed_for_good(
     pings = 0
     while now < until - 0.25:
         now += 0.25
-        state, actions = step(state, s.Tick(), now)
+        state, actions = step(state, s.TimePassed(), now)
         assert state.phase is Phase.DRAINING and "Kill" not in kinds(actions), now
         if actions:
             pings += 1
-            state, actions = step(state, s.Pong(state.ping_seq), now)
+            state, actions = step(state, Pong(state.ping_seq), now)
     assert pings > 2
-    state, actions = step(state, s.Tick(), until)
+    state, actions = step(state, s.TimePassed(), until)
     assert actions == (s.Kill(),)
     state, actions = step(state, s.Exited("signal 9"), until + 0.1)
     assert state.phase is Phase.STOPPED and "Spawn" not in kinds(actions)
@@ -313,25 +327,25 @@ def test_a_shard_that_answers_but_does_not_leave_in_time_is_killed_for_good(
 
 def test_a_shard_that_has_left_and_does_not_exit_is_killed_without_waiting_for_its_whole_time() -> None:
     state, _ = step(in_phase(Phase.READY, ping_sent_at=None), s.LeaveWanted(Drain(600.0)), 100.0)
-    state, _ = step(state, s.Drained(), 101.0)
-    state, actions = step(state, s.Tick(), 101.0 + s.LEAVE_MARGIN_S - 0.1)
+    state, _ = step(state, Drained(), 101.0)
+    state, actions = step(state, s.TimePassed(), 101.0 + s.LEAVE_MARGIN_S - 0.1)
     assert not actions
-    state, actions = step(state, s.Tick(), 101.0 + s.LEAVE_MARGIN_S)
+    state, actions = step(state, s.TimePassed(), 101.0 + s.LEAVE_MARGIN_S)
     assert actions == (s.Kill(),)
     state, _ = step(state, s.Exited("signal 9"), 104.0)
     assert state.phase is Phase.STOPPED
 
 
 def test_who_says_it_has_left_gets_no_more_time_for_it() -> None:
-    state, _ = step(in_phase(Phase.DRAINING, deadline=100.5), s.Drained(), 100.4)
-    assert step(state, s.Tick(), 100.5)[1] == (s.Kill(),)
+    state, _ = step(in_phase(Phase.DRAINING, deadline=100.5), Drained(), 100.4)
+    assert step(state, s.TimePassed(), 100.5)[1] == (s.Kill(),)
 
 
 messages: st.SearchStrategy[Drain | LameDuck] = st.sampled_from([DRAIN, LameDuck(1.0, 2.0)])
 events = st.one_of(
-    st.sampled_from([SAMPLES[kind] for kind in SAMPLES if kind not in (s.LeaveWanted, s.Pong)]),
+    st.sampled_from([SAMPLES[kind] for kind in SAMPLES if kind not in (s.LeaveWanted, Pong)]),
     messages.map(s.LeaveWanted),
-    st.integers(0, 5).map(s.Pong),
+    st.integers(0, 5).map(Pong),
 )
 
 
@@ -353,7 +367,7 @@ def test_whatever_happened_a_well_behaved_shard_ends_ready_or_stopped(
             to_exit = (to_exit or isinstance(action, s.Kill)) and not isinstance(action, s.Forget)
         assert kinds(actions).count("Spawn") <= 1
         # A process is only ever replaced after it was reaped.
-        if "Spawn" in kinds(actions) and not isinstance(event, s.StartWanted | s.Tick):
+        if "Spawn" in kinds(actions) and not isinstance(event, s.StartWanted | s.TimePassed):
             assert isinstance(event, s.Exited | s.SpawnFailed)
 
     killed_again = 0
@@ -368,16 +382,16 @@ def test_whatever_happened_a_well_behaved_shard_ends_ready_or_stopped(
         elif silent:
             pass
         elif state.phase is Phase.STARTING:
-            answers = [s.Linked(), s.Ready()]
+            answers = [Linked("/links/0.b"), Ready()]
         elif state.phase is Phase.DRAINING:
-            answers = [s.Drained(), s.Exited("exit code 0")]
+            answers = [Drained(), s.Exited("exit code 0")]
         elif state.phase is Phase.STOPPING:
             answers = [s.Exited("exit code 0")]
         elif state.phase is Phase.LINKED:
-            answers = [s.Ready()]
+            answers = [Ready()]
         elif state.ping_sent_at is not None:
-            answers = [s.Pong(state.ping_seq)]
-        for answer in [*answers, s.Tick()]:
+            answers = [Pong(state.ping_seq)]
+        for answer in [*answers, s.TimePassed()]:
             state, _ = step(state, answer, now)
     else:
         # Silent, but once ready: it is tried for ever, and each try has an end.
@@ -395,7 +409,7 @@ def test_after_stop_no_process_is_ever_started(history: list[tuple[s.Event, floa
     state, _ = step(state, s.StopWanted(), now)
     for _ in range(100):
         now += 0.25
-        happened: list[s.Event] = [s.Tick()]
+        happened: list[s.Event] = [s.TimePassed()]
         if state.phase is Phase.KILLED:
             happened.append(s.Exited("signal 9"))
         for event in happened:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gnatswarm.router.supervision.zygote import Zygote, ZygoteGone
+from gnatswarm.router.supervision.zygote import ZygoteClient, ZygoteGone
 from gnatswarm.shards import zygote as shard_side
 from tests.router.routers import Router, pause, wait_until
 from tests.support.servers import wait_pids_gone
@@ -24,7 +24,7 @@ def parent_of(pid: int) -> int:
 
 
 def children_of(pid: int) -> dict[int, str]:
-    """By pid, what it is called."""
+    """The name of a process, by its pid."""
     found = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -135,18 +135,27 @@ def test_many_shards_start_at_once(tmp_path: Path) -> None:
         assert info_from(router.port).startswith(b"INFO ")
 
 
-def test_a_zygote_that_is_told_to_stop_removes_nothing_of_a_living_router(tmp_path: Path) -> None:
+def test_a_zygote_that_is_told_to_stop_leaves_that_to_the_router(tmp_path: Path) -> None:
     with Router(tmp_path, 1, is_real=True) as router:
         router.wait_ready()
-        zygote = zygote_of(router)
-        os.kill(zygote, signal.SIGTERM)
-        wait_pids_gone([zygote], 5.0)
+        os.kill(zygote_of(router), signal.SIGTERM)
+        assert "2 shards" in router.operator("scale", "2").stdout
         assert len(router.leftovers()) == 1
-        assert router.status()["shards"][0]["phase"] == "ready"
+        assert "starting them by exec" not in router.log.text
+
+
+def test_a_zygote_that_is_told_to_stop_while_it_imports_goes_on() -> None:
+    zygote = ZygoteClient()
+    os.kill(zygote.pid, signal.SIGTERM)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:  # closed, they end the shard
+        zygote.request([theirs.fileno()])
+        assert zygote.answer() > 0
+    zygote.close()
 
 
 def test_a_zygote_that_died_says_so() -> None:
-    zygote = Zygote()
+    zygote = ZygoteClient()
     os.kill(zygote.pid, signal.SIGKILL)
     with pytest.raises(ZygoteGone):
         zygote.answer()
@@ -175,7 +184,7 @@ def test_both_ends_agree_on_their_packets() -> None:
 
 
 def test_a_router_that_ends_with_an_answer_unread_is_gone_and_nothing_worse() -> None:
-    """As it is when a start fails behind the first fork: the kernel then says that the connection was reset."""
+    """As when a start fails after the first fork: the kernel then reports that the connection was reset."""
     routers_end, zygotes_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     zygote = shard_side.Zygote(zygotes_end.detach(), os.getpid())
     shard_side._answer(zygote.sock, 1)

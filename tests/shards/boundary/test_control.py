@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gnatswarm.broker.options import Options, User
 from gnatswarm.shards.boundary import control
-from gnatswarm.shards.boundary.control import Channel, ControlError, Framer, Message, encode
+from gnatswarm.shards.boundary.control import Channel, ControlError, ControlMessage, Framer, encode
 from gnatswarm.shards.boundary.rows import ClientQuery, Query, SubjectInterestQuery
 
 BOOT = control.Boot(
@@ -37,10 +37,10 @@ BOOT = control.Boot(
 )
 GIVEN = {SubjectInterestQuery: ([("$G", "a.b")],), ClientQuery: (7,)}
 QUESTIONS: list[Query] = [kind(*GIVEN.get(kind, ())) for kind in get_args(Query)]
-TO_SHARD: list[Message] = [
+TO_SHARD: list[ControlMessage] = [
     BOOT,
     control.Ping(2**63),
-    control.Peers([control.Peer(0, "aa", "/x"), control.Peer(1, "bb", "/y")]),
+    control.LinkedShards([control.LinkedShard(0, "aa", "/x"), control.LinkedShard(1, "bb", "/y")]),
     control.ListenAnew(),
     control.Reload(Options(port=1)),
     control.ReopenLog(),
@@ -52,11 +52,11 @@ TO_SHARD: list[Message] = [
     control.SystemReply(1, b"{}"),
     control.SystemEvent("$SYS.SERVER.X.SHUTDOWN", b"{}", is_last_word=True),
 ]
-TO_ROUTER: list[Message] = [
+TO_ROUTER: list[ControlMessage] = [
     control.Linked("/x/1.bb.sock"),
     control.Ready(),
     control.InStep(False),
-    control.HasRoom(False),
+    control.HasHeadroom(False),
     control.Pong(3),
     control.Fatal("no \N{GREEK SMALL LETTER ALPHA}ccount"),
     control.Reloaded(),
@@ -76,10 +76,10 @@ def test_every_message_is_in_a_sample() -> None:
 
 @pytest.mark.parametrize(("expected", "messages"), BOTH)
 @pytest.mark.parametrize("step", [1, 3, 1000, 1 << 20])
-def test_messages_arrive_whole_however_they_are_cut(expected: Any, messages: list[Message], step: int) -> None:
+def test_messages_arrive_whole_however_they_are_cut(expected: Any, messages: list[ControlMessage], step: int) -> None:
     framer = Framer(expected)
     stream = b"".join(encode(message) for message in messages)
-    got: list[Message] = []
+    got: list[ControlMessage] = []
     for start in range(0, len(stream), step):
         got += framer.feed(stream[start : start + step])
     framer.end()
@@ -151,12 +151,12 @@ class End:
     """One end of a channel, and what it was told."""
 
     def __init__(self, sock: socket.socket, expected: Any) -> None:
-        self.got: list[Message] = []
+        self.got: list[ControlMessage] = []
         self.closed: list[ControlError | None] = []
         self.changed = asyncio.Event()
         self.channel = Channel(sock, expected, self._on_message, self._on_closed)
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, message: ControlMessage) -> None:
         self.got.append(message)
         self.changed.set()
 
@@ -260,7 +260,7 @@ async def test_bad_bytes_close_the_channel_with_the_reason() -> None:
 
 async def test_closing_inside_a_message_delivers_no_other() -> None:
     left, right = socket.socketpair()
-    got: list[Message] = []
+    got: list[ControlMessage] = []
     closed: list[ControlError | None] = []
     ended = asyncio.Event()
 
@@ -268,7 +268,7 @@ async def test_closing_inside_a_message_delivers_no_other() -> None:
         closed.append(error)
         ended.set()
 
-    def on_message(message: Message) -> None:
+    def on_message(message: ControlMessage) -> None:
         got.append(message)
         channel.close()
 

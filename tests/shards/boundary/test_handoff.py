@@ -1,4 +1,4 @@
-"""Descriptors go from process to process in whole packets, or stay where they are."""
+"""Descriptors are passed between processes in whole packets, or not at all."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import zstandard
 
 from gnatswarm.shards.boundary import statfile
 from gnatswarm.shards.statistics import scribe as scribe_module
-from gnatswarm.shards.statistics.scribe import FILE_MARK, Block, Scribe
+from gnatswarm.shards.statistics.scribe import FILE_MARK, Scribe, WindowRows
 
 START_US = 1_770_000_000_000_000
 LINE = b'{"file":%d,"n":1}\n' % FILE_MARK
@@ -22,8 +22,8 @@ def text(path: Path) -> bytes:
         return bytes(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True).read())
 
 
-def block(start_us: int, lines: bytes = LINE, length_us: int = 10 * SECOND_US) -> Block:
-    return Block(start_us, start_us + length_us, lines, lambda: None)
+def block(start_us: int, lines: bytes = LINE, length_us: int = 10 * SECOND_US) -> WindowRows:
+    return WindowRows(start_us, start_us + length_us, lines, lambda: None)
 
 
 def written(directory: Path, number: int, size: int, modified_s: float) -> Path:

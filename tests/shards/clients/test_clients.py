@@ -1,4 +1,4 @@
-"""The clients of one shard under rules that change: what a reload says holds from there on, whoever waits."""
+"""The clients of one shard when rules change: a reload takes effect at once, also for clients that are logging in."""
 
 from __future__ import annotations
 

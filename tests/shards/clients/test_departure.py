@@ -1,4 +1,4 @@
-"""A shard leaves only when nobody waits for it any more: told, given time, closed, by a clock that the test moves."""
+"""A shard leaves only when its clients were told, given time and closed; the test moves the clock."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Clock:
 
 @dataclass
 class Clients:
-    """Those of a shard; who is closed is gone at once, and noted with the time."""
+    """The clients of a shard; a closed client is removed at once and noted with the time."""
 
     clock: Clock
     open: dict[int, Any] = field(default_factory=dict)
@@ -178,7 +178,7 @@ class Router:
         self.worker._links = SimpleNamespace(close=lambda: self.steps.append("close links"))  # type: ignore[assignment]
         self.worker._channel.send = lambda message: self.steps.append(type(message).__name__)  # type: ignore[method-assign]
 
-    def says(self, message: control.Message) -> None:
+    def says(self, message: control.ControlMessage) -> None:
         self.worker._on_message(message)
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import bcrypt
@@ -32,8 +33,12 @@ class Client:
 
 
 async def until_idle(passwords: Passwords) -> None:
+    await until(lambda: not passwords.waiting)
+
+
+async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while passwords.waiting:  # noqa: ASYNC110 - no event for what tests alone want to know
+        while not condition():  # noqa: ASYNC110 - no event for what tests alone want to know
             await asyncio.sleep(0)
 
 
@@ -73,8 +78,7 @@ async def test_there_is_a_bound_and_one_address_cannot_fill_it_for_others(verdic
     honest = Client("10.0.0.2")
     assert passwords.ask(question("good"), honest)
     assert sum(client.answers == [None] for client in attacker) == 1  # the newest made room
-    while not honest.answers:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: bool(honest.answers))
     assert honest.answers == [True]
     assert passwords.compared <= 3  # its turn came at once, not behind 64 others
     await until_idle(passwords)

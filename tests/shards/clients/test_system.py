@@ -6,11 +6,13 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
+import pytest
 import pytest_asyncio
 
-from gnatswarm.broker.options import Account, Options, User
-from gnatswarm.shards.boundary.control import AccountChanged, Message, SystemEvent, SystemReply, SystemRequest
-from gnatswarm.shards.clients.system import MOST_ASKED_BY_OTHERS, MOST_BODY_BYTES
+from gnatswarm.broker.options import Account, Options, Permissions, User
+from gnatswarm.shards.boundary.control import AccountChanged, ControlMessage, SystemEvent, SystemReply, SystemRequest
+from gnatswarm.shards.clients.system import MOST_ASKED_BY_OTHERS, MOST_BODY_BYTES, permissions_document
 from tests.support.one_shard import Client, OneShard
 
 OPTIONS = Options(
@@ -24,7 +26,7 @@ class Told:
     """A shard, and what it tells the router."""
 
     def __init__(self, *, has_router: bool = True) -> None:
-        self.said: list[Message] = []
+        self.said: list[ControlMessage] = []
         self.one = OneShard(OPTIONS, tell=self.said.append if has_router else None)
         self.system = self.one.shard.system
 
@@ -140,3 +142,39 @@ async def test_an_accounts_number_is_said_once_however_many_come(told: Told) -> 
     told.system._say_changes()
     assert [one for one in told.said if isinstance(one, AccountChanged)] == [AccountChanged("A")]
     admin.close()
+
+
+async def test_a_reload_silences_the_router_and_lets_it_speak_again(told: Told) -> None:
+    admin = await told.client(b"admin", b"$SYS.SERVER.N.STATSZ")
+    without = msgspec.structs.replace(OPTIONS, users=OPTIONS.users[1:])
+    told.system.configure(without)
+    told.system.on_event(SystemEvent("$SYS.SERVER.N.STATSZ", b"{1}"))
+    assert await admin.talk(b"PING\r\n") == b"PONG\r\n"
+    told.system.configure(OPTIONS)
+    told.system.on_event(SystemEvent("$SYS.SERVER.N.STATSZ", b"{2}"))
+    assert await admin.wait(b"}\r\n") == b"MSG $SYS.SERVER.N.STATSZ 1 3\r\n{2}\r\n"
+
+
+async def test_the_last_word_goes_to_one_member_of_a_group(told: Told) -> None:
+    admin = await told.client(b"admin")
+    await admin.talk(b"SUB $SYS.SERVER.*.SHUTDOWN q 1\r\nSUB $SYS.SERVER.*.SHUTDOWN q 2\r\nPING\r\n")
+    told.system.on_event(SystemEvent("$SYS.SERVER.N.SHUTDOWN", b"{}", is_last_word=True))
+    said = await admin.talk(b"PING\r\n")
+    assert said.count(b"MSG ") == 1 and said.endswith(b"PONG\r\n")
+
+
+@pytest.mark.parametrize(
+    ("permissions", "shown"),
+    [
+        (None, None),
+        (Permissions(), {}),
+        (Permissions(publish_allow=("a", "b.>")), {"publish": {"allow": ["a", "b.>"]}}),
+        (Permissions(publish_deny=("a",)), {"publish": {"deny": ["a"]}}),
+        (
+            Permissions(subscribe_allow=(), subscribe_deny=("x",), responses=2, responses_expire_s=0.5),
+            {"subscribe": {"allow": [], "deny": ["x"]}, "responses": {"max": 2, "ttl": 500_000_000}},
+        ),
+    ],
+)
+def test_permissions_are_shown_as_they_were_given(permissions: Permissions | None, shown: Any) -> None:
+    assert permissions_document(User("ann", "x", permissions=permissions)) == shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import socket
 from collections.abc import Callable, Iterator
@@ -14,10 +15,9 @@ import pytest
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.fanout import Fanout
 from gnatswarm.broker.fence import MeshFence
-from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.link import SiblingLink
 from gnatswarm.broker.mesh import Mesh
-from gnatswarm.shards.boundary.control import Peer
+from gnatswarm.shards.boundary.control import LinkedShard
 from gnatswarm.shards.links import links as module
 from gnatswarm.shards.links.links import HANDSHAKE_S, LINK_VERSION, LOOK_S, LOOKS_OF_THE_DIALLED, Hello, Links
 from gnatswarm.shards.sockets.reactor import Reactor
@@ -55,7 +55,7 @@ class Clock:
 
 
 class NoReserve:
-    """Keeps nothing back: the limit of a test's process is everybody's."""
+    """Reserves nothing, because the limit belongs to the whole test process."""
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -68,16 +68,16 @@ class Sibling:
     def __init__(self, number: int, clock: Clock, directory: Path, boot: str = "b") -> None:
         self.said: list[object] = []
         fanout = Fanout()
-        self.reactor = Reactor(fanout, None, number, Limits())
-        mesh = self.reactor.interest = Mesh(fanout, number)
-        self.peer = Peer(number, f"{boot}{number}", str(directory / f"{number}.{boot}"))
+        self.reactor = Reactor(fanout)
+        mesh = Mesh(fanout, number)
+        self.linked_shard = LinkedShard(number, f"{boot}{number}", str(directory / f"{number}.{boot}"))
         self.links = Links(
             loop=clock,  # type: ignore[arg-type]
             reactor=self.reactor,
             mesh=mesh,
             fence=MeshFence(mesh),
-            hello=Hello("N", number, self.peer.boot_id, LINK_VERSION),
-            path=self.peer.path,
+            hello=Hello("N", number, self.linked_shard.boot_id, LINK_VERSION),
+            path=self.linked_shard.path,
             reserve=NoReserve(),  # type: ignore[arg-type]
             sink=self,
         )
@@ -109,7 +109,7 @@ class Sibling:
 
 
 class Swarm:
-    """Some of them, their clock, and the router's word."""
+    """Several shards, their clock, and the router's messages."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -120,10 +120,10 @@ class Swarm:
         self.siblings.append(Sibling(number, self.clock, self.directory))
         return self.siblings[-1]
 
-    def tell(self, *peers: Sibling) -> None:
-        """Every one of them hears that these are linked."""
-        for sibling in peers:
-            sibling.links.on_peers([one.peer for one in peers])
+    def tell(self, *siblings: Sibling) -> None:
+        """Tell all of them that these are linked."""
+        for sibling in siblings:
+            sibling.links.on_linked_shards([one.linked_shard for one in siblings])
         self.run()
 
     def run(self) -> None:
@@ -159,26 +159,32 @@ def swarm(tmp_path: Path) -> Iterator[Swarm]:
     swarm.close()
 
 
+def is_over(sock: socket.socket) -> bool:
+    """Whether the other end has closed it."""
+    with contextlib.suppress(BlockingIOError):
+        while sock.recv(65536):
+            pass
+        return True
+    return False
+
+
 class Stranger:
     """Somebody who connects to a link socket."""
 
-    def __init__(self, swarm: Swarm, to: Sibling, **words: object) -> None:
+    def __init__(self, swarm: Swarm, to: Sibling, *, is_noticed: bool = True, **words: Any) -> None:
         self.swarm = swarm
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(to.peer.path)
+        self.sock.connect(to.linked_shard.path)
         self.sock.setblocking(False)
         if words:
             text = json.dumps({"server_id": "N", "shard": 1, "boot_id": "b1", "link_version": LINK_VERSION} | words)
             self.sock.send(f"INFO {text} \r\nCONNECT {text}\r\n".encode())
-        swarm.run()
+        if is_noticed:
+            swarm.run()
 
     @property
     def is_turned_away(self) -> bool:
-        with contextlib.suppress(BlockingIOError):
-            while self.sock.recv(65536):
-                pass
-            return True
-        return False
+        return is_over(self.sock)
 
     def close(self) -> None:
         self.sock.close()
@@ -219,7 +225,7 @@ def test_three_shards_are_linked_each_with_each(swarm: Swarm) -> None:
     ],
     ids=str,
 )
-def test_who_is_no_sibling_is_turned_away(swarm: Swarm, words: dict[str, object]) -> None:
+def test_who_is_no_sibling_is_turned_away(swarm: Swarm, words: dict[str, Any]) -> None:
     one = swarm.start(0)
     swarm.tell(one)
     stranger = Stranger(swarm, one, **words)
@@ -247,7 +253,7 @@ def test_who_says_nothing_is_turned_away_after_a_while(swarm: Swarm) -> None:
 def test_a_sibling_that_is_faster_than_the_routers_word_of_it_waits_for_that(swarm: Swarm) -> None:
     low, high = swarm.start(0), swarm.start(1)
     swarm.tell(low)
-    high.links.on_peers([low.peer, high.peer])
+    high.links.on_linked_shards([low.linked_shard, high.linked_shard])
     swarm.run()
     assert low.linked == []
     swarm.tell(low, high)
@@ -275,8 +281,8 @@ def test_a_link_that_breaks_leaves_a_hole_and_is_made_again(swarm: Swarm) -> Non
 
 def test_who_is_dialled_gives_up_when_nobody_dials_again(swarm: Swarm) -> None:
     one = swarm.start(0)
-    other = Peer(1, "b1", str(swarm.directory / "nowhere"))
-    one.links.on_peers([one.peer, other])
+    other = LinkedShard(1, "b1", str(swarm.directory / "nowhere"))
+    one.links.on_linked_shards([one.linked_shard, other])
     stranger = Stranger(swarm, one, shard=1, boot_id="b1")
     assert [session.link.shard for session in one.links.sessions] == [1]
     stranger.close()
@@ -301,29 +307,84 @@ def test_a_hole_is_closed_by_the_word_that_the_shard_is_gone(swarm: Swarm) -> No
     high.links.close()
     swarm.cut(high)
     assert low.said == ["ready", "hole"]
-    low.links.on_peers([low.peer])
+    low.links.on_linked_shards([low.linked_shard])
     assert low.said == ["ready", "hole", "whole"]
 
 
 def test_a_link_socket_that_somebody_removed_is_made_again(swarm: Swarm) -> None:
     one = swarm.start(0)
-    Path(one.peer.path).unlink()
+    Path(one.linked_shard.path).unlink()
     one.links.listen_anew()
     stranger = Stranger(swarm, one, server_id="M")
     assert stranger.is_turned_away
     stranger.close()
-    assert Path(one.peer.path).stat().st_mode & 0o777 == 0o600
+    assert Path(one.linked_shard.path).stat().st_mode & 0o777 == 0o600
     one.links.close()
-    assert not Path(one.peer.path).exists()
+    assert not Path(one.linked_shard.path).exists()
     one.links.listen_anew()
-    assert not Path(one.peer.path).exists(), "it has been closed"
+    assert not Path(one.linked_shard.path).exists(), "it has been closed"
 
 
 def test_whoever_is_not_there_yet_is_dialled_again(swarm: Swarm) -> None:
     high = swarm.start(1)
-    nobody = Peer(0, "b0", str(swarm.directory / "0.b"))
-    high.links.on_peers([nobody, high.peer])
+    nobody = LinkedShard(0, "b0", str(swarm.directory / "0.b"))
+    high.links.on_linked_shards([nobody, high.linked_shard])
     low = swarm.start(0)
-    low.links.on_peers([nobody, high.peer])
+    low.links.on_linked_shards([nobody, high.linked_shard])
     swarm.pass_s(module.DIAL_AGAIN_S)
     assert (low.linked, high.linked) == ([1], [0])
+
+
+def words_of(**changed: object) -> bytes:
+    return json.dumps({"server_id": "N", "shard": 1, "boot_id": "b1", "link_version": LINK_VERSION} | changed).encode()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"INFO hello \r\n",
+        b"INFO " + words_of() + b" \r\n" + b"INFO " + words_of() + b" \r\n",
+        b"CONNECT " + words_of() + b"\r\n",
+        b"INFO " + words_of() + b" \r\n" + (b"CONNECT " + words_of() + b"\r\n") * 2,
+    ],
+    ids=["no json", "INFO twice", "CONNECT before INFO", "CONNECT twice"],
+)
+def test_who_does_not_keep_to_the_order_of_a_greeting_is_turned_away(swarm: Swarm, said: bytes) -> None:
+    one = swarm.start(0)
+    one.links.on_linked_shards([one.linked_shard, LinkedShard(1, "b1", str(swarm.directory / "nowhere"))])
+    stranger = Stranger(swarm, one)
+    stranger.sock.send(said)
+    swarm.run()
+    assert stranger.is_turned_away
+    stranger.close()
+
+
+def test_somebody_else_where_a_sibling_was_to_listen_is_not_linked(swarm: Swarm) -> None:
+    one = swarm.start(1)
+    path = swarm.directory / "0.b"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        one.links.on_linked_shards([one.linked_shard, LinkedShard(0, "b0", str(path))])
+        swarm.run()
+        met, _ = listening.accept()
+        with met:
+            met.setblocking(False)
+            met.send(b"INFO " + words_of(shard=0, boot_id="other") + b" \r\n")
+            swarm.run()
+            assert is_over(met)
+    assert one.linked == [] and one.said == []
+
+
+def test_a_link_is_accepted_from_the_reserve_when_descriptors_run_out(swarm: Swarm) -> None:
+    one = swarm.start(0)
+    swarm.tell(one)
+    stranger = Stranger(swarm, one, is_noticed=False)
+    one.links._on_accept_error(errno.EMFILE)  # as the listener says it, with that one waiting
+    assert len(one.links._greeting) == 1
+    one.links._on_accept_error(errno.EMFILE)  # with nobody waiting
+    assert len(one.links._greeting) == 1
+    other = Stranger(swarm, one, server_id="M")
+    assert other.is_turned_away, "the listener goes on"
+    for one_of_them in (stranger, other):
+        one_of_them.close()

@@ -14,7 +14,7 @@ from gnatswarm.shards.links.reserve import DESCRIPTORS_FOR_LINKS, MOST_OF_LIMIT,
 
 @pytest.fixture
 def limited() -> Iterator[None]:
-    """What the process may have is as before, afterwards."""
+    """Afterwards the limit of the process is as before."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)

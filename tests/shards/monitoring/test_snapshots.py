@@ -1,14 +1,35 @@
-"""A shard's part of a monitoring page comes in pieces, and together they are all there is, each once."""
+"""A shard's part of a monitoring page: chosen, counted and in order, in pieces that together are all there is."""
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
 
-from gnatswarm.broker.options import Options
+import msgspec
+import pytest
+import pytest_asyncio
+
+from gnatswarm.broker import census
+from gnatswarm.broker.options import Account, Options, User
+from gnatswarm.shards.boundary import rows
+from gnatswarm.shards.boundary.control import Snapshot, SnapshotReply
 from gnatswarm.shards.boundary.pace import Pace
 from gnatswarm.shards.boundary.rows import ConnectionsQuery
-from gnatswarm.shards.monitoring.snapshots import PART_SUBSCRIPTIONS, STEP_SLOTS, Snapshots
-from tests.support.one_shard import OneShard
+from gnatswarm.shards.monitoring import snapshots as module
+from gnatswarm.shards.monitoring.snapshots import (
+    MOST_UNREAD_BYTES,
+    MOST_WAITING,
+    PART_SUBSCRIPTIONS,
+    STEP_SLOTS,
+    UNREAD_POLL_S,
+    Snapshots,
+)
+from tests.support.one_shard import Client, OneShard
+
+WITHIN_S = 20
+
+Part = TypeVar("Part", bound=rows.PageStruct)
 
 
 @pytest.mark.parametrize("count", [0, 1, PART_SUBSCRIPTIONS, 4 * PART_SUBSCRIPTIONS + 7])
@@ -38,3 +59,258 @@ async def test_all_subscriptions_of_a_client_are_listed_once(count: int) -> None
         }
     finally:
         one.close()
+
+
+class Router:
+    """The router's end of the control channel: asks, and reads as fast as it is told to."""
+
+    def __init__(self) -> None:
+        self.said: list[SnapshotReply] = []
+        self.pending_bytes = 0
+        self.is_closed = False
+        self.has_said = asyncio.Event()
+
+    def send(self, reply: SnapshotReply) -> None:
+        self.said.append(reply)
+        self.has_said.set()
+
+    async def wait_last(self, seq: int) -> list[SnapshotReply]:
+        """The whole answer to that question."""
+        async with asyncio.timeout(WITHIN_S):
+            while True:
+                found = [reply for reply in self.said if reply.seq == seq]
+                if found and found[-1].is_last:
+                    return found
+                self.has_said.clear()
+                await self.has_said.wait()
+
+
+class Asked:
+    """A shard with clients, and the router that asks it."""
+
+    def __init__(self) -> None:
+        self.one = OneShard(
+            Options(
+                accounts=(Account("A"), Account("B")),
+                users=(User("ann", "x", account="A"), User("bob", "x", account="B")),
+            )
+        )
+        self.router = Router()
+        self.seq = 0
+        shard = self.one.shard
+        self.snapshots = Snapshots(
+            channel=self.router,  # type: ignore[arg-type]
+            clients=shard.clients,
+            mesh=shard.mesh,
+            fanout=shard.fanout,
+        )
+
+    async def client(self, user: str, words: bytes = b"", name: str = "") -> Client:
+        client = self.one.connect()
+        login = b'CONNECT {"verbose":false,"user":"%b","pass":"x","name":"%b"}\r\n' % (user.encode(), name.encode())
+        await client.talk(login + words + b"PING\r\n")
+        return client
+
+    def ask(self, query: rows.Query) -> int:
+        self.seq += 1
+        self.snapshots.answer(Snapshot(self.seq, query))
+        return self.seq
+
+    async def parts(self, query: rows.Query, kind: type[Part]) -> list[Part]:
+        """The answer, as the router reads it."""
+        *replies, last = await self.router.wait_last(self.ask(query))
+        assert last.body == b""
+        return [msgspec.msgpack.decode(reply.body, type=kind) for reply in replies]
+
+    async def part(self, query: rows.Query, kind: type[Part]) -> Part:
+        (found,) = await self.parts(query, kind)
+        return found
+
+
+@pytest_asyncio.fixture
+async def asked() -> AsyncIterator[Asked]:
+    asked = Asked()
+    yield asked
+    asked.one.close()
+
+
+async def cids(asked: Asked, **words: Any) -> list[int]:
+    part = await asked.part(ConnectionsQuery(**words), rows.ConnectionsPart)
+    return [row.cid for row in part.rows]
+
+
+async def test_connections_are_chosen_and_sorted(asked: Asked) -> None:
+    quiet = await asked.client("ann", name="quiet")
+    await asked.client("bob", b"PUB a 1\r\nx\r\nPUB a 1\r\nx\r\n", name="loud")
+    await asked.client("ann", b"PUB a 1\r\nx\r\n")
+    assert await cids(asked) == [1, 2, 3]
+    assert await cids(asked, most=2) == [1, 2]
+    assert await cids(asked, sort="msgs_from") == [2, 3, 1]
+    assert await cids(asked, sort="msgs_from", most=1) == [2]
+    assert await cids(asked, user="ann") == [1, 3]
+    assert await cids(asked, account="B") == [2]
+    assert await cids(asked, search="LOU") == [2]
+    assert await cids(asked, cid=3) == [3]
+    assert await cids(asked, cid=4) == []
+    assert await cids(asked, state="closed") == []
+    quiet.close()
+    await asked.client("bob")  # its PONG is behind the end of the other
+    assert await cids(asked) == [2, 3, 4]
+    assert await cids(asked, state="closed") == [1]
+    assert await cids(asked, state="all") == [1, 2, 3, 4]
+    assert await cids(asked, state="closed", cid=1) == [1]
+
+
+async def test_a_page_of_too_many_subscriptions_says_so(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_SUBSCRIPTIONS", 5)
+    await asked.client("ann", subscriptions(5))
+    (whole,) = await asked.parts(ConnectionsQuery(with_subs=True), rows.ConnectionsPart)
+    assert not whole.is_over
+    await asked.client("ann", subscriptions(1))
+    *_, last = await asked.parts(ConnectionsQuery(with_subs=True), rows.ConnectionsPart)
+    assert last.is_over and last.rows == []
+
+
+def subscriptions(count: int) -> bytes:
+    return b"".join(b"SUB a.%d %d\r\n" % (number, number) for number in range(count))
+
+
+async def test_a_page_of_subscriptions_goes_over_clients(asked: Asked) -> None:
+    for user in ("ann", "bob", "ann"):
+        await asked.client(user, subscriptions(3))
+
+    async def listed(**words: Any) -> tuple[int, list[tuple[int, str]]]:
+        parts = await asked.parts(rows.SubscriptionsQuery(**words), rows.SubscriptionsPart)
+        return parts[0].total, [(row.cid, row.subject) for part in parts for row in part.rows]
+
+    total, every = await listed()
+    assert (total, sorted(every)) == (9, [(cid, f"a.{number}") for cid in (1, 2, 3) for number in range(3)])
+    assert [cid for cid, _ in every] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert await listed(offset=2, most=4) == (9, every[2:6])
+    assert await listed(offset=4, most=3) == (9, every[4:7])
+    assert await listed(offset=9) == (9, [])
+    assert await listed(account="A", offset=2, most=2) == (6, [every[2], every[6]])
+    total, found = await listed(test="a.1")
+    assert (total, sorted(found)) == (3, [(1, "a.1"), (2, "a.1"), (3, "a.1")])
+    assert len((await listed(test="a.1", offset=1, most=1))[1]) == 1
+    assert await listed(test="a.1", account="B") == (1, [(2, "a.1")])
+    assert await listed(test="b") == (0, [])
+
+
+async def test_counters_of_one_account_or_of_all(asked: Asked) -> None:
+    await asked.client("ann", b"SUB a 1\r\nSUB a 2\r\nSUB b 3\r\nUNSUB 3\r\nPUB a 0\r\n\r\n")
+    await asked.client("bob", b"SUB a 1\r\nPUB a 0\r\n\r\n")
+    both = await asked.part(rows.SublistQuery(), rows.SublistPart)
+    assert (both.subscriptions, both.inserts, both.removes, both.clients) == (3, 4, 1, 2)
+    assert (both.lookups, both.misses, both.cached, both.widest, both.widths) == (2, 2, 2, 2, 3)
+    one = await asked.part(rows.SublistQuery("B"), rows.SublistPart)
+    assert (one.subscriptions, one.inserts, one.removes, one.clients, one.widest) == (1, 1, 0, 1, 1)
+
+
+async def test_accounts_count_who_is_there_and_who_has_left(asked: Asked) -> None:
+    gone = await asked.client("ann", b"PUB a 3\r\nxyz\r\n")
+    gone.close()
+    await asked.client("ann", b"SUB a 1\r\nPUB a 2\r\nhi\r\n")
+    part = await asked.part(rows.AccountsQuery(), rows.AccountsPart)
+    (row,) = [row for row in part.rows if row.name == "A"]
+    assert (row.connections, row.in_msgs, row.in_bytes, row.out_msgs, row.out_bytes) == (1, 2, 5, 1, 2)
+
+
+async def test_members_of_queue_groups_and_whether_there_are_more(asked: Asked) -> None:
+    await asked.client("ann", b"SUB a q 1\r\nSUB a 2\r\nPUB a 0\r\n\r\n", name="worker")
+    await asked.client("bob", b"SUB b r 7\r\n")
+    part = await asked.part(rows.QueuesQuery(), rows.QueuesPart)
+    assert [(row.subject, row.queue, row.sid, row.msgs, row.cid, row.name) for row in part.rows] == [
+        ("a", "q", "1", 1, 1, "worker"),
+        ("b", "r", "7", 0, 2, ""),
+    ]
+    assert not part.is_over
+    part = await asked.part(rows.QueuesQuery(most=1), rows.QueuesPart)
+    assert [row.sid for row in part.rows] == ["1"] and part.is_over
+
+
+async def test_the_heaviest_subjects_and_what_is_folded(asked: Asked) -> None:
+    words = b"SUB a 1\r\n" + b"PUB a 1\r\nx\r\n" * 3 + b"PUB b 1\r\nx\r\n" * 2 + b"PUB c 1\r\nx\r\n"
+    words += b"PUB _INBOX.1 1\r\nx\r\nPUB _INBOX.2 1\r\nx\r\n"
+    await asked.client("ann", words)
+
+    async def found(**words: Any) -> list[tuple[str, int, int, bool, int]]:
+        part = await asked.part(rows.SubjectsQuery(**words), rows.SubjectsPart)
+        assert part.cached == 5
+        return [(row.subject, row.msgs, row.deliveries, row.is_wanted, row.folded) for row in part.rows]
+
+    inboxes = ("_INBOX.>", 2, 0, False, 2)
+    assert await found() == [("a", 3, 3, True, 0), ("b", 2, 0, False, 0), ("c", 1, 0, False, 0), inboxes]
+    assert await found(most=2) == [("a", 3, 3, True, 0), ("b", 2, 0, False, 0), inboxes]
+    assert len(await found(fold="")) == 5
+
+
+async def test_who_is_behind_is_shown_with_what_it_subscribed_to(asked: Asked) -> None:
+    behind = await asked.client("ann", b"SUB a 1\r\n")
+    publisher = await asked.client("ann")
+    publish = b"PUB a 60000\r\n" + b"x" * 60_000 + b"\r\n"
+    await publisher.talk(publish * 50 + b"PING\r\n")  # more than a socket pair takes
+    part = await asked.part(rows.SlowQuery(), rows.SlowPart)
+    assert [(row.cid, [sub.subject for sub in row.subs]) for row in part.present] == [(1, ["a"])]
+    assert part.present[0].pending_bytes > 65_536 and part.past == []
+    part = await asked.part(rows.SlowQuery(least_pending_bytes=10_000_000), rows.SlowPart)
+    assert part.present == []
+    behind.close()
+
+
+async def test_one_without_links_has_none(asked: Asked) -> None:
+    assert (await asked.part(rows.LinksQuery(), rows.LinksPart)).rows == []
+    assert await asked.parts(rows.HotSubjectsQuery(), rows.HotSubjectsPart) == [], "nothing is recorded"
+
+
+@pytest.mark.parametrize("is_kicked", [True, False])
+async def test_a_client_is_told_to_go_or_made_to(asked: Asked, is_kicked: bool) -> None:
+    client = asked.one.connect()
+    await client.talk(b'CONNECT {"verbose":false,"user":"ann","pass":"x","protocol":1}\r\nPING\r\n')
+    assert (await asked.part(rows.ClientQuery(1, is_kicked), rows.ClientPart)).is_found
+    said = await client.wait(b"INFO ")
+    assert client.is_over is is_kicked
+    assert is_kicked or b'"ldm":true' in said + await client.wait(b"\r\n")
+    assert not (await asked.part(rows.ClientQuery(2, is_kicked), rows.ClientPart)).is_found
+
+
+async def test_questions_are_answered_in_their_order_and_no_more_than_may_wait(asked: Asked) -> None:
+    numbers = [asked.ask(rows.LinksQuery()) for _ in range(MOST_WAITING + 1)]
+    # What is one too many is answered with nothing, at once.
+    assert asked.router.said == [SnapshotReply(numbers[-1], b"")]
+    await asked.router.wait_last(numbers[-2])
+    ends = [reply.seq for reply in asked.router.said if reply.is_last]
+    assert ends == [numbers[-1], *numbers[:-1]]
+
+
+async def test_a_page_that_cannot_be_built_is_logged_and_the_next_one_is(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("of the test")
+
+    await asked.client("ann")
+    monkeypatch.setattr(census, "matching", fail)
+    broken, good = asked.ask(rows.SubscriptionsQuery(test="a")), asked.ask(rows.LinksQuery())
+    assert len(await asked.router.wait_last(good)) == 2
+    assert [reply.body for reply in await asked.router.wait_last(broken)] == [b""]
+    assert "cannot build subscriptions" in caplog.text
+
+
+async def test_a_router_that_does_not_read_is_not_sent_more(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    polled = asyncio.Event()
+    sleep = asyncio.sleep
+
+    async def poll(seconds: float) -> None:
+        if seconds == UNREAD_POLL_S:
+            polled.set()
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", poll)
+    await asked.client("ann", subscriptions(3 * PART_SUBSCRIPTIONS))
+    asked.router.pending_bytes = MOST_UNREAD_BYTES + 1
+    seq = asked.ask(rows.SubscriptionsQuery())
+    await asyncio.wait_for(polled.wait(), WITHIN_S)
+    assert len(asked.router.said) == 1
+    asked.router.pending_bytes = 0
+    assert len(await asked.router.wait_last(seq)) > 2

@@ -29,7 +29,7 @@ START_US = 1_770_000_003_000_000  # three seconds into a window
 
 
 class Clock:
-    """Time that passes only when it is told to; stands for the modules time and asyncio in the recorder."""
+    """Time that the test moves; replaces the modules time and asyncio in the recorder."""
 
     def __init__(self) -> None:
         self.wall_us = START_US
@@ -104,6 +104,8 @@ class Shard:
             reactor=SimpleNamespace(slow_consumers=0, stalls=0),  # type: ignore[arg-type]
             links=SimpleNamespace(sessions=[]),  # type: ignore[arg-type]
             mesh=SimpleNamespace(tally=probe.tally, sublists=lambda: [probe.sublist]),  # type: ignore[arg-type]
+            fanout=SimpleNamespace(refused_msgs=0, refused_bytes=0),  # type: ignore[arg-type]
+            take_denied=list,
         )
 
     def publish(self, count: int) -> None:

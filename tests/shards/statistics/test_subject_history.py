@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from gnatswarm.shards.statistics.subject_history import MOST_WINDOWS, Counted, Heaviest, SubjectHistory, Window, weight
+from gnatswarm.shards.statistics.subject_history import (
+    MOST_WINDOWS,
+    Heaviest,
+    SubjectCounts,
+    SubjectHistory,
+    Window,
+    weight,
+)
 
 
-def row(subject: str, msgs: int, payload_bytes: int = 0, deliveries: int = 0) -> Counted:
-    return Counted(subject, 0, msgs, payload_bytes, deliveries, 0, 0, 0, 0, 0, 0)
+def row(subject: str, msgs: int, payload_bytes: int = 0, deliveries: int = 0) -> SubjectCounts:
+    return SubjectCounts(subject, 0, msgs, payload_bytes, deliveries, 0, 0, 0, 0, 0, 0)
 
 
 def test_the_heaviest_stay_and_the_others_are_counted():

@@ -1,0 +1,151 @@
+"""What is recorded: brokers that are started for it, and what happens to them meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+from tests.histories.generator import Faults, Generator
+from tests.support import swarm
+from tests.support.servers import KINDS, Broker, Kind, Log, wait_until
+
+ORACLE = KINDS["nats-server"]
+KILLS = 3
+PAUSES = 100
+# A pause ends when the other shards' clients have done so much, or after this time. A shard that does not answer its
+# router for two seconds is killed.
+PAUSE_OPERATIONS = 200
+MOST_PAUSE_S = 0.05
+SERVES_DEADLINE_S = 30.0
+
+
+def serves(broker: Broker, shards: int) -> bool:
+    """Whether so many shards, and no more, take clients."""
+    return [row["phase"] for row in swarm.status(broker)["shards"]] == ["ready"] * shards
+
+
+async def wait_serves(broker: Broker, shards: int) -> None:
+    await asyncio.to_thread(wait_until, lambda: serves(broker, shards), SERVES_DEADLINE_S)
+
+
+def kills(broker: Broker) -> Faults:
+    """`kill -9` of one shard after the other."""
+
+    async def happen(generator: Generator) -> None:
+        rng = generator.drawn()
+        for number in range(1, KILLS + 1):
+            await generator.wait_done(generator.operations * number // (KILLS + 1))
+            shard = rng.randrange(broker.kind.shards)
+            pid = (await swarm.pids(broker))[shard]
+            generator.note_fault("kill -9", [str(shard)])
+            swarm.signal_shard(broker, pid)
+            await wait_serves(broker, broker.kind.shards)
+            generator.note_mended()
+
+    return happen
+
+
+def pauses(broker: Broker) -> Faults:
+    """Single shards stand still for some milliseconds (SIGSTOP): what is between shards stays there for longer."""
+
+    async def happen(generator: Generator) -> None:
+        rng = generator.drawn()
+        pids = await swarm.pids(broker)
+        for pid in pids.values():
+            swarm.signal_shard(broker, pid, signal.SIGCONT)  # refuses what is no shard of this broker
+        for number in range(1, PAUSES + 1):
+            await generator.wait_done(generator.operations * number // (PAUSES + 1))
+            shard = rng.choice(sorted(pids))
+            generator.note_fault(f"SIGSTOP of shard {shard}", [])
+            os.kill(pids[shard], signal.SIGSTOP)
+            try:
+                async with asyncio.timeout(rng.random() * MOST_PAUSE_S):
+                    await generator.wait_done(generator.done + PAUSE_OPERATIONS)
+            except TimeoutError:
+                pass  # who is left waits for it
+            finally:
+                os.kill(pids[shard], signal.SIGCONT)
+            generator.note_mended()
+
+    return happen
+
+
+def scales(broker: Broker) -> Faults:
+    """Shards leave, and come, until there are as many as at first."""
+
+    async def happen(generator: Generator) -> None:
+        rng = generator.drawn()
+        now = broker.kind.shards
+        few, many = rng.randint(1, now - 1), now + rng.randint(1, 2)
+        steps = [few, many, now] if rng.random() < 0.5 else [many, few, now]
+        for number, shards in enumerate(steps, 1):
+            await generator.wait_done(generator.operations * number // (len(steps) + 1))
+            generator.note_fault(f"scale {now} to {shards}", [str(shard) for shard in range(shards, now)])
+            await swarm.scale(broker, shards)
+            await wait_serves(broker, shards)
+            generator.note_mended()
+            now = shards
+
+    return happen
+
+
+@dataclass(frozen=True)
+class Target:
+    """A broker, or several that are one cluster, and the faults of each history."""
+
+    name: str
+    kind: Kind
+    servers: int = 1
+    faults: Callable[[Broker], Faults] | None = None
+    must_hold: bool = True  # False: shown for comparison; its violations fail nothing
+
+    @contextmanager
+    def running(self) -> Iterator[list[Broker]]:
+        with ExitStack() as stack:
+            if self.servers == 1:
+                args = [] if self.kind.is_oracle else ["--no-stats"]
+                yield [stack.enter_context(Broker(self.kind, args))]
+            else:
+                yield cluster(stack, self.kind, self.servers)
+
+
+def cluster(stack: ExitStack, kind: Kind, servers: int) -> list[Broker]:
+    """Servers of which each has a route to each other one."""
+    brokers: list[Broker] = []
+    routes: list[str] = []
+    for _ in range(servers):
+        args = ["--cluster", "nats://127.0.0.1:-1", "--cluster_name", "histories"]
+        broker = stack.enter_context(Broker(kind, [*args, *(["--routes", ",".join(routes)] if routes else [])]))
+        routes.append("nats://127.0.0.1:" + broker.log.wait_line(r"Listening for route connections on \S*:(\d+)")[1])
+        brokers.append(broker)
+    for broker in brokers:
+        wait_until(lambda log=broker.log: routes_of(log) >= servers - 1, SERVES_DEADLINE_S)  # type: ignore[misc]
+    return brokers
+
+
+def routes_of(log: Log) -> int:
+    """Two servers may dial each other at once; one of the two routes is closed then."""
+    return log.text.count("Route connection created") - log.text.count("Duplicate Route")
+
+
+def ports(brokers: Sequence[Broker]) -> list[int]:
+    return [broker.port for broker in brokers]
+
+
+PLAIN = tuple(Target(name, KINDS[name]) for name in ("gnatswarm-1", "gnatswarm-2", "gnatswarm-4"))
+FAULTY = (
+    replace(PLAIN[1], name="gnatswarm-2-paused", faults=pauses),
+    replace(PLAIN[2], name="gnatswarm-4-paused", faults=pauses),
+    replace(PLAIN[1], name="gnatswarm-2-killed", faults=kills),
+    replace(PLAIN[2], name="gnatswarm-4-killed", faults=kills),
+    replace(PLAIN[2], name="gnatswarm-4-scaled", faults=scales),
+)
+ORACLES = (
+    Target("nats-server", ORACLE),
+    Target("nats-server-cluster-of-3", ORACLE, servers=3, must_hold=False),
+)
+TARGETS = {target.name: target for target in (*PLAIN, *FAULTY, *ORACLES)}

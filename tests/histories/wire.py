@@ -1,0 +1,206 @@
+"""One connection of a recorded client: what it writes and reads goes into the history.
+
+Not tests.support.wire: that client waits for what a test expects, this one takes whatever comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any, cast
+
+from tests.histories.events import Close, Closed, Msg, Nobody, Odd, Open, Ping, Pong, Pub, Recorder, Sub, Unsub
+
+CONNECT = (
+    b'CONNECT {"verbose":false,"pedantic":false,"protocol":1,"headers":true,"no_responders":true,'
+    b'"lang":"python","version":"1","name":"histories"}\r\n'
+)
+INBOX_SID = 0
+# What payloads are made of behind the number of their message.
+FILLING = b"0123456789abcdef" * 512
+NO_RESPONDERS = b"NATS/1.0 503"
+
+
+def payload(message: int, filling_bytes: int) -> bytes:
+    return b"%d." % message + FILLING[:filling_bytes]
+
+
+class Wire(asyncio.Protocol):
+    """From dialling to the end. Operations are written by `send`; what is read is recorded at once."""
+
+    def __init__(self, recorder: Recorder, conn: int) -> None:
+        self.conn = conn
+        self.record = recorder
+        self.info: dict[str, Any] = {}
+        self.place = ""
+        self.is_over = False
+        self.is_shut = False  # nothing can be written any more
+        self.is_leaving = False  # the broker asked its clients to go elsewhere
+        self.pings = 0
+        self.pongs = 0
+        self.on_pong: Callable[[], None] | None = None
+        self.requests: list[tuple[str, int]] = []  # what wants an answer: (reply subject, message)
+        self.changed = asyncio.Event()
+        self._rest = b""
+        self._made: asyncio.Transport | None = None
+
+    # ---- what the loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._made = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
+
+    def data_received(self, data: bytes) -> None:
+        at, pongs = monotonic_ns(), self.pongs
+        try:
+            self._rest = self._read(at, self._rest + data if self._rest else data)
+        except ValueError as error:
+            self.record(Odd(at, self.conn, str(error)[:200]))
+            self._transport.abort()
+        self.changed.set()
+        if self.on_pong and self.pongs > pongs:
+            self.on_pong()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_over = True
+        if self.place:
+            self.record(Closed(monotonic_ns(), self.conn))
+        self.changed.set()
+
+    @property
+    def _transport(self) -> asyncio.Transport:
+        assert self._made is not None, "not connected"
+        return self._made
+
+    # ---- reading
+
+    def _read(self, at: int, data: bytes) -> bytes:
+        """Records all whole operations; returns what is left. ValueError where there is no operation."""
+        here = 0
+        while (end := data.find(b"\r\n", here)) >= 0:
+            line = data[here:end]
+            behind = end + 2
+            if line.startswith((b"MSG ", b"HMSG ")):
+                size = int(line[line.rfind(b" ") + 1 :])
+                if len(data) < behind + size + 2:
+                    break
+                body = data[behind : behind + size]
+                behind += size + 2
+                self._on_message(at, line.split(), body)
+            elif line == b"PONG":
+                self.pongs += 1
+                if self.place:
+                    self.record(Pong(at, self.conn))
+            elif line == b"PING":
+                if not self.is_shut:
+                    self._transport.write(b"PONG\r\n")
+            elif line.startswith(b"INFO "):
+                self.info = json.loads(line[5:])
+                self.is_leaving = bool(self.info.get("ldm"))
+            else:
+                self.record(Odd(at, self.conn, repr(line[:200])))
+            here = behind
+        return data[here:]
+
+    def _on_message(self, at: int, words: list[bytes], body: bytes) -> None:
+        sid = int(words[2])
+        if words[0] == b"HMSG":
+            if not body.startswith(NO_RESPONDERS) or sid != INBOX_SID:
+                raise ValueError(f"a header that nobody sent: {words}")
+            self.record(Nobody(at, self.conn, int(words[1].rpartition(b".")[2])))
+            return
+        number, _, filling = body.partition(b".")
+        if filling != FILLING[: len(filling)]:
+            raise ValueError(f"a payload that nobody sent: {words}")
+        self.record(Msg(at, self.conn, sid, int(number), words[1].decode(), len(body)))
+        if len(words) == 5:
+            self.requests.append((words[3].decode(), int(number)))
+
+    # ---- writing
+
+    @property
+    def unanswered(self) -> int:
+        """Fences whose PONG has not come."""
+        return self.pings - self.pongs
+
+    async def greet(self, deadline_s: float) -> None:
+        """Log in, and subscribe to the inbox. ConnectionError, TimeoutError."""
+        async with asyncio.timeout(deadline_s):
+            await self._wait(lambda: bool(self.info))
+            self._transport.write(CONNECT + b"PING\r\n")
+            self.pings += 1
+            await self._wait(lambda: self.unanswered == 0)
+        self.place = str(self.info.get("shard", self.info.get("server_name")))
+        self.record(Open(monotonic_ns(), self.conn, self.place))
+        self.send([Sub(monotonic_ns(), self.conn, INBOX_SID, f"_INBOX.{self.conn}.*")])
+        await self.fence(deadline_s)
+
+    async def _wait(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            if self.is_over:
+                raise ConnectionError
+            self.changed.clear()
+            await self.changed.wait()
+
+    def send(self, operations: list[Sub | Unsub | Pub | Ping]) -> None:
+        """All in one write; the time of each is before it."""
+        for operation in operations:
+            self.record(operation)
+        self.pings += sum(isinstance(operation, Ping) for operation in operations)
+        self._transport.write(b"".join(map(as_bytes, operations)))
+
+    def ping(self) -> None:
+        self.send([Ping(monotonic_ns(), self.conn)])
+
+    async def fence(self, deadline_s: float) -> None:
+        """PING, and wait for all PONGs that are due. ConnectionError, TimeoutError."""
+        self.ping()
+        async with asyncio.timeout(deadline_s):
+            await self._wait(lambda: self.unanswered == 0)
+
+    async def pause(self, most_s: float) -> None:
+        """Until something comes, or for so long."""
+        self.changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self.changed.wait()
+
+    async def close(self, how: str, deadline_s: float) -> None:
+        """Ends the connection; returns when that is recorded."""
+        self.record(Close(monotonic_ns(), self.conn, how))
+        self.is_shut = True
+        if how == "shut":
+            self._transport.write_eof()
+        else:
+            self._transport.abort()
+        try:
+            async with asyncio.timeout(deadline_s):
+                while not self.is_over:
+                    self.changed.clear()
+                    await self.changed.wait()
+        except TimeoutError:
+            self._transport.abort()
+
+    def abort(self) -> None:
+        """End it without a record: the history is over."""
+        self.place = ""
+        if self._made:
+            self._made.abort()
+
+
+def as_bytes(operation: Sub | Unsub | Pub | Ping) -> bytes:
+    """What a client writes for it."""
+    match operation:
+        case Sub():
+            return f"SUB {operation.pattern} {operation.queue} {operation.sid}\r\n".encode()
+        case Unsub():
+            return f"UNSUB {operation.sid} {operation.most or ''}\r\n".encode()
+        case Pub():
+            head = b"%d." % operation.message
+            body = head + FILLING[: operation.size - len(head)]
+            reply = f"_INBOX.{operation.conn}.{operation.message} " if operation.wants_answer else ""
+            return f"PUB {operation.subject} {reply}{operation.size}\r\n".encode() + body + b"\r\n"
+        case Ping():
+            return b"PING\r\n"
