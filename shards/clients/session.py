@@ -190,15 +190,15 @@ class ClientSession:
             return f"user:{self.user or self.connect.user}"
         return "token" if self.gave_token else ""
 
-    def on_secured(self, tls: SSLObject) -> None:
-        """The TLS handshake has succeeded."""
+    def on_secured(self, tls: SSLObject) -> bool:
+        """The TLS handshake has succeeded. False: its certificate is refused, and the connection is being closed."""
         rule = self._clients.certificate_rules[self.kind]
         objection = rule.objection(tls) if rule is not None else ""
         if objection:
             self.on_opening_failed(objection, is_upgrade=False)
             if self.socket is not None:
                 self.socket.kick(CloseReason.TLS_HANDSHAKE_FAILURE)
-            return
+            return False
         version, suite = tls.version() or "", tls.cipher()
         self.tls_version = sys.intern(version.removeprefix("TLSv"))
         self.tls_cipher_suite = sys.intern(ciphers.server_name(suite[0] if suite else ""))
@@ -206,6 +206,7 @@ class ClientSession:
             self.names = names_of(tls.getpeercert() or {})
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s - TLS version %s, cipher suite %s", self, self.tls_version, self.tls_cipher_suite)
+        return True
 
     def on_opening_failed(self, why: str, is_upgrade: bool) -> None:
         """The TLS handshake or the WebSocket upgrade has failed; on_closed follows."""

@@ -187,6 +187,21 @@ async def test_who_has_no_certificate_is_not_pinned(secure, authority):
     await said(broker, "TLS handshake error: certificate not pinned")
 
 
+@pytest.mark.kinds("gnatswarm-1", "gnatswarm-2")  # nats-server 2.9 has no handshake_first
+async def test_a_client_that_is_not_pinned_gets_no_info_after_its_handshake(secure, authority):
+    pinned, other = authority.client(), authority.client()
+    pins = f'verify: true\n ca_file: "{authority.path}"\n pinned_certs: [ "{pinned.pin}" ]'
+    broker = secure(f"{pins}\n handshake_first: true")
+    (await connect(broker.port, authority.client_context(pinned), first=True)).close()
+    reader, writer = await asyncio.open_connection(
+        HOST, broker.port, ssl=authority.client_context(other), server_hostname="localhost"
+    )
+    client = SecureClient(reader, writer)
+    assert b"INFO" not in await client.rest()
+    client.close()
+    await said(broker, "TLS handshake error: certificate not pinned")
+
+
 @pytest.mark.kinds("gnatswarm-1", "gnatswarm-2")  # the real server pins nothing on this port
 async def test_pins_hold_for_websocket_clients(start_broker, authority, server):
     pinned, other = authority.client(), authority.client()
