@@ -23,10 +23,13 @@ import concurrent.futures
 import contextlib
 import contextvars
 import os
+import socket
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     import ssl
@@ -56,12 +59,15 @@ __all__ = [
     "Change",
     "ConfigError",
     "ConnectOptions",
+    "ExternalBroker",
     "Keywords",
     "Message",
     "Status",
     "UnknownOption",
 ]
 
+# For an external server that has just been told to start.
+EXTERNAL_DEADLINE_S = 10.0
 NOT_RUNNING = "the broker has not been started, or has been stopped"
 
 Result = TypeVar("Result")
@@ -545,3 +551,121 @@ def _trusting() -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
+
+
+class ExternalBroker(_Endpoint):
+    """A NATS server that somebody else has started, at a URL: nats://user:password@host:4222, tls://token@host.
+
+    For tests that also run against the server that production has. It is not ours to stop or to change: restart(),
+    reload() and the like raise BrokerFailed, stop() only closes captures, and clients are not disconnected. tls://
+    checks the certificate against the machine's authorities, or SSL_CERT_FILE.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        try:
+            parts = urlsplit(url if "://" in url else f"nats://{url}")
+            port = parts.port or 4222
+        except ValueError as error:
+            raise ValueError(f"not the URL of a NATS server: {error}") from None
+        if parts.scheme not in ("nats", "tls") or not parts.hostname or parts.path not in ("", "/"):
+            raise ValueError("not the URL of a NATS server: write nats://host:4222 or tls://host:4222")
+        user, password = unquote(parts.username or ""), unquote(parts.password or "")
+        is_token = parts.password is None
+        self.options = Options(
+            host=parts.hostname,
+            port=port,
+            auth_token=user if is_token else "",
+            auth_user="" if is_token else user,
+            auth_password=password,
+        )
+        self.websocket_url = ""
+        self.is_running = False
+        self.log: list[str] = []  # it is elsewhere
+        self.lines_logged = 0
+        self._is_tls = parts.scheme == "tls"
+        self._port = port
+        self._changing = threading.RLock()
+        self._deadline_s = EXTERNAL_DEADLINE_S
+
+    @property
+    def url(self) -> str:
+        """As given, without credentials."""
+        host = self.host if ":" not in self.host else f"[{self.host.strip('[]')}]"
+        return f"{'tls' if self._is_tls else 'nats'}://{host}:{self.port}"
+
+    @property
+    def connect_options(self) -> ConnectOptions:
+        """What `nats.connect(**broker.connect_options)` of nats-py needs, with the credentials of the URL."""
+        found = super().connect_options
+        if self._is_tls:
+            found["tls_hostname"] = self.host.strip("[]")
+        return found
+
+    def start(self) -> Self:
+        """Wait until it answers: up to 10 seconds the first time, as a container may just have been started."""
+        until = time.monotonic() + self._deadline_s
+        while True:
+            try:
+                with socket.create_connection((self.host.strip("[]"), self.port), timeout=2.0) as sock:
+                    if not sock.recv(5).startswith(b"INFO "):
+                        raise BrokerFailed(f"at {self.url} is no NATS server: it does not begin with INFO")
+                break
+            except OSError as error:
+                if time.monotonic() > until:
+                    self._deadline_s = 0.0  # not again for every test
+                    raise BrokerFailed(f"no NATS server answers at {self.url}: {error}") from None
+                time.sleep(0.1)
+        self.starts, self.is_running = 1, True
+        return self
+
+    def stop(self) -> None:
+        """Close what capture() has made; the server goes on."""
+        self.close_captures()
+
+    def log_since(self, line: int) -> list[str]:
+        """Nothing: its log is elsewhere."""
+        return []
+
+    def _refused(self, what: str) -> NoReturn:
+        text = "a test that needs that takes `gnatswarm_fresh`, or has options of its own"
+        raise BrokerFailed(f"{self.url} is not ours to {what}: {text}")
+
+    def restart(self, *, kill: bool = False) -> None:
+        """BrokerFailed."""
+        self._refused("restart")
+
+    async def arestart(self, *, kill: bool = False) -> None:
+        """BrokerFailed."""
+        self._refused("restart")
+
+    def reload(self, **changes: Unpack[Keywords]) -> list[Change]:
+        """BrokerFailed."""
+        self._refused("reload")
+
+    def scale(self, shards: int) -> None:
+        """BrokerFailed."""
+        self._refused("scale")
+
+    def kill_shard(self, shard: int = 0) -> None:
+        """BrokerFailed."""
+        self._refused("kill a shard of")
+
+    def disconnect_clients(self, first_cid: int = 0) -> int:
+        """BrokerFailed."""
+        self._refused("disconnect clients of")
+
+    def next_client_id(self) -> int:
+        """BrokerFailed."""
+        self._refused("ask for client ids")
+
+    def shard_count(self) -> int:
+        """BrokerFailed."""
+        self._refused("ask for shards")
+
+    def _login(self, user: str = "", password: str = "", token: str = "", tls: ssl.SSLContext | None = None) -> Login:
+        if tls is None and self._is_tls:
+            import ssl
+
+            tls = ssl.create_default_context()
+        return super()._login(user, password, token, tls)

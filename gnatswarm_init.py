@@ -16,7 +16,7 @@ TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would
 if TYPE_CHECKING:
     from gnatswarm.any_broker import AnyBroker, ConnectOptions
     from gnatswarm.capture import Capture, CaptureError, Message
-    from gnatswarm.embedding import Broker, BrokerProcess
+    from gnatswarm.embedding import Broker, BrokerProcess, ExternalBroker
     from gnatswarm.router.broker_process import BrokerFailed
     from gnatswarm.router.config.conf_tree import ConfigError
     from gnatswarm.router.config.keywords import Keywords, UnknownOption
@@ -35,6 +35,7 @@ __all__ = [
     "Change",
     "ConfigError",
     "ConnectOptions",
+    "ExternalBroker",
     "Keywords",
     "Message",
     "Status",

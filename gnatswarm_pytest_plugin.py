@@ -22,6 +22,8 @@ async tests.
     @pytest.mark.gnatswarm_options(shards=4)           for one test, class or module
     gnatswarm_options = ["max_payload=4096"]           for all, in pytest's configuration
 
+    --gnatswarm-url=nats://user:password@host:4222     or GNATSWARM_URL: `gnatswarm` is the server that runs there
+
 Options are those of gnatswarm's configuration file, and embedded=True for a broker within the test process. When a
 test fails, its report contains the log of its brokers during the test. A test fails if it forgets to await a coroutine
 of a broker or a capture, or if it needs a package that is not installed. Importing this module imports no broker.
@@ -35,6 +37,7 @@ import datetime
 import importlib
 import inspect
 import ipaddress
+import os
 import warnings
 from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import dataclass
@@ -70,10 +73,14 @@ MOST_LOG_LINES = 200
 _DEFAULTS: dict[str, object] = {"shards": 1, "debug": True}
 
 _used = pytest.StashKey[list[tuple["api.AnyBroker", int]]]()
+_external_one = pytest.StashKey["api.AnyBroker"]()
 _pool = pytest.StashKey["_Pool"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("gnatswarm")
+    text = "a NATS server that runs already, for tests without options of their own (default: $GNATSWARM_URL)"
+    group.addoption("--gnatswarm-url", metavar="URL", default=None, help=text)
     parser.addini("gnatswarm_options", "options of the brokers that tests get, name=value", type="linelist")
 
 
@@ -157,13 +164,19 @@ def gnatswarm_options(pytestconfig: pytest.Config) -> dict[str, object]:
 @pytest.fixture(scope="session")
 def gnatswarm_session(pytestconfig: pytest.Config, gnatswarm_options: dict[str, object]) -> api.AnyBroker:
     """The broker that tests share, for fixtures that live longer than one; their clients stay connected."""
-    return _pool_of(pytestconfig).get(gnatswarm_options)
+    return _external(pytestconfig) or _pool_of(pytestconfig).get(gnatswarm_options)
 
 
 @pytest.fixture
 def gnatswarm(request: pytest.FixtureRequest, gnatswarm_options: dict[str, object]) -> Iterator[api.AnyBroker]:
     """A broker. Tests with the same options share it, one after the other."""
-    yield from _lend(request, gnatswarm_options)
+    external = _external(request.config) if not any(request.node.iter_markers("gnatswarm_options")) else None
+    if external is None:
+        yield from _lend(request, gnatswarm_options)
+    else:
+        yield external
+        with _failing():
+            external.close_captures()
 
 
 @pytest.fixture
@@ -215,14 +228,17 @@ def gnatswarm_tls(
 @pytest.fixture(scope="session")
 def gnatswarm_certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """A certificate authority for this session, and its certificate for localhost and 127.0.0.1."""
-    _require("cryptography", "gnatswarm_certificates are made by cryptography: pip install cryptography")
+    _require("cryptography", "gnatswarm_certificates are made by cryptography: pip install 'gnatswarm[pytest]'")
     return _certificates(tmp_path_factory.mktemp("gnatswarm"))
 
 
 @pytest.fixture
 def gnatswarm_client() -> None:
     """A client of nats-py, connected to `gnatswarm`, closed after the test. Needs pytest-asyncio."""
-    text = "gnatswarm_client is an async fixture: pip install pytest-asyncio, or `await gnatswarm.connect()`"
+    text = (
+        "gnatswarm_client is an async fixture: pip install 'gnatswarm[pytest]' (it needs pytest-asyncio), "
+        "or `await gnatswarm.connect()`"
+    )
     pytest.fail(text, pytrace=False)
 
 
@@ -234,7 +250,7 @@ def _asyncio_fixtures() -> object:
         @pytest_asyncio.fixture
         async def gnatswarm_client(self, gnatswarm: api.AnyBroker) -> AsyncIterator[NatsClient]:
             """A client of nats-py, connected to `gnatswarm`, closed after the test."""
-            _require("nats", "gnatswarm_client is a client of nats-py: pip install nats-py")
+            _require("nats", "gnatswarm_client is a client of nats-py: pip install 'gnatswarm[pytest]'")
             client = await gnatswarm.connect()
             yield client
             if not client.is_closed:
@@ -280,6 +296,25 @@ class _Pool:
         for broker in self._kept.values():
             broker.stop()
         self._kept.clear()
+
+
+def _external(config: pytest.Config) -> api.AnyBroker | None:
+    """The server that runs already, where one is named; it answers."""
+    url = config.getoption("--gnatswarm-url") or os.environ.get("GNATSWARM_URL", "")
+    if not url:
+        return None
+    broker = config.stash.get(_external_one, None)
+    if broker is None:
+        import gnatswarm as api
+
+        problem = ""
+        try:
+            broker = config.stash[_external_one] = api.ExternalBroker(url)
+        except ValueError as error:
+            problem = str(error)
+        if broker is None:
+            pytest.fail(f"--gnatswarm-url: {problem}", pytrace=False)
+    return _started(broker)
 
 
 def _pool_of(config: pytest.Config) -> _Pool:

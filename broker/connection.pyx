@@ -300,6 +300,7 @@ cdef class ClientConnection(Peer):
     cdef Py_ssize_t incomplete(self, const uint8_t *data, size_t size, size_t total, const Op *op) except -1:
         """An incomplete message (returns 0), or an invalid one (sends its error)."""
         if op.size > self.max_payload_bytes:
+            self.still_coming = total - min(size, total)
             self.fail(errors.MaximumPayloadViolation(op.size, self.max_payload_bytes))
         elif op.kind == OP_HPUB and not self.out.takes_headers:
             self.fail(errors.BadArguments())

@@ -24,6 +24,7 @@ cdef class Peer:
     cdef uint8_t *partial      # an incomplete operation, or unprocessed input while held
     cdef size_t partial_size
     cdef size_t needs          # consume(): all the bytes of the operation it stopped at, where known
+    cdef size_t still_coming   # of a refused operation: bytes that it announced and that were not here yet
     cdef uint8_t holds         # Hold mask; not 0: nothing is read, and input read before is kept
     cdef readonly bint is_closing   # set by consume(): send the queued output, then close
 

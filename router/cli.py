@@ -15,6 +15,7 @@ from gnatswarm.router.config.flags import BadCommandLine, CommandLine, nearest, 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
+    from gnatswarm.router.config.conf_tree import ConfigError
 
 
 COMMANDS = (
@@ -154,7 +155,7 @@ def _test(line: CommandLine, program: str) -> int:
     try:
         built = build(line)
     except ConfigError as error:
-        return _fail(program, str(error))
+        return _fail(program, _with_lines(error))
     if built.warnings:  # a start would accept it; nats-server's -t fails nevertheless
         return _fail(program, "\n".join(built.warnings))
     for notice in built.options.notices:
@@ -192,11 +193,17 @@ def _serve(line: CommandLine, program: str) -> int:
     try:
         options = read()
     except (ConfigError, ListenError) as error:
-        return _fail(program, str(error))
+        return _fail(program, _with_lines(error) if isinstance(error, ConfigError) else str(error))
     from gnatswarm.router.serving import serve
 
     # SIGHUP reads the same command line and file again; flags still override the file.
     return serve(options, program=program, reparse=read, inherited=inherited, notifier=notifier)
+
+
+def _with_lines(error: ConfigError) -> str:
+    from gnatswarm.router.config.excerpt import with_lines
+
+    return with_lines(error)
 
 
 def _version_line(line: CommandLine, program: str) -> str:

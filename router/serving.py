@@ -81,6 +81,9 @@ def serve(
             show(first_screen(address, os.getpid(), pids, accept, like, is_open=is_open))
         for notice in options.notices:
             log.warning("%s", notice)
+        scarcity = descriptors.scarcity(options, broker.wanted)
+        if scarcity:
+            log.warning("%s", scarcity)
         broker.listener_groups.announce()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             exit_code = runner.run(companions.run(supervisor))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import gnatswarm
+from gnatswarm import embedding
 from tests.support.servers import wait_pids_gone
 
 pytest_plugins = ["pytester"]
@@ -263,9 +267,13 @@ async def test_tls(gnatswarm_tls, gnatswarm_certificates):
         (
             "cryptography",
             "def test_it(gnatswarm_tls)",
-            "certificates are made by cryptography: pip install cryptography",
+            "certificates are made by cryptography: pip install 'gnatswarm[[]pytest]'",
         ),
-        ("nats", "async def test_it(gnatswarm_client)", "gnatswarm_client is a client of nats-py: pip install nats-py"),
+        (
+            "nats",
+            "async def test_it(gnatswarm_client)",
+            "gnatswarm_client is a client of nats-py: pip install 'gnatswarm[[]pytest]'",
+        ),
     ],
 )
 def test_a_package_that_is_missing_fails_the_test_that_needs_it(
@@ -291,7 +299,97 @@ def test_without_pytest_asyncio_the_client_fails_with_the_reason(pytester: pytes
     pytester.makeini("[pytest]\n")
     result = run(pytester, "def test_it(gnatswarm_client):\n    pass\n", "-p", "no:asyncio")
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*gnatswarm_client is an async fixture: pip install pytest-asyncio*"])
+    result.stdout.fnmatch_lines(["*gnatswarm_client is an async fixture: pip install 'gnatswarm[[]pytest]'*"])
+
+
+def test_the_extra_brings_everything_that_a_fixture_may_miss():
+    import tomllib
+
+    extras = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    names = {re.split("[<>=]", line)[0] for line in extras["optional-dependencies"]["pytest"]}
+    assert names == {"pytest", "pytest-asyncio", "nats-py", "cryptography"}
+
+
+EXTERNAL = publishing("""
+def test_it(gnatswarm, gnatswarm_session):
+    assert gnatswarm is gnatswarm_session
+    assert gnatswarm.url == os.environ["EXPECTED"]
+    captured = gnatswarm.capture("a")
+    publish(gnatswarm, "a", login='{"auth_token":"s3/cret"}').close()
+    captured.settle()
+    assert captured.subjects == ["a"]
+
+async def test_async(gnatswarm, gnatswarm_client):
+    async with gnatswarm as same:
+        captured = await same.acapture("b")
+        await gnatswarm_client.publish("b", b"x")
+        await gnatswarm_client.flush()
+        await captured.asettle()
+        assert captured.payloads == [b"x"]
+
+@pytest.mark.gnatswarm_options(max_payload=4096)
+def test_with_options_of_its_own(gnatswarm):
+    assert gnatswarm.options.limits.max_payload_bytes == 4096
+    assert gnatswarm.url != os.environ["EXPECTED"]
+
+def test_fresh(gnatswarm_fresh):
+    gnatswarm_fresh.restart()
+    assert gnatswarm_fresh.url != os.environ["EXPECTED"]
+""")
+
+
+@pytest.mark.parametrize("way", ["option", "environment"])
+def test_an_external_broker_is_used(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, way: str):
+    with gnatswarm.Broker(token="s3/cret") as broker:
+        url = broker.url.replace("//", "//s3%2Fcret@")
+        monkeypatch.setenv("EXPECTED", broker.url)
+        if way == "environment":
+            monkeypatch.setenv("GNATSWARM_URL", url)
+        result = run(pytester, EXTERNAL, *([f"--gnatswarm-url={url}"] if way == "option" else []))
+        result.assert_outcomes(passed=4)
+        assert broker.is_running
+
+
+def test_an_external_broker_is_not_ours_to_change(pytester: pytest.Pytester):
+    with gnatswarm.Broker() as broker:
+        text = "def test_it(gnatswarm):\n    gnatswarm.restart()\n"
+        result = run(pytester, text, f"--gnatswarm-url={broker.url}")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"*BrokerFailed: {broker.url} is not ours to restart: * `gnatswarm_fresh`*"])
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://x:1", "--gnatswarm-url: not the URL of a NATS server: write nats://host:4222*"),
+        ("nats://x:port", "--gnatswarm-url: not the URL of a NATS server: *"),
+    ],
+)
+def test_a_url_that_is_none_is_one_clear_error(pytester: pytest.Pytester, url: str, said: str):
+    result = run(pytester, "def test_it(gnatswarm):\n    pass\n", f"--gnatswarm-url={url}")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([said])
+    result.stdout.no_fnmatch_line("*Traceback*")
+
+
+def test_an_external_broker_that_does_not_answer_is_waited_for_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(embedding, "EXTERNAL_DEADLINE_S", 0.3)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        broker = embedding.ExternalBroker(f"nats://127.0.0.1:{taken.getsockname()[1]}")
+        tries: list[object] = []
+        dial = socket.create_connection
+
+        def counted(*given, **more):
+            tries.append(given)
+            return dial(*given, **more)
+
+        monkeypatch.setattr(socket, "create_connection", counted)
+        for least, most in ((2, 5), (1, 1)):
+            tries.clear()
+            with pytest.raises(gnatswarm.BrokerFailed, match=r"no NATS server answers at nats://127\.0\.0\.1:"):
+                broker.start()
+            assert least <= len(tries) <= most
 
 
 def test_what_was_not_awaited_fails_the_test(pytester: pytest.Pytester):

@@ -201,7 +201,9 @@ def _configuration(line: CommandLine) -> tuple[Finding, Options]:
     try:
         built = build(line)
     except ConfigError as error:
-        return Finding("configuration", FAIL, str(error), "what follows was looked at with defaults"), Options()
+        from gnatswarm.router.config.excerpt import with_lines
+
+        return Finding("configuration", FAIL, with_lines(error), "what follows was looked at with defaults"), Options()
     notices = built.options.notices
     if notices:
         return Finding("configuration", WARN, "\n".join([name, *notices])), built.options
@@ -238,8 +240,9 @@ def _port(check: str, host: str, port: int) -> Finding:
         Listeners(host, port, 1, wait_s=0.0).close()
     except ListenError as error:
         for owner in _owners():
-            if owner.port == port:
-                return Finding(check, WARN, f"{port} is in use by a broker of yours, process {owner.pid}")
+            if port in listening_ports(owner.pid):
+                found = f"{port} is served by your running broker, process {owner.pid}; a second one needs another port"
+                return Finding(check, OK, found)
         return Finding(check, FAIL, str(error))
     return Finding(check, OK, f"{address_text(host, port)} is free")
 
@@ -321,6 +324,22 @@ def _java(_options: Options) -> Finding:
 def _running(_options: Options) -> Finding:
     text = ", ".join(f"process {owner.pid} on port {owner.port}" for owner in _owners())
     return Finding("running", OK, text or "no broker of this user")
+
+
+def listening_ports(pid: int) -> set[int]:
+    """The TCP ports on which this process of ours listens, by /proc: a broker that hangs is found, too."""
+    try:
+        targets = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+    except OSError:  # ended meanwhile, or another user's
+        return set()
+    inodes = {target[len("socket:[") : -1] for target in targets if target.startswith("socket:[")}
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in _text(f"/proc/{pid}/net/{table}").splitlines()[1:]:
+            fields = line.split()  # local_address is the second one, st the fourth (0A: LISTEN), inode the tenth
+            if fields[3] == "0A" and fields[9] in inodes:
+                ports.add(int(fields[1].rpartition(":")[2], 16))
+    return ports
 
 
 def _owners() -> list[linkdir.Owner]:

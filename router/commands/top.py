@@ -31,6 +31,8 @@ try:
 except ModuleNotFoundError as missing:
     raise SystemExit("gnatswarm top draws with rich, which is not installed: pip install 'gnatswarm[top]'") from missing
 
+from gnatswarm.broker.quoted import quoted
+
 ANSWER_DEADLINE_S = 5.0
 ATTEMPTS = 3  # to type a password
 MOST_ANSWER_BYTES = 64 * 1024 * 1024
@@ -122,7 +124,7 @@ class PagesClient:
         if general is None or connections is None:
             raise CannotLook(f"{self.url} has no /varz and /connz: these are not a broker's monitoring pages")
         subjects = self.get(f"subjectz?limit={limit}") if wants_subjects else None
-        return Look(_seconds(general["now"]), general, connections, self.get("shardz"), subjects)
+        return Look(_seconds(general["now"]), general, connections, self.get("shardz?links=0"), subjects)
 
 
 def _why(error: Exception) -> str:
@@ -241,7 +243,7 @@ def _shards(before: Look | None, now: Look, width: int) -> Table:
     columns = _chosen(
         [
             ("SHARD", "right", lambda row: str(row["shard"]), 0),
-            ("STATE", "left", lambda row: _state(row["state"]), 0),
+            ("STATE", "left", _state, 0),
             ("CONNS", "right", lambda row: str(row["connections"]), 0),
             ("SUBS", "right", lambda row: count_text(row["subscriptions"]), 0),
             ("IN MSG/S", "right", lambda row: speed(row, "in_msgs"), 0),
@@ -261,7 +263,13 @@ def _shards(before: Look | None, now: Look, width: int) -> Table:
     return table
 
 
-def _state(state: str) -> Text:
+def visible(text: str) -> str:
+    """What a client chose, for a terminal: escape sequences, and characters that turn or hide text, as numbers."""
+    return text if text.isprintable() else quoted(text)[1:-1]
+
+
+def _state(row: dict[str, Any]) -> Text:
+    state = "late" if row.get("suspect") else str(row["state"])
     return Text(state, style="green" if state == "ready" else "bold red")
 
 
@@ -269,7 +277,7 @@ def _connections(now: Look, sort: str, rows: int, width: int) -> Table:
     columns = _chosen(
         [
             ("CID", "right", lambda row: str(row["cid"]), 0),
-            ("NAME", "left", lambda row: Text(row.get("name", "")), 0),
+            ("NAME", "left", lambda row: Text(visible(row.get("name", ""))), 0),
             ("ADDRESS", "left", lambda row: Text(f"{row['ip']}:{row['port']}"), 120),
             ("SUBS", "right", lambda row: str(row["subscriptions"]), 0),
             ("PENDING", "right", lambda row: bytes_text(row["pending_bytes"]), 0),
@@ -304,13 +312,15 @@ def _subjects(before: Look | None, now: Look, rows: int) -> Table:
         if is_recorded
         else ", since each was cached: statistics are off"
     )
-    earlier = {row["subject"]: row["msgs"] for row in before.subjects["subjects"]} if before and before.subjects else {}
+    earlier: dict[tuple[str, str], int] = {}
+    if before is not None and before.subjects is not None:
+        earlier = {(row.get("account", "$G"), row["subject"]): row["msgs"] for row in before.subjects["subjects"]}
     took_s = now.at_s - before.at_s if before else 0.0
     for row in now.subjects["subjects"][:rows]:
-        grown = row["msgs"] - earlier.get(row["subject"], row["msgs"])
         account = row.get("account", "$G")
+        grown = row["msgs"] - earlier.get((account, row["subject"]), row["msgs"])
         table.add_row(
-            Text(row["subject"] if account == "$G" else f"{account} · {row['subject']}"),
+            Text(visible(row["subject"] if account == "$G" else f"{account} · {row['subject']}")),
             count_text(row.get("msgs_per_s", max(0.0, grown / took_s) if took_s > 0 else 0.0)),
             count_text(row["msgs"]),
             bytes_text(row["bytes"]),

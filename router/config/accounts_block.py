@@ -9,7 +9,7 @@ from __future__ import annotations
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account, Mapping, Permissions, User
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar, text_in
 from gnatswarm.router.config.imports_exports_block import ImportsExportsBlock
 from gnatswarm.router.config.imports_exports_rules import exchange_problems
 from gnatswarm.router.config.mappings_block import MappingsBlock
@@ -43,8 +43,9 @@ class Accounts:
         found = entry.value
         if isinstance(found, List):  # only names
             for item in found.items:
-                if isinstance(item, Scalar) and isinstance(item.value, str):
-                    self._add(item.at, item.value, None)
+                name = text_in(item)
+                if name is not None:
+                    self._add(item.at, name, None)
                 else:
                     self._problem(item.at, f"Expected an account name, got {item.kind}", "write a name")
         elif isinstance(found, Block):

@@ -32,6 +32,7 @@ MOST_FILES = 500  # included files, counted each time: two files that include a 
 DEEPEST_NESTING = 100  # blocks and lists inside each other; the parser is recursive, so its depth needs a limit
 MOST_PROBLEMS = 1000  # a binary or otherwise wrong file could have one per line
 
+_ONE_WORD = re.compile(r"[^\s,;\[\]{}()'\"\\#$]+")
 _CONTROL_CHARACTER = re.compile("[\x00-\x08\x0e-\x1f\x7f]")
 
 
@@ -41,20 +42,21 @@ class Parsed(msgspec.Struct):
     tree: Block
     problems: list[Problem] = []
     notices: list[Problem] = []  # legal, but probably not meant
+    is_whole: bool = True  # no value is missing because its variable is
 
 
 def parse_file(path: str, *, environment: Mapping[str, str] | None = None) -> Parsed:
     """The tree of a configuration file and its includes; never raises, problems are in the result."""
     reading = _Reading(os.environ if environment is None else environment)
     tree = reading.file(path, Position(path))
-    return Parsed(tree, reading.problems, reading.notices)
+    return Parsed(tree, reading.problems, reading.notices, reading.is_whole)
 
 
 def parse_text(text: str, *, file: str = "text", environment: Mapping[str, str] | None = None) -> Parsed:
     """The tree of a text; includes are relative to the directory of `file`."""
     reading = _Reading(os.environ if environment is None else environment)
     tree = reading.text(text, file)
-    return Parsed(tree, reading.problems, reading.notices)
+    return Parsed(tree, reading.problems, reading.notices, reading.is_whole)
 
 
 def load(path: str, *, environment: Mapping[str, str] | None = None) -> Block:
@@ -72,13 +74,14 @@ class _Reading:
         self.environment = environment
         self.problems: list[Problem] = []
         self.notices: list[Problem] = []
+        self.is_whole = True
         self.open_files: list[str] = []  # real paths, outermost first
         self.files = 0
         self.bytes = 0  # of all files
 
     def file(self, path: str, at: Position) -> Block:
         """The tree of one file; if it cannot be read, an empty tree and a problem at `at`."""
-        empty = Block(Position(path, 1, 1))
+        empty = Block(Position(path, 1, 1), {}, set())
         # A path with a NUL has no real path; reading it below reports the problem.
         real = os.path.realpath(path) if "\0" not in path else ""
         if real in self.open_files:
@@ -163,7 +166,7 @@ class _Parser:
     def top(self) -> Block:
         """The whole text, in braces or not."""
         scanner = self.scanner
-        block = Block(scanner.position(0), {})
+        block = Block(scanner.position(0), {}, set())
         scanner.skip_space_and_comments()
         start = scanner.offset
         if scanner.take("{"):
@@ -222,7 +225,10 @@ class _Parser:
         if not scanner.peek() or scanner.peek() in "},;":
             raise self._unreadable(key_end, f"{name!r} has no value", "give it a value, or remove it")
         value = self._value()
-        self._put(block, Entry(name, at, value))
+        if value is None:
+            block.unknown.add(name)
+        else:
+            self._put(block, Entry(name, at, value))
 
     def _include(self, block: Block, at: Position, name: str) -> None:
         # An absolute name stays absolute (the real server joins it to the directory, which is never intended).
@@ -230,6 +236,7 @@ class _Parser:
         included = self.reading.file(path, at)
         for entry in included:
             self._put(block, entry)
+        block.unknown |= included.unknown
 
     def _put(self, block: Block, entry: Entry) -> None:
         earlier = block.entries.get(entry.key)
@@ -239,14 +246,15 @@ class _Parser:
             self.reading.notices.append(note)
         block.entries[entry.key] = entry
 
-    def _value(self) -> Node:
+    def _value(self) -> Node | None:
+        """The next value; None for a variable that there is not, which is reported."""
         scanner = self.scanner
         start = scanner.offset
         if len(self.scopes) > DEEPEST_NESTING:
             scanner.offset = len(scanner.text)
             raise self._unreadable(start, f"blocks and lists are nested deeper than {DEEPEST_NESTING}", "")
         if scanner.take("{"):
-            block = Block(scanner.position(start), {})
+            block = Block(scanner.position(start), {}, set())
             self._entries(block, start)
             return block
         if scanner.take("["):
@@ -271,7 +279,11 @@ class _Parser:
                 try:
                     if scanner.take(","):
                         raise self._unreadable(start, "unexpected array value terminator ','", "a value comes first")
-                    found.items.append(self._value())
+                    value = self._value()
+                    if value is None:
+                        found.is_whole = False
+                    else:
+                        found.items.append(value)
                     self._end_of_value(in_list=True, nested=True)
                 except Unreadable as unreadable:
                     self._recover(unreadable, start, closer="]")
@@ -295,16 +307,21 @@ class _Parser:
         what = f"expected {place} value to end with {ends}, but got '{found}' instead"
         raise self._unreadable(scanner.offset, what, "start a new line, or quote a value that has blanks in it")
 
-    def _variable(self, name: str, at: Position) -> Node:
+    def _variable(self, name: str, at: Position) -> Node | None:
         for scope in reversed(self.scopes):
             entry = scope.entries.get(name)
             if entry is not None:
                 entry.used = True
                 return _moved(entry.value, at)
+            if name in scope.unknown:
+                return None
         text = self.reading.environment.get(name) if name else None
         if text is None:
+            # Not `Unreadable`: the rest of the line is well formed, and would be skipped.
             advice = f"set {name} above this line or in the environment" if name else "a $ that is meant goes in quotes"
-            raise Unreadable(Problem(at, f"variable reference for '{name}' can not be found", advice))
+            self.reading.problem(at, f"variable reference for '{name}' can not be found", advice)
+            self.reading.is_whole = False
+            return None
         value = self._from_environment(name, text, at)
         return _moved(value, at)
 
@@ -313,11 +330,16 @@ class _Parser:
         # sees no environment itself: FOO='$FOO' would never end.
         inner = _Reading({})
         tree = inner.text("value = " + text, f"${name}")
+        if inner.problems and _ONE_WORD.fullmatch(text):
+            return Scalar(at, text, text)  # such as -secret or 2020-01-01: no number and no date, and nothing else
         if inner.problems or list(tree.entries) != ["value"]:
             reason = inner.problems[0].what if inner.problems else "it is more than one value"
             what = f"variable reference for '{name}' could not be parsed: {reason}"
             raise Unreadable(Problem(at, what, f"put quotes inside the environment variable, as in {name}='\"text\"'"))
-        return tree.entries["value"].value
+        value = tree.entries["value"].value
+        if isinstance(value, Scalar):
+            value.is_from_environment = True
+        return value
 
     def _recover(self, unreadable: Unreadable, statement_start: int, *, closer: str) -> None:
         """Note the problem; continue where this list or block is closed on this line, else on the next line."""
@@ -341,5 +363,5 @@ class _Parser:
 def _moved(node: Node, at: Position) -> Node:
     """The same value with the position of the reference to the variable."""
     if isinstance(node, Scalar):
-        return Scalar(at, node.value, node.text)
-    return List(at, node.items) if isinstance(node, List) else Block(at, node.entries)
+        return Scalar(at, node.value, node.text, node.is_from_environment)
+    return List(at, node.items, node.is_whole) if isinstance(node, List) else Block(at, node.entries, node.unknown)

@@ -70,6 +70,14 @@ class Scalar(msgspec.Struct):
     at: Position
     value: str | int | float | bool | datetime.datetime
     text: str = ""  # as written, for messages
+    is_from_environment: bool = False  # it has no quotes to say whether 007 is a number: its option decides
+
+    @property
+    def as_text(self) -> str | None:
+        """The value where text is expected; None where it is none, as a number without quotes."""
+        if isinstance(self.value, str):
+            return self.value
+        return self.text if self.is_from_environment else None
 
     @property
     def kind(self) -> str:
@@ -83,6 +91,7 @@ class List(msgspec.Struct):
 
     at: Position
     items: list[Node] = []
+    is_whole: bool = True  # False: an item is missing, because its variable is
     kind = "a list"
 
 
@@ -101,6 +110,7 @@ class Block(msgspec.Struct):
 
     at: Position
     entries: dict[str, Entry] = {}
+    unknown: set[str] = set()  # keys whose value is a variable that there is not: reported once, at that variable
     kind = "a block"
 
     def __iter__(self) -> Iterator[Entry]:
@@ -111,3 +121,22 @@ class Block(msgspec.Struct):
 
 
 Node = Scalar | List | Block
+
+
+def incomplete(node: Node, at: Position) -> Iterator[Position]:
+    """Where each block below `node`, which its key at `at` names, lacks the value of an unknown variable."""
+    if isinstance(node, List):
+        if not node.is_whole:
+            yield from (at, node.at)
+        for item in node.items:
+            yield from incomplete(item, item.at)
+    elif isinstance(node, Block):
+        if node.unknown:
+            yield from (at, node.at)
+        for entry in node:
+            yield from incomplete(entry.value, entry.at)
+
+
+def text_in(node: Node) -> str | None:
+    """The node's text; None: it is something else."""
+    return node.as_text if isinstance(node, Scalar) else None

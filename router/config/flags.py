@@ -197,7 +197,7 @@ def _value(flag: Flag, name: str, text: str, *, has_text: bool) -> bool | int | 
 
 def nearest(name: str, known: Iterable[str], dash: str = "") -> str:
     """The most similar known name, as the end of a message; "" if there is none."""
-    import difflib  # imported only for an error
+    from gnatswarm.router.config.spelling import nearest as meant  # imported only for an error
 
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" — did you mean {dash}{near[0]}?" if near else ""
+    near = meant(name, known)
+    return f" — did you mean {dash}{near}?" if near else ""

@@ -13,7 +13,7 @@ from gnatswarm.broker.subject import is_literal, is_valid_subscription
 from gnatswarm.broker.transform import TransformError
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, text_in
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
 from gnatswarm.router.config.user_list import unknown_field
 
@@ -135,8 +135,9 @@ class ImportsExportsBlock:
             return ()
         names = []
         for item in entry.value.items:
-            if isinstance(item, Scalar) and isinstance(item.value, str):
-                names.append(item.value)
+            name = text_in(item)
+            if name is not None:
+                names.append(name)
             else:
                 self._problem(item.at, f"Expected an account name, got {item.kind}", "put it in quotes")
         return tuple(names)
@@ -228,8 +229,9 @@ class ImportsExportsBlock:
         return to
 
     def _text(self, node: Node, name: str) -> str:
-        if isinstance(node, Scalar) and isinstance(node.value, str):
-            return node.value
+        found = text_in(node)
+        if found is not None:
+            return found
         self._problem(node.at, f"Expected {name} to be string, got {node.kind}", "put it in quotes")
         return ""
 

@@ -10,7 +10,6 @@ statistics. Called by `gnatswarm`, the public API.
 from __future__ import annotations
 
 import datetime
-import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any, TypedDict
 from gnatswarm.broker.options import Options
 from gnatswarm.router.config.conf_tree import ConfigError, Position, Problem
 from gnatswarm.router.config.option_keys import BY_NAME
+from gnatswarm.router.config.spelling import nearest
 
 # For `authorization { … }`, without having to write the block.
 _CREDENTIALS = ("token", "user", "password", "users")
@@ -109,8 +109,8 @@ def check_names(given: Mapping[str, object], who: str) -> None:
     known = known_names()
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-            hint = f"; did you mean {near[0]}?" if near else "; see deploy/config/gnatswarm.conf for all of them"
+            near = nearest(name, known)
+            hint = f"; did you mean {near}?" if near else "; see deploy/config/gnatswarm.conf for all of them"
             raise UnknownOption(f"{who}: there is no option {name!r}{hint}")
 
 

@@ -11,7 +11,7 @@ import re
 from gnatswarm.broker.options import Mapping
 from gnatswarm.broker.subject import is_valid_subscription
 from gnatswarm.broker.transform import Transform, TransformError
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, text_in
 
 _KEYS = {"dest": "destination", "destination": "destination", "weight": "weight", "cluster": "cluster"}
 
@@ -61,8 +61,9 @@ class MappingsBlock:
             self.mappings += (Mapping(subject, tuple(found)),)
 
     def _destination(self, subject: str, node: Node, *, is_alone: bool) -> tuple[str, int] | None:
-        if isinstance(node, Scalar) and isinstance(node.value, str) and is_alone:
-            return self._checked(subject, node.value, node.at, 100)
+        text = text_in(node)
+        if text is not None and is_alone:
+            return self._checked(subject, text, node.at, 100)
         if not isinstance(node, Block):
             what = "Expected an entry for the mapping destination"
             self._problem(node.at, what, "write a subject, or {destination: …, weight: 50%}")
@@ -83,7 +84,7 @@ class MappingsBlock:
             self._problem(node.at, "a mapping without a destination", "write {destination: …, weight: 50%}")
             return None
         value = keys["destination"].value
-        destination = value.value if isinstance(value, Scalar) else None
+        destination = text_in(value)
         if not isinstance(destination, str):
             self._problem(value.at, f"Expected destination to be string, got {value.kind}", "put it in quotes")
             return None

@@ -19,10 +19,20 @@ from gnatswarm.broker.version import NEW
 from gnatswarm.router.config import conf, not_offered
 from gnatswarm.router.config.accounts_block import Accounts
 from gnatswarm.router.config.authorization import Authorization
-from gnatswarm.router.config.conf_tree import Block, ConfigError, Entry, List, Node, Position, Problem, Scalar
+from gnatswarm.router.config.conf_tree import (
+    Block,
+    ConfigError,
+    Entry,
+    List,
+    Node,
+    Position,
+    Problem,
+    Scalar,
+    incomplete,
+)
 from gnatswarm.router.config.flags import CommandLine
 from gnatswarm.router.config.mappings_block import MappingsBlock
-from gnatswarm.router.config.option_keys import BY_NAME, Settings
+from gnatswarm.router.config.option_keys import BY_NAME, Key, Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
 from gnatswarm.router.config.tls_block import TlsBlock, with_certificates
 from gnatswarm.router.config.user_list import BAD_HASH, not_enforced, unknown_field
@@ -66,6 +76,7 @@ class _Building:
         self.problems: list[Problem] = []
         self.notices: list[Problem] = []
         self.warnings: list[Problem] = []
+        self.is_whole = True
         self.accounts: Accounts | None = None
         self.accounts_at = _COMMAND_LINE
         self.user_places: dict[str, Position] = {}  # of the users in `authorization`
@@ -74,8 +85,13 @@ class _Building:
         """Add the settings of the file."""
         self.problems += parsed.problems
         self.notices += parsed.notices
+        self.is_whole = parsed.is_whole
         for entry in parsed.tree:
             self._entry(entry)
+        if not self.is_whole:
+            # A block without a value that its variable should have given: only the variable is wrong.
+            places = set(incomplete(parsed.tree, parsed.tree.at))
+            self.problems = [one for one in self.problems if one.at not in places or one in parsed.problems]
 
     def add_flags(self, line: CommandLine) -> None:
         """Add the settings of the command line, which override the file's."""
@@ -94,6 +110,9 @@ class _Building:
 
     def finish(self, line: CommandLine, parsed: conf.Parsed | None) -> Built:
         """Options, after the checks that need all settings."""
+        if not self.is_whole:
+            # A missing value makes others look wrong: "users are not defined", because one has no password.
+            raise ConfigError(self.problems)
         self._add_accounts()
         self._check_name()
         self._check_credentials()
@@ -112,6 +131,7 @@ class _Building:
         websocket = WebSocket(tls=Tls(**sections["websocket.tls"]), **sections["websocket"])
         tls, websocket = self._check_tls(tls, websocket, line)
         self._check_monitoring(tls)
+        self._check_ports(websocket)
         if self.problems:
             raise ConfigError(self.problems)
         options = Options(
@@ -168,7 +188,7 @@ class _Building:
                 self._set(entry.at, websocket.settings)
         elif key is not None:
             try:
-                self._set(entry.at, key.read(_plain(entry.value)))
+                self._set(entry.at, _read(key, entry.value))
             except BareSeconds as bare:
                 self._set(entry.at, key.read(f"{bare.seconds:.0f}s"))
                 what = f'invalid use of field "{name}": {name} should be converted to a duration'
@@ -176,7 +196,10 @@ class _Building:
             except Mistake as mistake:
                 self._problem(entry.at, f"{name}: {mistake.what}", mistake.advice)
         elif not self._unoffered(entry, name) and not entry.used:
-            self.problems.append(unknown_field(entry, _ALL_NAMES))
+            problem = unknown_field(entry, _ALL_NAMES)
+            if name in _ELSEWHERE:
+                problem = msgspec.structs.replace(problem, advice=_ELSEWHERE[name])
+            self.problems.append(problem)
 
     def _unoffered(self, entry: Entry, name: str) -> bool:
         """Whether only the real server has this key; if so, its notice or problem is added."""
@@ -314,6 +337,25 @@ class _Building:
             what = "Can't start monitoring: TLS cert and key required for HTTPS"
             self._problem(place, what, "add a tls block or --tlscert and --tlskey, or use http_port")
 
+    def _check_ports(self, websocket: WebSocket) -> None:
+        """Check that no two listeners want the same port of the same address."""
+        settings = self.settings
+        host = str(settings.get("host", ""))
+        asked = [("clients", host, settings.get("port", Options().port), self._place("port"))]
+        asked.append(("WebSocket", websocket.host, websocket.port, self._place("websocket.port")))
+        # As `router.listening.monitor_socket`: the clients' host, and without one loopback.
+        pages = str(settings.get("http_host") or host or "127.0.0.1")
+        for field in ("http_port", "https_port"):
+            asked.append(("monitoring", pages, settings.get(field, 0), self._place(field)))
+        taken: list[tuple[str, str, object]] = []
+        for name, at_host, port, place in asked:
+            if not isinstance(port, int) or port <= 0:
+                continue
+            other = next((one for one, host_, port_ in taken if port_ == port and _overlap(host_, at_host)), "")
+            if other:
+                self._problem(place, f"port {port} is given to {other} and to {name}", "give each a port of its own")
+            taken.append((name, at_host, port))
+
     def _check_limits(self, limits: Limits) -> None:
         if limits.max_payload_bytes > limits.max_pending_bytes:
             payload, pending = limits.max_payload_bytes, limits.max_pending_bytes
@@ -353,15 +395,54 @@ def _digest(parsed: conf.Parsed | None) -> str:
     return config_digest(parsed.tree)
 
 
-def _plain(node: Node) -> object:
+_EVERY_ADDRESS = ("", "0.0.0.0", "::", "*")
+_LOOPBACK = ("localhost", "127.0.0.1")
+
+
+def _overlap(host: str, other: str) -> bool:
+    """Whether both listen on one address. Names are not looked up: two of them may go unnoticed until the start."""
+    if host in _EVERY_ADDRESS or other in _EVERY_ADDRESS or host == other:
+        return True
+    return host in _LOOPBACK and other in _LOOPBACK
+
+
+def _read(key: Key, node: Node) -> Settings:
+    """The settings of one option. A value from the environment that looks like a number may be text."""
+    try:
+        return key.read(_plain(node))
+    except Mistake:
+        as_text = _plain(node, prefers_text=True)
+        if as_text == _plain(node):
+            raise
+        try:
+            return key.read(as_text)
+        except Mistake:
+            pass
+        raise
+
+
+def _plain(node: Node, *, prefers_text: bool = False) -> object:
     """A node as a plain value, for `router.config.option_values`."""
     if isinstance(node, Scalar):
-        return node.value
+        return node.as_text if prefers_text and node.is_from_environment else node.value
     if isinstance(node, List):
-        return [_plain(item) for item in node.items]
-    return {entry.key: _plain(entry.value) for entry in node}
+        return [_plain(item, prefers_text=prefers_text) for item in node.items]
+    return {entry.key: _plain(entry.value, prefers_text=prefers_text) for entry in node}
 
 
+# Names that other servers, or other blocks, have for what is meant.
+_IN_AUTHORIZATION = "it belongs into authorization { … }"
+_LEVELS = "write debug: true or trace: true"
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("user", "usr", "username", "users", "pass", "password", "token", "permissions"), _IN_AUTHORIZATION
+    ),
+    **dict.fromkeys(("loglevel", "log_level", "logging", "verbose", "verbosity"), _LEVELS),
+    **dict.fromkeys(("bind", "addr", "address", "hostname", "bind_address"), 'did you mean "host"?'),
+    "name": 'did you mean "server_name"?',
+    **dict.fromkeys(("cert_file", "key_file", "ca_file", "tls_cert", "tls_key"), "it belongs into tls { … }"),
+    **dict.fromkeys(("workers", "threads", "processes"), 'did you mean "shards"?'),
+}
 _ALL_NAMES = [
     *_LOCKS,
     *BY_NAME,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from gnatswarm.broker.options import Permissions
 from gnatswarm.broker.subject import is_valid_subscription
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Position, Problem, Scalar, text_in
 from gnatswarm.router.config.option_values import Mistake
 
 _SIDES = {
@@ -104,11 +104,12 @@ class PermissionBlock:
             self._problem(node.at, "an empty list allows everything", 'leave the key out, or write deny: ">"')
         subjects = []
         for item in items:
-            if not isinstance(item, Scalar) or not isinstance(item.value, str):
+            text = text_in(item)
+            if text is None:
                 what = f"Expected subject permissions to be a subject, or array of subjects, got {item.kind}"
                 self._problem(item.at, what, "put each in quotes")
                 continue
-            subject = self._subject(item.at, item.value, side)
+            subject = self._subject(item.at, text, side)
             if subject:
                 subjects.append(subject)
         self._found[field] = tuple(subjects)

@@ -6,6 +6,7 @@ A restriction that this broker does not enforce is a problem, never a notice: se
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Callable, Iterable
 
@@ -20,6 +21,9 @@ from gnatswarm.router.config.user_list import not_enforced, unknown_field
 
 # handshake_first "auto": if no ClientHello arrives in this time, send INFO, as nats-server does.
 AUTO_FALLBACK_S = 0.05
+# A certificate of 90 days is usually renewed 30 days before its end: two weeks before, that has not worked.
+SOON = datetime.timedelta(days=14)
+SOON_SHARE = 5  # of a certificate for days or hours, the last fifth
 
 # connection_rate_limit: more than a machine can do, and the shared page counts up to it.
 MOST_HANDSHAKES_PER_S = 1_000_000
@@ -80,20 +84,34 @@ class TlsBlock:
 
 
 def with_certificates(tls: Tls, at: Position, problems: list[Problem], notices: list[Problem]) -> Tls:
-    """The same struct, with the content of the files that it names; errors and weaknesses in them are added."""
+    """The same struct, with the content of the files that it names; errors in them go to `problems`.
+
+    A weak certificate is a notice, and so is one that is not valid now, or soon will not be: some clients do not look.
+    """
     if not tls.is_on:
         return tls
-    from gnatswarm.shards.boundary.certificates import CertificateError, server_context, weakness, with_files
+    from gnatswarm.shards.boundary.certificates import CertificateError, server_context, validity, weakness, with_files
 
     try:
         tls = with_files(tls)
         weak = weakness(server_context(tls))
+        begin, end = validity(tls)
     except CertificateError as error:
         problems.append(Problem(at, str(error), "clients could not connect"))
-    else:
-        if weak:
-            advice = "new clients refuse such certificates: get another one"
-            notices.append(Problem(at, f"{tls.cert_file}: {weak}", advice))
+        return tls
+    if weak:
+        advice = "new clients refuse such certificates: get another one"
+        notices.append(Problem(at, f"{tls.cert_file}: {weak}", advice))
+    now = datetime.datetime.now(datetime.UTC)
+    if now >= end:
+        what = f"the certificate {tls.cert_file} expired on {end:%Y-%m-%d %H:%M} UTC"
+        notices.append(Problem(at, what, "clients that check it cannot connect: renew it, then reload"))
+    elif now < begin:
+        what = f"the certificate {tls.cert_file} is not valid before {begin:%Y-%m-%d %H:%M} UTC"
+        notices.append(Problem(at, what, "check this machine's clock"))
+    elif end - now < min(SOON, (end - begin) / SOON_SHARE):
+        what = f"the certificate {tls.cert_file} expires on {end:%Y-%m-%d %H:%M} UTC"
+        notices.append(Problem(at, what, "renew it, then reload"))
     return tls
 
 

@@ -5,16 +5,15 @@ A restriction that this broker does not enforce is a problem, never a notice: se
 
 from __future__ import annotations
 
-import difflib
-
 import msgspec
 
 from gnatswarm.broker.access.auth import is_good_hash, is_hashed
 from gnatswarm.broker.access.nkey import user_key
 from gnatswarm.broker.options import CONNECTION_TYPES, GLOBAL_ACCOUNT, Permissions, User
 from gnatswarm.router.config import not_offered
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar, text_in
 from gnatswarm.router.config.permission_block import PermissionBlock
+from gnatswarm.router.config.spelling import nearest
 
 NAMES = {"user": "user", "username": "user", "pass": "pass", "password": "pass"}
 _TYPES = ("allowed_connection_types", "connection_types", "clients")
@@ -121,8 +120,9 @@ def known(entry: Entry, names: dict[str, str], problems: list[Problem]) -> str |
 
 def text_of(entry: Entry, problems: list[Problem]) -> str | None:
     """The entry's text, or None and a problem."""
-    if isinstance(entry.value, Scalar) and isinstance(entry.value.value, str):
-        return entry.value.value
+    found = text_in(entry.value)
+    if found is not None:
+        return found
     problems.append(Problem(entry.at, f"{entry.key}: expected text, not {entry.value.kind}", "put it in quotes"))
     return None
 
@@ -135,8 +135,8 @@ def not_enforced(at: Position, feature: str) -> Problem:
 
 def unknown_field(entry: Entry, known: list[str]) -> Problem:
     """`unknown field "x"`, with the most similar name."""
-    near = difflib.get_close_matches(entry.key.lower(), known, n=1, cutoff=0.6)
-    advice = f'did you mean "{near[0]}"?' if near else "remove it, or use it as a variable"
+    near = nearest(entry.key, known)
+    advice = f'did you mean "{near}"?' if near else "remove it, or use it as a variable"
     return Problem(entry.at, f'unknown field "{entry.key}"', advice)
 
 

@@ -503,13 +503,15 @@ def skew(values: Sequence[float]) -> Document:
 
 
 def subjects(answers: Iterable[tuple[int, Iterable[SubjectRow]]]) -> list[Document]:
-    """Each subject once; a message is counted where it was published, a delivery where it was made."""
-    found: dict[str, Document] = {}
+    """Each subject of each account once; a message is counted where it was published, a delivery where it was made."""
+    found: dict[tuple[str, str], Document] = {}
     for shard, rows in answers:
         for row in rows:
-            entry = found.get(row.subject)
+            key = row.account, row.subject
+            entry = found.get(key)
             if entry is None:
-                entry = found[row.subject] = {
+                entry = found[key] = {
+                    "account": row.account,
                     "subject": row.subject,
                     "msgs": 0,
                     "bytes": 0,
@@ -543,21 +545,22 @@ SUBJECT_SORTS = ("msgs", "bytes", "deliveries", "fanout")
 
 def top_subjects(entries: Iterable[Document], sort: str, limit: int) -> list[Document]:
     """The first `limit` entries in that order; ties by name."""
-    return heapq.nsmallest(limit, entries, key=lambda entry: (-entry[sort], entry["subject"]))
+    return heapq.nsmallest(limit, entries, key=lambda entry: (-entry[sort], entry["subject"], entry["account"]))
 
 
 def queues(answers: Iterable[tuple[int, Iterable[QueueRow]]]) -> list[Document]:
     """Queue groups with their members and each member's share of the group's messages; busiest group first."""
-    groups: dict[tuple[str, str], list[tuple[int, QueueRow]]] = {}
+    groups: dict[tuple[str, str, str], list[tuple[int, QueueRow]]] = {}
     for shard, rows in answers:
         for row in rows:
-            groups.setdefault((row.subject, row.queue), []).append((shard, row))
+            groups.setdefault((row.account, row.subject, row.queue), []).append((shard, row))
     documents: list[Document] = []
-    for (subject, queue), members in groups.items():
+    for (account, subject, queue), members in groups.items():
         msgs = sum(row.msgs for _shard, row in members)
         members.sort(key=lambda pair: (-pair[1].msgs, pair[1].cid))
         documents.append(
             {
+                "account": account,
                 "subject": subject,
                 "queue": queue,
                 "msgs": msgs,
@@ -576,7 +579,7 @@ def queues(answers: Iterable[tuple[int, Iterable[QueueRow]]]) -> list[Document]:
                 ],
             }
         )
-    return sorted(documents, key=lambda group: (-group["msgs"], group["subject"], group["queue"]))
+    return sorted(documents, key=lambda group: (-group["msgs"], group["subject"], group["queue"], group["account"]))
 
 
 MOST_SHOWN_SUBSCRIPTIONS = 8
@@ -591,6 +594,7 @@ def slow_consumer(shard: int, row: ConnectionRow, now_us: int) -> Document:
         "port": row.port,
         "name": row.name,
         "authorized_user": row.user,
+        "account": row.account,
         "lang": row.lang,
         "version": row.version,
         "start": time_text(row.start_us),

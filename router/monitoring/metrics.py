@@ -1,20 +1,25 @@
 """`/metrics`: the broker's counters in Prometheus' text format. Pure.
 
-The number of series is bounded: a few per shard, requested page, hottest subject and user who was denied most; none
-per connection.
+The number of series is bounded: a few per shard, requested page, hottest subject, busiest account and user who was
+denied most; none per connection.
 Counters of messages, bytes and connections continue over a shard's restart; those of its process begin at 0 again.
 """
 
 from __future__ import annotations
 
+import heapq
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from gnatswarm.broker.version import OWN_VERSION
 from gnatswarm.router.monitoring.aggregate import health
 from gnatswarm.router.monitoring.facts import Facts
+from gnatswarm.shards.boundary.rows import AccountRow
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 # Per shard: name, type, help, field of ShardFacts, what one of it is in the name's unit.
 _PER_SHARD = (
@@ -63,12 +68,70 @@ _PER_SUBJECT = (
     ("subject_bytes_total", "counter", "Bytes of those messages.", "bytes"),
     ("subject_deliveries_total", "counter", "Deliveries of those messages.", "deliveries"),
 )
+# Per account and shard: a restarted shard begins at 0 again, which would be lost in a sum over shards.
+_PER_ACCOUNT = (
+    ("account_connections", "gauge", "Open client connections of an account.", "connections"),
+    ("account_received_messages_total", "counter", "Messages that its clients published.", "in_msgs"),
+    ("account_received_bytes_total", "counter", "Bytes of those messages.", "in_bytes"),
+    ("account_delivered_messages_total", "counter", "Messages delivered to its clients.", "out_msgs"),
+    ("account_delivered_bytes_total", "counter", "Bytes of those messages.", "out_bytes"),
+    ("account_slow_consumers_total", "counter", "Its clients that were closed as slow consumers.", "slow_consumers"),
+)
+
+
+class Accounts(NamedTuple):
+    """What /metrics shows of accounts, as (shard, row)."""
+
+    shown: Sequence[tuple[int, AccountRow]] = ()  # of the busiest ones; none where there is only $G
+    unwanted_msgs: Mapping[int, int] = MappingProxyType({})  # of all accounts, by shard
+    unwanted_by_account: Sequence[tuple[int, AccountRow]] = ()
+
+
+NO_ACCOUNTS = Accounts()
+_COUNTER = re.compile(r"^# (HELP|TYPE) (\w+)_total ", re.MULTILINE)
+
+
+def accounts(answers: Iterable[tuple[int, Sequence[AccountRow]]], most: int, *, is_recorded: bool) -> Accounts:
+    """The `most` accounts that sent and got most messages, in the shards' rows; 0: only the sums."""
+    rows = [(shard, row) for shard, found in answers for row in found]
+    msgs: dict[str, int] = {}
+    unwanted: dict[int, int] = {}
+    for shard, row in rows:
+        msgs[row.name] = msgs.get(row.name, 0) + row.in_msgs + row.out_msgs
+        unwanted[shard] = unwanted.get(shard, 0) + row.unwanted_msgs
+    busiest = set(heapq.nsmallest(most, msgs, key=lambda name: (-msgs[name], name)))
+    shown = [(shard, row) for shard, row in rows if row.name in busiest]
+    return Accounts(shown, unwanted if is_recorded else {}, shown if is_recorded else ())
+
+
+def prefers_open_metrics(accept: str) -> bool:
+    """Whether a reader with this Accept header wants OpenMetrics rather than plain text, as Prometheus does."""
+    weights: dict[str, float] = {}
+    for part in accept.lower().split(","):
+        kind, *parameters = (word.strip() for word in part.split(";"))
+        given = dict(word.partition("=")[::2] for word in parameters)
+        if kind == "application/openmetrics-text" and given.get("version", "1.0.0") != "1.0.0":
+            continue
+        try:
+            weight = float(given.get("q", "1"))
+        except ValueError:
+            continue
+        weights[kind] = max(weight, weights.get(kind, 0.0))
+    plain = max(weights.get("text/plain", 0.0), weights.get("text/*", 0.0), weights.get("*/*", 0.0))
+    wanted = weights.get("application/openmetrics-text", 0.0)
+    return wanted > 0 and wanted >= plain
+
+
+def open_metrics(text: str) -> str:
+    """The same in OpenMetrics 1.0: a counter's family is named without _total, and the text has an end."""
+    return _COUNTER.sub(r"# \1 \2 ", text) + "# EOF\n"
 
 
 def exposition(
     facts: Facts,
     subjects: Sequence[Mapping[str, Any]],
     requests: Mapping[str, int],
+    accounts: Accounts = NO_ACCOUNTS,
     denied: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The whole text. `subjects` are documents of /subjectz, `denied` of /deniedz; `requests`: how often by path."""
@@ -89,8 +152,20 @@ def exposition(
     for name, kind, text, field, unit in _PER_SHARD:
         samples = [({"shard": str(shard.shard)}, getattr(shard, field) * unit) for shard in facts.shards]
         _family(lines, name, kind, text, samples)
+    text = "Messages that nobody got, up to the end of the last window of the statistics."
+    samples = [({"shard": str(shard)}, count) for shard, count in accounts.unwanted_msgs.items()]
+    _family(lines, "unwanted_messages_total", "counter", text, samples)
+    for name, kind, text, field in _PER_ACCOUNT:
+        samples = [({"account": row.name, "shard": str(shard)}, getattr(row, field)) for shard, row in accounts.shown]
+        _family(lines, name, kind, text, samples)
+    text = "Messages of an account that nobody got, up to the end of the last window."
+    samples = [
+        ({"account": row.name, "shard": str(shard)}, row.unwanted_msgs) for shard, row in accounts.unwanted_by_account
+    ]
+    _family(lines, "account_unwanted_messages_total", "counter", text, samples)
     for name, kind, text, field in _PER_SUBJECT:
-        _family(lines, name, kind, text, [({"subject": entry["subject"]}, entry[field]) for entry in subjects])
+        samples = [({"account": entry["account"], "subject": entry["subject"]}, entry[field]) for entry in subjects]
+        _family(lines, name, kind, text, samples)
     by_user = [
         ({"account": entry["account"], "user": entry["user"], "action": action}, entry[field])
         for entry in denied

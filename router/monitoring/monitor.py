@@ -46,14 +46,20 @@ LINKS = (
     ("subjectz", "Subjects"),
     ("queuez", "Queue Groups"),
     ("slowz", "Slow Consumers"),
+    ("historyz", "History"),
     ("deniedz", "Denied by Permissions"),
     ("metrics", "Metrics"),
     ("healthz", "Health Probe"),
 )
 
+# Programs that know nats-server may ask for them, but they are empty here: no link for people.
+EMPTY = ("jsz", "routez", "leafz", "gatewayz")
+
 # Small pages that ask no shard. They are served even when all ordinary places are taken: a liveness probe, which
 # restarts a broker that does not answer, asks for one of the first two.
-VITAL = ("/healthz", "/varz", "/metrics")
+VITAL = ("/healthz", "/livez", "/varz", "/metrics")
+# They say nothing but whether the broker is well, and a probe has no password.
+WITHOUT_PASSWORD = ("/healthz", "/livez")
 
 
 class Monitor:
@@ -68,6 +74,7 @@ class Monitor:
         self._host, self._port = state.address
         self._requests = state.requests
         self._pages = state.pages
+        self._history = state.history
         options = view.options
         self._host_header = HostHeader(sock, options.http_host, options.host, is_tls=self._scheme == "https")
         self._server = HttpServer(self._respond, self._is_vital)
@@ -75,11 +82,13 @@ class Monitor:
     async def start(self) -> None:
         """Start serving."""
         log.info("Starting %s monitor on %s:%d", self._scheme, self._host, self._port)
+        self._history.start()
         await self._server.start(self._sock, self._current_context if self._context is not None else None)
 
     def close(self) -> None:
         """Stop serving."""
         self._server.close()
+        self._history.close()
 
     def take_certificate(self) -> None:
         """Load the certificate of the present options. Viewers need no client certificate, as in nats-server."""
@@ -113,7 +122,7 @@ class Monitor:
         if request.path != base and not request.path.startswith(f"{base}/"):
             return text_response("404 page not found", 404)
         path = request.path[len(base) :] or "/"
-        if path != "/healthz" and not self._is_allowed(request):
+        if path not in WITHOUT_PASSWORD and not self._is_allowed(request):
             return text_response("401 unauthorized", 401, ("www-authenticate", 'Basic realm="gnatswarm"'))
         try:
             query = PageQuery(request.query)
@@ -136,7 +145,11 @@ class Monitor:
         if path == "/":
             self._count("/")
             if request.wants_html:
-                return HttpResponse(dashboard.page(LINKS), "text/html; charset=utf-8", headers=dashboard.HEADERS)
+                return HttpResponse(
+                    dashboard.page([link for link in LINKS if link[0] not in EMPTY]),
+                    "text/html; charset=utf-8",
+                    headers=dashboard.HEADERS,
+                )
             return HttpResponse(_list_of_links(request.path), "text/html; charset=utf-8")
         if path == "/healthz":
             self._count(path)
@@ -144,9 +157,15 @@ class Monitor:
             if fault:
                 return HttpResponse(_health("unavailable", fault), status=503)
             return HttpResponse(_health("ok"))
+        if path == "/livez":  # the router answers: who asks whether to restart it wants to know no more
+            self._count(path)
+            return HttpResponse(_health("ok"))
         if path == "/metrics":
             self._count(path)
-            return HttpResponse(await self._pages.metrics(query), metrics.CONTENT_TYPE)
+            text = await self._pages.metrics(query)
+            if metrics.prefers_open_metrics(request.headers.get("accept", "")):
+                return HttpResponse(metrics.open_metrics(text.decode()).encode(), metrics.OPEN_METRICS)
+            return HttpResponse(text, metrics.CONTENT_TYPE)
         if path == "/stacksz":
             self._count(path)
             return HttpResponse(await self._pages.stacks(query), "text/plain; charset=utf-8")

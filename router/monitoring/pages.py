@@ -12,11 +12,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import orjson
 
 from gnatswarm.router.monitoring import aggregate, metrics, subjects
 from gnatswarm.router.monitoring.aggregate import Document
 from gnatswarm.router.monitoring.facts import Facts
+from gnatswarm.router.monitoring.history import INTERVAL_S, MOST_SAMPLES, History
+from gnatswarm.router.monitoring.metrics import Accounts
 from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
 from gnatswarm.router.monitoring.shard_questions import ShardQuestions
 from gnatswarm.shards.boundary import rows
@@ -32,9 +35,12 @@ DEFAULT_SUBJECTS = 100
 # Windows of the recorder: those that a shard keeps; the default adds the open one.
 MOST_WINDOWS = 6
 DEFAULT_WINDOWS = 7
+DEFAULT_SAMPLES = 120
 MOST_HOT_SUBJECTS = 2000  # of each shard
 MOST_METRIC_SUBJECTS = 100
 DEFAULT_METRIC_SUBJECTS = 20
+MOST_METRIC_ACCOUNTS = 1000
+DEFAULT_METRIC_ACCOUNTS = 20
 MOST_QUEUE_MEMBERS = 10_000
 MOST_SLOW = 256
 MOST_DENIED = 1000
@@ -54,10 +60,13 @@ class Busy(Exception):
 class Pages:
     """All pages of one broker."""
 
-    def __init__(self, gather: Callable[[], Facts], questions: ShardQuestions, requests: dict[str, int]) -> None:
+    def __init__(
+        self, gather: Callable[[], Facts], questions: ShardQuestions, requests: dict[str, int], history: History
+    ) -> None:
         self._gather = gather
         self._questions = questions
         self._requests = requests
+        self._history = history
         self._building = asyncio.Semaphore(MOST_BUILT)
         self._waiting = 0
         self._looks: dict[str, tuple[float, asyncio.Task[Any]]] = {}
@@ -76,6 +85,7 @@ class Pages:
             "/subjectz": self.subjectz,
             "/queuez": self.queuez,
             "/slowz": self.slowz,
+            "/historyz": self.historyz,
             "/deniedz": self.deniedz,
         }
 
@@ -97,6 +107,11 @@ class Pages:
     async def jsz(self, query: PageQuery) -> bytes:
         """JetStream: always disabled."""
         return _json(aggregate.jsz(self._facts(query)))
+
+    async def historyz(self, query: PageQuery) -> bytes:
+        """Counters of the whole broker, one sample a second: the last two minutes, or up to an hour."""
+        samples = self._history.latest(query.number("limit", DEFAULT_SAMPLES, MOST_SAMPLES))
+        return orjson.dumps({**aggregate.head(self._gather()), "interval": INTERVAL_S, **samples})
 
     def health(self) -> str:
         """What is wrong with the broker; "": nothing."""
@@ -258,9 +273,10 @@ class Pages:
         return _json(document)
 
     async def shardz(self, query: PageQuery) -> bytes:
-        """The shards, and the links between them."""
+        """The shards, and the links between them; with links=0 without links, which no shard is then asked for."""
         facts = self._facts(query)
-        return _json(aggregate.shardz(facts, await self._links(facts)))
+        links = [] if query.text("links") == "0" else await self._links(facts)
+        return _json(aggregate.shardz(facts, links))
 
     async def subjectz(self, query: PageQuery) -> bytes:
         """The hottest subjects of the last windows, and those without subscribers."""
@@ -413,10 +429,30 @@ class Pages:
         wanted = query.number("subjects", DEFAULT_METRIC_SUBJECTS, MOST_METRIC_SUBJECTS)
         if query.text("subjects") == "0":
             wanted = 0
-        entries = (await self._subjects(facts, folds=True))[0] if wanted else []
+        # A shard that hangs would delay what says that it does.
+        asked = msgspec.structs.replace(facts, shards=[shard for shard in facts.shards if not shard.is_suspect])
+        entries = (await self._subjects(asked, folds=True))[0] if wanted else []
+        accounts = await self._account_metrics(asked, query)
         hottest = aggregate.top_subjects(entries, "msgs", wanted)
-        denied = (await self._denied(facts))[:MOST_METRIC_USERS]
-        return metrics.exposition(facts, hottest, dict(self._requests), denied).encode()
+        denied = (await self._denied(asked))[:MOST_METRIC_USERS]
+        return metrics.exposition(facts, hottest, dict(self._requests), accounts, denied).encode()
+
+    async def _account_metrics(self, facts: Facts, query: PageQuery) -> Accounts:
+        """The busiest accounts. Where there are none but the usual ones, nobody looks at every client."""
+        most = query.number("accounts", DEFAULT_METRIC_ACCOUNTS, MOST_METRIC_ACCOUNTS)
+        if query.text("accounts") == "0" or not facts.options.accounts:
+            most = 0
+        if not most and not facts.is_recorded:
+            return metrics.NO_ACCOUNTS
+        numbers = _numbers(facts)
+
+        async def look() -> list[tuple[int, list[rows.AccountRow]]]:
+            async with self._turn():
+                answers = await self._ask_all(facts, rows.AccountsQuery(bool(most)), rows.AccountsPart)
+            return [(shard, [row for part in parts for row in part.rows]) for shard, parts in answers]
+
+        answers = await self._look(f"accounts {numbers} {bool(most)}", look)
+        return metrics.accounts(answers, most, is_recorded=facts.is_recorded)
 
     # ---- asking
 

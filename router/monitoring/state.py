@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gnatswarm.router.config.cores import usable_cores
 from gnatswarm.router.listening import monitor_socket
 from gnatswarm.router.monitoring.facts import Facts, Meter, gather
+from gnatswarm.router.monitoring.history import COUNTERS, History
 from gnatswarm.router.monitoring.pages import Pages
 from gnatswarm.router.monitoring.shard_questions import ShardQuestions
 
@@ -31,7 +32,12 @@ class MonitoringState:
             self.address = monitor_socket.address(sock, view.options)
         self.requests: dict[str, int] = {}  # over HTTP, by path
         self.questions = ShardQuestions(channels.tell)
-        self.pages = Pages(self.gather, self.questions, self.requests)
+        self.history = History(self._totals)  # whoever serves pages over HTTP starts it
+        self.pages = Pages(self.gather, self.questions, self.requests, self.history)
+
+    def _totals(self) -> dict[str, int]:
+        slots = [self._view.page.snapshot(shard.number) for shard in self._view.shards]
+        return {name: sum(slot[name] for slot in slots) for name in COUNTERS}
 
     def gather(self) -> Facts:
         """The facts now."""

@@ -15,6 +15,8 @@ SHARD_OWN = 26  # 19 were counted, without siblings; statistics and TLS open fil
 ROUTER_FOR_SHARD = 3  # its listener, its control channel, its pidfd
 # A broker with fewer clients per shard than this is useless.
 LEAST_CLIENTS = 8
+# The default of max_connections is generous; with half of it nobody has to be warned at every start.
+FAR_BELOW = 2
 
 
 def raise_limit() -> None:
@@ -35,6 +37,22 @@ def needed(options: Options, shards: int) -> int:
     shard = SHARD_OWN + has_websocket + (shards - 1) + LEAST_CLIENTS
     # A shard reserves an eighth for links, and sends new clients to other shards when a sixteenth is left.
     return max(router, -(-shard * 16 // 13))
+
+
+def scarcity(options: Options, shards: int) -> str:
+    """That far fewer clients fit than max_connections allows, and what to do; "" when they fit."""
+    limit, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = options.limits.max_connections
+    if limit == resource.RLIM_INFINITY or wanted <= 0:
+        return ""
+    room = max(0, limit * 13 // 16 - SHARD_OWN - bool(options.websocket.port) - (shards - 1)) * shards
+    if room * FAR_BELOW >= wanted:
+        return ""
+    least = -(-(wanted // shards + SHARD_OWN + shards) * 16 // 13)
+    return (
+        f"max_connections is {wanted}, but about {room} clients fit: each process may have {limit} file descriptors. "
+        f"Raise the limit to {least} with `ulimit -n` (LimitNOFILE= in a unit file), or lower max_connections"
+    )
 
 
 def shortage(options: Options, shards: int) -> str:

@@ -8,6 +8,7 @@ has other session keys. Imported only where TLS is configured.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import ssl
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gnatswarm.broker.access import ciphers
+from gnatswarm.broker.access.certificate_dates import validity_of
 
 if TYPE_CHECKING:
+    import datetime
     from collections.abc import Iterator
 
     from gnatswarm.broker.options import Tls
@@ -138,12 +141,40 @@ def _no_password() -> str:
 
 def _text(error: Exception, tls: Tls, path: str = "") -> str:
     if isinstance(error, ssl.SSLError):
+        if not path:
+            why = _pair_fault(tls, error.reason or "")
+            if why:
+                return why
         words = (error.reason or "").replace("_", " ").lower()
         return f"{path or f'{tls.cert_file}, {tls.key_file}'}: {words or error}"
     if isinstance(error, OSError) and error.errno:
         missing = path or next((name for name in (tls.cert_file, tls.key_file) if not _can_read(name)), tls.cert_file)
         return f"open {missing}: {(error.strerror or '').lower()}"
     return str(error)
+
+
+def _pair_fault(tls: Tls, reason: str) -> str:
+    """What an operator probably did; "": no idea. OpenSSL's own words name a line of its source."""
+    has_key, has_certificate = b"PRIVATE KEY-----" in tls.key_pem, b"BEGIN CERTIFICATE-----" in tls.cert_pem
+    if not has_key and not has_certificate and b"PRIVATE KEY-----" in tls.cert_pem and b"CERT" in tls.key_pem:
+        return f"swapped: cert_file {tls.cert_file} is a private key, key_file {tls.key_file} a certificate"
+    if tls.cert_pem and not has_certificate:
+        return f"{tls.cert_file} has no certificate in PEM (-----BEGIN CERTIFICATE-----)"
+    if tls.key_pem and not has_key:
+        return f"{tls.key_file} has no private key in PEM (-----BEGIN PRIVATE KEY-----)"
+    if reason == "KEY_VALUES_MISMATCH":
+        return f"the key in {tls.key_file} is not that of the certificate in {tls.cert_file} (key values mismatch)"
+    return ""
+
+
+def validity(tls: Tls) -> tuple[datetime.datetime, datetime.datetime]:
+    """From when until when the first certificate of cert_pem is valid. Raises CertificateError."""
+    begin, end = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
+    body = tls.cert_pem.partition(begin)[2].partition(end)[0]
+    try:
+        return validity_of(base64.b64decode(body))
+    except ValueError as error:
+        raise CertificateError(f"{_PAIR}: {tls.cert_file}: {error}") from None
 
 
 def _can_read(path: str) -> bool:

@@ -88,17 +88,28 @@ class LineFormatter(logging.Formatter):
         return f"[{self._pid}] {self._date}.{int((record.created - second) * 1e6):06d} [{tag}] "
 
     def _json_line(self, record: logging.LogRecord, lines: list[str]) -> str:
+        moment_us = int(record.created * 1e6)
+        second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment_us // 1_000_000))
         row: dict[str, object] = {
-            "time_us": int(record.created * 1e6),
+            "time": f"{second}.{moment_us % 1_000_000:06d}Z",
+            "time_us": moment_us,
             "level": _LEVEL_TAGS.get(record.levelno, "FTL"),
             "pid": self._pid,
             "process": self._label,
             "logger": record.name,
             "text": lines[0],
-        }
+        } | _fields(record)
         if len(lines) > 1:
             row["traceback"] = lines[1:]
         return msgspec.json.encode(row).decode()
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    """What a JSON line says of the client that it is about: of `extra`, or of the argument that has `log_fields`."""
+    found = getattr(record, "log_fields", None)
+    for argument in record.args if isinstance(record.args, tuple) else ():
+        found = found or getattr(argument, "log_fields", None)
+    return dict(found) if found else {}
 
 
 class LineHandler(logging.Handler):

@@ -72,6 +72,7 @@ class SubjectRow(PageStruct):
     queue_members: int  # on this shard
     is_wanted: bool  # has a subscriber on any shard
     folded: int = 0  # the number of subjects that this row sums up; 0: it is one subject
+    account: str = ""
 
 
 class HotSubjectRow(PageStruct):
@@ -106,6 +107,7 @@ class QueueRow(PageStruct):
     msgs: int  # delivered to this member
     cid: int
     name: str
+    account: str
 
 
 class LinkRow(PageStruct):
@@ -272,6 +274,8 @@ class LinksPart(PageStruct):
 class AccountsQuery(Question, tag="accstatz"):
     """Connections and traffic by account."""
 
+    counts_clients: bool = True  # False: only what is known without a look at every client
+
 
 class AccountRow(PageStruct):
     """One account on one shard; the traffic is that of all its clients since the shard started."""
@@ -283,6 +287,7 @@ class AccountRow(PageStruct):
     out_msgs: int = 0
     out_bytes: int = 0
     slow_consumers: int = 0
+    unwanted_msgs: int = 0  # that nobody got, up to the end of the recorder's last window
 
 
 class AccountsPart(PageStruct):

@@ -172,7 +172,8 @@ class Clients:
         if not admitted:
             greeting = info if gate is None or (kind == "nats" and not gate.is_silent) else b""
             self._refuse(fd, greeting, MaximumConnectionsExceeded())
-            logger.error("%s:%d - cid:%d - maximum connections exceeded", host, port, cid)
+            fields = {"cid": cid, "address": f"{host}:{port}"}
+            logger.error("%s:%d - cid:%d - maximum connections exceeded", host, port, cid, extra={"log_fields": fields})
             return
         if kind == "nats" and gate is not None and self._is_throttled():
             self._page.remove_connection(self._shard)

@@ -190,6 +190,20 @@ class ClientSession:
             return f"user:{self.user or self.connect.user}"
         return "token" if self.gave_token else ""
 
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """For JSON lines of the log about this client. `user` is who it claimed to be where it was not admitted."""
+        found: dict[str, object] = {
+            "cid": self.connection.cid,
+            "address": f"{self.host}:{self.port}",
+            "kind": self.kind,
+        }
+        if self.user or self.claimed:
+            found["user"] = self.user or self.claimed
+        if self.account:
+            found["account"] = self.account
+        return found
+
     def on_secured(self, tls: SSLObject) -> bool:
         """The TLS handshake has succeeded. False: its certificate is refused, and the connection is being closed."""
         rule = self._clients.certificate_rules[self.kind]

@@ -138,7 +138,7 @@ class Snapshots:
             case rows.LinksQuery():
                 return self._link_rows()
             case rows.AccountsQuery():
-                return self._accounts(pace)
+                return self._accounts(query, pace)
             case rows.DeniedQuery():
                 return self._denied()
             case rows.ClientQuery():
@@ -224,9 +224,12 @@ class Snapshots:
                 await pace()
         return chosen
 
-    async def _accounts(self, pace: Pace) -> AsyncIterator[rows.AccountsPart]:
+    async def _accounts(self, query: rows.AccountsQuery, pace: Pace) -> AsyncIterator[rows.AccountsPart]:
         found = {name: msgspec.structs.replace(row) for name, row in self._clients.closed.by_account.items()}
-        sessions = list(self._clients.open.values())
+        if self._recorder is not None:
+            for name, unwanted_msgs in self._recorder.unwanted_msgs.items():
+                found.setdefault(name, rows.AccountRow(name)).unwanted_msgs = unwanted_msgs
+        sessions = list(self._clients.open.values()) if query.counts_clients else []
         for at in range(0, len(sessions), STEP_ROWS):
             for session in sessions[at : at + STEP_ROWS]:
                 if session.account and not session.reason:  # an ended one is in closed.by_account
@@ -332,7 +335,10 @@ class Snapshots:
             async for step in _subscription_steps(session, pace, queued_only=True):
                 if len(step) > left:
                     part.is_over = True
-                part.rows += [QueueRow(row.subject, row.queue, row.sid, row.msgs, row.cid, name) for row in step[:left]]
+                part.rows += [
+                    QueueRow(row.subject, row.queue, row.sid, row.msgs, row.cid, name, session.account)
+                    for row in step[:left]
+                ]
                 left -= len(step)
                 if len(part.rows) >= PART_SUBSCRIPTIONS:
                     yield part
@@ -344,26 +350,28 @@ class Snapshots:
     # ---- traffic
 
     async def _subjects(self, query: rows.SubjectsQuery, pace: Pace) -> AsyncIterator[rows.SubjectsPart]:
-        heaviest: list[tuple[int, str]] = []  # a heap of the heaviest, the lightest of them first
-        found: dict[str, SubjectRow] = {}
-        together = SubjectRow(query.fold + ">", 0, 0, 0, 0, 0, 0, False)
+        heaviest: list[tuple[int, str, str]] = []  # a heap of the heaviest, the lightest of them first
+        found: dict[tuple[str, str], SubjectRow] = {}
+        folds: dict[str, SubjectRow] = {}  # by account
         fold = query.fold.encode()
         at = 0
-        # Over all accounts: of a subject that several of them use, the heaviest row is shown.
         sublists = self._sublists()
         while sublists:
             least = heaviest[0][0] + 1 if len(heaviest) >= query.most else 1
+            account = sublists[-1].account.decode()
             step, folded, at = census.cached_entries(sublists[-1], at, STEP_CACHE_SLOTS, least, fold)
             for fields in step:
-                row = SubjectRow(*fields)
-                if row.subject in found:  # the cache grew between two steps, and the entry has moved to a later slot
+                row = SubjectRow(*fields, account=account)
+                key = account, row.subject
+                if key in found:  # the cache grew between two steps, and the entry has moved to a later slot
                     continue
-                found[row.subject] = row
-                entry = (max(row.msgs, row.deliveries), row.subject)
+                found[key] = row
+                entry = (max(row.msgs, row.deliveries), *key)
                 if len(heaviest) < query.most:
                     heapq.heappush(heaviest, entry)
                 else:
-                    del found[heapq.heappushpop(heaviest, entry)[1]]
+                    del found[heapq.heappushpop(heaviest, entry)[1:]]
+            together = folds.setdefault(account, SubjectRow(query.fold + ">", 0, 0, 0, 0, 0, 0, False, account=account))
             together.folded += folded.entries
             together.msgs += folded.msgs
             together.payload_bytes += folded.payload_bytes
@@ -376,9 +384,8 @@ class Snapshots:
                 sublists.pop()
             await pace()
         cached = sum(sublist.cache_count for sublist in self._sublists())
-        answer = [found[subject] for _weight, subject in sorted(heaviest, reverse=True)]
-        if together.folded:
-            answer.append(together)
+        answer = [found[account, subject] for _weight, account, subject in sorted(heaviest, reverse=True)]
+        answer += [together for together in folds.values() if together.folded]
         for at in range(0, max(1, len(answer)), PART_ROWS):
             yield rows.SubjectsPart(cached, answer[at : at + PART_ROWS])
 

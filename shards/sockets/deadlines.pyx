@@ -66,9 +66,7 @@ cdef class Deadlines:
     cdef int check(self, Socket socket, uint64_t now_us) except -1:
         cdef ClientConnection client
         if socket.is_lingering:
-            if now_us >= socket.linger_until_us:
-                socket.close()
-            return 0
+            return socket.close() if now_us >= socket.linger_until_us else socket.close_if_heard()
         if not isinstance(socket.peer, ClientConnection):
             return 0
         if socket.is_opening:

@@ -31,7 +31,7 @@ cdef class Socket(Source):
     cdef Peer peer
     cdef readonly object owner   # Python: on_closed(reason), once
     cdef ReadHabit habit
-    cdef bint is_lingering       # everything was sent; input is thrown away until the peer closes
+    cdef bint is_lingering       # everything was sent; input is thrown away until the peer has it all, or closes
     cdef bint is_opening         # a handshake comes before the protocol: no log-in deadline, no pings yet
     cdef uint64_t opened_us
     cdef readonly uint64_t used_us     # when it was last used: messages and subscriptions, not pings …
@@ -45,6 +45,7 @@ cdef class Socket(Source):
     cdef int after_operations(self) except -1
     cdef void change_patience(self, ReadFinding finding) noexcept
     cdef int discard(self) except -1
+    cdef int close_if_heard(self) except -1
     cdef int show_read(self, iovec *parts, int n, Py_ssize_t size) except -1
     cdef void show_sent(self, iovec *parts, int n, Py_ssize_t size) noexcept
     cdef void flush(self) noexcept

@@ -42,6 +42,8 @@ cdef extern from "<sys/socket.h>" nogil:
     int shutdown(int fd, int how)
 
 cdef extern from "<sys/ioctl.h>" nogil:
+    enum:
+        FIONREAD
     int ioctl(int fd, unsigned long request, ...)
 
 cdef extern from "<linux/sockios.h>" nogil:
@@ -57,6 +59,7 @@ cdef enum:
     MOST_TURN_US = 2000             # for at most this long
     MOST_UNSETTLED_BYTES = 2097152  # read in one round before what they caused is sent: bounds its latency
     LINGER_US = 1000000             # a peer that was sent an error has this long to read it
+    FIN_BYTES = 1                   # what shutdown() adds to the unacknowledged bytes
     STALL_US = 100000               # a sender waits for a slow receiver at most this long at a time
     LEAVE_SLICE = 20000             # subscriptions of a closed client removed per round: some 5 ms
 
@@ -166,7 +169,21 @@ cdef class Socket(Source):
     cdef int discard(self) except -1:
         cdef Py_ssize_t got = recv(self.fd, self.reactor.shared, READ_BYTES, 0)
         if got == 0 or (got < 0 and errno != EAGAIN and errno != EINTR):
-            self.close()
+            return self.close()
+        if got > 0:
+            self.peer.still_coming -= min(self.peer.still_coming, <size_t>got)
+        return self.close_if_heard()
+
+    cdef int close_if_heard(self) except -1:
+        """Close a lingering socket as soon as no reset can overtake the peer's last bytes.
+
+        close() with unread input makes the kernel send a reset. So: the peer's kernel has acknowledged everything, no
+        input waits, and none of an announced message is still to come. What comes later is answered with a reset.
+        """
+        cdef int unacknowledged = 0, unread = 0
+        if self.peer.still_coming == 0 and ioctl(self.fd, FIONREAD, &unread) == 0 and unread == 0 \
+                and ioctl(self.fd, SIOCOUTQ, &unacknowledged) == 0 and unacknowledged <= FIN_BYTES:
+            return self.close()
         return 0
 
     cdef void flush(self) noexcept:
@@ -273,11 +290,11 @@ cdef class Socket(Source):
         else:
             out_release(out)
         if speaks and out.close_reason != CLOSE_WRITE_ERROR:
-            # close() with unread input makes the kernel send a reset, which can overtake the -ERR.
             self.is_lingering = True
             self.linger_until_us = self.reactor.box.now_us + LINGER_US
             shutdown(self.fd, SHUT_WR)
             self.arm(EPOLLIN)
+            self.close_if_heard()
         else:
             self.close()
         return 0

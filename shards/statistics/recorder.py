@@ -115,6 +115,7 @@ class Recorder:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self.history = SubjectHistory()
+        self.unwanted_msgs: dict[str, int] = {}  # by account, in all windows that have ended
         self.longest_step_s = 0.0  # the longest step of closing a window, in CPU time
         mesh.tally(options.max_subjects)
         self._open_window()
@@ -224,6 +225,8 @@ class Recorder:
         for account, tally in tallies:
             counted, other = map(WindowCounts._make, tally.settle())
             total = WindowCounts(*(a + b for a, b in zip(total, counted, strict=True)))
+            if counted.unwanted:
+                self.unwanted_msgs[account] = self.unwanted_msgs.get(account, 0) + counted.unwanted
             yield
             at = 0
             while True:

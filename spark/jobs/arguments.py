@@ -36,9 +36,9 @@ def recorded_ports(below: str = "") -> list[int]:
 
 
 def missing_text(stats_dir: str) -> str:
-    """That there is no such directory, and which ones brokers have written by default."""
+    """That there is no such directory; if it is one that brokers write by default, which ones there are."""
     ports = recorded_ports()
-    if not ports:
+    if not ports or os.path.dirname(stats_dir) != brokers_directory():
         return f"there is no directory {stats_dir}"
     known = ", ".join(map(str, ports))
     return f"there is no directory {stats_dir}; brokers with these ports have written statistics: {known} (--port)"

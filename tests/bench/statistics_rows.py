@@ -76,7 +76,7 @@ def window_lines(window: dict[str, Any], subjects: int, shards: int, turn: int, 
         "slow_consumers": 0, "stalls": 0, "lost_windows": 0, "in_msgs": total["in_msgs"],
         "in_bytes": total["in_bytes"], "out_bytes": total["out_bytes"], "unwanted_msgs": 0,
         "link_out_msgs": total["link_out_msgs"], "link_in_msgs": total["link_in_msgs"],
-        "cache_misses": total["cache_misses"],
+        "cache_misses": total["cache_misses"], "refused_msgs": 0, "refused_bytes": 0,
     }  # fmt: skip
     lines.append(_encode(records.ShardRecord(**window, **shard)))
     totals.update({**total, "rows": len(lines), "bytes": sum(map(len, lines)) + len(lines)})

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import re
+import shutil
+import signal
+import ssl
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from gnatswarm.broker.version import OWN_VERSION
 from gnatswarm.router.commands.signals import SIGNALS
 from gnatswarm.router.config import cores
 from gnatswarm.router.config.flags import parse
 from gnatswarm.router.config.options_build import build
-from gnatswarm.router.monitoring.metrics import _PER_SHARD
+from gnatswarm.router.monitoring.metrics import exposition
+from tests.router.monitoring.broker_facts import facts, shard
+from tests.support import swarm
+from tests.support.authority import Authority
+from tests.support.pages import Pages
+from tests.support.servers import Broker, oracle_is_required
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "deploy" / "kubernetes"
@@ -25,7 +36,7 @@ VERSIONS = ("1.27", kubernetes_validate.latest_version())
 
 def documents() -> list[dict[str, Any]]:
     found = []
-    for path in sorted(MANIFESTS.glob("*.yaml")):
+    for path in sorted(MANIFESTS.rglob("*.yaml")):
         if path.name != "kustomization.yaml":
             found += list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
     return found
@@ -65,9 +76,64 @@ def test_a_mistake_would_be_found() -> None:
         kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
 
 
-def test_kustomization_names_every_file() -> None:
-    named = yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())["resources"]
-    assert sorted(named) == sorted(path.name for path in MANIFESTS.glob("*.yaml") if path.name != "kustomization.yaml")
+@pytest.mark.parametrize("directory", [MANIFESTS, MANIFESTS / "prometheus-operator"], ids=lambda path: path.name)
+def test_kustomization_names_every_file(directory: Path) -> None:
+    named = yaml.safe_load((directory / "kustomization.yaml").read_text())["resources"]
+    assert sorted(named) == sorted(path.name for path in directory.glob("*.yaml") if path.name != "kustomization.yaml")
+
+
+def test_what_everybody_applies_needs_nothing_but_kubernetes() -> None:
+    for name in yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())["resources"]:
+        for document in yaml.safe_load_all((MANIFESTS / name).read_text()):
+            group = document["apiVersion"].rpartition("/")[0]
+            assert "." not in group or group.endswith(".k8s.io"), f"{name}: {group} is an extension"
+
+
+@pytest.mark.kinds("gnatswarm-2")
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_probes_go_on_with_a_password(
+    container: dict[str, Any], start_broker: Callable[..., Broker], tmp_path: Path, scheme: str
+) -> None:
+    pair = Authority(tmp_path).server()
+    config = "http_user: prometheus\nhttp_password: $PASSWORD\n"
+    args = ["-m", "-1"]
+    if scheme == "https":
+        args, config = ["-ms", "-1"], f"{config}tls {{\n {pair.lines}\n}}\n"
+    broker = start_broker(args=args, config=config, environment={"PASSWORD": "0123"})
+    # As the kubelet: it looks at no certificate.
+    pages = Pages.of(broker, context=ssl._create_unverified_context())
+    for probe in ("readinessProbe", "startupProbe", "livenessProbe"):
+        page = pages.get(container[probe]["httpGet"]["path"])
+        assert (page.status, page.json) == (200, {"status": "ok"}), probe
+    assert pages.get("/varz").status == 401
+
+
+@pytest.mark.kinds("gnatswarm-2")
+async def test_alive_is_not_well(container: dict[str, Any], start_broker: Callable[..., Broker]) -> None:
+    """A shard that hangs is no reason to restart the pod, which has the clients of the others."""
+    broker = start_broker(args=["-m", "-1"])
+    pages = Pages.of(broker)
+    hung = (await swarm.pids(broker))[1]
+    swarm.signal_shard(broker, hung, signal.SIGSTOP)
+    while (page := pages.get(container["readinessProbe"]["httpGet"]["path"])).status == 200:
+        pass
+    assert "shard 1" in page.json["error"]
+    assert pages.get(container["livenessProbe"]["httpGet"]["path"]).status == 200
+
+
+def test_the_network_policy_lets_in_clients_and_prometheus(container: dict[str, Any]) -> None:
+    policy = the("NetworkPolicy")["spec"]
+    labels = the("StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    assert policy["egress"] == []
+    ports = [[port["port"] for port in rule["ports"]] for rule in policy["ingress"]]
+    assert ports == [["nats"], ["monitoring"]]
+    assert {port["name"] for port in container["ports"]} == {"nats", "monitoring"}
+    clients, viewers = (rule["from"] for rule in policy["ingress"])
+    assert {"podSelector": {}} in clients
+    # An empty selector of pods, or of namespaces, would be everybody.
+    assert all(peer.get("namespaceSelector", {}).get("matchLabels") for peer in viewers)
 
 
 def test_selectors_and_ports_meet(pod: dict[str, Any], container: dict[str, Any]) -> None:
@@ -134,14 +200,34 @@ def test_a_cpu_limit_is_that_many_shards(container: dict[str, Any], tmp_path: Pa
 
 
 def test_alerts_ask_for_metrics_that_there_are() -> None:
-    known = {f"gnatswarm_{name}" for name, *_ in _PER_SHARD}
-    known |= {"gnatswarm_healthy", "gnatswarm_max_connections", "gnatswarm_config_reload_failed_time_seconds", "up"}
+    denied = [{"account": "$G", "user": "u", "publishes": 1, "subscriptions": 1}]
+    shown = exposition(facts(shard(0)), [], {}, denied=denied)
+    known = {sample.name for family in text_string_to_metric_families(shown) for sample in family.samples} | {"up"}
     rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "gnatswarm.rules.yml").read_text())
     for group in rules["groups"]:
         for rule in group["rules"]:
             used = set(re.findall(r"\b(gnatswarm_\w+|up)\b", re.sub(r'"[^"]*"', "", rule["expr"])))
             assert used and used <= known, rule["alert"]
+            assert rule["labels"]["severity"] in ("page", "ticket", "info"), rule["alert"]
     config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
     assert config["rule_files"] == ["gnatswarm.rules.yml"]
     (job,) = config["scrape_configs"]
     assert job["job_name"] == "gnatswarm"
+
+
+def test_each_alert_fires_when_it_should_and_only_then() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        if oracle_is_required():
+            pytest.fail("promtool is not installed", pytrace=False)
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    directory = ROOT / "deploy" / "prometheus"
+    command = [promtool, "test", "rules", "gnatswarm.rules.test.yml"]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rules = yaml.safe_load((directory / "gnatswarm.rules.yml").read_text())
+    cases = yaml.safe_load((directory / "gnatswarm.rules.test.yml").read_text())["tests"]
+    tested = [test for case in cases for test in case["alert_rule_test"]]
+    every = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
+    assert {test["alertname"] for test in tested if test.get("exp_alerts")} == every
+    assert {test["alertname"] for test in tested if not test.get("exp_alerts")} == every

@@ -196,7 +196,8 @@ def test_a_file_is_tested(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.
     assert cli.main(["-t", "-c", str(path)], program="gnatswarm") == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith(f'gnatswarm: {path}:1:1: unknown field "foo"')
-    assert lines[1].startswith(f'{path}:2:1: unknown field "bar"')
+    assert lines[1:3] == ["    1 | foo: …", "      | ^"]
+    assert lines[3].startswith(f'{path}:2:1: unknown field "bar"')
     path.write_text("ping_interval: 5")
     assert cli.main(["-t", "-c", str(path)]) == 1
 

@@ -68,12 +68,14 @@ class Authority:
         cert = self._sign(self._name, self._key, extensions, datetime.datetime.now(datetime.UTC) + HOUR)
         self.path = self._write(cert.public_bytes(serialization.Encoding.PEM), f"authority-{next(self._numbers)}.pem")
 
-    def server(self, password: bytes | None = None, subject: str = "CN=server") -> Pair:
-        """A certificate for the loopback address and localhost."""
+    def server(
+        self, password: bytes | None = None, subject: str = "CN=server", lasts: datetime.timedelta = HOUR
+    ) -> Pair:
+        """A certificate for the loopback address and localhost, valid for two hours until `lasts` from now."""
         address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
         names = x509.SubjectAlternativeName([x509.DNSName("localhost"), address])
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-        return self._issue(subject, [(names, False), (usage, False)], HOUR, password)
+        return self._issue(subject, [(names, False), (usage, False)], lasts, password)
 
     def client(
         self,
@@ -156,7 +158,7 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(until - 10 * HOUR)
+            .not_valid_before(until - 2 * HOUR)
             .not_valid_after(until)
         )
         # Python 3.13 requires the authority key identifier.

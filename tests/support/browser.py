@@ -156,6 +156,15 @@ class Browser:
         self._call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, **text, **_KEY_CODES.get(key, {}))
         self._call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, **_KEY_CODES.get(key, {}))
 
+    def click(self, expression: str) -> None:
+        """Press and release the mouse in the middle of the element that this expression finds."""
+        self.value(f"({expression}).scrollIntoView({{block: 'center'}})")
+        box = self.value(
+            f"(box => [box.x + box.width / 2, box.y + box.height / 2])(({expression}).getBoundingClientRect())"
+        )
+        for what in ("mousePressed", "mouseReleased"):
+            self._call("Input.dispatchMouseEvent", type=what, x=box[0], y=box[1], button="left", clickCount=1)
+
     def enter(self, text: str) -> None:
         """Characters, one key after another."""
         for character in text:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
+import re
 import signal
 import time
 
@@ -315,3 +317,23 @@ async def test_rules_hold_on_a_restarted_shard(start_broker, cluster_of):
         client = await swarm.client_on(cluster, shard, {"user": "a", "pass": "s3cret"})
         error = "-ERR 'Permissions Violation for Publish to \"x\"'\r\n"
         await client.talk("PUB x 0\r\n\r\nPING\r\n", expect=error + "PONG\r\n")
+
+
+@pytest.mark.kinds("gnatswarm-2")
+async def test_a_refused_log_in_is_a_json_line_with_the_client_in_fields(start_broker):
+    broker = start_broker(
+        config="log_format: json\naccounts { A { users: [{user: known, password: a, permissions: {publish: x}}] } }\n"
+    )
+    client = await Client.dial(broker.port)
+    info = await client.read_info()
+    await client.send(b'CONNECT {"user":"guess","pass":"hunter2"}\r\n')
+    assert (await client.read_line()).startswith(b"-ERR ")
+    refused = json.loads(await asyncio.to_thread(lambda: broker.log.wait_line("authentication error").string))
+    assert (refused["cid"], refused["user"]) == (info["client_id"], "guess")
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", refused["address"]) and "account" not in refused
+    assert "hunter2" not in broker.log.text
+    client = await Client.dial(broker.port)
+    info = await client.read_info()
+    await client.send(b'CONNECT {"user":"known","pass":"a","verbose":false}\r\nPUB no 0\r\n\r\n')
+    denied = json.loads(await asyncio.to_thread(lambda: broker.log.wait_line("Publish Violation").string))
+    assert (denied["cid"], denied["user"], denied["account"]) == (info["client_id"], "known", "A")

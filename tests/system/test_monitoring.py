@@ -539,3 +539,47 @@ async def test_a_page_of_many_connections_comes_in_short_slices(start_broker, cl
     assert len(said) >= 4
     # Twice the promise: this may be a sanitizer's build, or a machine that is slower than ours.
     assert max(float(match[2]) for match in said) < 4.0
+
+
+@pytest.mark.kinds("gnatswarm-2")
+async def test_metrics_tell_accounts_apart_and_count_what_nobody_got(start_broker, cluster_of, tmp_path):
+    config = "accounts { A { users: [{user: a, password: a}] }, B { users: [{user: b, password: b}] } }\n"
+    broker = start_broker(args=["-m", "-1", "--stats-dir", str(tmp_path), "--stats-window", "200ms"], config=config)
+    cluster = cluster_of(broker)
+    pages = Pages.of(broker)
+    for user, count in (("a", 3), ("b", 5)):
+        client = await cluster.client({"user": user, "pass": user})
+        await client.talk("PUB same 1\r\nx\r\n" * count + "PING\r\n", expect_last="PONG\r\n")
+
+    def sums(text: str, name: str) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == name:
+                    account = sample.labels.get("account", "")
+                    found[account] = found.get(account, 0) + sample.value
+        return found
+
+    text = await pages.wait("/metrics", lambda text: sums(text, "gnatswarm_unwanted_messages_total") == {"": 8})
+    assert sums(text, "gnatswarm_account_unwanted_messages_total") == {"A": 3, "B": 5}
+    received = sums(text, "gnatswarm_account_received_messages_total")
+    assert (received["A"], received["B"]) == (3, 5)
+    # Two accounts, one name: two series, not one, and not one name twice.
+    assert sums(text, "gnatswarm_subject_messages_total") == {"A": 3, "B": 5}
+    assert "account_" not in pages.get("/metrics?accounts=0").text
+    page = pages.get("/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert page.content_type == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert page.text.endswith("\n# EOF\n")
+
+
+@pytest.mark.kinds("gnatswarm-2")
+async def test_a_shard_that_hangs_does_not_delay_the_metrics_that_say_so(start_broker, cluster_of):
+    broker = start_broker(args=["-m", "-1"])
+    pages = Pages.of(broker)
+    hung = (await swarm.pids(broker))[1]
+    swarm.signal_shard(broker, hung, signal.SIGSTOP)
+    await pages.wait("/shardz?links=0", lambda page: page["shards"][1]["suspect"])
+    text = pages.get("/metrics").text
+    is_still_hung = pages.json("/shardz?links=0")["shards"][1]["pid"] == hung
+    assert is_still_hung
+    assert "gnatswarm_healthy 0\n" in text

@@ -12,7 +12,7 @@ import time
 import pytest
 from cryptography import x509
 
-from tests.support.authority import Authority, Pair
+from tests.support.authority import HOUR, Authority, Pair
 from tests.support.framed import request, websocket_port
 from tests.support.pages import Pages
 from tests.support.secure import CONNECT, SecureClient, connect, connections, dial, read_info, said
@@ -123,6 +123,17 @@ async def test_a_mapped_user_with_a_password_has_to_give_it_as_well(secure, auth
     client = await dial(broker.port, context)
     await client.send(b'CONNECT {"verbose":false}\r\nPING\r\n')
     assert await client.rest() == b"-ERR 'Authorization Violation'\r\n"
+
+
+@pytest.mark.kinds("gnatswarm-1")
+@pytest.mark.parametrize(
+    ("lasts", "words"),
+    [(datetime.timedelta(hours=-1), "expired on"), (datetime.timedelta(minutes=5), "expires on"), (HOUR, "")],
+)
+async def test_a_certificate_that_ends_is_said_at_the_start(start_broker, authority, lasts, words):
+    broker = start_broker(config=f"tls {{\n {authority.server(lasts=lasts).lines}\n}}\n")
+    warnings = [line for line in broker.log.lines if "[WRN]" in line and "certificate" in line]
+    assert [words in line for line in warnings] == ([True] if words else [])
 
 
 def trusting_sha1(authority: Authority, pair: Pair | None = None) -> ssl.SSLContext:

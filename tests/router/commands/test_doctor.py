@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gnatswarm import BrokerProcess
 from gnatswarm.broker.options import Options, Stats
 from gnatswarm.router.commands import doctor
 from gnatswarm.router.commands.doctor import FAIL, OK, WARN, Finding, examine
@@ -183,11 +184,13 @@ def test_steering_is_tried_not_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_broker_of_ours_on_the_port_is_not_called_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        owner = linkdir.Owner(1234, port)
+        # A broker whose clients' port is another one: this may be that of its pages.
+        owner = linkdir.Owner(os.getpid(), port + 1)
         monkeypatch.setattr(linkdir, "live", lambda base: [("/x", owner)])
-        assert doctor._port("port", "127.0.0.1", port) == Finding(
-            "port", WARN, f"{port} is in use by a broker of yours, process 1234"
-        )
+        found = f"{port} is served by your running broker, process {os.getpid()}; a second one needs another port"
+        assert doctor._port("port", "127.0.0.1", port) == Finding("port", OK, found)
+        monkeypatch.setattr(linkdir, "live", lambda base: [("/x", linkdir.Owner(os.getppid(), port))])
+        assert doctor._port("port", "127.0.0.1", port).result == FAIL
 
 
 def test_looking_leaves_every_port_free() -> None:
@@ -214,3 +217,31 @@ def test_whoever_reads_only_the_beginning_sees_no_traceback() -> None:
         check=False,
     )
     assert done.stderr == ""
+
+
+def test_the_ports_of_a_running_broker_are_its_own(tmp_path: Path) -> None:
+    """Of all its listeners, and of a configuration that a start just used."""
+    config = tmp_path / "x.conf"
+    config.write_text("listen: '127.0.0.1:-1'\nhttp: '127.0.0.1:-1'\nwebsocket {listen: '127.0.0.1:-1', no_tls: true}")
+    with BrokerProcess(config=str(config)) as broker:
+        ports = sorted(doctor.listening_ports(broker.pid) & set(range(1, 65536)))
+        assert len(ports) == 3
+        others = [port for port in ports if port != broker.port]
+        config.write_text(
+            f"listen: '127.0.0.1:{broker.port}'\nhttp: '127.0.0.1:{others[0]}'\n"
+            f"websocket {{listen: '127.0.0.1:{others[1]}', no_tls: true}}"
+        )
+        done = run("--json", "-c", str(config))
+        found = checks(done)
+        for check in ("port", "port websocket", "port pages"):
+            assert found[check]["result"] == OK, found[check]
+            assert f"served by your running broker, process {broker.pid}" in found[check]["found"]
+        assert done.returncode == 0
+
+
+def test_one_port_for_two_is_not_called_free(tmp_path: Path) -> None:
+    config = tmp_path / "x.conf"
+    config.write_text("port: 4333\nhttp_port: 4333")
+    done = run("--json", "-c", str(config))
+    assert checks(done)["configuration"]["result"] == FAIL
+    assert done.returncode == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import getpass
 import json
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -97,6 +98,42 @@ def test_subjects_of_an_account_are_shown_with_rate_and_subscribers() -> None:
 def test_without_the_recorder_that_is_said() -> None:
     row = {name: value for name, value in SUBJECT.items() if name not in ("account", "msgs_per_s", "publishers")}
     assert "statistics are off" in "\n".join(drawn(120, {"recorder": "off", "subjects": [row]}))
+
+
+def test_what_clients_choose_is_text_in_a_terminal_too() -> None:
+    """A name could clear the screen, or turn the text around it."""
+    evil = "a\x1b[2Jb\u202efdp\x07"
+    subjects = {"recorder": "on", "seconds": 9.2, "subjects": [SUBJECT | {"subject": evil}]}
+    look = Look(100.0, GENERAL, {"total": 1, "connections": [CONNECTION | {"name": evil}]}, None, subjects)
+    for shows_subjects in (False, True):
+        console = Console(width=150, file=None, quiet=False, no_color=True)
+        with console.capture() as capture:
+            console.print(view(None, look, "cid", shows_subjects=shows_subjects, width=150))
+        assert r"a\x1b[2Jb\u202efdp\a" in capture.get()
+        assert not {"\x1b", "\u202e", "\x07"} & set(capture.get())
+
+
+def test_a_shard_that_does_not_answer_is_late_not_ready() -> None:
+    counts = dict.fromkeys(
+        (
+            "connections",
+            "subscriptions",
+            "in_msgs",
+            "out_msgs",
+            "cpu",
+            "loop_lag_us",
+            "mem",
+            "slow_consumers",
+            "starts",
+        ),
+        0,
+    )
+    shards = [{"shard": at, "state": "ready", "suspect": at == 1, **counts} for at in range(2)]
+    look = Look(100.0, GENERAL, {"total": 0, "connections": []}, {"shards": shards}, None)
+    console = Console(width=150, file=None, quiet=False, no_color=True)
+    with console.capture() as capture:
+        console.print(view(None, look, "cid", shows_subjects=False, width=150))
+    assert re.search(r" 0 +ready ", capture.get()) and re.search(r" 1 +late ", capture.get())
 
 
 class Guarded(BaseHTTPRequestHandler):

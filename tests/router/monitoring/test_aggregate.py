@@ -195,8 +195,8 @@ def test_a_subject_on_several_shards_is_one_with_all_its_deliveries():
 def test_shares_of_a_queue_group_are_over_all_shards():
     groups = aggregate.queues(
         [
-            (0, [QueueRow("j", "q", "1", 30, 1, "one")]),
-            (1, [QueueRow("j", "q", "1", 10, 2, ""), QueueRow("k", "q", "2", 0, 2, "")]),
+            (0, [QueueRow("j", "q", "1", 30, 1, "one", "$G")]),
+            (1, [QueueRow("j", "q", "1", 10, 2, "", "$G"), QueueRow("k", "q", "2", 0, 2, "", "$G")]),
         ]
     )
     assert [(group["subject"], group["msgs"], group["num_members"]) for group in groups] == [("j", 40, 2), ("k", 0, 1)]
@@ -205,6 +205,18 @@ def test_shares_of_a_queue_group_are_over_all_shards():
         (2, 0.25, 1),
     ]
     assert groups[1]["members"][0]["share"] == 0.0
+
+
+def test_accounts_that_use_the_same_names_have_nothing_in_common():
+    subjects = aggregate.subjects(
+        [(0, [SubjectRow("a", 10, 100, 5, 1, 0, 0, True, account=account) for account in ("B", "A")])]
+    )
+    assert [(row["account"], row["subject"], row["msgs"]) for row in subjects] == [("B", "a", 10), ("A", "a", 10)]
+    assert [row["account"] for row in aggregate.top_subjects(subjects, "msgs", 9)] == ["A", "B"]
+    groups = aggregate.queues(
+        [(0, [QueueRow("j", "q", "1", 30, cid, "", account) for cid, account in ((1, "A"), (2, "B"))])]
+    )
+    assert [(group["account"], group["msgs"], group["num_members"]) for group in groups] == [("A", 30, 1), ("B", 30, 1)]
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from gnatswarm.broker.options import Options
 from gnatswarm.router.monitoring import metrics
 from gnatswarm.router.monitoring.facts import Facts, ShardFacts
+from gnatswarm.shards.boundary.rows import AccountRow
 from tests.router.monitoring.broker_facts import facts, shard
 
 
@@ -24,7 +26,7 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 
 def subject(name: str, msgs: int) -> dict[str, object]:
-    return {"subject": name, "msgs": msgs, "bytes": 2 * msgs, "deliveries": 3 * msgs}
+    return {"account": "$G", "subject": name, "msgs": msgs, "bytes": 2 * msgs, "deliveries": 3 * msgs}
 
 
 def test_every_family_has_help_a_type_and_our_prefix():
@@ -61,8 +63,73 @@ def test_large_counters_keep_their_last_digit():
 @pytest.mark.parametrize("name", ['quo"te', "back\\slash", "line\nbreak", "ümläut.☃", "{brace}=,", "#"])
 def test_a_subject_of_any_characters_comes_back_as_it_was(name):
     found = samples(metrics.exposition(facts(shard(0)), [subject(name, 4)], {}))
-    assert found["gnatswarm_subject_messages_total", (("subject", name),)] == 4
-    assert found["gnatswarm_subject_deliveries_total", (("subject", name),)] == 12
+    assert found["gnatswarm_subject_messages_total", (("account", "$G"), ("subject", name))] == 4
+    assert found["gnatswarm_subject_deliveries_total", (("account", "$G"), ("subject", name))] == 12
+
+
+ACCOUNTS = [
+    (0, [AccountRow("A", 2, 10, 100, 20, 200, 1, 5), AccountRow("B", 1, 1, 1, 1, 1, 0, 0)]),
+    (1, [AccountRow("A", 3, 30, 300, 40, 400, 0, 7), AccountRow("C", 0, 0, 0, 0, 0, 0, 9)]),
+]
+DENIED = [{"account": "A", "user": "ann", "publishes": 2, "subscriptions": 0}]
+
+
+def test_accounts_have_their_own_and_what_nobody_got_is_counted():
+    found = metrics.accounts(ACCOUNTS, 2, is_recorded=True)
+    shown = samples(metrics.exposition(facts(shard(0), shard(1)), [], {}, found))
+
+    def of(name: str) -> dict[tuple[str, ...], float]:
+        return {
+            tuple(value for _, value in labels): n for (one, labels), n in shown.items() if one == f"gnatswarm_{name}"
+        }
+
+    assert of("account_connections") == {("A", "0"): 2, ("A", "1"): 3, ("B", "0"): 1}
+    assert of("account_received_messages_total") == {("A", "0"): 10, ("A", "1"): 30, ("B", "0"): 1}
+    assert of("account_delivered_bytes_total") == {("A", "0"): 200, ("A", "1"): 400, ("B", "0"): 1}
+    assert of("account_slow_consumers_total") == {("A", "0"): 1, ("A", "1"): 0, ("B", "0"): 0}
+    # C is not among the two that are shown, but nobody got its messages either.
+    assert of("unwanted_messages_total") == {("0",): 5, ("1",): 16}
+    assert of("account_unwanted_messages_total") == {("A", "0"): 5, ("A", "1"): 7, ("B", "0"): 0}
+
+
+def test_without_a_recorder_nobody_knows_what_went_to_nobody():
+    found = metrics.accounts(ACCOUNTS, 1, is_recorded=False)
+    text = metrics.exposition(facts(shard(0)), [], {}, found)
+    assert "unwanted" not in text
+    assert 'gnatswarm_account_connections{account="A",shard="1"} 3\n' in text
+    assert 'account="B"' not in text
+
+
+def test_open_metrics_is_valid_and_says_the_same():
+    found = metrics.accounts(ACCOUNTS, 3, is_recorded=True)
+    text = metrics.exposition(facts(shard(0), shard(1)), [subject("a", 1)], {"/varz": 3}, found, DENIED)
+    families = list(open_metrics_families(metrics.open_metrics(text)))
+    assert {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    } == samples(text)
+    assert {family.type for family in families} == {"gauge", "counter"}
+
+
+PROMETHEUS = "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_open"),
+    [
+        (PROMETHEUS, True),
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text; version=1.0.0; charset=utf-8", True),
+        ("text/plain;q=0.5, application/openmetrics-text;version=1.0.0;q=0.3", False),
+        ("application/openmetrics-text;version=0.0.1", False),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=x", False),
+        *(("", False), ("*/*", False), ("text/html,*/*;q=0.8", False), (";;q=,,", False)),
+    ],
+)
+def test_who_gets_open_metrics(accept, is_open):
+    assert metrics.prefers_open_metrics(accept) is is_open
 
 
 def test_health_is_zero_while_a_shard_is_down():
@@ -88,8 +155,9 @@ def test_no_secret_is_in_it():
 
 def test_what_dashboards_and_alerts_ask_for_exists():
     """Every metric that the files for Grafana and Prometheus name is one that /metrics shows, by that exact name."""
-    entry = {"subject": "s", "msgs": 1, "bytes": 1, "deliveries": 1}
-    shown = metrics.exposition(facts(shard(0), shard(1)), [entry], {"/varz": 1})
+    entry = {"account": "$G", "subject": "s", "msgs": 1, "bytes": 1, "deliveries": 1}
+    found = metrics.accounts(ACCOUNTS, 1, is_recorded=True)
+    shown = metrics.exposition(facts(shard(0), shard(1)), [entry], {"/varz": 1}, found, DENIED)
     known = {sample.name for family in text_string_to_metric_families(shown) for sample in family.samples}
     deploy = Path(__file__).resolve().parents[3] / "deploy"
     files = [*deploy.glob("grafana/*.json"), *deploy.glob("prometheus/*.yml")]

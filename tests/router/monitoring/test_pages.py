@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-from gnatswarm.broker.options import Options
+from gnatswarm.broker.options import Account, Options
 from gnatswarm.router.monitoring.facts import Facts
+from gnatswarm.router.monitoring.history import COUNTERS, History
 from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
 from gnatswarm.router.monitoring.pages import MOST_BUILT, MOST_WAITING, ROWS_IN_ONE_STEP, Busy, Pages
 from gnatswarm.shards.boundary import rows
 from tests.router.monitoring.broker_facts import START_US, facts, shard
 
 WITHIN_S = 20
+HISTORY = History(lambda: dict.fromkeys(COUNTERS, 0))
 
 EMPTY: dict[type[rows.PageStruct], list[rows.PageStruct]] = {
     rows.ConnectionsQuery: [rows.ConnectionsPart(0, [])],
@@ -56,7 +58,7 @@ class Site:
         self.facts = facts(shard(0), shard(1), options=changes.pop("options", None))
         for name, value in changes.items():
             setattr(self.facts, name, value)
-        self.pages = Pages(self.gather, self.shards, {})  # type: ignore[arg-type]
+        self.pages = Pages(self.gather, self.shards, {}, HISTORY)  # type: ignore[arg-type]
 
     def gather(self) -> Facts:
         self.begun += 1
@@ -82,7 +84,7 @@ def connection(cid: int, **changes: Any) -> rows.ConnectionRow:
     return rows.ConnectionRow(**{**fields, **counts, **words, "account": "$G", **changes})
 
 
-@pytest.mark.parametrize("path", sorted(Pages(lambda: facts(), None, {}).by_path))  # type: ignore[arg-type]
+@pytest.mark.parametrize("path", sorted(Pages(lambda: facts(), None, {}, HISTORY).by_path))  # type: ignore[arg-type]
 @pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "not recorded"])
 async def test_every_page_is_a_document_when_nothing_has_happened(path: str, is_recorded: bool) -> None:
     assert isinstance(await Site(is_recorded=is_recorded).get(path), dict)
@@ -226,9 +228,31 @@ async def test_slow_consumers_of_all_shards_are_in_one_order() -> None:
     assert [(query.least_pending_bytes, query.most) for query in asked] == [(7, 3)] * 2
 
 
-async def test_metrics_without_subjects_ask_nobody() -> None:
-    site = Site()
+async def test_metrics_without_subjects_and_recorder_ask_nobody() -> None:
+    site = Site(is_recorded=False)
     assert b"gnatswarm_" in await site.pages.metrics(PageQuery("subjects=0"))
     assert site.shards.asked == []
     await site.pages.metrics(PageQuery("subjects=5"))
     assert [number for number, _ in site.shards.asked] == [0, 1]
+
+
+async def test_metrics_without_subjects_ask_the_recorder_for_sums_only() -> None:
+    site = Site()
+    await site.pages.metrics(PageQuery("subjects=0"))
+    assert site.shards.asked == [(number, rows.AccountsQuery(counts_clients=False)) for number in (0, 1)]
+
+
+async def test_metrics_have_accounts_and_denials_without_a_shard_that_hangs() -> None:
+    site = Site(options=Options(accounts=(Account("A"),)))
+    for number, one in enumerate(site.facts.shards):
+        one.denied_msgs = 3
+        accounts = rows.AccountsPart([rows.AccountRow("A", 2, 10, 100, 20, 200, 1, 5)])
+        denied = rows.DeniedPart([rows.DeniedRow("A", "ann", publishes=3)])
+        site.shards.answers[number, rows.AccountsQuery] = lambda _query, part=accounts: [part]  # type: ignore[misc]
+        site.shards.answers[number, rows.DeniedQuery] = lambda _query, part=denied: [part]  # type: ignore[misc]
+    site.facts.shards[1].is_suspect = True
+    text = (await site.pages.metrics(PageQuery(""))).decode()
+    assert 'gnatswarm_account_connections{account="A",shard="0"} 2\n' in text
+    assert 'gnatswarm_permission_denied_total{account="A",user="ann",action="publish"} 3\n' in text
+    assert {number for number, _ in site.shards.asked} == {0}
+    assert 'gnatswarm_denied_messages_total{shard="1"} 3\n' in text, "the router's own facts are of all shards"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import resource
 import socket
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import msgspec
 import pytest
 
 from gnatswarm.broker.options import Options
-from gnatswarm.router.supervision.descriptors import LEAST_CLIENTS, needed
+from gnatswarm.router.supervision.descriptors import LEAST_CLIENTS, needed, scarcity
 from tests.router.routers import DEADLINE_S, Router, option_tree
 
 
@@ -52,3 +54,22 @@ def test_a_broker_does_not_grow_past_its_descriptors(tmp_path: Path) -> None:
         assert done.returncode == 1
         assert "too few file descriptors: each process may have 64, a broker of 32 shards needs at least" in done.stderr
         assert [row["phase"] for row in router.status()["shards"]] == ["ready"] * 2
+
+
+def test_far_fewer_descriptors_than_connections_are_said_at_the_start(tmp_path: Path) -> None:
+    with Router(tmp_path, 2, is_real=True, descriptors=400) as router:
+        router.wait_ready()
+        router.wait_log(r"\[WRN\] max_connections is 65536, but about \d+ clients fit: .* may have 400 .*LimitNOFILE=")
+
+
+def test_the_limit_that_is_advised_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 400
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (limit, limit))
+    for shards in (1, 3, 64):
+        limit = 400
+        found = re.search(r"Raise the limit to (\d+)", scarcity(Options(), shards))
+        assert found is not None
+        limit = int(found[1])
+        assert scarcity(Options(), shards) == ""
+    limit = resource.RLIM_INFINITY
+    assert scarcity(Options(), 1) == ""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import datetime
 import ssl
 
 import msgspec
 import pytest
 
+from gnatswarm.broker.access.certificate_dates import validity_of
 from gnatswarm.broker.options import Options, Tls
 from gnatswarm.router.config.reload import diff
 from gnatswarm.shards.boundary import certificates
-from gnatswarm.shards.boundary.certificates import CertificateError, server_context, with_files
+from gnatswarm.shards.boundary.certificates import CertificateError, server_context, validity, with_files
 from tests.support.authority import Authority
 
 
@@ -60,3 +64,45 @@ def test_the_file_of_a_pair_that_cannot_be_opened_is_named(tls, field, tmp_path)
     path = tmp_path / "missing"
     with pytest.raises(CertificateError, match=f"open {path}: no such file"):
         server_context(msgspec.structs.replace(tls, **{field: str(path)}))
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (
+            lambda tls, _other: (tls.key_file, tls.cert_file),
+            "swapped: cert_file .* is a private key, key_file .* a cert",
+        ),
+        (lambda tls, _other: (tls.key_file, tls.key_file), "has no certificate in PEM"),
+        (lambda tls, _other: (tls.cert_file, tls.cert_file), "has no private key in PEM"),
+        (lambda tls, other: (tls.cert_file, str(other.key)), "the key in .* is not that of the certificate in"),
+    ],
+    ids=["swapped", "two keys", "two certificates", "another key"],
+)
+def test_what_is_wrong_with_a_pair_is_said_in_words(tls, tmp_path, files, words):
+    cert, key = files(tls, Authority(tmp_path).server())
+    with pytest.raises(CertificateError, match=words) as raised:
+        server_context(with_files(msgspec.structs.replace(tls, cert_file=cert, key_file=key)))
+    assert "_ssl.c" not in str(raised.value)
+
+
+def test_the_dates_of_a_certificate_are_those_that_are_in_it(tmp_path):
+    from cryptography import x509
+
+    for lasts in (datetime.timedelta(hours=1), datetime.timedelta(days=-3), datetime.timedelta(days=365 * 40)):
+        pair = Authority(tmp_path).server(lasts=lasts)
+        theirs = x509.load_pem_x509_certificate(pair.cert.read_bytes())
+        ours = validity(with_files(Tls(cert_file=str(pair.cert), key_file=str(pair.key))))
+        naive = theirs.not_valid_before_utc, theirs.not_valid_after_utc
+        assert ours == naive
+
+
+def test_bytes_that_are_no_certificate_have_no_dates(tmp_path):
+    good = base64.b64decode(b"".join(Authority(tmp_path).server().cert.read_bytes().splitlines()[1:-1]))
+    assert validity_of(good)[0] < validity_of(good)[1]
+    for at in range(0, 200):
+        for bad in (good[:at], good[:at] + b"\xff" + good[at + 1 :]):
+            with contextlib.suppress(ValueError):
+                validity_of(bad)
+    with pytest.raises(ValueError, match=r"X.509"):
+        validity_of(b"")

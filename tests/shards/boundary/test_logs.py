@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 
@@ -223,3 +225,28 @@ def test_lines_of_many_processes_do_not_mix(tmp_path: pathlib.Path) -> None:
     assert [writer.wait() for writer in writers] == [0, 0, 0]
     assert len(lines(path)) == 900
     assert all(line.endswith("[INF] shard 1 - " + "x" * 300) for line in lines(path))
+
+
+class Client:
+    """What has fields of its own for the log."""
+
+    log_fields: ClassVar[dict[str, object]] = {"cid": 7, "address": "10.0.0.1:5", "user": "u", "account": "A"}
+
+    def __str__(self) -> str:
+        return "10.0.0.1:5 - cid:7"
+
+
+def test_json_lines_name_the_client_in_fields_and_the_time_as_everybody_does(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "log"
+    logs.configure(Logging(file=str(path), format="json"), process_label="shard 1")
+    logger = logging.getLogger("gnatswarm.client")
+    logger.error("%s - %s", Client(), "bad")
+    logger.error("nobody in particular: %d", 1)
+    logger.error("refused", extra={"log_fields": {"cid": 9}})
+    first, second, third = map(json.loads, lines(path))
+    assert Client.log_fields.items() <= first.items()
+    assert "cid" not in second and third["cid"] == 9
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", first["time"])
+    moment = datetime.datetime.fromisoformat(first["time"])
+    assert moment.utcoffset() == datetime.timedelta(0)
+    assert round(moment.timestamp() * 1e6) == first["time_us"]

@@ -185,3 +185,37 @@ def test_a_closed_connection_that_somebody_else_still_has_open_is_reported_no_mo
         assert not select.select([bench.reactor.fd], [], [], 0)[0]
     finally:
         os.close(elsewhere)
+
+
+def test_who_has_its_error_is_closed_at_once_and_a_client_that_writes_on_hears_of_it(bench):
+    client, _ = bench.connect()
+    client.sendall(b"NONSENSE\r\n")
+    bench.turn_until(lambda: bool(bench.owner.closed))
+    bench.turn_until(lambda: not bench.reactor.sockets())  # (no deadline is looked at here)
+    assert client.recv(100) == b"-ERR 'Unknown Protocol Operation'\r\n"
+    with contextlib.suppress(ConnectionResetError):
+        client.sendall(b"PING\r\n")  # which is answered with a reset
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        client.sendall(b"PING\r\n")
+
+
+@pytest.mark.parametrize("first", [0, 1, 40_000])
+def test_a_message_that_is_too_large_is_read_to_its_end_first(bench, first):
+    """Otherwise a reset could overtake the error."""
+    client, _ = bench.connect()
+    size = Limits().max_payload_bytes + 1
+    client.sendall(b"PUB a %d\r\n" % size + bytes(first))
+    bench.turn_until(lambda: bool(bench.owner.closed))
+    rest = memoryview(bytes(size - first + 2))
+    client.setblocking(False)
+
+    def writes() -> bool:
+        nonlocal rest
+        with contextlib.suppress(BlockingIOError):
+            rest = rest[client.send(rest[:50_000]) :]
+        return not rest
+
+    bench.turn_until(writes)  # nothing was reset
+    bench.turn_until(lambda: not bench.reactor.sockets())
+    assert client.recv(100) == b"-ERR 'Maximum Payload Violation'\r\n"
+    assert client.recv(100) == b""

@@ -1,0 +1,30 @@
+"""The history of counters: bounded, in order, and without a gap where it wraps around."""
+
+from __future__ import annotations
+
+from gnatswarm.router.monitoring.history import COUNTERS, History
+
+
+def filled(count: int, most: int) -> History:
+    totals = iter(range(1, count + 1))
+    history = History(lambda: dict.fromkeys(COUNTERS, next(totals)), most=most)
+    for at in range(1, count + 1):
+        history.take(at * 1_000_000)
+    return history
+
+
+def test_samples_are_oldest_first():
+    seen = filled(3, most=5).latest(10)
+    assert seen["at"] == [1.0, 2.0, 3.0]
+    assert all(seen[name] == [1, 2, 3] for name in COUNTERS)
+
+
+def test_the_oldest_sample_gives_way():
+    for count in range(5, 13):
+        history = filled(count, most=5)
+        assert history.latest(5)["in_msgs"] == list(range(count - 4, count + 1))
+        assert history.latest(2)["at"] == [count - 1, count]
+
+
+def test_nothing_yet():
+    assert filled(0, most=5).latest(5)["at"] == []
