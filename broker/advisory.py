@@ -14,7 +14,6 @@ import orjson
 
 from gnatswarm.broker.goformat import time_text
 from gnatswarm.broker.options import Options
-from gnatswarm.broker.version import SERVER_VERSION
 
 Document = dict[str, Any]
 
@@ -49,7 +48,7 @@ class ServerIdentity(msgspec.Struct, frozen=True):
             "name": self.server_name,
             "host": options.host or "0.0.0.0",
             "id": self.server_id,
-            "ver": SERVER_VERSION,
+            "ver": options.server_version,
         }
         if options.server_tags:
             found["tags"] = list(options.server_tags)

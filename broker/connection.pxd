@@ -70,13 +70,14 @@ cdef class ClientConnection(Peer):
     cdef readonly bint is_pedantic
     cdef readonly bint echoes
     cdef readonly bint wants_no_responders
+    cdef readonly bint names_subject        # in the 503 of a request without responders
     cdef readonly bint offers_headers       # the broker does
     cdef readonly bint must_authenticate
     cdef readonly bint was_ponged           # has had its first PONG
     cdef bint is_own                        # the broker's own, no client's
     cdef bint is_asking                     # inside of publish_request
     cdef readonly uint8_t protocol
-    cdef bytes info_due                     # an INFO that waits for the first PONG
+    cdef bytes info_due                     # an INFO that waits for the next PONG
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef Py_ssize_t publish(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
@@ -86,7 +87,7 @@ cdef class ClientConnection(Peer):
     cdef Py_ssize_t incomplete(self, const uint8_t *data, size_t size, size_t total, const Op *op) except -1
     cdef bint is_permitted(self, Op *op, Entry *entry, bint *once) except -1
     cdef void wait_if_it_feeds_the_slow(self) noexcept
-    cdef int tell_no_responders(self, Publish *message) noexcept
+    cdef int tell_no_responders(self, const Entry *asked, Publish *message) noexcept
     cdef bint map_subject(self, Op *op, uint64_t *hash, Entry **entry, bint *is_random) noexcept
     cdef void count_refused(self, Op *op) noexcept
     cdef int deliver_across(self, Op *op, uint64_t hash, Entry *entry, Publish *message) except -1

@@ -81,7 +81,7 @@ cdef inline void note_outcome(ClientConnection self, const Entry *entry, Publish
         self.holds |= HOLD_STALL
     if unlikely(outcome.deliveries == 0) and message.reply.size and self.wants_no_responders \
             and outcome.touched == 0:
-        self.tell_no_responders(message)
+        self.tell_no_responders(entry, message)
 
 
 # ---- the steps of publish()
@@ -442,20 +442,29 @@ cdef class ClientConnection(Peer):
             self.out.box.stalling = NULL
             self.holds |= HOLD_STALL
 
-    cdef int tell_no_responders(self, Publish *message) noexcept:
+    cdef int tell_no_responders(self, const Entry *asked, Publish *message) noexcept:
         """Send a 503 to this client's own subscription to the reply subject, if it has one."""
+        cdef bytes subject, told   # copied: looking for the reply's entry may free `asked`
         cdef const uint8_t *reply = message.reply.at
         cdef size_t size = message.reply.size
-        cdef Entry *entry = self.sublist.find(reply, size, hash_bytes(reply, size, self.sublist.seed))
+        cdef Entry *entry
         cdef uint32_t i
         cdef Sub *sub
+        if self.names_subject:
+            subject = asked.text[:asked.subject_size]
+        entry = self.sublist.find(reply, size, hash_bytes(reply, size, self.sublist.seed))
         if entry == NULL:
             return 0
         for i in range(entry.n_plain):   # a member of a queue group is not told, as on nats-server
             sub = entry.targets[i].sub
             if sub.out == &self.out:
                 out_append(&self.out, entry.text + entry.targets[i].prefix_at, entry.targets[i].prefix_size)
-                self.say(b' 16 16\r\nNATS/1.0 503\r\n\r\n\r\n', 26)
+                if self.names_subject:
+                    told = b' %d %d\r\nNATS/1.0 503\r\nNats-Subject: %b\r\n\r\n\r\n' % (
+                        32 + len(subject), 32 + len(subject), subject)
+                    self.say(told, len(told))
+                else:
+                    self.say(b' 16 16\r\nNATS/1.0 503\r\n\r\n\r\n', 26)
                 self.wait_if_it_feeds_the_slow()
                 break
         return 0
@@ -538,16 +547,17 @@ cdef class ClientConnection(Peer):
 
     cdef void release_pong(self) noexcept:
         self.say(b'PONG\r\n', 6)
-        if not self.was_ponged:
-            self.was_ponged = True
-            if self.info_due is not None:
-                self.say(self.info_due, len(self.info_due))
-                self.info_due = None
+        self.was_ponged = True
+        if self.info_due is not None:
+            self.say(self.info_due, len(self.info_due))
+            self.info_due = None
 
     # ---- for the session and the owner of the socket
 
-    def configure(self, *, bint verbose, bint pedantic, bint echo, bint headers, bint no_responders, int protocol):
-        """What a good CONNECT asked for (protocol.md, section 1)."""
+    def configure(self, *, bint verbose, bint pedantic, bint echo, bint headers, bint no_responders, int protocol,
+                  bint names_subject=False):
+        """What a good CONNECT asked for (protocol.md, section 1). `names_subject`: 503 says which subject was asked."""
+        self.names_subject = names_subject
         self.is_verbose = verbose
         self.is_pedantic = pedantic
         self.echoes = echo
@@ -646,6 +656,23 @@ cdef class ClientConnection(Peer):
             self.say(line, len(line))
         else:
             self.info_due = line
+
+    def send_info_after_pong(self, bytes line not None):
+        """The same behind its next PONG, whichever that is."""
+        if self.protocol >= 1:
+            self.info_due = line
+
+    def end_subscriptions(self):
+        """Ends all of them."""
+        cdef uint32_t i
+        cdef list gone = []
+        if self.subs.count == 0:   # there may be no slots
+            return
+        for i in range(self.subs.mask + 1):
+            if self.subs.slots[i]:
+                gone.append(<size_t>slot_item(self.subs.slots[i]))
+        for address in gone:   # the table moves its items when one is taken out
+            self.end_subscription(<Sub *><size_t>address)
 
     def send(self, bytes data not None):
         """Queues bytes as they are."""

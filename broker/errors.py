@@ -108,6 +108,13 @@ class MaximumConnectionsExceeded(ProtocolError):
     reason = CloseReason.MAXIMUM_CONNECTIONS_EXCEEDED
 
 
+class ConnectionThrottling(ProtocolError):
+    """More TLS handshakes than connection_rate_limit allows."""
+
+    text = "Connection throttling is active. Please try again later."
+    reason = CloseReason.MAXIMUM_CONNECTIONS_EXCEEDED
+
+
 class MaximumAccountConnectionsExceeded(ProtocolError):
     text = "maximum account active connections exceeded"
     reason = CloseReason.MAXIMUM_ACCOUNT_CONNECTIONS_EXCEEDED

@@ -1,9 +1,9 @@
 """The INFO line, in which the broker describes itself to a client. Pure: values in, one line out.
 
-Keys and their order are nats-server 2.9.10's; false and empty values are left out, except keys that nats-server always
+Keys and their order are nats-server's; false and empty values are left out, except keys that nats-server always
 sends. Two keys are our own: `gnatswarm`, our version, and `shard`. `version` is that of the nats-server that we are
 compatible with, because clients enable features by it. Keys of features not offered (`jetstream`, `cluster`, `domain`,
-later servers' `xkey` and `api_lvl`) are missing, and so is `git_commit`, as there.
+and of 2.15 `api_lvl`, JetStream's, and `xkey`, of auth callout) are missing, and so is its `git_commit`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gnatswarm.broker.version import LANGUAGE, OWN_VERSION, SERVER_VERSION
+from gnatswarm.broker.version import DEFAULT_COMPATIBILITY, LANGUAGE, OWN_VERSION, SERVER_VERSIONS
 
 _ALWAYS = frozenset(
     {"server_id", "server_name", "version", "proto", "host", "port", "headers", "max_payload", "client_id", "shard"}
@@ -59,11 +59,12 @@ class InfoTemplate:
         tls_available: bool = False,
         tls_verify: bool = False,
         connect_urls: list[str] | None = None,
+        version: str = SERVER_VERSIONS[DEFAULT_COMPATIBILITY],
     ) -> None:
         self._fields: dict[str, Any] = {
             "server_id": server_id,
             "server_name": server_name,
-            "version": SERVER_VERSION,
+            "version": version,
             "proto": 1,
             "go": LANGUAGE,
             "host": host,
@@ -78,6 +79,9 @@ class InfoTemplate:
             "client_ip": "?",
             "connect_urls": connect_urls or [],
             "ldm": False,
+            "connect_info": False,
+            "remote_account": "",
+            "acc_is_sys": False,
             "gnatswarm": OWN_VERSION,
             "shard": shard,
         }
@@ -89,6 +93,13 @@ class InfoTemplate:
         leaving._fields = self._fields | {"ldm": True}
         leaving._template = _template(leaving._fields)
         return leaving
+
+    def for_connected(self, account: str, *, is_system: bool) -> InfoTemplate:
+        """The same for a client that has logged in, as 2.15 tells it: its account."""
+        connected = InfoTemplate.__new__(InfoTemplate)
+        connected._fields = self._fields | {"connect_info": True, "remote_account": account, "acc_is_sys": is_system}
+        connected._template = _template(connected._fields)
+        return connected
 
     def for_websocket(self) -> InfoTemplate:
         """The same for a WebSocket connection, whose TLS, if any, comes before INFO."""

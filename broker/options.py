@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.version import DEFAULT_COMPATIBILITY, NEW, SERVER_VERSIONS
 
 SECRET_FIELDS = frozenset({"auth_token", "auth_password", "http_password", "password", "cert_pem", "key_pem", "ca_pem"})
 
@@ -38,6 +39,7 @@ class Logging(_Discreet, frozen=True, forbid_unknown_fields=True):
     size_limit_bytes: int = 0  # rotate past this many bytes; 0: never
     format: str = "text"  # "text": nats-server's lines; "json": one JSON object per line
     logtime: bool = True  # timestamps on every line
+    logtime_utc: bool = False  # in UTC instead of local time
     debug: bool = False  # -D: connections, links, decisions
     trace: bool = False  # -V: every operation of every client; slow
     trace_payload_bytes: int = 0  # bytes of a message that -V shows at most; 0: no limit
@@ -77,7 +79,7 @@ class Permissions(_Discreet, frozen=True, forbid_unknown_fields=True):
 # Kinds of connection that a user may be limited to: those that this broker has, then those of nats-server alone.
 STANDARD = "STANDARD"
 WEBSOCKET = "WEBSOCKET"
-CONNECTION_TYPES = (STANDARD, WEBSOCKET, "LEAFNODE", "LEAFNODE_WS", "MQTT", "MQTT_WS")
+CONNECTION_TYPES = (STANDARD, WEBSOCKET, "LEAFNODE", "LEAFNODE_WS", "MQTT", "MQTT_WS", "IN_PROCESS")
 
 
 class User(_Discreet, frozen=True, forbid_unknown_fields=True):
@@ -152,6 +154,8 @@ class Tls(_Discreet, frozen=True, forbid_unknown_fields=True):
     curve_preferences: tuple[str, ...] = ()  # one curve, or all; (): OpenSSL's choice
     handshake_first: bool = False  # true: no INFO before the handshake
     handshake_fallback_s: float = 0.0  # with handshake_first: send INFO if no handshake began for so long; 0: never
+    pinned_certs: tuple[str, ...] = ()  # clients' certificates must have one of these keys, as SHA-256; (): any key
+    handshakes_per_s: int = 0  # at most, on all shards together; further clients are refused; 0: no limit
     # The content of the files when the configuration was read; b"": read the files when they are needed.
     cert_pem: bytes = b""
     key_pem: bytes = b""
@@ -187,6 +191,7 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     host: str = ""  # address to listen on; "" or "0.0.0.0": every address, including IPv6 if there is any
     port: int = 4222  # clients' TCP port; -1: any free one
     server_name: str = ""  # shown in INFO and on the monitoring pages; "": the server id
+    compatibility: str = DEFAULT_COMPATIBILITY  # "2.9" or "2.15": the nats-server to behave like, where they differ
     server_tags: tuple[str, ...] = ()  # lower-case words shown on the monitoring pages
     limits: Limits = Limits()
     logging: Logging = Logging()
@@ -214,7 +219,18 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     mappings: tuple[Mapping, ...] = ()  # of the account $G
     system_account: str = SYSTEM_ACCOUNT  # the account whose users receive events and may send requests to the broker
     config_file: str = ""  # the configuration file; "": the command line alone
+    config_digest: str = ""  # "sha256:…" of its values, as nats-server 2.15 computes it; "": not computed
     notices: tuple[str, ...] = ()  # features that were configured and are not supported; logged at start, a line each
+
+    @property
+    def server_version(self) -> str:
+        """The version of nats-server that clients and pages are told."""
+        return SERVER_VERSIONS[self.compatibility]
+
+    @property
+    def is_like_newer(self) -> bool:
+        """Whether to behave like nats-server 2.15."""
+        return self.compatibility == NEW
 
     @property
     def has_system_users(self) -> bool:

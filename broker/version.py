@@ -1,9 +1,12 @@
-"""The nats-server version that we are compatible with, and our own. Imports nothing of ours, so that `-v` is quick."""
+"""The nats-server versions that we can be like, and our own. Imports nothing of ours, so that `-v` is quick."""
 
 import sys
 
-# INFO's `version`: clients enable features by it (protocol.md, section 1).
-SERVER_VERSION = "2.9.10"
+# The option `compatibility` → INFO's `version`: clients enable features by it (protocol.md, section 1). Both are run in
+# the tests, and what differs between them follows the option.
+OLD, NEW = "2.9", "2.15"
+SERVER_VERSIONS = {OLD: "2.9.10", NEW: "2.15.1"}
+DEFAULT_COMPATIBILITY = OLD
 
 # Our own version, INFO's key `gnatswarm`; a test compares it with pyproject.toml.
 OWN_VERSION = "0.1.0"

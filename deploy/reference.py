@@ -123,6 +123,7 @@ BY_HAND = {
 }
 NO_KEY = {
     "config_file": "`-c`",
+    "config_digest": "of the values in that file",
     "notices": "features that were configured and are not supported",
     **{
         f"{block}.{what}_pem": "the content of that file"
@@ -131,11 +132,13 @@ NO_KEY = {
     },
 }
 SECTION_FIELDS = frozenset({"limits", "logging", "sharding", "stats", "tls", "websocket"})
-OURS = frozenset({"http_user", "http_password", "log_format", "shards", "accept", "link_dir", "prefer_local"})
+OURS = frozenset(
+    {"compatibility", "http_user", "http_password", "log_format", "shards", "accept", "link_dir", "prefer_local"}
+)
 
 # Each reader accepts at least one of these values; which fields it sets does not depend on the value.
 SAMPLES: tuple[object, ...] = ("30s", True, 5, "text", "127.0.0.1:1", "reuseport", "1.2", "1.3", "127.0.0.1", ["x"],
-                               ["https://x.example"], list(tls_block.ciphers.ALL)[:1], list(tls_block.ciphers.CURVES)[:1])  # fmt: skip # noqa: E501
+                               ["0" * 64], "2.15", ["https://x.example"], list(tls_block.ciphers.ALL)[:1], list(tls_block.ciphers.CURVES)[:1])  # fmt: skip # noqa: E501
 
 
 def comments(of: type[msgspec.Struct]) -> dict[str, str]:
@@ -206,7 +209,7 @@ def shown_default(value: object, *, is_size: bool) -> str:
 
 def with_unit(name: str, default: str) -> str:
     """A default with the unit of the field's name."""
-    return f"{default} s" if name.endswith("_s") and default != "–" else default
+    return f"{default} s" if name.endswith("_s") and not name.endswith("_per_s") and default != "–" else default
 
 
 def rows(of: type[msgspec.Struct], prefix: str) -> Iterator[str]:
@@ -265,6 +268,7 @@ def page() -> str:
         "\nOptions for internals that are built differently have no effect, and are named in the log at start:\n\n"
     )
     parts += [f"* `{name}`: {what}\n" for name, what in not_offered.NO_EFFECT.items()]
+    parts += [f"* `websocket {{ {name} }}`: {what}\n" for name, what in not_offered.NO_EFFECT_IN_WEBSOCKET.items()]
     return "".join(parts)
 
 

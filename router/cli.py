@@ -54,7 +54,7 @@ def _run(line: CommandLine, program: str) -> int:
         print(tls_help_text(program), end="")
         return 0
     if line.asks("v") or command == "version":
-        print(_version_line(program))
+        print(_version_line(line, program))
         return 0
     if line.values.get("sl"):
         from gnatswarm.router.commands.signals import SignalError, send
@@ -160,7 +160,8 @@ def _test(line: CommandLine, program: str) -> int:
         return _fail(program, "\n".join(built.warnings))
     for notice in built.options.notices:
         print(f"{program}: {notice}", file=sys.stderr)
-    print(f"{program}: configuration file {line.config_file} is valid", file=sys.stderr)
+    digest = f" ({built.options.config_digest})" if built.options.config_digest else ""
+    print(f"{program}: configuration file {line.config_file} is valid{digest}", file=sys.stderr)
     return 0
 
 
@@ -205,10 +206,13 @@ def _with_lines(error: ConfigError) -> str:
     return with_lines(error)
 
 
-def _version_line(program: str) -> str:
-    from gnatswarm.broker.version import OWN_VERSION, SERVER_VERSION
+def _version_line(line: CommandLine, program: str) -> str:
+    from gnatswarm.broker.version import DEFAULT_COMPATIBILITY, OWN_VERSION, SERVER_VERSIONS
 
-    return f"{program}: v{SERVER_VERSION if program == 'nats-server' else OWN_VERSION}"
+    compatibility = str(line.values.get("compatibility", DEFAULT_COMPATIBILITY))
+    if compatibility not in SERVER_VERSIONS:
+        raise BadCommandLine(f'-compatibility "{compatibility}" is none of {", ".join(SERVER_VERSIONS)}')
+    return f"{program}: v{SERVER_VERSIONS[compatibility] if program == 'nats-server' else OWN_VERSION}"
 
 
 def _called_as() -> str:

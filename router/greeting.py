@@ -6,7 +6,7 @@ import logging
 
 from gnatswarm.broker.access.auth import is_hashed
 from gnatswarm.broker.options import Options
-from gnatswarm.broker.version import OWN_VERSION, SERVER_VERSION
+from gnatswarm.broker.version import OWN_VERSION
 
 log = logging.getLogger("gnatswarm.router")
 
@@ -14,13 +14,14 @@ log = logging.getLogger("gnatswarm.router")
 def greet(options: Options, program: str, server_id: str, server_name: str) -> None:
     """Log these lines; to be called before sockets listen."""
     log.info("Starting %s", program)
-    log.info("  Version:  %s", SERVER_VERSION if program == "nats-server" else OWN_VERSION)
+    log.info("  Version:  %s", options.server_version if program == "nats-server" else OWN_VERSION)
     log.info("  Name:     %s", server_name)
     log.info("  ID:       %s", server_id)
     if has_plain_password(options):
         log.warning("Plaintext passwords detected, use nkeys or bcrypt")
     if options.config_file:
-        log.info("Using configuration file: %s", options.config_file)
+        digest = f" ({options.config_digest})" if options.config_digest else ""
+        log.info("Using configuration file: %s%s", options.config_file, digest)
 
 
 def has_log_in(options: Options) -> bool:

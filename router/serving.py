@@ -77,7 +77,8 @@ def serve(
 
             is_open = not (has_log_in(options) or (options.tls.is_on and not options.allow_non_tls))
             accept = options.sharding.accept
-            show(first_screen(address, os.getpid(), broker.shard_pids, accept, is_open=is_open))
+            pids, like = broker.shard_pids, options.server_version
+            show(first_screen(address, os.getpid(), pids, accept, like, is_open=is_open))
         for notice in options.notices:
             log.warning("%s", notice)
         scarcity = descriptors.scarcity(options, broker.wanted)

@@ -177,6 +177,7 @@ class Shard:
             tls_required=options.tls.is_on and not options.allow_non_tls,
             tls_available=options.tls.is_on and options.allow_non_tls,
             tls_verify=options.tls.is_on and options.tls.asks_for_certificate,
+            version=options.server_version,
         )
 
     def _sweep(self) -> None:

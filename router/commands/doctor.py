@@ -91,11 +91,15 @@ def examine(line: CommandLine) -> Iterator[Finding]:
 
 
 def _version() -> Finding:
-    from gnatswarm.broker.version import OWN_VERSION, SERVER_VERSION
+    from gnatswarm.broker.version import OWN_VERSION, SERVER_VERSIONS
 
     if not is_compiled():
         return Finding("version", FAIL, f"gnatswarm {OWN_VERSION}, not compiled", "in a source tree: make build")
-    return Finding("version", OK, f"gnatswarm {OWN_VERSION}, compiled; speaks like nats-server {SERVER_VERSION}")
+    return Finding(
+        "version",
+        OK,
+        f"gnatswarm {OWN_VERSION}, compiled; speaks like nats-server {' or '.join(SERVER_VERSIONS.values())}",
+    )
 
 
 def _python() -> Finding:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from gnatswarm import broker
-from gnatswarm.broker import version
+from gnatswarm.broker.version import DEFAULT_COMPATIBILITY, OWN_VERSION, SERVER_VERSIONS
 
 _MODULES = ("parser", "sublist", "fanout")
 
@@ -22,15 +22,26 @@ def is_compiled() -> bool:
     return all(any(name.startswith(module + ".") and name.endswith(".so") for name in names) for module in _MODULES)
 
 
-def first_screen(address: str, pid: int, shard_pids: Sequence[int], accept: str, *, is_open: bool = True) -> str:
-    """The text; `address` is HOST:PORT. `is_open`: clients need neither to log in nor to encrypt."""
+def first_screen(
+    address: str,
+    pid: int,
+    shard_pids: Sequence[int],
+    accept: str,
+    like: str = SERVER_VERSIONS[DEFAULT_COMPATIBILITY],
+    *,
+    is_open: bool = True,
+) -> str:
+    """The text; `address` is HOST:PORT, `like` the version of nats-server that clients are told.
+
+    `is_open`: clients need neither to log in nor to encrypt.
+    """
     host, _, port = address.rpartition(":")
     dial = f"127.0.0.1/{port}" if host in ("0.0.0.0", "[::]") else f"{host.strip('[]')}/{port}"
     compiled = "compiled" if is_compiled() else "NOT compiled: run `make build`"
     pids = " ".join(str(shard) for shard in shard_pids[:8]) + (" …" if len(shard_pids) > 8 else "")
     shards = f"{len(shard_pids)} shard{'' if len(shard_pids) == 1 else 's'}"
     return (
-        f"gnatswarm {version.OWN_VERSION} ({compiled}, speaks like nats-server {version.SERVER_VERSION})\n"
+        f"gnatswarm {OWN_VERSION} ({compiled}, speaks like nats-server {like})\n"
         f"  listening   {address}\n"
         f"  processes   router {pid}, {shards} ({accept}): {pids}\n"
     ) + (_trial(dial) if is_open else "")

@@ -21,6 +21,7 @@ Server:
     -P, --pid <file>                 write the process id here
         --ports_file_dir <dir>       write <dir>/{program}_<pid>.ports: the ports in use, as JSON
         --client_advertise <addr>    host[:port] to tell clients instead of our own
+        --compatibility <version>    behave like this nats-server where two differ: 2.9 or 2.15 (default: 2.9)
 
 Shards:
         --shards <n>                 how many processes share the work, 1 to 64 (default: one per usable core)
@@ -38,6 +39,7 @@ Logging (to standard error unless a file is named):
         --log_size_limit <bytes>     start a new file when it has grown to this (default: never)
         --log_format <how>           text, as nats-server writes it, or json (default: text)
     -T, --logtime                    date and time on every line (default: true; off: -T=false)
+        --logtime_utc                in UTC instead of local time
     -D, --debug                      say what is decided: connections, links, why something was closed
     -V, --trace                      show every operation of every client; slow
     -VV, -DV, -DVV                   the same as -V, and both together

@@ -28,6 +28,7 @@ _EXPORT_KEYS = {
     "response_max_time": "threshold",
     "response_time": "threshold",
     "latency": "latency",
+    "allow_trace": "trace",
     "account_token_position": "position",
     "token_req": "token",
     "token_required": "token",
@@ -38,6 +39,7 @@ _IMPORT_KEYS = {
     "prefix": "prefix",
     "to": "to",
     "share": "share",
+    "allow_trace": "trace",
     "token": "token",
     "activation": "token",
 }
@@ -119,6 +121,7 @@ class ImportsExportsBlock:
             what = "latency is only for services" if not is_service else '"latency" is not offered and was ignored'
             report = self._problem if not is_service else self._notice
             report(keys["latency"].at, what, "no latency of answers is published")
+        self._note_trace(keys)
         if "position" in keys:
             self._not_enforced(keys["position"])
         if "token" in keys:
@@ -189,6 +192,7 @@ class ImportsExportsBlock:
         if "share" in keys and not (isinstance(keys["share"].value, Scalar) and keys["share"].value.value is False):
             what = '"share" is not offered and was ignored'
             self._notice(keys["share"].at, what, "services see the account that asks, and nothing more of the client")
+        self._note_trace(keys)
         if account and subject and to:
             self.imports.append((Import(account, subject, is_service, to), entry.at))
 
@@ -240,6 +244,11 @@ class ImportsExportsBlock:
             )
             return ""
         return text
+
+    def _note_trace(self, keys: dict[str, Entry]) -> None:
+        if "trace" in keys and not (isinstance(keys["trace"].value, Scalar) and keys["trace"].value.value is False):
+            what = f'"{keys["trace"].key}" is not offered and was ignored'
+            self._notice(keys["trace"].at, what, not_offered.OPENS_IN_ACCOUNTS["msg_trace"])
 
     def _not_enforced(self, entry: Entry) -> None:
         what = f'"{entry.key}": {not_offered.RESTRICTS_IN_EXCHANGE[entry.key.lower()]} are not offered by this version'

@@ -46,6 +46,7 @@ class Keywords(TypedDict, total=False):
     host: str  # default here: 127.0.0.1
     port: int  # default here: 0, any free one
     server_name: str
+    compatibility: str  # "2.9" or "2.15"
     server_tags: Sequence[str]
     client_advertise: str
     no_header_support: bool
@@ -75,6 +76,7 @@ class Keywords(TypedDict, total=False):
     debug: bool
     trace: bool
     logtime: bool
+    logtime_utc: bool
     log_file: str | os.PathLike[str]
     log_size_limit: int | str
     log_format: str

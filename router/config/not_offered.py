@@ -24,22 +24,25 @@ RESTRICTS = {
     "resolver_preload": "account resolvers",
     "resolver_pinned_accounts": "account resolvers",
     "auth_callout": "authentication by a service",
+    "proxies": "trusted proxies that sign their connections",
+    "proxy_protocol": "PROXY headers of load balancers; without them a client has the address of the load balancer",
 }
 
 # The same inside `authorization`, and in each user.
 RESTRICTS_IN_AUTHORIZATION = {
     "auth_callout": "authentication by a service",
+    "proxy_required": "users that must come through a trusted proxy",
     "account": "users that name their account (write the user into the account's block)",
 }
 
 # The same inside a `tls` block.
 RESTRICTS_IN_TLS = {
-    "pinned_certs": "pinned certificates",
-    "connection_rate_limit": "a limit on handshakes per second",
     "verify_cert_and_check_known_urls": "certificates that are compared with known URLs",
     "cert_store": "certificate stores of Windows",
     "cert_match": "certificate stores of Windows",
     "cert_match_by": "certificate stores of Windows",
+    "cert_match_skip_invalid": "certificate stores of Windows",
+    "ca_certs_match": "certificate stores of Windows",
     "ocsp_peer": "OCSP checks of client certificates",
     "certs": "more than one certificate for a port",
 }
@@ -67,6 +70,15 @@ RESTRICTS_IN_EXCHANGE = {
 # Keys of an account that add a feature.
 OPENS_IN_ACCOUNTS = {
     "jetstream": "JetStream: nothing is stored",
+    "msg_trace": "message tracing: a header that asks for it is delivered like any other",
+    "trace_dest": "message tracing: a header that asks for it is delivered like any other",
+}
+
+# Keys of a `websocket` block that have no effect.
+NO_EFFECT_IN_WEBSOCKET = {
+    "advertise": "WebSocket clients are told of no other address",
+    "ping_interval": "WebSocket clients are pinged like all others, every ping_interval of the broker",
+    "headers": "the response to an upgrade has no custom headers",
 }
 
 # Top-level keys that open a port or add a feature.
@@ -84,6 +96,11 @@ OPENS = {
     "syslog": "logging to syslog: lines go to standard error or the log file",
     "remote_syslog": "logging to syslog: lines go to standard error or the log file",
     "ocsp": "OCSP stapling",
+    "ocsp_cache": "OCSP stapling",
+    "prof_block_rate": "a profiling port",
+    "default_sentinel": "a JWT for clients without credentials",
+    "feature_flags": "switches of JetStream",
+    "server_metadata": "custom words on the monitoring pages; use server_tags",
 }
 
 # Top-level keys for internals that are built differently here.
@@ -96,6 +113,12 @@ NO_EFFECT = {
     "no_sys_acc": "a system account without users publishes nothing; monitoring pages still show it",
     "max_sub_tokens": "subjects may have as many tokens as fit a control line",
     "max_subscription_tokens": "subjects may have as many tokens as fit a control line",
+    "no_fast_producer_stall": "a publisher waits at most 0.1 s at a time for a slow subscriber, and nothing is dropped",
+    "write_timeout": "a client that reads nothing for write_deadline is disconnected",
+    "max_closed_clients": "/connz?state=closed shows the last 10,000 of each shard",
+    "logfile_max_num": "rotated log files are kept until you remove them",
+    "log_max_num": "rotated log files are kept until you remove them",
+    "trace_headers": "trace shows headers and payload; max_traced_msg_len limits both",
     "trace_verbose": "trace always shows every operation",
 }
 

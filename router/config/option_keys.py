@@ -86,6 +86,7 @@ KEYS = (
     Key(("host", "net"), _sets("host", values.host)),
     Key(("listen",), _listen),
     Key(("server_name",), _sets("server_name", values.text)),
+    Key(("compatibility",), _sets("compatibility", values.compatibility)),  # not in nats-server
     Key(("server_tags",), _sets("server_tags", values.server_tags)),
     Key(("client_advertise",), _sets("client_advertise", values.client_advertise)),
     Key(("http",), _http("http_port")),
@@ -98,6 +99,7 @@ KEYS = (
     Key(("debug",), _sets("logging.debug", values.boolean)),
     Key(("trace",), _sets("logging.trace", values.boolean)),
     Key(("logtime",), _sets("logging.logtime", values.boolean)),
+    Key(("logtime_utc",), _sets("logging.logtime_utc", values.boolean)),
     Key(("log_file", "logfile"), _sets("logging.file", values.text)),
     Key(("log_size_limit", "logfile_size_limit"), _sets("logging.size_limit_bytes", values.size_limit_bytes)),
     Key(("log_format",), _sets("logging.format", values.log_format)),  # not in nats-server

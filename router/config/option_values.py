@@ -15,6 +15,7 @@ from gnatswarm.broker.limits import (
     SHORTEST_LAME_DUCK_DURATION_S,
     Limits,
 )
+from gnatswarm.broker.version import SERVER_VERSIONS
 
 _DEFAULTS = Limits()
 _DURATION = re.compile(r"(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+\Z")
@@ -48,6 +49,14 @@ def kind_of(value: object) -> str:
         return "a boolean"
     names = {int: "a number", float: "a decimal number", str: "text", list: "a list", dict: "a block"}
     return names.get(type(value), "a date")
+
+
+def compatibility(value: object) -> str:
+    """The version of nats-server to behave like, as text or, without quotes, as a number."""
+    known = str(value) if isinstance(value, str | float) else ""
+    if known not in SERVER_VERSIONS:
+        raise Mistake(f"{value!r} is no known version", f"write {' or '.join(SERVER_VERSIONS)}")
+    return known
 
 
 def text(value: object) -> str:

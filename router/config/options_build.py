@@ -15,6 +15,7 @@ import msgspec
 from gnatswarm.broker.access.auth import is_good_hash, is_hashed
 from gnatswarm.broker.limits import DISCOURAGED_MAX_PAYLOAD_BYTES, Limits
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, Logging, Options, Sharding, Stats, Tls, WebSocket
+from gnatswarm.broker.version import NEW
 from gnatswarm.router.config import conf, not_offered
 from gnatswarm.router.config.accounts_block import Accounts
 from gnatswarm.router.config.authorization import Authorization
@@ -63,7 +64,7 @@ def build_parsed(parsed: conf.Parsed | None, line: CommandLine) -> Built:
     if parsed is not None:
         building.add_parsed(parsed)
     building.add_flags(line)
-    return building.finish(line)
+    return building.finish(line, parsed)
 
 
 class _Building:
@@ -107,12 +108,13 @@ class _Building:
         for flag in line.unoffered:
             self._notice(_COMMAND_LINE, f"-{flag} is not offered and was ignored", not_offered.FLAGS_OPEN[flag])
 
-    def finish(self, line: CommandLine) -> Built:
+    def finish(self, line: CommandLine, parsed: conf.Parsed | None) -> Built:
         """Options, after the checks that need all settings."""
         if not self.is_whole:
             # A missing value makes others look wrong: "users are not defined", because one has no password.
             raise ConfigError(self.problems)
         self._add_accounts()
+        self._check_name()
         self._check_credentials()
         self._check_system_account()
         sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
@@ -141,6 +143,7 @@ class _Building:
             tls=tls,
             websocket=websocket,
             config_file=line.config_file,
+            config_digest=_digest(parsed) if top.get("compatibility") == NEW else "",
             notices=tuple(str(notice) for notice in [*self.warnings, *self.notices]),
         )
         return Built(options, tuple(str(warning) for warning in self.warnings))
@@ -171,6 +174,7 @@ class _Building:
         elif name == "tls":
             block = TlsBlock(entry, "tls")
             self.problems += block.problems
+            self.notices += block.notices
             if not block.problems:
                 # The place of the block: problems with the files it names are reported there.
                 self._set(entry.at, block.settings)
@@ -199,8 +203,8 @@ class _Building:
 
     def _unoffered(self, entry: Entry, name: str) -> bool:
         """Whether only the real server has this key; if so, its notice or problem is added."""
-        # An empty block restricts nothing.
-        empty = _plain(entry.value) in ({}, [])
+        # An empty block restricts nothing, and neither does `false`.
+        empty = _plain(entry.value) in ({}, [], False)
         if name in not_offered.RESTRICTS:
             if not empty:
                 self.problems.append(not_enforced(entry.at, f'"{entry.key}": {not_offered.RESTRICTS[name]}'))
@@ -246,6 +250,10 @@ class _Building:
             self._set(self.accounts_at, {"users": (users if isinstance(users, tuple) else ()) + accounts.users})
         elif accounts.accounts and not users and not any(self.settings.get(field) for field in _CREDENTIALS):
             self._notice(self.accounts_at, "no account has a user", "nobody has to authenticate")
+
+    def _check_name(self) -> None:
+        if " " in str(self.settings.get("server_name", "")) and self.settings.get("compatibility") == NEW:
+            self._problem(self._place("server_name"), "server name cannot contain spaces", "write it without")
 
     def _check_credentials(self) -> None:
         settings = self.settings
@@ -377,6 +385,14 @@ class _Building:
 
     def _notice(self, at: Position, what: str, advice: str) -> None:
         self.notices.append(Problem(at, what, advice))
+
+
+def _digest(parsed: conf.Parsed | None) -> str:
+    if parsed is None:
+        return ""
+    from gnatswarm.router.config.config_digest import config_digest
+
+    return config_digest(parsed.tree)
 
 
 _EVERY_ADDRESS = ("", "0.0.0.0", "::", "*")

@@ -36,6 +36,7 @@ LIVE = frozenset(
         "accounts",
         "mappings",
         "notices",
+        "config_digest",
         "sharding.shards",
         "sharding.prefer_local",
     }
@@ -45,6 +46,7 @@ LIVE = frozenset(
 FIXED = {
     "host": "listeners are made at the start",
     "port": "listeners are made at the start",
+    "compatibility": "clients were told the old version",
     "server_name": "clients were told the old one",
     "ports_file_dir": "the file was written at the start",
     "http_host": "the monitoring listener is made at the start",

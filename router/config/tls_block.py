@@ -7,6 +7,7 @@ A restriction that this broker does not enforce is a problem, never a notice: se
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable, Iterable
 
 from gnatswarm.broker.access import ciphers
@@ -24,13 +25,19 @@ AUTO_FALLBACK_S = 0.05
 SOON = datetime.timedelta(days=14)
 SOON_SHARE = 5  # of a certificate for days or hours, the last fifth
 
+# connection_rate_limit: more than a machine can do, and the shared page counts up to it.
+MOST_HANDSHAKES_PER_S = 1_000_000
+
+_DIGEST = re.compile("[0-9a-fA-F]{64}")
+
 
 class TlsBlock:
-    """Reads one block into the fields of Tls under `prefix`; errors are in `problems`."""
+    """Reads one block into the fields of Tls under `prefix`; errors are in `problems`, warnings in `notices`."""
 
     def __init__(self, entry: Entry, prefix: str) -> None:
         self.settings: Settings = {}
         self.problems: list[Problem] = []
+        self.notices: list[Problem] = []
         self.is_empty = isinstance(entry.value, Block) and not entry.value.entries
         self._prefix = prefix
         if not isinstance(entry.value, Block):
@@ -42,6 +49,7 @@ class TlsBlock:
             self._entry(inner)
         if not self.is_empty and not self.problems:
             self._check_files(entry.at)
+            self._check_pins(entry.at)
 
     def _entry(self, entry: Entry) -> None:
         key = entry.key.lower()
@@ -65,6 +73,12 @@ class TlsBlock:
             if not self.settings.get(f"{self._prefix}.{name}"):
                 self._problem(at, f"missing '{name}' in TLS configuration", "a port without it would not be encrypted")
 
+    def _check_pins(self, at: Position) -> None:
+        """Without `verify` nobody is asked for a certificate, so that every client would be refused."""
+        asks = any(self.settings.get(f"{self._prefix}.{name}") for name in ("verify", "verify_and_map"))
+        if self.settings.get(f"{self._prefix}.pinned_certs") and not asks:
+            self.notices.append(Problem(at, "pinned_certs without verify: no client can connect", "add verify: true"))
+
     def _problem(self, at: Position, what: str, advice: str) -> None:
         self.problems.append(Problem(at, what, advice))
 
@@ -72,19 +86,22 @@ class TlsBlock:
 def with_certificates(tls: Tls, at: Position, problems: list[Problem], notices: list[Problem]) -> Tls:
     """The same struct, with the content of the files that it names; errors in them go to `problems`.
 
-    A certificate that is not valid today, or will not be soon, is a notice: some clients do not look.
+    A weak certificate is a notice, and so is one that is not valid now, or soon will not be: some clients do not look.
     """
     if not tls.is_on:
         return tls
-    from gnatswarm.shards.boundary.certificates import CertificateError, server_context, validity, with_files
+    from gnatswarm.shards.boundary.certificates import CertificateError, server_context, validity, weakness, with_files
 
     try:
         tls = with_files(tls)
-        server_context(tls)
+        weak = weakness(server_context(tls))
         begin, end = validity(tls)
     except CertificateError as error:
         problems.append(Problem(at, str(error), "clients could not connect"))
         return tls
+    if weak:
+        advice = "new clients refuse such certificates: get another one"
+        notices.append(Problem(at, f"{tls.cert_file}: {weak}", advice))
     now = datetime.datetime.now(datetime.UTC)
     if now >= end:
         what = f"the certificate {tls.cert_file} expired on {end:%Y-%m-%d %H:%M} UTC"
@@ -165,8 +182,32 @@ def _min_version(value: object) -> str:
     return version
 
 
+def _pinned_certs(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise Mistake("expected a list of hex-encoded sha256 of DER encoded SubjectPublicKeyInfo", "write [ … ]")
+    if not value:
+        # In the real server an empty list pins nothing: every client may come.
+        raise Mistake("an empty list lets everybody in", "name a key, or leave it out")
+    for item in value:
+        if not _DIGEST.fullmatch(item):
+            what = f"key {item} does not look like hex-encoded sha256 of DER encoded SubjectPublicKeyInfo"
+            raise Mistake(what, "it has 64 hexadecimal digits")
+    return tuple(sorted({item.lower() for item in value}))
+
+
+def _handshakes_per_s(value: object) -> int:
+    # As in the real server, 0 and less are no limit.
+    return max(0, values.number(value, -MOST_HANDSHAKES_PER_S, MOST_HANDSHAKES_PER_S))
+
+
 def _insecure(value: object) -> Settings:
     # This option is about certificates of servers that a broker connects to; ours connects to none.
+    values.boolean(value)
+    return {}
+
+
+def _insecure_suites(value: object) -> Settings:
+    # None of the suites that we know is one of these.
     values.boolean(value)
     return {}
 
@@ -184,5 +225,8 @@ _KEYS: dict[str, Callable[[object], Settings]] = {
     "handshake_first": _handshake_first,
     "first": _handshake_first,
     "immediate": _handshake_first,
+    "pinned_certs": _sets("pinned_certs", _pinned_certs),
+    "connection_rate_limit": _sets("handshakes_per_s", _handshakes_per_s),
     "insecure": _insecure,
+    "allow_insecure_cipher_suites": _insecure_suites,
 }

@@ -110,6 +110,8 @@ def known(entry: Entry, names: dict[str, str], problems: list[Problem]) -> str |
         return names[key]
     feature = not_offered.RESTRICTS_IN_AUTHORIZATION.get(key)
     if feature is not None:
+        if isinstance(entry.value, Scalar) and entry.value.value is False:
+            return None
         problems.append(not_enforced(entry.at, f'"{entry.key}": {feature}'))
     elif not entry.used:
         problems.append(unknown_field(entry, [*names, *not_offered.RESTRICTS_IN_AUTHORIZATION]))

@@ -42,7 +42,10 @@ class WebSocketBlock:
         if key == "tls":
             block = TlsBlock(entry, "websocket.tls")
             self.problems += block.problems
+            self.notices += block.notices
             self.settings |= block.settings
+            if block.settings.get("websocket.tls.handshakes_per_s"):
+                self.problems.append(not_enforced(entry.at, '"connection_rate_limit" of WebSocket clients'))
         elif key in _KEYS:
             value = entry.value
             plain: object = {}
@@ -56,9 +59,9 @@ class WebSocketBlock:
                 self.problems.append(Problem(entry.at, f"{key}: {mistake.what}", mistake.advice))
         elif key in not_offered.RESTRICTS_IN_WEBSOCKET:
             self.problems.append(not_enforced(entry.at, f'"{entry.key}": {not_offered.RESTRICTS_IN_WEBSOCKET[key]}'))
-        elif key == "advertise":
-            what = '"advertise" has no effect here'
-            self.notices.append(Problem(entry.at, what, "WebSocket clients are told of no other address"))
+        elif key in not_offered.NO_EFFECT_IN_WEBSOCKET:
+            what = f'"{entry.key}" has no effect here'
+            self.notices.append(Problem(entry.at, what, not_offered.NO_EFFECT_IN_WEBSOCKET[key]))
         elif not entry.used:
             self.problems.append(unknown_field(entry, [*_KEYS, "tls", *not_offered.RESTRICTS_IN_WEBSOCKET]))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from gnatswarm.broker.goformat import age_text, duration_text, time_text
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, WebSocket
-from gnatswarm.broker.version import LANGUAGE, OWN_VERSION, SERVER_VERSION
+from gnatswarm.broker.version import LANGUAGE, OWN_VERSION
 from gnatswarm.router.monitoring.account_rules import account_rules
 from gnatswarm.router.monitoring.facts import Facts, ShardFacts
 from gnatswarm.shards.boundary.rows import (
@@ -53,7 +53,7 @@ def varz(facts: Facts, requests: dict[str, int]) -> Document:
     document: Document = {
         "server_id": facts.server_id,
         "server_name": facts.server_name,
-        "version": SERVER_VERSION,
+        "version": options.server_version,
         "proto": 1,
         "go": LANGUAGE,
         "host": facts.host,
@@ -99,22 +99,44 @@ def varz(facts: Facts, requests: dict[str, int]) -> Document:
         "routes": 0,
         "remotes": 0,
         "leafnodes": 0,
-        "in_msgs": total(facts, "in_msgs"),
-        "out_msgs": total(facts, "out_msgs"),
-        "in_bytes": total(facts, "in_bytes"),
-        "out_bytes": total(facts, "out_bytes"),
-        "slow_consumers": total(facts, "slow_consumers"),
+        **_traffic(facts),
         "subscriptions": total(facts, "subscriptions"),
         "http_req_stats": dict(sorted(requests.items())),
         "config_load_time": time_text(facts.configured_us),
     }
     if facts.reload_failed_us:
         document["config_reload_failed_time"] = time_text(facts.reload_failed_us)
+    if options.is_like_newer:
+        document["config_digest"] = options.config_digest
     if options.server_tags:
         document["tags"] = list(options.server_tags)
-    document |= {"system_account": options.system_account, "gnatswarm": OWN_VERSION, "shards": len(facts.shards)}
+    document["system_account"] = options.system_account
+    if options.is_like_newer:
+        none = {"routes": 0, "gateways": 0, "leafs": 0}
+        document["slow_consumer_stats"] = {"clients": document["slow_consumers"], **none}
+        document["stale_connection_stats"] = {"clients": document["stale_connections"], **none}
+    document |= {"gnatswarm": OWN_VERSION, "shards": len(facts.shards)}
     document |= {name: total(facts, name) for name in ("denied_msgs", "denied_subscriptions")}
     return document
+
+
+def _traffic(facts: Facts) -> Document:
+    """Counters of messages and clients. 2.15 shows those of clients again: there are no other servers."""
+    received = {name: total(facts, name) for name in ("in_msgs", "in_bytes")}
+    sent = {name: total(facts, name) for name in ("out_msgs", "out_bytes")}
+    slow = {"slow_consumers": total(facts, "slow_consumers")}
+    if not facts.options.is_like_newer:
+        counts = received | sent
+        return {name: counts[name] for name in ("in_msgs", "out_msgs", "in_bytes", "out_bytes")} | slow
+    return {
+        **received,
+        **{name.replace("_", "_client_"): count for name, count in received.items()},
+        **sent,
+        **{name.replace("_", "_client_"): count for name, count in sent.items()},
+        **slow,
+        "stale_connections": total(facts, "stale_connections"),
+        "stalled_clients": total(facts, "stalls"),
+    }
 
 
 def _websocket(options: WebSocket, port: int) -> Document:
@@ -188,8 +210,10 @@ def joined(rows: Iterable[ConnectionRow]) -> list[ConnectionRow]:
     return whole
 
 
-def connection(shard: int, row: ConnectionRow, now_us: int, *, shows_user: bool = False, subs: str = "") -> Document:
-    """One connection, as /connz shows it."""
+def connection(
+    shard: int, row: ConnectionRow, now_us: int, *, shows_user: bool = False, subs: str = "", has_tags: bool = False
+) -> Document:
+    """One connection, as /connz shows it; `has_tags`: with the names that 2.15 gives accounts for people."""
     until_us = row.stop_us or now_us
     document: Document = {
         "cid": row.cid,
@@ -227,19 +251,27 @@ def connection(shard: int, row: ConnectionRow, now_us: int, *, shows_user: bool 
         document["authorized_user"] = row.user
     if shows_user and row.account not in ("", GLOBAL_ACCOUNT):
         document["account"] = row.account
+    if shows_user and has_tags:
+        document["name_tag"] = row.account or GLOBAL_ACCOUNT
     if subs == "list" and row.subs:
         document["subscriptions_list"] = [sub.subject for sub in row.subs]
     elif subs == "detail" and row.subs:
         # nats-server shows the account of closed connections as well.
         account = (row.account or GLOBAL_ACCOUNT) if row.stop_us else ""
-        document["subscriptions_list_detail"] = [subscription(sub, account=account) for sub in row.subs]
+        document["subscriptions_list_detail"] = [
+            subscription(sub, account=account, has_tag=has_tags) for sub in row.subs
+        ]
     document["shard"] = shard
     return document
 
 
-def subscription(row: SubscriptionRow, *, account: str = "", shard: int | None = None) -> Document:
+def subscription(
+    row: SubscriptionRow, *, account: str = "", shard: int | None = None, has_tag: bool = False
+) -> Document:
     """One subscription, in /connz or (with its account) in /subsz."""
     document: Document = {"account": account} if account else {}
+    if account and has_tag:
+        document["account_tag"] = account
     document["subject"] = row.subject
     if row.queue:
         document["qgroup"] = row.queue
@@ -302,6 +334,7 @@ def account_detail(facts: Facts, name: str, counters: Document, clients: int) ->
         "client_connections": clients,
         "subscriptions": counters["num_subscriptions"],
         **account_rules(facts.options, name),
+        **({"name_tag": name} if facts.options.is_like_newer else {}),
         "sublist_stats": counters,
     }
 
@@ -319,14 +352,18 @@ def account_statistics(facts: Facts, answers: Iterable[AccountRow]) -> list[Docu
         whole.out_msgs += row.out_msgs
         whole.out_bytes += row.out_bytes
         whole.slow_consumers += row.slow_consumers
+    is_like_newer = facts.options.is_like_newer
+    nothing = {"msgs": 0, "bytes": 0}
+    elsewhere = dict.fromkeys(("gateways", "routes", "leafs"), nothing) if is_like_newer else {}
     return [
         {
             "acc": row.name,
+            **({"name": row.name} if is_like_newer else {}),
             "conns": row.connections,
             "leafnodes": 0,
             "total_conns": row.connections,
-            "sent": {"msgs": row.out_msgs, "bytes": row.out_bytes},
-            "received": {"msgs": row.in_msgs, "bytes": row.in_bytes},
+            "sent": {"msgs": row.out_msgs, "bytes": row.out_bytes, **elsewhere},
+            "received": {"msgs": row.in_msgs, "bytes": row.in_bytes, **elsewhere},
             "slow_consumers": row.slow_consumers,
         }
         for row in found.values()
@@ -353,22 +390,19 @@ def statsz(facts: Facts, active_accounts: int) -> Document:
 
 def jsz(facts: Facts) -> Document:
     """The document of /jsz: there is no JetStream."""
-    return {
-        **head(facts),
-        "disabled": True,
-        "config": {"max_memory": 0, "max_storage": 0},
+    newer = facts.options.is_like_newer
+    usage = {
         "memory": 0,
         "storage": 0,
         "reserved_memory": 0,
         "reserved_storage": 0,
         "accounts": 0,
         "ha_assets": 0,
-        "api": {"total": 0, "errors": 0},
-        "streams": 0,
-        "consumers": 0,
-        "messages": 0,
-        "bytes": 0,
+        "api": {**({"level": 0} if newer else {}), "total": 0, "errors": 0},
     }
+    about = {**head(facts), "disabled": True, "config": {"max_memory": 0, "max_storage": 0}}
+    first = usage | about if newer else about | usage
+    return {**first, "streams": 0, "consumers": 0, "messages": 0, "bytes": 0, **({"total": 0} if newer else {})}
 
 
 # ---- shards and links

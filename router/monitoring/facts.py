@@ -53,6 +53,7 @@ class ShardFacts(msgspec.Struct):
     loop_lag_us: int
     refused_logins: int = 0
     failed_handshakes: int = 0
+    stale_connections: int = 0
     denied_msgs: int = 0  # of in_msgs
     denied_subscriptions: int = 0
 
@@ -187,6 +188,7 @@ _FROM_PAGE = (
     "loop_lag_us",
     "refused_logins",
     "failed_handshakes",
+    "stale_connections",
     "denied_msgs",
     "denied_subscriptions",
 )

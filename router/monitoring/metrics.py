@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from gnatswarm.broker.version import OWN_VERSION, SERVER_VERSION
+from gnatswarm.broker.version import OWN_VERSION
 from gnatswarm.router.monitoring.aggregate import health
 from gnatswarm.router.monitoring.facts import Facts
 from gnatswarm.shards.boundary.rows import AccountRow
@@ -136,7 +136,7 @@ def exposition(
 ) -> str:
     """The whole text. `subjects` are documents of /subjectz, `denied` of /deniedz; `requests`: how often by path."""
     lines: list[str] = []
-    build = {"version": OWN_VERSION, "compatible_with": SERVER_VERSION, "server_name": facts.server_name}
+    build = {"version": OWN_VERSION, "compatible_with": facts.options.server_version, "server_name": facts.server_name}
     _family(lines, "build_info", "gauge", "Always 1; what this is.", [(build, 1)])
     _family(lines, "healthy", "gauge", "1: every shard serves and none lags.", [({}, int(not health(facts)))])
     _family(lines, "start_time_seconds", "gauge", "When the broker started.", [({}, facts.created_us / 1e6)])

@@ -126,7 +126,8 @@ class Monitor:
             return text_response("401 unauthorized", 401, ("www-authenticate", 'Basic realm="gnatswarm"'))
         try:
             query = PageQuery(request.query)
-            callback = query.callback
+            # 2.15 has no JSONP any more.
+            callback = "" if self._view.options.is_like_newer else query.callback
             response = await self._page(path, query, request)
         except BadQuery as error:
             return text_response(str(error), 400)
@@ -165,6 +166,9 @@ class Monitor:
             if metrics.prefers_open_metrics(request.headers.get("accept", "")):
                 return HttpResponse(metrics.open_metrics(text.decode()).encode(), metrics.OPEN_METRICS)
             return HttpResponse(text, metrics.CONTENT_TYPE)
+        if path == "/stacksz":
+            self._count(path)
+            return HttpResponse(await self._pages.stacks(query), "text/plain; charset=utf-8")
         build = self._pages.by_path.get(path)
         if build is None:
             return None

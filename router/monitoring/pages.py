@@ -46,6 +46,8 @@ MOST_SLOW = 256
 MOST_DENIED = 1000
 MOST_METRIC_USERS = 100
 ROWS_IN_ONE_STEP = 32
+# /stacksz is requested when something hangs: it must not wait long for a shard that hangs.
+STACKS_DEADLINE_S = 2.0
 
 _Part = TypeVar("_Part", bound=rows.PageStruct)
 _Value = TypeVar("_Value")
@@ -95,7 +97,8 @@ class Pages:
 
     async def leafz(self, query: PageQuery) -> bytes:
         """Leaf nodes: always none."""
-        return _json({**aggregate.head(self._facts(query)), "leafnodes": 0, "leafs": None})
+        facts = self._facts(query)
+        return _json({**aggregate.head(facts), "leafnodes": 0, "leafs": [] if facts.options.is_like_newer else None})
 
     async def gatewayz(self, query: PageQuery) -> bytes:
         """Gateways: always none."""
@@ -171,7 +174,11 @@ class Pages:
             texts: list[bytes] = []
             count = 0
             for shard, row in aggregate.merged(found, sort, facts.now_us, offset, limit):
-                documents.append(aggregate.connection(shard, row, facts.now_us, shows_user=shows_user, subs=subs))
+                documents.append(
+                    aggregate.connection(
+                        shard, row, facts.now_us, shows_user=shows_user, subs=subs, has_tags=facts.options.is_like_newer
+                    )
+                )
                 if len(documents) == ROWS_IN_ONE_STEP:
                     count += len(documents)
                     texts.append(_items(documents))
@@ -195,12 +202,13 @@ class Pages:
         account = query.text("acc")
         test, offset, limit = query.test_subject, query.offset, query.limit
         shows_list = query.subs == "list" or query.subs == "detail"
+        shows_all = facts.options.is_like_newer
         if account and account not in facts.accounts:
-            return _json(aggregate.sublist([]))
+            return _json(_subsz(facts, aggregate.sublist([]), query, 0) if shows_all else aggregate.sublist([]))
         async with self._turn():
             counters, _clients = await self._sublist(facts, account)
             if not shows_list:
-                return _json(counters)
+                return _json(_subsz(facts, counters, query, 0) if shows_all else counters)
             listed: list[tuple[int, rows.SubscriptionRow]] = []
             skip = offset
             for shard in _numbers(facts):
@@ -210,17 +218,23 @@ class Pages:
                 parts = await self._questions.ask(shard, question, rows.SubscriptionsPart)
                 listed += [(shard, row) for part in parts for row in part.rows]
                 skip = max(0, skip - (parts[0].total if parts else 0))
-            if not listed:
-                return _json(counters)
+            # The real server always has subscriptions of its own: its list is empty only if something was looked for.
+            if not listed and (test or account or offset):
+                return _json(_subsz(facts, counters, query, 0) if shows_all else counters)
             pace = Pace()
             texts = []
             for at in range(0, len(listed), ROWS_IN_ONE_STEP):
                 step = listed[at : at + ROWS_IN_ONE_STEP]
                 texts.append(
-                    _items([aggregate.subscription(row, account=row.account, shard=shard) for shard, row in step])
+                    _items(
+                        [
+                            aggregate.subscription(row, account=row.account, shard=shard, has_tag=shows_all)
+                            for shard, row in step
+                        ]
+                    )
                 )
                 await pace()
-            document = {**aggregate.head(facts), **counters, "total": len(listed), "offset": offset, "limit": limit}
+            document = _subsz(facts, counters, query, len(listed))
             return _with_list(document, "subscriptions_list", texts)
 
     async def accountz(self, query: PageQuery) -> bytes:
@@ -242,7 +256,15 @@ class Pages:
     async def routez(self, query: PageQuery) -> bytes:
         """Routes to other servers: always none; with shards=1 the links between shards."""
         facts = self._facts(query)
-        document: Document = {**aggregate.head(facts), "num_routes": 0, "routes": []}
+        named = {"server_name": facts.server_name} if facts.options.is_like_newer else {}
+        head = aggregate.head(facts)
+        document: Document = {
+            "server_id": head["server_id"],
+            **named,
+            "now": head["now"],
+            "num_routes": 0,
+            "routes": [],
+        }
         if query.flag("shards"):
             links = [
                 aggregate.link(shard, row, facts.now_us) for shard, found in await self._links(facts) for row in found
@@ -373,6 +395,34 @@ class Pages:
         totals = {name: aggregate.total(facts, name) for name in ("denied_msgs", "denied_subscriptions")}
         return _json({**aggregate.head(facts), **totals, "users": len(found), "denied": found[:limit]})
 
+    async def stacks(self, query: PageQuery) -> bytes:
+        """The stacks of all processes, as text. For a shard that does not answer: only what the kernel says of it.
+
+        Does not wait for its turn among the pages, because those may hang; simultaneous requests share one result.
+        """
+        facts = self._facts(query)
+        return await self._look(f"stacks {_numbers(facts)}", lambda: self._all_stacks(facts))
+
+    async def _all_stacks(self, facts: Facts) -> bytes:
+        from gnatswarm.shards.boundary.stacks import kernel_text, stacks_text
+
+        texts = [f"router {facts.router_pid} [running]:\n{kernel_text(facts.router_pid)}{stacks_text()}"]
+        answers = await asyncio.gather(*(self._stacks_of(shard.shard) for shard in facts.shards))
+        for shard, answer in zip(facts.shards, answers, strict=True):
+            what = "running" if answer else "does not answer"
+            texts.append(f"shard {shard.shard} {shard.pid} [{what}]:\n{kernel_text(shard.pid)}{answer}")
+        return "\n".join(texts).encode("utf-8", "replace")
+
+    async def _stacks_of(self, shard: int) -> str:
+        """The stacks of a shard; "": it does not answer, or has no process."""
+        try:
+            parts = await asyncio.wait_for(
+                self._questions.ask(shard, rows.StacksQuery(), rows.StacksPart), STACKS_DEADLINE_S
+            )
+        except TimeoutError:
+            return ""
+        return "".join(part.text for part in parts)
+
     async def metrics(self, query: PageQuery) -> bytes:
         """The metrics for Prometheus."""
         facts = self._facts(query)
@@ -493,6 +543,17 @@ def _items(documents: Iterable[Document]) -> bytes:
     """Items of a list within a document, with that indentation."""
     text = orjson.dumps(list(documents), option=orjson.OPT_INDENT_2)
     return text[1:-2].replace(b"\n", b"\n  ")
+
+
+def _subsz(facts: Facts, counters: Document, query: PageQuery, listed: int) -> Document:
+    """The page without its list."""
+    return {
+        **aggregate.head(facts),
+        **counters,
+        "total": listed,
+        "offset": query.offset,
+        "limit": query.limit,
+    }
 
 
 def _with_list(document: Document, name: str, texts: list[bytes]) -> bytes:

@@ -18,6 +18,15 @@ from gnatswarm.router.supervision.zygote import HANDLED_SIGNALS
 from gnatswarm.shards.boundary import logs
 from gnatswarm.shards.boundary.control import ReopenLog
 
+# Go's names of signals, in the log of nats-server 2.15.
+_SPELLED: dict[int, str] = {
+    signal.SIGTERM: "terminated",
+    signal.SIGINT: "interrupt",
+    signal.SIGHUP: "hangup",
+    signal.SIGUSR1: "user defined signal 1",
+    signal.SIGUSR2: "user defined signal 2",
+}
+
 # `timeout` and some supervisors signal a process, and then its group: the router gets both, and they are one request.
 SAME_REQUEST_S = 0.5
 
@@ -54,11 +63,16 @@ class SignalHandlers:
     def on_signal(self, number: int) -> None:
         """Handle this signal."""
         name = signal.Signals(number).name
-        log.debug("Trapped %s", name)
+        is_like_newer = self._view.options.is_like_newer
+        spelled = _SPELLED.get(number) if is_like_newer else None
+        if spelled:
+            log.info('Trapped "%s" signal', spelled)
+        else:
+            log.debug("Trapped %s", name)
         if number == signal.SIGTERM:
             # As in nats-server: lame duck mode runs to its end, even if the service manager sends SIGTERM.
             if not self._view.is_leaving:
-                self._stop(1)
+                self._stop(0 if is_like_newer else 1)
         elif number == signal.SIGINT:
             self._stop(0)
         elif number == signal.SIGHUP:

@@ -30,6 +30,7 @@ MOST_FILE_BYTES = 2**20
 
 _PAIR = "error parsing X509 certificate/key pair"
 _AUTHORITY = "error parsing root ca certificate"
+_TOO_WEAK = frozenset({"CA_MD_TOO_WEAK", "EE_KEY_TOO_SMALL", "CA_KEY_TOO_SMALL"})
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
@@ -81,7 +82,7 @@ def server_context(tls: Tls) -> ssl.SSLContext:
     context.num_tickets = 0
     try:
         with _as_file(tls.cert_pem, tls.cert_file) as cert, _as_file(tls.key_pem, tls.key_file) as key:
-            context.load_cert_chain(cert, key, password=_no_password)
+            _load_pair(context, cert, key)
     except (OSError, ValueError) as error:
         raise CertificateError(f"{_PAIR}: {_text(error, tls)}") from None
     if tls.asks_for_certificate:
@@ -106,6 +107,32 @@ def server_context(tls: Tls) -> ssl.SSLContext:
     for curve in tls.curve_preferences:
         context.set_ecdh_curve(ciphers.CURVES[curve])
     return context
+
+
+def _load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
+    """Load them at the highest of OpenSSL's security levels that takes them; 2 is usual.
+
+    nats-server takes certificates signed by means of SHA-1, and short keys. Level 0 also takes them from clients:
+    `shards.clients.certificate_rule` refuses forgeable ones, as nats-server does.
+    """
+    for level in (context.security_level, 1, 0):
+        if level != context.security_level:
+            names = ":".join(cipher["name"] for cipher in context.get_ciphers())
+            context.set_ciphers(f"@SECLEVEL={level}:{names}")
+        try:
+            context.load_cert_chain(cert, key, password=_no_password)
+            return
+        except ssl.SSLError as error:
+            if error.reason not in _TOO_WEAK or level == 0:
+                raise
+
+
+def weakness(context: ssl.SSLContext) -> str:
+    """What is wrong with the certificate of this context, though it is used; "": nothing."""
+    level = context.security_level
+    if level >= ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).security_level:
+        return ""
+    return f"signed with SHA-1, or too short a key; used at OpenSSL's security level {level}"
 
 
 def _no_password() -> str:

@@ -52,9 +52,10 @@ def without_secrets(text: str) -> str:
 class LineFormatter(logging.Formatter):
     """Formats a record as nats-server does: `[pid] date time [INF] text`; each line of a traceback is a log line."""
 
-    def __init__(self, *, logtime: bool, label: str = "", as_json: bool = False) -> None:
+    def __init__(self, *, logtime: bool, label: str = "", as_json: bool = False, utc: bool = False) -> None:
         super().__init__()
         self._logtime = logtime
+        self._broken_down = time.gmtime if utc else time.localtime
         self._json = as_json
         self._label = label
         self._prefix = f"{label} - " if label and label != ROUTER_LABEL else ""
@@ -81,9 +82,9 @@ class LineFormatter(logging.Formatter):
         if not self._logtime:
             return f"[{self._pid}] [{tag}] "
         second = int(record.created)
-        if second != self._second:  # localtime() once a second, not once a line
+        if second != self._second:  # once a second, not once a line
             self._second = second
-            self._date = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(second))
+            self._date = time.strftime("%Y/%m/%d %H:%M:%S", self._broken_down(second))
         return f"[{self._pid}] {self._date}.{int((record.created - second) * 1e6):06d} [{tag}] "
 
     def _json_line(self, record: logging.LogRecord, lines: list[str]) -> str:
@@ -209,7 +210,9 @@ def configure(options: Logging, *, process_label: str) -> None:
     """
     handler = LineHandler(options, process_label=process_label)
     as_json = options.format == "json"
-    handler.setFormatter(LineFormatter(logtime=options.logtime, label=process_label, as_json=as_json))
+    handler.setFormatter(
+        LineFormatter(logtime=options.logtime, label=process_label, as_json=as_json, utc=options.logtime_utc)
+    )
     logging.addLevelName(TRACE, "TRACE")
     logging.raiseExceptions = False  # a broken log line is never a reason to write a traceback into the log
     root = logging.getLogger(ROOT)

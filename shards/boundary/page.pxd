@@ -21,7 +21,7 @@ cdef extern from *:
     #include <stddef.h>
 
     #define PAGE_MAGIC UINT64_C(0x676e617473776d31)   /* "gnatswm1" */
-    #define PAGE_VERSION 3
+    #define PAGE_VERSION 4
     #define PAGE_SLOTS 64
     #define PAGE_ACCOUNTS 1024
 
@@ -33,7 +33,8 @@ cdef extern from *:
         uint64_t next_client_id __attribute__((aligned(64)));   /* atomic, all shards */
         int64_t connections __attribute__((aligned(64)));       /* atomic, all shards */
         uint64_t event_number __attribute__((aligned(64)));     /* atomic, all shards and the router */
-        uint64_t spare[23];
+        uint64_t handshakes;                                    /* atomic, all shards: see page_try_handshake */
+        uint64_t spare[22];
     } PageHeader;
 
     typedef struct {
@@ -65,9 +66,9 @@ cdef extern from *:
         uint64_t recorded_us;
         uint64_t recorded[6];         /* messages and bytes in, out, link messages out and in */
         uint64_t failed_handshakes;   /* TLS handshakes and WebSocket upgrades that failed */
+        uint64_t stale_connections;   /* closed because they did not answer our pings */
         uint64_t denied_msgs;         /* of in_msgs: the client's permissions did not allow them */
         uint64_t denied_subscriptions;
-        uint64_t spare[1];
     } ShardSlot;
 
     typedef struct {
@@ -89,6 +90,24 @@ cdef extern from *:
 
     static inline uint64_t page_next_event_number(PageHeader *header) {
         return __atomic_add_fetch(&header->event_number, 1, __ATOMIC_RELAXED);
+    }
+
+    /* One TLS handshake more in this second, which begins with its first one: the word is its begin in ms of the
+       monotonic clock, above 24 bits of how many there were. 0: there were `most` already. */
+    #define PAGE_HANDSHAKE_BITS 24
+    static inline int page_try_handshake(PageHeader *header, uint64_t now_ms, uint64_t most) {
+        uint64_t was = __atomic_load_n(&header->handshakes, __ATOMIC_RELAXED), now;
+        do {
+            uint64_t count = was & ((UINT64_C(1) << PAGE_HANDSHAKE_BITS) - 1);
+            /* Signed: another process may have read its clock a moment later. */
+            if (was == 0 || (int64_t)(now_ms - (was >> PAGE_HANDSHAKE_BITS)) >= 1000)
+                now = now_ms << PAGE_HANDSHAKE_BITS | 1;
+            else if (count < most)
+                now = was + 1;
+            else
+                return 0;
+        } while (!__atomic_compare_exchange_n(&header->handshakes, &was, now, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+        return 1;
     }
 
     /* A shard may be killed between any two of these steps. While changes_begun is ahead of changes_done the router
@@ -210,6 +229,7 @@ cdef extern from *:
         uint64_t recorded_us
         uint64_t[6] recorded
         uint64_t failed_handshakes
+        uint64_t stale_connections
         uint64_t denied_msgs
         uint64_t denied_subscriptions
 
@@ -223,6 +243,7 @@ cdef extern from *:
     uint64_t page_peek_client_id(PageHeader* header) noexcept nogil
     uint64_t page_next_event_number(PageHeader* header) noexcept nogil
     # 1: counted; 0: the broker is full and nothing changed. max_connections <= 0: no limit.
+    int page_try_handshake(PageHeader* header, uint64_t now_ms, uint64_t most) noexcept nogil
     int page_try_add_connection(PageHeader* header, ShardSlot* slot, int64_t max_connections) noexcept nogil
     void page_remove_connection(PageHeader* header, ShardSlot* slot) noexcept nogil
     int64_t page_connections(PageHeader* header) noexcept nogil

@@ -123,6 +123,13 @@ cdef class Page:
         """Undo one successful try_add_connection."""
         page_remove_connection(self.header, self.slot(shard))
 
+    def try_handshake(self, uint64_t most, uint64_t now_ms=0):
+        """Count one TLS handshake of the whole broker, unless there were `most` (1 to 1,000,000) in this second.
+
+        `now_ms`: of the monotonic clock; 0: now. A second begins with the first handshake after the last one ended.
+        """
+        return page_try_handshake(self.header, now_ms or time.monotonic_ns() // 1000000, most) == 1
+
     def account_place(self, bytes name not None):
         """The account's place on the page: 0 to 1023; -1: all places are taken by other accounts with limits."""
         digest = hashlib.blake2b(name, digest_size=8).digest()
@@ -220,6 +227,7 @@ cdef class Page:
             "link_out_bytes": slot.link_out_bytes,
             "refused_logins": slot.refused_logins,
             "failed_handshakes": slot.failed_handshakes,
+            "stale_connections": slot.stale_connections,
             "denied_msgs": slot.denied_msgs,
             "denied_subscriptions": slot.denied_subscriptions,
         }
@@ -273,6 +281,8 @@ cdef class Page:
             page_store(&slot.refused_logins, value)
         elif name == "failed_handshakes":
             page_store(&slot.failed_handshakes, value)
+        elif name == "stale_connections":
+            page_store(&slot.stale_connections, value)
         elif name == "denied_msgs":
             page_store(&slot.denied_msgs, value)
         elif name == "denied_subscriptions":

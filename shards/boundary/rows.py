@@ -322,6 +322,16 @@ class ClientQuery(Question, tag="client"):
     is_kicked: bool = False  # True: close it; False: ask it to reconnect (INFO with `ldm`)
 
 
+class StacksQuery(Question, tag="stacks"):
+    """Asks for the stacks of the shard."""
+
+
+class StacksPart(PageStruct):
+    """The stacks of the shard: see shards.boundary.stacks."""
+
+    text: str
+
+
 class ClientPart(PageStruct):
     """Whether the client is on this shard."""
 
@@ -380,6 +390,7 @@ Query = (
     | AccountsQuery
     | DeniedQuery
     | ClientQuery
+    | StacksQuery
 )
 Part = (
     ConnectionsPart
@@ -394,6 +405,7 @@ Part = (
     | AccountsPart
     | DeniedPart
     | ClientPart
+    | StacksPart
 )
 
 _encode_part = msgspec.msgpack.Encoder().encode

@@ -18,6 +18,7 @@ from gnatswarm.broker.connection import ClientConnection
 from gnatswarm.broker.errors import (
     AuthorizationViolation,
     CloseReason,
+    ConnectionThrottling,
     MaximumAccountConnectionsExceeded,
     MaximumConnectionsExceeded,
     ProtocolError,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
     from gnatswarm.shards.boundary.page import Page
     from gnatswarm.shards.boundary.rows import ConnectionRow
+    from gnatswarm.shards.clients.certificate_rule import CertificateRule
     from gnatswarm.shards.clients.system import System
     from gnatswarm.shards.sockets.gate import Gate
     from gnatswarm.shards.sockets.reactor import Reactor, Socket
@@ -91,6 +93,8 @@ class Clients:
         self._fence = fence
         self._page = page
         self.info = info
+        self.is_like_newer = options.is_like_newer
+        self._connected: dict[tuple[str, str], InfoTemplate] = {}  # INFO by kind and account
         self._verdicts = Verdicts()
         self.passwords = Passwords(self._verdicts)
         self.authenticator = Authenticator(options, self._verdicts)
@@ -102,12 +106,14 @@ class Clients:
         self.refused_logins = page.snapshot(shard)["refused_logins"]
         self._gates: dict[str, Gate | None] = {"nats": None, "websocket": None}
         self._failed_handshakes = page.snapshot(shard)["failed_handshakes"]
+        self._stale = page.snapshot(shard)["stale_connections"]
         self._set_gates(options)
         # Connections accepted so far, refused ones included; a restarted shard continues its predecessor's count.
         self.accepted = page.snapshot(shard)["accepted_sockets"]
         self.open = sessions
         self.closed = Closed()
         self._is_holding = False
+        self._throttled = 0  # connections refused by connection_rate_limit since the last log line
         self._system = system
         self._on_slow = on_slow
 
@@ -126,12 +132,20 @@ class Clients:
         self.maps_certificates = options.tls.verify_and_map
         self.user_names = frozenset(user.name for user in options.users)
         gates: dict[str, Gate | None] = {"nats": None, "websocket": None}
+        rules: dict[str, CertificateRule | None] = {"nats": None, "websocket": None}
         if options.tls.is_on or options.websocket.port:
             # Imported here, so that a broker without TLS and WebSocket does not load ssl.
             from gnatswarm.shards.sockets.gate import client_gate, websocket_gate
 
             gates = {"nats": client_gate(options), "websocket": websocket_gate(options)}
+        if options.tls.is_on or options.websocket.tls.is_on:
+            from gnatswarm.shards.clients.certificate_rule import certificate_rule
+
+            for kind, tls in ("nats", options.tls), ("websocket", options.websocket.tls):
+                gate = gates[kind]
+                rules[kind] = certificate_rule(tls, gate.context) if gate is not None else None
         self._gates = gates
+        self.certificate_rules = rules
 
     def on_accept(self, fd: int, host: str, port: int) -> None:
         """Take over a new connection of the clients' port."""
@@ -156,7 +170,14 @@ class Clients:
         info = template.line(cid, host, nonce)
         gate = self._gates[kind]
         if not admitted:
-            self._refuse(fd, info if gate is None or (kind == "nats" and not gate.is_silent) else b"", host, port, cid)
+            greeting = info if gate is None or (kind == "nats" and not gate.is_silent) else b""
+            self._refuse(fd, greeting, MaximumConnectionsExceeded())
+            fields = {"cid": cid, "address": f"{host}:{port}"}
+            logger.error("%s:%d - cid:%d - maximum connections exceeded", host, port, cid, extra={"log_fields": fields})
+            return
+        if kind == "nats" and gate is not None and self._is_throttled():
+            self._page.remove_connection(self._shard)
+            self._refuse(fd, b"" if gate.is_silent else info, ConnectionThrottling())
             return
         anonymous = self.authenticator.anonymous(WEBSOCKET if kind == "websocket" else STANDARD)
         session = ClientSession(self, cid, host, port, kind=kind, nonce=nonce, must_authenticate=anonymous is None)
@@ -202,17 +223,39 @@ class Clients:
             asyncio.get_running_loop().call_later(gate.fallback_s, layered.speak_first)
         return socket
 
-    def _refuse(self, fd: int, info: bytes, host: str, port: int, cid: int) -> None:
-        """Over max_connections: send INFO and the error, and close. A new socket's buffer takes these few bytes.
+    def _is_throttled(self) -> bool:
+        """Whether connection_rate_limit is reached. The log has one line for the refused connections of a second."""
+        most = self._options.tls.handshakes_per_s
+        if most == 0 or self._page.try_handshake(most):
+            return False
+        if self._throttled == 0:
+            asyncio.get_running_loop().call_later(1.0, self._log_throttled)
+        self._throttled += 1
+        return True
+
+    def _log_throttled(self) -> None:
+        refused, self._throttled = self._throttled, 0
+        logger.warning("Rejected %d connections due to TLS rate limiting", refused)
+
+    def _refuse(self, fd: int, info: bytes, error: ProtocolError) -> None:
+        """Send INFO and the error, and close. A new socket's buffer takes these few bytes.
 
         `info` is empty where the client expects a handshake first: then it is closed without a word.
         """
         if info:
             with contextlib.suppress(OSError):  # the client has left already
-                os.write(fd, info + MaximumConnectionsExceeded().wire)
+                os.write(fd, info + error.wire)
         os.close(fd)
-        fields = {"cid": cid, "address": f"{host}:{port}"}
-        logger.error("%s:%d - cid:%d - maximum connections exceeded", host, port, cid, extra={"log_fields": fields})
+
+    def info_of_connected(self, session: ClientSession) -> bytes:
+        """The INFO line for a client that has logged in, of nats-server 2.15."""
+        which = session.kind, session.account
+        template = self._connected.get(which)
+        if template is None:
+            general = self.info if session.kind == "nats" else self.info.for_websocket()
+            is_system = session.account == self._options.system_account
+            template = self._connected[which] = general.for_connected(session.account, is_system=is_system)
+        return template.line(session.connection.cid, session.host)
 
     def on_connected(self, session: ClientSession) -> None:
         """Its first CONNECT was accepted."""
@@ -234,6 +277,9 @@ class Clients:
         self.closed.note(session)
         self._system.on_disconnected(session)
         session.socket = None
+        if session.reason is CloseReason.STALE_CONNECTION:
+            self._stale += 1
+            self._page.store(self._shard, "stale_connections", self._stale)
         if session.reason in SLOW:
             row = self.closed.slow[-1]
             logger.warning(
@@ -311,6 +357,7 @@ class Clients:
     def announce_departure(self) -> None:
         """Ask every client, and from now on every new one, to reconnect elsewhere (`ldm` in INFO)."""
         self.info = self.info.for_departure()
+        self._connected.clear()
         on_websocket = self.info.for_websocket()
         for session in self.open.values():
             template = self.info if session.kind == "nats" else on_websocket
@@ -325,6 +372,7 @@ class Clients:
         self._options = options
         self._limits = options.limits
         self.info = info
+        self._connected.clear()
         self._set_gates(options)
         self.authenticator = Authenticator(options, self._verdicts)
         self.rights = Rights(options, self._mesh, self.rights)

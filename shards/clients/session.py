@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gnatswarm.broker.permissions import Permissions
     from gnatswarm.broker.trace import Tracer
     from gnatswarm.shards.clients.account_census import AccountCensus
+    from gnatswarm.shards.clients.certificate_rule import CertificateRule
     from gnatswarm.shards.clients.passwords import Passwords
     from gnatswarm.shards.clients.rights import Rights
     from gnatswarm.shards.sockets.reactor import Socket
@@ -56,6 +57,8 @@ class SessionOwner(Protocol):
     rights: Rights
     user_names: frozenset[str]
     maps_certificates: bool
+    certificate_rules: dict[str, CertificateRule | None]
+    is_like_newer: bool
 
     @property
     def census(self) -> AccountCensus:
@@ -76,6 +79,9 @@ class SessionOwner(Protocol):
 
     def note_refused(self) -> None:
         """A log-in failed."""
+
+    def info_of_connected(self, session: ClientSession) -> bytes:
+        """The INFO line for a client that has logged in, of nats-server 2.15."""
 
     def note_denied(self, account: str, user: str, *, is_publish: bool) -> None:
         """Permissions did not allow a publish, or a subscription."""
@@ -111,6 +117,7 @@ class ClientSession:
         "connection",
         "counted_at",
         "ended_s",
+        "gave_token",
         "host",
         "kind",
         "names",
@@ -153,6 +160,7 @@ class ClientSession:
         self.claimed = ""  # the user or nkey that it claimed to be, admitted or not
         self.stated = ("", "", "")  # name, language and version in its CONNECT, admitted or not
         self.nonce = nonce
+        self.gave_token = False  # in its last CONNECT
         self.admission: Admission | None = None
         self._asking: ClientOptions | None = None  # the CONNECT whose password is being compared
         self._violated_us = 0
@@ -162,7 +170,25 @@ class ClientSession:
         self.tracers: tuple[Tracer, Tracer] | None = None
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port} - {'wid' if self.kind == 'websocket' else 'cid'}:{self.connection.cid}"
+        text = f"{self.host}:{self.port} - {'wid' if self.kind == 'websocket' else 'cid'}:{self.connection.cid}"
+        is_like_newer = self._clients.is_like_newer
+        # As nats-server's tools know it: 2.9 from the first CONNECT on, 2.15 once that was accepted.
+        if is_like_newer and self.admission is None:
+            return text
+        name, language, version = self.stated
+        program = ":".join(part for part in (version and f"v{version}", language, name) if part)
+        if program:
+            text += f" - {quoted(program)}"
+        return f"{text} - {quoted(f'{self.account}/{self._identity}')}" if is_like_newer and self._identity else text
+
+    @property
+    def _identity(self) -> str:
+        """Who logged in, and how, as in the log of nats-server 2.15; "": nobody in particular."""
+        if self.connect.nkey:
+            return f"nkey:{self.connect.nkey}"
+        if self.user or self.connect.user:
+            return f"user:{self.user or self.connect.user}"
+        return "token" if self.gave_token else ""
 
     @property
     def log_fields(self) -> dict[str, object]:
@@ -178,8 +204,15 @@ class ClientSession:
             found["account"] = self.account
         return found
 
-    def on_secured(self, tls: SSLObject) -> None:
-        """The TLS handshake has succeeded."""
+    def on_secured(self, tls: SSLObject) -> bool:
+        """The TLS handshake has succeeded. False: its certificate is refused, and the connection is being closed."""
+        rule = self._clients.certificate_rules[self.kind]
+        objection = rule.objection(tls) if rule is not None else ""
+        if objection:
+            self.on_opening_failed(objection, is_upgrade=False)
+            if self.socket is not None:
+                self.socket.kick(CloseReason.TLS_HANDSHAKE_FAILURE)
+            return False
         version, suite = tls.version() or "", tls.cipher()
         self.tls_version = sys.intern(version.removeprefix("TLSv"))
         self.tls_cipher_suite = sys.intern(ciphers.server_name(suite[0] if suite else ""))
@@ -187,6 +220,7 @@ class ClientSession:
             self.names = names_of(tls.getpeercert() or {})
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s - TLS version %s, cipher suite %s", self, self.tls_version, self.tls_cipher_suite)
+        return True
 
     def on_opening_failed(self, why: str, is_upgrade: bool) -> None:
         """The TLS handshake or the WebSocket upgrade has failed; on_closed follows."""
@@ -265,9 +299,13 @@ class ClientSession:
     def _log_in(self, options: ClientOptions, admission: Admission) -> None:
         require_sense(options)
         is_first = self.admission is None
+        is_like_newer = self._clients.is_like_newer
+        if is_like_newer and not is_first:
+            self.connection.end_subscriptions()
         self.enter(admission.identity)
         # Do not keep the secrets; `admission` has what a reload needs to check them again.
         self.admission = admission
+        self.gave_token = bool(options.auth_token)
         options.auth_token = options.password = options.jwt = options.sig = ""
         self.connect = options
         self.connection.configure(
@@ -277,8 +315,11 @@ class ClientSession:
             headers=options.headers,
             no_responders=options.no_responders,
             protocol=options.protocol,
+            names_subject=is_like_newer,
         )
         self.connection.authenticated()
+        if is_first and is_like_newer and options.protocol:
+            self.connection.send_info_after_pong(self._clients.info_of_connected(self))
         if is_first:
             self._clients.on_connected(self)
 
@@ -328,7 +369,9 @@ class ClientSession:
             self._clients.note_refused()
         if isinstance(error, AuthorizationViolation):
             self._clients.on_refused(self)
-            logger.error("%s - authentication error%s", self, f" - User {quoted(self.claimed)}" if self.claimed else "")
+            # 2.9 names the user also where none was claimed, if there are users.
+            has_name = self.claimed or (self._clients.user_names and not self._clients.is_like_newer)
+            logger.error("%s - authentication error%s", self, f" - User {quoted(self.claimed)}" if has_name else "")
         elif isinstance(error, PermissionsViolation):
             self._note_violation(error)
         elif error.closes:
@@ -351,7 +394,8 @@ class ClientSession:
         if self._violated_us and now_us - self._violated_us < VIOLATIONS_EVERY_US:
             return
         more = f" ({self._violations} since the last line)" if self._violations > 1 else ""
-        logger.error("%s - %s Violation - %s, %s%s", self, error.deed, self._shown_user, error.about, more)
+        who = "" if self._clients.is_like_newer else f"{self._shown_user}, "  # there it is in the line's head
+        logger.error("%s - %s Violation - %s%s%s", self, error.deed, who, error.about, more)
         self._violated_us = now_us
         self._violations = 0
 

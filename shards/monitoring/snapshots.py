@@ -143,6 +143,8 @@ class Snapshots:
                 return self._denied()
             case rows.ClientQuery():
                 return self._client(query)
+            case rows.StacksQuery():
+                return _stacks()
 
     def _sublists(self, account: str = "") -> list[Sublist]:
         """The sublists of one account, or of all."""
@@ -430,6 +432,12 @@ class Snapshots:
                 )
             )
         yield part
+
+
+async def _stacks() -> AsyncIterator[rows.StacksPart]:
+    from gnatswarm.shards.boundary.stacks import stacks_text
+
+    yield rows.StacksPart(stacks_text())
 
 
 async def _nothing() -> AsyncIterator[rows.Part]:

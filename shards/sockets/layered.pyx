@@ -77,7 +77,8 @@ cdef str tls_error_text(object error):
 cdef class LayeredSocket(Socket):
     """For Reactor.open(); `gate` says what must happen before the protocol begins.
 
-    `owner` is told on_secured(the SSLObject), on_opening_failed(why, is_upgrade) and on_wire_error(text).
+    `owner` is told on_secured(the SSLObject), on_opening_failed(why, is_upgrade) and on_wire_error(text). on_secured
+    returns False if it has refused and closed the connection: then the protocol does not begin.
     """
 
     def __cinit__(self, gate not None):
@@ -207,7 +208,8 @@ cdef class LayeredSocket(Socket):
         self.queue_outgoing()   # the last handshake messages, or an alert
         if why is not None:
             return self.fail(why, None)
-        self.owner.on_secured(self.tls)
+        if not self.owner.on_secured(self.tls):
+            return 0   # refused: no byte of the peer's protocol is sent
         if self.frames is not None:
             self.stage = UPGRADES
             return 0

@@ -21,6 +21,11 @@ CATALOGUE = {
     "ControlLineTooLong": ("maximum control line exceeded", True, "Parse Error"),
     "MaximumPayloadViolation": ("Maximum Payload Violation", True, "Maximum Payload Exceeded"),
     "MaximumConnectionsExceeded": ("maximum connections exceeded", True, "Maximum Connections Exceeded"),
+    "ConnectionThrottling": (
+        "Connection throttling is active. Please try again later.",
+        True,
+        "Maximum Connections Exceeded",
+    ),
     "MaximumAccountConnectionsExceeded": (
         "maximum account active connections exceeded",
         True,

@@ -11,7 +11,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,10 +20,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import gnatswarm
-from tests.support.servers import HOST, Broker, Kind, oracle_is_required, wait_until
+from tests.support.servers import HOST, KINDS, Broker, BrokerUnavailable, Kind, oracle_is_required, wait_until
 
 IMPORTED_FROM = str(pathlib.Path(gnatswarm.__file__).parent.parent)
-ORACLE = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/bin")
 ENVIRONMENT = {"NUMBER": "4555", "BROKEN": "{a:", "BLANKS": "a b"}
 DEADLINE_S = 20.0
 
@@ -64,11 +62,12 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def theirs() -> str:
     """The real server."""
-    if ORACLE is None:
+    try:
+        return KINDS["nats-server"].command()[0]
+    except BrokerUnavailable as error:
         if oracle_is_required():
-            pytest.fail("nats-server is not installed")
-        pytest.skip("nats-server is not installed")
-    return ORACLE
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ ANYBODY = "max_payload: 2222"
 USERS = f"max_payload: 2222\nauthorization {{ users = [ {{user: a, password: a, {FEW}}} ] }}"
 NOBODY_IS_A = f"no_auth_user: a\n{USERS}"
 NKEYS = f"authorization {{ users = [ {{nkey: {PUBLIC_KEY}, {FEW}}} ] }}"
+ACCOUNT = f"accounts {{ A {{ users = [ {{user: a, password: a, {FEW}}} ] }} }}"
 TOKEN = "max_payload: 2222\nauthorization { token: abc }"
 A = {"user": "a", "pass": "a"}
 
@@ -35,6 +36,16 @@ CASES = {
     "a user by its key": (NKEYS, None, b"PUB z 0\r\n\r\n"),
     "nobody in particular": (ANYBODY, {}, b"PUB x _R_.a 0\r\n\r\n"),
     "somebody who need not be": (ANYBODY, {"user": "bob"}, b"PUB x _R_.a 0\r\n\r\n"),
+    "a program that says what it is": (
+        USERS,
+        {**A, "name": 'n "m', "lang": "go", "version": "1.2"},
+        b"PUB z 0\r\n\r\n",
+    ),
+    "a program that has a name": (USERS, {**A, "name": "n"}, b"PUB z 0\r\n\r\n"),
+    "a program in a language": (USERS, {**A, "lang": "go"}, b"SUB z 1\r\n"),
+    "a user of an account": (ACCOUNT, A, b"PUB z 0\r\n\r\n"),
+    "a log-in that fails": (USERS, {"user": "a", "pass": "no", "version": "1.2"}, b""),
+    "a log-in without a name": (USERS, {"pass": "no", "lang": "go"}, b""),
     "somebody with a token": (TOKEN, {"auth_token": "abc"}, b"PUB x _R_.a 0\r\n\r\n"),
     "a payload": (ANYBODY, {}, b"PUB x 4194304\r\n"),
     "a payload by one byte": (ANYBODY, {}, b"PUB x 2223\r\n"),
@@ -42,14 +53,20 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _oracle() -> None:
+PAIRS = (("nats-server", "gnatswarm-1"), ("nats-server-2.15", "gnatswarm-1-as-2.15"))
+
+
+@pytest.fixture(params=PAIRS, ids=lambda pair: pair[0])
+def pair(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """The real server, and us like it."""
     try:
-        KINDS["nats-server"].command()
+        KINDS[request.param[0]].command()
     except BrokerUnavailable as error:
         if not oracle_is_required():
             pytest.skip(str(error))
         raise
+    found: tuple[str, str] = request.param
+    return found
 
 
 async def logged(name: str, config: str, connect: dict[str, object] | None, words: bytes) -> list[str]:
@@ -73,7 +90,7 @@ async def logged(name: str, config: str, connect: dict[str, object] | None, word
 
 
 @pytest.mark.parametrize(("config", "connect", "words"), CASES.values(), ids=CASES.keys())
-async def test_an_error_is_logged_in_the_words_of_the_real_server(config, connect, words) -> None:
-    theirs, ours = [await logged(name, config, connect, words) for name in ("nats-server", "gnatswarm-1")]
+async def test_an_error_is_logged_in_the_words_of_the_real_server(pair, config, connect, words) -> None:
+    theirs, ours = [await logged(name, config, connect, words) for name in pair]
     assert ours == theirs
     assert len(ours) == 1

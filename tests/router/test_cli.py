@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnatswarm.broker.options import Options
-from gnatswarm.broker.version import OWN_VERSION, SERVER_VERSION
+from gnatswarm.broker.version import OWN_VERSION, SERVER_VERSIONS
 from gnatswarm.router import cli, serving
 from gnatswarm.router.commands import operator_commands
 from gnatswarm.router.config import help
@@ -121,7 +121,14 @@ def test_the_version(capsys: pytest.CaptureFixture[str], words: list[str]) -> No
     assert cli.main(words, program="gnatswarm") == 0
     assert capsys.readouterr().out == f"gnatswarm: v{OWN_VERSION}\n"
     assert cli.main(words, program="nats-server") == 0
-    assert capsys.readouterr().out == f"nats-server: v{SERVER_VERSION}\n"
+    assert capsys.readouterr().out == f"nats-server: v{SERVER_VERSIONS['2.9']}\n"
+    assert cli.main(["--compatibility", "2.15", *words], program="nats-server") == 0
+    assert capsys.readouterr().out == f"nats-server: v{SERVER_VERSIONS['2.15']}\n"
+
+
+def test_the_version_of_a_server_that_we_are_not_like(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--compatibility", "2.12", "-v"], program="nats-server") == 1
+    assert '-compatibility "2.12" is none of 2.9, 2.15' in capsys.readouterr().err
 
 
 def test_a_link_named_nats_server_is_nats_server(monkeypatch: pytest.MonkeyPatch) -> None:

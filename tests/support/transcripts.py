@@ -16,6 +16,7 @@ The first line is a comment, a sentence that says what the transcript shows. The
     S~: -ERR '.*'                    the next line matches this regular expression as a whole
     S: <closed>                      the server closes, and said nothing more
     S: <nothing>                     nothing is on its way: a PING sent now is answered next
+    S[2.15]: …                       only brokers that are like nats-server 2.15 say it; C and the other forms likewise
 
 `C1:`/`S1:`, `C2:`/`S2:` and so on are several clients; `C:` is client 1. A client connects at its first line; its INFO
 is read then, and can be matched only by an `S~: INFO …` as that first line. `C1: <close>` closes from our side,
@@ -33,9 +34,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.servers import NEW, OLD
 from tests.support.wire import Client, Closed, Cluster
 
-_DIRECTIVE = re.compile(r"([CS])(\d*)([>~]?):(?: (.*))?")
+_DIRECTIVE = re.compile(r"([CS])(\d*)(?:\[([\d.]+)\])?([>~]?):(?: (.*))?")
 _ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|\{(.+?)\*(\d+)\}|(.))", re.DOTALL)
 _PLAIN_ESCAPES = {b"r": b"\r", b"n": b"\n", b"t": b"\t", b"0": b"\0", b"\\": b"\\"}
 _SUB = re.compile(rb"(?im)^sub[ \t]+\S+[ \t]+(?:\S+[ \t]+)?(\S+)[ \t]*\r?$")
@@ -68,6 +70,7 @@ class Step:
     line: int
     data: bytes = b""
     pattern: str = ""
+    version: str = ""  # of the nats-server that alone does it; "": all do
 
 
 @dataclass
@@ -129,19 +132,23 @@ def load(path: Path) -> Transcript:
 
 
 def _step(found: re.Match[str], number: int, where: str) -> Step:
-    side, client_text, mode, text = found.groups()
-    client, text = int(client_text or 1), text or ""
+    side, client_text, version, mode, text = found.groups()
+    client, text, version = int(client_text or 1), text or "", version or ""
+    if version and version not in (OLD, NEW):
+        raise TranscriptError(f"{where}: there is no oracle {version}")
     if side == "C":
         if mode == "~":
             raise TranscriptError(f"{where}: C~ has no meaning")
         if text in ("<close>", "<shut>"):
-            return Step(text.strip("<>"), client, number)
-        return Step("send", client, number, unescaped(text, where) + (b"" if mode == ">" else b"\r\n"))
+            return Step(text.strip("<>"), client, number, version=version)
+        data = unescaped(text, where) + (b"" if mode == ">" else b"\r\n")
+        return Step("send", client, number, data, version=version)
     if mode == "~":
-        return Step("match", client, number, pattern=text)
+        return Step("match", client, number, pattern=text, version=version)
     if text in ("<closed>", "<nothing>"):
-        return Step(text.strip("<>"), client, number)
-    return Step("expect", client, number, unescaped(text, where) + (b"" if mode == ">" else b"\r\n"))
+        return Step(text.strip("<>"), client, number, version=version)
+    data = unescaped(text, where) + (b"" if mode == ">" else b"\r\n")
+    return Step("expect", client, number, data, version=version)
 
 
 def load_all(directory: Path) -> list[Transcript]:
@@ -162,7 +169,8 @@ def joined(steps: Sequence[Step]) -> list[Step]:
 
 async def run(transcript: Transcript, cluster: Cluster, piece_bytes: int | None = None) -> None:
     """Play it; the client side in segments of `piece_bytes`, or as large as they come. AssertionError says where."""
-    steps = joined(transcript.steps)
+    like = cluster.broker.kind.compatibility
+    steps = joined([step for step in transcript.steps if step.version in ("", like)])
     numbers = sorted({step.client for step in steps})
     speaks_of_pings = any(step.what == "expect" and step.data.startswith(b"PING\r\n") for step in steps)
     clients: dict[int, Client] = {}

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime
 import re
 import ssl
+import time
 
 import pytest
 from cryptography import x509
 
-from tests.support.authority import HOUR, Authority
+from tests.support.authority import HOUR, Authority, Pair
+from tests.support.framed import request, websocket_port
 from tests.support.pages import Pages
-from tests.support.secure import CONNECT, SecureClient, connect, connections, dial, said
-from tests.support.servers import Broker
+from tests.support.secure import CONNECT, SecureClient, connect, connections, dial, read_info, said
+from tests.support.servers import HOST, Broker
 
 pytestmark = pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "nats-server")
 
@@ -130,3 +134,133 @@ async def test_a_certificate_that_ends_is_said_at_the_start(start_broker, author
     broker = start_broker(config=f"tls {{\n {authority.server(lasts=lasts).lines}\n}}\n")
     warnings = [line for line in broker.log.lines if "[WRN]" in line and "certificate" in line]
     assert [words in line for line in warnings] == ([True] if words else [])
+
+
+def trusting_sha1(authority: Authority, pair: Pair | None = None) -> ssl.SSLContext:
+    """The context of a client that takes what OpenSSL refuses unless told otherwise."""
+    context = authority.client_context()
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    if pair is not None:
+        context.load_cert_chain(pair.cert, pair.key)
+    return context
+
+
+async def test_a_certificate_signed_with_sha1_is_used_and_warned_of(start_broker, authority, kind):
+    pair = authority.by_sha1(authority.server())
+    broker = start_broker(config=f"tls {{ {pair.lines} }}")
+    if not kind.is_oracle:
+        line = await said(broker, "signed with SHA-1")
+        assert str(pair.cert) in line and "[WRN]" in line
+    client = await connect(broker.port, trusting_sha1(authority))
+    await client.flush()
+    client.close()
+    with pytest.raises(ssl.SSLError):  # a client that is as careful as it should be
+        await dial(broker.port, authority.client_context())
+
+
+@pytest.mark.parametrize("is_last", [False, True], ids=["with such a server", "with a server of today"])
+async def test_a_client_whose_certificate_is_signed_with_sha1_does_not_come_in(start_broker, authority, is_last):
+    """OpenSSL takes it where it has to take the server's own."""
+    server = authority.server() if is_last else authority.by_sha1(authority.server())
+    broker = start_broker(config=f'tls {{ {server.lines}, verify: true, ca_file: "{authority.path}" }}')
+    (await connect(broker.port, trusting_sha1(authority, authority.client()))).close()
+    forgeable = authority.by_sha1(authority.client())
+    try:
+        client = await dial(broker.port, trusting_sha1(authority, forgeable))
+    except (ssl.SSLError, ConnectionError):
+        pass
+    else:
+        assert b"PONG" not in await alert(client)
+        client.close()
+    line = await said(broker, "TLS handshake error")
+    assert re.search("insecure algorithm|too weak", line)
+
+
+async def test_a_pinned_certificate_comes_in_and_no_other(secure, authority):
+    pinned, renewed, other = authority.client(), authority.client(), authority.client()
+    pins = f'pinned_certs: [ "{pinned.pin.upper()}", "{renewed.pin}" ]'
+    broker = secure(f'verify: true\n ca_file: "{authority.path}"\n {pins}', "http: 127.0.0.1:-1\n")
+    for pair in (pinned, renewed):
+        (await connect(broker.port, authority.client_context(pair))).close()
+    client = await dial(broker.port, authority.client_context(other))
+    assert await alert(client) == b""
+    client.close()
+    await said(broker, r"cid:\d+ - TLS handshake error: certificate not pinned$")
+    closed = await connections(broker, "closed")
+    assert [row["reason"] for row in closed if "Client" not in row["reason"]] == ["TLS Handshake Failure"]
+
+
+async def test_who_has_no_certificate_is_not_pinned(secure, authority):
+    broker = secure(f'pinned_certs: [ "{authority.client().pin}" ]')
+    client = await dial(broker.port, authority.client_context())
+    assert await alert(client) == b""
+    client.close()
+    await said(broker, "TLS handshake error: certificate not pinned")
+
+
+@pytest.mark.kinds("gnatswarm-1", "gnatswarm-2")  # nats-server 2.9 has no handshake_first
+async def test_a_client_that_is_not_pinned_gets_no_info_after_its_handshake(secure, authority):
+    pinned, other = authority.client(), authority.client()
+    pins = f'verify: true\n ca_file: "{authority.path}"\n pinned_certs: [ "{pinned.pin}" ]'
+    broker = secure(f"{pins}\n handshake_first: true")
+    (await connect(broker.port, authority.client_context(pinned), first=True)).close()
+    reader, writer = await asyncio.open_connection(
+        HOST, broker.port, ssl=authority.client_context(other), server_hostname="localhost"
+    )
+    client = SecureClient(reader, writer)
+    assert b"INFO" not in await client.rest()
+    client.close()
+    await said(broker, "TLS handshake error: certificate not pinned")
+
+
+@pytest.mark.kinds("gnatswarm-1", "gnatswarm-2")  # the real server pins nothing on this port
+async def test_pins_hold_for_websocket_clients(start_broker, authority, server):
+    pinned, other = authority.client(), authority.client()
+    asks = f'verify: true, ca_file: "{authority.path}", pinned_certs: [ "{pinned.pin}" ]'
+    broker = start_broker(config=f"websocket {{ host: {HOST}, port: -1, tls {{ {server.lines}, {asks} }} }}")
+    port = websocket_port(broker)
+    for pair, expected in ((pinned, b"HTTP/1.1 101 "), (other, b"")):
+        reader, writer = await asyncio.open_connection(
+            HOST, port, ssl=authority.client_context(pair), server_hostname="localhost"
+        )
+        client = SecureClient(reader, writer)
+        await client.send(request(port))
+        answer = await client.line() if expected else await client.rest()
+        assert answer.startswith(expected) and bool(answer) is bool(expected)
+        client.close()
+    await said(broker, "TLS handshake error: certificate not pinned")
+
+
+async def test_more_handshakes_a_second_than_allowed_are_refused(secure, authority):
+    """The first three of a second, on all shards together."""
+    broker = secure("connection_rate_limit: 3\n timeout: 0.5")
+
+    async def burst() -> tuple[list[bytes], float]:
+        """What ten clients at once were told, and how long it took until the last one was connected."""
+        began_s = time.monotonic()
+        clients = [await asyncio.open_connection(HOST, broker.port) for _ in range(10)]
+        for reader, _ in clients:
+            await read_info(reader)
+        took_s = time.monotonic() - began_s
+        told = [await reader.read() for reader, _ in clients]
+        for _, writer in clients:
+            writer.close()
+        return told, took_s
+
+    told, took_s = await burst()
+    while took_s > 0.9:  # it was longer than the second that is counted
+        await until_admitted(broker, authority)
+        told, took_s = await burst()
+    refusal = b"-ERR 'Connection throttling is active. Please try again later.'\r\n"
+    assert [refusal in rest for rest in told].count(True) == 7
+    assert re.search(r"\[WRN\].*Rejected \d connections due to TLS rate limiting$", await said(broker, "Rejected"))
+    await until_admitted(broker, authority)
+
+
+async def until_admitted(broker: Broker, authority: Authority) -> None:
+    """Until the broker takes a client again."""
+    async with asyncio.timeout(10):
+        while True:
+            with contextlib.suppress(ssl.SSLError, ConnectionError, asyncio.IncompleteReadError):
+                (await connect(broker.port, authority.client_context())).close()
+                return

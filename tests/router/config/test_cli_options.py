@@ -82,6 +82,9 @@ def get(options: Options, field: str) -> Any:
         ("listen: localhost:-1", "port", -1),
         ("server_name: 'a b'", "server_name", "a b"),
         ("server_tags: [A, 'b c']", "server_tags", ("a", "b c")),
+        ('compatibility: "2.15"', "compatibility", "2.15"),
+        ("compatibility: 2.15", "compatibility", "2.15"),
+        ("compatibility: 2.9", "compatibility", "2.9"),
         ("server_tags: one", "server_tags", ("one",)),
         ("client_advertise: 'a:1'", "client_advertise", "a:1"),
         ("client_advertise: a", "client_advertise", "a"),
@@ -93,6 +96,7 @@ def get(options: Options, field: str) -> Any:
         ("debug: on", "logging.debug", True),
         ("trace: yes", "logging.trace", True),
         ("logtime: false", "logging.logtime", False),
+        ("logtime_utc: true", "logging.logtime_utc", True),
         ("log_file: a", "logging.file", "a"),
         ("logfile: a", "logging.file", "a"),
         ("log_size_limit: 1k", "logging.size_limit_bytes", 1000),
@@ -167,7 +171,7 @@ def test_every_option_can_be_configured() -> None:
     """Whoever adds a field to Options adds a key for it, or says here why there is none."""
     settable = set()
     for key in KEYS:
-        examples: tuple[object, ...] = (1, "1:1", True, "30s", "json", "reuseport", [], STATS_BLOCK)
+        examples: tuple[object, ...] = (1, "1:1", True, "30s", "json", "reuseport", "2.15", [], STATS_BLOCK)
         for value in examples:
             try:
                 settable |= set(key.read(value))
@@ -182,7 +186,7 @@ def test_every_option_can_be_configured() -> None:
     fields = {field.name for field in msgspec.structs.fields(Options)} - sections.keys()
     fields |= {f"{name}.{field.name}" for name, kind in sections.items() for field in msgspec.structs.fields(kind)}
     authorization = {"auth_token", "auth_user", "auth_password", "users", "accounts", "limits.auth_timeout_s"}
-    told_by_the_program = {"config_file", "notices"}
+    told_by_the_program = {"config_file", "config_digest", "notices"}
     blocks = {"tls", "websocket", "mappings"}  # their keys: below, and in test_imports_exports_options.py
     assert fields - authorization - told_by_the_program - blocks == settable
 
@@ -228,6 +232,9 @@ def test_a_flags_credentials_replace_the_files_whole(built: Build, refusals: Cal
         ("http: a:b", '1:1: http: could not parse port "b"'),
         ("debug: 1", "1:1: debug: expected a boolean, not a number"),
         ("debug: 'true'", "1:1: debug: expected a boolean, not text"),
+        ('compatibility: 2.15\nserver_name: "a b"', "2:1: server name cannot contain spaces"),
+        ("compatibility: 2.12", "1:1: compatibility: 2.12 is no known version — write 2.9 or 2.15"),
+        ("compatibility: [2.9]", "1:1: compatibility: [2.9] is no known version"),
         ("server_tags: [1 ]", "1:1: server_tags: expected text, not a number"),
         ("max_payload: '64MB'", "1:1: max_payload: expected a number, not text"),
         ("max_payload: 65MB", "1:1: max_payload: 68157440 is out of range"),
@@ -325,6 +332,39 @@ def test_what_only_opens_something_is_announced(built: Build, key: str) -> None:
     assert "t.conf:1:1" in notice
 
 
+# Keys that came with nats-server 2.10 to 2.15, in blocks. Those of the top level are in the tables of not_offered.
+@pytest.mark.parametrize(
+    ("text", "notice"),
+    [
+        ("websocket { port: 1, no_tls: true, ping_interval: '1s' }", '"ping_interval" has no effect here'),
+        ("websocket { port: 1, no_tls: true, headers { X: y } }", '"headers" has no effect here'),
+        ("accounts { A { users [ {user: a, password: b} ], msg_trace: a.b } }", '"msg_trace" was ignored'),
+        ("accounts { A { users [ {user: a, password: b} ], trace_dest: a.b } }", '"trace_dest" was ignored'),
+        (
+            "accounts { A { users [ {user: a, password: b} ], exports [ {service: s, allow_trace: true} ] } }",
+            '"allow_trace" is not offered and was ignored',
+        ),
+        (
+            "accounts { A { users [ {user: a, password: b} ], exports [ {stream: s} ] }, "
+            "B { imports [ {stream: {account: A, subject: s}, allow_trace: true} ] } }",
+            '"allow_trace" is not offered and was ignored',
+        ),
+    ],
+)
+def test_what_newer_servers_have_in_blocks_is_announced(built: Build, text: str, notice: str) -> None:
+    (found,) = built(text).options.notices
+    assert notice in found
+
+
+def test_what_newer_servers_have_and_restricts_nothing_is_accepted(built: Build, authority: Authority) -> None:
+    assert built("proxy_protocol: false\nproxies { }").options.notices == ()
+    users = "users [ {user: a, pass: b, proxy_required: false, allowed_connection_types: [IN_PROCESS]} ]"
+    (user,) = built(f"authorization {{ {users} }}").options.users
+    assert user.connection_types == ("IN_PROCESS",) and not user.may_come_by("STANDARD")
+    block = f"tls {{ {authority.server().lines}, allow_insecure_cipher_suites: true }}"
+    assert built(block).options.notices == ()
+
+
 TLS_SETTINGS = (
     ("verify: true", "verify", True),
     ("verify_and_map: true", "verify_and_map", True),
@@ -345,6 +385,9 @@ TLS_SETTINGS = (
     ("first: auto", "handshake_fallback_s", 0.05),
     ("immediate: '300ms'", "handshake_fallback_s", 0.3),
     ("handshake_first: off", "handshake_first", False),
+    (f"verify: true, pinned_certs: [{'AB' * 32}, {'ab' * 32}]", "pinned_certs", ("ab" * 32,)),
+    ("connection_rate_limit: 7", "handshakes_per_s", 7),
+    ("connection_rate_limit: -1", "handshakes_per_s", 0),
 )
 
 
@@ -353,7 +396,7 @@ TLS_SETTINGS = (
 def test_a_key_of_a_tls_block_sets_its_option(
     built: Build, authority: Authority, where: str, text: str, field: str, value: object
 ) -> None:
-    if where == "websocket.tls" and field == "verify_and_map":
+    if where == "websocket.tls" and (field == "verify_and_map" or text.endswith("limit: 7")):
         pytest.skip("refused there")
     text = text.replace("CA", str(authority.path))
     value = str(authority.path) if value == "CA" else value
@@ -413,6 +456,18 @@ def test_tls_flags_win_over_the_file(built: Build, authority: Authority) -> None
         assert tls == with_files(wanted) and tls.key_pem == other.key.read_bytes()
 
 
+def test_pins_without_verify_are_warned_of(built: Build, authority: Authority) -> None:
+    pair = authority.server()
+    options = built(f'tls {{ {pair.lines}, pinned_certs: [ "{pair.pin}" ] }}').options
+    assert "pinned_certs without verify: no client can connect" in options.notices[0]
+
+
+def test_a_certificate_signed_with_sha1_is_warned_of(built: Build, authority: Authority) -> None:
+    pair = authority.by_sha1(authority.server())
+    (notice,) = built(f"tls {{ {pair.lines} }}").options.notices
+    assert f"{pair.cert}: signed with SHA-1" in notice and "security level 0" in notice
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -422,8 +477,15 @@ def test_tls_flags_win_over_the_file(built: Build, authority: Authority) -> None
         ("tls { verify: true }", "1:1: missing 'cert_file' in TLS configuration"),
         ("tls { cert_file: /nope, key_file: /nope }", "1:1: error parsing X509 certificate/key pair: open /nope:"),
         ("tls { bogus: 1 }", '1:7: unknown field "bogus"'),
-        ("tls { pinned_certs: [a] }", '1:7: "pinned_certs": pinned certificates is not offered'),
-        ("tls { connection_rate_limit: 5 }", '1:7: "connection_rate_limit": '),
+        (
+            "websocket { port: 1, tls { cert_file: x, key_file: y, connection_rate_limit: 7 } }",
+            '1:22: "connection_rate_limit" of WebSocket clients is not offered',
+        ),
+        ("tls { pinned_certs: [a] }", "1:7: pinned_certs: key a does not look like hex-encoded sha256 of DER"),
+        ("tls { pinned_certs: [5] }", "1:7: pinned_certs: expected a list of hex-encoded sha256 of DER"),
+        ("tls { pinned_certs: [] }", "1:7: pinned_certs: an empty list lets everybody in"),
+        ('tls { connection_rate_limit: "5" }', "1:7: connection_rate_limit: expected a number, not text"),
+        ("tls { connection_rate_limit: 9999999 }", "1:7: connection_rate_limit: 9999999 is out of range"),
         ("tls { cipher_suites: [ FOO ] }", "1:7: cipher_suites: unrecognized cipher FOO"),
         ("tls { cipher_suites: FOO }", "1:7: cipher_suites: expected a list of names"),
         ("tls { curve_preferences: [ FOO ] }", "1:7: curve_preferences: unrecognized curve preference FOO"),

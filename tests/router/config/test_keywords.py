@@ -50,6 +50,7 @@ def test_every_section_of_the_options_can_be_reached():
         "sharding",
         "headers",
         "config_file",
+        "config_digest",
         "notices",
         "http_host",
     }  # under the names of their options

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from gnatswarm.broker.options import Options
 from gnatswarm.router.supervision import signal_handlers
 from gnatswarm.router.supervision.signal_handlers import SignalHandlers
 
@@ -22,19 +23,20 @@ class Stopped:
         self.codes.append(exit_code)
 
 
-def handlers_of(commands: Stopped) -> SignalHandlers:
-    anything = cast(Any, SimpleNamespace(is_leaving=False))
+def handlers_of(commands: Stopped, compatibility: str = "2.9") -> SignalHandlers:
+    anything = cast(Any, SimpleNamespace(is_leaving=False, options=Options(compatibility=compatibility)))
     return SignalHandlers(anything, anything, cast(Any, commands), lambda: None)
 
 
-async def test_a_signal_to_the_router_and_to_its_group_is_one_request() -> None:
+@pytest.mark.parametrize(("compatibility", "code"), [("2.9", 1), ("2.15", 0)])
+async def test_a_signal_to_the_router_and_to_its_group_is_one_request(compatibility: str, code: int) -> None:
     """`timeout` sends both. A second request would kill shards that are writing their last window."""
     commands = Stopped()
-    handlers = handlers_of(commands)
+    handlers = handlers_of(commands, compatibility)
     handlers.on_signal(signal.SIGTERM)
     handlers.on_signal(signal.SIGTERM)
     handlers.on_signal(signal.SIGINT)
-    assert commands.codes == [1]
+    assert commands.codes == [code]
 
 
 async def test_a_later_signal_is_another_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,22 @@ def test_the_next_client_id_is_read_without_taking_it() -> None:
     assert page.peek_client_id() == 2
 
 
+def test_handshakes_are_counted_by_the_second_that_begins_with_the_first_of_them() -> None:
+    page = Page.create()
+    other = attached(page)
+    assert [one.try_handshake(3, 5000 + after) for after, one in enumerate((page, other, page, other, page))] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert not other.try_handshake(3, 4999), "a clock that was read earlier begins no second"
+    assert not other.try_handshake(3, 5999)
+    assert [other.try_handshake(1, 6000), page.try_handshake(1, 6000)] == [True, False]
+    assert page.try_handshake(1) and not other.try_handshake(1), "by the clock"
+
+
 def test_two_mappings_show_the_same_page() -> None:
     page = Page.create()
     other = attached(page)

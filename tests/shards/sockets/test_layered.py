@@ -1,4 +1,4 @@
-"""Handshakes have a ration: those of one round stop after a while, and whoever is connected is served in between."""
+"""Handshakes of one round stop after a while, so that connected clients are served; a refused client gets no INFO."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gnatswarm.broker.connection import ClientConnection, Fence
+from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.fanout import Fanout
 from gnatswarm.broker.interest import InterestSink
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.sublist import Sublist
 from gnatswarm.shards.sockets.gate import Gate
 from gnatswarm.shards.sockets.layered import LayeredSocket
-from gnatswarm.shards.sockets.reactor import Reactor
+from gnatswarm.shards.sockets.reactor import Reactor, Socket
 from tests.support.engine import QUIET, Session
 
 RATION_S = 0.002
 COUNT = 8
+INFO = b"INFO {}\r\n"
 
 
 def work() -> None:
@@ -59,6 +61,45 @@ class Opening:
         return self
 
 
+class Shaken:
+    """A TLS layer that shakes hands at the client's first bytes, and then encrypts nothing."""
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, server_side: bool) -> Shaken:
+        self._incoming, self._outgoing = incoming, outgoing
+        return self
+
+    def do_handshake(self) -> None:
+        self._incoming.read()
+        self._outgoing.write(b"shaken ")
+
+    def pending(self) -> int:
+        return 0
+
+    def write(self, data: memoryview) -> None:
+        self._outgoing.write(data)
+
+    def unwrap(self) -> None:
+        raise ssl.SSLError
+
+
+class Doorkeeper:
+    """The owner of a socket, who admits a client after its handshake, or refuses it."""
+
+    def __init__(self, *, admits: bool) -> None:
+        self._admits = admits
+        self.socket: Socket | None = None
+        self.reasons: list[CloseReason] = []
+
+    def on_secured(self, tls: Shaken) -> bool:
+        if not self._admits:
+            assert self.socket is not None
+            self.socket.kick(CloseReason.TLS_HANDSHAKE_FAILURE)
+        return self._admits
+
+    def on_closed(self, reason: int) -> None:
+        self.reasons.append(CloseReason(reason))
+
+
 class Bench:
     """A reactor with a plain client that is in, and clients that are not."""
 
@@ -77,8 +118,8 @@ class Bench:
     def on_closed(self, reason: int) -> None:
         raise AssertionError(f"closed: {reason}")
 
-    def connect(self, gate: Gate | None) -> socket.socket:
-        """A client's end."""
+    def connect(self, gate: Gate | None, keeper: Doorkeeper | None = None) -> socket.socket:
+        """A client's end. `keeper`: the owner of the other end, where INFO is waiting."""
         ours, theirs = socket.socketpair()
         self._stack.enter_context(ours)
         theirs.setblocking(False)
@@ -86,7 +127,10 @@ class Bench:
         connection = ClientConnection(self._fanout, self._sublist, self._fence, next(self._cids), Limits(), session)
         session.connection = connection
         layered = None if gate is None else LayeredSocket(gate)
-        self.reactor.open(theirs.detach(), connection, self, layered)
+        opened = self.reactor.open(theirs.detach(), connection, keeper or self, layered)
+        if keeper is not None:
+            keeper.socket = opened
+            connection.send(INFO)
         return ours
 
 
@@ -119,3 +163,19 @@ def test_a_round_has_time_for_few_handshakes_and_the_others_are_not_forgotten(
     bench.reactor.turn()
     assert len(looks) == COUNT
     assert not select.select([bench.reactor.fd], [], [], 0)[0]
+
+
+@pytest.mark.parametrize("admits", [True, False])
+def test_info_that_waits_for_the_handshake_is_not_sent_to_a_client_that_is_refused_after_it(
+    bench: Bench, admits: bool
+) -> None:
+    keeper = Doorkeeper(admits=admits)
+    gate = Gate(timeout_s=60.0, context=Shaken(), is_silent=True)  # type: ignore[arg-type]
+    client = bench.connect(gate, keeper)
+    bench.reactor.turn()
+    client.sendall(b"\x16")
+    bench.reactor.turn()
+    assert client.recv(100, socket.MSG_DONTWAIT) == (b"shaken " + INFO if admits else b"shaken ")
+    if not admits:
+        assert client.recv(100, socket.MSG_DONTWAIT) == b""
+    assert keeper.reasons == ([] if admits else [CloseReason.TLS_HANDSHAKE_FAILURE])

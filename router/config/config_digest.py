@@ -1,0 +1,34 @@
+"""The digest of a configuration's values, as nats-server 2.15 computes it: in its log, /varz and the answer of -t.
+
+Two files with the same values have the same digest, whatever their blanks, comments, order and includes. It is SHA-256
+of what Go's encoding/json writes of the parsed file. As with nats-server, somebody who knows the rest of
+a file can try passwords against the digest: therefore it is computed for `compatibility: "2.15"` alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from gnatswarm.router.config.conf_tree import Block, List, Node
+
+# Go escapes these in JSON, so that it can stand in a web page.
+_ESCAPED = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
+
+
+def config_digest(tree: Block) -> str:
+    """`sha256:` and 64 hexadecimal digits."""
+    text = json.dumps(_plain(tree), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    written = text.translate(_ESCAPED) + "\n"
+    return "sha256:" + hashlib.sha256(written.encode("utf-8", "replace")).hexdigest()
+
+
+def _plain(node: Node) -> object:
+    if isinstance(node, Block):
+        return {entry.key: _plain(entry.value) for entry in node}
+    if isinstance(node, List):
+        return [_plain(item) for item in node.items]
+    value = node.value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # Go writes 5.0 as 5
+    return value if isinstance(value, str | int | float) else value.strftime("%Y-%m-%dT%H:%M:%SZ")
