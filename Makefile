@@ -92,8 +92,17 @@ instructions: build ## count the engine's instructions per operation, beside tho
 simulate: build ## the whole mesh under random schedules for S seconds: tests/simulation
 	@PYTHONPATH=. $(PY) -P -m tests.simulation --seconds $(S) $(ARGS)
 
+# Two kinds: fuzzers with a generator of their own, then those guided by coverage: by atheris, on a build of its own that
+# has the sanitizers of `make debug` and counts the branches taken. Without atheris (no wheel for this Python or system)
+# or such a build (gcc alone has the option), their inputs are changed at random.
 fuzz: build ## run each fuzzer for FUZZ_S seconds: tests/fuzz
 	@GNATSWARM_FUZZ_S=$(FUZZ_S) $(PYTEST) -n $(WORKERS) --timeout $$(( $(FUZZ_S) * 2 + 60 )) tests/fuzz $(ARGS)
+	@$(PIP_INSTALL) --only-binary :all: atheris || echo "atheris could not be installed"
+	@if $(PY) -c 'import atheris' 2>/dev/null; then \
+		GNATSWARM_FUZZ=1 $(PY) setup.py --quiet build --build-base build/fuzz --build-lib build/fuzz/lib || \
+			rm -rf build/fuzz/lib; \
+	fi
+	@PYTHONPATH=. $(PY) -P -m tests.fuzz --seconds $(FUZZ_S) --processes $(WORKERS)
 
 # The debug build is in build/debug/lib. PYTHONPATH puts it first for the tests and for every process they start; the
 # release build is unchanged. PYTHONMALLOC=malloc: ASan sees every object. No leak detection: Python itself leaks by design.
