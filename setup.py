@@ -14,6 +14,7 @@ and compiles afterwards).
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import platform
 import tempfile
@@ -73,8 +74,8 @@ else:
     MACROS = [("CYTHON_WITHOUT_ASSERTIONS", "1")]
 if FUZZ:
     COMPILE_ARGS += ["-fsanitize-coverage=trace-pc,trace-cmp", "-include", COVERAGE]
-# Code that Cython generates has unused functions and variables, and compares signed with unsigned counters.
-COMPILE_ARGS += ["-Wno-unused-function", "-Wno-unused-variable", "-Wno-sign-compare"]
+# Code that Cython generates has unused functions, variables and results, and compares signed with unsigned counters.
+COMPILE_ARGS += ["-Wno-unused-function", "-Wno-unused-variable", "-Wno-unused-result", "-Wno-sign-compare"]
 if NATIVE:
     COMPILE_ARGS.append("-march=native")
 
@@ -173,6 +174,8 @@ class BuildCompiledModules(build_ext):
         for extension in self.extensions:
             extension.sources = with_c[extension.name].sources
             extension.depends = with_c[extension.name].depends
+        # The longest first, or one of them is left to one core at the end.
+        self.extensions.sort(key=lambda extension: -Path(extension.sources[0]).stat().st_size)
         super().run()
         stamp.write_text(fingerprint)
         if failed:
@@ -188,6 +191,9 @@ class BuildCompiledModules(build_ext):
                 if ".".join(module.parts) not in wanted:
                     built.unlink()
 
+
+# URLs of pyproject.toml are relative, because no host is known; it would advise against that at every build.
+logging.getLogger("setuptools.config._validate_pyproject.formats").setLevel(logging.ERROR)
 
 if __name__ == "__main__":  # cythonize's workers may import this file
     make_name()

@@ -19,6 +19,8 @@ from gnatswarm.broker.sublist cimport CACHE_WAYS, Sublist
 from gnatswarm.broker.table cimport slot_item
 from gnatswarm.broker.word cimport SLACK, hash_bytes
 
+from gnatswarm.broker.census_counts import ConnectionCounts, FoldedCounts, LinkCounts
+
 
 cdef str text_of(const uint8_t *at, size_t size):
     return at[:size].decode("utf-8", "replace")
@@ -46,17 +48,17 @@ cdef tuple subscription_row(Sublist sublist, Sub *sub):
             sub.delivered, sub.max_msgs)
 
 
-def counters(ClientConnection client not None) -> tuple:
-    """(cid, in msgs, out msgs, in bytes, out bytes, pending bytes, subscriptions, last activity, rtt; both in µs)"""
+def counters(ClientConnection client not None) -> ConnectionCounts:
+    """What was counted of one client."""
     cdef OutBuf *out = &client.out
     cdef uint64_t last_us = client.active_us if client.active_us > out.taken_us else out.taken_us
-    return (client.cid, client.in_msgs, out.msgs, client.in_bytes, out.payload_bytes, out_pending(out),
-            client.subs.count, last_us, client.rtt_us)
+    return ConnectionCounts(client.cid, client.in_msgs, out.msgs, client.in_bytes, out.payload_bytes, out_pending(out),
+                            client.subs.count, last_us, client.rtt_us)
 
 
-def link_counters(SiblingLink link not None) -> tuple:
-    """(in msgs, out msgs, in bytes, out bytes, pending bytes) of this end of a link."""
-    return link.in_msgs, link.out.msgs, link.in_bytes, link.out.payload_bytes, out_pending(&link.out)
+def link_counters(SiblingLink link not None) -> LinkCounts:
+    """What was counted at this end of a link."""
+    return LinkCounts(link.in_msgs, link.out.msgs, link.in_bytes, link.out.payload_bytes, out_pending(&link.out))
 
 
 def layout(ClientConnection client not None) -> int:
@@ -164,12 +166,12 @@ cdef inline Earlier counted(const Entry *entry) noexcept:
     return so_far
 
 
-def cached_answers(Sublist sublist not None, size_t start, size_t slots, uint64_t least,
+def cached_entries(Sublist sublist not None, size_t start, size_t slots, uint64_t least,
                    bytes folded not None) -> tuple:
-    """([(subject, msgs, bytes, deliveries, plain subscriptions, queue groups, members, is wanted)], the same, next).
+    """([(subject, msgs, bytes, deliveries, plain subscriptions, queue groups, members, is wanted)], folded, next).
 
     Rows of subjects with `least` or more messages or deliveries. Subjects that begin with `folded` (unless it is empty)
-    have no rows: the second value is their sum, with their number in place of the subject. Counts begin when the match
+    have no rows: FoldedCounts is their sum. Counts begin when the match
     result is built, and again after a matching subscription changes; subscriptions and members are this shard's.
     """
     cdef size_t end = cache_end(sublist, start, slots)
@@ -208,7 +210,7 @@ def cached_answers(Sublist sublist not None, size_t start, size_t slots, uint64_
         rows.append((text_of(entry.text, entry.subject_size),
                      so_far.msgs, so_far.payload_bytes, so_far.deliveries, entry.n_plain, entry.n_choices, members,
                      entry.n_plain != 0 or entry.n_choices != 0 or entry.remote != 0))
-    return (rows, (count, msgs, payload_bytes, deliveries, plain, groups, all_members, is_wanted),
+    return (rows, FoldedCounts(count, msgs, payload_bytes, deliveries, plain, groups, all_members, is_wanted),
             end if end < cache_end(sublist, end, 1) else 0)
 
 

@@ -20,20 +20,20 @@ from gnatswarm.broker.sublist cimport Sublist
 from gnatswarm.broker.table cimport Table
 
 
-# Answers a PING once every sibling in a mask has seen what the client sent it (promise 2 of the design).
+# Lets a PONG go out when siblings have seen everything that the client caused (promise 2 of the design).
 cdef class Fence:
-    # True: answered at once by the caller; False: the client is held, release_pong() follows.
+    # True: the caller sends PONG at once. False: the caller holds the client; release_pong() follows.
     cdef bint passes(self, ClientConnection client) noexcept
     # The client is gone.
     cdef void forget(self, ClientConnection client) noexcept
     # Siblings that have not acknowledged the last change of interest that they were told, a bit each.
     cdef uint64_t unheard(self) noexcept
-    # A member of a queue group is about to unsubscribe: what lingers of it, None: nothing. linger() follows, once
-    # siblings have been told. MemoryError.
+    # A member of a queue group is about to unsubscribe: returns the former member that will linger, or None. linger()
+    # follows when siblings were told. MemoryError.
     cdef Former former_of(self, ClientConnection client, Sub *sub)
-    # It takes what siblings sent to the group before they knew.
+    # The former member may get what siblings sent to the group before they knew.
     cdef int linger(self, Former former) except -1
-    # What lingers of this client lingers no more: of one subscription, by its sid, or (sid NULL) of all.
+    # Ends this client's former members: the one with this sid, or (sid NULL) all.
     cdef int end_formers(self, ClientConnection client, const uint8_t *sid, size_t size) except -1
     # The max of a former member is reached.
     cdef int on_former_finished(self, Sub *sub) except -1
@@ -45,15 +45,15 @@ cdef class ClientConnection(Peer):
     cdef Sublist sublist
     cdef Fence fence
     cdef Permissions permissions      # None: everything is allowed
-    cdef ReplyPermissions answers     # None: it may not answer beyond what it may publish
-    cdef public object session        # Python: who this is. Has on_connect(bytes), on_error(ProtocolError)
+    cdef ReplyPermissions reply_permissions   # None: it may publish no replies beyond its other permissions
+    cdef object session               # Python: who this is (ClientSession of connection.pyi); None: the broker itself
     cdef Table subs                   # by sid
     cdef Shadows shadows              # None: it has none
     cdef uint32_t left_at             # leave(): the next slot of subs
     cdef Repeat *repeat
     cdef uint64_t touched             # siblings told of interest since they last acknowledged everything …
     cdef uint64_t published           # … and siblings sent messages since then
-    cdef uint32_t n_formers           # subscriptions of it that linger: see lingering.pxd
+    cdef uint32_t n_formers           # its former members: see lingering.pxd
     cdef bint is_in_doubt             # a link broke with messages of its on their way: it gets no PONG any more
     cdef size_t max_line_bytes
     cdef size_t max_payload_bytes

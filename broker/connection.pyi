@@ -19,7 +19,6 @@ class ClientSession(Protocol):
 
 @final
 class ClientConnection(Peer):
-    session: ClientSession | None
     def __init__(
         self,
         fanout: Fanout,
@@ -27,6 +26,7 @@ class ClientConnection(Peer):
         fence: Fence,
         cid: int,
         limits: Limits,
+        session: ClientSession | None = None,
         *,
         offers_headers: bool = True,
         must_authenticate: bool = False,

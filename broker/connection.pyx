@@ -2,7 +2,7 @@
 """One client's operations, and what they cause.
 
 It knows the protocol of a client and nothing of sockets, clocks or log-in rules: CONNECT goes to its Python
-`session`, errors are said on the wire and told to the session. The time is what the outbox was told.
+`session`, errors are sent to the client and reported to the session. The time is the outbox's now_us.
 Cost of a publish that repeats the last line: one comparison, and fan-out.
 """
 
@@ -45,7 +45,7 @@ cdef bint is_reserved(Token subject, bint as_reply) noexcept:
 
 
 cdef inline bint asks_system(const Op *op) noexcept:
-    """Is it a request that the broker itself may answer?"""
+    """Is it a request that the broker itself may reply to?"""
     return op.reply.size and op.subject.size > 9 and same_bytes(op.subject.at, <const uint8_t *>b'$SYS.REQ.', 9)
 
 
@@ -89,7 +89,7 @@ cdef inline void note_outcome(ClientConnection self, const Entry *entry, Publish
 
 cdef inline bint is_whole(ClientConnection self, const uint8_t *data, size_t size, size_t total,
                           const Op *op) noexcept:
-    """Is the message here, and as it must be? If not, incomplete() says what is the matter."""
+    """Is the message complete and valid? If not, incomplete() finds out why."""
     return op.size <= self.max_payload_bytes and size >= total \
         and data[total - 2] == c'\r' and data[total - 1] == c'\n' \
         and (op.kind != OP_HPUB or self.out.takes_headers)
@@ -101,7 +101,7 @@ cdef inline bint may_be_reserved(Token subject) noexcept:
 
 
 cdef inline bint is_plainly_permitted(ClientConnection self, const Op *op, const Entry *entry) noexcept:
-    """May it be published without a look at the rules? If not, is_permitted() looks."""
+    """May it be published, as far as is known without the rules? If not, is_permitted() asks them."""
     return (self.permissions is None or (entry != NULL and entry.permitted == self.permissions.id)) \
         and not may_be_reserved(op.subject) and (op.reply.size == 0 or not may_be_reserved(op.reply))
 
@@ -144,7 +144,7 @@ cdef class ClientConnection(Peer):
             self.say(b'+OK\r\n', 5)
 
     cdef int fail(self, object error) except -1:
-        """Says the error, tells the session, and closes if that is the error's rule."""
+        """Send the error, report it to the session, and close if errors of its class do."""
         cdef bytes wire = error.wire
         if wire:
             self.say(wire, len(wire))
@@ -155,11 +155,12 @@ cdef class ClientConnection(Peer):
         return 0
 
     def __cinit__(self, Fanout fanout not None, Sublist sublist not None, Fence fence not None, uint64_t cid,
-                  limits, *, bint offers_headers=True, bint must_authenticate=False):
+                  limits, session=None, *, bint offers_headers=True, bint must_authenticate=False):
         self.fanout = fanout
         self.sublist = sublist
         self.fence = fence
         self.cid = cid
+        self.session = session
         out_init(&self.out, fanout.box, 0)
         self.out.peer = <void *>self
         self.set_limits(limits)
@@ -197,7 +198,7 @@ cdef class ClientConnection(Peer):
         return p - data
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1:
-        """Carries out one operation; how many bytes it was, 0: it is not complete."""
+        """Carry out one operation. Returns its size in bytes; 0: it is not complete."""
         cdef Op op
         cdef OpKind kind
         if self.must_authenticate and data[0] | 0x20 != c'c':
@@ -217,7 +218,7 @@ cdef class ClientConnection(Peer):
         elif kind == OP_PING:
             if self.touched | self.published | self.n_formers == 0 or self.fence.passes(self):
                 self.release_pong()
-            else:   # what its later operations cause must not overtake the PONG
+            else:   # effects of its later operations must not overtake the PONG
                 self.holds |= HOLD_FENCE
         elif kind == OP_PONG:
             if self.pings_out:
@@ -245,7 +246,7 @@ cdef class ClientConnection(Peer):
             except errors.ProtocolError as error:
                 self.fail(error)
         # +OK is ignored
-        self.wait_if_it_feeds_the_slow()   # a sibling that is told of subscriptions faster than it reads
+        self.wait_if_it_feeds_the_slow()   # (a sibling may read more slowly than it is told of subscriptions)
         return size if self.is_closing else op.line_size
 
     # ---- publishing
@@ -291,13 +292,13 @@ cdef class ClientConnection(Peer):
             return total
         if message.tail == tail and whole == NULL and not is_mapped_by_chance \
                 and not (self.is_verbose or self.is_pedantic or once) \
-                and not (op.reply.size and self.wants_no_responders):   # which must be answered one by one
+                and not (op.reply.size and self.wants_no_responders):   # each of which may need its own 503
             remember(self, entry, data, op.line_size, &message)
         self.deliver(entry, &message)
         return total
 
     cdef Py_ssize_t incomplete(self, const uint8_t *data, size_t size, size_t total, const Op *op) except -1:
-        """A message of which some is still to come (0), or that is none (its error is told)."""
+        """An incomplete message (returns 0), or an invalid one (sends its error)."""
         if op.size > self.max_payload_bytes:
             self.fail(errors.MaximumPayloadViolation(op.size, self.max_payload_bytes))
         elif op.kind == OP_HPUB and not self.out.takes_headers:
@@ -312,7 +313,7 @@ cdef class ClientConnection(Peer):
         return size
 
     cdef bint is_permitted(self, Op *op, Entry *entry, bint *once) except -1:
-        """May it be published? If not, the client has been told. `once`: see may_publish()."""
+        """May it be published? If not, the client is sent the error. `once`: see may_publish()."""
         if self.permissions is not None and (entry == NULL or entry.permitted != self.permissions.id) \
                 and not self.may_publish(op, entry, once):
             self.refuse(op, errors.publish_violation(op.subject.at[:op.subject.size]))
@@ -326,7 +327,7 @@ cdef class ClientConnection(Peer):
         return True
 
     cdef bint rebuild_tail(self, const Op *op, Publish *message) noexcept:
-        """With single blanks, as nats-server normalises it. False: no memory."""
+        """Write the tail anew with single blanks, as nats-server does. False: no memory."""
         cdef uint8_t *to = self.fanout.scratch_for(op.reply.size + 32 + op.size + 2)
         cdef size_t head
         if to == NULL:
@@ -342,9 +343,9 @@ cdef class ClientConnection(Peer):
         return True
 
     cdef bint map_subject(self, Op *op, uint64_t *hash, Entry **entry, bint *is_random) noexcept:
-        """The subject that a mapping makes of it, if there is one. False: the message is to be lost.
+        """Apply the mapping of the subject, if there is one. False: the message is dropped.
 
-        The subject then is the entry's own; the name of the one that was asked for is not needed any more.
+        `op.subject` then points at the entry's own subject; the original name is not needed any more.
         """
         if entry[0] == NULL:
             entry[0] = self.sublist.build(op.subject.at, op.subject.size, hash[0])
@@ -360,7 +361,7 @@ cdef class ClientConnection(Peer):
         return True
 
     cdef int deliver_across(self, Op *op, uint64_t hash, Entry *entry, Publish *message) except -1:
-        """To other accounts, and then here. The answer is looked up again: others may have been made meanwhile."""
+        """Deliver to other accounts, then here. Looks the entry up again, because the first may have made others."""
         cdef bytes subject = op.subject.at[:op.subject.size] + bytes(SLACK)
         cdef const uint8_t *at = subject
         cdef size_t size = op.subject.size
@@ -377,7 +378,7 @@ cdef class ClientConnection(Peer):
         unwanted = entry.counts.unwanted
         self.in_msgs += 1
         self.in_bytes += message.size
-        is_wanted = outcome.deliveries or outcome.touched   # (whoever gets it here)
+        is_wanted = outcome.deliveries or outcome.touched   # (even if nobody gets it here)
         here = self.fanout.deliver(self.sublist, entry, message, NULL if self.echoes else &self.out)
         add_outcome(&outcome, &here)
         if is_wanted:
@@ -386,33 +387,33 @@ cdef class ClientConnection(Peer):
         return 0
 
     cdef Py_ssize_t publish_request(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1:
-        """A publish that the broker itself may answer, whoever else gets it."""
+        """A request that the broker itself may reply to, beside other receivers."""
         cdef bint wants_no_responders = self.wants_no_responders
         cdef Py_ssize_t done
         cdef bint may = self.permissions is None or self.permissions.may_publish(op.subject.at, op.subject.size)
         if may and self.session.on_system_request(
                 op.subject.at[:op.subject.size], op.reply.at[:op.reply.size],
                 data[op.line_size + op.header_size:op.line_size + op.size]):
-            self.wants_no_responders = False   # somebody does respond, if nobody subscribes
+            self.wants_no_responders = False   # the broker responds, even if nobody subscribes
         self.is_asking = True
         done = self.publish(data, size, op, whole)
         self.is_asking = False
         self.wants_no_responders = wants_no_responders
         if self.repeat != NULL:
-            self.repeat.line_size = 0   # the next one is a question too
+            self.repeat.line_size = 0   # the next one is a request too
         return done
 
     cdef bint may_publish(self, Op *op, Entry *entry, bint *once) except -1:
-        """What the permissions say; `once`: it is let through as the answer to something, and the next may not be."""
+        """Ask the permissions. Sets `once` where it is allowed as a reply only, so that the next one is asked again."""
         if self.permissions.may_publish(op.subject.at, op.subject.size):
             return True
         once[0] = True
-        return self.answers is not None and self.answers.may_answer(op.subject.at, op.subject.size,
-                                                                    self.out.box.now_us)
+        return self.reply_permissions is not None \
+            and self.reply_permissions.may_reply(op.subject.at, op.subject.size, self.out.box.now_us)
 
     cdef void on_request(self, const uint8_t *reply, size_t size) noexcept:
-        if self.answers is not None:
-            self.answers.expect(reply, size, self.out.box.now_us)
+        if self.reply_permissions is not None:
+            self.reply_permissions.expect(reply, size, self.out.box.now_us)
 
     cdef int refuse(self, Op *op, object error) except -1:
         self.count_refused(op)
@@ -424,6 +425,8 @@ cdef class ClientConnection(Peer):
         self.in_bytes += op.size
         self.fanout.in_msgs += 1
         self.fanout.in_bytes += op.size
+        self.fanout.refused_msgs += 1
+        self.fanout.refused_bytes += op.size
 
     cdef int deliver(self, Entry *entry, Publish *message) noexcept:
         cdef Outcome outcome = self.fanout.deliver(self.sublist, entry, message, NULL if self.echoes else &self.out)
@@ -433,13 +436,13 @@ cdef class ClientConnection(Peer):
         return 0
 
     cdef void wait_if_it_feeds_the_slow(self) noexcept:
-        """Somebody who was just sent something outside of a delivery may be behind: itself, or a sibling."""
+        """Hold the client if a receiver of something other than a delivery is behind: itself, or a sibling."""
         if unlikely(self.out.box.stalling != NULL):
             self.out.box.stalling = NULL
             self.holds |= HOLD_STALL
 
     cdef int tell_no_responders(self, Publish *message) noexcept:
-        """503 on the reply subject, to this client's own subscription to it if it has one."""
+        """Send a 503 to this client's own subscription to the reply subject, if it has one."""
         cdef const uint8_t *reply = message.reply.at
         cdef size_t size = message.reply.size
         cdef Entry *entry = self.sublist.find(reply, size, hash_bytes(reply, size, self.sublist.seed))
@@ -480,7 +483,7 @@ cdef class ClientConnection(Peer):
         if table_find(&self.subs, op.sid.at, op.sid.size, hash) == NULL:
             if subject_kind(op.subject.at, op.subject.size) == SUBJECT_BAD or op.subject.size > MOST_KEY_BYTES:
                 return self.fail(errors.InvalidSubject())
-            if unlikely(self.n_formers):   # the sid is another subscription's from here on
+            if unlikely(self.n_formers):   # the sid belongs to the new subscription from now on
                 self.fence.end_formers(self, op.sid.at, op.sid.size)
             sub = self.sublist.insert(&self.out, op.subject.at, op.subject.size, op.queue.at, op.queue.size,
                                       op.sid.at, op.sid.size, hash, &self.touched)
@@ -524,7 +527,7 @@ cdef class ClientConnection(Peer):
         self.sublist.remove(sub, &self.touched)
 
     cdef void on_finished(self, Sub *sub) noexcept:
-        # What siblings are told by it is for this client's PONG to wait for, not for that of who published.
+        # Siblings are told of the end. This client's PONG waits for that, not the publisher's.
         if unlikely(sub.key.kind == SUB_FORMER):
             self.fence.on_former_finished(sub)
             return
@@ -554,7 +557,7 @@ cdef class ClientConnection(Peer):
             self.repeat.line_size = 0
 
     def set_limits(self, limits):
-        """Limits (broker.limits) that hold from here on."""
+        """Use these limits (broker.limits) from now on."""
         self.out.max_pending = limits.max_pending_bytes
         self.out.stall_mark = limits.max_pending_bytes // 2
         self.max_line_bytes = limits.max_control_line_bytes
@@ -562,15 +565,15 @@ cdef class ClientConnection(Peer):
         self.max_subs = limits.max_subscriptions
 
     def authenticated(self):
-        """From here on every operation is allowed."""
+        """Every operation is allowed from now on."""
         self.must_authenticate = False
 
     def hold_login(self):
-        """Its CONNECT is being looked at: nothing is said or done before log_in_decided()."""
+        """Its CONNECT is being checked: send nothing and carry out nothing until log_in_decided()."""
         self.holds |= HOLD_LOGIN
 
     def log_in_decided(self, error=None):
-        """What became of a held CONNECT: +OK or the error, and it goes on."""
+        """The result of a held CONNECT: send +OK or the error, and resume."""
         if error is None:
             self.ok()
         else:
@@ -579,10 +582,10 @@ cdef class ClientConnection(Peer):
         out_call(&self.out)
 
     def enter(self, Sublist sublist not None, Permissions permissions) -> list:
-        """Whose subjects it shares from here on, and its rights (None: all of them).
+        """Use this account's subscriptions and these permissions from now on (None: everything is allowed).
 
-        Returns (subject, sid) of its subscriptions that those do not allow; they have ended. ValueError: a client
-        with subscriptions cannot change its account.
+        Ends the subscriptions that they do not allow, and returns (subject, sid) of each. ValueError: a client with
+        subscriptions cannot change its account.
         """
         cdef list ended = []
         if sublist is not self.sublist:
@@ -594,16 +597,16 @@ cdef class ClientConnection(Peer):
         self.permissions = permissions
         self.out.filter = <void *>permissions if permissions is not None and permissions.subscribe_deny is not None \
             else NULL
-        self.answers = None
+        self.reply_permissions = None
         if permissions is not None and permissions.responses:
-            self.answers = ReplyPermissions(permissions.responses, permissions.responses_expire_us)
-        self.out.may_answer = self.answers is not None
+            self.reply_permissions = ReplyPermissions(permissions.responses, permissions.responses_expire_us)
+        self.out.may_reply = self.reply_permissions is not None
         if self.repeat != NULL:
             self.repeat.line_size = 0
         if self.n_formers:
             self.fence.end_formers(self, NULL, 0)
         if self.subs.count:
-            self.sublist.forget_answers()
+            self.sublist.forget_entries()
             if permissions is not None:
                 self.end_what_is_not_allowed(ended)
         return ended
@@ -633,7 +636,7 @@ cdef class ClientConnection(Peer):
         return 0
 
     def send_info(self, bytes line not None):
-        """An INFO that nobody asked for: only to clients that know them, and never before their first PONG."""
+        """Send another INFO: only to clients with protocol 1 or higher, and not before their first PONG."""
         if self.protocol < 1:
             return
         if self.was_ponged:
@@ -646,7 +649,7 @@ cdef class ClientConnection(Peer):
         self.say(data, len(data))
 
     def post(self, bytes operation not None):
-        """A whole operation that the broker does itself, at once, whoever is slow; from here on this is no client's."""
+        """Carry out a complete operation of the broker's own, at once, without waiting for slow receivers."""
         cdef bytes padded = operation + bytes(SLACK)
         self.is_own = True
         self.carry_out(padded, len(operation))
@@ -664,9 +667,9 @@ cdef class ClientConnection(Peer):
         out_call(&self.out)
 
     def leave(self, uint32_t most_subs=0xFFFFFFFF) -> bool:
-        """The socket is gone: nothing of this client counts any more.
+        """The socket is closed: remove what the engine has of this client.
 
-        False: it had more than `most_subs` subscriptions left, call again (a million take half a second).
+        False: more than `most_subs` subscriptions were left, so call it again (a million take half a second).
         """
         if self.out.close_reason == CLOSE_NONE:
             self.out.close_reason = CLOSE_CLIENT_CLOSED

@@ -1,4 +1,4 @@
-# The ready answer for one subject: who gets what is published to it.
+# The cached match of one subject: who gets what is published to it.
 #
 # It is made in one allocation from the nodes that the subject meets. What it points at is the Interest's; it belongs to
 # the match cache that it is put into (broker.sublist).
@@ -45,13 +45,13 @@ ctypedef struct Recent:
     uint64_t payload_bytes
     uint64_t out_bytes
 
-# For monitoring: the same since the answer was made, without what is in Recent.
+# For monitoring: the same since the entry was made, without what is in Recent.
 ctypedef struct Earlier:
     uint64_t msgs
     uint64_t payload_bytes
     uint64_t deliveries
 
-# What few answers have: what the account's rules make of a message, and who hears it from another account.
+# What few entries have: what the account's rules make of a message, and who hears it from another account.
 ctypedef struct Extras:
     int32_t mapping          # the number of the Mapping in Sublist.rules; -1: none
     uint32_t n_imports       # service imports in Sublist.rules, by number
@@ -91,7 +91,7 @@ cdef inline Extras *extras_of(Entry *entry) noexcept nogil:
     return <Extras *>(<uint8_t *>entry + entry.extras_at) if entry.extras_at else NULL
 
 
-# The answer's queue group of that name, or NULL.
+# The entry's queue group of that name, or NULL.
 cdef inline Choice *choice_named(Entry *entry, Token name) noexcept nogil:
     cdef uint32_t i
     for i in range(entry.n_choices):

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Makes the ready answer for one subject from the nodes that the subject meets.
+"""Makes the entry of one subject from the nodes that the subject meets.
 
-It looks nothing up and keeps nothing: the sublist finds the nodes, and puts the answer into its match cache. Cost: two
+It looks nothing up and keeps nothing: the sublist finds the nodes, and puts the entry into its match cache. Cost: two
 passes over the subscriptions at those nodes, the first to know how much room they take.
 """
 

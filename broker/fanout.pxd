@@ -13,8 +13,8 @@ cdef enum:
     MOST_QUEUES = 64          # queue groups named in one frame to a sibling,
     MOST_NAME_BYTES = 32768   # and all their names together, unless it is one
 
-# Where a message comes from. From ORIGIN_ACCOUNT on it was published in another account, and whoever hears this account
-# from a third one does not get it.
+# Where a message comes from. From ORIGIN_ACCOUNT on it was published in another account; then subscriptions of a third
+# account, which import this account's stream, do not get it.
 cdef enum Origin:
     ORIGIN_CLIENT = 0             # a client here
     ORIGIN_SIBLING = 1            # a sibling
@@ -35,11 +35,11 @@ ctypedef struct Publish:
     uint32_t size             # header and payload
     Blob *blob                # what the tail lies in, where it is big; NULL: copy it
 
-# What became of a message, or of all of a run. Who makes one zeroes it; deliveries add to it.
+# The result of delivering a message, or a whole run. The caller begins with no_outcome(); deliveries add to it.
 ctypedef struct Outcome:
     uint64_t touched          # siblings that it was sent to, taken or not
     uint32_t deliveries       # to subscriptions here
-    bint stalls               # somebody who got it is behind: who feeds it is to wait
+    bint stalls               # a receiver is behind: the sender has to wait
 
 
 cdef inline void no_outcome(Outcome *outcome) noexcept nogil:
@@ -54,27 +54,28 @@ cdef inline void add_outcome(Outcome *outcome, const Outcome *more) noexcept nog
     outcome.stalls = outcome.stalls or more.stalls
 
 
-# Where messages leave one account for another (broker.service_imports); the base class lets none out.
+# Where messages leave one account for another (broker.service_imports). The base class lets none leave.
 cdef class AccountGate:
-    # What a message on an answer that `crosses` causes in other accounts. A sibling has seen to the requests, and only
-    # answers are left. The entry may be gone afterwards.
+    # Delivers a message whose entry `crosses` to other accounts. A sibling has handled its requests itself: of its
+    # messages, call this for replies alone. The entry may be freed.
     cdef void leave(self, Sublist sublist, Entry *entry, Publish *message, uint64_t rtt_us, Outcome *outcome) noexcept
-    # The answer for the subject that a mapped one goes to; NULL: this message is to be lost.
+    # The entry of the subject that a mapping leads to; NULL: the message is dropped.
     cdef Entry *map(self, Sublist sublist, Entry *entry, bint *is_random) noexcept
 
 
 @cython.final
 cdef class Fanout:
+    # Public, because it is given later: ServiceImports deliver through the fan-out, so this is made first.
     cdef public AccountGate gate
     cdef Outbox *box
-    cdef OutBuf *links[MOST_SHARDS]      # to the siblings that are up; NULL: none. Owned by their links
+    cdef OutBuf *links[MOST_SHARDS]      # to the siblings that are up, owned by their links; NULL: none
     cdef bint prefers_local              # queue groups: members here first
-    cdef uint64_t link_refused           # times that a link took nothing: it is about to end
-    cdef Sub **finished                  # subscriptions whose max the delivery going on has reached
+    cdef uint64_t link_refused           # how often a link refused a frame: it is about to end
+    cdef Sub **finished                  # subscriptions that reach their max in this delivery
     cdef uint32_t n_finished
     cdef uint32_t room_finished
-    cdef uint32_t *shorts                # of the run going on: what each target took that took some of it, but not all
-    cdef uint32_t n_shorts               # … and how many took less than all of it
+    cdef uint32_t *shorts                # of this run: how much each target took that took some of it, but not all
+    cdef uint32_t n_shorts               # … and how many targets took less than all of it
     cdef uint32_t n_kept_shorts
     cdef uint32_t room_shorts
     cdef uint64_t pick                   # turn among the members of a group here
@@ -83,28 +84,30 @@ cdef class Fanout:
     # this shard's totals
     cdef readonly uint64_t in_msgs       # from clients
     cdef readonly uint64_t in_bytes
+    cdef readonly uint64_t refused_msgs  # of these: denied, or lost by a mapping. No entry has counted them
+    cdef readonly uint64_t refused_bytes
     cdef readonly uint64_t out_msgs      # to clients
     cdef readonly uint64_t out_bytes
     cdef readonly uint64_t link_out_msgs
     cdef readonly uint64_t link_in_msgs
 
-    # A client's message to everybody. `avoided`: it is not echoed to this one; NULL: to all.
-    # Of a run, all messages at once. The entry may be stale afterwards.
+    # Delivers a client's message, or a whole run, to everybody. `avoided`: the publisher, where it wants no echo, or
+    # NULL. The entry may be stale afterwards.
     cdef Outcome deliver(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided) noexcept
-    # A message that came from another account.
+    # Delivers a message that came from another account.
     cdef void deliver_across(self, Sublist sublist, Entry *entry, Publish *publish, Outcome *outcome) noexcept
-    # A sibling's message to the subscriptions here: plain ones if `plainly`, and one member of each group named.
+    # Delivers a sibling's message to the subscriptions here: plain ones if `plainly`, one member of each group named.
     # Bit i of the result: queue i (of at most 64) found no member. The entry may be stale afterwards.
     cdef uint64_t deliver_here(self, Sublist sublist, Entry *entry, Publish *publish, bint plainly,
                                const Token *queues, int n_queues, Outcome *outcome) noexcept
-    # A message for some queue groups of one sibling: RMSG, which serves its plain subscriptions too, or QMSG (its id 0:
-    # nobody waits for a QACK).
+    # Sends a message for some queue groups of one sibling: RMSG, which serves its plain subscriptions too, or QMSG
+    # (id 0: nobody waits for QACK).
     cdef bint send_queued(self, OutBuf *link, const Entry *entry, const Token *queues, int n_queues, Publish *publish,
                           bint only_queues, uint64_t id, uint64_t visited) noexcept
     cdef Blob *share(self, Publish *publish, uint32_t receivers) noexcept
     # Room for a rebuilt tail; NULL: no memory. Valid until the next call.
     cdef uint8_t *scratch_for(self, size_t size) noexcept
-    # All of a run to one subscription, or to one link; how many were taken.
+    # Each sends a run to one subscription, or to one link; returns how many messages were taken.
     cdef uint32_t send_target(self, Entry *entry, Target *target, Publish *publish) noexcept
     cdef uint32_t send_run(self, OutBuf *out, const uint8_t *prefix, size_t prefix_size, Publish *publish,
                            uint32_t count) noexcept
@@ -120,9 +123,9 @@ cdef class Fanout:
                                  Outcome *outcome) noexcept
     cdef uint32_t deliver_doubled(self, Sublist sublist, Entry *entry, Publish *publish) noexcept
     cdef void note_short(self, uint32_t taken) noexcept
-    # How many nobody wanted here, of a plain run of which `width` targets took all.
+    # Counts how wide a plain run went of which `width` targets took all; returns how many messages nobody got here.
     cdef uint32_t count_widths(self, Entry *entry, uint64_t *widths, uint32_t count, uint32_t width) noexcept
-    # The siblings of a mask that it was sent to.
+    # Sends to the siblings of a mask; returns those that it was sent to.
     cdef uint64_t deliver_remote(self, Entry *entry, Publish *publish, uint64_t shards) noexcept
     cdef uint64_t send_choices(self, Entry *entry, Publish *publish, const Token *names, const uint8_t *shards,
                                int n_remote, bint only_queues) noexcept

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """One published message to everybody who wants it.
 
-It matches nothing (the sublist did) and sends nothing (the owner of the sockets does): it copies a prepared
+It matches nothing (the sublist did) and sends nothing (the owner of the sockets does). It copies a prepared
 prefix and the message's tail into each receiver's output buffer. A sibling shard gets one frame, however many
 subscribers it has. Plain subscriptions come before queue members, as on nats-server.
 """
@@ -38,7 +38,7 @@ cdef size_t write_tail_head(uint8_t *to, Token reply, bint with_header, uint32_t
 
 
 cdef inline bint is_foreign(Entry *entry, size_t i) noexcept:
-    """Does target i hear this account from another one?"""
+    """Is target i a subscription of another account, which imports this account's stream?"""
     cdef const Extras *extras = extras_of(entry)
     return extras != NULL and extras.foreign != NULL and extras.foreign[i]
 
@@ -55,7 +55,7 @@ cdef class AccountGate:
 
 
 cdef class Fanout:
-    """Delivers for one shard; has its totals. Owns the outbox that its peers' buffers live in."""
+    """Delivers for one shard, and counts its totals. Owns the outbox of its peers' buffers."""
 
     def __cinit__(self, *, bint prefers_local=False):
         self.box = outbox_new()
@@ -69,7 +69,7 @@ cdef class Fanout:
         outbox_release(self.box)
 
     def prefer_local(self, bint prefers):
-        """Whether queue groups choose members of this shard first, from here on."""
+        """Whether queue groups choose members of this shard first, from now on."""
         self.prefers_local = prefers
 
     cdef uint8_t *scratch_for(self, size_t size) noexcept:
@@ -150,7 +150,7 @@ cdef class Fanout:
         out.msgs += n
         out.payload_bytes += <uint64_t>n * publish.size
         sub.delivered += n
-        if unlikely(out.may_answer != 0) and publish.reply.size and n:
+        if unlikely(out.may_reply != 0) and publish.reply.size and n:
             (<Peer>out.peer).on_request(publish.reply.at, publish.reply.size)
         if unlikely(n != publish.count):
             self.note_short(n)
@@ -175,7 +175,7 @@ cdef class Fanout:
         self.n_kept_shorts += 1
 
     cdef uint32_t count_widths(self, Entry *entry, uint64_t *widths, uint32_t count, uint32_t width) noexcept:
-        """How wide each message of a plain run went: `width` targets took all of it, the shorts its beginning."""
+        """`width` targets took all of the run, the shorts only its beginning."""
         cdef uint32_t i, j, least, at = 0
         while self.n_kept_shorts:   # the shortest first: up to there, it and all the others took part
             least = count
@@ -282,7 +282,7 @@ cdef class Fanout:
 
     cdef bint choose_here(self, Entry *entry, Choice *choice, uint64_t start, Publish *publish,
                           OutBuf *avoided) noexcept:
-        """One of the members here, beginning with the start-th; False where none takes it."""
+        """Send it to one of the members here, beginning with the start-th. False: none takes it."""
         cdef uint32_t i
         cdef Target *target
         for i in range(choice.n_local):
@@ -425,10 +425,10 @@ cdef class Fanout:
         return done
 
     cdef Blob *share(self, Publish *publish, uint32_t receivers) noexcept:
-        """Decides how the tail goes out: copied to each receiver, or, where it is big, by reference.
+        """Decide how the tail goes out: copied to each receiver, or, where it is big, by reference.
 
-        A big one that lies in the read buffer and is wanted more than once is copied once, to a blob of its own, which
-        the caller releases; NULL: there is none.
+        A big tail in the read buffer with several receivers is copied once, to a blob. Returns that blob, which the
+        caller releases, or NULL.
         """
         cdef Blob *blob = NULL
         if likely(publish.tail_size < BLOB_BYTES):
@@ -527,7 +527,7 @@ cdef class Fanout:
             n += self.deliver_choices(sublist, entry, publish, NULL, outcome)
         else:
             outcome.touched |= self.deliver_remote(entry, publish, entry.remote)
-        # It was counted as a message where it was published; here, what became of it.
+        # The message was counted where it was published; here only its deliveries are.
         entry.counts.deliveries += n
         entry.counts.out_bytes += <uint64_t>n * publish.size
         entry.counts.link_out += <uint32_t>(self.link_out_msgs - frames)
@@ -602,7 +602,7 @@ cdef class Fanout:
                 n += 1
             else:
                 orphans |= <uint64_t>1 << q
-        self.pick += 1   # the sender chose this shard by its members; among them, in turn
+        self.pick += 1   # the sender chose this shard for its number of members; they take turns
         if n_queues and sublist.tally is not None:   # never a run
             sublist.link_widths[width_bucket(n)] += 1
             if n > entry.counts.widest:

@@ -17,8 +17,8 @@ from gnatswarm.broker.interest cimport MOST_SHARDS, Sub
 cdef class Waiter:
     cdef ClientConnection client   # None: it is gone, or `former` waits
     cdef Former former
-    cdef bint awaits_formers       # what lingers of the client is one of the links_left
-    cdef int links_left            # that have not acknowledged
+    cdef bint awaits_formers       # its former members count as one of links_left
+    cdef int links_left            # acknowledgements that are still to come
     cdef uint64_t published        # siblings that were sent messages of it
 
 
@@ -29,7 +29,7 @@ cdef class MeshFence(Fence):
     cdef list waiting              # per shard: Waiters for the PING after it
     cdef dict due                  # client → its Waiter
     cdef uint8_t is_pinging[MOST_SHARDS]
-    cdef uint64_t frames_pinged[MOST_SHARDS]   # frames sent to it when the PING on its way was
+    cdef uint64_t frames_pinged[MOST_SHARDS]   # frames sent to it before the PING on its way
     cdef uint64_t frames_acked[MOST_SHARDS]    # frames it is known to have seen
     cdef uint64_t refused_before               # fanout.link_refused, as of the last link that ended
     cdef uint64_t lossy                        # siblings whose link broke with frames on their way
@@ -37,14 +37,14 @@ cdef class MeshFence(Fence):
     cdef int ping(self, int shard) except -1
     # A sibling's PONG came.
     cdef int on_pong(self, int shard) except -1
-    # Its link is gone, but it may live: who waits for it waits for its next link. Before mesh.part().
+    # A sibling's link is gone, but the sibling may live: waiters wait for its next link. Call it before mesh.part().
     cdef int on_break(self, int shard) except -1
-    # It is gone: nobody waits for it.
+    # A sibling is gone: nobody waits for it.
     cdef int on_part(self, int shard) except -1
     cdef int acknowledge(self, list waiters) except -1
-    # One more acknowledgement of this sibling is waited for.
+    # The waiter waits for one more acknowledgement: that of this sibling.
     cdef int wait_for(self, int shard, Waiter waiter) except -1
     cdef int settle(self, Waiter waiter) except -1
-    # A former member may have come to its end: everybody knows, and nothing that was promised to it is away.
+    # Ends a former member if every sibling knows that it has left, and no message promised to it is on its way.
     cdef int look_at(self, Former former) except -1
     cdef int end_former(self, Former former) except -1

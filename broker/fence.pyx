@@ -32,13 +32,13 @@ cdef class MeshFence(Fence):
         client.touched = client.published = 0
         while left:
             if left & 1 and (self.is_pinging[shard] or self.frames_acked[shard] != self.mesh.frames_to(shard)
-                             or self.mesh.fanout.links[shard].close_reason != CLOSE_NONE):   # it takes nothing any more
+                             or self.mesh.fanout.links[shard].close_reason != CLOSE_NONE):   # it accepts no more
                 if waiter is None:
                     waiter = Waiter()
                 self.wait_for(shard, waiter)
             left >>= 1
             shard += 1
-        if client.n_formers:   # they may still be given messages, and nothing comes behind the PONG
+        if client.n_formers:   # they may still get messages, which must come before the PONG
             if waiter is None:
                 waiter = Waiter()
             waiter.awaits_formers = True
@@ -77,7 +77,7 @@ cdef class MeshFence(Fence):
         return self.acknowledge(done)
 
     cdef int on_break(self, int shard) except -1:
-        # Its next link begins with a PING of ours, behind our whole interest: that stands for all of them.
+        # The next link begins with our PING, behind our whole interest: its PONG serves all of these waiters.
         self.in_flight[shard] = self.in_flight[shard] + self.waiting[shard]
         self.waiting[shard] = []
         self.is_pinging[shard] = 0
@@ -89,10 +89,10 @@ cdef class MeshFence(Fence):
         return 0
 
     def doubt(self, int shard, connections) -> int:
-        """A sibling whose link broke lives. Messages on their way to it may be lost, so whoever sent some, and
-        was not told that they have arrived, is not told so later: it is closed, now or at its next PING.
+        """The sibling of a broken link lives, but messages on their way to it may be lost. A client that sent
+        some, and has had no PONG since, must get none: it is closed, now or at its next PING.
 
-        How many of these (client) connections that are.
+        Returns how many of these connections that are.
         """
         cdef ClientConnection client
         cdef Waiter waiter
@@ -114,7 +114,7 @@ cdef class MeshFence(Fence):
         return n
 
     def gone(self, int shard):
-        """A sibling whose link broke is dead: nobody waits for it, and nothing was lost on its account."""
+        """The sibling of a broken link is dead: nobody waits for it, and no client is closed because of it."""
         self.lossy &= ~(<uint64_t>1 << shard)
         self.mesh.out_of_step &= ~(<uint64_t>1 << shard)
         self.on_part(shard)
@@ -133,7 +133,7 @@ cdef class MeshFence(Fence):
         return 0
 
     cdef int settle(self, Waiter waiter) except -1:
-        """One of those it waits for is done."""
+        """One of the acknowledgements that it waits for has come."""
         cdef ClientConnection client = waiter.client
         waiter.links_left -= 1
         if waiter.links_left:

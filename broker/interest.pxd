@@ -78,11 +78,11 @@ ctypedef struct RemoteWeight:
     uint32_t members
 
 
-# Told when this shard's interest in a subject begins or ends, or a queue group's size changes.
+# Is told when this shard's interest in a subject begins or ends, or when the size of a queue group changes.
 cdef class InterestSink:
-    cdef readonly uint64_t n_subs    # subscriptions of all accounts that tell it
+    cdef readonly uint64_t n_subs    # subscriptions of all accounts that use this sink
 
-    # The siblings that it tells of it, a bit each.
+    # Both return the siblings that are told, a bit each.
     cdef uint64_t on_interest(self, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept
     cdef uint64_t on_queue_interest(self, Interest interest, const uint8_t *subject, size_t size,
                                     const uint8_t *queue, size_t queue_size, uint32_t members) noexcept
@@ -99,8 +99,8 @@ cdef class Interest:
     cdef QueueGroup groups           # head of the ring of all groups
     cdef QueueGroup *harvested       # the last group that harvest_queues() looked at
     cdef uint32_t most_gone          # members that have left and are remembered until the next harvest; 0: none is
-    cdef list gone_members           # … as the rows that it gives
-    cdef uint64_t gone_deliveries    # of those that there was no room for
+    cdef list gone_members           # … as rows of harvest_queues()
+    cdef uint64_t gone_deliveries    # … and the deliveries to those for which there was no room
     # counters for monitoring
     cdef readonly uint64_t n_subs
     cdef readonly uint64_t n_inserts
@@ -109,19 +109,19 @@ cdef class Interest:
     # Adds a subscription (the subject is valid); NULL: no memory. `told` gains the siblings that hear of it.
     cdef Sub *insert(self, OutBuf *out, const uint8_t *subject, size_t size, const uint8_t *queue, size_t queue_size,
                      const uint8_t *sid, size_t sid_size, uint32_t sid_hash, uint64_t *told) noexcept
-    # Takes it out and frees it.
+    # Removes and frees it.
     cdef void remove(self, Sub *sub, uint64_t *told) noexcept
-    # What sibling `shard` wants. False: no memory.
+    # Sets the interest of sibling `shard`. False: no memory.
     cdef bint set_remote(self, uint32_t shard, const uint8_t *subject, size_t size, bint wanted) noexcept
     cdef bint set_remote_queue(self, uint32_t shard, const uint8_t *subject, size_t size,
                                const uint8_t *queue, size_t queue_size, uint32_t members) noexcept
-    # A sibling is gone: nothing it wanted counts any more.
+    # A sibling is gone: drops its interest.
     cdef void drop_remote(self, uint32_t shard) noexcept
     # Tells `sink` all of this shard's own interest (for a new sibling).
     cdef void replay(self, InterestSink sink) noexcept
     # A node's subject, if it fits into `room` bytes at `to`; its size.
     cdef size_t subject_of(self, const Node *node, uint8_t *to, size_t room) noexcept
-    # What is wanted at a node is another now: for who keeps answers.
+    # The interest at a node has changed: a subclass drops the entries made from it.
     cdef void node_changed(self, Node *node) noexcept
     cdef Sub *attach(self, Sub *sub, const uint8_t *subject, size_t size, const uint8_t *queue,
                      size_t queue_size, uint64_t *told) noexcept
@@ -147,7 +147,7 @@ cdef inline bint is_unused(const Node *node) noexcept nogil:
     return node.subs == NULL and node.groups == NULL and node.remote == 0
 
 
-# So many more, in this account and in all of them.
+# Adds to the number of subscriptions, of this account and of all accounts together.
 cdef inline void count_subs(Interest interest, int more) noexcept:
     interest.n_subs += more
     interest.sink.n_subs += more

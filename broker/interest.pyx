@@ -2,7 +2,7 @@
 """Who is interested in what: one account's subscriptions on this shard, and what sibling shards asked for.
 
 Literal subjects are hash tables (a million of them cost a publish one probe), patterns a trie. A queue group is
-known by its name, whatever its patterns. It answers nothing (broker.sublist does) and tells a sink when interest in
+known by its name, whatever its patterns. It matches nothing (broker.sublist does), and tells a sink when interest in
 a subject begins, changes or ends.
 """
 
@@ -17,7 +17,7 @@ import os
 
 
 cdef class InterestSink:
-    """Hears of this shard's interest; the base class ignores it (a broker of one shard)."""
+    """Is told of this shard's interest; the base class ignores it (a broker of one shard)."""
 
     cdef uint64_t on_interest(self, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept:
         return 0
@@ -28,7 +28,7 @@ cdef class InterestSink:
 
 
 cdef class Interest:
-    """The subscriptions of one account. `sink` hears when interest in a subject begins, changes or ends."""
+    """The subscriptions of one account. `sink` is told when interest in a subject begins, changes or ends."""
 
     def __cinit__(self, bytes account not None, InterestSink sink not None):
         cdef int i
@@ -173,7 +173,7 @@ cdef class Interest:
             subject = e + 1
 
     cdef void node_prune(self, Node *node) noexcept:
-        """Frees a node that nobody is interested in, and the trie above it as far as it is now empty."""
+        """Frees a node without any interest, and the nodes of the trie above it that are now empty."""
         cdef Pattern *at
         cdef Pattern *parent
         if not is_unused(node):
@@ -283,7 +283,7 @@ cdef class Interest:
     # ---- this shard's subscriptions
 
     cdef uint64_t tell(self, Node *node, QueueGroup *group, InterestSink sink) noexcept:
-        """Tells the sink what is wanted at a node now: plainly, or by one group."""
+        """Tells the sink the present interest at a node: plain, or that of one group."""
         cdef uint64_t told
         cdef uint8_t small[512]
         cdef uint8_t *subject = small
@@ -315,7 +315,7 @@ cdef class Interest:
 
     cdef Sub *attach(self, Sub *sub, const uint8_t *subject, size_t size, const uint8_t *queue,
                      size_t queue_size, uint64_t *told) noexcept:
-        """Puts a new subscription where it belongs; NULL: no memory, and it is freed."""
+        """Adds a new subscription to its node or group; NULL: no memory, and the subscription is freed."""
         cdef Sub **first
         cdef Node *node = self.node_for(subject, size)
         sub.node = node
@@ -399,7 +399,7 @@ cdef class Interest:
                 self.tell(node, group, sink)
             group = group.next
 
-    # ---- what siblings want
+    # ---- the interest of siblings
 
     cdef bint set_remote(self, uint32_t shard, const uint8_t *subject, size_t size, bint wanted) noexcept:
         cdef uint64_t bit = <uint64_t>1 << shard
@@ -450,7 +450,7 @@ cdef class Interest:
         return True
 
     cdef bint drop_node(self, Node *node, uint32_t shard) noexcept:
-        """Forgets a sibling at one node. Was there anything?"""
+        """Removes a sibling's interest at one node; True if it had any."""
         cdef uint64_t bit = <uint64_t>1 << shard
         cdef QueueGroup *group = node.groups
         cdef QueueGroup *following
@@ -521,7 +521,7 @@ cdef class Interest:
     # ---- statistics
 
     cdef void book_leaver(self, Sub *sub) noexcept:
-        """A queue member leaves: what it got since it was harvested is kept for the next time."""
+        """A queue member leaves: keep its deliveries since the last harvest for the next one."""
         cdef uint64_t n = sub.delivered - take_harvested(sub)
         if n == 0:
             return
@@ -531,8 +531,8 @@ cdef class Interest:
         self.gone_members.append(queue_row(self, sub, n))
 
     def harvest_queues(self, uint32_t rows) -> tuple:
-        """([(subject, queue, client id, sid, deliveries)], is there more?) since the harvest before, at least so many
-        where there are (a group is taken whole), and of members that have left meanwhile."""
+        """([(subject, queue, client id, sid, deliveries)], is there more?) since the last harvest,
+        of members that have left meanwhile too. At least so many rows where there are: groups are not divided."""
         cdef list found = self.gone_members
         cdef QueueGroup *group
         cdef Sub *sub
@@ -563,7 +563,7 @@ cdef class Interest:
 
 
 cdef uint64_t take_harvested(Sub *sub) noexcept:
-    """How many of a queue member's deliveries were harvested before; from now on all of them."""
+    """How many of a queue member's deliveries were harvested before. Marks all of them as harvested."""
     cdef uint8_t *at = <uint8_t *>sub + sizeof(Sub) + sub.key.size
     cdef uint64_t before
     memcpy(&before, at, sizeof(before))

@@ -2,7 +2,7 @@ from typing import Protocol, final
 
 from gnatswarm.broker.fence import MeshFence
 from gnatswarm.broker.mesh import Mesh
-from gnatswarm.broker.peer import Peer
+from gnatswarm.broker.reroutes import OriginLink, Reroutes
 
 class LinkSession(Protocol):
     """What a link tells of; Python's side of it."""
@@ -14,22 +14,8 @@ class LinkSession(Protocol):
     def on_closed(self, reason: int, /) -> None: ...
 
 @final
-class Reroutes:
-    def __init__(self, mesh: Mesh, fence: MeshFence) -> None: ...
-    def look_again(self) -> None: ...
-    @property
-    def n_pending(self) -> int: ...
-    @property
-    def n_lingered(self) -> int: ...
-    @property
-    def n_sent_on(self) -> int: ...
-    @property
-    def n_lost(self) -> int: ...
-
-@final
-class SiblingLink(Peer):
-    session: LinkSession | None
-    def __init__(self, mesh: Mesh, fence: MeshFence, reroutes: Reroutes) -> None: ...
+class SiblingLink(OriginLink):
+    def __init__(self, mesh: Mesh, fence: MeshFence, reroutes: Reroutes, session: LinkSession) -> None: ...
     @property
     def shard(self) -> int: ...
     @property

@@ -1,4 +1,4 @@
-# This shard's siblings: who is linked, and what all of them are told.
+# This shard's siblings: who is linked, and what they are told of this shard's interest.
 
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -21,30 +21,30 @@ cdef class Mesh(InterestSink):
     cdef readonly int shard                  # our own number
     cdef readonly uint64_t up                # siblings that are linked, a bit each
     cdef uint64_t interest_frames[MOST_SHARDS]   # RS+ and RS- sent to each
-    # A link's last frame while it is a plain RS+: where that ends, and frames_to() then. Its RS- takes it back.
+    # If a link's last frame is a plain RS+: where it ends, and frames_to() then. Its RS- removes it (take_back).
     cdef uint8_t *fresh_end[MOST_SHARDS]
     cdef uint64_t fresh_frames[MOST_SHARDS]
     # Siblings that have not acknowledged the last change of interest that they were told, and frames_to() at that.
     cdef uint64_t unheard
     cdef uint64_t told_at[MOST_SHARDS]
-    # Siblings whose interest is not all here: their link was just made, or broke while they live.
+    # Siblings whose interest is not completely known: their link is new, or broke while they live.
     cdef readonly uint64_t out_of_step
-    cdef readonly Formers formers            # members of queue groups that have left, as far as they linger
+    cdef readonly Formers formers            # members of queue groups that have left and linger
     cdef dict accounts                       # name → Sublist
-    cdef bytes reply_prefix                  # for Sublist.answer_replies(); None: not said yet
+    cdef bytes reply_prefix                  # for Sublist.set_reply_prefix(); None: not set yet
     cdef uint32_t tallied                    # subjects counted per account; 0: none
 
-    # The account's subscriptions, empty ones if nobody has named it yet.
+    # The account's subscriptions; an empty sublist if nobody has named it yet.
     cdef Sublist sublist_of(self, const uint8_t *account, size_t size)
     cdef uint64_t tell_all(self, Interest interest, const uint8_t *subject, size_t size,
                            const uint8_t *queue, size_t queue_size, uint32_t members) noexcept
     cdef bint take_back(self, int shard, const uint8_t *account, size_t account_size,
                         const uint8_t *subject, size_t size) noexcept
-    # Everything sent to a sibling that a fence has to wait for, counted.
+    # How many frames that a fence has to wait for were sent to a sibling.
     cdef uint64_t frames_to(self, int shard) noexcept
     # The sibling has been told of a change of interest just now.
     cdef void note_told(self, int shard) noexcept
-    # A link is there: it may be sent messages, and is told this shard's whole interest.
+    # There is a link: sends it this shard's whole interest; from now on it is sent messages.
     cdef int join(self, int shard, OutBuf *link) except -1
-    # It is gone, and what that sibling wanted with it.
+    # The link is gone: drops that sibling's interest.
     cdef int part(self, int shard) except -1

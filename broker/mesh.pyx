@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""This shard's siblings: who is linked, and what all of them are told.
+"""This shard's siblings: who is linked, and what they are told of this shard's interest.
 
-Interest is counted per account and subject, by the sublist: a sibling hears of a subject's first and last plain
-subscription here, and of every change of a queue group's size. Not here: messages (fan-out), what siblings say
-(their links).
+Interest is counted per account and subject, by the sublist: a sibling is told of a subject's first and last plain
+subscription here, and of every change of a queue group's size. Not here: messages (fan-out), frames of siblings
+(link).
 """
 
 from libc.string cimport memcmp
@@ -42,38 +42,38 @@ cdef class Mesh(InterestSink):
         self.formers = Formers()
 
     def account(self, bytes name not None) -> Sublist:
-        """Its subscriptions on this shard."""
+        """The account's subscriptions on this shard; made when it is first named."""
         sublist = self.accounts.get(name)
         if sublist is None:
             sublist = self.accounts[name] = Sublist(name, self)
             if self.reply_prefix is not None:
-                sublist.answer_replies(self.reply_prefix)
+                sublist.set_reply_prefix(self.reply_prefix)
             if self.tallied:
                 sublist.count_into(Tally(self.tallied))
         return sublist
 
-    def answer_replies(self, bytes prefix not None):
-        """Of all accounts, those to come included: see Sublist.answer_replies()."""
+    def set_reply_prefix(self, bytes prefix not None):
+        """Set it in all accounts, also in those made later: see Sublist.set_reply_prefix()."""
         self.reply_prefix = prefix
         for sublist in self.accounts.values():
-            sublist.answer_replies(prefix)
+            sublist.set_reply_prefix(prefix)
 
     def sublists(self) -> list:
-        """Those of all accounts."""
+        """The sublists of all accounts."""
         return list(self.accounts.values())
 
     def tally(self, uint32_t most):
-        """Counts so many subjects of each account, those to come included."""
+        """Count up to `most` subjects of each account, also of those made later."""
         self.tallied = most
         for sublist in self.accounts.values():
             (<Sublist>sublist).count_into(Tally(most))
 
     def account_names(self) -> list:
-        """Those that anybody was interested in."""
+        """All accounts that somebody has named."""
         return list(self.accounts)
 
     cdef Sublist sublist_of(self, const uint8_t *account, size_t size):
-        # A sibling may have heard of a new account before us: it is taken at its word.
+        # A sibling may know a new account before us, during a reload: so it is made here too.
         return self.account(account[:size])
 
     cdef uint64_t frames_to(self, int shard) noexcept:
@@ -107,7 +107,7 @@ cdef class Mesh(InterestSink):
                     self.note_told(shard)
             left >>= 1
             shard += 1
-        return self.up   # (who refused it: its next link is told all of it)
+        return self.up   # (a link that refused it is about to end; the next one is told everything)
 
     cdef void note_told(self, int shard) noexcept:
         self.unheard |= <uint64_t>1 << shard
@@ -115,7 +115,7 @@ cdef class Mesh(InterestSink):
 
     cdef bint take_back(self, int shard, const uint8_t *account, size_t account_size,
                         const uint8_t *subject, size_t size) noexcept:
-        """Plain interest that ends before the sibling was told of it: an RS+ that has not gone out is taken back.
+        """Plain interest ends before the sibling was told of it: removes the RS+ that was not sent yet.
 
         Nothing may have been sent behind it (frames_to, and the end), or the bytes before the end could be a payload.
         """

@@ -99,7 +99,7 @@ ctypedef struct OutBuf:
     uint8_t is_blocked       # the kernel takes no more: wait until the socket is writable
     uint8_t is_bulk          # filled more than a small chunk in its last flush
     uint8_t takes_headers
-    uint8_t may_answer       # it may answer messages with a reply subject: its peer is told of each one
+    uint8_t may_reply       # it may reply to messages with a reply subject: its peer is told of each one
     uint8_t is_called
     uint8_t is_behind        # past its stall mark
     uint8_t close_reason     # CloseReason; not 0: appends are refused

@@ -46,6 +46,6 @@ cdef class Peer:
     cdef void forget_input(self) noexcept
     # The present delivery has reached the subscription's max (UNSUB): it ends after this delivery.
     cdef void on_finished(self, Sub *sub) noexcept
-    # It is being sent a message that it may answer (OutBuf.may_answer).
+    # It is being sent a message that it may reply to (OutBuf.may_reply).
     cdef void on_request(self, const uint8_t *reply, size_t size) noexcept
     cdef void close(self, CloseReason reason) noexcept

@@ -6,7 +6,7 @@ One object per client with this permission, for as long as its permissions stay 
 
 
 cdef class ReplyPermissions:
-    """`most` answers to each message (negative: no limit), within `expire_us` of it (0: at any time)."""
+    """`most` replies to each message (negative: no limit), within `expire_us` of it (0: at any time)."""
 
     def __cinit__(self, int most, uint64_t expire_us):
         self.replies = {}
@@ -20,7 +20,7 @@ cdef class ReplyPermissions:
         if len(self.replies) > MOST_REPLIES:
             del self.replies[next(iter(self.replies))]
 
-    cdef bint may_answer(self, const uint8_t *reply, size_t size, uint64_t now_us) except -1:
+    cdef bint may_reply(self, const uint8_t *reply, size_t size, uint64_t now_us) except -1:
         cdef bytes subject = reply[:size]
         found = self.replies.get(subject)
         if found is None:

@@ -12,7 +12,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from gnatswarm.broker.sublist cimport Sublist
 from gnatswarm.broker.transform cimport Transform
 
-# How a service answers.
+# How a service replies.
 cdef enum ResponseKind:
     RESPONSE_SINGLETON = 0     # one message
     RESPONSE_STREAM = 1        # any number, until an empty one
@@ -38,7 +38,7 @@ cdef class ServiceImport:
     cdef Transform renaming             # to the exporter's subjects; None: they are the same
     cdef readonly int response_kind
     cdef bytes note                     # the header line that names the requestor
-    cdef readonly uint64_t threshold_us  # how long an answer may take
+    cdef readonly uint64_t threshold_us  # how long a reply may take
 
 
 @cython.final

@@ -1,9 +1,9 @@
-# Service imports: requests from one account to another, and the answers to them.
+# Service imports: requests from one account to another, and the replies to them.
 #
 #   importer's client ── PUB loc inbox ──→ ServiceImport ──→ exporter: req.fix _R_.00aB3dE9.0000k2…     (request)
-#   importer's client ←─ MSG inbox ─── Response ←── exporter's client: PUB _R_.00aB3dE9.0000k2…         (answer)
+#   importer's client ←─ MSG inbox ─── Response ←── exporter's client: PUB _R_.00aB3dE9.0000k2…         (reply)
 #
-# A generated reply subject names the shard that made it, so every shard knows where to send an answer, and interest in
+# A generated reply subject names the shard that made it, so every shard knows where to send a reply, and interest in
 # it need not be told to siblings: see Sublist.maker_of().
 
 cimport cython
@@ -17,16 +17,16 @@ from gnatswarm.broker.sublist cimport Sublist
 cdef enum:
     # Longest chain of imported services; the configuration refuses rings.
     MOST_CROSSINGS = 16
-    # Requests without an answer yet: some 300 bytes each. Beyond that the oldest can no longer be answered.
+    # Requests without a reply yet: some 300 bytes each. Beyond that the oldest can no longer get one.
     MOST_RESPONSES = 262144
 
 
-# An answer that may come.
+# A reply that may come.
 @cython.final
 cdef class Response:
     cdef Sublist importer           # whose client has asked …
     cdef Sublist exporter           # … whom
-    cdef bytes reply                # … and where it waits for the answer
+    cdef bytes reply                # … and where it waits for the reply
     cdef int kind
     cdef uint64_t asked_us
 
@@ -35,7 +35,7 @@ cdef class Response:
 cdef class ServiceImports(AccountGate):
     cdef Fanout fanout
     cdef bytes prefix               # of the reply subjects generated here
-    cdef list thresholds_us         # of each lane: how long an answer may take
+    cdef list thresholds_us         # of each lane: how long a reply may take
     cdef list lanes                 # dicts, reply subject → Response, oldest first
     cdef uint32_t n_waiting
     cdef bint adds_headers
@@ -43,7 +43,7 @@ cdef class ServiceImports(AccountGate):
     cdef int random_at
     cdef int depth
     cdef readonly uint64_t n_requests
-    cdef readonly uint64_t n_answers
+    cdef readonly uint64_t n_replies
     cdef readonly uint64_t n_expired
 
     cdef int enter(self, Sublist sublist, bytes subject, Publish *message, Outcome *outcome) except -1

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Service imports: requests from one account to another, and the answers to them.
+"""Service imports: requests from one account to another, and the replies to them.
 
-The exporting account sees a generated reply subject, never the requestor's. A request is kept until its answer has come
-(singleton), an empty answer (stream, chunked), or until the export's threshold has passed. All of it happens on the
-requestor's shard; other shards see ordinary messages of the exporting account, and send answers here. It knows no
+The exporting account sees a generated reply subject, never the requestor's. A request is kept until its reply has come
+(singleton), an empty reply (stream, chunked), or until the export's threshold has passed. All of it happens on the
+requestor's shard; other shards see ordinary messages of the exporting account, and send replies here. It knows no
 client and no clock; the time is the outbox's now_us. Cost: some 3 µs per request.
 """
 
@@ -26,7 +26,7 @@ MOST_LANES = 0xFFFF
 
 
 cdef class Response:
-    """A possible answer: who waits for it, on which subject, and since when."""
+    """A possible reply: who waits for it, on which subject, and since when."""
 
 
 cdef class ServiceImports(AccountGate):
@@ -36,7 +36,7 @@ cdef class ServiceImports(AccountGate):
         if not 0 <= shard < MOST_SHARDS:
             raise ValueError("no such shard")
         self.fanout = fanout
-        # A new prefix at each start: answers to requests from before the start are dropped.
+        # A new prefix at each start: replies to requests from before the start are dropped.
         self.prefix = b"_R_.%02x%s." % (shard, base64.urlsafe_b64encode(os.urandom(6)).replace(b"-", b"A"))
         self.random_pool = b""
         self.lanes = [{}]
@@ -50,7 +50,7 @@ cdef class ServiceImports(AccountGate):
 
     @property
     def waiting(self) -> int:
-        """Requests that may still be answered."""
+        """Requests that may still get a reply."""
         return self.n_waiting
 
     def sweep(self):
@@ -116,7 +116,7 @@ cdef class ServiceImports(AccountGate):
         size = chosen.apply(entry.text, entry.subject_size, to)
         return sublist.find(to, size, hash_bytes(to, size, sublist.seed))
 
-    # ---- requests and answers
+    # ---- requests and replies
 
     cdef int enter(self, Sublist sublist, bytes subject, Publish *message, Outcome *outcome) except -1:
         """Publish a message of another account in this one; what became of it is added to `outcome`."""
@@ -166,12 +166,12 @@ cdef class ServiceImports(AccountGate):
         self.n_requests += 1
         there = self.send(rule.exporter, subject, message, reply, note)
         if there.deliveries == 0 and there.touched == 0 and reply is not None:
-            self.forget(reply)   # there is no service to answer it
+            self.forget(reply)   # there is no service to reply to it
         add_outcome(outcome, &there)
         return 0
 
     cdef int respond(self, Sublist sublist, bytes subject, Publish *message, Outcome *outcome) except -1:
-        """Deliver an answer on a reply subject generated here."""
+        """Deliver a reply on a reply subject generated here."""
         cdef dict lane = self.lane_of(subject)
         cdef Response response
         cdef bytes reply = None
@@ -189,10 +189,10 @@ cdef class ServiceImports(AccountGate):
             return 0
         if response.kind == RESPONSE_SINGLETON or message.size == 0:
             self.forget(subject)
-        if message.reply.size:   # the requestor may answer this answer
+        if message.reply.size:   # the requestor may reply to this reply
             reply = self.expect(response.exporter, response.importer, message.reply.at[:message.reply.size],
                                 RESPONSE_SINGLETON, DEFAULT_THRESHOLD_US)
-        self.n_answers += 1
+        self.n_replies += 1
         there = self.send(response.importer, response.reply, message, reply, b"")
         if there.deliveries == 0 and there.touched == 0:   # the requestor is gone
             self.forget(subject)

@@ -1,6 +1,6 @@
-# Who gets what is published to a subject: interest, and the ready answers made from it.
+# Who gets what is published to a subject: interest, and the entries (cached matches) made from it.
 #
-#   cache:    subject → Entry, the ready answer; valid while its stamp equals the counters it was made from
+#   cache:    subject → Entry; valid while its stamp equals the counters it was made from
 #
 # Ownership: the Sublist owns its entries; what they point at is the Interest's.
 
@@ -98,7 +98,7 @@ cdef class Sublist(Interest):
         return entry.stamp == (self.any_first + self.first_token[entry.first_slot]
                                + self.second_token[entry.second_slot])
 
-    # The answer for a published subject if there is one already, or NULL.
+    # The entry of a published subject if it is cached, or NULL.
     cdef inline Entry *peek(self, const uint8_t *subject, size_t size, uint64_t hash) noexcept:
         cdef uint64_t *ways = self.cache + <size_t>(hash & self.cache_mask) * CACHE_WAYS
         cdef Entry *entry
@@ -111,11 +111,11 @@ cdef class Sublist(Interest):
                     return entry
         return NULL
 
-    # The answer for a published subject. NULL: no memory.
+    # The entry of a published subject. NULL: no memory.
     cdef inline Entry *find(self, const uint8_t *subject, size_t size, uint64_t hash) noexcept:
         cdef Entry *entry = self.peek(subject, size, hash)
         return entry if likely(entry != NULL) else self.build(subject, size, hash)
 
-    # Every answer is made anew: somebody's permissions have changed.
-    cdef inline void forget_answers(self) noexcept:
+    # Every entry is made anew: somebody's permissions have changed.
+    cdef inline void forget_entries(self) noexcept:
         self.any_first += 1

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Who gets what is published to a subject: interest, and the ready answers made from it.
+"""Who gets what is published to a subject: interest, and the entries (cached matches) made from it.
 
-It answers with an Entry: the plain subscriptions, the queue groups (by queue name, whatever their patterns) and
-the siblings. It delivers nothing and knows no socket. Cost: a cached answer is one probe, a new one a probe plus
+A match is an Entry: the plain subscriptions, the queue groups (by queue name, whatever their patterns) and
+the siblings. It delivers nothing and knows no socket. Cost: a cached entry is one probe, a new one a probe plus
 a walk over the *wildcard* patterns that share the subject's tokens; both flat in the number of subscriptions.
 The cache is validated, not emptied: see `is_current`.
 """
@@ -21,7 +21,7 @@ import os
 
 
 cdef class Sublist(Interest):
-    """The subscriptions of one account, and the answers to what is published in it."""
+    """The subscriptions of one account, and the entries of the subjects published in it."""
 
     def __cinit__(self, *args):
         self.random_state = int.from_bytes(os.urandom(8), "little") | 1
@@ -52,7 +52,7 @@ cdef class Sublist(Interest):
         return self.random_state * <uint64_t>0x2545F4914F6CDD1D
 
     cdef void stamp_slots(self, const uint8_t *subject, size_t size, uint16_t *first, uint16_t *second) noexcept:
-        """Which counters the answer for a subject depends on, beside `any_first`."""
+        """Which counters the entry of a subject depends on, beside `any_first`."""
         cdef const uint8_t *end = subject + size
         cdef const uint8_t *e = <const uint8_t *>memchr(subject, c'.', size)
         cdef const uint8_t *f
@@ -70,7 +70,7 @@ cdef class Sublist(Interest):
             second[0] = hash_bytes(e, f - e, hash) & (SECOND_TOKEN_SLOTS - 1)
 
     cdef void node_changed(self, Node *node) noexcept:
-        """Makes every cached answer that `node` has a part in stale."""
+        """Make every cached entry stale that was made from `node`."""
         cdef uint64_t hash
         cdef uint64_t *ways
         cdef Entry *entry
@@ -252,9 +252,9 @@ cdef class Sublist(Interest):
                 sub.max_msgs = number
                 number += 1
         self.rule_patterns = patterns
-        self.forget_answers()
+        self.forget_entries()
 
-    def answer_replies(self, bytes prefix not None):
+    def set_reply_prefix(self, bytes prefix not None):
         """Reply subjects with this prefix lead to this shard's ServiceImports."""
         self.reply_prefix = prefix
 

@@ -32,7 +32,7 @@ the names are nats-server's; only names marked ° are gnatswarm's own.
 [config/gnatswarm.conf](config/gnatswarm.conf) is a file with every option at its default, and
 `gnatswarm -t -c FILE` reports every error in a file, with line and column.
 
-**Reload**: `yes` takes effect in a running broker by `gnatswarm --signal reload`; `start` needs a restart, and a reload
+**Reload**: `yes` takes effect in a running broker by `gnatswarm reload`; `start` needs a restart, and a reload
 that would change it is refused as a whole. Sizes: `64MB` (MB = 1024²), `64m` (m = 1000²). Durations: `"10s"`,
 `"1h30m"`, `"250ms"`.
 

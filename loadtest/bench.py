@@ -264,10 +264,22 @@ def _measure(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
             if not is_quiet:
                 if len(results) == 1:
                     print(HEAD)
-                print(row(result), *(f"  {note}" for note in result.notes), sep="\n", flush=True)
+                notes = [*result.notes, *filter(None, [shortness(result)])]
+                print(row(result), *(f"  {note}" for note in notes), sep="\n", flush=True)
     _write(options.json, lambda: report.json_text(results, machine.describe()))
     _write(options.csv, lambda: report.csv_text(results))
     return 0 if all(result.is_ok for result in results) else 1
+
+
+# A CPU time is read in steps of 10 ms, and a start takes some: below this they are most of what is measured.
+MEANINGFUL_S = 0.5
+
+
+def shortness(result: Result) -> str:
+    """That the run was too short to mean anything; "" if it was not, or its length does not matter."""
+    if result.kind in compare.MEMORY_KINDS or result.seconds >= MEANINGFUL_S or not result.is_ok:
+        return ""
+    return f"too short to mean anything: {result.seconds:.3f} s. With -t 3, or a larger -n, it takes long enough"
 
 
 HEAD = f"{'work':18} {'units':>13} {'s':>7} {'rate':>15} {'CPU µs/unit':>11} {'p50 µs':>8} {'p99 µs':>9} {'memory':>9}"

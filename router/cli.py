@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
 
 
-COMMANDS = ("help", "version", "status", "health", "scale", "top", "doctor", "bench", "report", "ingest", "compact")
+COMMANDS = (
+    *("help", "version", "status", "health", "scale", "reload", "top", "doctor", "bench"),
+    *("report", "ingest", "compact"),
+)
+
+
+HELP = ("-h", "-help", "--h", "--help")
 
 
 def main(argv: list[str] | None = None, *, program: str = "") -> int:
@@ -38,11 +44,9 @@ def main(argv: list[str] | None = None, *, program: str = "") -> int:
 
 def _run(line: CommandLine, program: str) -> int:
     command = line.words[0].lower() if line.words else ""
-    if line.asks("h") or command == "help":
-        from gnatswarm.router.config.help import help_text
-
-        print(help_text(program), end="")
-        return 0
+    if line.asks("h") or command == "help" or any(word in HELP for word in line.words[1:]):
+        about = line.words[1].lower() if command == "help" and line.words[1:] else command
+        return _help(about, program)
     if line.asks("help_tls"):
         from gnatswarm.router.config.help import tls_help_text
 
@@ -59,7 +63,7 @@ def _run(line: CommandLine, program: str) -> int:
         except SignalError as error:
             return _fail(program, str(error))
         return 0
-    if command in ("scale", "status", "health"):
+    if command in ("scale", "status", "health", "reload"):
         return _operate(line, program)
     if command == "top":
         return _top(line)
@@ -74,6 +78,19 @@ def _run(line: CommandLine, program: str) -> int:
         hint = nearest(command, COMMANDS) or f" (there are {', '.join(COMMANDS)})"
         raise BadCommandLine(f'unrecognized command: "{line.words[0]}"{hint}')
     return _test(line, program) if line.asks("t") else _serve(line, program)
+
+
+def _help(command: str, program: str) -> int:
+    """Print the help of this command, or of the program."""
+    from gnatswarm.router.config.help import command_help_text, help_text
+
+    if command in ("report", "ingest", "compact"):
+        # Its arguments need no Spark, and so can be shown where that is not installed.
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "gnatswarm.spark.jobs.arguments", command])
+    if command == "bench":
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "gnatswarm.loadtest.bench", "-h"])
+    print(command_help_text(command, program) or help_text(program), end="")
+    return 0
 
 
 def _operate(line: CommandLine, program: str) -> int:
@@ -91,6 +108,8 @@ def _operate(line: CommandLine, program: str) -> int:
         return operator_commands.scale(asked.shards, pid=pid, port=asked.port)
     if asked.command == "health":
         return operator_commands.health(pid=pid, port=asked.port)
+    if asked.command == "reload":
+        return operator_commands.reload(pid=pid, port=asked.port)
     return operator_commands.status(pid=pid, port=asked.port, as_json=asked.as_json)
 
 

@@ -23,6 +23,11 @@ def greet(options: Options, program: str, server_id: str, server_name: str) -> N
         log.info("Using configuration file: %s", options.config_file)
 
 
+def has_log_in(options: Options) -> bool:
+    """Whether clients have to log in, or are somebody with permissions of his own if they do not."""
+    return bool(options.auth_token or options.auth_user or options.users)
+
+
 def has_plain_password(options: Options) -> bool:
     """Whether the configuration has a plain-text password; tokens do not count, as in nats-server."""
     passwords = [options.auth_password, *(user.password for user in options.users)]

@@ -11,13 +11,13 @@ import signal
 import sys
 import threading
 
-from gnatswarm.router.supervision.zygote import GROUP_SIGNALS
+from gnatswarm.router.supervision.zygote import HANDLED_SIGNALS
 
 
 def watch(fd: int) -> None:
     """Wait on a thread for the end of the pipe, then stop this process as SIGINT does."""
     # Before the thread is made, which inherits the mask: signals shall go to the main thread.
-    signal.pthread_sigmask(signal.SIG_BLOCK, (*GROUP_SIGNALS, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
 
     def wait() -> None:
         while os.read(fd, 64):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from gnatswarm.broker.options import Options
 from gnatswarm.router.companions import Companions
-from gnatswarm.router.greeting import greet
+from gnatswarm.router.greeting import greet, has_log_in
 from gnatswarm.router.listening.listeners import ListenError
 from gnatswarm.router.supervision import descriptors
 from gnatswarm.router.supervision.broker import CannotStart, SupervisedBroker
@@ -75,7 +75,9 @@ def serve(
         if program != "nats-server":
             from gnatswarm.router.commands.first_screen import first_screen, show
 
-            show(first_screen(address, os.getpid(), broker.shard_pids, options.sharding.accept))
+            is_open = not (has_log_in(options) or (options.tls.is_on and not options.allow_non_tls))
+            accept = options.sharding.accept
+            show(first_screen(address, os.getpid(), broker.shard_pids, accept, is_open=is_open))
         for notice in options.notices:
             log.warning("%s", notice)
         broker.listener_groups.announce()

@@ -23,8 +23,10 @@ from gnatswarm.broker.mesh import Mesh
 from gnatswarm.shards.clients.clients import Clients
 from gnatswarm.shards.clients.imports_exports import ImportsExports
 from gnatswarm.shards.clients.system import System
+from gnatswarm.shards.sockets.deadlines import Deadlines
 from gnatswarm.shards.sockets.listener import Listener
 from gnatswarm.shards.sockets.lookout import SWEEP_S, Lookout
+from gnatswarm.shards.sockets.page_counters import PageCounters
 from gnatswarm.shards.sockets.reactor import Reactor
 
 if TYPE_CHECKING:
@@ -77,14 +79,16 @@ class Shard:
         self._server_name = server_name
         self._address = host, port
         self.fanout = Fanout(prefers_local=options.sharding.prefer_local)
-        self.reactor = Reactor(self.fanout, page, number, options.limits)
-        self.reactor.is_tracing = options.logging.trace
-        self.mesh = self.reactor.interest = Mesh(self.fanout, number)
+        self.mesh = Mesh(self.fanout, number)
+        counters = PageCounters(page, number, self.fanout, self.mesh)
+        self.reactor = Reactor(self.fanout, counters, is_tracing=options.logging.trace)
+        self._deadlines = Deadlines(self.reactor, options.limits)
         self.fence = MeshFence(self.mesh)
         self.imports_exports = ImportsExports(options, self.fanout, self.mesh)
         sessions: dict[int, ClientSession] = {}
         self.system = System(
             reactor=self.reactor,
+            counters=counters,
             fanout=self.fanout,
             mesh=self.mesh,
             page=page,
@@ -110,7 +114,7 @@ class Shard:
         self._listeners: list[Listener] = []
         self._listening: list[int] = []
         self._loop.add_reader(self.reactor.fd, self.reactor.turn)
-        self._lookout = Lookout(self._loop, self.reactor.sweep, ping_interval_s=options.limits.ping_interval_s)
+        self._lookout = Lookout(self._loop, self._deadlines.sweep, ping_interval_s=options.limits.ping_interval_s)
         self._sweep_at_s = self._loop.time() + SWEEP_S
         self._timer = self._loop.call_at(self._sweep_at_s, self._sweep)
 
@@ -140,7 +144,7 @@ class Shard:
 
     def reload(self, options: Options) -> None:
         """Apply new options; those that cannot change at run time must have their old values."""
-        self.reactor.set_limits(options.limits)
+        self._deadlines.set_limits(options.limits)
         self._lookout.set_interval(options.limits.ping_interval_s)
         self.reactor.is_tracing = options.logging.trace
         self.fanout.prefer_local(options.sharding.prefer_local)

@@ -40,6 +40,17 @@ logger = logging.getLogger("gnatswarm.shard")
 
 # In mode "handoff" a shard without descriptors may still get connections: log it at most this often.
 SAY_FULL_S = 1.0
+# A service manager sends SIGTERM to all processes at once, a terminal SIGINT. The router stops us: only then are our
+# clients told and our statistics written.
+ROUTERS_SIGNALS = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+)
 # Between Drained and the exit, for links to send the frames that they still hold.
 LAST_WORDS_S = 0.1
 
@@ -203,6 +214,8 @@ class Worker:
             reactor=self._shard.reactor,
             links=self._links,
             mesh=self._shard.mesh,
+            fanout=self._shard.fanout,
+            take_denied=self._shard.clients.denials.take,
         )
 
     # ---- events of the shard and its links
@@ -295,8 +308,8 @@ class Worker:
 
 
 def _die_with(router_pid: int) -> None:
-    """Ask the kernel to kill us when the router dies; exit if it has died already."""
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU):
+    """Leave signals to the router; ask the kernel to kill us when it dies, and exit if it has died already."""
+    for number in ROUTERS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(signal.SIGKILL)
     if os.getppid() != router_pid:

@@ -58,8 +58,13 @@ class Zygote:
             self.requests.append((descriptors.tolist(), list(REQUEST.unpack(data)[1 : 1 + len(descriptors)])))
         return bool(data)
 
-    def go(self, *_: object) -> None:
-        """Exit at once; also a signal handler. Removes the link directories if the router is dead."""
+    def on_term(self, *_: object) -> None:
+        """The router has died while we were importing; or somebody has signalled its whole group, and it decides."""
+        if os.getppid() != self.router_pid:
+            self.go()
+
+    def go(self) -> None:
+        """Exit at once. Removes the link directories if the router is dead."""
         if os.getppid() != self.router_pid:
             # The router may have sent the path of its directory while we were importing.
             with contextlib.suppress(OSError):
@@ -81,8 +86,11 @@ class Zygote:
 def main(fd: int, router_pid: int) -> int:
     """Serve requests until the router is gone."""
     zygote = Zygote(fd, router_pid)
-    signal.signal(signal.SIGTERM, zygote.go)
+    signal.signal(signal.SIGTERM, zygote.on_term)
     parentage.die_with_parent(signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    if os.getppid() != router_pid:  # it died before we asked
+        zygote.go()
     parentage.name_process("gnat-zygote")
     # Imports allocate much and leave no garbage; collecting during them would cost a fifth of the start.
     import gc
@@ -92,6 +100,8 @@ def main(fd: int, router_pid: int) -> int:
 
     gc.freeze()
     gc.enable()
+    # From here on a dead router shows as the end of the socket. Forks inherit that they ignore it.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while zygote.read():
         while zygote.requests:
             descriptors, numbers = zygote.requests.pop()
@@ -141,7 +151,6 @@ def _become_shard(
     try:
         while os.getppid() == between:
             os.sched_yield()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         requests.close()
         place_descriptors(descriptors, numbers)
         parentage.name_process("gnat-shard")

@@ -12,7 +12,8 @@ IDLE = 0.5  # of a core, all shards together: below this one shard would be enou
 UNEVEN_CONNECTIONS = 1.3  # max ÷ mean
 CROSSES = 0.3  # of all deliveries
 UNFAIR = 1.25  # max ÷ mean of a queue group's members, if there were ENOUGH_MSGS
-ENOUGH_MSGS = 1000
+ENOUGH_MSGS = 1000  # for shares: of fewer they are chance
+ENOUGH_CONNECTIONS = 10  # on average: of fewer, the kernel's hash may well put most on one shard
 UNWANTED = 0.05
 LATE_US = 50_000
 MISSES = 0.2
@@ -74,12 +75,12 @@ def advise(answers: Mapping[str, Rows]) -> list[Advice]:
         what = f"One shard would be enough{saved}"
         found.append(Advice(what, f"{len(shards)} shards together used {used:.0%} of one core"))
     connections = [row["connections"] or 0 for row in shards]
-    if len(shards) > 1 and sum(connections) >= 2 * len(shards):
+    if len(shards) > 1 and sum(connections) >= ENOUGH_CONNECTIONS * len(shards):
         uneven = max(connections) * len(connections) / sum(connections)
         if uneven > UNEVEN_CONNECTIONS:
             shown = ", ".join(str(n) for n in connections)
             found.append(Advice("`accept: handoff` places connections evenly", f"connections per shard: {shown}"))
-    if share > CROSSES and (used >= IDLE or len(shards) == 1):
+    if share > CROSSES and (crossed["deliveries"] or 0) >= ENOUGH_MSGS and (used >= IDLE or len(shards) == 1):
         heaviest = [row for row in answers["crossing"] if not row["is_folded"]][:3]
         names = ", ".join(f"{row['subject']} ({row['crossed']:,} frames)" for row in heaviest)
         found.append(
@@ -97,7 +98,7 @@ def advise(answers: Mapping[str, Rows]) -> list[Advice]:
                 )
             )
     totals = answers["totals"][0] if answers["totals"] else {"in_msgs": 0, "unwanted_msgs": 0}
-    if totals["in_msgs"] and totals["unwanted_msgs"] / totals["in_msgs"] > UNWANTED:
+    if totals["in_msgs"] >= ENOUGH_MSGS and totals["unwanted_msgs"] / totals["in_msgs"] > UNWANTED:
         names = ", ".join(f"{row['subject']} ({row['unwanted']:,})" for row in list(answers["unwanted"])[:3])
         found.append(
             Advice(

@@ -14,7 +14,7 @@ def answers(statistics: Statistics, most: int = 25) -> dict[str, DataFrame]:
     parts = skew.per_shard(shard)
     deliveries = matrix.deliveries(shard, link)
     return {
-        "totals": trouble.totals(subject, statistics["gap"]),
+        "totals": trouble.totals(subject, statistics["gap"], shard),
         "hottest": subjects.hottest(subject, most=most),
         "fanout": fanout.distribution(subject),
         "fanouts": fanout.histogram(subject),
@@ -30,6 +30,7 @@ def answers(statistics: Statistics, most: int = 25) -> dict[str, DataFrame]:
         "queues": queues.balance(statistics["queue"], most=most),
         "unwanted": subjects.unwanted(subject, most=most),
         "slow": trouble.slow_consumers(statistics["slow"]),
+        "denied": trouble.denied(statistics["denied"], most=most),
         "gaps": trouble.gaps(statistics["gap"]),
         "torn": trouble.torn(subject, shard),
         "aside": statistics.aside.groupBy("why").count().orderBy("why"),

@@ -128,7 +128,8 @@ def _of_subjects(answers: Mapping[str, Rows]) -> list[Section]:
             "Members that got messages. If all got the same number, max to mean is 1, and Gini 0.",
             _table(
                 answers["queues"],
-                ["queue", "subject", "account", "members", "deliveries", "least", "most", "max_to_mean", "gini"],
+                ["queue", "subject", "account", *(["broker"] if len(answers["brokers"]) > 1 else []),
+                 "members", "deliveries", "least", "most", "max_to_mean", "gini"],
             ),
         ),
         (
@@ -202,6 +203,11 @@ def _of_trouble(answers: Mapping[str, Rows]) -> list[Section]:
             "Slow consumers",
             "Clients that were closed because they did not read fast enough.",
             _table(answers["slow"], ["name", "user", "ip", "subject", "reason", "times", "most_pending_bytes"]),
+        ),
+        (
+            "Denied by permissions",
+            "What users tried and may not do. Such messages are part of the totals, but of no subject.",
+            _table(answers["denied"], ["account", "user", "publishes", "subscriptions"]),
         ),
         (
             "Shards that died",

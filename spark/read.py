@@ -61,10 +61,10 @@ def stored_files(directory: str) -> dict[Path, os.stat_result]:
     return found
 
 
-def read_lines(session: SparkSession, directory: str) -> DataFrame:
-    """Every line of the files in a directory of statistics, with the file it is from in `source`."""
+def read_lines(session: SparkSession, *directories: str) -> DataFrame:
+    """Every line of the files in directories of statistics, with the file it is from in `source`."""
     reader = session.read.schema(schema.ddl()).options(**OPTIONS)
-    return with_source(reader.json(directory))
+    return with_source(reader.json(list(directories)))
 
 
 def with_source(lines: DataFrame) -> DataFrame:
@@ -143,9 +143,11 @@ def read_parquet(session: SparkSession, directory: str, dates: Sequence[str] = (
     whole = [] if written is None else [row[0] for row in written.select(part).distinct().collect()]
 
     def rows_of(kind: str, columns: dict[str, str]) -> DataFrame:
-        rows = parquet(session, f"{directory}/{kind}") if whole else None
+        ddl = ", ".join(f"`{name}` {t}" for name, t in columns.items())
+        # Tables of an older version lack columns: with the schema given they are null.
+        rows = parquet(session, f"{directory}/{kind}", ddl) if whole else None
         if rows is None:
-            return session.createDataFrame([], ", ".join(f"`{name}` {t}" for name, t in columns.items()))
+            return session.createDataFrame([], ddl)
         rows = rows.where(F.col(part).isin(whole))
         if dates and "date" in rows.columns:
             rows = rows.where(F.col("date").cast("string").isin(list(dates)))
@@ -155,10 +157,14 @@ def read_parquet(session: SparkSession, directory: str, dates: Sequence[str] = (
     return Statistics(kinds, rows_of("aside", {"source": "string", "line": "string", "why": "string"}))
 
 
-def parquet(session: SparkSession, path: str) -> DataFrame | None:
-    """The Parquet files in a directory; None if there is no such directory."""
+def parquet(session: SparkSession, path: str, ddl: str = "") -> DataFrame | None:
+    """The Parquet files in a directory, with these columns and those of their partitions; None if there are none.
+
+    Without `ddl` the columns are those of one of the files.
+    """
+    reader = session.read.option("mergeSchema", "false")
     try:
-        return session.read.option("mergeSchema", "false").parquet(path)
+        return (reader.schema(ddl) if ddl else reader).parquet(path)
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             return None  # nothing of this kind was ever written

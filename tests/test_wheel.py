@@ -6,6 +6,7 @@ compiled modules, which is quicker.
 
 from __future__ import annotations
 
+import email
 import os
 import re
 import shutil
@@ -186,3 +187,17 @@ def test_type_checkers_see_its_options(python: Path, tmp_path: Path):
     assert 'Revealed type is "list[gnatswarm.capture.Message]"' in done.stdout, done.stdout
     assert 'Unexpected keyword argument "max_paylod" for "Broker"; did you mean "max_payload"?' in done.stdout
     assert "Found 1 error" in done.stdout
+
+
+def test_the_metadata_says_who_made_it_and_where_to_read_on_and_extras_are_described(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(archive.read(name))
+    assert metadata["Author"]
+    urls = dict(line.split(", ", 1) for line in metadata.get_all("Project-URL", []))
+    assert {"Changelog", "Documentation"} <= urls.keys()
+    for url in urls.values():
+        assert "://" in url or (ROOT / url).is_file(), url
+    readme = (ROOT / "README.md").read_text()
+    for extra in metadata.get_all("Provides-Extra", []):
+        assert re.search(rf"(?m)^\| (`\w+`, )*`{extra}`(, `\w+`)* \| ", readme), extra

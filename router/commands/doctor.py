@@ -39,6 +39,12 @@ OK, WARN, FAIL = "OK", "WARN", "FAIL"
 # Enough for a broker of 64 shards: two sockets and a pipe for each, monitoring, the log, and some clients.
 LEAST_OPEN_FILES = 512
 JAVA_DEADLINE_S = 20.0
+# Each extra: for what it is, and modules that it brings.
+_EXTRAS = {
+    "spark": ("`report`, `ingest` and `compact`", ("pyspark", "matplotlib")),
+    "top": ("`top`", ("rich",)),
+    "loadtest": ("locust users, and the plots of `bench --compare`", ("locust", "matplotlib")),
+}
 _RUNTIME = ("uvloop", "msgspec", "orjson", "h11", "websockets", "zstandard", "bcrypt", "PyNaCl")
 
 
@@ -71,7 +77,7 @@ def run(line: CommandLine, *, as_json: bool, program: str = "gnatswarm") -> int:
 
 def examine(line: CommandLine) -> Iterator[Finding]:
     """Every check, in the order in which a starting broker depends on it."""
-    yield from (_version(), _python(), _packages(), _compiler(), _kernel(), _steering(), _cores())
+    yield from (_version(), _python(), _packages(), _extras(), _compiler(), _kernel(), _steering(), _cores())
     finding, options = _configuration(line)
     yield finding
     yield _open_files(options)
@@ -109,6 +115,19 @@ def _packages() -> Finding:
         advice = f"{sys.executable} -m pip install {' '.join(missing)}"
         return Finding("packages", FAIL, f"missing: {', '.join(missing)}", advice)
     return Finding("packages", OK, ", ".join(versions))
+
+
+def _extras() -> Finding:
+    """A broker needs none of them."""
+    missing = {
+        extra: purpose
+        for extra, (purpose, modules) in _EXTRAS.items()
+        if any(importlib.util.find_spec(module) is None for module in modules)
+    }
+    if not missing:
+        return Finding("extras", OK, f"all there: {', '.join(_EXTRAS)}")
+    lines = ["a broker needs none; not installed:", *(f"{extra}, for {purpose}" for extra, purpose in missing.items())]
+    return Finding("extras", OK, "\n".join(lines), f"pip install 'gnatswarm[{','.join(missing)}]'")
 
 
 def _compiler() -> Finding:

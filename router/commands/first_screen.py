@@ -22,8 +22,8 @@ def is_compiled() -> bool:
     return all(any(name.startswith(module + ".") and name.endswith(".so") for name in names) for module in _MODULES)
 
 
-def first_screen(address: str, pid: int, shard_pids: Sequence[int], accept: str) -> str:
-    """The text; `address` is HOST:PORT."""
+def first_screen(address: str, pid: int, shard_pids: Sequence[int], accept: str, *, is_open: bool = True) -> str:
+    """The text; `address` is HOST:PORT. `is_open`: clients need neither to log in nor to encrypt."""
     host, _, port = address.rpartition(":")
     dial = f"127.0.0.1/{port}" if host in ("0.0.0.0", "[::]") else f"{host.strip('[]')}/{port}"
     compiled = "compiled" if is_compiled() else "NOT compiled: run `make build`"
@@ -33,7 +33,12 @@ def first_screen(address: str, pid: int, shard_pids: Sequence[int], accept: str)
         f"gnatswarm {version.OWN_VERSION} ({compiled}, speaks like nats-server {version.SERVER_VERSION})\n"
         f"  listening   {address}\n"
         f"  processes   router {pid}, {shards} ({accept}): {pids}\n"
-        # Needs only bash, which every host has.
+    ) + (_trial(dial) if is_open else "")
+
+
+def _trial(dial: str) -> str:
+    """A line to type; needs only bash, which every host has."""
+    return (
         f"  try         exec 3<>/dev/tcp/{dial}; "
         "printf 'SUB hi 1\\r\\nPUB hi 5\\r\\nhello\\r\\n' >&3; timeout 1 cat <&3\n"
     )

@@ -1,4 +1,4 @@
-"""The arguments of `gnatswarm scale`, `status` and `health`: the command, and which broker it is for."""
+"""The arguments of `gnatswarm scale`, `status`, `health` and `reload`: the command, and which broker it is for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gnatswarm.router.config.flags import BadCommandLine, CommandLine, parse
 class OperatorArguments(NamedTuple):
     """One command to a running broker."""
 
-    command: str  # "scale", "status" or "health"
+    command: str  # "scale", "status", "health" or "reload"
     shards: int = 0  # scale: the wanted number, 1..64
     pid: str = ""  # -P: process id or pid file of the router; "": the only one that runs
     port: int | None = None  # -p: its client port; None: any

@@ -1,4 +1,4 @@
-"""`gnatswarm scale N`, `status`, `health`: an operator's requests to a running broker, from another process.
+"""`gnatswarm scale N`, `status`, `health`, `reload`: an operator's requests to a running broker, from another process.
 
 Finds the broker by its private directory: the user's only broker, or the one with the given pid or port. Prints to
 standard output, errors to standard error; returns the exit code.
@@ -10,11 +10,13 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 import msgspec
 
 from gnatswarm.router.supervision.operator_socket import (
     OperatorRequest,
+    ReloadRequest,
     Reply,
     ScaleRequest,
     Status,
@@ -68,6 +70,26 @@ def health(*, pid: int | None = None, port: int | None = None) -> int:
     return 0
 
 
+def reload(*, pid: int | None = None, port: int | None = None) -> int:
+    """Have the broker read its configuration again, and print what has changed; 0 only if all of it holds now."""
+    problems: tuple[str, ...] = ()
+
+    def shown(reply: Reply) -> str:
+        nonlocal problems
+        assert reply.reload is not None
+        problems = reply.reload.problems
+        changed = [str(change) for change in reply.reload.changes]
+        return "\n  ".join(["reloaded:", *changed]) if changed else "reloaded: nothing changed"
+
+    def refused(error: str) -> str:
+        return "\n  ".join(["not reloaded, the old configuration still holds:", *error.splitlines()])
+
+    code = _ask(ReloadRequest(), pid, port, shown, refused)
+    if problems:
+        return _failed("\n  ".join(["reloaded, but for this:", *problems]))
+    return code
+
+
 def status_table(status: Status) -> str:
     """The table, one line per shard, and below it the reason for each shard that is not ready."""
     rows = [
@@ -117,7 +139,13 @@ def find(pid: int | None, port: int | None) -> str:
     raise NotFound(f"several brokers are running, say which by --pid or --port: {known}")
 
 
-def _ask(request: OperatorRequest, pid: int | None, port: int | None, shown: object) -> int:
+def _ask(
+    request: OperatorRequest,
+    pid: int | None,
+    port: int | None,
+    shown: Callable[[Reply], str],
+    refused: Callable[[str], str] = str,
+) -> int:
     try:
         reply = ask(request, pid, port)
     except NotFound as error:
@@ -127,8 +155,7 @@ def _ask(request: OperatorRequest, pid: int | None, port: int | None, shown: obj
     except msgspec.DecodeError as error:
         return _failed(f"the broker's reply cannot be decoded: {error}")
     if reply.error:
-        return _failed(reply.error)
-    assert callable(shown)
+        return _failed(refused(reply.error))
     print(shown(reply))
     return 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import getpass
 import json
 import os
 import select
@@ -18,7 +19,7 @@ import urllib.request
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 try:
     from rich import box
@@ -31,6 +32,7 @@ except ModuleNotFoundError as missing:
     raise SystemExit("gnatswarm top draws with rich, which is not installed: pip install 'gnatswarm[top]'") from missing
 
 ANSWER_DEADLINE_S = 5.0
+ATTEMPTS = 3  # to type a password
 MOST_ANSWER_BYTES = 64 * 1024 * 1024
 # Columns if the width is not known, such as in a file.
 WIDE = 150
@@ -59,6 +61,10 @@ class CannotLook(Exception):
     """The monitoring pages cannot be read; the text says why."""
 
 
+class PasswordWanted(CannotLook):
+    """They are for those who log in."""
+
+
 class Look(NamedTuple):
     """A snapshot of the pages; None: that broker has no such page."""
 
@@ -78,12 +84,17 @@ class PagesClient:
             raise CannotLook(f"{url} is no address of monitoring pages (as in http://127.0.0.1:8222)")
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         self.url = f"{parts.scheme}://{host}:{parts.port or 8222}{parts.path.rstrip('/')}"
-        self._headers = {}
+        self._headers: dict[str, str] = {}
+        self.user = unquote(parts.username or "")
         if parts.username:
-            credentials = f"{parts.username}:{parts.password or ''}".encode()
-            self._headers["Authorization"] = "Basic " + base64.b64encode(credentials).decode()
+            self.log_in(self.user, unquote(parts.password or ""))
         # Connect directly, without a proxy from the environment.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def log_in(self, user: str, password: str) -> None:
+        """Send these from now on."""
+        self.user = user
+        self._headers["Authorization"] = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
     def get(self, page: str) -> dict[str, Any] | None:
         """One page; None where it does not exist."""
@@ -94,6 +105,11 @@ class PagesClient:
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
+            if error.code == 401:
+                raise PasswordWanted(
+                    f"{self.url} wants a user and a password: http://USER:PASSWORD@HOST:PORT"
+                    + (", or others than these" if self._headers else "")
+                ) from None
             raise CannotLook(f"{self.url}/{page}: {error.code} {error.read(200).decode('utf-8', 'replace')}") from None
         except (OSError, ValueError) as error:
             advice = "a broker has these pages with -m 8222"
@@ -342,11 +358,28 @@ def _wait_key(interval_s: float, has_keys: bool) -> str:
     return os.read(sys.stdin.fileno(), 1).decode("ascii", "replace") if readable else ""
 
 
+def _log_in(pages: PagesClient) -> None:
+    """Ask for a user and a password, if the pages want them and a terminal is there. CannotLook, PasswordWanted."""
+    for attempt in range(1 + ATTEMPTS):
+        try:
+            pages.get("varz")
+            return
+        except PasswordWanted:
+            if attempt == ATTEMPTS or not sys.stdin.isatty():
+                raise
+        print(f"{pages.url} wants a user and a password.", file=sys.stderr)
+        sys.stderr.write(f"User{f' [{pages.user}]' if pages.user else ''}: ")
+        sys.stderr.flush()
+        user = sys.stdin.readline().strip() or pages.user
+        pages.log_in(user, getpass.getpass())
+
+
 def run(url: str, *, sort: str = "cid", interval_s: float = 1.0, looks: int = 0) -> int:
     """Show the screen until q or ^C, or `looks` times (0: no limit); returns the exit code."""
     console = Console() if sys.stdout.isatty() else Console(width=WIDE)
     try:
         pages = PagesClient(url)
+        _log_in(pages)
         before: Look | None = None
         shows_subjects = False
         is_screen = console.is_terminal

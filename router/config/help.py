@@ -6,7 +6,7 @@ TEXT = """\
   {program}                            clients on port 4222 of every address, one shard per core
   {program} -c gnats.conf              options from a file (nats-server's own syntax)
   {program} -p -1 -m 8222 -DV          any free port, monitoring pages on 8222, log everything
-  {program} --signal reload            tell the running broker to read its file again
+  {program} reload                     have the running broker read its file again, and wait for the result
 
 Usage: {program} [flags] [command]      one dash or two, `-p 4222` or `-p=4222`; flags win over the file
 
@@ -61,17 +61,19 @@ A running broker:
     {program} scale <n>              add or remove shards while clients talk
     {program} status                 how the shards are; --json for programs
     {program} health                 exit code 0 when all of them serve, 1 and why when not; for health checks
-                                       all three: -p <port> or -P <pid> say which broker, when several run
+    {program} reload                 have it read its file again: what changed, or every error; exit code 1 then
+                                       all four: -p <port> or -P <pid> say which broker, when several run
     {program} doctor [-c <file>]     look at this machine and a configuration, and say what is in the way; --json
     {program} top [<url>]            watch a broker, or a nats-server, by its monitoring pages
                                        (default: http://127.0.0.1:8222; -m <port>: another port)
     {program} bench                  measure a broker, or compare several; {program} bench -h says how
 
-    {program} report --stats-dir <dir>   what it did, as one page: hot subjects, fan-out, skew, advice (needs Spark)
+    {program} report                 what it did, as one page: hot subjects, fan-out, skew, advice (needs Spark);
+                                       -h says of which broker, and how
     {program} ingest                 the same files into Parquet, each row once; -h says how
     {program} compact                whole days of that in few files; -h says how
 
-    -h, --help                       this text
+    -h, --help                       this text; after a command, that command's
     -v, --version                    the version
 
 Taken from nats-server's command lines, but not offered; announced and ignored:
@@ -93,12 +95,86 @@ Clients get INFO in plain, which says that TLS is required, and then shake hands
 
 In the file, which has more: tls {{ cert_file, key_file, ca_file, verify, verify_and_map, timeout, min_version,
 cipher_suites, curve_preferences, handshake_first }}, and beside it allow_non_tls: true for clients of both kinds.
-Reloading ({program} --signal reload) reads the certificates again; open connections stay as they are.
+Reloading ({program} reload) reads the certificates again; open connections stay as they are.
 
 A certificate to try with, for this machine alone:
     openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -subj /CN=localhost \\
         -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout server.key -out server.pem
 """
+
+
+_WHICH = """\
+    -p, --port <port>    the broker with this port for clients
+    -P, --pid <pid>      the one with this process id, or the id in this file
+                         (default: the only broker of this user)
+"""
+# By command. Those that are programs of their own (bench, report, ingest, compact) have theirs themselves.
+COMMANDS = {
+    "status": (
+        """\
+{program} status [-p <port> | -P <pid>] [--json]
+
+Shows a running broker's shards: state, connections, subscriptions, messages per second, how late their event loops
+are, CPU. Asks the broker over its operators' socket; no port for monitoring is needed.
+
+"""
+        + _WHICH
+        + """\
+    --json               one JSON document, for programs
+"""
+    ),
+    "health": """\
+{program} health [-p <port> | -P <pid>]
+
+Exit code 0 when every shard of a running broker serves; 1 with the reason when not, or when no broker answers. For
+health checks that cannot reach the monitoring pages.
+
+"""
+    + _WHICH,
+    "scale": """\
+{program} scale <n> [-p <port> | -P <pid>]
+
+Has a running broker use <n> shards, 1 to 64, while clients talk, and waits until they serve. A shard that leaves tells
+its clients to connect elsewhere, and closes the rest after ten seconds.
+
+"""
+    + _WHICH,
+    "reload": """\
+{program} reload [-p <port> | -P <pid>]
+
+Has a running broker read its configuration again, and waits until it holds on every shard. Prints what has changed;
+or every error, and then nothing has changed. Exit code 0 only when all of the file holds.
+
+"""
+    + _WHICH,
+    "doctor": """\
+{program} doctor [-c <file>] [flags] [--json]
+
+Looks at this machine, and at the configuration that the file and the flags make (those of a start: -p, -m, --shards,
+…), and says what is in the way and what to do. Starts nothing, and changes nothing. Exit code 1 when a broker would
+not start or not work.
+
+    -c, --config <file>  the configuration to look at
+    --json               one JSON document, for programs
+""",
+    "top": """\
+{program} top [<url>] [-m <port>]
+
+Shows a broker, or a nats-server, in a terminal, read from its monitoring pages every second. Needs the extra `top`:
+pip install 'gnatswarm[top]'
+
+    <url>                where the pages are (default: http://127.0.0.1:8222); http://USER:PASSWORD@HOST:PORT where they
+                         want a password, else it is asked for
+    -m <port>            another port of this host
+
+Keys: c s p f t F T i u sort the connections, n changes between connections and subjects, q ends.
+""",
+}
+
+
+def command_help_text(command: str, program: str) -> str:
+    """What `COMMAND -h` says; "": the command has no text here."""
+    return COMMANDS.get(command, "").format(program=program)
 
 
 def help_text(program: str) -> str:

@@ -19,6 +19,7 @@ from gnatswarm.router.monitoring.facts import Facts, ShardFacts
 from gnatswarm.shards.boundary.rows import (
     AccountRow,
     ConnectionRow,
+    DeniedRow,
     LinkRow,
     QueueRow,
     SubjectRow,
@@ -107,9 +108,12 @@ def varz(facts: Facts, requests: dict[str, int]) -> Document:
         "http_req_stats": dict(sorted(requests.items())),
         "config_load_time": time_text(facts.configured_us),
     }
+    if facts.reload_failed_us:
+        document["config_reload_failed_time"] = time_text(facts.reload_failed_us)
     if options.server_tags:
         document["tags"] = list(options.server_tags)
     document |= {"system_account": options.system_account, "gnatswarm": OWN_VERSION, "shards": len(facts.shards)}
+    document |= {name: total(facts, name) for name in ("denied_msgs", "denied_subscriptions")}
     return document
 
 
@@ -410,6 +414,8 @@ def _shard(shard: ShardFacts) -> Document:
         "out_msgs": shard.out_msgs,
         "in_bytes": shard.in_bytes,
         "out_bytes": shard.out_bytes,
+        "denied_msgs": shard.denied_msgs,
+        "denied_subscriptions": shard.denied_subscriptions,
         "slow_consumers": shard.slow_consumers,
         "stalls": shard.stalls,
         "links": shard.links,
@@ -432,6 +438,20 @@ def link(shard: int, row: LinkRow, now_us: int) -> Document:
         "in_bytes": row.in_bytes,
         "out_bytes": row.out_bytes,
     }
+
+
+def denied(rows: Iterable[DeniedRow]) -> list[Document]:
+    """What permissions have denied, by account and user, most first; summed over shards."""
+    found: dict[tuple[str, str], Document] = {}
+    for row in rows:
+        nothing = {"account": row.account, "user": row.user, "publishes": 0, "subscriptions": 0}
+        entry = found.setdefault((row.account, row.user), nothing)
+        entry["publishes"] += row.publishes
+        entry["subscriptions"] += row.subscriptions
+    return sorted(
+        found.values(),
+        key=lambda entry: (-entry["publishes"] - entry["subscriptions"], entry["account"], entry["user"]),
+    )
 
 
 def skew(values: Sequence[float]) -> Document:

@@ -53,6 +53,8 @@ class ShardFacts(msgspec.Struct):
     loop_lag_us: int
     refused_logins: int = 0
     failed_handshakes: int = 0
+    denied_msgs: int = 0  # of in_msgs
+    denied_subscriptions: int = 0
 
 
 class Facts(msgspec.Struct):
@@ -77,6 +79,7 @@ class Facts(msgspec.Struct):
     cores: int
     is_recorded: bool  # the shards have recorders, which count by subject and window
     shards: list[ShardFacts]
+    reload_failed_us: int = 0  # when the last reload failed, even in part; 0: it did not, or there was none
 
     @property
     def accounts(self) -> list[str]:
@@ -164,6 +167,7 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
         cores=cores,
         is_recorded=bool(view.stats_dir),
         shards=shards,
+        reload_failed_us=view.reload_failed_us,
     )
 
 
@@ -183,4 +187,6 @@ _FROM_PAGE = (
     "loop_lag_us",
     "refused_logins",
     "failed_handshakes",
+    "denied_msgs",
+    "denied_subscriptions",
 )

@@ -1,6 +1,7 @@
 """`/metrics`: the broker's counters in Prometheus' text format. Pure.
 
-The number of series is bounded: a few per shard, per requested page and per hottest subject; none per connection.
+The number of series is bounded: a few per shard, requested page, hottest subject and user who was denied most; none
+per connection.
 Counters of messages, bytes and connections continue over a shard's restart; those of its process begin at 0 again.
 """
 
@@ -38,6 +39,14 @@ _PER_SHARD = (
         "failed_handshakes",
         1,
     ),
+    ("denied_messages_total", "counter", "Received messages that permissions did not allow.", "denied_msgs", 1),
+    (
+        "denied_subscriptions_total",
+        "counter",
+        "Subscriptions that permissions did not allow.",
+        "denied_subscriptions",
+        1,
+    ),
     ("slow_consumers_total", "counter", "Clients closed because they did not keep up.", "slow_consumers", 1),
     ("stalls_total", "counter", "Times that a publisher waited for a slow consumer.", "stalls", 1),
     ("link_received_messages_total", "counter", "Messages that came from sibling shards.", "link_in_msgs", 1),
@@ -56,13 +65,23 @@ _PER_SUBJECT = (
 )
 
 
-def exposition(facts: Facts, subjects: Sequence[Mapping[str, Any]], requests: Mapping[str, int]) -> str:
-    """The whole text. `subjects` are documents of /subjectz; `requests` counts requests by path."""
+def exposition(
+    facts: Facts,
+    subjects: Sequence[Mapping[str, Any]],
+    requests: Mapping[str, int],
+    denied: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """The whole text. `subjects` are documents of /subjectz, `denied` of /deniedz; `requests`: how often by path."""
     lines: list[str] = []
     build = {"version": OWN_VERSION, "compatible_with": SERVER_VERSION, "server_name": facts.server_name}
     _family(lines, "build_info", "gauge", "Always 1; what this is.", [(build, 1)])
     _family(lines, "healthy", "gauge", "1: every shard serves and none lags.", [({}, int(not health(facts)))])
     _family(lines, "start_time_seconds", "gauge", "When the broker started.", [({}, facts.created_us / 1e6)])
+    for name, text, at_us in (
+        ("config_load_time_seconds", "When the configuration that holds was read.", facts.configured_us),
+        ("config_reload_failed_time_seconds", "When the last reload failed; 0: it did not.", facts.reload_failed_us),
+    ):
+        _family(lines, name, "gauge", text, [({}, at_us / 1e6)])
     _family(lines, "shards", "gauge", "Shards there are meant to be.", [({}, sum(s.is_wanted for s in facts.shards))])
     limit = facts.options.limits.max_connections
     _family(lines, "max_connections", "gauge", "Client connections there may be.", [({}, limit)])
@@ -72,6 +91,13 @@ def exposition(facts: Facts, subjects: Sequence[Mapping[str, Any]], requests: Ma
         _family(lines, name, kind, text, samples)
     for name, kind, text, field in _PER_SUBJECT:
         _family(lines, name, kind, text, [({"subject": entry["subject"]}, entry[field]) for entry in subjects])
+    by_user = [
+        ({"account": entry["account"], "user": entry["user"], "action": action}, entry[field])
+        for entry in denied
+        for action, field in (("publish", "publishes"), ("subscribe", "subscriptions"))
+        if entry[field]
+    ]
+    _family(lines, "permission_denied_total", "counter", "What permissions did not allow a user.", by_user)
     pages = [({"path": path}, count) for path, count in sorted(requests.items())]
     _family(lines, "http_requests_total", "counter", "Monitoring pages asked for.", pages)
     return "\n".join(lines) + "\n"

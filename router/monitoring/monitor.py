@@ -46,6 +46,7 @@ LINKS = (
     ("subjectz", "Subjects"),
     ("queuez", "Queue Groups"),
     ("slowz", "Slow Consumers"),
+    ("deniedz", "Denied by Permissions"),
     ("metrics", "Metrics"),
     ("healthz", "Health Probe"),
 )

@@ -37,6 +37,8 @@ MOST_METRIC_SUBJECTS = 100
 DEFAULT_METRIC_SUBJECTS = 20
 MOST_QUEUE_MEMBERS = 10_000
 MOST_SLOW = 256
+MOST_DENIED = 1000
+MOST_METRIC_USERS = 100
 ROWS_IN_ONE_STEP = 32
 
 _Part = TypeVar("_Part", bound=rows.PageStruct)
@@ -72,6 +74,7 @@ class Pages:
             "/subjectz": self.subjectz,
             "/queuez": self.queuez,
             "/slowz": self.slowz,
+            "/deniedz": self.deniedz,
         }
 
     # ---- pages that ask no shard
@@ -345,6 +348,15 @@ class Pages:
             }
         )
 
+    async def deniedz(self, query: PageQuery) -> bytes:
+        """What permissions have denied, by account and user."""
+        facts = self._facts(query)
+        limit = query.number("limit", DEFAULT_SUBJECTS, MOST_DENIED)
+        async with self._turn():
+            found = await self._denied(facts)
+        totals = {name: aggregate.total(facts, name) for name in ("denied_msgs", "denied_subscriptions")}
+        return _json({**aggregate.head(facts), **totals, "users": len(found), "denied": found[:limit]})
+
     async def metrics(self, query: PageQuery) -> bytes:
         """The metrics for Prometheus."""
         facts = self._facts(query)
@@ -352,7 +364,9 @@ class Pages:
         if query.text("subjects") == "0":
             wanted = 0
         entries = (await self._subjects(facts, folds=True))[0] if wanted else []
-        return metrics.exposition(facts, aggregate.top_subjects(entries, "msgs", wanted), dict(self._requests)).encode()
+        hottest = aggregate.top_subjects(entries, "msgs", wanted)
+        denied = (await self._denied(facts))[:MOST_METRIC_USERS]
+        return metrics.exposition(facts, hottest, dict(self._requests), denied).encode()
 
     # ---- asking
 
@@ -364,6 +378,12 @@ class Pages:
         numbers = _numbers(facts)
         answers = await asyncio.gather(*(self._questions.ask(shard, query, kind) for shard in numbers))
         return list(zip(numbers, answers, strict=True))
+
+    async def _denied(self, facts: Facts) -> list[Document]:
+        if not aggregate.total(facts, "denied_msgs") + aggregate.total(facts, "denied_subscriptions"):
+            return []
+        answers = await self._ask_all(facts, rows.DeniedQuery(), rows.DeniedPart)
+        return aggregate.denied(row for _shard, parts in answers for part in parts for row in part.rows)
 
     async def _sublist(self, facts: Facts, account: str = "") -> tuple[Document, int]:
         """The counters of an account's sublists, or of all, and the number of clients that use them."""

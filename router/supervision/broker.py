@@ -63,6 +63,7 @@ class SupervisedBroker:
         self._program = program
         self.stats_dir = stats_place.choose(options, program)
         self.configured_us = 0  # when the options were last reloaded, µs since 1970; 0: never
+        self.reload_failed_us = 0  # when the last reload failed, µs since 1970; 0: it did not, or there was none
         wanted = options.sharding.shards or usable_cores()
         if not 1 <= wanted <= MAX_SHARDS:
             raise CannotStart(f"shards must be 1..{MAX_SHARDS}, not {wanted}")

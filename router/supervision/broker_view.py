@@ -46,6 +46,10 @@ class BrokerView(Protocol):
         """When the options were last reloaded, µs since 1970; 0: never."""
 
     @property
+    def reload_failed_us(self) -> int:
+        """When the last reload failed, even in part, µs since 1970; 0: it did not, or there was none."""
+
+    @property
     def server_id(self) -> str:
         """The server id; as long as a server's public key."""
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -66,6 +67,8 @@ class Reloader:
         """Reload; each problem is also logged. Shards confirm the new options later (`is_done`)."""
         self._notifier.reloading()
         outcome = self._reload()
+        has_failed = outcome.refused or outcome.answer.problems
+        self._broker.reload_failed_us = time.time_ns() // 1000 if has_failed else 0
         if outcome.refused:
             self._notifier.reloaded("the reload failed and changed nothing, the log says why")
         return outcome
@@ -78,7 +81,7 @@ class Reloader:
             options = self._reparse()
         except (ConfigError, ListenError, OSError, ValueError) as error:
             log.error("Reload failed, nothing was changed: %s", error)
-            return ReloadOutcome((str(error),))
+            return ReloadOutcome(tuple(str(error).splitlines()) or (type(error).__name__,))
         old = self._broker.options
         reloaded = diff(old, options)
         if reloaded.is_refused:

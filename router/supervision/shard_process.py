@@ -1,9 +1,8 @@
 """One running shard as the router sees it: a process with a pidfd, and the control channel.
 
 Forked by the zygote, or started by exec where there is none; never forked from this process. It gets the descriptors
-that Boot names, under the same numbers, and no others. SIGHUP, SIGINT, SIGUSR1, SIGUSR2, SIGTTIN and SIGTTOU are
-blocked in it from its first instruction, because the terminal sends some of them to the whole process group, and only
-the router shall react. It is our child in both cases, and is reaped by its pidfd.
+that Boot names, under the same numbers, and no others. The signals on which the router acts are blocked in it from its
+first instruction, and later ignored. It is our child in both cases, and is reaped by its pidfd.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from gnatswarm.router.supervision.zygote import GROUP_SIGNALS, ZygoteClient, child_environment
+from gnatswarm.router.supervision.zygote import HANDLED_SIGNALS, ZygoteClient, child_environment
 from gnatswarm.shards.boundary.control import Boot, Channel, ControlError, ControlMessage, ToRouter, encode
 
 # A Unix socket takes this much at once, with the kernel's defaults (212,992 bytes) and a margin. A larger Boot, from a
@@ -65,7 +64,7 @@ class ShardProcess:
                     arguments,
                     child_environment(),
                     file_actions=[(os.POSIX_SPAWN_DUP2, fd, fd) for fd in inherited],
-                    setsigmask=GROUP_SIGNALS,
+                    setsigmask=HANDLED_SIGNALS,
                 )
         except BaseException:
             self._sock.close()

@@ -18,6 +18,9 @@ from gnatswarm.router.supervision.zygote import HANDLED_SIGNALS
 from gnatswarm.shards.boundary import logs
 from gnatswarm.shards.boundary.control import ReopenLog
 
+# `timeout` and some supervisors signal a process, and then its group: the router gets both, and they are one request.
+SAME_REQUEST_S = 0.5
+
 log = logging.getLogger("gnatswarm.router")
 
 
@@ -31,6 +34,7 @@ class SignalHandlers:
         self._channels = channels
         self._commands = commands
         self._reload = reload
+        self._stopping_since_s: float | None = None  # by the loop's clock
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -54,9 +58,9 @@ class SignalHandlers:
         if number == signal.SIGTERM:
             # As in nats-server: lame duck mode runs to its end, even if the service manager sends SIGTERM.
             if not self._view.is_leaving:
-                self._commands.stop(1)
+                self._stop(1)
         elif number == signal.SIGINT:
-            self._commands.stop(0)
+            self._stop(0)
         elif number == signal.SIGHUP:
             self._reload()
         elif number == signal.SIGUSR1:
@@ -67,6 +71,15 @@ class SignalHandlers:
             error = self._commands.scale(self._view.wanted + (1 if number == signal.SIGTTIN else -1))
             if error:
                 log.warning("%s: %s", name, error)
+
+    def _stop(self, exit_code: int) -> None:
+        """Stop; the next signal kills, unless it is the same request."""
+        now = asyncio.get_running_loop().time()
+        if self._stopping_since_s is None:
+            self._stopping_since_s = now
+        elif now - self._stopping_since_s < SAME_REQUEST_S:
+            return
+        self._commands.stop(exit_code)
 
     def _reopen_logs(self) -> None:
         problem = logs.reopen()

@@ -15,16 +15,17 @@ import socket
 import struct
 import sys
 
-GROUP_SIGNALS = (
+# What a router acts on. They are blocked in its children: terminals, `timeout` and service managers send some of them
+# to the whole process group, and a shard that ended by one would take its open window of statistics with it.
+HANDLED_SIGNALS = (
     signal.SIGHUP,
     signal.SIGINT,
+    signal.SIGTERM,
     signal.SIGUSR1,
     signal.SIGUSR2,
     signal.SIGTTIN,
     signal.SIGTTOU,
 )
-# What a router itself acts on.
-HANDLED_SIGNALS = (*GROUP_SIGNALS, signal.SIGTERM)
 
 # Importing takes a tenth of a second; on a machine so busy that it takes this long, exec would not be faster.
 ANSWER_DEADLINE_S = 20.0
@@ -62,7 +63,7 @@ class ZygoteClient:
                 [sys.executable, "-P", "-m", "gnatswarm.shards.zygote", str(number), str(os.getpid())],
                 child_environment(),
                 file_actions=[(os.POSIX_SPAWN_DUP2, number, number)],
-                setsigmask=GROUP_SIGNALS,
+                setsigmask=HANDLED_SIGNALS,
             )
         self._is_reaped = False
 

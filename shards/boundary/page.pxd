@@ -21,7 +21,7 @@ cdef extern from *:
     #include <stddef.h>
 
     #define PAGE_MAGIC UINT64_C(0x676e617473776d31)   /* "gnatswm1" */
-    #define PAGE_VERSION 2
+    #define PAGE_VERSION 3
     #define PAGE_SLOTS 64
     #define PAGE_ACCOUNTS 1024
 
@@ -65,7 +65,9 @@ cdef extern from *:
         uint64_t recorded_us;
         uint64_t recorded[6];         /* messages and bytes in, out, link messages out and in */
         uint64_t failed_handshakes;   /* TLS handshakes and WebSocket upgrades that failed */
-        uint64_t spare[3];
+        uint64_t denied_msgs;         /* of in_msgs: the client's permissions did not allow them */
+        uint64_t denied_subscriptions;
+        uint64_t spare[1];
     } ShardSlot;
 
     typedef struct {
@@ -208,6 +210,8 @@ cdef extern from *:
         uint64_t recorded_us
         uint64_t[6] recorded
         uint64_t failed_handshakes
+        uint64_t denied_msgs
+        uint64_t denied_subscriptions
 
     ctypedef struct PageLayout:
         PageHeader header

@@ -220,6 +220,8 @@ cdef class Page:
             "link_out_bytes": slot.link_out_bytes,
             "refused_logins": slot.refused_logins,
             "failed_handshakes": slot.failed_handshakes,
+            "denied_msgs": slot.denied_msgs,
+            "denied_subscriptions": slot.denied_subscriptions,
         }
 
     def note_recorded(self, int shard, uint64_t until_us, counts not None):
@@ -271,6 +273,10 @@ cdef class Page:
             page_store(&slot.refused_logins, value)
         elif name == "failed_handshakes":
             page_store(&slot.failed_handshakes, value)
+        elif name == "denied_msgs":
+            page_store(&slot.denied_msgs, value)
+        elif name == "denied_subscriptions":
+            page_store(&slot.denied_subscriptions, value)
         else:
             raise KeyError(name)
 

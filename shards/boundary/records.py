@@ -2,14 +2,14 @@
 
 Every number is for one window of one shard, never a running total. This file is the contract with the Spark jobs,
 which have a schema of their own; a test compares the two. Whoever adds a field increases RECORDS_VERSION; readers
-ignore unknown fields. A row costs about 3 µs, and 20 to 40 bytes on disk.
+ignore unknown fields, and take missing ones for 0. A row costs about 3 µs, and 20 to 40 bytes on disk.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-RECORDS_VERSION = 1
+RECORDS_VERSION = 2
 
 # The subject of the row that sums up all subjects without a row of their own.
 OTHER = "*other*"
@@ -94,6 +94,8 @@ class ShardRecord(Record, frozen=True, tag="shard"):
     slow_consumers: int
     stalls: int  # how often a publisher or link had to wait for a slow receiver
     lost_windows: int  # earlier windows that could not be written
+    refused_msgs: int  # besides in_msgs: published, and sent nowhere: denied by permissions, or lost by a mapping
+    refused_bytes: int
 
 
 class SlowRecord(Record, frozen=True, tag="slow"):
@@ -108,6 +110,15 @@ class SlowRecord(Record, frozen=True, tag="slow"):
     reason: str
 
 
+class DeniedRecord(Record, frozen=True, tag="denied"):
+    """What permissions denied to one user's clients."""
+
+    account: str  # OTHER, and so the user: users without rows of their own
+    user: str  # "": clients without a user
+    publishes: int
+    subscriptions: int
+
+
 class GapRecord(Record, frozen=True, tag="gap"):
     """Written by the router for a shard that died: what the shared page has counted and no window contains."""
 
@@ -120,12 +131,13 @@ class GapRecord(Record, frozen=True, tag="gap"):
     reason: str  # how the process ended
 
 
-AnyRecord = SubjectRecord | QueueRecord | LinkRecord | ShardRecord | SlowRecord | GapRecord
+AnyRecord = SubjectRecord | QueueRecord | LinkRecord | ShardRecord | SlowRecord | DeniedRecord | GapRecord
 KINDS: dict[str, type[Record]] = {
     "subject": SubjectRecord,
     "queue": QueueRecord,
     "link": LinkRecord,
     "shard": ShardRecord,
     "slow": SlowRecord,
+    "denied": DeniedRecord,
     "gap": GapRecord,
 }

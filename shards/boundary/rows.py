@@ -291,6 +291,25 @@ class AccountsPart(PageStruct):
     rows: list[AccountRow]
 
 
+class DeniedQuery(Question, tag="deniedz"):
+    """What permissions have denied."""
+
+
+class DeniedRow(PageStruct):
+    """One user on one shard, since the shard started."""
+
+    account: str  # records.OTHER: of users without a row of their own
+    user: str  # "": clients without a user
+    publishes: int = 0
+    subscriptions: int = 0
+
+
+class DeniedPart(PageStruct):
+    """All users that were denied something."""
+
+    rows: list[DeniedRow]
+
+
 class ClientQuery(Question, tag="client"):
     """A command about one client, not only a query."""
 
@@ -354,6 +373,7 @@ Query = (
     | SlowQuery
     | LinksQuery
     | AccountsQuery
+    | DeniedQuery
     | ClientQuery
 )
 Part = (
@@ -367,6 +387,7 @@ Part = (
     | SlowPart
     | LinksPart
     | AccountsPart
+    | DeniedPart
     | ClientPart
 )
 

@@ -27,6 +27,7 @@ from gnatswarm.broker.renewal import listen_anew
 from gnatswarm.broker.trace import Tracer
 from gnatswarm.shards.clients.account_census import AccountCensus
 from gnatswarm.shards.clients.closed import SLOW, Closed
+from gnatswarm.shards.clients.denials import Denials
 from gnatswarm.shards.clients.passwords import Passwords
 from gnatswarm.shards.clients.rights import Rights
 from gnatswarm.shards.clients.session import ClientSession
@@ -95,6 +96,9 @@ class Clients:
         self.authenticator = Authenticator(options, self._verdicts)
         self.rights = Rights(options, mesh)
         self.census = AccountCensus(page, shard)
+        self.denials = Denials()
+        self._denied_msgs = page.snapshot(shard)["denied_msgs"]
+        self._denied_subscriptions = page.snapshot(shard)["denied_subscriptions"]
         self.refused_logins = page.snapshot(shard)["refused_logins"]
         self._gates: dict[str, Gate | None] = {"nats": None, "websocket": None}
         self._failed_handshakes = page.snapshot(shard)["failed_handshakes"]
@@ -155,17 +159,8 @@ class Clients:
             self._refuse(fd, info if gate is None or (kind == "nats" and not gate.is_silent) else b"", host, port, cid)
             return
         anonymous = self.authenticator.anonymous(WEBSOCKET if kind == "websocket" else STANDARD)
-        connection = ClientConnection(
-            self._fanout,
-            self.rights.sublist(GLOBAL_ACCOUNT),
-            self._fence,
-            cid,
-            self._limits,
-            offers_headers=self._options.headers,
-            must_authenticate=anonymous is None,
-        )
-        session = ClientSession(self, connection, host, port, kind=kind, nonce=nonce)
-        connection.session = session
+        session = ClientSession(self, cid, host, port, kind=kind, nonce=nonce, must_authenticate=anonymous is None)
+        connection = session.connection
         if self._is_holding:
             connection.wait()
         refused: ProtocolError | None = None
@@ -184,6 +179,19 @@ class Clients:
             connection.end(refused)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s - Client connection created", session)
+
+    def new_connection(self, session: ClientSession, cid: int, *, must_authenticate: bool) -> ClientConnection:
+        """The engine's side of a new session."""
+        return ClientConnection(
+            self._fanout,
+            self.rights.sublist(GLOBAL_ACCOUNT),
+            self._fence,
+            cid,
+            self._limits,
+            session,
+            offers_headers=self._options.headers,
+            must_authenticate=must_authenticate,
+        )
 
     def _open_gated(self, fd: int, connection: ClientConnection, session: ClientSession, gate: Gate) -> Socket:
         from gnatswarm.shards.sockets.layered import LayeredSocket
@@ -254,6 +262,16 @@ class Clients:
         """A log-in failed."""
         self.refused_logins += 1
         self._page.store(self._shard, "refused_logins", self.refused_logins)
+
+    def note_denied(self, account: str, user: str, *, is_publish: bool) -> None:
+        """A client's permissions did not allow a publish, or a subscription."""
+        self.denials.note(account, user, is_publish=is_publish)
+        if is_publish:
+            self._denied_msgs += 1
+            self._page.store(self._shard, "denied_msgs", self._denied_msgs)
+        else:
+            self._denied_subscriptions += 1
+            self._page.store(self._shard, "denied_subscriptions", self._denied_subscriptions)
 
     def finish_soon(self) -> None:
         """Flush on the loop's next turn what was queued outside of the reactor's turn, or within one."""

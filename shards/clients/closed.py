@@ -62,25 +62,26 @@ def wall_offset_us() -> int:
 
 def connection_row(session: ClientSession, offset_us: int) -> ConnectionRow:
     """A connection as it is now, without its subscriptions."""
-    cid, in_msgs, out_msgs, in_bytes, out_bytes, pending, subs, active_us, rtt_us = census.counters(session.connection)
+    counts = census.counters(session.connection)
+    active_us = counts.last_us
     connect = session.connect
-    if session.socket is not None and session.socket.work == in_msgs + out_msgs + subs:
+    if session.socket is not None and session.socket.work == counts.in_msgs + counts.out_msgs + counts.subscriptions:
         active_us = session.socket.used_us  # there were only pings since then
     return ConnectionRow(
-        cid,
+        counts.cid,
         session.host,
         session.port,
         int(session.started_s * 1_000_000),
         active_us + offset_us,
         0,
         "",
-        rtt_us,
-        pending,
-        in_msgs,
-        out_msgs,
-        in_bytes,
-        out_bytes,
-        subs,
+        counts.rtt_us,
+        counts.pending_bytes,
+        counts.in_msgs,
+        counts.out_msgs,
+        counts.in_bytes,
+        counts.out_bytes,
+        counts.subscriptions,
         utf8_text(connect.name),
         utf8_text(connect.lang),
         utf8_text(connect.version),

@@ -26,7 +26,7 @@ class ImportsExports:
         self._mesh = mesh
         self.service_imports = ServiceImports(fanout, mesh.shard, adds_headers=options.headers)
         fanout.gate = self.service_imports
-        mesh.answer_replies(self.service_imports.reply_prefix)
+        mesh.set_reply_prefix(self.service_imports.reply_prefix)
         self._rules: dict[str, object] = {}  # the present ones of each account, for comparison
         self._streams: dict[str, object] = {}
         self.configure(options)

@@ -65,6 +65,9 @@ class SessionOwner(Protocol):
     def passwords(self) -> Passwords:
         """Compares passwords with hashes."""
 
+    def new_connection(self, session: ClientSession, cid: int, *, must_authenticate: bool) -> ClientConnection:
+        """The engine's side of a new session."""
+
     def new_tracers(self) -> tuple[Tracer, Tracer]:
         """Two tracers of a client: incoming, outgoing."""
 
@@ -73,6 +76,9 @@ class SessionOwner(Protocol):
 
     def note_refused(self) -> None:
         """A log-in failed."""
+
+    def note_denied(self, account: str, user: str, *, is_publish: bool) -> None:
+        """Permissions did not allow a publish, or a subscription."""
 
     def on_connected(self, session: ClientSession) -> None:
         """Its first CONNECT was accepted."""
@@ -121,10 +127,18 @@ class ClientSession:
     )
 
     def __init__(
-        self, clients: SessionOwner, connection: ClientConnection, host: str, port: int, *, kind: str, nonce: bytes
+        self,
+        clients: SessionOwner,
+        cid: int,
+        host: str,
+        port: int,
+        *,
+        kind: str,
+        nonce: bytes,
+        must_authenticate: bool,
     ) -> None:
         self._clients = clients
-        self.connection = connection
+        self.connection = clients.new_connection(self, cid, must_authenticate=must_authenticate)
         self.host = host
         self.port = port
         self.kind = kind
@@ -316,6 +330,8 @@ class ClientSession:
         return f"User {quoted(self.user or self.claimed or 'N/A')}"
 
     def _note_violation(self, error: PermissionsViolation) -> None:
+        user = self.connect.nkey or self.user
+        self._clients.note_denied(self.account, user, is_publish=error.deed == "Publish")
         self._violations += 1
         now_us = self.connection.active_us
         if self._violated_us and now_us - self._violated_us < VIOLATIONS_EVERY_US:

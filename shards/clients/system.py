@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gnatswarm.shards.boundary.control import ControlMessage
     from gnatswarm.shards.boundary.page import Page
     from gnatswarm.shards.clients.session import ClientSession
+    from gnatswarm.shards.sockets.page_counters import PageCounters
     from gnatswarm.shards.sockets.reactor import Reactor
 
 logger = logging.getLogger("gnatswarm.system")
@@ -111,6 +112,7 @@ class System:
         self,
         *,
         reactor: Reactor,
+        counters: PageCounters,
         fanout: Fanout,
         mesh: Mesh,
         page: Page,
@@ -121,6 +123,7 @@ class System:
         self._loop = asyncio.get_running_loop()
         self._tell = tell
         self._reactor = reactor
+        self._counters = counters
         self._fanout = fanout
         self._mesh = mesh
         self._page = page
@@ -159,14 +162,14 @@ class System:
         self._inbox = Inbox(self, self._reactor, self._own_connection(self._account, self._server.options.limits))
         for sid, subject in enumerate(advisory.request_subjects(self._server.server_id)):
             self._inbox.connection.post(b"SUB %b _sys_ %d\r\n" % (subject.encode(), sid))
-        self._reactor.own_subs = self._inbox.connection.subscriptions
+        self._counters.own_subs = self._inbox.connection.subscriptions
         self._finish_soon()
 
     def on_inbox_closed(self, inbox: Inbox) -> None:
         """It was closed, or fell too far behind: make a new one after AGAIN_S. Requests in the old one are lost."""
         if self._inbox is inbox:
             self._inbox = None
-            self._reactor.own_subs = 0
+            self._counters.own_subs = 0
             if self._is_heard:
                 self._loop.call_later(AGAIN_S, self.configure, self._server.options)
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from gnatswarm.broker.errors import CloseReason
-from gnatswarm.broker.link import Reroutes, SiblingLink
+from gnatswarm.broker.link import SiblingLink
+from gnatswarm.broker.reroutes import Reroutes
 from gnatswarm.shards.sockets.listener import Listener
 
 if TYPE_CHECKING:
@@ -67,14 +68,15 @@ _hello_decoder = msgspec.json.Decoder(Hello)
 class LinkSession:
     """One link: its engine part and the state of its handshake."""
 
-    def __init__(self, links: Links, link: SiblingLink, *, dialled: LinkedShard | None) -> None:
+    def __init__(
+        self, links: Links, mesh: Mesh, fence: MeshFence, reroutes: Reroutes, *, dialled: LinkedShard | None
+    ) -> None:
         self._links = links
-        self.link = link
+        self.link = SiblingLink(mesh, fence, reroutes, self)
         self.dialled = dialled
         self.hello: Hello | None = None
         self.socket: Socket | None = None
         self.is_early = False  # its handshake came before the router told us of that shard
-        link.session = self
 
     def __str__(self) -> str:
         return f"link to shard {self.hello.shard}" if self.hello else "link to somebody"
@@ -272,7 +274,7 @@ class Links:
     def _start(self, sock: socket.socket, *, dialled: LinkedShard | None) -> None:
         for name in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, name, SOCKET_BUFFER_BYTES)
-        session = LinkSession(self, SiblingLink(self._mesh, self._fence, self._reroutes), dialled=dialled)
+        session = LinkSession(self, self._mesh, self._fence, self._reroutes, dialled=dialled)
         self._greeting.add(session)
         session.socket = self._reactor.open(sock.detach(), session.link, session)
         session.link.send(self._info if dialled is None else self._info + self._connect)

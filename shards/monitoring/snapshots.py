@@ -139,6 +139,8 @@ class Snapshots:
                 return self._link_rows()
             case rows.AccountsQuery():
                 return self._accounts(pace)
+            case rows.DeniedQuery():
+                return self._denied()
             case rows.ClientQuery():
                 return self._client(query)
 
@@ -234,6 +236,9 @@ class Snapshots:
                     row.out_bytes += session.connection.out_bytes
             await pace()
         yield rows.AccountsPart(list(found.values()))
+
+    async def _denied(self) -> AsyncIterator[rows.DeniedPart]:
+        yield rows.DeniedPart(self._clients.denials.rows)
 
     async def _client(self, query: rows.ClientQuery) -> AsyncIterator[rows.ClientPart]:
         yield rows.ClientPart(self._clients.dismiss(query.cid, is_kicked=query.is_kicked))
@@ -346,7 +351,7 @@ class Snapshots:
         sublists = self._sublists()
         while sublists:
             least = heaviest[0][0] + 1 if len(heaviest) >= query.most else 1
-            step, folded, at = census.cached_answers(sublists[-1], at, STEP_CACHE_SLOTS, least, fold)
+            step, folded, at = census.cached_entries(sublists[-1], at, STEP_CACHE_SLOTS, least, fold)
             for fields in step:
                 row = SubjectRow(*fields)
                 if row.subject in found:  # the cache grew between two steps, and the entry has moved to a later slot
@@ -357,14 +362,14 @@ class Snapshots:
                     heapq.heappush(heaviest, entry)
                 else:
                     del found[heapq.heappushpop(heaviest, entry)[1]]
-            together.folded += folded[0]
-            together.msgs += folded[1]
-            together.payload_bytes += folded[2]
-            together.deliveries += folded[3]
-            together.subscriptions += folded[4]
-            together.queue_groups += folded[5]
-            together.queue_members += folded[6]
-            together.is_wanted = together.is_wanted or folded[7]
+            together.folded += folded.entries
+            together.msgs += folded.msgs
+            together.payload_bytes += folded.payload_bytes
+            together.deliveries += folded.deliveries
+            together.subscriptions += folded.subscriptions
+            together.queue_groups += folded.queue_groups
+            together.queue_members += folded.queue_members
+            together.is_wanted = together.is_wanted or folded.is_wanted
             if not at:
                 sublists.pop()
             await pace()
@@ -403,18 +408,18 @@ class Snapshots:
         offset_us = time.time_ns() // 1000 - now_us
         part = rows.LinksPart([])
         for session in sessions:
-            in_msgs, out_msgs, in_bytes, out_bytes, pending = census.link_counters(session.link)
+            counts = census.link_counters(session.link)
             opened_us = session.socket.opened if session.socket is not None else now_us
             part.rows.append(
                 rows.LinkRow(
                     session.link.shard,
                     opened_us + offset_us,
                     session.dialled is not None,
-                    pending,
-                    in_msgs,
-                    out_msgs,
-                    in_bytes,
-                    out_bytes,
+                    counts.pending_bytes,
+                    counts.in_msgs,
+                    counts.out_msgs,
+                    counts.in_bytes,
+                    counts.out_bytes,
                 )
             )
         yield part

@@ -22,7 +22,7 @@ from gnatswarm.broker.outbuf cimport (
     CLOSE_SLOW_CONSUMER_WRITE_DEADLINE, CLOSE_TLS_HANDSHAKE_FAILURE, CLOSE_WRITE_ERROR, OutBuf, iovec,
     out_call, out_condemn, out_gather, out_take)
 from gnatswarm.broker.word cimport likely, unlikely
-from gnatswarm.shards.sockets.reactor cimport Reactor, Socket
+from gnatswarm.shards.sockets.reactor cimport Reactor, Socket, note_read
 
 from gnatswarm.broker.errors import SecureConnectionRequired
 
@@ -105,17 +105,17 @@ cdef class LayeredSocket(Socket):
         if not self.may_take() or (self.unsent is not None and len(self.unsent) - self.unsent_at > MOST_UNSENT):
             self.arm(self.armed & ~<uint32_t>EPOLLIN)
             return 0
-        if self.is_opening and reactor.opening_us > MOST_OPENING_US:
+        if self.is_opening and reactor.round.opening_us > MOST_OPENING_US:
             return 0   # epoll reports it again in the next round
         got = recv(self.fd, WIRE_IN, WIRE_BYTES, 0)
         if likely(got > 0):
-            reactor.bytes_read += got
+            reactor.round.bytes_read += got
             if self.is_opening:
                 self.opening_bytes += got
                 if self.opening_bytes > MOST_OPENING_BYTES:
                     return self.fail("too much before the end of the handshake", None)
             else:
-                reactor.note_read(self, got)
+                note_read(self, got)
             return self.take(WIRE_IN, got)
         if got < 0 and (errno == EAGAIN or errno == EINTR):
             return 0
@@ -203,7 +203,7 @@ cdef class LayeredSocket(Socket):
         except (SSLError, OSError) as error:
             why = tls_error_text(error) if isinstance(error, SSLError) else str(error)
         finally:
-            self.reactor.opening_us += monotonic_us() - started
+            self.reactor.round.opening_us += monotonic_us() - started
         self.queue_outgoing()   # the last handshake messages, or an alert
         if why is not None:
             return self.fail(why, None)
@@ -300,7 +300,7 @@ cdef class LayeredSocket(Socket):
         if not was_open:
             started = monotonic_us()
             payloads = self.frames.receive(data)
-            self.reactor.opening_us += monotonic_us() - started
+            self.reactor.round.opening_us += monotonic_us() - started
         else:
             payloads = self.frames.receive(data)
         answer = self.frames.take_answer()
@@ -451,7 +451,7 @@ cdef class LayeredSocket(Socket):
                 out_condemn(out, CLOSE_WRITE_ERROR)
                 return 0
             took = 0
-        self.was_sent = True
+        self.habit.was_sent = True
         if took:
             out.taken_us = self.reactor.box.now_us
         if took < size:
@@ -515,7 +515,7 @@ cdef class LayeredSocket(Socket):
                     out_condemn(out, CLOSE_WRITE_ERROR)
                     return False
                 took = 0
-            self.was_sent = True
+            self.habit.was_sent = True
             if took:
                 out.taken_us = self.reactor.box.now_us
             if took == size:

@@ -3,11 +3,13 @@
 cimport cython
 from libc.stdint cimport uint32_t
 
-from gnatswarm.shards.sockets.reactor cimport Source
+from gnatswarm.shards.sockets.reactor cimport Reactor
+from gnatswarm.shards.sockets.source cimport Source
 
 
 @cython.final
 cdef class Listener(Source):
+    cdef Reactor reactor
     cdef object on_accept
     cdef object on_error
     cdef object on_full

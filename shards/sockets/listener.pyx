@@ -9,7 +9,8 @@ from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, errno
 from libc.stdint cimport uint8_t, uint32_t
 
 from gnatswarm.shards.sockets.epoll cimport EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, epoll_ctl, epoll_event
-from gnatswarm.shards.sockets.reactor cimport Reactor, Socket, Source
+from gnatswarm.shards.sockets.reactor cimport Reactor, Socket
+from gnatswarm.shards.sockets.source cimport Source
 
 cdef extern from "<sys/socket.h>" nogil:
     enum:
@@ -60,6 +61,7 @@ cdef class Listener(Source):
 
     def __init__(self, Reactor reactor not None, int fd, on_accept not None, on_error not None, int full_at=NEVER,
                  on_full=None):
+        self.reactor = reactor
         self.on_accept = on_accept
         self.on_error = on_error
         self.on_full = on_full
@@ -91,9 +93,10 @@ cdef class Listener(Source):
                 port = ntohs((<sockaddr_in6 *>&address).sin6_port)
             setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))
             host = text.decode("ascii")
-            self.reactor.has_accepted = True
+            self.reactor.round.has_accepted = True
             self.on_accept(fd, host[7:] if host.startswith("::ffff:") else host, port)
-            # A client that did not wait for INFO, or waited in the backlog, may have sent bytes: one send answers all.
+            # A client that did not wait for INFO, or waited in the backlog, may have sent bytes: then one send has INFO
+            # and all replies.
             newest = self.reactor.newest
             if newest is not None and newest.fd == fd and not newest.is_opening:
                 newest.on_event(EPOLLIN)

@@ -5,7 +5,7 @@ Two modes. *Prompt*: a look every 20 to 200 µs, so that one look finds some 32 
 have come. On a local connection a small write costs its writer the whole way through the kernel, unless earlier
 writes still wait in its send buffer; then it costs a quarter. So filling is tried with publishers fast enough to send
 that much in 3 ms, and kept where it brings more bytes per second than before.
-The reactor owns sockets and clock.
+Not here: the sockets, their set and its clock (patient_set).
 """
 
 cdef enum:
@@ -33,7 +33,6 @@ cdef class Patience:
         self.wait_us = FIRST_WAIT_US
 
     cdef void begin(self, uint64_t now_us) noexcept:
-        """The first publisher after a time without any."""
         if self.is_filling:
             self.is_filling = False
             self.tick_us = FIRST_TICK_US

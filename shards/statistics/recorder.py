@@ -32,11 +32,14 @@ from gnatswarm.shards.statistics.subject_history import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gnatswarm.broker.fanout import Fanout
     from gnatswarm.broker.link import SiblingLink
     from gnatswarm.broker.mesh import Mesh
     from gnatswarm.broker.options import Stats
     from gnatswarm.shards.boundary.page import Page
-    from gnatswarm.shards.boundary.rows import ConnectionRow
+    from gnatswarm.shards.boundary.rows import ConnectionRow, DeniedRow
     from gnatswarm.shards.links.links import Links
     from gnatswarm.shards.sockets.reactor import Reactor
 
@@ -66,7 +69,7 @@ class _LinkWindow:
 
 
 class Recorder:
-    """The statistics of one shard."""
+    """The statistics of one shard. `take_denied` is what permissions have denied since its last call."""
 
     def __init__(
         self,
@@ -80,7 +83,12 @@ class Recorder:
         reactor: Reactor,
         links: Links,
         mesh: Mesh,
+        fanout: Fanout,
+        take_denied: Callable[[], list[DeniedRow]],
     ) -> None:
+        self._fanout = fanout
+        self._take_denied = take_denied
+        self._refused = 0, 0  # messages and bytes that earlier windows have
         self._options = options
         self._window_us = int(options.window_s * 1_000_000)
         self._broker = broker
@@ -249,13 +257,19 @@ class Recorder:
             left_out += sublist.take_gone_deliveries()
             if left_out:
                 lines.append(self._queue_line(window, account, records.OTHER, "", 0, "", left_out))
-        lines += self._other_lines(window, total, subjects, widths)
+        refused_msgs, refused_bytes = refused = self._take_refused()
+        lines += self._other_lines(window, total, subjects, widths, refused)
         yield
         booked = (
-            *(total.msgs, total.payload_bytes, total.deliveries, total.out_bytes),
+            *(total.msgs + refused_msgs, total.payload_bytes + refused_bytes, total.deliveries, total.out_bytes),
             *(total.link_out_msgs, total.link_in_msgs),
         )
         self._put(window, b"\n".join(lines) + b"\n", booked)
+
+    def _take_refused(self) -> tuple[int, int]:
+        """Messages and bytes that were published and sent nowhere: no subject has counted them."""
+        (msgs, size), self._refused = self._refused, (self._fanout.refused_msgs, self._fanout.refused_bytes)
+        return self._refused[0] - msgs, self._refused[1] - size
 
     def _close_window(self) -> dict[str, object]:
         """The common fields of the window's rows; opens the next window."""
@@ -322,9 +336,14 @@ class Recorder:
         )
 
     def _other_lines(
-        self, window: dict[str, object], total: WindowCounts, subjects: int, widths: tuple[list[int], list[int]]
+        self,
+        window: dict[str, object],
+        total: WindowCounts,
+        subjects: int,
+        widths: tuple[list[int], list[int]],
+        refused: tuple[int, int],
     ) -> list[bytes]:
-        """The rows of links, of slow consumers and of the shard."""
+        """The rows of links, of slow consumers, of what was denied, and of the shard."""
         found: list[records.Record] = []
         for session in self._links.sessions:
             if session.link.is_joined:
@@ -336,6 +355,16 @@ class Recorder:
             link.peak = link.paused_us = 0
         slow, self._slow = self._slow, []
         found += [_slow_record(window, row) for row in slow]
+        found += [
+            records.DeniedRecord(
+                **window,  # type: ignore[arg-type]
+                account=row.account,
+                user=row.user,
+                publishes=row.publishes,
+                subscriptions=row.subscriptions,
+            )
+            for row in self._take_denied()
+        ]
         lags, self._lags_us = sorted(self._lags_us), []
         before, self._counters = self._counters, self._running_counters()
         cpu_s, slow_consumers, stalls = (a - b for a, b in zip(self._counters, before, strict=True))
@@ -365,6 +394,8 @@ class Recorder:
                 slow_consumers=int(slow_consumers),
                 stalls=int(stalls),
                 lost_windows=lost,
+                refused_msgs=refused[0],
+                refused_bytes=refused[1],
             )
         )
         return [_encoder.encode(record) for record in found]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from gnatswarm.spark import schema
+from gnatswarm.spark.jobs.arguments import compact_parser
 from gnatswarm.spark.jobs.progress import Progress
 from gnatswarm.spark.read import IDENTITY, read_parquet
 from gnatswarm.spark.session import run
@@ -18,20 +18,6 @@ from gnatswarm.spark.write import ROWS_PER_FILE, dated
 
 # Other kinds are sorted by window_start_us.
 SORTED_BY = {"subject": ["account", "subject", "window_start_us"], "queue": ["account", "queue", "window_start_us"]}
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(prog="gnatswarm compact", description=__doc__)
-    made.add_argument("--from-parquet", required=True, metavar="DIR", help="the tables of `gnatswarm ingest`")
-    made.add_argument("--out", required=True, help="another directory, which `gnatswarm report` can read, too")
-    made.add_argument(
-        "--date", action="append", required=True, metavar="YYYY-MM-DD", help="a day (UTC); may be repeated"
-    )
-    made.add_argument("--master", default="local[*]", help="local[*], spark://…, yarn, k8s://… (default: %(default)s)")
-    made.add_argument("--partitions", type=int, default=8, help="of shuffles (default: %(default)s)")
-    made.add_argument("--memory", default="1g", help="of the driver (default: %(default)s)")
-    return made
 
 
 def compact(session: SparkSession, source: str, out: str, dates: list[str]) -> dict[str, int]:
@@ -60,7 +46,7 @@ def _overwrite_days(rows: DataFrame, path: str) -> None:
 
 def main(arguments: list[str]) -> int:
     """The program; its exit code."""
-    asked = parser().parse_args(arguments)
+    asked = compact_parser().parse_args(arguments)
     if "://" not in asked.from_parquet and not (Path(asked.from_parquet) / "files").is_dir():
         print(f"gnatswarm compact: {asked.from_parquet} has no tables of `gnatswarm ingest`", file=sys.stderr)
         return 1

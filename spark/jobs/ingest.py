@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from gnatswarm.spark import schema
+from gnatswarm.spark.jobs.arguments import DEFAULT_PORT, default_directory, ingest_parser, missing_text
 from gnatswarm.spark.jobs.progress import Progress
 from gnatswarm.spark.read import OPTIONS, parquet, place, stored_files, with_source
 from gnatswarm.spark.session import StopSignal, run
@@ -18,26 +18,6 @@ from gnatswarm.spark.write import write_batch
 
 # A batch may take this long to finish when the stream must stop; if it takes longer, the next run repeats it.
 FINISH_BATCH_S = 60
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(prog="gnatswarm ingest", description=__doc__)
-    made.add_argument("--stats-dir", required=True, help="directory of the shards' statistics files")
-    made.add_argument("--out", required=True, help="directory of the Parquet tables")
-    made.add_argument(
-        "--checkpoint", default="", help="where the stream remembers what it has read (default: in --out)"
-    )
-    made.add_argument("--continuous", action="store_true", help="run until interrupted")
-    made.add_argument("--every", default="30 seconds", help="with --continuous: how often (default: %(default)s)")
-    made.add_argument(
-        "--batch-mb", type=int, default=64, help="size of a batch's files, compressed (default: %(default)s)"
-    )
-    made.add_argument("--files-per-batch", type=int, default=0, help="instead of --batch-mb")
-    made.add_argument("--master", default="local[*]", help="local[*], spark://…, yarn, k8s://… (default: %(default)s)")
-    made.add_argument("--partitions", type=int, default=8, help="partitions of shuffles (default: %(default)s)")
-    made.add_argument("--memory", default="1g", help="memory of the driver (default: %(default)s)")
-    return made
 
 
 def start(
@@ -81,7 +61,7 @@ def refusal(stats_dir: str, out: str, checkpoint: str) -> str:
     if "://" in stats_dir or "://" in out:
         return ""
     if not Path(stats_dir).is_dir():
-        return f"there is no directory {stats_dir}"
+        return missing_text(stats_dir)
     if (Path(out) / "files").is_dir() and not Path(checkpoint, "metadata").is_file():
         # Batch numbers would start from 0 again, and overwrite existing batches.
         return f"{out} was written with another checkpoint than {checkpoint}: use that one, or another --out"
@@ -90,7 +70,8 @@ def refusal(stats_dir: str, out: str, checkpoint: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """The program; its exit code."""
-    asked = parser().parse_args(arguments)
+    asked = ingest_parser().parse_args(arguments)
+    asked.stats_dir = asked.stats_dir or default_directory(asked.port or DEFAULT_PORT)
     checkpoint = asked.checkpoint or f"{asked.out}/_checkpoint"
     if why := refusal(asked.stats_dir, asked.out, checkpoint):
         print(f"gnatswarm ingest: {why}", file=sys.stderr)

@@ -17,49 +17,35 @@ from pyspark.sql import SparkSession
 from gnatswarm.spark.advice import Advice, Rows, advise
 from gnatswarm.spark.answers import answers
 from gnatswarm.spark.jobs import ingest
+from gnatswarm.spark.jobs.arguments import DEFAULT_PORT, default_directory, missing_text, report_parser
 from gnatswarm.spark.jobs.progress import Progress
 from gnatswarm.spark.page import page
 from gnatswarm.spark.plots import plots
 from gnatswarm.spark.read import Statistics, parquet, read_lines, read_parquet, split, stored_files, unreadable
 from gnatswarm.spark.session import is_here, run
+from gnatswarm.spark.unfinished import copy_unfinished, has_unfinished, is_being_written
+from gnatswarm.spark.write import write_batch
 
 # Of compressed files: some half a million rows. Every result reads all parsed rows, so they have to stay in memory;
 # with ten times as many and a heap of 1 GB, Spark writes them to disk and reads them again for each of twenty results.
 MOST_KEPT_BYTES = 8 << 20
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(prog="gnatswarm report", description=__doc__)
-    source = made.add_mutually_exclusive_group(required=True)
-    source.add_argument("--stats-dir", default="", help="directory of the shards' statistics files")
-    source.add_argument("--from-parquet", default="", metavar="DIR", help="the tables of `gnatswarm ingest`")
-    made.add_argument("--out", default="report.html", help="the page (default: %(default)s)")
-    made.add_argument("--tables", default="", metavar="DIR", help="also write every result as Parquet and CSV")
-    made.add_argument("--png", default="", metavar="DIR", help="also write the plots as PNG files")
-    made.add_argument(
-        "--date", action="append", metavar="YYYY-MM-DD", help="with --from-parquet: only this day; may be repeated"
-    )
-    made.add_argument("--broker", default="", metavar="ID", help="only the broker whose id begins with this")
-    made.add_argument("--top", type=int, default=25, help="rows of the long tables (default: %(default)s)")
-    made.add_argument("--master", default="local[*]", help="local[*], spark://…, yarn, k8s://… (default: %(default)s)")
-    made.add_argument(
-        "--partitions", type=int, default=4, help="partitions of shuffles; use more for many millions of rows"
-    )
-    made.add_argument("--memory", default="1g", help="memory of the driver (default: %(default)s)")
-    return made
+# Of the temporary tables: after every batch of the stream, so that rows which one of those has do not count twice.
+LAST_BATCH = 1 << 30
 
 
 @contextlib.contextmanager
 def lines_of(session: SparkSession, stats_dir: str, progress: Progress) -> Iterator[Statistics]:
     """Parse the shards' files once: keep the rows in memory if there are few, else in temporary tables."""
-    found = stored_files(stats_dir)
-    stored = sum(status.st_size for status in found.values())
-    # Executors on other machines cannot write to a local directory; they have their own memory and disks.
-    if stored <= MOST_KEPT_BYTES or not is_here(session.sparkContext.master or ""):
-        yield split(read_lines(session, stats_dir))
-        return
-    with tempfile.TemporaryDirectory(prefix="gnatswarm-report-") as tables:
+    with contextlib.ExitStack() as stack:
+        # Executors on other machines cannot read or write a local directory; they have their own memory and disks.
+        here = is_here(session.sparkContext.master or "")
+        left = [_unfinished(stats_dir, stack, progress)] if here else []
+        found = stored_files(stats_dir)
+        stored = sum(status.st_size for status in found.values())
+        if stored <= MOST_KEPT_BYTES or not here:
+            yield split(read_lines(session, stats_dir, *filter(None, left)))
+            return
+        tables = stack.enter_context(tempfile.TemporaryDirectory(prefix="gnatswarm-report-"))
         progress.say(
             f"{len(found):,} files, {stored / 1e6:,.0f} MB: making temporary tables in {tables} first "
             "(`gnatswarm ingest` makes permanent ones, and later reads only new files)"
@@ -69,10 +55,21 @@ def lines_of(session: SparkSession, stats_dir: str, progress: Progress) -> Itera
             progress.say(f"batch {batch}: {sum(counts.values()):,} rows")
 
         ingest.start(session, stats_dir, tables, on_batch=on_batch).awaitTermination()
+        for directory in filter(None, left):
+            write_batch(read_lines(session, directory), LAST_BATCH, tables)
         statistics = read_parquet(session, tables)
         listed = read_lines(session, stats_dir).inputFiles()
         none_of_it = unreadable(session, listed, parquet(session, f"{tables}/files"))
         yield Statistics(statistics.kinds, statistics.aside.unionByName(none_of_it))
+
+
+def _unfinished(stats_dir: str, stack: contextlib.ExitStack, progress: Progress) -> str:
+    """A directory of copies of what is whole in unfinished files, until the stack closes; "" if there are none."""
+    directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="gnatswarm-report-"))
+    copied = copy_unfinished(stats_dir, Path(directory))
+    if copied:
+        progress.say(f"{copied:,} files were not finished, their broker was killed: reading their whole windows")
+    return directory if copied else ""
 
 
 def collect(statistics: Statistics, most: int, progress: Progress | None = None) -> dict[str, list[dict[str, Any]]]:
@@ -89,8 +86,10 @@ def refusal(stats_dir: str, parquet: str, out: str) -> str:
     """Why these directories cannot be used, or ""; addresses (with ://) are not checked."""
     if stats_dir and "://" not in stats_dir:
         if not Path(stats_dir).is_dir():
-            return f"there is no directory {stats_dir}"
-        if not stored_files(stats_dir):
+            return missing_text(stats_dir)
+        if not stored_files(stats_dir) and not has_unfinished(stats_dir):
+            if is_being_written(stats_dir):
+                return f"the first file in {stats_dir} is still being written: after a minute, or when the broker stops"
             return f"there are no statistics in {stats_dir}"
     if parquet and "://" not in parquet and not (Path(parquet) / "files").is_dir():
         return f"{parquet} has no tables of `gnatswarm ingest`"
@@ -100,7 +99,9 @@ def refusal(stats_dir: str, parquet: str, out: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """The program; its exit code."""
-    asked = parser().parse_args(arguments)
+    asked = report_parser().parse_args(arguments)
+    if not asked.from_parquet:
+        asked.stats_dir = asked.stats_dir or default_directory(asked.port or DEFAULT_PORT)
     progress = Progress()
     if why := refusal(asked.stats_dir, asked.from_parquet, asked.out):
         print(f"gnatswarm report: {why}", file=sys.stderr)

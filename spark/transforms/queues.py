@@ -18,8 +18,11 @@ def members(queues: DataFrame) -> DataFrame:
 
 
 def balance(queues: DataFrame, most: int = 25) -> DataFrame:
-    """Per group: members that got messages, the least and the most of a member, and how uneven that is."""
-    group = ["account", "queue", "subject"]
+    """Per group of one broker: members that got messages, the least and the most of a member, and how uneven that is.
+
+    A broker's id changes with each start: members of two runs are not members of one group.
+    """
+    group = ["account", "queue", "subject", "broker"]
     return (
         gini(members(queues), group, "deliveries")
         .select(

@@ -41,8 +41,18 @@ def gaps(rows: DataFrame) -> DataFrame:
     ).orderBy("window_start_us", "shard")  # fmt: skip
 
 
-def totals(subjects: DataFrame, missing: DataFrame) -> DataFrame:
-    """One row: totals of subjects and gaps together. Equal to the totals of the monitoring pages."""
+def denied(rows: DataFrame, most: int = 25) -> DataFrame:
+    """What permissions denied, by user."""
+    return (
+        rows.groupBy("account", "user")
+        .agg(F.sum("publishes").alias("publishes"), F.sum("subscriptions").alias("subscriptions"))
+        .orderBy(F.desc(F.col("publishes") + F.col("subscriptions")), "account", "user")
+        .limit(most)
+    )
+
+
+def totals(subjects: DataFrame, missing: DataFrame, shards: DataFrame) -> DataFrame:
+    """One row: totals of subjects, gaps and refused messages together. Equal to the totals of the monitoring pages."""
     counted = subjects.agg(
         *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in ("in_msgs", "in_bytes", "deliveries", "out_bytes")),
         F.coalesce(F.sum("unwanted_msgs"), F.lit(0)).alias("unwanted_msgs"),
@@ -53,10 +63,11 @@ def totals(subjects: DataFrame, missing: DataFrame) -> DataFrame:
             for name in ("in_msgs", "in_bytes", "out_msgs", "out_bytes")
         )
     )
-    return counted.crossJoin(lost).select(
-        (F.col("in_msgs") + F.col("gap_in_msgs")).alias("in_msgs"),
-        (F.col("in_bytes") + F.col("gap_in_bytes")).alias("in_bytes"),
+    refused = shards.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in ("refused_msgs", "refused_bytes")))
+    return counted.crossJoin(lost).crossJoin(refused).select(
+        (F.col("in_msgs") + F.col("gap_in_msgs") + F.col("refused_msgs")).alias("in_msgs"),
+        (F.col("in_bytes") + F.col("gap_in_bytes") + F.col("refused_bytes")).alias("in_bytes"),
         (F.col("deliveries") + F.col("gap_out_msgs")).alias("out_msgs"),
         (F.col("out_bytes") + F.col("gap_out_bytes")).alias("out_bytes"),
-        "unwanted_msgs", "gap_in_msgs", "gap_out_msgs",
+        "unwanted_msgs", "gap_in_msgs", "gap_out_msgs", "refused_msgs",
     )  # fmt: skip

@@ -152,7 +152,6 @@ def client_with(engine: Engine, rights: options.Permissions | None, connect: byt
 
 
 def texts(client: EngineClient) -> list[str]:
-    assert client.session is not None
     return [str(error) for error in client.session.errors if isinstance(error, PermissionsViolation)]
 
 

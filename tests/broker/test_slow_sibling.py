@@ -29,7 +29,7 @@ class Swarm:
             mesh = engine.probe.mesh
             assert mesh is not None
             engine.probe.fanout.gate = crossing = ServiceImports(engine.probe.fanout, shard)
-            mesh.answer_replies(crossing.reply_prefix)
+            mesh.set_reply_prefix(crossing.reply_prefix)
             a, b = mesh.account(b"A"), mesh.account(b"B")
             kind = rules.RESPONSE_KINDS["stream"]
             b.set_rules([], [rules.ServiceImport(b, a, b"service", b"service", kind, 120_000_000)])

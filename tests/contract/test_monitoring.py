@@ -21,7 +21,7 @@ from tests.support.wire import Client, Cluster
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # Fields of ours that the real server has not: which version of us it is, and the shard.
-OURS = {"gnatswarm", "shards", "shard"}
+OURS = {"gnatswarm", "shards", "shard", "denied_msgs", "denied_subscriptions"}
 # The real server's system account exports services to every account; we have no such services.
 MISSING = {"imports", "exports"}
 

@@ -135,7 +135,7 @@ def test_a_cpu_limit_is_that_many_shards(container: dict[str, Any], tmp_path: Pa
 
 def test_alerts_ask_for_metrics_that_there_are() -> None:
     known = {f"gnatswarm_{name}" for name, *_ in _PER_SHARD}
-    known |= {"gnatswarm_healthy", "gnatswarm_max_connections", "up"}
+    known |= {"gnatswarm_healthy", "gnatswarm_max_connections", "gnatswarm_config_reload_failed_time_seconds", "up"}
     rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "gnatswarm.rules.yml").read_text())
     for group in rules["groups"]:
         for rule in group["rules"]:

@@ -89,7 +89,7 @@ class Confined:
             directory.mkdir(mode=0o700)
         self.config = base / "gnatswarm.conf"
         self.config.write_text(config)
-        environment = {
+        environment = self.environment = {
             **dict(word.split("=", 1) for word in unit.words("Environment")),
             # In place of /var/lib and /run/gnatswarm.
             "XDG_STATE_HOME": str(self.state),
@@ -110,6 +110,15 @@ class Confined:
         )
         assert self.process.stderr is not None
         self.log = Log(iter(self.process.stderr.readline, b""))
+
+    def reload(self) -> subprocess.CompletedProcess[str]:
+        """What `systemctl reload` runs, and waits for."""
+        command = UnitFile(SERVICE).one("ExecReload").split()
+        assert command[0] == "/opt/gnatswarm/bin/gnatswarm"
+        words = [str(self.process.pid) if word == "$MAINPID" else word for word in command[1:]]
+        return subprocess.run(
+            [str(GNATSWARM), *words], env=self.environment, capture_output=True, text=True, timeout=60, check=False
+        )
 
     def close(self) -> None:
         pids = session_pids(self.process.pid)
@@ -190,8 +199,13 @@ async def test_the_broker_does_all_it_can_in_the_confines_of_its_unit(confined: 
     await asyncio.to_thread(log.wait_line, "Shard 0 died: killed by SIGKILL; starting it again", 20)
     confined.process.send_signal(signal.SIGTTIN)
     await asyncio.to_thread(log.wait_line, "Scaling from 2 to 3 shards", 20)
-    confined.process.send_signal(signal.SIGHUP)
-    await asyncio.to_thread(log.wait_line, "Reloaded server configuration", 20)
+    reloaded = await asyncio.to_thread(confined.reload)
+    assert (reloaded.returncode, reloaded.stdout) == (0, "reloaded: nothing changed\n")
+    whole = confined.config.read_text()
+    confined.config.write_text(f"{whole}\nnonsense_key: 1")
+    reloaded = await asyncio.to_thread(confined.reload)
+    assert reloaded.returncode == 1 and "nonsense_key" in reloaded.stderr
+    confined.config.write_text(whole)
     for client in clients:
         await client.close()
     late = await connect()
@@ -204,7 +218,8 @@ async def test_the_broker_does_all_it_can_in_the_confines_of_its_unit(confined: 
     assert wait_pids_gone(pids, 5.0) == []
     assert list((confined.state / "stats").rglob("*.jsonl.zst"))
     confined.log.join()
-    assert [line for line in log.lines if "[ERR]" in line or "[FTL]" in line or "Traceback" in line] == []
+    wrong = [line for line in log.lines if "[ERR]" in line or "[FTL]" in line or "Traceback" in line]
+    assert len(wrong) == 1 and "Reload failed" in wrong[0]
 
 
 @needs_systemd

@@ -18,6 +18,7 @@ import nkeys
 import pytest
 
 from gnatswarm.loadtest import processes
+from gnatswarm.loadtest.bench import shortness
 from gnatswarm.loadtest.measure import Result, judge
 from tests.loadtest.bad_server import BadServer
 from tests.support.servers import Broker, wait_until
@@ -343,3 +344,18 @@ def test_a_bad_command_line_is_one_line(words: str, why: str):
 def test_an_unknown_congestion_control_is_said():
     with BadServer() as server:
         assert "congestion control nonsense" in failure("pub", "-s", server.url, "--congestion", "nonsense")
+
+
+def test_a_run_that_was_too_short_to_mean_anything_says_so(start_broker: Callable[..., Broker]):
+    broker = start_broker()
+    said = "too short to mean anything"
+    assert said in bench("pubsub", "-n", "100", "-s", broker.url).stdout
+    assert said not in bench("connect", "--connections", "5", "-s", broker.url).stdout
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds", "is_short"), [("flow", 0.4, True), ("flow", 0.6, False), ("connections", 0.1, False)]
+)
+def test_what_is_too_short(kind: str, seconds: float, is_short: bool):
+    result = Result("pub", "s", kind, "message", units=1, expected_units=1, seconds=seconds)
+    assert bool(shortness(result)) is is_short

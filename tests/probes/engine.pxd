@@ -4,10 +4,10 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from gnatswarm.broker.connection cimport ClientConnection, Fence
 from gnatswarm.broker.fanout cimport Fanout
-from gnatswarm.broker.link cimport Reroutes
 from gnatswarm.broker.mesh cimport Mesh
 from gnatswarm.broker.outbuf cimport OutBuf
 from gnatswarm.broker.peer cimport Peer
+from gnatswarm.broker.reroutes cimport Reroutes
 from gnatswarm.broker.sublist cimport Sublist
 
 cdef enum:

@@ -13,7 +13,7 @@ from libc.string cimport memcpy, memset
 from gnatswarm.broker.connection cimport Fence
 from gnatswarm.broker.fanout cimport ORIGIN_SIBLING, Outcome, Publish, no_outcome, write_tail_head
 from gnatswarm.broker.fence cimport MeshFence
-from gnatswarm.broker.link cimport Reroutes, SiblingLink
+from gnatswarm.broker.link cimport SiblingLink
 from gnatswarm.broker.mesh cimport Mesh
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_SLOW_CONSUMER_PENDING_BYTES, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE,
@@ -22,6 +22,7 @@ from gnatswarm.broker.parser cimport (
     OP_HPUB, OP_MORE, OP_PUB, OP_UNKNOWN, Op, OpKind, Token, parse_op, parse_plain_publish,
 )
 from gnatswarm.broker.peer cimport HOLD_STALL
+from gnatswarm.broker.reroutes cimport Reroutes
 from gnatswarm.broker.interest cimport MOST_SHARDS, InterestSink
 from gnatswarm.broker.tally cimport Tally
 from gnatswarm.broker.entry cimport Entry
@@ -114,6 +115,16 @@ cdef class ProbeSocket:
         return 0
 
     @property
+    def connection(self) -> ClientConnection:
+        """The client that it is the socket of; TypeError: it is none."""
+        return <ClientConnection?>self.peer
+
+    @property
+    def link(self) -> SiblingLink:
+        """The link that it is the socket of; TypeError: it is none."""
+        return <SiblingLink?>self.peer
+
+    @property
     def is_held(self) -> bool:
         return self.peer.holds != 0
 
@@ -166,13 +177,12 @@ cdef class Probe:
 
     # ---- peers
 
-    def open(self, make_session, *, offers_headers=True, must_authenticate=False) -> ProbeSocket:
-        """A new client; `make_session(connection)` is its session. The connection is `socket.connection`."""
+    def open(self, session, *, offers_headers=True, must_authenticate=False) -> ProbeSocket:
+        """A new client with this session. Its connection is `socket.connection`."""
         cdef ClientConnection connection
         self.last_cid += 1
-        connection = ClientConnection(self.fanout, self.sublist, self.fence, self.last_cid, self.limits,
+        connection = ClientConnection(self.fanout, self.sublist, self.fence, self.last_cid, self.limits, session,
                                       offers_headers=offers_headers, must_authenticate=must_authenticate)
-        connection.session = make_session(connection)
         socket = ProbeSocket(self, connection)
         self.sockets.append(socket)
         return socket
@@ -186,10 +196,9 @@ cdef class Probe:
         self.fanout.links[shard] = &link.out
         return self.links[shard]
 
-    def dial(self, make_session) -> ProbeSocket:
-        """One end of a link that is not joined yet; `make_session(link)` is its session, and may join and leave."""
-        cdef SiblingLink link = SiblingLink(self.mesh, self.fence, self.reroutes)
-        link.session = make_session(link)
+    def dial(self, session) -> ProbeSocket:
+        """One end of a link that is not joined yet, with this session. The link is `socket.link`: join it, leave it."""
+        cdef SiblingLink link = SiblingLink(self.mesh, self.fence, self.reroutes, session)
         socket = ProbeSocket(self, link)
         self.sockets.append(socket)
         return socket
@@ -361,7 +370,7 @@ cdef class Probe:
     # ---- what tests and benches ask
 
     def match_all(self, list subjects not None, int times) -> int:
-        """Finds the answer for each subject, so many times over; how many targets they had."""
+        """Finds the entry of each subject, so many times over; how many targets they had."""
         cdef bytes joined = b"".join([subject + bytes(SLACK) for subject in subjects])
         cdef size_t n = len(subjects), i, at = 0
         cdef size_t *starts = <size_t *>malloc(n * sizeof(size_t))
@@ -395,7 +404,7 @@ cdef class Probe:
 
     @property
     def builds(self) -> int:
-        """Answers that were not in the match cache."""
+        """Entries that were not in the match cache."""
         return self.sublist.n_builds
 
     @property

@@ -19,6 +19,8 @@ from pathlib import Path
 from gnatswarm.shards.boundary import control, handoff, linkdir
 from gnatswarm.shards.boundary.page import Page
 
+BLOCKED = sorted(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
 
 class FakeShard:
     def __init__(self, control_fd: int) -> None:
@@ -69,7 +71,7 @@ class FakeShard:
                 "link_dir": boot.link_dir,
                 "fds": sorted(int(name) for name in os.listdir("/proc/self/fd")),
                 "given": [*boot.listener_fds, *boot.websocket_fds, boot.page_fd, boot.handoff_fd, self.sock.fileno()],
-                "blocked": sorted(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+                "blocked": BLOCKED,
                 "port": boot.port,
                 "server_id": boot.server_id,
             }
@@ -147,9 +149,9 @@ class FakeShard:
 
 
 async def main() -> int:
-    ctypes.CDLL(None).prctl(
-        1, signal.SIGTERM
-    )  # PR_SET_PDEATHSIG; a real one is SIGKILLed, see the control channel's end
+    # PR_SET_PDEATHSIG; a real one is SIGKILLed, see the control channel's end.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
     return await FakeShard(int(sys.argv[sys.argv.index("--control-fd") + 1])).done
 
 

@@ -136,6 +136,37 @@ def test_the_version_is_the_packages() -> None:
     assert packaging["project"]["version"] == OWN_VERSION
 
 
+@pytest.mark.parametrize("command", [command for command in cli.COMMANDS if command not in ("help", "version")])
+@pytest.mark.parametrize("words", ["{} -h", "{} --help", "-h {}", "help {}"])
+def test_each_command_has_its_own_help_and_does_nothing_else(command: str, words: str, tmp_path: pathlib.Path) -> None:
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "gnatswarm", *words.format(command).split()],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"gnatswarm {command}" in done.stdout.splitlines()[0]
+    assert all(len(line) <= 120 for line in done.stdout.splitlines())
+
+
+def test_help_of_a_job_needs_no_spark(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "pyspark.py").write_text("raise ImportError\n")
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "gnatswarm", "report", "-h"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0 and "--stats-dir" in done.stdout, done.stderr
+
+
 def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["-h"], program="gnatswarm") == 0
     text = capsys.readouterr().out

@@ -36,7 +36,7 @@ def answers(**given: Any) -> Answers:
         "crossed": [{"share": 0.1, "deliveries": 20_000, "crossed": 2000, "frames": 2000}],
         "fanout": [{"msgs": 1, "deliveries": 1, "mean": 1.0, "p50": 1.0, "p90": 1.0, "p99": 1.0, "p100": 1.0}],
         **{name: [] for name in ("crossing", "queues", "unwanted", "slow", "over_time", "gaps", "torn", "aside")},
-        **{name: [] for name in ("hottest", "fanouts", "widths", "skew", "matrix", "links")},
+        **{name: [] for name in ("denied", "hottest", "fanouts", "widths", "skew", "matrix", "links")},
     }
     return found | given
 
@@ -105,6 +105,25 @@ def test_advice_names_the_figures_it_follows_from(given: Answers, what: str, fig
     (one,) = advise(answers(**given))
     assert what in one.what
     assert re.search(figures, one.figures), one.figures
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {
+            "totals": [{"in_msgs": 2, "out_msgs": 1, "unwanted_msgs": 1}],
+            "unwanted": [{"subject": "m", "unwanted": 1}],
+        },
+        {
+            "crossed": [{"share": 1.0, "deliveries": 2}],
+            "crossing": [{"subject": "a", "is_folded": False, "crossed": 2}],
+        },
+        {"shards": [shard(0, 0.5, connections=4), shard(1, 0.5, connections=1)]},
+    ],
+    ids=["unwanted", "crossing", "connections"],
+)
+def test_a_share_of_a_few_is_no_advice(given: Answers):
+    assert advise(answers(**given)) == []
 
 
 def test_of_brokers_that_ran_at_once_nothing_is_said_about_shards():

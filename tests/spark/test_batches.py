@@ -154,3 +154,35 @@ def test_of_copies_that_come_together_the_one_with_the_most_rows_is_taken(spark:
     counts = write_batch(lines, 0, str(out))
     assert msgs(spark, out) == sum(expected.values())
     assert counts["copies"] == sum(sum(copies.values()) for copies, _ in COPIES) - 50
+
+
+def test_files_and_tables_of_an_older_version_are_read_beside_new_ones(spark: Any, tmp_path: Path):
+    """A version before refused messages: its rows have fewer columns, its tables too."""
+    import msgspec
+
+    from gnatswarm.spark import schema
+    from gnatswarm.spark.read import read_parquet
+    from gnatswarm.spark.transforms import trouble
+    from gnatswarm.spark.write import write_batch
+
+    def shard_row(file: int, **refused: int) -> dict[str, Any]:
+        fields = {field.name: field.type for field in msgspec.structs.fields(records.ShardRecord)}
+        numbers = {name: 0 for name, kind in fields.items() if kind in (int, float)}
+        values = {**numbers, "widths": [], "link_widths": [], **refused}
+        common = row(file, file, kind="queue")
+        return {**values, **{name: common[name] for name in schema.COMMON}, "kind": "shard", "version": 2}
+
+    old = {name: value for name, value in shard_row(1).items() if not name.startswith("refused_")} | {"version": 1}
+    write(tmp_path / "old.jsonl", [old])
+    write(tmp_path / "new.jsonl", [shard_row(2, refused_msgs=5, refused_bytes=50)])
+    out = tmp_path / "tables"
+    # As the older version wrote it: the column is not there.
+    with pytest.MonkeyPatch.context() as patch:
+        without = {name: kind for name, kind in schema.KINDS["shard"].items() if not name.startswith("refused_")}
+        patch.setitem(schema.KINDS, "shard", without)
+        write_batch(lines_of(spark, tmp_path / "old.jsonl"), 0, str(out))
+    write_batch(lines_of(spark, tmp_path / "new.jsonl"), 1, str(out))
+    statistics = read_parquet(spark, str(out))
+    assert statistics["shard"].count() == 2
+    (totals,) = trouble.totals(statistics["subject"], statistics["gap"], statistics["shard"]).collect()
+    assert (totals["in_msgs"], totals["in_bytes"], totals["refused_msgs"]) == (5, 50, 5)

@@ -253,7 +253,8 @@ async def test_report_and_ingest_say_what_was_done(
         with report.lines_of(spark, str(place), Progress()) as lines:
             subject = lines["subject"]
             per_broker = subject.groupBy("broker").agg(F.sum("in_msgs"), F.sum("deliveries"), F.sum("out_bytes"))
-            return trouble.totals(subject, lines["gap"]).collect(), per_broker.collect(), lines.aside.collect()
+            totals = trouble.totals(subject, lines["gap"], lines["shard"])
+            return totals.collect(), per_broker.collect(), lines.aside.collect()
 
     # Few files are kept as they are parsed, many go through tables first: the same answers.
     (temporary := tmp_path / "temporary").mkdir()
@@ -305,7 +306,7 @@ async def test_a_killed_shard_is_in_the_totals(
 
     def totals() -> dict[str, Any]:
         statistics = split(read_lines(spark, str(tmp_path)))
-        return dict(trouble.totals(statistics["subject"], statistics["gap"]).collect()[0].asDict())
+        return dict(trouble.totals(*(statistics[kind] for kind in ("subject", "gap", "shard"))).collect()[0].asDict())
 
     found = await asyncio.to_thread(totals)
     truth = workload.truth
@@ -366,5 +367,5 @@ async def test_a_clock_that_is_set_again_and_again_changes_no_total(
     assert_totals(found, truth)
     assert days <= {path.name.removeprefix("date=") for path in out.glob("subject/batch=*/date=*")}
     lines = split(read_lines(spark, str(place)))
-    direct = await asyncio.to_thread(lambda: trouble.totals(lines["subject"], lines["gap"]).collect())
+    direct = await asyncio.to_thread(lambda: trouble.totals(lines["subject"], lines["gap"], lines["shard"]).collect())
     assert [row.asDict() for row in direct] == found["totals"]

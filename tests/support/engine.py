@@ -79,10 +79,10 @@ def frames(data: bytes) -> list[Frame]:
 class Session:
     """The Python side of one connection: its CONNECT, a log-in by token, the errors reported to it."""
 
-    connection: ClientConnection
-    token: str
+    token: str = ""
     options: ClientOptions = field(default_factory=ClientOptions)
     errors: list[ProtocolError] = field(default_factory=list)
+    connection: ClientConnection = field(init=False)  # to be set by whoever makes it
 
     def on_connect(self, raw: bytes) -> None:
         options = overlay(self.options, raw)
@@ -116,27 +116,22 @@ class EngineClient:
     def __init__(self, engine: Engine, connect: bytes) -> None:
         self._engine = engine
         self._taken = 0
-        self.session: Session | None = None
+        self.session = Session(engine.token)
         self.socket: ProbeSocket = engine.probe.open(
-            self._make_session,
+            self.session,
             offers_headers=engine.offers_headers,
             must_authenticate=bool(engine.token),
         )
+        self.session.connection = self.socket.connection
         if connect:
             self.feed(connect)
 
-    def _make_session(self, connection: ClientConnection) -> Session:
-        self.session = Session(connection, self._engine.token)
-        return self.session
-
     @property
     def connection(self) -> ClientConnection:
-        assert self.session is not None
         return self.session.connection
 
     @property
     def errors(self) -> list[type[ProtocolError]]:
-        assert self.session is not None
         return [type(error) for error in self.session.errors]
 
     def feed(self, data: bytes, pieces: Iterable[int] = (), *, finish: bool = True) -> None:

@@ -30,14 +30,10 @@ class LinkEnd:
 
     def open(self) -> None:
         """A new end, not joined."""
-
-        def session(link: SiblingLink) -> LinkEnd:
-            self.link = link
-            return self
-
         self.carried = 0
         self.is_synchronised = False
-        self.socket = self.engine.probe.dial(session)
+        self.socket = self.engine.probe.dial(self)
+        self.link = self.socket.link
 
     def on_info(self, raw: bytes) -> None:
         """INFO arrived."""

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support import swarm
 from tests.support.pages import Pages
-from tests.support.servers import Broker, wait_until
+from tests.support.servers import Broker, session_pids, wait_until
 from tests.support.statistics import Truth, Workload, added, rows
 from tests.support.wall_clock import WallClock
 from tests.support.wire import Cluster
@@ -93,6 +93,40 @@ async def test_every_message_is_in_a_window(start_broker: Start, cluster_of: Of,
     jobs = [row for row in records if row["kind"] == "queue"]
     assert sum(row["deliveries"] for row in jobs) == truth.deliveries["jobs"]
     assert len({row["cid"] for row in jobs}) == 4
+
+
+@pytest.mark.kinds("gnatswarm-2")
+@pytest.mark.parametrize("window", ["150ms", "1h"])
+async def test_a_signal_to_the_whole_process_group_loses_no_window(
+    start_broker: Start, cluster_of: Of, tmp_path: Path, window: str
+):
+    """As `timeout` sends it, and systemd with KillMode=control-group: to the router, and then to all processes."""
+    broker = start_broker(args=stats_in(tmp_path, window))
+    workload = await Workload.on(cluster_of(broker))
+    await workload.publish(3)
+    broker.send_signal(signal.SIGTERM)
+    os.killpg(broker.pid, signal.SIGTERM)
+    assert broker.wait_exit() == 1
+    records = rows(tmp_path)
+    assert_true(records, workload.truth)
+    assert not [row for row in records if row["kind"] == "gap"]
+    assert "killed by" not in broker.log.text
+
+
+@pytest.mark.kinds("gnatswarm-2")
+async def test_a_shard_leaves_signals_to_the_router(start_broker: Start, cluster_of: Of):
+    broker = start_broker()
+    pids = await swarm.pids(broker)
+    everybody = set(session_pids(broker.pid)) - {broker.pid}
+    assert everybody > set(pids.values())  # the zygote too
+    for pid in everybody:
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGINT)
+    await swarm.kill(broker, 1)  # the zygote forks another
+    await swarm.client_on(cluster_of(broker), 1)
+    await swarm.client_on(cluster_of(broker), 0)
+    assert (await swarm.pids(broker))[0] == pids[0]
+    assert "starting them by exec" not in broker.log.text
 
 
 @pytest.mark.kinds("gnatswarm-2")

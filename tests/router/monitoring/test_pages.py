@@ -21,6 +21,7 @@ EMPTY: dict[type[rows.PageStruct], list[rows.PageStruct]] = {
     rows.SublistQuery: [rows.SublistPart(0, 0, 0, 0, 0, 0, 0, 0)],
     rows.SubjectsQuery: [rows.SubjectsPart(0, [])],
     rows.SlowQuery: [rows.SlowPart([], [])],
+    rows.DeniedQuery: [rows.DeniedPart([])],
     rows.QueuesQuery: [rows.QueuesPart([])],
     rows.LinksQuery: [rows.LinksPart([])],
     rows.AccountsQuery: [rows.AccountsPart([])],

@@ -135,14 +135,23 @@ def test_many_shards_start_at_once(tmp_path: Path) -> None:
         assert info_from(router.port).startswith(b"INFO ")
 
 
-def test_a_zygote_that_is_told_to_stop_removes_nothing_of_a_living_router(tmp_path: Path) -> None:
+def test_a_zygote_that_is_told_to_stop_leaves_that_to_the_router(tmp_path: Path) -> None:
     with Router(tmp_path, 1, is_real=True) as router:
         router.wait_ready()
-        zygote = zygote_of(router)
-        os.kill(zygote, signal.SIGTERM)
-        wait_pids_gone([zygote], 5.0)
+        os.kill(zygote_of(router), signal.SIGTERM)
+        assert "2 shards" in router.operator("scale", "2").stdout
         assert len(router.leftovers()) == 1
-        assert router.status()["shards"][0]["phase"] == "ready"
+        assert "starting them by exec" not in router.log.text
+
+
+def test_a_zygote_that_is_told_to_stop_while_it_imports_goes_on() -> None:
+    zygote = ZygoteClient()
+    os.kill(zygote.pid, signal.SIGTERM)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:  # closed, they end the shard
+        zygote.request([theirs.fileno()])
+        assert zygote.answer() > 0
+    zygote.close()
 
 
 def test_a_zygote_that_died_says_so() -> None:

@@ -14,7 +14,6 @@ import pytest
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.fanout import Fanout
 from gnatswarm.broker.fence import MeshFence
-from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.link import SiblingLink
 from gnatswarm.broker.mesh import Mesh
 from gnatswarm.shards.boundary.control import LinkedShard
@@ -68,8 +67,8 @@ class Sibling:
     def __init__(self, number: int, clock: Clock, directory: Path, boot: str = "b") -> None:
         self.said: list[object] = []
         fanout = Fanout()
-        self.reactor = Reactor(fanout, None, number, Limits())
-        mesh = self.reactor.interest = Mesh(fanout, number)
+        self.reactor = Reactor(fanout)
+        mesh = Mesh(fanout, number)
         self.linked_shard = LinkedShard(number, f"{boot}{number}", str(directory / f"{number}.{boot}"))
         self.links = Links(
             loop=clock,  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ class Bench:
         self._sublist = Sublist(b"$G", InterestSink())
         self._fence = Fence()
         self._cids = iter(range(1, 100))
-        self.reactor = Reactor(self._fanout, None, 0, Limits())
+        self.reactor = Reactor(self._fanout)
         stack.callback(self.reactor.close)
         self.plain = self.connect(None)
         self.plain.sendall(QUIET)
@@ -82,8 +82,9 @@ class Bench:
         ours, theirs = socket.socketpair()
         self._stack.enter_context(ours)
         theirs.setblocking(False)
-        connection = ClientConnection(self._fanout, self._sublist, self._fence, next(self._cids), Limits())
-        connection.session = Session(connection, token="")
+        session = Session()
+        connection = ClientConnection(self._fanout, self._sublist, self._fence, next(self._cids), Limits(), session)
+        session.connection = connection
         layered = None if gate is None else LayeredSocket(gate)
         self.reactor.open(theirs.detach(), connection, self, layered)
         return ours

@@ -1,4 +1,4 @@
-"""When a shard looks at publishers in small writes: promptly, unless waiting longer makes more come."""
+"""Who is read with patience, and when a shard looks at them: promptly, unless waiting longer makes more come."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import pytest
+
+from gnatswarm.probes.patience import ProbeHabit
 from gnatswarm.shards.sockets.patience import Patience
 
 if TYPE_CHECKING:
@@ -102,3 +105,63 @@ def test_who_comes_back_is_looked_at_promptly_first():
     coalescing.patience.began(coalescing.now_us + 10_000_000)
     assert not coalescing.patience.is_filling
     assert coalescing.patience.tick_us <= MOST_PROMPT_US
+
+
+# ---- whose reads are small and quick
+
+QUICK_US, SLOW_US = 10, 30
+SMALL, THIN, BULK, WHOLE = 4096, 100, 48 * 1024, 262_144
+
+
+def findings(habit: ProbeHabit, sizes: list[int], every_us: int = QUICK_US) -> list[str]:
+    """What each of these reads shows; they begin at 1 s."""
+    return [habit.read(size, 1_000_000 + at * every_us) for at, size in enumerate(sizes, 1)]
+
+
+def test_the_sixteenth_small_quick_read_in_a_row_shows_a_writer_of_small_pieces():
+    assert findings(ProbeHabit(1_000_000), [SMALL] * 16) == ["as before"] * 15 + ["small and quick"]
+
+
+@pytest.mark.parametrize(("size", "every_us"), [(SMALL + 1, QUICK_US), (SMALL, SLOW_US)])
+def test_reads_that_are_larger_or_slower_do_not(size, every_us):
+    assert set(findings(ProbeHabit(1_000_000), [size] * 100, every_us)) == {"as before"}
+
+
+def test_one_large_read_begins_the_count_again():
+    assert set(findings(ProbeHabit(1_000_000), ([SMALL] * 15 + [SMALL + 1]) * 3)) == {"as before"}
+
+
+def test_who_is_sent_something_between_reads_is_read_at_once():
+    habit = ProbeHabit(1_000_000)
+    for at in range(1, 100):
+        if at % 10 == 0:
+            habit.send()
+        assert habit.read(SMALL, 1_000_000 + at * QUICK_US) == "as before"
+
+
+def patient() -> ProbeHabit:
+    habit = ProbeHabit(1_000_000)
+    habit.admit()
+    return habit
+
+
+def test_a_patient_one_stays_so_while_looks_find_enough():
+    assert set(findings(patient(), ([THIN] * 7 + [SMALL]) * 10, 3000)) == {"as before"}
+
+
+def test_eight_thin_looks_in_a_row_end_the_patience():
+    assert findings(patient(), [SMALL] + [THIN] * 8) == ["as before"] * 8 + ["not patiently"]
+
+
+def test_a_whole_read_or_something_sent_ends_the_patience():
+    assert findings(patient(), [WHOLE]) == ["not patiently"]
+    asked = patient()
+    asked.send()
+    assert findings(asked, [SMALL]) == ["not patiently"]
+
+
+def test_sixteen_more_large_reads_than_small_ones_widen_a_narrow_buffer_once():
+    sizes = [BULK] * 10 + [SMALL] * 4 + [BULK] * 30
+    habit = ProbeHabit(1_000_000, is_narrow=True)
+    assert findings(habit, sizes, SLOW_US) == ["as before"] * 23 + ["in bulk"] + ["as before"] * 20
+    assert set(findings(ProbeHabit(1_000_000), sizes, SLOW_US)) == {"as before"}, "it is not narrow"

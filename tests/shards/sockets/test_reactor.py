@@ -51,7 +51,7 @@ class Bench:
         self._fence = Fence()
         self._cids = iter(range(1, 100))
         self.owner = Owner()
-        self.reactor = Reactor(self._fanout, None, 0, Limits())
+        self.reactor = Reactor(self._fanout)
 
     def connect(self, family: int = socket.AF_INET, host: str = "127.0.0.1") -> tuple[socket.socket, int]:
         """A client's end, and the number of the reactor's."""
@@ -61,8 +61,9 @@ class Bench:
         accepted.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         fd = accepted.detach()
-        connection = ClientConnection(self._fanout, self._sublist, self._fence, next(self._cids), Limits())
-        connection.session = Session(connection, token="")
+        session = Session()
+        connection = ClientConnection(self._fanout, self._sublist, self._fence, next(self._cids), Limits(), session)
+        session.connection = connection
         self.reactor.open(fd, connection, self.owner, is_local=is_on_this_host(client.getpeername()[0]))
         client.sendall(QUIET)
         return client, fd
@@ -129,7 +130,7 @@ def test_a_flood_in_small_writes_arrives_whole_and_in_order_and_its_ping_is_answ
         command, pass_fds=[publisher.fileno()], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as flood:
         try:
-            turn_until(lambda: bench.reactor.n_patient == 1)
+            turn_until(lambda: bench.reactor.patient.n_sockets == 1)
             assert flood.stdin and flood.stdout
             flood.stdin.close()
             turn_until(lambda: flood.poll() is not None)
@@ -140,7 +141,7 @@ def test_a_flood_in_small_writes_arrives_whole_and_in_order_and_its_ping_is_answ
     assert flood.returncode == 0
     assert bytes(got) == b"".join(MSG % number for number in range(count))
     publisher.sendall(b"PUB a 1\r\nx\r\n")
-    bench.turn_until(lambda: not bench.reactor.n_patient)
+    bench.turn_until(lambda: not bench.reactor.patient.n_sockets)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,8 @@ class Shard:
             reactor=SimpleNamespace(slow_consumers=0, stalls=0),  # type: ignore[arg-type]
             links=SimpleNamespace(sessions=[]),  # type: ignore[arg-type]
             mesh=SimpleNamespace(tally=probe.tally, sublists=lambda: [probe.sublist]),  # type: ignore[arg-type]
+            fanout=SimpleNamespace(refused_msgs=0, refused_bytes=0),  # type: ignore[arg-type]
+            take_denied=list,
         )
 
     def publish(self, count: int) -> None:

@@ -1,0 +1,89 @@
+# Queue messages that found no member where they were sent, on their way to a shard that has one.
+#
+#   link ── place() ──→ Reroutes ─┬→ a current member here
+#                                 ├→ QMSG to a sibling with members ──→ settled() by its QACK or QNAK
+#                                 ├→ kept until the links are in step (on_step)
+#                                 └→ a former member here                     … then the OriginLink hears on_settled()
+
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t
+
+from gnatswarm.broker.entry cimport Choice, Entry
+from gnatswarm.broker.fanout cimport Publish
+from gnatswarm.broker.fence cimport MeshFence
+from gnatswarm.broker.lingering cimport Former
+from gnatswarm.broker.mesh cimport Mesh
+from gnatswarm.broker.parser cimport Token
+from gnatswarm.broker.peer cimport Peer
+from gnatswarm.broker.sublist cimport Sublist
+
+
+# The link that a queue message came over, as far as Reroutes reply to it; SiblingLink is its one subclass.
+cdef class OriginLink(Peer):
+    cdef set orphans                     # ids of its queue messages that are pending
+    # Sends QACK or QNAK.
+    cdef int acknowledge(self, uint64_t id, bint is_taken) except -1
+    # A pending message of this link has arrived, or is lost.
+    cdef int on_settled(self, uint64_t id) except -1
+
+
+# What became of a queue message that found no member where it was sent.
+cdef enum Fate:
+    FATE_TAKEN
+    FATE_PENDING       # on its way to another sibling, or kept until a link is in step: on_settled() follows
+    FATE_NOBODY        # no shard has a member
+
+
+# A pending message.
+@cython.final
+cdef class Orphan:
+    cdef uint64_t id                     # here
+    cdef OriginLink origin               # it came over this link
+    cdef uint64_t id_there               # the sibling's id, for QACK or QNAK; 0: the sibling waits for neither
+    cdef int shard                       # where it was sent; -1: it is kept until a link is in step
+    cdef Former former                   # takes it if nobody else does; None: there is none
+    # What a second try needs. `tail` None: there is no second try.
+    cdef Sublist sublist
+    cdef bytes subject
+    cdef bytes queue
+    cdef bytes reply
+    cdef bytes tail
+    cdef size_t payload_at               # in the tail
+    cdef uint32_t header_size
+    cdef uint32_t size
+    cdef uint64_t visited                # shards that it has been on, a bit each
+
+    # Copies the message for a second try.
+    cdef int keep(self, Sublist sublist, Token subject, Token queue, const Publish *message) except -1
+    # Fills in the message that keep() copied. VALID AS LONG AS THIS OBJECT.
+    cdef void fill(self, Publish *message) noexcept
+
+
+@cython.final
+cdef class Reroutes:
+    cdef Mesh mesh
+    cdef MeshFence fence
+    cdef uint64_t last_id
+    cdef dict pending                    # id here → Orphan
+    cdef readonly uint64_t n_sent_on
+    cdef readonly uint64_t n_lingered    # taken by a former member
+    cdef readonly uint64_t n_lost        # no shard had a member
+
+    # Finds a place for a message to one queue group without a member here: a current member on another shard; later,
+    # where a sibling's interest is not all known yet; or a former member.
+    cdef Fate place(self, OriginLink origin, Sublist sublist, Token subject, Token queue, Publish *message,
+                    uint64_t id_there, uint64_t visited) except *
+    cdef Fate try_place(self, Orphan orphan, Sublist sublist, Token subject, Token queue, Publish *message,
+                        bint may_leave) except *
+    cdef bint send_away(self, Orphan orphan, Sublist sublist, Entry *entry, Choice *choice, Token queue,
+                        Publish *message) except *
+    cdef bint give_to_former(self, Sublist sublist, Token subject, Token queue, Publish *message) noexcept
+    cdef void count_delivery(self, Sublist sublist, Token subject, const Publish *message) noexcept
+    cdef int ask(self, OriginLink origin, uint64_t shards) except -1
+    # QACK or QNAK came.
+    cdef int settled(self, uint64_t id, bint is_taken) except -1
+    cdef int conclude(self, Orphan orphan, bint is_taken) except -1
+    # All links are in step, or one that was not will not come back: kept messages are tried again.
+    cdef int on_step(self) except -1
+    # The link to a sibling is gone.
+    cdef int on_part(self, int shard) except -1

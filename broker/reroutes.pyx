@@ -1,0 +1,257 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""Queue messages on their way to another shard, because their group had no member where they were sent.
+
+A member that unsubscribes while messages are on their way to it leaves them without one. Each goes to a current member
+on another shard, is kept while a sibling's interest is not all known, and goes to a former member (broker.lingering)
+only when no shard has a current one. It is acknowledged to the link that it came over, and until then that link holds
+its sibling's PINGs. Reroutes know that link as an OriginLink and read no frames. No cost without such messages.
+"""
+
+from libc.stdint cimport uint8_t
+
+from gnatswarm.broker.entry cimport choice_named
+from gnatswarm.broker.fanout cimport ORIGIN_SIBLING, Fanout
+from gnatswarm.broker.outbuf cimport out_append
+from gnatswarm.broker.word cimport SLACK, hash_bytes, unlikely
+
+
+cdef class OriginLink(Peer):
+    """The link that a queue message came over."""
+
+    def __cinit__(self):
+        self.orphans = set()
+
+    cdef int acknowledge(self, uint64_t id, bint is_taken) except -1:
+        raise NotImplementedError
+
+    cdef int on_settled(self, uint64_t id) except -1:
+        raise NotImplementedError
+
+
+cdef uint64_t members_elsewhere(Fanout fanout, const Entry *entry, const Choice *choice, uint64_t visited) noexcept:
+    """How many members a group has on siblings that are not in a mask."""
+    cdef uint64_t members = 0
+    cdef uint32_t w
+    for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
+        if not (visited >> entry.weights[w].shard) & 1 and fanout.links[entry.weights[w].shard] != NULL:
+            members += entry.weights[w].members
+    return members
+
+
+cdef class Orphan:
+    """A queue message that found no member where it was sent, and is pending."""
+
+    cdef int keep(self, Sublist sublist, Token subject, Token queue, const Publish *message) except -1:
+        self.sublist = sublist
+        self.subject = subject.at[:subject.size]
+        self.queue = queue.at[:queue.size]
+        self.reply = message.reply.at[:message.reply.size] if message.reply.size else b""
+        self.payload_at = message.payload - message.tail
+        self.header_size = message.header_size
+        self.size = message.size
+        self.tail = message.tail[:message.tail_size] + bytes(SLACK)
+        return 0
+
+    cdef void fill(self, Publish *message) noexcept:
+        cdef const uint8_t *tail = self.tail
+        cdef const uint8_t *reply = self.reply
+        message.origin = ORIGIN_SIBLING
+        message.count = 1
+        message.tail = tail
+        message.tail_size = message.stride = len(self.tail) - SLACK
+        message.payload = tail + self.payload_at
+        message.reply = Token(reply, len(self.reply))
+        message.header_size = self.header_size
+        message.size = self.size
+        message.blob = NULL
+
+
+cdef class Reroutes:
+    """Queue messages on their way to another shard, because their group had no member where they were sent."""
+
+    def __cinit__(self, Mesh mesh not None, MeshFence fence not None):
+        self.mesh = mesh
+        self.fence = fence
+        self.pending = {}
+
+    @property
+    def n_pending(self) -> int:
+        """Messages that are on their way, or wait for a link to be in step."""
+        return len(self.pending)
+
+    cdef Fate place(self, OriginLink origin, Sublist sublist, Token subject, Token queue, Publish *message,
+                    uint64_t id_there, uint64_t visited) except *:
+        cdef Orphan orphan = Orphan()
+        cdef Fate fate
+        self.last_id += 1
+        orphan.id = self.last_id
+        orphan.origin = origin
+        orphan.id_there = id_there
+        orphan.visited = visited
+        fate = self.try_place(orphan, sublist, subject, queue, message, True)
+        if fate == FATE_PENDING:
+            self.pending[orphan.id] = orphan
+            origin.orphans.add(orphan.id)
+        return fate
+
+    cdef Fate try_place(self, Orphan orphan, Sublist sublist, Token subject, Token queue, Publish *message,
+                        bint may_leave) except *:
+        """`may_leave`: it was not sent away yet, or the sibling that it was sent to has a new link."""
+        cdef Fanout fanout = self.mesh.fanout
+        cdef Entry *entry = sublist.find(subject.at, subject.size,
+                                         hash_bytes(subject.at, subject.size, sublist.seed))
+        cdef Choice *choice = NULL if entry == NULL else choice_named(entry, queue)
+        if choice != NULL and choice.n_local and fanout.choose_here(entry, choice, fanout.pick, message, NULL):
+            self.count_delivery(sublist, subject, message)   # somebody has come meanwhile
+            return FATE_TAKEN
+        if may_leave:
+            orphan.shard = -1
+            # Out of step: a sibling lives whose members we do not know.
+            if choice != NULL and self.send_away(orphan, sublist, entry, choice, queue, message) \
+                    or self.mesh.out_of_step:
+                if orphan.former is None:
+                    orphan.former = self.mesh.formers.find(sublist, subject, queue)
+                    if orphan.former is not None:   # which stays for the case that nobody else takes it
+                        orphan.former.n_promised += 1
+                if orphan.tail is None and (orphan.former is not None or orphan.shard < 0):
+                    orphan.keep(sublist, subject, queue, message)
+                return FATE_PENDING
+        return FATE_TAKEN if self.give_to_former(sublist, subject, queue, message) else FATE_NOBODY
+
+    cdef bint send_away(self, Orphan orphan, Sublist sublist, Entry *entry, Choice *choice, Token queue,
+                        Publish *message) except *:
+        """To a sibling with current members; False: there is none."""
+        cdef Fanout fanout = self.mesh.fanout
+        cdef uint64_t visited = orphan.visited | <uint64_t>1 << self.mesh.shard
+        cdef uint64_t members = members_elsewhere(fanout, entry, choice, visited)
+        cdef uint64_t pick
+        cdef uint32_t w, shard = 0
+        if members == 0:
+            # Who was visited and has a member now got it since: a sibling says RS- before it sends a message on. (Where
+            # our word of it is old, the message comes back, and the word before it.)
+            visited = <uint64_t>1 << self.mesh.shard
+            members = members_elsewhere(fanout, entry, choice, visited)
+        if members == 0:
+            return False
+        pick = sublist.random() % members
+        for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
+            shard = entry.weights[w].shard
+            if not (visited >> shard) & 1 and fanout.links[shard] != NULL:
+                if pick < entry.weights[w].members:
+                    break
+                pick -= entry.weights[w].members
+        if not fanout.send_queued(fanout.links[shard], entry, &queue, 1, message, True, orphan.id, visited):
+            return False
+        entry.counts.link_out += 1
+        orphan.shard = shard
+        self.n_sent_on += 1
+        return True
+
+    cdef bint give_to_former(self, Sublist sublist, Token subject, Token queue, Publish *message) noexcept:
+        """To a member that has unsubscribed, and that siblings took for one when they sent this."""
+        cdef Fanout fanout = self.mesh.fanout
+        cdef Entry *entry
+        cdef Choice *choice
+        if sublist.former is None or sublist.former.n_subs == 0:
+            return False
+        entry = sublist.former.find(subject.at, subject.size,
+                                    hash_bytes(subject.at, subject.size, sublist.former.seed))
+        choice = NULL if entry == NULL else choice_named(entry, queue)
+        if choice == NULL or not fanout.choose_here(entry, choice, fanout.pick, message, NULL):
+            return False
+        fanout.pick += 1
+        self.n_lingered += 1
+        self.count_delivery(sublist, subject, message)
+        return True
+
+    cdef void count_delivery(self, Sublist sublist, Token subject, const Publish *message) noexcept:
+        """One message more was delivered here, of one that was counted when it came."""
+        cdef Fanout fanout = self.mesh.fanout
+        cdef Entry *entry
+        if fanout.n_finished:
+            fanout.finish()
+        entry = sublist.find(subject.at, subject.size, hash_bytes(subject.at, subject.size, sublist.seed))
+        fanout.out_msgs += 1
+        fanout.out_bytes += message.size
+        if entry != NULL:
+            entry.counts.deliveries += 1
+            entry.counts.out_bytes += message.size
+            if unlikely(entry.counts.deliveries >> 31):
+                sublist.book(entry)
+
+    cdef int ask(self, OriginLink origin, uint64_t shards) except -1:
+        """Something of `origin` was sent on to these siblings: its PINGs wait until that has arrived there.
+
+        Acknowledged by its own frame, not by the link's PONG: two shards could wait for each other's for ever.
+        """
+        cdef bytes frame
+        cdef Orphan orphan
+        cdef int shard = 0
+        shards &= self.mesh.up
+        while shards:
+            if shards & 1:
+                self.last_id += 1
+                frame = b"QASK %d\r\n" % self.last_id
+                if out_append(self.mesh.fanout.links[shard], frame, len(frame)):
+                    orphan = Orphan()
+                    orphan.id = self.last_id
+                    orphan.origin = origin
+                    orphan.shard = shard
+                    self.pending[orphan.id] = orphan
+                    origin.orphans.add(orphan.id)
+            shards >>= 1
+            shard += 1
+        return 0
+
+    cdef int settled(self, uint64_t id, bint is_taken) except -1:
+        cdef Orphan orphan = self.pending.get(id)
+        cdef Publish message
+        if orphan is None:
+            return 0
+        if not is_taken and orphan.tail is not None:
+            orphan.fill(&message)
+            is_taken = FATE_TAKEN == self.try_place(
+                orphan, orphan.sublist, Token(orphan.subject, len(orphan.subject)),
+                Token(orphan.queue, len(orphan.queue)), &message, False)
+        return self.conclude(orphan, is_taken)
+
+    cdef int conclude(self, Orphan orphan, bint is_taken) except -1:
+        del self.pending[orphan.id]
+        if orphan.former is not None:
+            orphan.former.n_promised -= 1
+            self.fence.look_at(orphan.former)
+        if orphan.id_there and not orphan.origin.is_closing:
+            orphan.origin.acknowledge(orphan.id_there, is_taken)
+        elif not is_taken:
+            self.n_lost += 1
+        if not orphan.origin.is_closing:
+            orphan.origin.on_settled(orphan.id)
+        return 0
+
+    cdef int on_step(self) except -1:
+        cdef Orphan orphan
+        cdef Publish message
+        cdef Fate fate
+        for item in list(self.pending.values()):
+            orphan = <Orphan>item
+            if orphan.shard >= 0:
+                continue
+            orphan.fill(&message)
+            fate = self.try_place(orphan, orphan.sublist, Token(orphan.subject, len(orphan.subject)),
+                                  Token(orphan.queue, len(orphan.queue)), &message, True)
+            if fate != FATE_PENDING:
+                self.conclude(orphan, fate == FATE_TAKEN)
+        return 0
+
+    def look_again(self):
+        """A sibling whose link broke is dead (MeshFence.gone): what waited for its next link goes on."""
+        self.on_step()
+
+    cdef int on_part(self, int shard) except -1:
+        """What a dead sibling was sent counts as arrived, as a message to a client that has just gone does."""
+        cdef Orphan orphan
+        for item in list(self.pending.values()):
+            orphan = <Orphan>item
+            if orphan.shard == shard:
+                self.conclude(orphan, True)
+        return 0

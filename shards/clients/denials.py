@@ -1,0 +1,49 @@
+"""What permissions have denied to clients: publishes and subscriptions, by account and user.
+
+Bounded: beyond MOST_USERS users one row sums up the others. Counted by the sessions; read by monitoring (since the
+shard's start) and by the recorder (each window's part).
+"""
+
+from __future__ import annotations
+
+from gnatswarm.shards.boundary.records import OTHER
+from gnatswarm.shards.boundary.rows import DeniedRow
+
+# A user is some 200 bytes here, and one line in each window in which it was denied something.
+MOST_USERS = 1000
+
+
+class Denials:
+    """Those of one shard."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], DeniedRow] = {}
+        self._taken: dict[tuple[str, str], tuple[int, int]] = {}  # what earlier windows have
+
+    def note(self, account: str, user: str, *, is_publish: bool) -> None:
+        """This user was denied a publish, or a subscription; "": clients without a user."""
+        row = self._rows.get((account, user))
+        if row is None:
+            if len(self._rows) >= MOST_USERS:
+                account, user = OTHER, OTHER
+            row = self._rows.setdefault((account, user), DeniedRow(account, user))
+        if is_publish:
+            row.publishes += 1
+        else:
+            row.subscriptions += 1
+
+    @property
+    def rows(self) -> list[DeniedRow]:
+        """All since the shard started."""
+        return list(self._rows.values())
+
+    def take(self) -> list[DeniedRow]:
+        """What is new since the last call."""
+        found = []
+        for key, row in self._rows.items():
+            publishes, subscriptions = self._taken.get(key, (0, 0))
+            new = DeniedRow(*key, row.publishes - publishes, row.subscriptions - subscriptions)
+            if new.publishes or new.subscriptions:
+                found.append(new)
+                self._taken[key] = row.publishes, row.subscriptions
+        return found

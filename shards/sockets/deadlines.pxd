@@ -1,0 +1,18 @@
+# When clients are pinged, and when sockets are closed because time is up.
+
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t
+
+from gnatswarm.shards.sockets.reactor cimport Reactor, Socket
+
+
+@cython.final
+cdef class Deadlines:
+    cdef Reactor reactor
+    cdef uint64_t swept_at             # index in reactor.sources: where the next sweep begins
+    cdef uint64_t ping_interval_us
+    cdef uint32_t ping_max             # a client with so many unanswered pings is closed
+    cdef uint64_t auth_timeout_us
+    cdef uint64_t write_deadline_us
+
+    cdef int check(self, Socket socket, uint64_t now_us) except -1

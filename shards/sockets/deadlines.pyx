@@ -1,0 +1,88 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""When clients are pinged, and when sockets are closed because time is up: log-in, pings, write deadline, last words.
+
+It goes through the reactor's sockets a share at a time; how often is `lookout`'s to say. Not here: how long a
+handshake may take (the socket's own check_opening). Cost: a few dozen instructions for a socket.
+"""
+
+from gnatswarm.broker.connection cimport ClientConnection
+from gnatswarm.broker.outbuf cimport CLOSE_SLOW_CONSUMER_WRITE_DEADLINE, out_condemn
+from gnatswarm.shards.sockets.source cimport Source
+
+from gnatswarm.broker import errors
+
+cdef enum:
+    FIRST_PING_US = 2000000         # a client's round trip is first measured at this age (nats-server: about 2 s)
+    LEAST_SWEPT = 64                # sockets of one sweep, if there are so many
+
+
+cdef inline void note_use(Socket socket, ClientConnection client) noexcept:
+    """Note when the client last did something other than answer pings."""
+    cdef uint64_t work = client.in_msgs + client.out.msgs + client.subs.count
+    if work != socket.work:
+        socket.work = work
+        socket.used_us = max(client.active_us, client.out.taken_us)
+
+
+cdef inline bint is_ping_due(Deadlines self, Socket socket, ClientConnection client, uint64_t now_us) noexcept:
+    if client.rtt_us == 0 and client.pings_out == 0 and now_us - socket.opened_us > FIRST_PING_US:
+        return True
+    return now_us - max(client.active_us, client.pinged_us) > self.ping_interval_us
+
+
+cdef class Deadlines:
+    """The deadlines of one reactor's sockets."""
+
+    def __cinit__(self, Reactor reactor not None, limits):
+        self.reactor = reactor
+        self.set_limits(limits)
+
+    def set_limits(self, limits):
+        """Use these limits (broker.limits) from now on."""
+        self.ping_interval_us = <uint64_t>(limits.ping_interval_s * 1e6)
+        self.ping_max = limits.ping_max
+        self.auth_timeout_us = <uint64_t>(limits.auth_timeout_s * 1e6)
+        self.write_deadline_us = <uint64_t>(limits.write_deadline_s * 1e6)
+
+    def sweep(self, double share=0.1):
+        """Check a share of the sockets, and send what comes of it; ten calls with a tenth check each socket once."""
+        cdef Reactor reactor = self.reactor
+        cdef list sources = reactor.sources
+        cdef Py_ssize_t n = len(sources), _i
+        cdef Py_ssize_t todo = min(n, <Py_ssize_t>(n * share) + LEAST_SWEPT)
+        cdef Source source
+        reactor.read_clock()
+        for _i in range(todo):
+            if not sources:
+                break
+            self.swept_at += 1
+            if self.swept_at >= <uint64_t>len(sources):
+                self.swept_at = 0
+            source = <Source>sources[self.swept_at]
+            if isinstance(source, Socket):
+                self.check(<Socket>source, reactor.box.now_us)
+        reactor.finish_round()
+
+    cdef int check(self, Socket socket, uint64_t now_us) except -1:
+        cdef ClientConnection client
+        if socket.is_lingering:
+            if now_us >= socket.linger_until_us:
+                socket.close()
+            return 0
+        if not isinstance(socket.peer, ClientConnection):
+            return 0
+        if socket.is_opening:
+            return socket.check_opening()
+        client = <ClientConnection>socket.peer
+        note_use(socket, client)
+        if client.out.is_blocked and now_us - client.out.taken_us > self.write_deadline_us:
+            out_condemn(&client.out, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE)
+        elif client.must_authenticate:
+            if now_us - socket.opened_us > self.auth_timeout_us:
+                client.end(errors.AuthenticationTimeout())
+        elif client.holds == 0 and is_ping_due(self, socket, client, now_us):   # (who is not read cannot be stale)
+            if client.pings_out >= self.ping_max:
+                client.end(errors.StaleConnection())
+            else:
+                client.ping()
+        return 0

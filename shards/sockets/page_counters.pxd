@@ -1,0 +1,33 @@
+# One shard's counters on the shared page.
+
+cimport cython
+from libc.stdint cimport uint64_t
+
+from gnatswarm.broker.fanout cimport Fanout
+from gnatswarm.broker.interest cimport InterestSink
+from gnatswarm.shards.boundary.page cimport ShardSlot
+
+
+@cython.final
+cdef class PageCounters:
+    cdef object page                 # keeps `slot` valid
+    cdef ShardSlot *slot
+    cdef ShardSlot before            # the slot as this shard's predecessor left it: counters continue from there
+    cdef Fanout fanout
+    cdef InterestSink interest
+    cdef public uint64_t own_subs    # subscriptions of the broker itself, not shown; the system account changes it
+
+
+# Writes all of them. Called at least twice in each round, so it is inlined.
+cdef inline void publish_counters(PageCounters counters, uint64_t slow_consumers, uint64_t stalls) noexcept:
+    cdef ShardSlot *slot = counters.slot
+    cdef Fanout fanout = counters.fanout
+    slot.in_msgs = counters.before.in_msgs + fanout.in_msgs
+    slot.in_bytes = counters.before.in_bytes + fanout.in_bytes
+    slot.out_msgs = counters.before.out_msgs + fanout.out_msgs
+    slot.out_bytes = counters.before.out_bytes + fanout.out_bytes
+    slot.slow_consumers = counters.before.slow_consumers + slow_consumers
+    slot.stalls = counters.before.stalls + stalls
+    slot.link_in_msgs = counters.before.link_in_msgs + fanout.link_in_msgs
+    slot.link_out_msgs = counters.before.link_out_msgs + fanout.link_out_msgs
+    slot.subscriptions = counters.interest.n_subs - counters.own_subs

@@ -1,0 +1,10 @@
+from typing import final
+
+from gnatswarm.broker.fanout import Fanout
+from gnatswarm.broker.interest import InterestSink
+from gnatswarm.shards.boundary.page import Page
+
+@final
+class PageCounters:
+    own_subs: int
+    def __init__(self, page: Page, shard: int, fanout: Fanout, interest: InterestSink) -> None: ...

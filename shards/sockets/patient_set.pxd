@@ -1,0 +1,42 @@
+# The sockets that are read with patience: an epoll set of their own, looked at when its clock ticks.
+#
+#   ready set ─┬─ Tick: a timerfd, while it ticks ──────────────────────┐
+#              └─ PatientSet: the set itself, while the clock stands ───┴→ look(): read who has something
+
+cimport cython
+from libc.stdint cimport uint32_t
+
+from gnatswarm.broker.outbuf cimport Outbox
+from gnatswarm.shards.sockets.patience cimport Patience, ReadHabit
+from gnatswarm.shards.sockets.source cimport Round, Source
+
+
+@cython.final
+cdef class Tick(Source):
+    cdef PatientSet patient
+
+
+@cython.final
+cdef class PatientSet(Source):
+    cdef readonly Patience patience    # when to look
+    cdef readonly uint32_t n_sockets
+    cdef int ready_fd                  # the reactor's epoll set. BORROWED, like the next two: the reactor outlives this
+    cdef Round *round
+    cdef Outbox *box                   # has the time
+    cdef int tick_fd
+    cdef bint is_ticking
+    cdef uint32_t idle_ticks           # looks in a row that found nothing
+
+    # A source of the ready set is read with patience from here on. Nothing happens where it waits for other events too.
+    cdef void admit(self, Source source, ReadHabit *habit) noexcept
+    # It is back in the ready set.
+    cdef void dismiss(self, Source source, ReadHabit *habit) noexcept
+    cdef int look(self) except -1
+    cdef void set_tick(self, uint32_t us) noexcept
+    cdef void start_ticking(self) noexcept
+    cdef void stop_ticking(self) noexcept
+    cdef void close(self) noexcept
+
+
+# An empty set; its descriptors are not in the ready set yet. OSError.
+cdef PatientSet new_patient_set(int ready_fd, Round *round, Outbox *box)

@@ -1,0 +1,149 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""The sockets that are read with patience: an epoll set of their own, looked at when its clock ticks.
+
+Who writes one message per write() is read less often, not once per message. `patience` decides who and when; here it is
+done. The clock stops when looks find nothing, and the next byte is then served at once. A patient socket is still
+the reactor's; only the set that reports it is another.
+"""
+
+from libc.errno cimport errno
+from libc.stdint cimport uint64_t
+from libc.string cimport memset
+from posix.time cimport CLOCK_MONOTONIC, timespec
+from posix.unistd cimport close as close_fd, read as read_fd
+
+from gnatswarm.shards.sockets.epoll cimport (
+    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLONESHOT, epoll_create1, epoll_ctl,
+    epoll_event, epoll_wait)
+
+
+cdef extern from "<sys/timerfd.h>" nogil:
+    enum:
+        TFD_NONBLOCK, TFD_CLOEXEC
+    struct itimerspec:
+        timespec it_interval
+        timespec it_value
+    int timerfd_create(int clock, int flags)
+    int timerfd_settime(int fd, int flags, const itimerspec *new, itimerspec *old)
+
+cdef enum:
+    MOST_EVENTS = 256
+    IDLE_TICKS = 4                  # looks that find nothing before the clock is stopped
+
+
+cdef class Tick(Source):
+    """The clock of the patient sockets."""
+
+    cdef int on_event(self, uint32_t events) except -1:
+        cdef uint64_t expirations
+        read_fd(self.fd, &expirations, sizeof(expirations))   # a periodic timer continues only when it was read
+        return self.patient.look()
+
+
+cdef PatientSet new_patient_set(int ready_fd, Round *round, Outbox *box):
+    cdef PatientSet patient = PatientSet.__new__(PatientSet)
+    patient.ready_fd = ready_fd
+    patient.round = round
+    patient.box = box
+    return patient
+
+
+cdef class PatientSet(Source):
+    """The set itself. It is in the ready set while the clock stands still, for the first byte."""
+
+    def __cinit__(self):
+        self.patience = Patience()
+        self.tick_fd = -1
+        self.fd = epoll_create1(EPOLL_CLOEXEC)
+        self.tick_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)
+        if self.fd < 0 or self.tick_fd < 0:
+            raise OSError(errno, "cannot make the set of patient sockets")
+
+    def __dealloc__(self):
+        self.close()
+
+    cdef void close(self) noexcept:
+        """Closes its own descriptors; the sockets are the reactor's."""
+        if self.fd >= 0:
+            close_fd(self.fd)
+        if self.tick_fd >= 0:
+            close_fd(self.tick_fd)
+        self.fd = self.tick_fd = -1
+
+    cdef int on_event(self, uint32_t events) except -1:
+        self.start_ticking()
+        return self.look()
+
+    cdef void admit(self, Source source, ReadHabit *habit) noexcept:
+        cdef epoll_event event
+        if source.armed != EPOLLIN:
+            return
+        epoll_ctl(self.ready_fd, EPOLL_CTL_DEL, source.fd, &event)
+        event.events = EPOLLIN
+        event.data.ptr = <void *>source
+        epoll_ctl(self.fd, EPOLL_CTL_ADD, source.fd, &event)
+        source.set_fd = self.fd
+        habit.is_patient = True
+        habit.small_reads = 0
+        self.n_sockets += 1
+        self.start_ticking()
+
+    cdef void dismiss(self, Source source, ReadHabit *habit) noexcept:
+        cdef epoll_event event
+        epoll_ctl(self.fd, EPOLL_CTL_DEL, source.fd, &event)
+        event.events = source.armed
+        event.data.ptr = <void *>source
+        if source.armed:
+            epoll_ctl(self.ready_fd, EPOLL_CTL_ADD, source.fd, &event)
+        source.set_fd = self.ready_fd
+        habit.is_patient = False
+        habit.small_reads = 0
+        self.n_sockets -= 1
+
+    cdef void set_tick(self, uint32_t us) noexcept:
+        cdef itimerspec when
+        memset(&when, 0, sizeof(when))
+        when.it_value.tv_nsec = us * 1000
+        when.it_interval.tv_nsec = us * 1000
+        timerfd_settime(self.tick_fd, 0, &when, NULL)
+
+    cdef void start_ticking(self) noexcept:
+        if not self.is_ticking:
+            self.is_ticking = True
+            self.idle_ticks = 0
+            self.patience.begin(self.box.now_us)
+            self.set_tick(self.patience.tick_us)
+
+    cdef void stop_ticking(self) noexcept:
+        """The next byte from a patient socket is served at once, and starts the clock again."""
+        cdef epoll_event event
+        self.is_ticking = False
+        self.set_tick(0)
+        event.events = EPOLLIN | EPOLLONESHOT
+        event.data.ptr = <void *>self
+        epoll_ctl(self.ready_fd, EPOLL_CTL_MOD, self.fd, &event)
+
+    cdef int look(self) except -1:
+        """Reads each patient socket that has something, and sets the clock by how much that was."""
+        cdef epoll_event events[MOST_EVENTS]
+        cdef size_t before = self.round.bytes_read, found
+        cdef int n = epoll_wait(self.fd, events, MOST_EVENTS, 0)
+        cdef int i
+        cdef uint32_t tick = self.patience.tick_us
+        cdef Source source
+        if n <= 0:
+            self.idle_ticks += 1
+            if self.idle_ticks >= IDLE_TICKS and self.is_ticking:
+                self.stop_ticking()
+            return 0
+        self.idle_ticks = 0
+        for i in range(n):
+            source = <Source>events[i].data.ptr
+            if source.fd >= 0:
+                source.on_event(events[i].events)
+        found = self.round.bytes_read - before
+        self.round.bytes_read = before   # the clock says when to look again, not how much there was
+        self.patience.after_look(found, self.box.now_us)
+        if self.patience.tick_us != tick and self.is_ticking:
+            self.set_tick(self.patience.tick_us)
+        return 0

@@ -1,0 +1,21 @@
+# Something with a descriptor in an epoll set of the reactor.
+#
+# An epoll set holds a Source by its address. BORROWED BY THE KERNEL: the reactor's list keeps it until it was taken out
+# of the set and the round is over.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+
+# What one round of the reactor has done so far. The reactor owns it.
+ctypedef struct Round:
+    size_t bytes_read
+    bint has_accepted        # a new connection is about to send something
+    uint64_t opening_us      # spent on handshakes
+
+
+cdef class Source:
+    cdef int fd              # -1: closed
+    cdef int set_fd          # the epoll set that it is in
+    cdef uint32_t armed      # the epoll events it is in the set for
+    cdef int at              # its index in reactor.sources; -1: not there
+    cdef int on_event(self, uint32_t events) except -1

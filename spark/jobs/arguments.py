@@ -1,0 +1,125 @@
+"""The command lines of `report`, `ingest` and `compact`; run as a program, the help of one of them.
+
+Imports nothing of Spark, so that the help is there where Spark is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+DEFAULT_PORT = 4222
+
+
+def brokers_directory() -> str:
+    """Where brokers write statistics by default, each in a directory named by its port; "" without a home."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):  # the XDG standard: ignore a relative path
+        home = os.path.expanduser("~")
+        if not os.path.isabs(home):
+            return ""
+        state = os.path.join(home, ".local", "state")
+    return os.path.join(state, "gnatswarm", "stats")
+
+
+def default_directory(port: int) -> str:
+    """The statistics of the broker with this port, unless it was told to write them elsewhere."""
+    return os.path.join(brokers_directory(), str(port))
+
+
+def recorded_ports(below: str = "") -> list[int]:
+    """The ports of brokers that have written statistics by default."""
+    names = [path.name for path in Path(below or brokers_directory()).glob("*") if path.is_dir()]
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def missing_text(stats_dir: str) -> str:
+    """That there is no such directory, and which ones brokers have written by default."""
+    ports = recorded_ports()
+    if not ports:
+        return f"there is no directory {stats_dir}"
+    known = ", ".join(map(str, ports))
+    return f"there is no directory {stats_dir}; brokers with these ports have written statistics: {known} (--port)"
+
+
+def _add_place(made: argparse._ActionsContainer) -> None:
+    shown = brokers_directory().replace("%", "%%")
+    made.add_argument(
+        "--stats-dir",
+        default="",
+        metavar="DIR",
+        help=f"directory of the shards' statistics files (default: {shown}/<port>)",
+    )
+    made.add_argument("-p", "--port", type=int, default=0, help=f"instead: the broker's port (default: {DEFAULT_PORT})")
+
+
+DESCRIPTIONS = {
+    "report": "A broker's statistics as one HTML page, and optionally as tables (Parquet and CSV) and plots.",
+    "ingest": "The shards' files into Parquet tables, each row exactly once; ends, or runs continuously.",
+    "compact": "Whole days of the tables of `gnatswarm ingest`, sorted, in few files, in another directory.",
+}
+
+
+def report_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="gnatswarm report", description=DESCRIPTIONS["report"])
+    source = made.add_mutually_exclusive_group()
+    _add_place(source)
+    source.add_argument("--from-parquet", default="", metavar="DIR", help="the tables of `gnatswarm ingest`")
+    made.add_argument("--out", default="report.html", help="the page (default: %(default)s)")
+    made.add_argument("--tables", default="", metavar="DIR", help="also write every result as Parquet and CSV")
+    made.add_argument("--png", default="", metavar="DIR", help="also write the plots as PNG files")
+    made.add_argument(
+        "--date", action="append", metavar="YYYY-MM-DD", help="with --from-parquet: only this day; may be repeated"
+    )
+    made.add_argument("--broker", default="", metavar="ID", help="only the broker whose id begins with this")
+    made.add_argument("--top", type=int, default=25, help="rows of the long tables (default: %(default)s)")
+    made.add_argument("--master", default="local[*]", help="local[*], spark://…, yarn, k8s://… (default: %(default)s)")
+    made.add_argument(
+        "--partitions", type=int, default=4, help="partitions of shuffles; use more for many millions of rows"
+    )
+    made.add_argument("--memory", default="1g", help="memory of the driver (default: %(default)s)")
+    return made
+
+
+def ingest_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="gnatswarm ingest", description=DESCRIPTIONS["ingest"])
+    _add_place(made.add_mutually_exclusive_group())
+    made.add_argument("--out", required=True, help="directory of the Parquet tables")
+    made.add_argument(
+        "--checkpoint", default="", help="where the stream remembers what it has read (default: in --out)"
+    )
+    made.add_argument("--continuous", action="store_true", help="run until interrupted")
+    made.add_argument("--every", default="30 seconds", help="with --continuous: how often (default: %(default)s)")
+    made.add_argument(
+        "--batch-mb", type=int, default=64, help="size of a batch's files, compressed (default: %(default)s)"
+    )
+    made.add_argument("--files-per-batch", type=int, default=0, help="instead of --batch-mb")
+    made.add_argument("--master", default="local[*]", help="local[*], spark://…, yarn, k8s://… (default: %(default)s)")
+    made.add_argument("--partitions", type=int, default=8, help="partitions of shuffles (default: %(default)s)")
+    made.add_argument("--memory", default="1g", help="memory of the driver (default: %(default)s)")
+    return made
+
+
+def compact_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="gnatswarm compact", description=DESCRIPTIONS["compact"])
+    made.add_argument("--from-parquet", required=True, metavar="DIR", help="the tables of `gnatswarm ingest`")
+    made.add_argument("--out", required=True, help="another directory, which `gnatswarm report` can read, too")
+    made.add_argument(
+        "--date", action="append", required=True, metavar="YYYY-MM-DD", help="a day (UTC); may be repeated"
+    )
+    made.add_argument("--master", default="local[*]", help="local[*], spark://…, yarn, k8s://… (default: %(default)s)")
+    made.add_argument("--partitions", type=int, default=8, help="of shuffles (default: %(default)s)")
+    made.add_argument("--memory", default="1g", help="of the driver (default: %(default)s)")
+    return made
+
+
+PARSERS = {"report": report_parser, "ingest": ingest_parser, "compact": compact_parser}
+
+
+if __name__ == "__main__":
+    PARSERS[sys.argv[1]]().print_help()

@@ -1,0 +1,203 @@
+"""Clients are pinged, and closed when they do not log in, answer or read in time."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from gnatswarm.broker.connection import ClientConnection, Fence
+from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.fanout import Fanout
+from gnatswarm.broker.interest import InterestSink
+from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.sublist import Sublist
+from gnatswarm.shards.sockets.deadlines import Deadlines
+from gnatswarm.shards.sockets.reactor import Reactor, Socket
+from tests.support.engine import QUIET, Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+WITHIN_S = 20
+SOON_S = 0.02
+SOON = Limits(ping_interval_s=SOON_S, ping_max=2, auth_timeout_s=SOON_S, write_deadline_s=SOON_S)
+NEVER = Limits(ping_interval_s=3600.0, ping_max=2, auth_timeout_s=3600.0, write_deadline_s=3600.0)
+LEAST_SWEPT = 64
+
+
+class Client:
+    """A client's end, and what the shard has of it."""
+
+    def __init__(self, there: socket.socket, connection: ClientConnection) -> None:
+        self.there = there
+        self.connection = connection
+        self.socket: Socket | None = None
+        self.closed: list[int] = []
+        self.got = b""
+
+    def on_closed(self, reason: int) -> None:
+        self.closed.append(reason)
+
+    def take(self) -> bytes:
+        with contextlib.suppress(BlockingIOError):
+            while data := self.there.recv(1 << 16):
+                self.got += data
+        return self.got
+
+
+class Bench:
+    """A reactor and its deadlines."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._fanout = Fanout()
+        self._sublist = Sublist(b"$G", InterestSink())
+        self._fence = Fence()
+        self.reactor = Reactor(self._fanout)
+        stack.callback(self.reactor.close)
+        self.deadlines = Deadlines(self.reactor, SOON)
+
+    def connect(self, *, must_authenticate: bool = False) -> Client:
+        ours, theirs = socket.socketpair()
+        self._stack.enter_context(ours)
+        for end in (ours, theirs):
+            end.setblocking(False)
+        session = Session()
+        limits = msgspec.structs.replace(SOON, max_pending_bytes=1 << 30)
+        connection = session.connection = ClientConnection(
+            self._fanout, self._sublist, self._fence, 1, limits, session, must_authenticate=must_authenticate
+        )
+        client = Client(ours, connection)
+        client.socket = self.reactor.open(theirs.detach(), connection, client)
+        return client
+
+    def tell(self, client: Client, said: bytes) -> None:
+        """The client sends this, and the reactor reads it."""
+        client.there.sendall(said)
+        self.reactor.turn()
+
+    def sweep_until(self, holds: Callable[[], bool], share: float = 1.0) -> None:
+        deadline = time.monotonic() + WITHIN_S
+        while not holds():
+            assert time.monotonic() < deadline, "not within its time"
+            self.deadlines.sweep(share)
+            self.reactor.turn()
+
+    def sweep_for(self, microseconds: int) -> None:
+        """Sweep as long as that, by the reactor's clock."""
+        self.reactor.turn()
+        begun_us = self.reactor.now_us()
+        self.sweep_until(lambda: self.reactor.now_us() - begun_us > microseconds)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with contextlib.ExitStack() as stack:
+        yield Bench(stack)
+
+
+def test_a_client_that_does_not_log_in_is_closed_in_time(bench):
+    client = bench.connect(must_authenticate=True)
+    bench.sweep_until(lambda: bool(client.closed))
+    assert client.closed == [CloseReason.AUTHENTICATION_TIMEOUT]
+    assert client.take() == b"-ERR 'Authentication Timeout'\r\n"
+
+
+def test_a_client_that_has_logged_in_is_not(bench):
+    client = bench.connect(must_authenticate=True)
+    bench.tell(client, QUIET)
+    bench.sweep_until(lambda: b"PING" in client.take())
+    assert not client.closed
+
+
+def test_a_client_that_answers_no_ping_is_stale_after_as_many_as_it_may_miss(bench):
+    client = bench.connect()
+    bench.tell(client, QUIET)
+    bench.sweep_until(lambda: bool(client.closed))
+    assert client.closed == [CloseReason.STALE_CONNECTION]
+    assert client.take() == b"PING\r\n" * SOON.ping_max + b"-ERR 'Stale Connection'\r\n"
+
+
+def test_a_client_that_answers_stays(bench):
+    client = bench.connect()
+    bench.tell(client, QUIET)
+    for pings in range(1, 2 * SOON.ping_max + 2):
+        bench.sweep_until(lambda count=pings: client.take() == b"PING\r\n" * count)
+        bench.tell(client, b"PONG\r\n")
+    assert not client.closed
+    assert client.connection.pings_out == 0
+
+
+def test_a_client_that_is_not_read_is_not_pinged(bench):
+    client = bench.connect()
+    bench.tell(client, QUIET)
+    client.connection.wait()
+    bench.sweep_for(int(3 * SOON_S * 1e6))
+    assert client.take() == b""
+    client.connection.go_on()
+    bench.sweep_until(lambda: client.take() == b"PING\r\n")
+
+
+def test_new_limits_hold_from_the_next_sweep_on(bench):
+    client = bench.connect()
+    bench.tell(client, QUIET)
+    bench.deadlines.set_limits(NEVER)
+    bench.sweep_for(int(3 * SOON_S * 1e6))
+    assert client.take() == b""
+    bench.deadlines.set_limits(SOON)
+    bench.sweep_until(lambda: client.take() == b"PING\r\n")
+
+
+def test_a_client_that_takes_nothing_for_the_write_deadline_is_closed(bench):
+    slow, publisher = bench.connect(), bench.connect()
+    bench.tell(slow, QUIET + b"SUB a 1\r\n")
+    bench.tell(publisher, QUIET)
+    while not slow.connection.pending_bytes:  # until the kernel takes no more
+        bench.tell(publisher, b"PUB a 16384\r\n%s\r\n" % (b"x" * 16384))
+    bench.sweep_until(lambda: bool(slow.closed))
+    assert slow.closed == [CloseReason.SLOW_CONSUMER_WRITE_DEADLINE]
+    assert bench.reactor.slow_consumers == 1
+
+
+def test_who_was_told_why_it_is_closed_has_a_second_to_read_it(bench):
+    client = bench.connect()
+    bench.tell(client, b"NONSENSE\r\n")
+    assert client.closed
+    begun_us = bench.reactor.now_us()
+    bench.sweep_until(lambda: not bench.reactor.sockets())
+    assert bench.reactor.now_us() - begun_us >= 1_000_000
+    assert client.take() == b"-ERR 'Unknown Protocol Operation'\r\n"
+
+
+def test_sweeps_with_small_shares_reach_every_socket(bench):
+    clients = [bench.connect() for _ in range(3 * LEAST_SWEPT)]
+    bench.reactor.turn()
+    begun_us = bench.reactor.now_us()
+    while bench.reactor.now_us() - begun_us <= SOON_S * 1e6:  # a ping is due for each
+        bench.reactor.turn()
+    pinged = []
+    for _ in range(4):  # (the reactor has two sources of its own)
+        bench.deadlines.sweep(0.0)
+        pinged.append(sum(client.connection.pings_out for client in clients))
+    assert LEAST_SWEPT - 2 <= pinged[0] <= LEAST_SWEPT
+    assert pinged[1] <= 2 * LEAST_SWEPT
+    assert all(client.connection.pings_out for client in clients)
+
+
+def test_pings_are_no_use_of_a_connection_and_messages_are(bench):
+    client = bench.connect()
+    assert client.socket is not None
+    bench.tell(client, QUIET)
+    bench.sweep_until(lambda: client.take() == b"PING\r\n")
+    bench.tell(client, b"PONG\r\nPING\r\n")
+    bench.sweep_for(1000)
+    assert (client.socket.work, client.socket.used_us) == (0, client.socket.opened)
+    bench.tell(client, b"PUB a 1\r\nx\r\nSUB a 1\r\n")
+    bench.sweep_for(1000)
+    assert client.socket.work == 2
+    assert client.socket.used_us > client.socket.opened

@@ -1,0 +1,88 @@
+"""`gnatswarm reload` says what came of it, with an exit code; monitoring says when the last reload failed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.pages import Pages
+from tests.support.servers import Broker, wait_until
+
+pytestmark = pytest.mark.kinds("gnatswarm-2")
+Start = Callable[..., Broker]
+
+
+def reload(broker: Broker, *words: str) -> subprocess.CompletedProcess[str]:
+    program = broker.kind.command()[: -len(["--shards", "1"])]
+    return subprocess.run(
+        [*program, "reload", *words], capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+    )
+
+
+def write(broker: Broker, text: str) -> None:
+    assert broker.directory is not None
+    (broker.directory / "broker.conf").write_text(text)
+
+
+def failed_at(pages: Pages) -> tuple[float, str]:
+    """What /metrics and /varz say."""
+    found = re.search(r"(?m)^gnatswarm_config_reload_failed_time_seconds (\S+)$", pages.get("/metrics").body.decode())
+    assert found
+    return float(found[1]), pages.json("/varz").get("config_reload_failed_time", "")
+
+
+async def test_what_changed_is_printed_and_holds_for_the_next_connection(start_broker: Start, cluster_of):
+    broker = start_broker(config="max_payload: 100\n")
+    write(broker, "max_payload: 200\n")
+    done = await asyncio.to_thread(reload, broker, "-p", str(broker.port))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "reloaded:\n  limits.max_payload_bytes: 100 → 200\n"
+    assert (await cluster_of(broker).raw()).info["max_payload"] == 200
+    done = await asyncio.to_thread(reload, broker, "-P", str(broker.pid))
+    assert (done.returncode, done.stdout) == (0, "reloaded: nothing changed\n")
+
+
+def test_every_error_is_printed_and_monitoring_says_when_it_failed_until_one_succeeds(start_broker: Start):
+    broker = start_broker(args=["-m", "-1"], config="max_payload: 100\n")
+    pages = Pages.of(broker)
+    assert failed_at(pages) == (0, "")
+    write(broker, "max_paylod: 200\nping_max: many\n")
+    done = reload(broker, "-p", str(broker.port))
+    assert (done.returncode, done.stdout) == (1, "")
+    first, *errors = done.stderr.splitlines()
+    assert first == "gnatswarm: not reloaded, the old configuration still holds:"
+    assert len(errors) == 2 and "max_paylod" in errors[0] and "ping_max" in errors[1]
+    at_s, said = failed_at(pages)
+    assert at_s > 0
+    assert re.match(r"\d{4}-\d\d-\d\dT", said)
+    write(broker, "max_payload: 200\n")
+    assert reload(broker, "-p", str(broker.port)).returncode == 0
+    assert failed_at(pages) == (0, "")
+    # By signal nobody hears the result; monitoring has it all the same.
+    write(broker, "max_paylod: 200\n")
+    broker.send_signal(signal.SIGHUP)
+    wait_until(lambda: failed_at(pages)[0] > 0)
+
+
+def test_what_needs_a_restart_is_refused(start_broker: Start):
+    broker = start_broker(config="max_payload: 100\n")
+    write(broker, 'max_payload: 100\nserver_name: "another"\n')
+    done = reload(broker, "-p", str(broker.port))
+    assert done.returncode == 1
+    assert "reload not supported for server_name" in done.stderr and "restart to change it" in done.stderr
+
+
+def test_what_alone_could_not_be_done_is_a_failure_too(start_broker: Start):
+    broker = start_broker(args=["-m", "-1"], config="max_payload: 100\n")
+    pages = Pages.of(broker)
+    write(broker, 'max_payload: 200\nlog_file: "/nowhere/at/all.log"\n')
+    done = reload(broker, "-p", str(broker.port))
+    assert done.returncode == 1
+    assert "limits.max_payload_bytes: 100 → 200" in done.stdout
+    assert "cannot open the log file" in done.stderr
+    assert failed_at(pages)[0] > 0

@@ -1,0 +1,78 @@
+"""The Makefile installs for each target what it needs, and no more; steps that take long show that they go on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def recipe(target: str, *variables: str) -> str:
+    """What make would do for this target in a tree where nothing was done yet."""
+    place = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "EXTRAS")}
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", "VENV=/nowhere/.venv", target, *variables],
+        cwd=ROOT,
+        env=place,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("target", ["run", "build", "wheel", "reference"])
+def test_what_needs_no_extra_installs_none(target: str) -> None:
+    said = recipe(target)
+    assert "--editable '.'" in said
+    assert "optional-dependencies" not in said
+
+
+@pytest.mark.parametrize("target", ["test", "lint", "format", "bench", "instructions", "simulate", "fuzz", "debug"])
+def test_what_tests_and_lints_installs_all_of_it(target: str) -> None:
+    assert " test dev loadtest spark > /nowhere/.venv/.tools.txt" in recipe(target)
+
+
+def test_the_demo_installs_spark_alone() -> None:
+    said = recipe("demo")
+    assert " spark > /nowhere/.venv/.spark.txt" in said and "locust" not in said and ".tools" not in said
+
+
+@pytest.mark.parametrize(("extras", "asked"), [("", "--editable '.'"), ("top", "--editable '.[top]'")])
+def test_extras_are_those_that_are_named(extras: str, asked: str) -> None:
+    assert asked in recipe("run", f"EXTRAS={extras}")
+
+
+def step(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(ROOT / ".ci" / "step"), *words]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_step_shows_its_name_and_what_it_printed() -> None:
+    done = step("[1/1] a step", "sh", "-c", "echo warning")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1/1] a step …\nwarning\n", "")
+
+
+def test_a_step_that_fails_says_why_and_ends_with_its_code() -> None:
+    done = step("[1/1] a step", "sh", "-c", "echo why; exit 3")
+    assert done.returncode == 3
+    assert "why\n" in done.stdout and "[1/1] a step failed after" in done.stderr
+
+
+def test_a_long_step_shows_that_it_goes_on(tmp_path: Path) -> None:
+    """On a terminal a line counts the seconds; it ends when the step has seen it."""
+    shown = tmp_path / "shown"
+    waiting = f"until grep -q ' 1 s' {shown}; do sleep 0.1; done"
+    command = f'{ROOT}/.ci/step packages sh -c "{waiting}"'
+    with shown.open("wb") as out:
+        done = subprocess.run(
+            ["script", "-qefc", command, "/dev/null"], stdout=out, stdin=subprocess.DEVNULL, timeout=60, check=False
+        )
+    assert done.returncode == 0
+    assert "packages … 1 s" in shown.read_text()
