@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import functools
+import io
 import math
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
+from pathlib import Path
 from typing import IO
 from unittest import mock
 
@@ -20,6 +24,7 @@ from gnatswarm.router.config.flags import CommandLine
 from gnatswarm.router.config.options_build import build_parsed
 from gnatswarm.shards.boundary import certificates
 from tests.fuzz.targets import SEPARATOR
+from tests.support.authority import Authority
 
 # The files are only here, not on a disk: the first part of the input, then those that it can include.
 FILES = ("/conf/main.conf", "/conf/a.conf", "/conf/b.conf", "/c.conf")
@@ -122,6 +127,8 @@ def only(texts: dict[str, bytes]) -> Iterator[None]:
         return texts[name][:most_bytes]
 
     def opened(path: str, mode: str, opener: object) -> IO[bytes]:
+        if path in certificate_files():
+            return io.BytesIO(certificate_files()[path])
         read_bytes(path, 0, is_included=True)
         raise PermissionError(13, "Permission denied", path)
 
@@ -130,6 +137,19 @@ def only(texts: dict[str, bytes]) -> Iterator[None]:
         mock.patch.object(certificates, "open", opened, create=True),
     ):
         yield
+
+
+@functools.cache
+def certificate_files() -> dict[str, bytes]:
+    """A certificate, its key, and who signed it."""
+    with tempfile.TemporaryDirectory() as directory:
+        authority = Authority(Path(directory))
+        pair = authority.server()
+        return {
+            "cert.pem": pair.cert.read_bytes(),
+            "key.pem": pair.key.read_bytes(),
+            "ca.pem": authority.path.read_bytes(),
+        }
 
 
 def is_placed(problem: Problem, texts: dict[str, bytes]) -> None:
