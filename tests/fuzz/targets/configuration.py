@@ -134,6 +134,7 @@ def only(texts: dict[str, bytes]) -> Iterator[None]:
 
     with (
         mock.patch.object(conf, "read_bytes", read_bytes),
+        mock.patch.object(conf, "MOST_REPEATED_VALUES", 2000),  # a tree of a million values takes seconds to compare
         mock.patch.object(certificates, "open", opened, create=True),
     ):
         yield
