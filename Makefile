@@ -105,8 +105,17 @@ lines: build $(VENV)/.tools ## which lines of the engine the simulation runs (a 
 histories: build $(VENV)/.tools ## what clients of real brokers did and saw, for S seconds, against the promises: tests/histories
 	@PYTHONPATH=. $(PY) -P -m tests.histories --seconds $(S) $(ARGS)
 
+# Two kinds: fuzzers with a generator of their own, then those guided by coverage: by atheris, on a build of its own that
+# has the sanitizers of `make debug` and counts the branches taken. Without atheris (no wheel for this Python or system)
+# or such a build (gcc alone has the option), their inputs are changed at random.
 fuzz: build $(VENV)/.tools ## run each fuzzer for FUZZ_S seconds: tests/fuzz
 	@GNATSWARM_FUZZ_S=$(FUZZ_S) $(PYTEST) -n $(WORKERS) --timeout $$(( $(FUZZ_S) * 2 + 60 )) tests/fuzz $(ARGS)
+	@$(PIP_INSTALL) --only-binary :all: atheris || echo "atheris could not be installed"
+	@if $(PY) -c 'import atheris' 2>/dev/null; then \
+		GNATSWARM_FUZZ=1 $(PY) setup.py --quiet build --build-base build/fuzz --build-lib build/fuzz/lib || \
+			rm -rf build/fuzz/lib; \
+	fi
+	@PYTHONPATH=. $(PY) -P -m tests.fuzz --seconds $(FUZZ_S) --processes $(WORKERS)
 
 # The debug build is in build/debug/lib. PYTHONPATH puts it first for the tests and for every process they start; the
 # release build is unchanged. PYTHONMALLOC=malloc: ASan sees every object. No leak detection: Python itself leaks by design.

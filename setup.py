@@ -6,8 +6,9 @@ in a folder of COMPILED becomes a compiled module beside it.
 
 The package's metadata is in pyproject.toml. Environment:
 GNATSWARM_NATIVE=1 adds -march=native (the wheel then works on this kind of processor only); GNATSWARM_DEBUG=1 turns on
-assertions, AddressSanitizer and UndefinedBehaviorSanitizer; GNATSWARM_SKIP_EXTENSIONS=1 compiles nothing (make installs
-the package this way, and compiles afterwards).
+assertions, AddressSanitizer and UndefinedBehaviorSanitizer; GNATSWARM_FUZZ=1 does the same, and counts the branches
+taken, for `make fuzz` (gcc alone); GNATSWARM_SKIP_EXTENSIONS=1 compiles nothing (make installs the package this way,
+and compiles afterwards).
 """
 
 from __future__ import annotations
@@ -45,8 +46,11 @@ LINKS = {
 COMPILED = ("broker", "shards", "loadtest", "probes")
 FOR_TESTS = ("probes",)  # in no wheel
 
-DEBUG = os.environ.get("GNATSWARM_DEBUG") == "1"
+FUZZ = os.environ.get("GNATSWARM_FUZZ") == "1"
+DEBUG = FUZZ or os.environ.get("GNATSWARM_DEBUG") == "1"
+BUILD = "fuzz" if FUZZ else "debug" if DEBUG else "release"  # the directory under build
 NATIVE = os.environ.get("GNATSWARM_NATIVE") == "1"
+COVERAGE = "tests/fuzz/coverage.h"  # in front of each module of the build for fuzzing
 SKIP_EXTENSIONS = os.environ.get("GNATSWARM_SKIP_EXTENSIONS") == "1"
 
 # Overruns of a buffer on the stack and of objects of known size end the process; the tables of addresses are read-only.
@@ -68,6 +72,8 @@ else:
     COMPILE_ARGS = ["-O3", "-fno-semantic-interposition", "-g1", *HARDEN]
     LINK_ARGS = HARDEN_LINK
     MACROS = [("CYTHON_WITHOUT_ASSERTIONS", "1")]
+if FUZZ:
+    COMPILE_ARGS += ["-fsanitize-coverage=trace-pc,trace-cmp", "-include", COVERAGE]
 # Code that Cython generates has unused functions, variables and results, and compares signed with unsigned counters.
 COMPILE_ARGS += ["-Wno-unused-function", "-Wno-unused-variable", "-Wno-unused-result", "-Wno-sign-compare"]
 if NATIVE:
@@ -135,7 +141,7 @@ class BuildCompiledModules(build_ext):
     def run(self) -> None:
         if not self.extensions:
             return
-        work = ROOT / "build" / ("debug" if DEBUG else "release")
+        work = ROOT / "build" / BUILD
         work.mkdir(parents=True, exist_ok=True)
         with (work / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two builds in one tree would write each other's files
@@ -146,6 +152,8 @@ class BuildCompiledModules(build_ext):
 
         # Timestamps show which sources changed, but not that flags or Cython's version did.
         fingerprint = repr((version("cython"), COMPILE_ARGS, LINK_ARGS, MACROS, DIRECTIVES))
+        if FUZZ:
+            fingerprint += (ROOT / COVERAGE).read_text()
         stamp = work / ("fingerprint-inplace" if self.inplace else "fingerprint-lib")
         if not stamp.exists() or stamp.read_text() != fingerprint:
             self.force = True

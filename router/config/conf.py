@@ -30,6 +30,9 @@ LARGEST_FILE_BYTES = 16 * 1024 * 1024
 MOST_BYTES = 64 * 1024 * 1024  # of all files together, each as often as it is included
 MOST_FILES = 500  # included files, counted each time: two files that include a third twice grow fast
 DEEPEST_NESTING = 100  # blocks and lists inside each other; the parser is recursive, so its depth needs a limit
+# Values that variables put into the tree, each as often as it is put there: thirty lines such as `b: [$a, $a]` are a
+# billion values.
+MOST_REPEATED_VALUES = 1_000_000
 MOST_PROBLEMS = 1000  # a binary or otherwise wrong file could have one per line
 
 _ONE_WORD = re.compile(r"[^\s,;\[\]{}()'\"\\#$]+")
@@ -78,6 +81,7 @@ class _Reading:
         self.open_files: list[str] = []  # real paths, outermost first
         self.files = 0
         self.bytes = 0  # of all files
+        self.repeated_values = 0
 
     def file(self, path: str, at: Position) -> Block:
         """The tree of one file; if it cannot be read, an empty tree and a problem at `at`."""
@@ -312,7 +316,7 @@ class _Parser:
             entry = scope.entries.get(name)
             if entry is not None:
                 entry.used = True
-                return _moved(entry.value, at)
+                return self._repeated(entry.value, at)
             if name in scope.unknown:
                 return None
         text = self.reading.environment.get(name) if name else None
@@ -322,7 +326,26 @@ class _Parser:
             self.reading.problem(at, f"variable reference for '{name}' can not be found", advice)
             self.reading.is_whole = False
             return None
-        value = self._from_environment(name, text, at)
+        return self._repeated(self._from_environment(name, text, at), at)
+
+    def _repeated(self, value: Node, at: Position) -> Node:
+        """The value with the position of the reference to it; Unreadable when this makes the tree too large or deep."""
+        reading = self.reading
+        rest: list[tuple[Node, int]] = [(value, len(self.scopes))]
+        while rest:
+            node, depth = rest.pop()
+            reading.repeated_values += 1
+            if reading.repeated_values > MOST_REPEATED_VALUES:
+                what = f"variables repeat more than {MOST_REPEATED_VALUES} values"
+                raise Unreadable(Problem(at, what, "use variables in fewer lists and blocks"))
+            if isinstance(node, Scalar):
+                continue
+            if depth > DEEPEST_NESTING:
+                raise Unreadable(Problem(at, f"blocks and lists are nested deeper than {DEEPEST_NESTING}"))
+            rest += [
+                (inner, depth + 1)
+                for inner in (node.items if isinstance(node, List) else (entry.value for entry in node))
+            ]
         return _moved(value, at)
 
     def _from_environment(self, name: str, text: str, at: Position) -> Node:

@@ -53,7 +53,7 @@ def _system_account(value: object) -> Settings:
 
 _STATS: dict[str, Callable[[object], Settings]] = {
     "enabled": _sets("stats.enabled", values.boolean),
-    "dir": _sets("stats.dir", values.text),
+    "dir": _sets("stats.dir", values.path),
     "window": _sets("stats.window_s", values.stats_window_s),
     "max_subjects": _sets("stats.max_subjects", values.stats_subjects),
     "max_age": _sets("stats.max_age_s", values.stats_max_age_s),
@@ -100,12 +100,12 @@ KEYS = (
     Key(("trace",), _sets("logging.trace", values.boolean)),
     Key(("logtime",), _sets("logging.logtime", values.boolean)),
     Key(("logtime_utc",), _sets("logging.logtime_utc", values.boolean)),
-    Key(("log_file", "logfile"), _sets("logging.file", values.text)),
+    Key(("log_file", "logfile"), _sets("logging.file", values.path)),
     Key(("log_size_limit", "logfile_size_limit"), _sets("logging.size_limit_bytes", values.size_limit_bytes)),
     Key(("log_format",), _sets("logging.format", values.log_format)),  # not in nats-server
     Key(("max_traced_msg_len",), _sets("logging.trace_payload_bytes", values.size_limit_bytes)),
-    Key(("pid_file", "pidfile"), _sets("pid_file", values.text)),
-    Key(("ports_file_dir",), _sets("ports_file_dir", values.text)),
+    Key(("pid_file", "pidfile"), _sets("pid_file", values.path)),
+    Key(("ports_file_dir",), _sets("ports_file_dir", values.path)),
     Key(("max_payload",), _sets("limits.max_payload_bytes", values.max_payload_bytes)),
     Key(("max_control_line",), _sets("limits.max_control_line_bytes", values.max_control_line_bytes)),
     Key(("max_connections", "max_conn"), _sets("limits.max_connections", values.max_connections)),
@@ -122,7 +122,7 @@ KEYS = (
     Key(("system_account", "system"), _system_account),
     Key(("shards",), _sets("sharding.shards", values.shard_count)),  # not in nats-server, like the four below
     Key(("accept",), _sets("sharding.accept", values.accept_mode)),
-    Key(("link_dir",), _sets("sharding.link_dir", values.text)),
+    Key(("link_dir",), _sets("sharding.link_dir", values.path)),
     Key(("stats",), _stats),
     Key(("prefer_local",), _sets("sharding.prefer_local", values.boolean)),
 )

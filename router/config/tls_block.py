@@ -213,9 +213,9 @@ def _insecure_suites(value: object) -> Settings:
 
 
 _KEYS: dict[str, Callable[[object], Settings]] = {
-    "cert_file": _sets("cert_file", values.text),
-    "key_file": _sets("key_file", values.text),
-    "ca_file": _sets("ca_file", values.text),
+    "cert_file": _sets("cert_file", values.path),
+    "key_file": _sets("key_file", values.path),
+    "ca_file": _sets("ca_file", values.path),
     "verify": _sets("verify", values.boolean),
     "verify_and_map": _sets("verify_and_map", values.boolean),
     "timeout": _sets("timeout_s", _timeout_s),

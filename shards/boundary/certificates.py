@@ -48,7 +48,7 @@ def with_files(tls: Tls) -> Tls:
 
 def _read(path: str, what: str) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_opener) as file:
             data = file.read(MOST_FILE_BYTES + 1)
     except OSError as error:
         raise CertificateError(f"{what}: open {path}: {(error.strerror or '').lower()}") from None
@@ -57,6 +57,13 @@ def _read(path: str, what: str) -> bytes:
     if not data:
         raise CertificateError(f"{what}: {path} is empty")
     return data
+
+
+def _opener(path: str, flags: int) -> int:
+    """Open without waiting: a named pipe that nobody writes to has no bytes. Reads wait for whoever writes."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+    os.set_blocking(fd, True)
+    return fd
 
 
 @contextlib.contextmanager

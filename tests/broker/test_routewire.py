@@ -170,7 +170,24 @@ def test_no_bytes_make_it_stumble(data):
 
 @given(
     verb=st.sampled_from(
-        [b"RMSG ", b"HMSG ", b"QMSG ", b"QHMG ", b"RS+ ", b"RS- ", b"QACK ", b"QNAK ", b"QASK ", b"XMSG ", b"XHMG ", b"XQMG ", b"XQHG "]
+        [
+            f"{verb} ".encode()
+            for verb in [
+                "RMSG",
+                "HMSG",
+                "QMSG",
+                "QHMG",
+                "XMSG",
+                "XHMG",
+                "XQMG",
+                "XQHG",
+                "RS+",
+                "RS-",
+                "QACK",
+                "QNAK",
+                "QASK",
+            ]
+        ]
     ),
     rest=st.binary(max_size=200),
 )

@@ -30,18 +30,26 @@ def test_an_answer_never_changes_when_more_bytes_come():
         rng = random.Random(seed)
         data = mutated(rng, line(rng)) if rng.random() < 0.8 else line(rng)
         max_line = rng.choice([8, 64, 4096])
-        answer: dict[str, Any] = {"op": "MORE"}
-        for size in range(len(data) + 1):
-            now = parse(data[:size], max_line)
-            if answer["op"] != "MORE":
-                assert now == answer, f"GNATSWARM_FUZZ_SEED={seed}: {data[:size]!r}"
-                if size > answer.get("line_size", 0) + 8:
-                    break
-            answer = now
-        if answer["op"] == "MORE":
-            assert b"\n" not in data or data.index(b"\n") >= len(data) - 1 or data[:1] in b"\r\n", (seed, data)
-        elif answer["op"] not in REFUSED:
-            whole = data[: answer["line_size"]]
-            assert whole.endswith(b"\n") and whole.count(b"\n") == 1, f"GNATSWARM_FUZZ_SEED={seed}: {data!r}"
-            for name in ("subject", "reply", "queue", "sid", "argument"):
-                assert answer.get(name, b"") in whole, f"GNATSWARM_FUZZ_SEED={seed}: {data!r}"
+        try:
+            parsed_alike(data, max_line)
+        except AssertionError as error:
+            raise AssertionError(f"GNATSWARM_FUZZ_SEED={seed}: {error}") from error
+
+
+def parsed_alike(data: bytes, max_line: int) -> None:
+    """The first operation of these bytes is parsed alike however many of them have come."""
+    answer: dict[str, Any] = {"op": "MORE"}
+    for size in range(len(data) + 1):
+        now = parse(data[:size], max_line)
+        if answer["op"] != "MORE":
+            assert now == answer, data[:size]
+            if size > answer.get("line_size", 0) + 8:
+                break
+        answer = now
+    if answer["op"] == "MORE":
+        assert b"\n" not in data or data.index(b"\n") >= len(data) - 1 or data[:1] in b"\r\n", data
+    elif answer["op"] not in REFUSED:
+        whole = data[: answer["line_size"]]
+        assert whole.endswith(b"\n") and whole.count(b"\n") == 1, data
+        for name in ("subject", "reply", "queue", "sid", "argument"):
+            assert answer.get(name, b"") in whole, data

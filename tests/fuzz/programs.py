@@ -158,3 +158,15 @@ def cut(rng: random.Random, least: int = 1) -> Iterator[int]:
     most = max(least, rng.choice([1, 3, 20, 300, 5000, 100_000]))
     while True:
         yield rng.randint(least, most)
+
+
+def pieces(data: bytes, seed: int) -> list[bytes]:
+    """The same bytes in pieces of sizes that follow from the seed."""
+    sizes = cut(random.Random(seed))
+    found = []
+    at = 0
+    while at < len(data):
+        size = next(sizes)
+        found.append(data[at : at + size])
+        at += size
+    return found

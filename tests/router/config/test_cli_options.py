@@ -242,6 +242,11 @@ def test_a_flags_credentials_replace_the_files_whole(built: Build, refusals: Cal
         ("max_control_line: 1GB", "1:1: max_control_line: 1073741824 is out of range"),
         ("ping_max: -1", "1:1: ping_max: -1 is out of range"),
         ("write_deadline: '2x'", '1:1: write_deadline: unknown unit "x" in duration "2x"'),
+        (r'pid_file: "a\x00b"', "1:1: pid_file: a path has no NUL character"),
+        (r'log_file: "a\x00b"', "1:1: log_file: a path has no NUL character"),
+        (r'stats { dir: "a\x00b" }', "1:1: stats: dir: a path has no NUL character"),
+        (r'tls { cert_file: "a\x00b", key_file: k }', "1:7: cert_file: a path has no NUL character"),
+        (r'host: "a\x00b"', "1:1: host: a host has neither blanks nor slashes"),
         ("write_deadline: '5'", '1:1: write_deadline: missing unit in duration "5"'),
         ("write_deadline: '-1s'", "1:1: write_deadline: a duration cannot be negative"),
         ("write_deadline: 2.5", "1:1: write_deadline: expected a duration, not a decimal number"),
@@ -273,6 +278,12 @@ def test_what_is_wrong_is_said_with_its_place(refusals: Callable[..., list[str]]
     (problem, *rest) = refusals(text)
     assert rest == []
     assert problem.startswith(expected)
+
+
+@pytest.mark.parametrize("piece", ["1", "1."])
+def test_a_duration_of_any_length_is_refused_at_once(refusals, piece):
+    (problem,) = refusals(f"write_deadline: '{piece * 200_000}'")
+    assert problem.startswith('1:1: write_deadline: missing unit in duration "1')
 
 
 def test_everything_wrong_is_said_at_once(refusals: Callable[..., list[str]]) -> None:

@@ -311,6 +311,20 @@ def test_nesting_without_end_is_an_error_not_a_crash() -> None:
         assert "nested deeper" in complaints("a: " + opener * 100_000)[0]
 
 
+@pytest.mark.parametrize("line", ["a: [$a]", "a { b: $a }"])
+def test_variables_in_variables_nest_no_deeper(line: str) -> None:
+    deep = complaints("a: 1\n" + f"{line}\n" * 101)
+    assert any("nested deeper" in complaint for complaint in deep)
+    assert complaints("a: 1\n" + f"{line}\n" * 50) == []
+
+
+def test_variables_cannot_make_a_small_file_a_huge_tree() -> None:
+    doubled = "".join(f"a{number + 1}: [$a{number}, $a{number}]\n" for number in range(60))
+    assert "variables repeat more than 1000000 values" in complaints(f"a0: [1, 1]\n{doubled}")[0]
+    often = "a: [1, 2, 3]\n" + "".join(f"b{number}: $a\n" for number in range(1000))
+    assert complaints(often) == []
+
+
 def test_a_long_file_is_read_in_linear_time() -> None:
     text = "".join(f"key{number} {{ a: [1, 2, 'x'] }}\n" for number in range(20_000))
     assert len(read(text)) == 20_000

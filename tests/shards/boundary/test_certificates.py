@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import datetime
+import os
 import ssl
+import threading
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -42,6 +45,31 @@ def test_neither_log_nor_repr_shows_what_is_in_them(tls):
     changed = msgspec.structs.replace(read, key_pem=b"-----BEGIN PRIVATE KEY-----other", cert_pem=b"x")
     lines = [str(change) for change in diff(Options(tls=read), Options(tls=changed)).live]
     assert lines == ["tls.cert_pem changed", "tls.key_pem changed"]
+
+
+@pytest.mark.parametrize("field", ["cert_file", "key_file", "ca_file"])
+def test_a_pipe_that_nobody_writes_to_is_empty(tls, field, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(CertificateError, match="pipe is empty"):
+        with_files(msgspec.structs.replace(tls, **{field: str(pipe)}))
+
+
+def test_a_pipe_is_read_until_its_writer_closes_it(tls):
+    key = Path(tls.key_file).read_bytes()
+    read_end, write_end = os.pipe()
+
+    def write() -> None:
+        for byte in key:
+            os.write(write_end, bytes([byte]))
+        os.close(write_end)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    read = with_files(msgspec.structs.replace(tls, key_file=f"/dev/fd/{read_end}"))
+    writer.join()
+    os.close(read_end)
+    assert read.key_pem == key
 
 
 @pytest.mark.parametrize("field", ["cert_file", "key_file", "ca_file"])
