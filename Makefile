@@ -34,7 +34,7 @@ COMPILED_SOURCES := $(shell find broker shards loadtest tests/probes -name '*.py
 CYTHON_SOURCES := $(filter %.pyx %.pxd,$(COMPILED_SOURCES))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test audit clients reference demo build wheel debug lint format bench instructions simulate histories fuzz clean FORCE
+.PHONY: help run test audit clients reference demo build wheel debug lint format bench instructions simulate histories mutants fuzz clean FORCE
 FORCE:
 
 help: ## list the targets
@@ -101,6 +101,9 @@ simulate: build $(VENV)/.tools ## the whole mesh under random schedules for S se
 
 histories: build $(VENV)/.tools ## what clients of real brokers did and saw, for S seconds, against the promises: tests/histories
 	@PYTHONPATH=. $(PY) -P -m tests.histories --seconds $(S) $(ARGS)
+
+mutants: build $(VENV)/.tools ## put deliberate faults into a copy of the code and see which tests fail: tests/mutants
+	@PYTHONPATH=. $(PY) -P -m tests.mutants $(ARGS)
 
 fuzz: build $(VENV)/.tools ## run each fuzzer for FUZZ_S seconds: tests/fuzz
 	@GNATSWARM_FUZZ_S=$(FUZZ_S) $(PYTEST) -n $(WORKERS) --timeout $$(( $(FUZZ_S) * 2 + 60 )) tests/fuzz $(ARGS)
