@@ -17,7 +17,7 @@ from threading import Lock
 from types import FrameType
 
 from tests.mutants.faults import HERE, Fault, faults
-from tests.mutants.tree import DoesNotBuild, Tree
+from tests.mutants.tree import DoesNotBuild, NoTests, Tree
 
 RESULTS = HERE / "results.json"
 TABLE = HERE / "results.md"
@@ -33,6 +33,8 @@ def outcome(tree: Tree, fault: Fault) -> dict[str, str]:
     try:
         tree.put(fault)
         test = tree.seen_by(fault)
+    except NoTests as error:
+        return {"outcome": UNCLEAR, "by": str(error)}
     except DoesNotBuild as error:
         return {"outcome": NO_BUILD, "by": str(error).strip().splitlines()[-1]}
     finally:

@@ -26,9 +26,13 @@ WORK = ROOT / "build" / "mutants"
 NOT_COPIED = shutil.ignore_patterns(
     "build", "dist", ".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "node_modules"
 )
-FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?:\s|$)", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 # A fault that makes something wait for ever is seen by this; the slowest selections take a tenth of it.
 MOST_SECONDS = 900
+
+
+class NoTests(Exception):
+    """Nothing ran: the selection is wrong."""
 
 
 class DoesNotBuild(Exception):
@@ -111,7 +115,7 @@ class Tree:
             raise DoesNotBuild((done.stderr or done.stdout)[-2000:])
 
     def seen_by(self, fault: Fault) -> str | None:
-        """The test that fails with the fault in place; None: all pass. ValueError: no test ran at all."""
+        """The test that fails with the fault in place; None: all pass. NoTests: no test ran at all."""
         selections: list[tuple[list[str], int]] = []
         if fault.tests:
             selections.append((list(fault.tests), 0))
@@ -158,7 +162,7 @@ class Tree:
         if process.returncode == 0:
             return None
         if process.returncode in (4, 5):
-            raise ValueError(f"{tests}: {told[-400:]}")
+            raise NoTests(f"no test ran of {', '.join(tests)}")
         found = FAILED.search(told)
         if found:
             return found[1]
