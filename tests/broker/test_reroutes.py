@@ -311,3 +311,41 @@ def test_who_waits_for_a_link_that_will_not_come_back_goes_on(make):
     carry(mesh, (1, 0))
     assert publisher.take() == b"PONG\r\n"
     assert mesh.engines[1].probe.reroutes.n_lost == 1
+
+
+def test_a_message_that_is_sent_on_goes_where_it_has_not_been(make):
+    """A shard that was visited had no member when the message came there; it may be known as one that has some."""
+    mesh = make(4)
+    visited, other = client_of(mesh, 1), client_of(mesh, 2)
+    for member in (visited, other):
+        member.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    end = mesh.ends[0, 3]
+    assert end.socket is not None
+    for number in range(20):
+        frame = b"QMSG %d %d $G a | q 2\r\n%02d\r\n" % (number + 1, 1 << 1 | 1 << 3, number)
+        mesh.engines[0].probe.feed(end.socket, frame)
+    mesh.settle()
+    assert (got(visited), got(other)) == ([], list(range(20)))
+
+
+def test_a_member_whose_connection_is_closing_is_promised_nothing(make):
+    """The promise is another former member's, which stays for it."""
+    mesh = make(3)
+    closing, lingers, other = client_of(mesh, 1), client_of(mesh, 1, 1), client_of(mesh, 2)
+    for member in (closing, lingers, other):
+        member.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    frame = b"QMSG 1 0 $G a | q 1\r\n7\r\n"
+    for member in (closing, lingers):
+        member.feed(b"UNSUB 1\r\n", finish=False)
+    closing.feed(b"no such operation\r\n", finish=False)  # closed at the end of the round
+    end = mesh.ends[1, 0]
+    assert end.socket is not None
+    mesh.engines[1].probe.feed(end.socket, frame, finish=False)  # sent on to the other, which leaves meanwhile
+    other.feed(b"UNSUB 1\r\n")
+    other.close()
+    mesh.finish()
+    carry(mesh, (1, 0), (0, 1))
+    mesh.settle()
+    assert got(lingers) == [7]
