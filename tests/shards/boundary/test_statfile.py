@@ -166,16 +166,16 @@ def test_an_append_that_the_disk_took_half_of_leaves_nothing(tmp_path: Path, mon
     write, size = os.write, file.size_bytes
 
     def half(fd: int, data: memoryview) -> int:
-        monkeypatch.setattr(statfile.os, "write", full)
+        monkeypatch.setattr(os, "write", full)
         return write(fd, data[: len(data) // 2])
 
     def full(_fd: int, _data: memoryview) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(statfile.os, "write", half)
+    monkeypatch.setattr(os, "write", half)
     with pytest.raises(OSError, match="No space"):
         file.append(b"second\n")
-    monkeypatch.setattr(statfile.os, "write", write)
+    monkeypatch.setattr(os, "write", write)
     file.finish()
     [path] = statfile.finished_files(tmp_path)
     assert path.stat().st_size == size

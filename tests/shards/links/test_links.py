@@ -238,7 +238,7 @@ def test_a_process_of_another_user_is_turned_away(swarm: Swarm, monkeypatch: pyt
     one = swarm.start(0)
     swarm.tell(one)
     other = os.geteuid() + 1
-    monkeypatch.setattr(module.os, "geteuid", lambda: other)
+    monkeypatch.setattr(os, "geteuid", lambda: other)
     stranger = Stranger(swarm, one)
     assert stranger.is_turned_away
     stranger.close()

@@ -240,11 +240,12 @@ async def test_a_disk_that_is_full_pauses_once_and_goes_on(
 
 
 async def test_a_window_has_only_its_own_frames_of_a_link(shard: Shard, clock: Clock, tmp_path: Path):
-    link = SimpleNamespace(
+    link: Any = SimpleNamespace(
         shard=1, is_joined=True, is_behind=False, pending_bytes=0, out_msgs=5, out_bytes=50, in_msgs=2, in_bytes=20,
         deliveries=2,
     )  # fmt: skip
-    shard.recorder._links.sessions.append(SimpleNamespace(link=link))
+    sessions: list[Any] = shard.recorder._links.sessions
+    sessions.append(SimpleNamespace(link=link))
     await clock.pass_time(10)
     link.out_msgs, link.out_bytes, link.deliveries = 8, 80, 3
     await clock.pass_time(10)
