@@ -137,6 +137,21 @@ def test_what_was_sent_on_comes_back_to_a_member_that_has_left_if_the_other_is_g
     assert leaver.take() == b"MSG a 1 1\r\n1\r\nPONG\r\n"
 
 
+def test_what_comes_back_has_its_reply_subject(make):
+    mesh = make(3)
+    leaver, closes = client_of(mesh, 1), client_of(mesh, 2)
+    leaver.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    client_of(mesh, 0).feed(b"PUB a inbox 1\r\n1\r\n")
+    closes.feed(b"SUB a q 1\r\n")
+    carry(mesh, (2, 1))
+    leaver.feed(b"UNSUB 1\r\n")
+    carry(mesh, (1, 0), (1, 2), (0, 1))  # 1 sends it on to 2, and has not heard from it
+    closes.close()
+    mesh.settle()
+    assert leaver.take() == b"MSG a 1 inbox 1\r\n1\r\n"
+
+
 def test_the_pong_of_a_member_that_has_left_waits_for_what_was_sent_on_after_its_ping(make):
     """The siblings have acknowledged its PING, and a message may still come back to it."""
     mesh = make(3)
@@ -329,10 +344,11 @@ def test_a_message_that_is_sent_on_goes_where_it_has_not_been(make):
     assert (got(visited), got(other)) == ([], list(range(20)))
 
 
-def test_a_member_whose_connection_is_closing_is_promised_nothing(make):
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_member_whose_connection_is_closing_is_promised_nothing(make, is_first):
     """The promise is another former member's, which stays for it."""
     mesh = make(3)
-    closing, lingers, other = client_of(mesh, 1), client_of(mesh, 1, 1), client_of(mesh, 2)
+    closing, lingers, other = client_of(mesh, 1, not is_first), client_of(mesh, 1, is_first), client_of(mesh, 2)
     for member in (closing, lingers, other):
         member.feed(b"SUB a q 1\r\n")
     mesh.settle()

@@ -81,6 +81,23 @@ async def test_all_subscriptions_of_a_closed_client_end_however_many_there_are(h
             await asyncio.sleep(0.01)
 
 
+async def test_who_comes_while_clients_are_held_waits_too(house: OneShard) -> None:
+    """A link is missing: what anybody published now would miss subscribers there."""
+    clients = house.shard.clients
+    before = await let_in(house)
+    assert before is not None
+    clients.hold()
+    after = house.connect()
+    await after.wait(b"}")
+    after._sock.sendall(b'CONNECT {"verbose":false}\r\nPING\r\n')
+    for _ in range(50):  # a socket pair delivers at once: what has not happened after so many will not happen
+        house.shard.reactor.turn()
+    with pytest.raises(BlockingIOError):
+        after._sock.recv(100)
+    clients.go_on()
+    assert await after.wait(b"PONG\r\n") == b"PONG\r\n"
+
+
 @pytest.mark.parametrize("password", ["secret", "wrong"])
 async def test_a_session_keeps_no_secret_of_its_connect(password: str) -> None:
     house = OneShard(Options(users=(User("a", "secret"),)))
