@@ -137,21 +137,6 @@ def test_what_was_sent_on_comes_back_to_a_member_that_has_left_if_the_other_is_g
     assert leaver.take() == b"MSG a 1 1\r\n1\r\nPONG\r\n"
 
 
-def test_what_comes_back_has_its_reply_subject(make):
-    mesh = make(3)
-    leaver, closes = client_of(mesh, 1), client_of(mesh, 2)
-    leaver.feed(b"SUB a q 1\r\n")
-    mesh.settle()
-    client_of(mesh, 0).feed(b"PUB a inbox 1\r\n1\r\n")
-    closes.feed(b"SUB a q 1\r\n")
-    carry(mesh, (2, 1))
-    leaver.feed(b"UNSUB 1\r\n")
-    carry(mesh, (1, 0), (1, 2), (0, 1))  # 1 sends it on to 2, and has not heard from it
-    closes.close()
-    mesh.settle()
-    assert leaver.take() == b"MSG a 1 inbox 1\r\n1\r\n"
-
-
 def test_the_pong_of_a_member_that_has_left_waits_for_what_was_sent_on_after_its_ping(make):
     """The siblings have acknowledged its PING, and a message may still come back to it."""
     mesh = make(3)
@@ -311,6 +296,19 @@ def test_who_is_asked_while_a_link_is_made_again_waits_for_what_that_sibling_say
     assert sorted(got(stays)) == list(range(20))
 
 
+def test_what_waits_for_a_link_has_its_reply_subject_when_it_is_sent_on(make):
+    mesh = make(3)
+    publisher, leaver, stays = client_of(mesh, 0), client_of(mesh, 1), client_of(mesh, 2)
+    leaver.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publisher.feed(b"PUB a inbox 1\r\n1\r\n")
+    leaver.close()
+    stays.feed(b"SUB a q 1\r\n")
+    mesh.break_link(1, 2)
+    mesh.settle()
+    assert stays.take() == b"MSG a 1 inbox 1\r\n1\r\n"
+
+
 def test_who_waits_for_a_link_that_will_not_come_back_goes_on(make):
     mesh = make(3)
     publisher, leaver = client_of(mesh, 0), client_of(mesh, 1)
@@ -348,12 +346,12 @@ def test_a_message_that_is_sent_on_goes_where_it_has_not_been(make):
 def test_a_member_whose_connection_is_closing_is_promised_nothing(make, is_first):
     """The promise is another former member's, which stays for it."""
     mesh = make(3)
-    closing, lingers, other = client_of(mesh, 1, not is_first), client_of(mesh, 1, is_first), client_of(mesh, 2)
+    closing, lingers, other = client_of(mesh, 1), client_of(mesh, 1, 1), client_of(mesh, 2)
     for member in (closing, lingers, other):
         member.feed(b"SUB a q 1\r\n")
     mesh.settle()
     frame = b"QMSG 1 0 $G a | q 1\r\n7\r\n"
-    for member in (closing, lingers):
+    for member in (closing, lingers) if is_first else (lingers, closing):
         member.feed(b"UNSUB 1\r\n", finish=False)
     closing.feed(b"no such operation\r\n", finish=False)  # closed at the end of the round
     end = mesh.ends[1, 0]
