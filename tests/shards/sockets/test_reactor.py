@@ -187,3 +187,16 @@ def test_a_closed_connection_that_somebody_else_still_has_open_is_reported_no_mo
         assert not select.select([bench.reactor.fd], [], [], 0)[0]
     finally:
         os.close(elsewhere)
+
+
+def test_who_is_closed_for_an_error_may_go_on_sending_and_reads_it(bench):
+    """A socket that is closed at once answers with a reset, which may overtake the error."""
+    client, _ = bench.connect()
+    client.sendall(b"no such operation\r\n")
+    bench.turn_until(lambda: bool(bench.owner.closed))
+    for _ in range(5):
+        client.sendall(b"PUB a 1\r\nx\r\n")
+        bench.reactor.turn()
+    client.settimeout(WITHIN_S)
+    assert client.recv(100) == b"-ERR 'Unknown Protocol Operation'\r\n"
+    assert client.recv(100) == b""
