@@ -30,6 +30,14 @@ def test_percentiles_of_the_fan_out_are_weighted_by_messages(spark: Any):
     assert (row["p50"], row["p90"], row["p100"]) == (1.0, 1.0, 100.0)
 
 
+def test_gini_is_0_where_all_have_the_same_and_near_1_where_one_has_all(spark: Any):
+    from gnatswarm.spark.transforms.skew import gini
+
+    rows = [("even", 2.0)] * 4 + [("one", 0.0)] * 3 + [("one", 4.0)] + [("none", 0.0)] * 2
+    found = gini(spark.createDataFrame(rows, "name string, value double"), ["name"], "value").collect()
+    assert {row["name"]: row["gini"] for row in found} == pytest.approx({"even": 0.0, "one": 0.75, "none": 0.0})
+
+
 def test_tables_of_another_checkpoint_are_refused(tmp_path: Path):
     from gnatswarm.spark.jobs.ingest import refusal
 
