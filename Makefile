@@ -34,7 +34,7 @@ COMPILED_SOURCES := $(shell find broker shards loadtest tests/probes -name '*.py
 CYTHON_SOURCES := $(filter %.pyx %.pxd,$(COMPILED_SOURCES))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test audit clients reference demo build wheel debug lint format bench instructions simulate lines histories fuzz clean FORCE
+.PHONY: help run test audit clients reference demo build wheel debug lint format bench instructions simulate lines histories mutants fuzz clean FORCE
 FORCE:
 
 help: ## list the targets
@@ -104,6 +104,9 @@ lines: build $(VENV)/.tools ## which lines of the engine the simulation runs (a 
 
 histories: build $(VENV)/.tools ## what clients of real brokers did and saw, for S seconds, against the promises: tests/histories
 	@PYTHONPATH=. $(PY) -P -m tests.histories --seconds $(S) $(ARGS)
+
+mutants: build $(VENV)/.tools ## put deliberate faults into a copy of the code and see which tests fail: tests/mutants
+	@PYTHONPATH=. $(PY) -P -m tests.mutants $(ARGS)
 
 # Two kinds: fuzzers with a generator of their own, then those guided by coverage: by atheris, on a build of its own that
 # has the sanitizers of `make debug` and counts the branches taken. Without atheris (no wheel for this Python or system)

@@ -375,3 +375,15 @@ def test_a_random_program_delivers_what_the_model_permits(program, pieces, seed)
     for client in clients:
         client.close()
     engine.assert_empty()
+
+
+def test_siblings_get_a_groups_messages_in_proportion_to_their_members():
+    """Each member is equally likely, wherever it is; 4,000 messages are many enough for a tenth."""
+    engine = Engine()
+    links = {shard: engine.probe.link(shard) for shard in (1, 2, 3)}
+    for shard, members in ((1, 5), (2, 1), (3, 4)):
+        engine.probe.set_remote(shard, b"a", b"q", members)
+    engine.client().feed(b"PUB a 1\r\nx\r\n" * 4000)
+    got = {shard: bytes(link.sent).count(b" $G a | q 1\r\n") for shard, link in links.items()}
+    assert sum(got.values()) == 4000
+    assert 1800 < got[1] < 2200 and 300 < got[2] < 500 and 1400 < got[3] < 1800

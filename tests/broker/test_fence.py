@@ -121,3 +121,17 @@ def test_a_dead_sibling_is_not_waited_for(make):
     carry(mesh, (0, 1), (1, 0))
     mesh.kill(2)
     assert client.take() == b"PONG\r\n"
+
+
+def test_what_a_closing_link_refused_is_not_acknowledged(make):
+    """A link that is about to be closed takes no more frames. A publisher must not get its PONG for what it refused."""
+    mesh = make()
+    publisher, subscriber = mesh.clients[0], mesh.clients[2]
+    subscriber.feed(b"SUB wanted 1\r\n")
+    mesh.settle()
+    mesh.ends[0, 1].link.end("of the test")  # the socket is closed at the end of the round
+    publisher.feed(b"PUB wanted 2\r\nhi\r\nPING\r\n", finish=False)
+    assert mesh.break_link(0, 1) == 1
+    mesh.settle()
+    assert subscriber.take() == b""
+    assert publisher.is_over and b"PONG" not in publisher.take()

@@ -157,6 +157,22 @@ def test_who_feeds_a_reader_that_is_behind_and_taking_waits_and_then_goes_on():
     assert len(frames(reader.take())) == 5000 and not reader.is_over
 
 
+def test_what_comes_in_one_read_behind_a_big_message_waits_with_its_client():
+    engine = Engine(Limits(max_pending_bytes=1_000_000))
+    reader, publisher = engine.clients(2)
+    reader.feed(b"SUB a 1\r\n")
+    engine.probe.set_takes(reader.socket, 1000)
+    message = b"PUB a 400000\r\n" + b"x" * 400_000 + b"\r\n"
+    publisher.feed(message * 2, [50_000] * 20)
+    publisher.take()
+    publisher.feed(b"PUB a 100000\r\n" + b"x" * 100_000 + b"\r\nPING\r\n", [50_000])
+    assert publisher.socket.is_held and not reader.is_over
+    assert publisher.take() == b""
+    engine.probe.set_takes(reader.socket, -1)
+    engine.probe.release_stalls()
+    assert publisher.take() == b"PONG\r\n"
+
+
 def test_a_reader_is_no_longer_behind_once_half_of_its_mark_is_taken():
     engine = Engine(Limits(max_pending_bytes=1_000_000))
     reader, publisher = engine.clients(2)

@@ -296,6 +296,19 @@ def test_who_is_asked_while_a_link_is_made_again_waits_for_what_that_sibling_say
     assert sorted(got(stays)) == list(range(20))
 
 
+def test_what_waits_for_a_link_has_its_reply_subject_when_it_is_sent_on(make):
+    mesh = make(3)
+    publisher, leaver, stays = client_of(mesh, 0), client_of(mesh, 1), client_of(mesh, 2)
+    leaver.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publisher.feed(b"PUB a inbox 1\r\n1\r\n")
+    leaver.close()
+    stays.feed(b"SUB a q 1\r\n")
+    mesh.break_link(1, 2)
+    mesh.settle()
+    assert stays.take() == b"MSG a 1 inbox 1\r\n1\r\n"
+
+
 def test_who_waits_for_a_link_that_will_not_come_back_goes_on(make):
     mesh = make(3)
     publisher, leaver = client_of(mesh, 0), client_of(mesh, 1)
@@ -311,3 +324,42 @@ def test_who_waits_for_a_link_that_will_not_come_back_goes_on(make):
     carry(mesh, (1, 0))
     assert publisher.take() == b"PONG\r\n"
     assert mesh.engines[1].probe.reroutes.n_lost == 1
+
+
+def test_a_message_that_is_sent_on_goes_where_it_has_not_been(make):
+    """A shard that was visited had no member when the message came there; it may be known as one that has some."""
+    mesh = make(4)
+    visited, other = client_of(mesh, 1), client_of(mesh, 2)
+    for member in (visited, other):
+        member.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    end = mesh.ends[0, 3]
+    assert end.socket is not None
+    for number in range(20):
+        frame = b"QMSG %d %d $G a | q 2\r\n%02d\r\n" % (number + 1, 1 << 1 | 1 << 3, number)
+        mesh.engines[0].probe.feed(end.socket, frame)
+    mesh.settle()
+    assert (got(visited), got(other)) == ([], list(range(20)))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_member_whose_connection_is_closing_is_promised_nothing(make, is_first):
+    """The promise is another former member's, which stays for it."""
+    mesh = make(3)
+    closing, lingers, other = client_of(mesh, 1), client_of(mesh, 1, 1), client_of(mesh, 2)
+    for member in (closing, lingers, other):
+        member.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    frame = b"QMSG 1 0 $G a | q 1\r\n7\r\n"
+    for member in (closing, lingers) if is_first else (lingers, closing):
+        member.feed(b"UNSUB 1\r\n", finish=False)
+    closing.feed(b"no such operation\r\n", finish=False)  # closed at the end of the round
+    end = mesh.ends[1, 0]
+    assert end.socket is not None
+    mesh.engines[1].probe.feed(end.socket, frame, finish=False)  # sent on to the other, which leaves meanwhile
+    other.feed(b"UNSUB 1\r\n")
+    other.close()
+    mesh.finish()
+    carry(mesh, (1, 0), (0, 1))
+    mesh.settle()
+    assert got(lingers) == [7]

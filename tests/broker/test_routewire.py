@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gnatswarm.broker.limits import LARGEST_MAX_PAYLOAD_BYTES
 from gnatswarm.broker.routewire import parse_route
 
 
@@ -53,6 +54,13 @@ FRAMES = [
 def test_a_frame_says_what_it_says_whatever_follows(frame, expected):
     for trailing in (b"", b"RMSG $G x 1\r\n", b"\xff\x00 junk"):
         assert parse_route(frame + trailing) == expected
+
+
+@pytest.mark.parametrize("start", ["RMSG $G a ", "HMSG $G a 12 ", "QMSG 5 3 $G a | q "])
+def test_a_message_has_at_most_the_largest_size_that_can_be_configured(start):
+    size = LARGEST_MAX_PAYLOAD_BYTES
+    assert parse_route(f"{start}{size}\r\n".encode())["size"] == size
+    assert parse_route(f"{start}{size + 1}\r\n".encode()) == {"op": "BAD"}
 
 
 @pytest.mark.parametrize("frame", [frame for frame, _ in FRAMES], ids=lambda value: str(value)[:40])

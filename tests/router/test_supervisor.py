@@ -10,9 +10,15 @@ import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gnatswarm.router.supervision.broker import SupervisedShard
+from gnatswarm.router.supervision.supervision import Phase, ShardState
+from gnatswarm.router.supervision.supervisor import Supervisor
+from gnatswarm.shards.boundary.control import Stop
 from tests.router.routers import DEADLINE_S, Dialled, Router, dial, option_tree, pause, wait_until
 from tests.support.servers import wait_pids_gone
 
@@ -459,3 +465,27 @@ class TestHandoff:
             assert set(shards_of(clients)) == {0}
             close(clients)
             router.note_pids()
+
+
+def test_a_second_stop_kills_what_has_not_stopped() -> None:
+    said: list[object] = []
+    shard = SupervisedShard(0, is_founder=True)
+    shard.state = ShardState(phase=Phase.READY)
+    process: Any = SimpleNamespace(
+        boot=SimpleNamespace(boot_id="b"), send=said.append, kill=lambda: said.append("kill")
+    )
+    shard.process = process
+    broker: Any = SimpleNamespace(
+        shards=[shard],
+        listener_groups=SimpleNamespace(close=lambda: None),
+        is_serving=False,
+        is_leaving=False,
+        page=SimpleNamespace(connections=0),
+    )
+    audience: Any = SimpleNamespace(on_stopping=lambda: None)
+    notifier: Any = SimpleNamespace(observe=lambda *_states, **_named: None)
+    supervisor = Supervisor(broker, notifier=notifier, audience=audience)
+    supervisor.stop(1)
+    assert Stop() in said and "kill" not in said
+    supervisor.stop(1)
+    assert said[-1] == "kill"

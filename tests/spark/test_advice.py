@@ -119,9 +119,17 @@ def test_advice_names_the_figures_it_follows_from(given: Answers, what: str, fig
             "crossing": [{"subject": "a", "is_folded": False, "crossed": 2}],
         },
         {"shards": [shard(0, 0.5, connections=4), shard(1, 0.5, connections=1)]},
+        {
+            "queues": [
+                {
+                    "queue": "q", "subject": "s", "deliveries": 4, "members": 2, "max_to_mean": 1.5,
+                    "least": 1, "most": 3,
+                }
+            ]
+        },
     ],
-    ids=["unwanted", "crossing", "connections"],
-)
+    ids=["unwanted", "crossing", "connections", "queues"],
+)  # fmt: skip
 def test_a_share_of_a_few_is_no_advice(given: Answers):
     assert advise(answers(**given)) == []
 

@@ -61,6 +61,19 @@ def test_a_row_is_of_the_records_that_shards_write():
     assert statfile.ENDING.startswith(".jsonl")
 
 
+def test_rows_are_in_the_directory_of_the_utc_day_of_their_window(spark: Any, tmp_path: Path):
+    from gnatswarm.spark.write import write_batch
+
+    day_us = START_US // DAY_US * DAY_US  # 2026-02-02
+    starts = (day_us, day_us + DAY_US - 1, day_us + DAY_US)
+    write(path := tmp_path / "days.jsonl", [row(1, 0, window_start_us=start_us) for start_us in starts])
+    write_batch(lines_of(spark, path), 0, str(tmp_path / "tables"))
+    days = sorted(found.name for found in (tmp_path / "tables" / "gap" / "batch=0").glob("date=*"))
+    assert days == ["date=2026-02-02", "date=2026-02-03"]
+    written = spark.read.parquet(str(tmp_path / "tables" / "gap" / "batch=0" / days[0]))
+    assert sorted(found[0] for found in written.select("window_start_us").collect()) == list(starts[:2])
+
+
 def test_a_batch_that_is_written_again_is_there_once(spark: Any, tmp_path: Path, one_file: Path):
     from gnatswarm.spark.write import write_batch
 

@@ -533,6 +533,22 @@ def test_encryption_that_would_not_hold_stops_the_start(
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("authorization { users [ {user: a, permissions { publish: [] }} ] }", "an empty list allows everything"),
+        ("authorization { users [ {user: a, permissions { sub: {allow: []} }} ] }", "an empty list allows everything"),
+        ("authorization { users [ {user: a, permissions { publish: a, pub: b }} ] }", "pub is given again"),
+        ("authorization { users [ {user: a, permissions { sub: {deny: a, deny: b} }} ] }", "deny is given again"),
+        ("system_account: SYS", 'there is no account "SYS"'),
+    ],
+)
+def test_a_right_that_would_not_hold_stops_the_start(
+    refusals: Callable[..., list[str]], text: str, expected: str
+) -> None:
+    assert expected in refusals(text)[0]
+
+
+@pytest.mark.parametrize(
     "flags", [["--tls"], ["--tlsverify"], ["--tlscert", "x"], ["--tlskey", "x"], ["--tls", "--tlscert", "x"]]
 )
 def test_a_tls_flag_without_what_it_needs_stops_the_start(refusals: Callable[..., list[str]], flags: list[str]) -> None:

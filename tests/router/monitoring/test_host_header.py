@@ -11,13 +11,15 @@ from gnatswarm.router.monitoring.host_header import HostHeader
 
 def rule(address: str, *configured: str, is_tls: bool = False) -> HostHeader:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, 0), family=family) as sock:
+    is_mapped = address.startswith("::ffff:")
+    with socket.create_server((address, 0), family=family, dualstack_ipv6=is_mapped) as sock:
         return HostHeader(sock, *configured, is_tls=is_tls)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1"])
 @pytest.mark.parametrize(
-    "host", ["rebound.example", "rebound.example:80", "[localhost]", "[::1]x", "::1.example", "[::1"]
+    "host",
+    ["rebound.example", "rebound.example:80", "reboundlocalhost", "[localhost]", "[::1]x", "::1.example", "[::1"],
 )
 def test_on_loopback_a_foreign_name_is_refused_and_named(address: str, host: str):
     assert f"{host!r}" in rule(address).refusal(host)

@@ -22,6 +22,7 @@ from gnatswarm.router.monitoring.http_server import (
     HttpServer,
     text_response,
 )
+from gnatswarm.router.monitoring.places import Places
 from tests.support.authority import Authority
 
 WITHIN_S = 20
@@ -159,6 +160,33 @@ async def test_a_page_that_fails_says_nothing_of_why(site: Site, caplog: pytest.
 async def test_half_a_request_is_answered_with_nothing(site: Site) -> None:
     assert await site.say(b"") == b""
     assert site.asked == []
+
+
+async def test_a_later_request_that_does_not_end_is_cut_long_before_an_idle_connection_is(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        reader, writer = await asyncio.open_connection(*site.sock.getsockname())
+        writer.write(b"GET /0 HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"page /0?")
+        monkeypatch.setattr(module, "HEAD_DEADLINE_S", 0.01)
+        assert module.IDLE_DEADLINE_S > WITHIN_S
+        writer.write(b"GET /1 HTTP")
+        assert await reader.read() == b""
+        writer.close()
+    assert [one.path for one in site.asked] == ["/0"]
+
+
+async def test_when_all_places_are_being_answered_only_vital_pages_are_served(site: Site) -> None:
+    site.server._places = Places(1)
+    async with asyncio.timeout(WITHIN_S):
+        _, writer = await asyncio.open_connection(*site.sock.getsockname())
+        writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+        await site.is_slow.wait()
+    assert status(await site.say(b"GET /varz HTTP/1.1\r\nHost: x\r\n\r\n")) == 503
+    assert status(await site.say(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")) == 200
+    assert [one.path for one in site.asked] == ["/slow", "/healthz"]
+    writer.close()
 
 
 async def test_after_close_nobody_is_answered(site: Site) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 
 from gnatswarm.broker.limits import Limits
-from gnatswarm.broker.options import Options, Sharding
+from gnatswarm.broker.options import Logging, Options, Sharding
 from gnatswarm.router.config.conf_tree import ConfigError
 from gnatswarm.router.supervision.reload_echo import ReloadEcho
 from gnatswarm.router.supervision.reloader import Reloader
+from gnatswarm.shards.boundary import logs
 from gnatswarm.shards.boundary.control import ControlMessage, Reload
 
 
@@ -118,3 +120,18 @@ def test_a_configuration_that_cannot_be_read_leaves_everything_as_it_was() -> No
         assert router.options is before
         assert router.steps[-1] == "reloaded: the reload failed and changed nothing, the log says why"
     assert not [step for step in router.steps if isinstance(step, Reload)]
+
+
+def test_a_log_file_that_cannot_be_opened_leaves_logging_as_it_was_and_the_rest_is_reloaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_given: object, **_named: object) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(logs, "configure", refuse)
+    old = Options()
+    wanted = Options(auth_token="t", logging=Logging(file="log"))
+    router = Router(old)
+    router.reload(lambda: wanted)
+    (told,) = [step for step in router.steps if isinstance(step, Reload)]
+    assert told.options == router.options == Options(auth_token="t", logging=old.logging)

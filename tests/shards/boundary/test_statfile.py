@@ -160,6 +160,28 @@ def test_the_helper_thread_leaves_no_name_behind_that_is_not_on_disk(tmp_path: P
     assert len(files) == 3
 
 
+def test_an_append_that_the_disk_took_half_of_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = statfile.StatFile(tmp_path, statfile.file_name("B", 0, "boot", 1), START_US)
+    file.append(b"first\n")
+    write, size = os.write, file.size_bytes
+
+    def half(fd: int, data: memoryview) -> int:
+        monkeypatch.setattr(os, "write", full)
+        return write(fd, data[: len(data) // 2])
+
+    def full(_fd: int, _data: memoryview) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", half)
+    with pytest.raises(OSError, match="No space"):
+        file.append(b"second\n")
+    monkeypatch.setattr(os, "write", write)
+    file.finish()
+    [path] = statfile.finished_files(tmp_path)
+    assert path.stat().st_size == size
+    assert text(path) == b"first\n"
+
+
 def test_what_cannot_be_synced_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     disk = Disk(monkeypatch)
     disk.is_full = True

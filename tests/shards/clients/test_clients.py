@@ -54,6 +54,67 @@ async def test_max_connections_of_a_reload_holds_for_the_next_that_comes(house: 
     assert house.page.connections == 3
 
 
+async def test_an_error_behind_a_log_in_that_was_waited_for_reaches_its_client() -> None:
+    """The client is resumed and closed in the same pass over those that called: its error is sent all the same."""
+    house = OneShard(Options(users=(User("a", HASH),)))
+    try:
+        client = house.connect()
+        await client.wait(b"}")
+        said = await client.talk(b'CONNECT {"verbose":false,"user":"a","pass":"good"}\r\nFOO\r\n', wanted=b"nothing")
+        assert client.is_over
+        assert said.endswith(b"-ERR 'Unknown Protocol Operation'\r\n")
+    finally:
+        house.close()
+
+
+async def test_all_subscriptions_of_a_closed_client_end_however_many_there_are(house: OneShard) -> None:
+    """They are removed some at a time."""
+    client = await let_in(house)
+    assert client is not None
+    for first in range(0, 20_500, 500):
+        await client.talk(b"".join(b"SUB a.%d %d\r\n" % (n, n) for n in range(first, first + 500)) + b"PING\r\n")
+    sublist = house.shard.mesh.account(b"$G")
+    assert sublist.n_subs == 20_500
+    client.close()
+    async with asyncio.timeout(WITHIN_S):
+        while sublist.n_subs:  # noqa: ASYNC110 - no event for what tests alone want to know
+            await asyncio.sleep(0.01)
+
+
+async def test_who_comes_while_clients_are_held_waits_too(house: OneShard) -> None:
+    """A link is missing: what anybody published now would miss subscribers there."""
+    clients = house.shard.clients
+    before = await let_in(house)
+    assert before is not None
+    clients.hold()
+    after = house.connect()
+    await after.wait(b"}")
+    after._sock.sendall(b'CONNECT {"verbose":false}\r\nPING\r\n')
+    for _ in range(50):  # a socket pair delivers at once: what has not happened after so many will not happen
+        house.shard.reactor.turn()
+    with pytest.raises(BlockingIOError):
+        after._sock.recv(100)
+    clients.go_on()
+    assert await after.wait(b"PONG\r\n") == b"PONG\r\n"
+
+
+@pytest.mark.parametrize("password", ["secret", "wrong"])
+async def test_a_session_keeps_no_secret_of_its_connect(password: str) -> None:
+    house = OneShard(Options(users=(User("a", "secret"),)))
+    try:
+        client = house.connect()
+        await client.wait(b"}")
+        (session,) = house.shard.clients.open.values()
+        await client.talk(
+            b'CONNECT {"user":"a","pass":"%s","auth_token":"t","sig":"s"}\r\nPING\r\n' % password.encode()
+        )
+        connect = session.connect
+        assert connect.user == "a"
+        assert (connect.password, connect.auth_token, connect.sig, connect.jwt) == ("", "", "", "")
+    finally:
+        house.close()
+
+
 async def test_a_certificate_stands_for_a_user_that_there_is_now() -> None:
     """What a client is mapped to is asked at its CONNECT, of the rules of the last reload."""
     mapped = Tls(verify_and_map=True)

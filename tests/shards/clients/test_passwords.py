@@ -85,6 +85,20 @@ async def test_there_is_a_bound_and_one_address_cannot_fill_it_for_others(verdic
     assert all(len(client.answers) == 1 for client in attacker[:MOST_WAITING])
 
 
+async def test_addresses_take_turns(verdicts):
+    passwords = Passwords(verdicts)
+    order: list[str] = []
+
+    class Named(Client):
+        def on_compared(self, question: HashedPassword, is_same: bool | None) -> None:
+            order.append(self.host)
+
+    for number, host in enumerate(["first", "a", "a", "a", "b", "b", "b", "c", "c", "c"]):
+        assert passwords.ask(question(f"bad {number}"), Named(host))
+    await until_idle(passwords)
+    assert order == ["first", *["a", "b", "c"] * 3]
+
+
 async def test_nobody_who_left_is_compared_or_told(verdicts):
     passwords = Passwords(verdicts)
     first, gone, last = Client(), Client(), Client()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -235,6 +236,27 @@ def test_who_is_no_sibling_is_turned_away(swarm: Swarm, words: dict[str, Any]) -
     swarm.tell(one)
     stranger = Stranger(swarm, one, **words)
     assert stranger.is_turned_away
+    stranger.close()
+
+
+def test_a_process_of_another_user_is_turned_away(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = swarm.start(0)
+    swarm.tell(one)
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    stranger = Stranger(swarm, one)
+    assert stranger.is_turned_away
+    stranger.close()
+
+
+def test_who_has_not_heard_a_siblings_whole_interest_is_not_ready(swarm: Swarm) -> None:
+    """A handshake alone is not enough: clients' messages would miss subscribers of that sibling."""
+    low, high = swarm.start(0), swarm.start(1)
+    low.links.on_linked_shards([low.linked_shard, high.linked_shard])
+    stranger = Stranger(swarm, low, shard=1, boot_id=high.linked_shard.boot_id)  # answers no PING
+    assert [session.link.is_joined for session in low.links.sessions] == [True]
+    low.links.on_linked_shards([low.linked_shard, high.linked_shard])
+    assert low.said == []
     stranger.close()
 
 

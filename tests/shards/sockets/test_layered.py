@@ -25,6 +25,7 @@ from tests.support.engine import QUIET, Session
 RATION_S = 0.002
 COUNT = 8
 INFO = b"INFO {}\r\n"
+MOST_OPENING_BYTES = 262_144
 
 
 def work() -> None:
@@ -109,6 +110,7 @@ class Bench:
         self._sublist = Sublist(b"$G", InterestSink())
         self._fence = Fence()
         self._cids = iter(range(1, 100))
+        self.failures: list[str] = []  # of handshakes
         self.reactor = Reactor(self._fanout)
         stack.callback(self.reactor.close)
         self.plain = self.connect(None)
@@ -116,7 +118,10 @@ class Bench:
         self.reactor.turn()
 
     def on_closed(self, reason: int) -> None:
-        raise AssertionError(f"closed: {reason}")
+        assert self.failures, f"closed: {reason}"
+
+    def on_opening_failed(self, why: str, is_upgrade: bool) -> None:
+        self.failures.append(why)
 
     def connect(self, gate: Gate | None, keeper: Doorkeeper | None = None) -> socket.socket:
         """A client's end. `keeper`: the owner of the other end, where INFO is waiting."""
@@ -179,3 +184,16 @@ def test_info_that_waits_for_the_handshake_is_not_sent_to_a_client_that_is_refus
     if not admits:
         assert client.recv(100, socket.MSG_DONTWAIT) == b""
     assert keeper.reasons == ([] if admits else [CloseReason.TLS_HANDSHAKE_FAILURE])
+
+
+@pytest.mark.parametrize("gate", [tls, upgrade])
+def test_a_handshake_takes_a_bounded_number_of_bytes(bench: Bench, gate: Callable[[list[int]], Gate]) -> None:
+    client = bench.connect(gate([]))
+    client.setblocking(False)
+    sent = 0
+    while not bench.failures and sent < 2 * MOST_OPENING_BYTES:
+        with contextlib.suppress(BlockingIOError):
+            sent += client.send(b"\x16" * 4096)
+        bench.reactor.turn()
+    assert bench.failures == ["too much before the end of the handshake"]
+    assert sent > MOST_OPENING_BYTES

@@ -237,3 +237,30 @@ async def test_a_disk_that_is_full_pauses_once_and_goes_on(
         f"Statistics pause: cannot write to {tmp_path}: No space left on device; the broker goes on"
     ]
     assert said[-1] == "Statistics go on: 0 windows were lost"
+
+
+async def test_a_window_has_only_its_own_frames_of_a_link(shard: Shard, clock: Clock, tmp_path: Path):
+    link: Any = SimpleNamespace(
+        shard=1, is_joined=True, is_behind=False, pending_bytes=0, out_msgs=5, out_bytes=50, in_msgs=2, in_bytes=20,
+        deliveries=2,
+    )  # fmt: skip
+    sessions: list[Any] = shard.recorder._links.sessions
+    sessions.append(SimpleNamespace(link=link))
+    await clock.pass_time(10)
+    link.out_msgs, link.out_bytes, link.deliveries = 8, 80, 3
+    await clock.pass_time(10)
+    shard.recorder.close()
+    found = [record for record in rows(tmp_path) if record["kind"] == "link"]
+    names = ("peer", "sent_msgs", "sent_bytes", "received_msgs", "received_bytes", "received_deliveries")
+    assert [tuple(record[name] for name in names) for record in found] == [(1, 5, 50, 2, 20, 2), (1, 3, 30, 0, 0, 1)]
+
+
+async def test_what_was_published_and_sent_nowhere_counts_as_recorded(shard: Shard, clock: Clock):
+    """Else a gap row would count it again when the shard dies."""
+    fanout: Any = shard.recorder._fanout
+    fanout.refused_msgs, fanout.refused_bytes = 3, 12
+    shard.page.store(0, "in_msgs", 3)
+    shard.page.store(0, "in_bytes", 12)
+    await clock.pass_time(10)
+    shard.recorder.close()
+    assert not any(shard.page.unrecorded(0)[1])
