@@ -632,35 +632,35 @@ class ExternalBroker(_Endpoint):
         raise BrokerFailed(f"{self.url} is not ours to {what}: {text}")
 
     def restart(self, *, kill: bool = False) -> None:
-        """BrokerFailed."""
+        """Always raises BrokerFailed."""
         self._refused("restart")
 
     async def arestart(self, *, kill: bool = False) -> None:
-        """BrokerFailed."""
+        """Always raises BrokerFailed."""
         self._refused("restart")
 
     def reload(self, **changes: Unpack[Keywords]) -> list[Change]:
-        """BrokerFailed."""
+        """Always raises BrokerFailed."""
         self._refused("reload")
 
     def scale(self, shards: int) -> None:
-        """BrokerFailed."""
+        """Always raises BrokerFailed."""
         self._refused("scale")
 
     def kill_shard(self, shard: int = 0) -> None:
-        """BrokerFailed."""
+        """Always raises BrokerFailed."""
         self._refused("kill a shard of")
 
     def disconnect_clients(self, first_cid: int = 0) -> int:
-        """BrokerFailed."""
+        """Always raises BrokerFailed."""
         self._refused("disconnect clients of")
 
     def next_client_id(self) -> int:
-        """BrokerFailed."""
+        """Always raises BrokerFailed."""
         self._refused("ask for client ids")
 
     def shard_count(self) -> int:
-        """BrokerFailed."""
+        """Always raises BrokerFailed."""
         self._refused("ask for shards")
 
     def _login(self, user: str = "", password: str = "", token: str = "", tls: ssl.SSLContext | None = None) -> Login:

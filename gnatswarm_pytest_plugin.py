@@ -299,7 +299,7 @@ class _Pool:
 
 
 def _external(config: pytest.Config) -> api.AnyBroker | None:
-    """The server that runs already, where one is named; it answers."""
+    """The running server that --gnatswarm-url or GNATSWARM_URL names, once it answers; None: no name."""
     url = config.getoption("--gnatswarm-url") or os.environ.get("GNATSWARM_URL", "")
     if not url:
         return None

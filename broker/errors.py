@@ -1,6 +1,6 @@
 """Every error that a peer can cause: the text sent to it, whether it closes the connection, and the reason shown later.
 
-The texts are exactly nats-server 2.9.10's, because clients match them (protocol.md, section 4). Three families are
+The texts are exactly nats-server 2.9.10's, because clients match them. Three families are
 never mixed: ProtocolError (the peer broke the protocol), ConfigError (an error in the configuration,
 router.config.conf) and everything else (a bug of ours: the shard logs it, exits and is restarted).
 """

@@ -95,7 +95,7 @@ class InfoTemplate:
         return leaving
 
     def for_connected(self, account: str, *, is_system: bool) -> InfoTemplate:
-        """The same for a client that has logged in, as 2.15 tells it: its account."""
+        """The INFO line that 2.15 sends after a log-in; it names the client's account."""
         connected = InfoTemplate.__new__(InfoTemplate)
         connected._fields = self._fields | {"connect_info": True, "remote_account": account, "acc_is_sys": is_system}
         connected._template = _template(connected._fields)

@@ -39,7 +39,7 @@ class Logging(_Discreet, frozen=True, forbid_unknown_fields=True):
     size_limit_bytes: int = 0  # rotate past this many bytes; 0: never
     format: str = "text"  # "text": nats-server's lines; "json": one JSON object per line
     logtime: bool = True  # timestamps on every line
-    logtime_utc: bool = False  # in UTC instead of local time
+    logtime_utc: bool = False  # log times in UTC instead of local time
     debug: bool = False  # -D: connections, links, decisions
     trace: bool = False  # -V: every operation of every client; slow
     trace_payload_bytes: int = 0  # bytes of a message that -V shows at most; 0: no limit
@@ -155,7 +155,7 @@ class Tls(_Discreet, frozen=True, forbid_unknown_fields=True):
     handshake_first: bool = False  # true: no INFO before the handshake
     handshake_fallback_s: float = 0.0  # with handshake_first: send INFO if no handshake began for so long; 0: never
     pinned_certs: tuple[str, ...] = ()  # clients' certificates must have one of these keys, as SHA-256; (): any key
-    handshakes_per_s: int = 0  # at most, on all shards together; further clients are refused; 0: no limit
+    handshakes_per_s: int = 0  # TLS handshakes per second on all shards together; more are refused; 0: no limit
     # The content of the files when the configuration was read; b"": read the files when they are needed.
     cert_pem: bytes = b""
     key_pem: bytes = b""

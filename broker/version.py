@@ -2,8 +2,8 @@
 
 import sys
 
-# The option `compatibility` → INFO's `version`: clients enable features by it (protocol.md, section 1). Both are run in
-# the tests, and what differs between them follows the option.
+# The option `compatibility` → INFO's `version`: clients enable features by it. The tests run both
+# servers, and the option decides where they differ.
 OLD, NEW = "2.9", "2.15"
 SERVER_VERSIONS = {OLD: "2.9.10", NEW: "2.15.1"}
 DEFAULT_COMPATIBILITY = OLD

@@ -2,8 +2,8 @@
 
 Runs the same router and shards as the command. Options are passed in a file that exists only in memory; the log comes
 back through a pipe; another pipe ends the broker when this program ends, however it ends. Nothing stays behind: no
-process, no file. Ports and results are asked on the operator socket, never read from the log. Methods block for as long
-as they say. Called by `gnatswarm.embedding`, the public API, which also has awaitable versions.
+process, no file. Ports and results come from the operator socket, never from the log. Each method says how long it
+blocks. Called by `gnatswarm.embedding`, the public API, which also has awaitable versions.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class RouterProcess:
         return status
 
     def scale(self, shards: int) -> None:
-        """Run this many shards, 1 to 64, and wait until they do; retiring a shard takes a second or more."""
+        """Run this many shards, 1 to 64, and wait until all of them run; retiring a shard takes a second or more."""
         self._ask(ScaleRequest(shards))
 
     def kill_shard(self, shard: int = 0) -> None:

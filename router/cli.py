@@ -86,7 +86,7 @@ def _help(command: str, program: str) -> int:
     from gnatswarm.router.config.help import command_help_text, help_text
 
     if command in ("report", "ingest", "compact"):
-        # Its arguments need no Spark, and so can be shown where that is not installed.
+        # This help needs no Spark, so it is also shown where Spark is not installed.
         os.execv(sys.executable, [sys.executable, "-P", "-m", "gnatswarm.spark.jobs.arguments", command])
     if command == "bench":
         os.execv(sys.executable, [sys.executable, "-P", "-m", "gnatswarm.loadtest.bench", "-h"])

@@ -25,7 +25,7 @@ def greet(options: Options, program: str, server_id: str, server_name: str) -> N
 
 
 def has_log_in(options: Options) -> bool:
-    """Whether clients have to log in, or are somebody with permissions of his own if they do not."""
+    """Whether the configuration has a token or users (one of which clients may be without a log-in)."""
     return bool(options.auth_token or options.auth_user or options.users)
 
 

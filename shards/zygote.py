@@ -59,7 +59,7 @@ class Zygote:
         return bool(data)
 
     def on_term(self, *_: object) -> None:
-        """The router has died while we were importing; or somebody has signalled its whole group, and it decides."""
+        """Exit if the router died while we were importing. If its whole group was signalled, the router decides."""
         if os.getppid() != self.router_pid:
             self.go()
 
@@ -100,7 +100,7 @@ def main(fd: int, router_pid: int) -> int:
 
     gc.freeze()
     gc.enable()
-    # From here on a dead router shows as the end of the socket. Forks inherit that they ignore it.
+    # From here on the end of the socket shows that the router is dead. Forks inherit that SIGTERM is ignored.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while zygote.read():
         while zygote.requests:

@@ -1,9 +1,9 @@
 """Files of statistics that a shard began and did not finish: copies of their whole windows, for a reader.
 
 A shard writes under a name with a dot, holds a lock meanwhile, and renames the file when it is complete. If all
-processes of a broker were killed, nobody did so, and the next broker that writes there will. A report does not wait
-for that, and changes nothing in the directory, which may not be its own: it reads copies of what is whole. Should the
-file be finished meanwhile, the copy does not count (`read.once`).
+processes of a broker were killed, the file stays unfinished until the next broker that writes there finishes it. A
+report does not wait for that, and changes nothing in the directory, which may not be its own: it reads copies of the
+whole windows. If the file is finished meanwhile, the copy does not count (`read.once`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def copy_unfinished(stats_dir: str, into: Path) -> int:
     copied = 0
     for number, hidden in enumerate(_unfinished(stats_dir)):
         try:
-            # One directory for each: names are unique in theirs only.
+            # One directory for each, because file names are unique only within a directory.
             copied += _copy(hidden, into / str(number) / hidden.name[1:])
         except OSError:
             continue

@@ -2,7 +2,7 @@
 
 Keys are case-insensitive, the last of equal ones counts, unknown ones are ignored, null changes nothing; a value of the
 wrong type, or anything but one JSON object, closes the connection without an error text (BadArguments). A later CONNECT
-overlays the earlier one. Source: protocol.md section 1 and the transcripts connect_*.
+overlays the earlier one. Source: nats-server's behaviour, in the transcripts connect_*.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ OK, WARN, FAIL = "OK", "WARN", "FAIL"
 # Enough for a broker of 64 shards: two sockets and a pipe for each, monitoring, the log, and some clients.
 LEAST_OPEN_FILES = 512
 JAVA_DEADLINE_S = 20.0
-# Each extra: for what it is, and modules that it brings.
+# Each extra: what it is for, and modules that it installs.
 _EXTRAS = {
     "spark": ("`report`, `ingest` and `compact`", ("pyspark", "matplotlib")),
     "top": ("`top`", ("rich",)),
@@ -122,7 +122,7 @@ def _packages() -> Finding:
 
 
 def _extras() -> Finding:
-    """A broker needs none of them."""
+    """Lists the extras that are not installed. This is never a problem, because a broker needs none of them."""
     missing = {
         extra: purpose
         for extra, (purpose, modules) in _EXTRAS.items()
@@ -327,7 +327,7 @@ def _running(_options: Options) -> Finding:
 
 
 def listening_ports(pid: int) -> set[int]:
-    """The TCP ports on which this process of ours listens, by /proc: a broker that hangs is found, too."""
+    """The TCP ports on which this process of ours listens, from /proc: this also finds a broker that hangs."""
     try:
         targets = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
     except OSError:  # ended meanwhile, or another user's

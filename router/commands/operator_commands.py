@@ -71,7 +71,7 @@ def health(*, pid: int | None = None, port: int | None = None) -> int:
 
 
 def reload(*, pid: int | None = None, port: int | None = None) -> int:
-    """Have the broker read its configuration again, and print what has changed; 0 only if all of it holds now."""
+    """Have the broker read its configuration again, and print what has changed; 0 only if all of it is in effect."""
     problems: tuple[str, ...] = ()
 
     def shown(reply: Reply) -> str:

@@ -64,7 +64,7 @@ class CannotLook(Exception):
 
 
 class PasswordWanted(CannotLook):
-    """They are for those who log in."""
+    """The pages require a user and a password."""
 
 
 class Look(NamedTuple):
@@ -94,7 +94,7 @@ class PagesClient:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def log_in(self, user: str, password: str) -> None:
-        """Send these from now on."""
+        """Send this user and password with every request from now on."""
         self.user = user
         self._headers["Authorization"] = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
@@ -264,7 +264,7 @@ def _shards(before: Look | None, now: Look, width: int) -> Table:
 
 
 def visible(text: str) -> str:
-    """What a client chose, for a terminal: escape sequences, and characters that turn or hide text, as numbers."""
+    """A client's text made safe for a terminal: escapes, and characters that turn or hide text, become numbers."""
     return text if text.isprintable() else quoted(text)[1:-1]
 
 
@@ -369,7 +369,7 @@ def _wait_key(interval_s: float, has_keys: bool) -> str:
 
 
 def _log_in(pages: PagesClient) -> None:
-    """Ask for a user and a password, if the pages want them and a terminal is there. CannotLook, PasswordWanted."""
+    """Ask for a user and a password, if the pages require them and there is a terminal. CannotLook, PasswordWanted."""
     for attempt in range(1 + ATTEMPTS):
         try:
             pages.get("varz")

@@ -30,8 +30,8 @@ LARGEST_FILE_BYTES = 16 * 1024 * 1024
 MOST_BYTES = 64 * 1024 * 1024  # of all files together, each as often as it is included
 MOST_FILES = 500  # included files, counted each time: two files that include a third twice grow fast
 DEEPEST_NESTING = 100  # blocks and lists inside each other; the parser is recursive, so its depth needs a limit
-# Values that variables put into the tree, each as often as it is put there: thirty lines such as `b: [$a, $a]` are a
-# billion values.
+# How many values variables may put into the tree; a value counts each time. Thirty lines such as `b: [$a, $a]` would
+# make a billion values.
 MOST_REPEATED_VALUES = 1_000_000
 MOST_PROBLEMS = 1000  # a binary or otherwise wrong file could have one per line
 
@@ -45,7 +45,7 @@ class Parsed(msgspec.Struct):
     tree: Block
     problems: list[Problem] = []
     notices: list[Problem] = []  # legal, but probably not meant
-    is_whole: bool = True  # no value is missing because its variable is
+    is_whole: bool = True  # False: a value is missing, because its variable is undefined
 
 
 def parse_file(path: str, *, environment: Mapping[str, str] | None = None) -> Parsed:
@@ -251,7 +251,7 @@ class _Parser:
         block.entries[entry.key] = entry
 
     def _value(self) -> Node | None:
-        """The next value; None for a variable that there is not, which is reported."""
+        """The next value; None for an undefined variable, which is reported."""
         scanner = self.scanner
         start = scanner.offset
         if len(self.scopes) > DEEPEST_NESTING:
@@ -354,7 +354,7 @@ class _Parser:
         inner = _Reading({})
         tree = inner.text("value = " + text, f"${name}")
         if inner.problems and _ONE_WORD.fullmatch(text):
-            return Scalar(at, text, text)  # such as -secret or 2020-01-01: no number and no date, and nothing else
+            return Scalar(at, text, text)  # looks like a number or a date and is neither, such as -secret or 2020-01-01
         if inner.problems or list(tree.entries) != ["value"]:
             reason = inner.problems[0].what if inner.problems else "it is more than one value"
             what = f"variable reference for '{name}' could not be parsed: {reason}"

@@ -70,11 +70,11 @@ class Scalar(msgspec.Struct):
     at: Position
     value: str | int | float | bool | datetime.datetime
     text: str = ""  # as written, for messages
-    is_from_environment: bool = False  # it has no quotes to say whether 007 is a number: its option decides
+    is_from_environment: bool = False  # no quotes mark it as text: the option decides what 007 is
 
     @property
     def as_text(self) -> str | None:
-        """The value where text is expected; None where it is none, as a number without quotes."""
+        """The value as text; None if it is not text, such as a number without quotes."""
         if isinstance(self.value, str):
             return self.value
         return self.text if self.is_from_environment else None
@@ -91,7 +91,7 @@ class List(msgspec.Struct):
 
     at: Position
     items: list[Node] = []
-    is_whole: bool = True  # False: an item is missing, because its variable is
+    is_whole: bool = True  # False: an item is missing, because its variable is undefined
     kind = "a list"
 
 
@@ -110,7 +110,7 @@ class Block(msgspec.Struct):
 
     at: Position
     entries: dict[str, Entry] = {}
-    unknown: set[str] = set()  # keys whose value is a variable that there is not: reported once, at that variable
+    unknown: set[str] = set()  # keys whose value is an undefined variable: reported once, at that variable
     kind = "a block"
 
     def __iter__(self) -> Iterator[Entry]:
@@ -124,7 +124,7 @@ Node = Scalar | List | Block
 
 
 def incomplete(node: Node, at: Position) -> Iterator[Position]:
-    """Where each block below `node`, which its key at `at` names, lacks the value of an unknown variable."""
+    """Where `node`, whose key is at `at`, or a block or list in it lacks the value of an undefined variable."""
     if isinstance(node, List):
         if not node.is_whole:
             yield from (at, node.at)

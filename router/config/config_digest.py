@@ -1,8 +1,8 @@
-"""The digest of a configuration's values, as nats-server 2.15 computes it: in its log, /varz and the answer of -t.
+"""The digest of a configuration's values, as nats-server 2.15 shows it in its log, in /varz and after -t.
 
 Two files with the same values have the same digest, whatever their blanks, comments, order and includes. It is SHA-256
-of what Go's encoding/json writes of the parsed file. As with nats-server, somebody who knows the rest of
-a file can try passwords against the digest: therefore it is computed for `compatibility: "2.15"` alone.
+of what Go's encoding/json writes for the parsed file. Somebody who knows the rest of a file can test guesses of a
+password against the digest, as with nats-server. So it is computed only for `compatibility: "2.15"`.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _lines(file: str) -> list[str]:
 
 
 def censored(line: str, column: int, what: str) -> tuple[str, int]:
-    """The line without anything that may be a secret, and where this column of it is now."""
+    """The line without anything that may be a secret, and the new position of this column."""
     pieces: list[str] = []
     length, caret = 0, 0
     for piece, start in _pieces(line, what):
@@ -122,7 +122,7 @@ def censored(line: str, column: int, what: str) -> tuple[str, int]:
 def _pieces(line: str, what: str) -> Iterator[tuple[str, int]]:
     """Each token of the line, or an ellipsis for it, and its column."""
     named = set(re.findall(r"[\w$.-]+", what))
-    key = ""  # whose value comes next
+    key = ""  # the key whose value comes next
     for match in _TOKEN.finditer(line):
         piece, start = match[0], match.start()
         if match["space"]:

@@ -61,11 +61,11 @@ A running broker:
                                        quit, term: stop    stop: kill at once    reload: read the file again
                                        reopen: open the log file again           ldm: leave slowly (lame duck)
     {program} scale <n>              add or remove shards while clients talk
-    {program} status                 how the shards are; --json for programs
+    {program} status                 the state of the shards; --json for programs
     {program} health                 exit code 0 when all of them serve, 1 and why when not; for health checks
-    {program} reload                 have it read its file again: what changed, or every error; exit code 1 then
+    {program} reload                 have it read its file again; prints what changed, or every error (exit code 1)
                                        all four: -p <port> or -P <pid> say which broker, when several run
-    {program} doctor [-c <file>]     look at this machine and a configuration, and say what is in the way; --json
+    {program} doctor [-c <file>]     check this machine and a configuration for problems; --json
     {program} top [<url>]            watch a broker, or a nats-server, by its monitoring pages
                                        (default: http://127.0.0.1:8222; -m <port>: another port)
     {program} bench                  measure a broker, or compare several; {program} bench -h says how
@@ -110,7 +110,7 @@ _WHICH = """\
     -P, --pid <pid>      the one with this process id, or the id in this file
                          (default: the only broker of this user)
 """
-# By command. Those that are programs of their own (bench, report, ingest, compact) have theirs themselves.
+# Help by command. bench, report, ingest and compact are programs of their own, and print their own help.
 COMMANDS = {
     "status": (
         """\
@@ -152,8 +152,8 @@ or every error, and then nothing has changed. Exit code 0 only when all of the f
     "doctor": """\
 {program} doctor [-c <file>] [flags] [--json]
 
-Looks at this machine, and at the configuration that the file and the flags make (those of a start: -p, -m, --shards,
-…), and says what is in the way and what to do. Starts nothing, and changes nothing. Exit code 1 when a broker would
+Checks this machine and the configuration that the file and the flags make (the flags of a start: -p, -m, --shards,
+…) for problems, and says what to do about them. Starts nothing, and changes nothing. Exit code 1 when a broker would
 not start or not work.
 
     -c, --config <file>  the configuration to look at
@@ -175,7 +175,7 @@ Keys: c s p f t F T i u sort the connections, n changes between connections and 
 
 
 def command_help_text(command: str, program: str) -> str:
-    """What `COMMAND -h` says; "": the command has no text here."""
+    """What `COMMAND -h` prints; "": the command has no text here."""
     return COMMANDS.get(command, "").format(program=program)
 
 

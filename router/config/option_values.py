@@ -68,7 +68,7 @@ def text(value: object) -> str:
 
 
 def path(value: object) -> str:
-    """The path of a file or directory. An escape could put a NUL into it, with which nothing can be opened."""
+    """The path of a file or directory. An escape could put a NUL into it; no file can have such a name."""
     name = text(value)
     if "\0" in name:
         raise Mistake("a path has no NUL character", "remove the escape \\\\x00")

@@ -89,7 +89,7 @@ class _Building:
         for entry in parsed.tree:
             self._entry(entry)
         if not self.is_whole:
-            # A block without a value that its variable should have given: only the variable is wrong.
+            # This block lacks the value of an undefined variable: only the variable is reported.
             places = set(incomplete(parsed.tree, parsed.tree.at))
             self.problems = [one for one in self.problems if one.at not in places or one in parsed.problems]
 
@@ -343,7 +343,7 @@ class _Building:
         host = str(settings.get("host", ""))
         asked = [("clients", host, settings.get("port", Options().port), self._place("port"))]
         asked.append(("WebSocket", websocket.host, websocket.port, self._place("websocket.port")))
-        # As `router.listening.monitor_socket`: the clients' host, and without one loopback.
+        # As in `router.listening.monitor_socket`: the clients' host, or loopback if there is none.
         pages = str(settings.get("http_host") or host or "127.0.0.1")
         for field in ("http_port", "https_port"):
             asked.append(("monitoring", pages, settings.get(field, 0), self._place(field)))
@@ -430,7 +430,7 @@ def _plain(node: Node, *, prefers_text: bool = False) -> object:
     return {entry.key: _plain(entry.value, prefers_text=prefers_text) for entry in node}
 
 
-# Names that other servers, or other blocks, have for what is meant.
+# Names that other servers or other blocks use, with advice for each.
 _IN_AUTHORIZATION = "it belongs into authorization { … }"
 _LEVELS = "write debug: true or trace: true"
 _ELSEWHERE = {

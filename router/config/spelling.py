@@ -15,7 +15,7 @@ _MOST = 3
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that is meant; "": there is no good guess. Of equally good ones the first."""
+    """The known name that is meant, the first of equally good ones; "": there is no good guess."""
     wanted = _bare(name)
     allowed = next((errors for length, errors in _ALLOWED if len(wanted) <= length), _MOST)
     best, fewest = "", allowed + 1

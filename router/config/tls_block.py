@@ -21,11 +21,12 @@ from gnatswarm.router.config.user_list import not_enforced, unknown_field
 
 # handshake_first "auto": if no ClientHello arrives in this time, send INFO, as nats-server does.
 AUTO_FALLBACK_S = 0.05
-# A certificate of 90 days is usually renewed 30 days before its end: two weeks before, that has not worked.
+# A certificate of 90 days is usually renewed 30 days before it expires. If it has less than two weeks left, the renewal
+# has probably failed.
 SOON = datetime.timedelta(days=14)
-SOON_SHARE = 5  # of a certificate for days or hours, the last fifth
+SOON_SHARE = 5  # for a short certificate (days or hours): the last fifth of its time
 
-# connection_rate_limit: more than a machine can do, and the shared page counts up to it.
+# The highest connection_rate_limit: more than a machine can do, and as far as the shared page counts.
 MOST_HANDSHAKES_PER_S = 1_000_000
 
 _DIGEST = re.compile("[0-9a-fA-F]{64}")
@@ -74,7 +75,7 @@ class TlsBlock:
                 self._problem(at, f"missing '{name}' in TLS configuration", "a port without it would not be encrypted")
 
     def _check_pins(self, at: Position) -> None:
-        """Without `verify` nobody is asked for a certificate, so that every client would be refused."""
+        """Warn of pins without `verify`: clients are not asked for a certificate, so all of them would be refused."""
         asks = any(self.settings.get(f"{self._prefix}.{name}") for name in ("verify", "verify_and_map"))
         if self.settings.get(f"{self._prefix}.pinned_certs") and not asks:
             self.notices.append(Problem(at, "pinned_certs without verify: no client can connect", "add verify: true"))
@@ -186,7 +187,7 @@ def _pinned_certs(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise Mistake("expected a list of hex-encoded sha256 of DER encoded SubjectPublicKeyInfo", "write [ … ]")
     if not value:
-        # In the real server an empty list pins nothing: every client may come.
+        # nats-server accepts every client if the list is empty.
         raise Mistake("an empty list lets everybody in", "name a key, or leave it out")
     for item in value:
         if not _DIGEST.fullmatch(item):
@@ -196,7 +197,7 @@ def _pinned_certs(value: object) -> tuple[str, ...]:
 
 
 def _handshakes_per_s(value: object) -> int:
-    # As in the real server, 0 and less are no limit.
+    # As in nats-server, 0 and less mean no limit.
     return max(0, values.number(value, -MOST_HANDSHAKES_PER_S, MOST_HANDSHAKES_PER_S))
 
 
@@ -207,7 +208,7 @@ def _insecure(value: object) -> Settings:
 
 
 def _insecure_suites(value: object) -> Settings:
-    # None of the suites that we know is one of these.
+    # No suite that we know is insecure, so the option changes nothing.
     values.boolean(value)
     return {}
 

@@ -121,7 +121,7 @@ def varz(facts: Facts, requests: dict[str, int]) -> Document:
 
 
 def _traffic(facts: Facts) -> Document:
-    """Counters of messages and clients. 2.15 shows those of clients again: there are no other servers."""
+    """Counters of messages and clients. 2.15 adds counters of clients alone: here the same."""
     received = {name: total(facts, name) for name in ("in_msgs", "in_bytes")}
     sent = {name: total(facts, name) for name in ("out_msgs", "out_bytes")}
     slow = {"slow_consumers": total(facts, "slow_consumers")}
@@ -213,7 +213,7 @@ def joined(rows: Iterable[ConnectionRow]) -> list[ConnectionRow]:
 def connection(
     shard: int, row: ConnectionRow, now_us: int, *, shows_user: bool = False, subs: str = "", has_tags: bool = False
 ) -> Document:
-    """One connection, as /connz shows it; `has_tags`: with the names that 2.15 gives accounts for people."""
+    """One connection, as /connz shows it; `has_tags`: with the fields in which 2.15 names the account."""
     until_us = row.stop_us or now_us
     document: Document = {
         "cid": row.cid,

@@ -1,8 +1,8 @@
 """`/metrics`: the broker's counters in Prometheus' text format. Pure.
 
-The number of series is bounded: a few per shard, requested page, hottest subject, busiest account and user who was
-denied most; none per connection.
-Counters of messages, bytes and connections continue over a shard's restart; those of its process begin at 0 again.
+The number of series is bounded: there are a few for each shard, requested page, hottest subject, busiest account and
+most denied user, and none per connection. Counters of messages, bytes and connections continue over a shard's restart;
+those of its process begin at 0 again.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _PER_SUBJECT = (
     ("subject_bytes_total", "counter", "Bytes of those messages.", "bytes"),
     ("subject_deliveries_total", "counter", "Deliveries of those messages.", "deliveries"),
 )
-# Per account and shard: a restarted shard begins at 0 again, which would be lost in a sum over shards.
+# Per account and shard: a restarted shard begins at 0 again, and a sum over shards would hide that.
 _PER_ACCOUNT = (
     ("account_connections", "gauge", "Open client connections of an account.", "connections"),
     ("account_received_messages_total", "counter", "Messages that its clients published.", "in_msgs"),

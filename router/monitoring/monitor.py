@@ -52,13 +52,13 @@ LINKS = (
     ("healthz", "Health Probe"),
 )
 
-# Programs that know nats-server may ask for them, but they are empty here: no link for people.
+# Programs made for nats-server may request these pages. They are always empty here, so people get no link to them.
 EMPTY = ("jsz", "routez", "leafz", "gatewayz")
 
 # Small pages that ask no shard. They are served even when all ordinary places are taken: a liveness probe, which
 # restarts a broker that does not answer, asks for one of the first two.
 VITAL = ("/healthz", "/livez", "/varz", "/metrics")
-# They say nothing but whether the broker is well, and a probe has no password.
+# These need no password: they only say whether the broker is healthy, and a probe has no password.
 WITHOUT_PASSWORD = ("/healthz", "/livez")
 
 
@@ -157,7 +157,7 @@ class Monitor:
             if fault:
                 return HttpResponse(_health("unavailable", fault), status=503)
             return HttpResponse(_health("ok"))
-        if path == "/livez":  # the router answers: who asks whether to restart it wants to know no more
+        if path == "/livez":  # the router answers, and a liveness probe needs no more
             self._count(path)
             return HttpResponse(_health("ok"))
         if path == "/metrics":

@@ -218,7 +218,7 @@ class Pages:
                 parts = await self._questions.ask(shard, question, rows.SubscriptionsPart)
                 listed += [(shard, row) for part in parts for row in part.rows]
                 skip = max(0, skip - (parts[0].total if parts else 0))
-            # The real server always has subscriptions of its own: its list is empty only if something was looked for.
+            # nats-server always has subscriptions of its own, so its list is empty only for a search.
             if not listed and (test or account or offset):
                 return _json(_subsz(facts, counters, query, 0) if shows_all else counters)
             pace = Pace()
@@ -273,7 +273,7 @@ class Pages:
         return _json(document)
 
     async def shardz(self, query: PageQuery) -> bytes:
-        """The shards, and the links between them; with links=0 without links, which no shard is then asked for."""
+        """The shards, and the links between them; links=0 leaves the links out, and asks no shard."""
         facts = self._facts(query)
         links = [] if query.text("links") == "0" else await self._links(facts)
         return _json(aggregate.shardz(facts, links))
@@ -398,7 +398,7 @@ class Pages:
     async def stacks(self, query: PageQuery) -> bytes:
         """The stacks of all processes, as text. For a shard that does not answer: only what the kernel says of it.
 
-        Does not wait for its turn among the pages, because those may hang; simultaneous requests share one result.
+        Not queued behind other pages, because those may hang; simultaneous requests share one result.
         """
         facts = self._facts(query)
         return await self._look(f"stacks {_numbers(facts)}", lambda: self._all_stacks(facts))
@@ -429,7 +429,7 @@ class Pages:
         wanted = query.number("subjects", DEFAULT_METRIC_SUBJECTS, MOST_METRIC_SUBJECTS)
         if query.text("subjects") == "0":
             wanted = 0
-        # A shard that hangs would delay what says that it does.
+        # Asking a shard that hangs would delay the page that reports it.
         asked = msgspec.structs.replace(facts, shards=[shard for shard in facts.shards if not shard.is_suspect])
         entries = (await self._subjects(asked, folds=True))[0] if wanted else []
         accounts = await self._account_metrics(asked, query)
@@ -438,7 +438,7 @@ class Pages:
         return metrics.exposition(facts, hottest, dict(self._requests), accounts, denied).encode()
 
     async def _account_metrics(self, facts: Facts, query: PageQuery) -> Accounts:
-        """The busiest accounts. Where there are none but the usual ones, nobody looks at every client."""
+        """The busiest accounts. If no accounts are configured, shards do not count their clients for it."""
         most = query.number("accounts", DEFAULT_METRIC_ACCOUNTS, MOST_METRIC_ACCOUNTS)
         if query.text("accounts") == "0" or not facts.options.accounts:
             most = 0

@@ -32,7 +32,7 @@ class MonitoringState:
             self.address = monitor_socket.address(sock, view.options)
         self.requests: dict[str, int] = {}  # over HTTP, by path
         self.questions = ShardQuestions(channels.tell)
-        self.history = History(self._totals)  # whoever serves pages over HTTP starts it
+        self.history = History(self._totals)  # started when pages are served over HTTP
         self.pages = Pages(self.gather, self.questions, self.requests, self.history)
 
     def _totals(self) -> dict[str, int]:

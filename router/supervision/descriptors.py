@@ -15,7 +15,7 @@ SHARD_OWN = 26  # 19 were counted, without siblings; statistics and TLS open fil
 ROUTER_FOR_SHARD = 3  # its listener, its control channel, its pidfd
 # A broker with fewer clients per shard than this is useless.
 LEAST_CLIENTS = 8
-# The default of max_connections is generous; with half of it nobody has to be warned at every start.
+# The default of max_connections is large. A broker with room for half of it needs no warning at every start.
 FAR_BELOW = 2
 
 
@@ -40,7 +40,7 @@ def needed(options: Options, shards: int) -> int:
 
 
 def scarcity(options: Options, shards: int) -> str:
-    """That far fewer clients fit than max_connections allows, and what to do; "" when they fit."""
+    """A warning that far fewer clients fit than max_connections allows, with advice; "": enough of them fit."""
     limit, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = options.limits.max_connections
     if limit == resource.RLIM_INFINITY or wanted <= 0:

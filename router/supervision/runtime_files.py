@@ -148,7 +148,7 @@ def listen_for_operators(path: str) -> socket.socket:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         sock.bind(path)
-        os.chmod(path, 0o600)  # its directory is private; this one, too, for who looks at the file alone
+        os.chmod(path, 0o600)  # its directory is private already; the file's own mode shows it, too
         sock.listen(OPERATORS_BACKLOG)
     except OSError:
         sock.close()

@@ -27,7 +27,7 @@ _SPELLED: dict[int, str] = {
     signal.SIGUSR2: "user defined signal 2",
 }
 
-# `timeout` and some supervisors signal a process, and then its group: the router gets both, and they are one request.
+# `timeout` and some supervisors signal a process, then its group. Two signals within this time are one request.
 SAME_REQUEST_S = 0.5
 
 log = logging.getLogger("gnatswarm.router")

@@ -15,8 +15,8 @@ import socket
 import struct
 import sys
 
-# What a router acts on. They are blocked in its children: terminals, `timeout` and service managers send some of them
-# to the whole process group, and a shard that ended by one would take its open window of statistics with it.
+# The signals on which the router acts. They are blocked in its children: terminals, `timeout` and service managers send
+# some of them to the whole process group, and a shard that one of them ended would lose its open window of statistics.
 HANDLED_SIGNALS = (
     signal.SIGHUP,
     signal.SIGINT,

@@ -60,7 +60,7 @@ def _read(path: str, what: str) -> bytes:
 
 
 def _opener(path: str, flags: int) -> int:
-    """Open without waiting: a named pipe that nobody writes to has no bytes. Reads wait for whoever writes."""
+    """Open without waiting: a named pipe without a writer reads as empty. Reads wait for a writer that is there."""
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
     os.set_blocking(fd, True)
     return fd
@@ -161,7 +161,7 @@ def _text(error: Exception, tls: Tls, path: str = "") -> str:
 
 
 def _pair_fault(tls: Tls, reason: str) -> str:
-    """What an operator probably did; "": no idea. OpenSSL's own words name a line of its source."""
+    """The operator's probable mistake; "": unknown. OpenSSL's own text names only a line of its source."""
     has_key, has_certificate = b"PRIVATE KEY-----" in tls.key_pem, b"BEGIN CERTIFICATE-----" in tls.cert_pem
     if not has_key and not has_certificate and b"PRIVATE KEY-----" in tls.cert_pem and b"CERT" in tls.key_pem:
         return f"swapped: cert_file {tls.cert_file} is a private key, key_file {tls.key_file} a certificate"

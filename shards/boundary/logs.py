@@ -105,7 +105,7 @@ class LineFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """What a JSON line says of the client that it is about: of `extra`, or of the argument that has `log_fields`."""
+    """The client's fields in a JSON line: from `extra`, or from the argument that has `log_fields`."""
     found = getattr(record, "log_fields", None)
     for argument in record.args if isinstance(record.args, tuple) else ():
         found = found or getattr(argument, "log_fields", None)

@@ -2,7 +2,7 @@
 
 Every number is for one window of one shard, never a running total. This file is the contract with the Spark jobs,
 which have a schema of their own; a test compares the two. Whoever adds a field increases RECORDS_VERSION; readers
-ignore unknown fields, and take missing ones for 0. A row costs about 3 µs, and 20 to 40 bytes on disk.
+ignore unknown fields, and read missing ones as 0. A row costs about 3 µs, and 20 to 40 bytes on disk.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ShardRecord(Record, frozen=True, tag="shard"):
     slow_consumers: int
     stalls: int  # how often a publisher or link had to wait for a slow receiver
     lost_windows: int  # earlier windows that could not be written
-    refused_msgs: int  # besides in_msgs: published, and sent nowhere: denied by permissions, or lost by a mapping
+    refused_msgs: int  # not in in_msgs: published and sent nowhere, because of permissions or a mapping
     refused_bytes: int
 
 
@@ -113,7 +113,7 @@ class SlowRecord(Record, frozen=True, tag="slow"):
 class DeniedRecord(Record, frozen=True, tag="denied"):
     """What permissions denied to one user's clients."""
 
-    account: str  # OTHER, and so the user: users without rows of their own
+    account: str  # OTHER, like the user: all users without rows of their own
     user: str  # "": clients without a user
     publishes: int
     subscriptions: int

@@ -303,7 +303,7 @@ class DeniedQuery(Question, tag="deniedz"):
 class DeniedRow(PageStruct):
     """One user on one shard, since the shard started."""
 
-    account: str  # records.OTHER: of users without a row of their own
+    account: str  # records.OTHER: all users without a row of their own
     user: str  # "": clients without a user
     publishes: int = 0
     subscriptions: int = 0

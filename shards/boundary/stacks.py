@@ -13,7 +13,7 @@ import threading
 import traceback
 from pathlib import Path
 
-# Of each kind; a broker has some ten of both. A task belongs to a request, and their number is limited elsewhere.
+# At most so many threads, and tasks; a broker has some ten. A task belongs to a request, and requests are limited.
 MOST_THREADS = 64
 MOST_TASKS = 256
 MOST_FRAMES = 64

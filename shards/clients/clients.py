@@ -240,7 +240,7 @@ class Clients:
     def _refuse(self, fd: int, info: bytes, error: ProtocolError) -> None:
         """Send INFO and the error, and close. A new socket's buffer takes these few bytes.
 
-        `info` is empty where the client expects a handshake first: then it is closed without a word.
+        `info` is empty if the client expects a handshake first: then it is closed without any text.
         """
         if info:
             with contextlib.suppress(OSError):  # the client has left already

@@ -14,14 +14,14 @@ MOST_USERS = 1000
 
 
 class Denials:
-    """Those of one shard."""
+    """The denials of one shard."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str], DeniedRow] = {}
-        self._taken: dict[tuple[str, str], tuple[int, int]] = {}  # what earlier windows have
+        self._taken: dict[tuple[str, str], tuple[int, int]] = {}  # what earlier windows have counted
 
     def note(self, account: str, user: str, *, is_publish: bool) -> None:
-        """This user was denied a publish, or a subscription; "": clients without a user."""
+        """Count a publish or a subscription that this user was denied; "": clients without a user."""
         row = self._rows.get((account, user))
         if row is None:
             if len(self._rows) >= MOST_USERS:
@@ -34,11 +34,11 @@ class Denials:
 
     @property
     def rows(self) -> list[DeniedRow]:
-        """All since the shard started."""
+        """All denials since the shard started."""
         return list(self._rows.values())
 
     def take(self) -> list[DeniedRow]:
-        """What is new since the last call."""
+        """The denials since the last call."""
         found = []
         for key, row in self._rows.items():
             publishes, subscriptions = self._taken.get(key, (0, 0))

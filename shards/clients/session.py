@@ -172,7 +172,7 @@ class ClientSession:
     def __str__(self) -> str:
         text = f"{self.host}:{self.port} - {'wid' if self.kind == 'websocket' else 'cid'}:{self.connection.cid}"
         is_like_newer = self._clients.is_like_newer
-        # As nats-server's tools know it: 2.9 from the first CONNECT on, 2.15 once that was accepted.
+        # nats-server 2.9 names the program from the first CONNECT on, 2.15 once a CONNECT was accepted.
         if is_like_newer and self.admission is None:
             return text
         name, language, version = self.stated
@@ -183,7 +183,7 @@ class ClientSession:
 
     @property
     def _identity(self) -> str:
-        """Who logged in, and how, as in the log of nats-server 2.15; "": nobody in particular."""
+        """Who logged in, and how, as in the log of nats-server 2.15; "": without credentials."""
         if self.connect.nkey:
             return f"nkey:{self.connect.nkey}"
         if self.user or self.connect.user:
@@ -192,7 +192,7 @@ class ClientSession:
 
     @property
     def log_fields(self) -> dict[str, object]:
-        """For JSON lines of the log about this client. `user` is who it claimed to be where it was not admitted."""
+        """Fields of JSON log lines about this client. If it was not admitted, `user` is the name that it claimed."""
         found: dict[str, object] = {
             "cid": self.connection.cid,
             "address": f"{self.host}:{self.port}",
@@ -394,7 +394,7 @@ class ClientSession:
         if self._violated_us and now_us - self._violated_us < VIOLATIONS_EVERY_US:
             return
         more = f" ({self._violations} since the last line)" if self._violations > 1 else ""
-        who = "" if self._clients.is_like_newer else f"{self._shown_user}, "  # there it is in the line's head
+        who = "" if self._clients.is_like_newer else f"{self._shown_user}, "  # 2.15 begins the line with it
         logger.error("%s - %s Violation - %s%s%s", self, error.deed, who, error.about, more)
         self._violated_us = now_us
         self._violations = 0

@@ -1,7 +1,7 @@
 """The Unix sockets of one shard's links: where siblings reach it, and how it reaches them.
 
-It knows no handshake and no sibling's number: whoever connects is given to `on_accepted`, and what became of a link is
-told by the reactor. Descriptors come from the reserve, so clients cannot take them. Used by `shards.links.links`.
+It knows no handshake and no sibling's number: it passes new connections to `on_accepted`, and the reactor reports how a
+link ended. Descriptors come from the reserve, so clients cannot take them. Used by `shards.links.links`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class LinkSockets:
         self._path = path
         self._reserve = reserve
         self._is_closed = False
-        self.on_accepted: Callable[[socket.socket], None] = socket.socket.close  # a sibling, or somebody else, is here
+        # Takes each new connection, a sibling's or a stranger's.
+        self.on_accepted: Callable[[socket.socket], None] = socket.socket.close
         self._listening = self._listen()
         self._listener = Listener(reactor, self._listening.fileno(), self._on_accept, self._on_accept_error)
 
@@ -94,7 +95,7 @@ class LinkSockets:
         self.on_accepted(sock)
 
     def _on_accept_error(self, errno: int) -> None:
-        """Most likely clients have taken all descriptors except the reserved ones."""
+        """Accept with a reserved descriptor: most likely clients have taken all other ones."""
         try:
             with self._reserve.opened():
                 sock, _ = self._listening.accept()

@@ -117,13 +117,13 @@ class LinkSocket(Protocol):
         """When it was opened, in µs of the reactor's clock."""
 
     def kick(self, reason: CloseReason) -> None:
-        """Close it; its session hears so later."""
+        """Close it; its session is told later."""
 
 
 class Transport(Protocol):
-    """How shards reach each other: `LinkSockets`, or in simulations what is as good. It listens from the start."""
+    """How shards reach each other: `LinkSockets`, or its substitute in simulations. It listens from the start."""
 
-    on_accepted: Callable[[Any], None]  # a sibling has dialled: its connection
+    on_accepted: Callable[[Any], None]  # takes the connection of a sibling that has dialled
 
     def dial(self, path: str) -> Any:
         """A connection to the shard that listens there; OSError: none does, or it has no room."""
@@ -190,7 +190,7 @@ class Links:
         self._is_ready = False
         self._siblings: dict[int, LinkedShard] = {}
         self._sessions: dict[int, LinkSession] = {}  # joined ones, by the sibling's number
-        self._greeting: dict[LinkSession, None] = {}  # the others, in the order in which they came
+        self._greeting: dict[LinkSession, None] = {}  # those that are not joined yet, oldest first
         # Both ends send INFO first; only the end that dialled sends CONNECT.
         words = msgspec.json.encode(hello)
         self._info = b"INFO " + words + b" \r\n"

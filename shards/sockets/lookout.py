@@ -38,7 +38,7 @@ def rhythm(ping_interval_s: float) -> Rhythm:
 
 
 class Lookout:
-    """Calls `look(share)`, that of `deadlines`: at the shard's sweeps, or by its own timer if those are too rare."""
+    """Calls `look(share)` of `deadlines` at the shard's sweeps, or by its own timer if those are too rare."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, look: Callable[[float], None], *, ping_interval_s: float

@@ -69,7 +69,7 @@ class _LinkWindow:
 
 
 class Recorder:
-    """The statistics of one shard. `take_denied` is what permissions have denied since its last call."""
+    """The statistics of one shard. `take_denied` returns what permissions have denied since its last call."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Recorder:
     ) -> None:
         self._fanout = fanout
         self._take_denied = take_denied
-        self._refused = 0, 0  # messages and bytes that earlier windows have
+        self._refused = 0, 0  # messages and bytes that earlier windows have counted
         self._options = options
         self._window_us = int(options.window_s * 1_000_000)
         self._broker = broker

@@ -1,6 +1,6 @@
-"""The command lines of `report`, `ingest` and `compact`; run as a program, the help of one of them.
+"""The command lines of `report`, `ingest` and `compact`; run as a program, it prints the help of one of them.
 
-Imports nothing of Spark, so that the help is there where Spark is not installed.
+Imports nothing of Spark, so that the help works where Spark is not installed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def recorded_ports(below: str = "") -> list[int]:
 
 
 def missing_text(stats_dir: str) -> str:
-    """That there is no such directory; if it is one that brokers write by default, which ones there are."""
+    """The error for a missing directory; below the default directory, with the ports that have written there."""
     ports = recorded_ports()
     if not ports or os.path.dirname(stats_dir) != brokers_directory():
         return f"there is no directory {stats_dir}"

@@ -29,7 +29,7 @@ from gnatswarm.spark.write import write_batch
 # Of compressed files: some half a million rows. Every result reads all parsed rows, so they have to stay in memory;
 # with ten times as many and a heap of 1 GB, Spark writes them to disk and reads them again for each of twenty results.
 MOST_KEPT_BYTES = 8 << 20
-# Of the temporary tables: after every batch of the stream, so that rows which one of those has do not count twice.
+# The batch number of the temporary tables. It is after every batch of the stream, so that a row in both counts once.
 LAST_BATCH = 1 << 30
 
 

@@ -38,7 +38,7 @@ SHOWN = "{:<18} {:>10} {:>7} {:>9} {:>7}  {}"
 
 @dataclass(frozen=True)
 class Result:
-    """What one target's run came to."""
+    """The result of one target's run."""
 
     target: str
     tried: int
@@ -72,7 +72,9 @@ def main() -> int:
         return (at_random if why_not[target] else guided)(target, words.seconds)
 
     BUILD.mkdir(parents=True, exist_ok=True)
-    for target in targets:  # before there are threads: a program that is still open elsewhere cannot be started
+    for (
+        target
+    ) in targets:  # before threads start: a program that is still open for writing elsewhere cannot be executed
         if not why_not[target]:
             write_program(target)
     print(SHOWN.format("target", "inputs", "edges", "features", "kept", ""))
@@ -88,7 +90,7 @@ def main() -> int:
 
 
 def unguided(target: str) -> str:
-    """Why inputs of this target cannot be chosen by coverage; "": they can."""
+    """Why coverage cannot guide the inputs of this target; "": it can."""
     if importlib.util.find_spec("atheris") is None:
         return "atheris is not installed"
     if target in COMPILED and not any(LIBRARY.rglob("*.so")):
@@ -145,7 +147,7 @@ def write_program(target: str) -> None:
 
 
 def minimise(target: str) -> int:
-    """Keep of the known inputs the fewest that reach every branch, and those that have a name; how many there are."""
+    """Keep the fewest known inputs that reach every branch, and all that have a name; returns how many."""
     with tempfile.TemporaryDirectory(dir=BUILD) as directory:
         chosen = Path(directory)
         flags = ["-set_cover_merge=1", f"-timeout={HANGS_S}", f"-max_len={MOST_BYTES}"]
@@ -171,7 +173,7 @@ def is_number(name: str) -> bool:
 
 
 def at_random(target: str, seconds: float) -> Result:
-    """Kept inputs, changed without looking at what they reach."""
+    """Try changed copies of kept inputs, whatever branches they reach."""
     check = check_of(target)
     inputs = [path.read_bytes() for path in kept(target)]
     rng = random.SystemRandom()

@@ -51,7 +51,7 @@ def said(rng: random.Random) -> bytes:
     return mutated(rng, data) if rng.random() < 0.6 else data
 
 
-# The sibling says these bytes, cut so; a client says these bytes; the other link carries what waits.
+# The sibling sends these bytes in such pieces; this client sends these bytes; None: the other link carries what waits.
 Step = tuple[Literal["sibling"], bytes, Iterator[int]] | tuple[Literal["client"], int, bytes, Iterator[int]] | None
 
 
@@ -64,7 +64,7 @@ def test_a_joined_sibling_may_say_anything():
 
 
 def steps(rng: random.Random) -> Iterator[Step]:
-    """What happens, drawn as it happens."""
+    """Random steps, drawn one at a time."""
     for _ in range(rng.randint(1, 8)):
         match rng.randrange(4):
             case 0 | 1:
@@ -93,7 +93,7 @@ def unharmed(seed: int, steps: Iterable[Step]) -> None:
                 mesh.carry(2, 0, 1 << 20)
     assert bool(bad.broken) == bad.socket.is_over
     assert len(bad.broken) <= 1, bad.broken
-    # The other link and new clients work as ever.
+    # The other link and new clients still work.
     assert bad.link is not None
     bad.link.leave()
     if not bad.socket.is_over:

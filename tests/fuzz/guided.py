@@ -20,7 +20,7 @@ from tests.fuzz.targets import COMPILED, check_of, kept
 
 # As the macro in coverage.h.
 COUNTERS = 16_384
-# Not ours, but what the target's bytes go through, and written in Python.
+# Python modules of others that process the target's bytes.
 OTHERS = {"websocket": ["websockets"]}
 # Compiled modules whose branches say something about the inputs; the other ones only cost time.
 MODULES = ("gnatswarm.broker.",)

@@ -1,7 +1,8 @@
 """Record and check histories: `python -m tests.histories --seconds 60`.
 
 The seconds are shared among the targets. A history with a violation is kept in build/histories/, and the violation is
-printed with its events; the exit code is 1 then. A cluster of nats-servers is there for comparison and fails nothing.
+printed with its events; the exit code is 1 then. A cluster of nats-servers runs for comparison; its violations do not
+change the exit code.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def main() -> int:
     parser.add_argument("--targets", default=",".join(TARGETS), help=f"of {', '.join(TARGETS)} (all)")
     parser.add_argument("--operations", type=int, default=20_000, help="of each history (20,000)")
     parser.add_argument("--clients", type=int, default=12, help="at a time (12)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first history; 0: by the clock")
+    parser.add_argument("--seed", type=int, default=0, help="of the first history; 0: from the clock")
     parser.add_argument("--check", type=Path, help="check this history again, and nothing else")
     words = parser.parse_args()
     if words.check:

@@ -1,4 +1,4 @@
-"""What is recorded: brokers that are started for it, and what happens to them meanwhile."""
+"""The brokers that are recorded, and the faults that happen to them meanwhile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.servers import KINDS, Broker, Kind, Log, wait_until
 ORACLE = KINDS["nats-server"]
 KILLS = 3
 PAUSES = 100
-# A pause ends when the other shards' clients have done so much, or after this time. A shard that does not answer its
+# A pause ends when the clients have done so many operations, or after this time. A shard that does not answer its
 # router for two seconds is killed.
 PAUSE_OPERATIONS = 200
 MOST_PAUSE_S = 0.05
@@ -24,7 +24,7 @@ SERVES_DEADLINE_S = 30.0
 
 
 def serves(broker: Broker, shards: int) -> bool:
-    """Whether so many shards, and no more, take clients."""
+    """Whether exactly so many shards accept clients."""
     return [row["phase"] for row in swarm.status(broker)["shards"]] == ["ready"] * shards
 
 
@@ -33,7 +33,7 @@ async def wait_serves(broker: Broker, shards: int) -> None:
 
 
 def kills(broker: Broker) -> Faults:
-    """`kill -9` of one shard after the other."""
+    """Kills one shard after the other (SIGKILL)."""
 
     async def happen(generator: Generator) -> None:
         rng = generator.drawn()
@@ -50,7 +50,7 @@ def kills(broker: Broker) -> Faults:
 
 
 def pauses(broker: Broker) -> Faults:
-    """Single shards stand still for some milliseconds (SIGSTOP): what is between shards stays there for longer."""
+    """Stops single shards for some milliseconds (SIGSTOP), so that messages between shards wait there for longer."""
 
     async def happen(generator: Generator) -> None:
         rng = generator.drawn()
@@ -66,7 +66,7 @@ def pauses(broker: Broker) -> Faults:
                 async with asyncio.timeout(rng.random() * MOST_PAUSE_S):
                     await generator.wait_done(generator.done + PAUSE_OPERATIONS)
             except TimeoutError:
-                pass  # who is left waits for it
+                pass  # the clients that still work wait for this shard
             finally:
                 os.kill(pids[shard], signal.SIGCONT)
             generator.note_mended()
@@ -75,7 +75,7 @@ def pauses(broker: Broker) -> Faults:
 
 
 def scales(broker: Broker) -> Faults:
-    """Shards leave, and come, until there are as many as at first."""
+    """Removes and adds shards, and ends with as many as at first."""
 
     async def happen(generator: Generator) -> None:
         rng = generator.drawn()
@@ -114,7 +114,7 @@ class Target:
 
 
 def cluster(stack: ExitStack, kind: Kind, servers: int) -> list[Broker]:
-    """Servers of which each has a route to each other one."""
+    """Servers in a full mesh of routes."""
     brokers: list[Broker] = []
     routes: list[str] = []
     for _ in range(servers):

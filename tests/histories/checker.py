@@ -1,10 +1,10 @@
 """Whether the promises held in a history, decided from the history alone.
 
 The promises are those of a single server (ARCHITECTURE.md, "The invariants", 2 to 5, 7 and 8), so the checker needs to
-know nothing of shards and links. It reports a violation only where no order of what happened, consistent with real time
-and with the order in which each connection wrote and read, allows what was seen.
+know nothing of shards and links. It reports a violation only if no order of the operations explains what was seen. Such
+an order must agree with real time, and with the order in which each connection wrote and read.
 
-Cost: each message is compared with everybody who ever subscribed to its subject.
+Cost: each message is compared with all subscriptions that its subject ever had.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Violation:
     events: tuple[Record, ...]
 
     def told(self, began_at: int) -> str:
-        """For people: times in µs since the history began."""
+        """The violation as text, with times in µs since the history began."""
         lines = [f"{self.kind}: {self.why}"]
         for event in sorted(self.events, key=attrgetter("at")):
             words = ", ".join(f"{name}={getattr(event, name)!r}" for name in event.__struct_fields__ if name != "at")
@@ -56,7 +56,7 @@ class Violation:
 
 @dataclass
 class Report:
-    """What a history shows."""
+    """The result of one history."""
 
     violations: list[Violation] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -67,7 +67,7 @@ class Report:
 
 
 def check(events: Iterable[Event]) -> Report:
-    """All rules. ValueError where the history is none."""
+    """Apply all rules. ValueError if it is not a history."""
     timeline = Timeline(events)
     checker = Checker(timeline)
     for rule in RULES:
@@ -82,7 +82,7 @@ def check(events: Iterable[Event]) -> Report:
 
 
 class Checker:
-    """The rules, over one timeline. `counts` of its report say how often each of them had something to say."""
+    """The rules, applied to one timeline. `counts` of its report say how often each rule had a case."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -103,16 +103,16 @@ class Checker:
                 self.breach("no PONG", f"connection {conn.number} waits for one", [conn.waiting[0][0]])
 
     def is_by_fault(self, conn: Connection) -> bool:
-        """Whether it was a connection to a place that was killed, or left."""
+        """Whether a fault explains its end: the shard or server that it met was killed, or left."""
         assert conn.closed
         opened, ended_at = conn.opened, conn.closed.at
         faults = self.timeline.faults
         return any(opened.place in one.places and one.at < ended_at and opened.at < over for one, over in faults)
 
-    # ---- what came
+    # ---- deliveries
 
     def check_deliveries(self) -> None:
-        """Each delivery by itself: asked for, while it was asked for, and unaltered."""
+        """Check each delivery by itself: it was asked for at that time, and is unaltered."""
         for sub in self.timeline.subscriptions:
             wanted: dict[str, bool] = {}
             for number, one in enumerate(sub.deliveries, 1):
@@ -152,7 +152,7 @@ class Checker:
                 seen[who] = one
 
     def check_order(self) -> None:
-        """A publisher's messages come to a subscription in order; see `may_be_sent_on` for members of queue groups."""
+        """Check that a publisher's messages come in order; for members of queue groups see `may_be_sent_on`."""
         for sub in self.timeline.subscriptions:
             last: dict[int, Delivery] = {}
             for one in sub.deliveries:
@@ -179,7 +179,7 @@ class Checker:
         )
 
     def check_overtaken(self) -> None:
-        """What was acknowledged has been sent to everybody, so nothing that was published later may come before it."""
+        """Check that no later message comes before an acknowledged one, which was sent to everybody."""
         for conn in self.timeline.conns.values():
             newest: Delivery | None = None
             for one in conn.deliveries:
@@ -199,10 +199,10 @@ class Checker:
                     events = [one.message.pub, one.message.fence.pong, fence.ping, fence.pong, one.sub.sub, one.msg]
                     self.breach("late", "behind a PONG whose PING came after the publisher's PONG", events)
 
-    # ---- what did not come
+    # ---- missing deliveries
 
     def check_lost(self) -> None:
-        """Plain subscribers, and queue groups."""
+        """Check that plain subscribers and queue groups got their messages."""
         counts = self.report.counts
         for message in self.timeline.messages.values():
             if message.fence is None:
@@ -231,7 +231,7 @@ class Checker:
         self.breach("lost", f"{sub.sub.pattern} on connection {sub.conn.number} did not get it", events)
 
     def say_group_lost(self, members: list[Subscription], message: Message) -> None:
-        """Unless who was chosen was just closing its connection."""
+        """Report it, unless the member that was chosen may have been closing its connection."""
         assert message.fence
         chosen = [one for one in members if not is_too_early(one, message) and not one.is_over_before(message)]
         gone = [one for one in chosen if one.conn is not message.conn and not one.conn.fence_since(message.done)]

@@ -1,8 +1,8 @@
 """The records of a history: one for everything that a client did or saw, in a file of a JSON object per line.
 
-Times are nanoseconds of the host's monotonic clock. `at` of something that a client does is taken before its first byte
-is written; `at` of something that it sees, after the bytes were read. So what happened in the broker happened between
-them. Operations without an answer of their own (SUB, UNSUB, PUB) are complete with the next Pong of their connection.
+Times are nanoseconds of the host's monotonic clock. `at` of an operation is taken before its first byte is written,
+`at` of what a client sees after its bytes were read. The broker acted between the two. Operations without an answer of
+their own (SUB, UNSUB, PUB) are complete with the next Pong of their connection.
 
 Records of one connection are in the order in which it wrote and read.
 """
@@ -17,7 +17,7 @@ import msgspec
 
 
 class Record(msgspec.Struct, frozen=True, tag_field="is", gc=False, omit_defaults=True):
-    """Anything in a history."""
+    """The base of all records."""
 
     at: int
 
@@ -88,7 +88,7 @@ class Nobody(Record, frozen=True, tag="nobody"):
 
 
 class Close(Record, frozen=True, tag="close"):
-    """The client ends its connection: "shut" says so to the broker and reads on until the end, "reset" just goes."""
+    """The client ends its connection: "shut" closes its half and reads until the end, "reset" sends a reset."""
 
     conn: int
     how: str
@@ -108,14 +108,14 @@ class Odd(Record, frozen=True, tag="odd"):
 
 
 class Fault(Record, frozen=True, tag="fault"):
-    """From here to the next Mended connections to these places may end."""
+    """From here to the next Mended, connections to these places may end."""
 
     what: str
     places: tuple[str, ...]
 
 
 class Mended(Record, frozen=True, tag="mended"):
-    """The last fault is over: connections from now on may not end by it."""
+    """The last fault is over: it does not excuse the end of connections that are opened from now on."""
 
 
 class Ended(Record, frozen=True, tag="ended"):
@@ -141,7 +141,7 @@ class Recorder:
 
 
 def read(path: Path) -> Iterator[Event]:
-    """The events of a file."""
+    """The events in this file."""
     decoder = msgspec.json.Decoder(Event)
     with path.open("rb") as file:
         for line in file:

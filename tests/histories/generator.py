@@ -1,8 +1,8 @@
-"""Clients that do what a workload says, against a running broker, while everything is recorded.
+"""Clients that carry out a workload against a running broker, and record everything.
 
 Bounded by operations, not by time. Each client writes a few operations, then waits for a PONG or goes on without one;
-it closes its connection now and then and dials again. What a PONG promises is tried at once, by another client. When
-the operations are done each client asks for a PONG, and when all have theirs, for another one: so that nothing in the
+it closes its connection now and then and dials again. When a PONG comes, another client tests at once what it promises.
+When the operations are done, each client asks for a PONG, and when all have theirs, for another one. So nothing in the
 history is left undecided.
 """
 
@@ -26,21 +26,21 @@ PONG_DEADLINE_S = 20.0
 # A killed shard is back within a second or two.
 REFUSED_DEADLINE_S = 30.0
 REDIAL_S = 0.01
-# What a client lets pass at most before it goes on without a PONG.
+# The longest pause of a client that goes on without a PONG.
 THINK_S = 0.002
 MOST_SUBSCRIPTIONS = 6
 MOST_UNANSWERED = 4
-# Per SUB: that it repeats the last one of anybody, which may be under way still.
+# Chance per SUB that it repeats the newest one of any client, which may still be under way.
 IMITATION_CHANCE = 0.4
 MOST_UNFENCED = 200
-# Per write, once the broker has asked its clients to leave: most of them go before it makes them.
+# Chance per write, after the broker has asked its clients to leave: most leave before they are closed.
 LEAVE_CHANCE = 0.1
 
 Faults = Callable[["Generator"], Coroutine[Any, Any, None]]
 
 
 class Generator:
-    """One history."""
+    """Generates one history."""
 
     def __init__(self, recorder: Recorder, ports: Sequence[int], seed: int, clients: int, operations: int) -> None:
         self.record = recorder
@@ -64,7 +64,7 @@ class Generator:
         return epoch(self.seed, self.done // EPOCH_OPERATIONS)
 
     def drawn(self) -> Random:
-        """For faults: which, and when."""
+        """Random numbers for faults: which ones, and when."""
         return Random(f"{self.seed} faults")
 
     def next_message(self) -> int:
@@ -76,7 +76,7 @@ class Generator:
         self._moved.set()
 
     async def wait_done(self, operations: int) -> None:
-        """Until clients have done so many."""
+        """Wait until clients have done so many operations."""
         while self.done < operations:
             self._moved.clear()
             await self._moved.wait()
@@ -86,11 +86,11 @@ class Generator:
         self.record(Fault(monotonic_ns(), what, tuple(places)))
 
     def note_mended(self) -> None:
-        """Connections that are made from now on may not end by the fault."""
+        """The fault does not excuse the end of connections that are opened from now on."""
         self.record(Mended(monotonic_ns()))
 
     async def run(self, faults: Faults | None = None) -> None:
-        """Until the operations are done, and the faults, which happen beside them."""
+        """Run until the operations, and the faults that happen meanwhile, are done."""
         if faults:
             self.during = asyncio.create_task(faults(self))
         try:
@@ -110,7 +110,7 @@ class Generator:
 
 
 class Client:
-    """Somebody who has one connection after the other."""
+    """A client that has one connection after the other."""
 
     def __init__(self, generator: Generator, number: int) -> None:
         self.generator = generator
@@ -123,7 +123,7 @@ class Client:
         self.newest = ""  # what it subscribed to last
 
     async def live(self) -> None:
-        """Until everything is done. ConnectionError where the broker takes no connection any more."""
+        """Work until everything is done. ConnectionError if the broker accepts no connection any more."""
         refused_since = 0
         while not self.generator.is_over:
             try:
@@ -138,7 +138,7 @@ class Client:
                 return  # a PONG did not come: it is in the history
 
     async def _come(self) -> Wire:
-        """A new connection; ConnectionError where none is to be had now."""
+        """Open a new connection; ConnectionError if that is not possible now."""
         generator = self.generator
         generator.conns += 1
         wire = Wire(generator.record, generator.conns)
@@ -180,7 +180,7 @@ class Client:
             raise ConnectionError
 
     def _on_pong(self) -> None:
-        """What a PONG promises is tried at once, by somebody else: nothing is as new as what it acknowledges."""
+        """Let another client publish at once: this tests the PONG while what it acknowledges is newest."""
         generator = self.generator
         now = generator.epoch
         if not generator.is_over and self.rng.random() < now.interjection_chance:
@@ -206,7 +206,7 @@ class Client:
                 await wire.changed.wait()
 
     def _operations(self, wire: Wire, now: Epoch) -> list[Sub | Unsub | Pub | Ping]:
-        """What this client writes next."""
+        """The operations that this client writes next."""
         rng = self.rng
         old = [sid for sid, of in self.subscriptions.items() if of != now.number]
         operations: list[Sub | Unsub | Pub | Ping] = [self._unsub(wire, sid) for sid in old]
@@ -244,7 +244,7 @@ class Client:
         return Pub(monotonic_ns(), wire.conn, message, subject, size, wants_answer)
 
     async def settle(self) -> None:
-        """A last PONG. One that does not come is in the history: a Ping without a Pong."""
+        """Wait for a last PONG. If it does not come, the history has a Ping without a Pong."""
         if self.wire and not self.wire.is_over:
             with contextlib.suppress(ConnectionError, TimeoutError):
                 await self.wire.fence(PONG_DEADLINE_S)

@@ -1,4 +1,4 @@
-"""Histories one after the other: recorded, checked, counted; those with a violation are kept."""
+"""Records, checks and counts histories one after the other; keeps those with a violation."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.histories.generator import record
 from tests.support.servers import Broker
 
 FOLDER = Path("build/histories")
-# Of each kind, of each target: enough to see what goes wrong.
+# Violations that are printed of each kind and target.
 MOST_TOLD = 3
 MOST_KEPT = 5
 
 
 @dataclass
 class Row:
-    """What the histories of one target showed."""
+    """The results of one target's histories."""
 
     target: Target
     histories: int = 0
@@ -54,7 +54,7 @@ class Row:
 def one_history(
     target: Target, brokers: Sequence[Broker], path: Path, *, seed: int, clients: int, operations: int
 ) -> Report:
-    """Record and check one."""
+    """Record and check one history."""
     faults = target.faults(brokers[0]) if target.faults else None
     recording = record(
         path, target.name, ports(brokers), seed=seed, clients=clients, operations=operations, faults=faults
@@ -78,7 +78,7 @@ def run(target: Target, seconds: float, *, seed: int, clients: int, operations: 
 
 
 def table(rows: Sequence[Row]) -> str:
-    """For the README: what was recorded, and the violations by kind."""
+    """The table of the README: what was recorded, and the violations by kind."""
     lines = ["| broker | histories | operations | messages | deliveries | fences | 503 | violations |"]
     lines.append("|---|--:|--:|--:|--:|--:|--:|---|")
     for row in rows:

@@ -88,7 +88,7 @@ class Script:
         self.events.append(Mended(self._next()))
 
     def report(self) -> Report:
-        """Everybody asks for a last PONG, and for another one, as the generator's clients do."""
+        """Let each connection ask for a last PONG, and for another one, as the generator's clients do."""
         ended = {event.conn for event in self.events if isinstance(event, Close | Closed)}
         left = [event.conn for event in self.events if isinstance(event, Open) and event.conn not in ended]
         self.fence(*left, *left)
@@ -96,5 +96,5 @@ class Script:
         return check(self.events)
 
     def kinds(self) -> list[str]:
-        """Of the violations, in alphabetical order, each once."""
+        """The kinds of violations, in alphabetical order, each once."""
         return sorted(self.report().by_kind)

@@ -255,7 +255,7 @@ def test_a_member_whose_end_the_broker_has_told_is_chosen_no_more(breaks):
 
 @both
 def test_the_known_limit_of_lingering_members_is_excused_and_counted(breaks):
-    """A stale choice, of a connection that is closed, while the last member unsubscribes; broken: while it stays."""
+    """The chosen connection is closed while the last member unsubscribes; broken: the last member stays."""
     script = group(1, 2)
     script.open(3)
     script.close(2, "shut")
@@ -273,7 +273,7 @@ def test_the_known_limit_of_lingering_members_is_excused_and_counted(breaks):
 
 @both
 def test_a_message_is_not_lost_while_one_member_follows_another(breaks):
-    """Two that are there one after the other: at no moment is nobody there, or there is such a moment."""
+    """Two responders one after the other, without a moment between them, or with one."""
     script = group(1)
     script.open(2)
     script.pub(9, 1, "a.b")
@@ -377,7 +377,7 @@ def test_no_503_where_somebody_was_there(breaks):
     else:
         script.msg(1, 1, 1)
     script.pong(2)
-    # Nobody has the message: that is the other half of the same breach.
+    # Nobody got the message, so the same breach has a second half.
     assert script.kinds() == verdict(breaks, "503 wrong", "group lost")
 
 

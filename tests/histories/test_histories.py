@@ -1,4 +1,4 @@
-"""The promises hold in recorded histories of real brokers; what records and counts them works."""
+"""The promises hold in recorded histories of real brokers; the recorder and the counts are correct."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.histories.workload import KINDS, epoch
 from tests.support.servers import BrokerUnavailable, oracle_is_required
 
 IN_CI = pytest.mark.skipif(os.environ.get("GNATSWARM_CI") != "1", reason="takes a minute: GNATSWARM_CI=1")
-# Every day some seconds of two shards; in CI about a minute of everything. Counted, so that a slow machine takes longer
-# and sees the same.
+# Each test run records some seconds of two shards, CI about a minute of all brokers. The number of operations is fixed:
+# a slow machine takes longer and sees the same.
 OPERATIONS = 15_000
 OPERATIONS_IN_CI = 20_000
 
@@ -35,7 +35,7 @@ def recorded(target: Target, operations: int, folder) -> Row:
 
 
 def is_telling(row: Row) -> bool:
-    """Whether the rules had something to say: no promise holds by having no case."""
+    """Whether each rule had cases: a promise without a case proves nothing."""
     names = ("had to come", "had to come to a group", "503", "fences")
     return row.histories == 1 and all(row.counts[name] > row.counts["operations"] / 300 for name in names)
 
@@ -58,7 +58,7 @@ def test_every_promise_holds_whatever_happens(target, tmp_path):
 
 @IN_CI
 def test_the_checker_finds_nothing_in_one_nats_server(tmp_path):
-    """It asks for nothing that a single server does not do."""
+    """The checker demands nothing that a single nats-server does not do."""
     row = recorded(ORACLES[0], OPERATIONS_IN_CI, tmp_path)
     assert not row.violations, "\n".join(row.told)
     assert is_telling(row), row.counts

@@ -1,8 +1,8 @@
 """A history as intervals: what was certainly true when, and what may have been.
 
 An operation takes effect between its invocation (`at`) and its completion (`done`): the first PONG behind it on its
-connection, NEVER where there is none. Of two operations one is before the other where it was complete before the other
-was invoked, or where one connection wrote it first. Everything else is concurrent, and any order is possible.
+connection, or NEVER. Of two operations, one is before the other if it was complete before the other was invoked, or if
+one connection wrote it first. Everything else is concurrent, and any order is possible.
 """
 
 from __future__ import annotations
@@ -69,23 +69,23 @@ class Connection:
     closed: Closed | None = None
 
     def fence_behind(self, index: int) -> Fence | None:
-        """The first one that was written behind something."""
+        """The first fence that was written after the operation with this index."""
         at = bisect_right(self.fences, index, key=lambda fence: fence.index)
         return self.fences[at] if at < len(self.fences) else None
 
     def fence_since(self, at: int) -> Fence | None:
-        """The first one that was invoked after a time."""
+        """The first fence that was invoked after this time."""
         number = bisect_right(self.fences, at, key=lambda fence: fence.at)
         return self.fences[number] if number < len(self.fences) else None
 
     @property
     def alive_until(self) -> int:
-        """It was certainly open then."""
+        """Until when it was certainly open."""
         return self.fences[-1].at if self.fences else 0
 
     @property
     def ended_at(self) -> int:
-        """The broker had certainly closed it by then: it said so after the client had asked for it."""
+        """When the broker had certainly closed it, on the client's request; NEVER: unknown."""
         is_told = self.close is not None and self.close.how == "shut" and self.closed is not None
         return self.closed.at if is_told and self.closed else NEVER
 
@@ -147,7 +147,7 @@ class Subscription:
         return self.limit.most if self.limit else NEVER
 
     def had_before(self, place: int) -> int:
-        """How many messages it had got before something that its connection read."""
+        """How many messages it had got before its connection read what is at this place."""
         return bisect_right(self.deliveries, place, key=lambda one: one.place)
 
     def close_books(self) -> None:
@@ -177,7 +177,7 @@ class Subscription:
         """Whether everybody knew, when the message was published, that it was over."""
         if self.over_at < message.at:
             return True
-        # Who reads this connection knows at once.
+        # The client of this connection knows at once.
         return self.conn is message.conn and (self.unsub_index < message.index or self.is_used_up_at(message.at))
 
     def is_used_up_at(self, at: int) -> bool:
@@ -190,7 +190,7 @@ class Subscription:
         )
 
     def may_end_before(self, at: int) -> bool:
-        """Whether something had been done by then that can end it."""
+        """Whether anything that can end it had happened by then."""
         ends = [one.at for one in (self.unsub, self.limit, self.conn.close, self.conn.closed) if one]
         return bool(ends) and min(ends) < at
 
@@ -210,7 +210,7 @@ class Subscription:
 
 
 class Timeline:
-    """All of a history. ValueError where it is not one."""
+    """A whole history. ValueError if it is not one."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self.conns: dict[int, Connection] = {}

@@ -19,7 +19,7 @@ CONNECT = (
     b'"lang":"python","version":"1","name":"histories"}\r\n'
 )
 INBOX_SID = 0
-# What payloads are made of behind the number of their message.
+# Payloads are filled with this after the number of their message.
 FILLING = b"0123456789abcdef" * 512
 NO_RESPONDERS = b"NATS/1.0 503"
 
@@ -77,7 +77,7 @@ class Wire(asyncio.Protocol):
     # ---- reading
 
     def _read(self, at: int, data: bytes) -> bytes:
-        """Records all whole operations; returns what is left. ValueError where there is no operation."""
+        """Record all whole operations; return the rest. ValueError for bytes that are no operation."""
         here = 0
         while (end := data.find(b"\r\n", here)) >= 0:
             line = data[here:end]
@@ -145,7 +145,7 @@ class Wire(asyncio.Protocol):
             await self.changed.wait()
 
     def send(self, operations: list[Sub | Unsub | Pub | Ping]) -> None:
-        """All in one write; the time of each is before it."""
+        """Send all of them in one write; their times were taken before it."""
         for operation in operations:
             self.record(operation)
         self.pings += sum(isinstance(operation, Ping) for operation in operations)
@@ -161,14 +161,14 @@ class Wire(asyncio.Protocol):
             await self._wait(lambda: self.unanswered == 0)
 
     async def pause(self, most_s: float) -> None:
-        """Until something comes, or for so long."""
+        """Wait until something comes, at most for so long."""
         self.changed.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(most_s):
                 await self.changed.wait()
 
     async def close(self, how: str, deadline_s: float) -> None:
-        """Ends the connection; returns when that is recorded."""
+        """End the connection; returns when that is recorded."""
         self.record(Close(monotonic_ns(), self.conn, how))
         self.is_shut = True
         if how == "shut":
@@ -191,7 +191,7 @@ class Wire(asyncio.Protocol):
 
 
 def as_bytes(operation: Sub | Unsub | Pub | Ping) -> bytes:
-    """What a client writes for it."""
+    """The bytes that a client writes for this operation."""
     match operation:
         case Sub():
             return f"SUB {operation.pattern} {operation.queue} {operation.sid}\r\n".encode()

@@ -1,8 +1,8 @@
-"""What recorded clients do, drawn from a seed.
+"""The workload: what recorded clients do, drawn from a seed.
 
-Time is cut into epochs of some hundred operations, each with subjects of its own. So an interest whose end nobody can
-date (its connection was closed) makes only its own epoch vague. Each epoch has its own share of each kind of operation,
-some of them none (swarm testing: Groce and others, 2012).
+Time is cut into epochs of some hundred operations, each with subjects of its own. If a connection was closed, nobody
+knows when its interest ended; this makes only its own epoch uncertain. Each epoch has its own share of each kind of
+operation, and may have none of some kinds (swarm testing: Groce and others, 2012).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from functools import lru_cache
 from random import Random
 
 EPOCH_OPERATIONS = 300
-# Operations, and how much of each there is where an epoch does not say otherwise.
+# Operations, and the weight of each unless an epoch changes it.
 KINDS = {"sub": 3, "unsub": 2, "most": 1, "pub": 4, "request": 2}
 SUBJECTS = ("a", "b", "a.b", "c")
-# So many that each of them is often without a subscriber, and begins and ends often.
+# So many subjects that each is often without a subscriber, and gains and loses them often.
 MANY_SUBJECTS = tuple(f"s{number}" for number in range(20))
 WILDCARDS = ("*", ">", "*.b", "a.*", "a.>")
 FILLINGS = (0, 0, 0, 10, 100, 100, 4_000)
@@ -23,7 +23,7 @@ FILLINGS = (0, 0, 0, 10, 100, 100, 4_000)
 
 @dataclass(frozen=True)
 class Epoch:
-    """What is usual for some hundred operations."""
+    """The workload of some hundred operations."""
 
     number: int
     subjects: tuple[str, ...]

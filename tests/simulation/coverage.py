@@ -9,7 +9,7 @@ from statistics import median
 from tests.simulation.schedule import Schedule
 from tests.simulation.world import World
 
-# Each must occur in as many schedules as the test suite runs; name → what World or the frames between shards call it.
+# The test suite's schedules must contain each of them. Name → what World or the frames between shards call it.
 SITUATIONS = {
     "a PONG waits for siblings": "fence",
     "503: nobody responds": "503",
@@ -56,7 +56,7 @@ class Coverage:
     within: Counter[str] = field(default_factory=Counter)  # in how many schedules each situation occurred
 
     def add(self, schedule: Schedule, world: World | None) -> None:
-        """One schedule; no world: it failed."""
+        """Add one schedule; without a world it has failed."""
         self.schedules += 1
         self.kinds[" + ".join(schedule.features) or "plain"] += 1
         self.shards[schedule.shards] += 1
@@ -68,7 +68,7 @@ class Coverage:
             self.within.update(name for name, count in world.seen.items() if count)
 
     def merge(self, other: Coverage) -> None:
-        """Adds those of another process."""
+        """Add the schedules of another process."""
         self.schedules += other.schedules
         self.kinds.update(other.kinds)
         self.shards.update(other.shards)

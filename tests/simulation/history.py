@@ -46,7 +46,7 @@ class Message:
     client: int
     subject: str
     account: str = "$G"
-    at: int = NEVER  # the broker took it
+    at: int = NEVER  # when the broker took it
     at_us: int = 0
     size: int = 0  # of the payload
     acked_at: int = NEVER  # the PONG behind it came
@@ -55,9 +55,9 @@ class Message:
     wants_answer: bool = False  # it has a reply subject
     nobody_at: int = NEVER  # its publisher was told that nobody responds
     is_orphaned: bool = False  # its publisher went before it was acknowledged
-    is_denied: bool = False  # its publisher may not
+    is_denied: bool = False  # its publisher may not publish it
     answers: int = -1  # the request that it is an answer to
-    shard_died_at: int = NEVER  # the shard that it was published on died
+    shard_died_at: int = NEVER  # when the shard on which it was published died
 
     @property
     def is_promised(self) -> bool:

@@ -1,4 +1,4 @@
-"""Schedules one after the other: what fails is shrunk and written down, what was covered is counted."""
+"""Runs schedules one after the other; shrinks and writes down those that fail, and counts what was covered."""
 
 from __future__ import annotations
 

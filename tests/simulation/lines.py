@@ -1,7 +1,7 @@
 """Which lines of the compiled engine the simulation runs: `python -m tests.simulation.lines --schedules 2000`.
 
-A separate build of broker/ and the tests' probes, in build/lines, by gcc with counters (gcov); the usual one stays as
-it is. A line counts where Cython has made C of it.
+Makes a separate build of broker/ and the tests' probes in build/lines, with gcc's counters (gcov); the usual build
+stays as it is. Only lines that Cython translates to C count.
 """
 
 from __future__ import annotations

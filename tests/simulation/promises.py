@@ -26,7 +26,7 @@ class History:
     rights: list[list[tuple[int, int]]] = field(default_factory=list)  # of each client: (from this step on, number)
 
     def rights_between(self, client: int, first: int, last: int) -> list[int]:
-        """Those that a client had at any time between two steps."""
+        """The rights that a client had at any time between two steps."""
         log = self.rights[client]
         return [
             number
@@ -37,7 +37,7 @@ class History:
 
 @dataclass
 class Reach:
-    """Who a message may come to: subscriptions, each with the account whose view it sees, and the subject there."""
+    """Who may get a message: subscriptions, each with its account's view of the message, and the subject there."""
 
     message: Message
     hits: dict[int, tuple[Subscription, View, str]] = field(default_factory=dict)  # by the subscription's sid
@@ -69,7 +69,7 @@ def check(history: History) -> None:
 
 
 def found_reaches(history: History) -> list[Reach]:
-    """Of every message."""
+    """The reach of every message."""
     kinds: dict[tuple[str, str], list[Subscription]] = defaultdict(list)
     for sub in history.subscriptions:
         kinds[sub.account, sub.pattern].append(sub)
@@ -97,7 +97,7 @@ def found_reaches(history: History) -> list[Reach]:
 
 
 def views_of(history: History, message: Message, answers: list[Message]) -> list[View]:
-    """The message in each account that it comes to; `answers`: all of them to what it answers."""
+    """The message in each account that it comes to; `answers`: all answers to the request that it answers."""
     if not message.subject.startswith("_R_"):
         return history.tenants.views(message.account, message.subject)
     request = history.messages[message.answers]
@@ -119,7 +119,7 @@ def is_in_time(history: History, request: Message, answer: Message) -> bool:
 
 
 def check_deliveries(history: History, sub: Subscription, reaches: dict[int, Reach]) -> None:
-    """Of what it asked for and may have, and while it asked for it."""
+    """Each subscription gets only what it asked for and may have, and only while it asked for it."""
     # A member of a queue group lingers until its siblings know that it has left; its client's PONG says so.
     until = min(sub.left_acked_at, sub.gone_at) if sub.queue else sub.left_at
     assert len(sub.got) <= sub.most, f"{sub}: more than its max"
@@ -135,7 +135,7 @@ def check_deliveries(history: History, sub: Subscription, reaches: dict[int, Rea
 
 
 def check_order(sub: Subscription, messages: list[Message]) -> None:
-    """Each publisher's messages in the order in which it published them; answers between accounts go by other ways."""
+    """Each publisher's messages in the order in which it published them; answers between accounts are excepted."""
     last: dict[int, int] = {}
     for number in sub.got:
         if messages[number].subject.startswith("_R_"):
@@ -146,7 +146,7 @@ def check_order(sub: Subscription, messages: list[Message]) -> None:
 
 
 def check_plain(history: History, reach: Reach) -> None:
-    """Who is there got it, no later than its publisher's PONG."""
+    """Every subscription that is there got it, no later than its publisher's PONG."""
     message = reach.message
     if not message.is_promised:
         return
@@ -168,7 +168,7 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
     if message.may_be_lost or not message.is_promised:
         return
     if any(one.most != NEVER or message.at <= one.gone_at <= message.acked_at for one in members):
-        return  # who was chosen has had enough, or it went with its connection
+        return  # the chosen member has reached its max, or the message was lost with its connection
     if any(
         one.shard_died_at <= message.acked_at and message.at <= one.death_known_at and not one.is_over_for(message)
         for one in members
@@ -204,13 +204,13 @@ def check_no_responders(history: History, reach: Reach) -> None:
     if message.is_denied:
         assert message.nobody_at == NEVER, f"{message}: it was not published"
         return
-    # Siblings are told interest, not whose: a third account's stream import there counts as interest in the service.
+    # Siblings are told of interest, not whose it is: a third account's stream import there counts as interest, too.
     views = history.tenants.views(message.account, message.subject)
     is_sure = not any(history.tenants.is_a_stream(view) for view in views if view.is_across)
     for sub, _, subject in reach.hits.values():
         rights = history.rights_between(sub.client, message.at, message.acked_at)
         if any(is_kept_out(one, subject) for one in rights):
-            is_sure = False  # siblings are told interest, not permissions
+            is_sure = False  # siblings are told of interest, not of permissions
         elif sub.must_have(message):
             assert message.nobody_at == NEVER, f"{message}: told that nobody responds, and {sub} was there"
     if is_sure and all(sub.is_over_for(message) for sub, _, _ in reach.hits.values()) and not message.is_orphaned:
@@ -218,7 +218,7 @@ def check_no_responders(history: History, reach: Reach) -> None:
 
 
 def check_answers(history: History, request: Message, answers: list[Message]) -> None:
-    """Of answers that come from another account, the first to arrive comes to the asker, and no other."""
+    """Only the first answer that arrives from another account comes to the asker."""
     inbox = next(
         one
         for one in history.subscriptions

@@ -42,7 +42,7 @@ KINDS = {
 }
 # Faults: most schedules have only some of them, or none.
 FAULTS = ("go", "break", "kill", "leave")
-# What a world has, how often, and the steps that only such a world has (how many of them).
+# Features of a world: how often each occurs, and the steps that only such a world has, with their weights.
 FEATURES = {
     "slow": (0.4, {"slow": 4, "take": 5, "volley": 4, "pub": 12, "pass": 4, "limits": 1}),
     "accounts": (0.4, {"request": 8, "answer": 8}),

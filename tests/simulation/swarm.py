@@ -1,8 +1,8 @@
-"""Shards and their router without processes, sockets and clocks: each thing happens when somebody says so.
+"""Shards and their router without processes, sockets and clocks: everything happens only when the caller says so.
 
 A shard is the compiled engine with the real links machine (shards.links), departure and hold (shards.siblings); the
 router is supervision's pure machine. Between them are pipes: bytes wait in them until `carry`, control messages until
-`tell`. Time passes by `pass_s`. What happens to clients is the caller's: it hears of the end of each process.
+`tell`. Only `pass_s` lets time pass. The caller keeps the clients, and is told of the end of each process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Timer:
 
 
 class Loop:
-    """What a shard has of an event loop; its timers end with it."""
+    """The part of an event loop that a shard needs; its timers end with it."""
 
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm
@@ -65,7 +65,7 @@ class Loop:
         return self.call_later(0.0, call, *args)
 
     def run(self) -> bool:
-        """All that is due; False: nothing was."""
+        """Run all that is due; False: nothing was."""
         is_busy = False
         while due := [timer for timer in self.timers if timer.due[0] <= self._swarm.now_s]:
             is_busy = True
@@ -87,14 +87,14 @@ class End:
         self.socket: ProbeSocket | None = None
         self.link: SiblingLink | None = None
         self.carried = 0  # bytes of ours that the other end has read
-        self.is_cut = False  # what was not carried is lost
+        self.is_cut = False  # bytes that were not carried are lost
         self.reader = FrameReader()
 
     def kick(self, _reason: CloseReason) -> None:
         self.process.loop.call_soon(self.end)
 
     def end(self) -> None:
-        """Closed here; the other end hears when it has read what was sent."""
+        """Close this end; the other end is told after it has read what was sent."""
         if self.socket is not None and not self.socket.is_over:
             self.process.engine.probe.end(self.socket)
 
@@ -119,14 +119,14 @@ class End:
 
 
 class FrameReader:
-    """Control lines of the frames in a byte stream between shards."""
+    """Reads the control lines of the frames in a byte stream between shards."""
 
     def __init__(self) -> None:
         self.rest = b""
         self.skip = 0
 
     def lines(self, data: bytes) -> list[bytes]:
-        """Of the frames that have come whole."""
+        """The control lines of the frames that are complete now."""
         self.rest += data
         found = []
         at = 0
@@ -180,7 +180,7 @@ class Transport:
 
 
 class Clients:
-    """What a shard knows of its clients, as far as its departure and its links ask: see shards.clients.clients."""
+    """The part of shards.clients.clients that a shard's departure and links use."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -276,7 +276,7 @@ class Process:
         self.outbox.append(control.Linked(self.peer.path))
 
     def say(self, message: control.ControlMessage) -> None:
-        """To the router."""
+        """Send a message to the router."""
         if isinstance(message, control.InStep):
             self.outbox.append(message)
 
@@ -285,7 +285,7 @@ class Process:
         self.outbox.append(control.Ready())
 
     def hear(self, message: control.ControlMessage) -> None:
-        """From the router."""
+        """Handle a message from the router."""
         if isinstance(message, control.LinkedShards):
             self.links.on_linked_shards(message.shards)
         elif isinstance(message, control.Ping):
@@ -309,7 +309,7 @@ class Process:
         self.loop.call_later(LAST_WORDS_S, self.die, "exit 0")
 
     def die(self, why: str = "killed") -> None:
-        """The process ends: what its sockets took goes on its way."""
+        """End the process; bytes that its sockets have taken are still carried."""
         if not self.is_alive:
             return
         self.is_alive = False
@@ -321,7 +321,7 @@ class Process:
 
 
 class Swarm:
-    """The router and its shards. `on_end(process)` is told of each process that has just ended, by whatever cause."""
+    """The router and its shards. `on_end(process)` is called when a process has ended, for whatever reason."""
 
     def __init__(
         self,
@@ -358,7 +358,7 @@ class Swarm:
     # ---- shards
 
     def new_engine(self, number: int) -> Engine:
-        """With the next seed."""
+        """The engine of a new shard, with the next seed."""
         engine = Engine(self._limits, seed=self._seed + self._booted, shard=number)
         self._booted += 1
         engine.probe.set_clock(self.now_us)
@@ -371,12 +371,12 @@ class Swarm:
 
     @property
     def alive(self) -> list[Process]:
-        """By number."""
+        """The processes that live, by number."""
         return [self.processes[number] for number in sorted(self.processes) if self.processes[number].is_alive]
 
     @property
     def ready(self) -> list[Process]:
-        """Those that take clients; the router steers new ones away from some."""
+        """Processes that accept clients; the router steers new clients away from the others."""
         return [one for one in self.alive if one.is_ready and self.states[one.number].is_accepting]
 
     def listening(self, path: str) -> Process | None:
@@ -388,7 +388,7 @@ class Swarm:
     # ---- the router
 
     def deliver(self, number: int, event: supervision.Event) -> None:
-        """To supervision's machine, and what it says is done."""
+        """Give the event to supervision's machine, and carry out its actions."""
         state, actions = supervision.step(self.states[number], event, self.now_s)
         self.states[number] = state
         for action in actions:
@@ -404,7 +404,7 @@ class Swarm:
         self.publish()
 
     def publish(self) -> None:
-        """As router.supervision.supervisor does it."""
+        """Publish as router.supervision.supervisor does."""
         peers = [self.processes[number].peer for number, state in self.states.items() if state.is_linked]
         if peers != self._peers:
             self._peers = peers
@@ -413,7 +413,7 @@ class Swarm:
                     self.processes[number].inbox.append(control.LinkedShards(peers))
 
     def tell(self, which: int) -> bool:
-        """One control message arrives; False: there is none on its way."""
+        """Deliver one control message; False: none is on its way."""
         busy = [(number, box) for number in sorted(self.processes) for box in self.boxes(number)]
         if not busy:
             return False
@@ -428,13 +428,13 @@ class Swarm:
         return True
 
     def boxes(self, number: int) -> list[deque[Any]]:
-        """Those in which something waits."""
+        """The queues of this process in which control messages wait."""
         process = self.processes[number]
         boxes: list[deque[Any]] = [process.inbox, process.outbox]
         return [box for box in boxes if box]
 
     def pass_s(self, seconds: float) -> None:
-        """Time passes, for all."""
+        """Let time pass, for all."""
         until_s = self.now_s + seconds
         while True:
             timers = [timer.due[0] for process in self.alive for timer in process.loop.timers if not timer.is_over]
@@ -451,7 +451,7 @@ class Swarm:
                 break
 
     def answer_ping(self, number: int) -> None:
-        """Nobody hangs here: a PING is answered before anything else."""
+        """Answer a PING before anything else, because no shard hangs here."""
         process = self.processes.get(number)
         if process is not None and process.is_alive and process.inbox:
             last = process.inbox[-1]
@@ -460,7 +460,7 @@ class Swarm:
                 self.deliver(number, control.Pong(last.seq))
 
     def join(self, most: int) -> bool:
-        """One shard more is wanted; False: there are enough."""
+        """Request one shard more; False: there are enough."""
         for number in range(most):
             state = self.states.setdefault(number, ShardState(is_founder=False))
             if state.phase is Phase.STOPPED or not state.is_wanted:
@@ -469,7 +469,7 @@ class Swarm:
         return False
 
     def leave(self, number: int) -> None:
-        """This shard is wanted no more."""
+        """Retire this shard."""
         self.deliver(number, supervision.LeaveWanted(control.Drain(1.0)))
 
     # ---- links
@@ -481,7 +481,7 @@ class Swarm:
             end.process.engine.probe.set_takes(end.socket, self._capacity)
 
     def turn(self) -> None:
-        """Every shard does what is due now."""
+        """Let every shard do what is due now."""
         while sum(process.loop.run() for process in self.alive):
             pass
         for process in self.alive:
@@ -497,7 +497,7 @@ class Swarm:
         ]
 
     def carry(self, end: End, most: int, pieces: Iterable[int] = ()) -> None:
-        """The other end reads at most so many bytes, or that the stream has ended."""
+        """Let the other end read at most so many bytes, or the end of the stream."""
         there = end.other
         assert there.socket is not None and end.socket is not None
         data = b"" if end.is_cut else end.take(most)
@@ -519,17 +519,17 @@ class Swarm:
         self.turn()
 
     def mark(self, end: End) -> None:
-        """A link gets its mark when it is joined: a small one here."""
+        """Give a link its mark when it is joined; the mark is small here."""
         assert end.socket is not None
         if self.link_mark:
             end.socket.set_stall_mark(self.link_mark)
 
     def cut(self, end: End) -> None:
-        """The link breaks: both ends will see it, each in its time; bytes on their way are lost."""
+        """Break the link: each end will notice it later; bytes on their way are lost."""
         end.is_cut = end.other.is_cut = True
 
     def settle(self) -> None:
-        """Everything that is on its way arrives; no time passes."""
+        """Deliver everything that is on its way; no time passes."""
         self.turn()
         for _ in range(MOST_CARRIES):
             if self.tell(0):

@@ -1,6 +1,6 @@
-"""Accounts, what they import from each other, and what their clients may do: as the broker is told, and as an oracle.
+"""Accounts, their imports, and their clients' permissions: as options for the broker, and as an oracle.
 
-Nothing here is read from the engine: subjects are strings, and each rule is looked at for each question.
+Nothing here is read from the engine: subjects are strings, and each question goes through every rule.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account, Export, Import, Mapping, Options, Permissions
 from tests.support.model import matches
 
-# What stands for a reply subject that the broker makes up, of which no two are alike: only `>` matches it.
+# Stands for a reply subject that the broker makes up. No two are alike, so only `>` matches it.
 MADE_UP = "_R_.0.0"
 
 # What a client may do, by number; reloads change it. Everybody may have an inbox.
@@ -46,7 +46,7 @@ class Crossing:
     is_service: bool
 
     def local(self, subject: str) -> str:
-        """What a subject of the exporter's stream is called here; "": it is not imported."""
+        """The importer's name for a subject of the exporter's stream; "": it is not imported."""
         if not matches(self.subject, subject):
             return ""
         return self.to.replace("*", subject.split(".")[-1])
@@ -54,9 +54,10 @@ class Crossing:
 
 @dataclass(init=False)
 class Tenants:
-    """Who there is, and what passes between them; `kind` chooses among ways to arrange it, 0: one account.
+    """The accounts and what passes between them; `kind` chooses one of several arrangements, 0: one account.
 
-    `has_third`: the subject of a service is a stream's, too, which a third account imports; it must not hear requests.
+    `has_third`: a service and a stream have the same subject, and a third account, which must not get requests,
+    imports the stream.
     """
 
     threshold_s: float
@@ -83,7 +84,7 @@ class Tenants:
             self.crossings += (Crossing("C", "A", "b", "y.b", is_service=False),)
 
     def options(self) -> Options:
-        """The same, as the broker is told."""
+        """The same as options of the broker."""
         exports = (
             Export("a.*", is_service=False),
             Export("a", is_service=False),
@@ -108,7 +109,7 @@ class Tenants:
         )
 
     def mapped(self, account: str, subject: str) -> str:
-        """What is made of a subject that somebody publishes to."""
+        """The subject that a mapping makes of a published one."""
         return self.mapping[1] if account == "A" and subject == self.mapping[0] else subject
 
     def views(self, account: str, subject: str) -> list[View]:
@@ -145,7 +146,7 @@ class Tenants:
         return ""
 
     def is_a_stream(self, view: View) -> bool:
-        """Whether what is published to this subject is a stream that somebody imports."""
+        """Whether somebody imports this subject as a stream."""
         return any(
             not one.is_service and one.exporter == view.account and one.local(view.subject) for one in self.crossings
         )
@@ -164,7 +165,7 @@ def covers(rule: str, pattern: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def may_publish(number: int, subject: str) -> bool:
-    """Without what it may answer."""
+    """Whether this client may publish to this subject, without its permissions for replies."""
     rights = RIGHTS[number]
     if rights is None:
         return True

@@ -13,8 +13,8 @@ from tests.simulation.schedule import Schedule, Step, drawn, parsed
 from tests.simulation.shrink import shrunk
 
 CORPUS = Path(__file__).parent / "corpus"
-# Each batch is a test, so that workers share them. GNATSWARM_SCHEDULES says how many there are in all. So many as usual
-# cover every situation, in each batch: seeds are the same each time.
+# Each batch is a test, so that workers share them. GNATSWARM_SCHEDULES says how many there are in all. The usual
+# number covers every situation in each batch; the seeds are the same each time.
 BATCHES = 2
 USUAL_SCHEDULES = 2000
 SCHEDULES = int(os.environ.get("GNATSWARM_SCHEDULES", str(USUAL_SCHEDULES)))

@@ -2,8 +2,8 @@
 
 Shards come, leave and die, links break, connections open and close; bytes between shards move when a step says so, in
 pieces of any size, and so does what the router and its shards say to each other. Some clients read slowly. What
-clients did and got is kept as a history, on which the promises are checked at the end; what back-pressure owes is
-checked at once.
+clients did and got is kept as a history, on which the promises are checked at the end; the promises of back-pressure
+are checked at once.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ CAPACITIES = (-1, 20_000, 40_000)  # bytes that a link's socket takes; -1: all
 LINK_MARKS = (40_000, 0, 70_000)
 TAKES = (1, 5_000, 40_000, 120_000, -1)
 LARGEST_BYTES = 35_000  # a message with its control line
-# A message of more than a small chunk asks the buffer of each receiver for room, so that being behind must show.
+# A larger message asks the buffer of each receiver for room, so the broker must notice a receiver that is behind.
 TELLING_BYTES = 2048
 STILL_TAKES_US = 2_000_000
 SLOW_US = 300_000
-MOST_SLOW_BYTES = 100  # of a SLOW frame that was carried in part
+MOST_SLOW_BYTES = 100  # the most of a SLOW frame that was carried in part
 SLOW_AGAIN_US = 50_000
-MOST_ROUNDS = 200  # of half a second each, in which everything has to be whole again
+MOST_ROUNDS = 200  # of half a second each, within which everything must have recovered
 
 COMPILED = [Permissions(one) if one is not None else None for one in RIGHTS]
 
@@ -72,7 +72,7 @@ class Person:
 
     @property
     def is_read(self) -> bool:
-        """Whether the broker reads what it says now, and it says anything."""
+        """Whether the broker reads from it now, and it may send anything."""
         return not (self.is_gone or self.is_waiting or self.backlog or self.client.socket.is_held)
 
 
@@ -80,7 +80,7 @@ class World:
     """One run of a schedule."""
 
     def __init__(self, schedule: Schedule) -> None:
-        """In a narrow world there are few subjects, and fewer clients, who meet each other more often."""
+        """A narrow world has few subjects and fewer clients, so that they meet each other more often."""
         self.schedule = schedule
         self.rng = Random(schedule.seed)
         self.now = 0
@@ -124,7 +124,7 @@ class World:
         self.swarm.seen.clear()
 
     def configure(self, engine: Engine) -> None:
-        """Accounts of a new shard. What is made up at random comes from the seed."""
+        """Give a new shard its accounts. Random names come from the seed."""
         if self.tenants.crossings:
             service_imports.os = self  # type: ignore[attr-defined]
             mesh = engine.probe.mesh
@@ -135,7 +135,7 @@ class World:
             self.imports[id(engine)] = made
 
     def urandom(self, n: int) -> bytes:
-        """In place of the kernel's."""
+        """Replaces os.urandom."""
         return self.rng.randbytes(n)
 
     def run(self) -> None:
@@ -155,7 +155,7 @@ class World:
         return self.history.messages
 
     def come(self, process: Process) -> None:
-        """A new connection. Each has an inbox, on which it hears of requests that nobody responds to, too."""
+        """Open a connection. Each has an inbox, where it also gets the 503 of its requests."""
         number = len(self.people)
         client = process.engine.client(NO_RESPONDERS)
         account = self.tenants.accounts[number % len(self.tenants.accounts)]
@@ -195,7 +195,7 @@ class World:
         return sum(end.socket.queued for end in self.swarm.ends if end.process is process and end.socket is not None)
 
     def look(self) -> None:
-        """What clients were sent since the last look, and what they have read of it."""
+        """Look at what clients were sent since the last look, and what they have read of it."""
         for person in self.people:
             if person.is_gone:
                 continue
@@ -220,7 +220,7 @@ class World:
                 self.on_closed(person)
 
     def note_taken(self, person: Person) -> None:
-        """Messages that the broker has taken by now."""
+        """Note which messages the broker has taken by now."""
         taken = person.client.connection.in_msgs
         while person.taken < taken:
             person.taken += 1
@@ -322,7 +322,7 @@ class World:
             if not person.is_gone:
                 self.go(person)
 
-    # ---- what back-pressure owes
+    # ---- promises of back-pressure
 
     def on_frames(self, end: End, lines: list[bytes]) -> None:
         """Frames that have just been read at the other end."""
@@ -349,7 +349,7 @@ class World:
     def check_hold(
         self, person: Person, message: Message, behind: list[tuple[Person, int]], links: list[tuple[End, int]]
     ) -> None:
-        """Who has just fed somebody who is behind has to wait."""
+        """Check that a client that has just fed a receiver that is behind has to wait."""
         if person.is_gone or message.is_denied or message.at == NEVER:
             return
         socket = person.client.socket
@@ -369,7 +369,7 @@ class World:
             assert socket.is_stalled, f"{person.number} feeds {subject}, of which a sibling said SLOW, and is not held"
 
     def check_hold_across(self, person: Person, message: Message, before: list[tuple[End, int]]) -> None:
-        """Who has just sent a sibling a request for another account, of which that said SLOW, has to wait."""
+        """Check that a client waits if it has just sent a request for another account of which a sibling said SLOW."""
         if person.is_gone or message.is_denied or message.at == NEVER:
             return
         for view in self.tenants.views(message.account, message.subject)[1:]:
@@ -382,7 +382,7 @@ class World:
                 assert person.client.socket.is_stalled, f"{person.number} feeds {view}, of which a sibling said SLOW"
 
     def check_told(self, end: End, behind: list[tuple[Person, int]]) -> None:
-        """A shard that has just given messages of a sibling to somebody who is behind has said SLOW, lately."""
+        """Check that a shard has said SLOW lately after it gave a sibling's messages to a client that is behind."""
         back = end.other
         assert back.socket is not None
         for line in re.findall(rb"SLOW \S+ \S+\r\n", back.socket.queued_from(max(0, back.carried - MOST_SLOW_BYTES))):
@@ -428,7 +428,7 @@ class World:
                         sub.death_known_at = self.now
 
     def relieve(self) -> None:
-        """As a reactor does when somebody who was behind is so no more."""
+        """Do what a reactor does when a receiver has caught up."""
         for process in self.swarm.alive:
             if process.engine.probe.is_relieved:
                 process.engine.probe.release_stalls()
@@ -448,11 +448,11 @@ class World:
         self.swarm.settle()
 
     def do_tell(self, step: Step) -> None:
-        """One message between the router and a shard arrives."""
+        """Deliver one message between the router and a shard."""
         self.swarm.tell(step.who)
 
     def do_pass(self, step: Step) -> None:
-        """Time passes: who waits for somebody slow goes on, and what is asked regularly is asked."""
+        """Let time pass: clients that waited for a slow one go on, and regular checks are made."""
         self.swarm.pass_s((0.02, 0.06, 0.15, 0.4)[step.much % 4])
         for process in self.swarm.alive:
             if step.much % 4 >= 2:
@@ -484,7 +484,7 @@ class World:
 
     def do_max(self, person: Person, step: Step) -> None:
         """UNSUB with a max, after so many messages more."""
-        self.swarm.turn()  # so that we know how many it has had
+        self.swarm.turn()  # then we know how many it has had
         self.look()
         mine = self.current(person)
         if mine and person.is_read:
@@ -497,7 +497,7 @@ class World:
     def publish(
         self, person: Person, subject: str, size: int, *, wants_answer: bool = False, answers: int = -1
     ) -> bytes:
-        """The words; the message is on its way from here on."""
+        """The bytes of the PUB; the message counts as sent from here on."""
         number = len(self.messages)
         message = Message(number, person.number, subject, person.account, size=size, answers=answers)
         message.wants_answer = wants_answer
@@ -514,7 +514,7 @@ class World:
         return b"PUB %b %b%d\r\n%b\r\n" % (subject.encode(), reply, len(body), body)
 
     def may_answer(self, person: Person, subject: str) -> bool:
-        """By its reply permissions; that counts."""
+        """Whether its reply permissions allow this publish; each use counts."""
         rights = RIGHTS[person.rights]
         if rights is None or not rights.responses or subject not in person.reads:
             return False
@@ -561,7 +561,7 @@ class World:
         self.do_pub(person, step, wants_answer=True)
 
     def do_answer(self, person: Person, step: Step) -> None:
-        """To one of the requests that it has read, maybe again."""
+        """Answer one of the requests that it has read, possibly once more."""
         if person.to_answer:
             at = step.which % len(person.to_answer)
             reply, number = person.to_answer[at] if step.much % 4 == 0 else person.to_answer.pop(at)
@@ -572,7 +572,7 @@ class World:
                 self.do_ping(person, step)
 
     def do_volley(self, person: Person, step: Step) -> None:
-        """Many messages with the same control line in one write: the broker takes them as a run."""
+        """Publish many messages with the same control line in one write: the broker handles them as a run."""
         size = VOLLEY_BYTES if self.schedule.has("slow") and step.which % 2 else 8
         subject = self.subjects[step.which % len(self.subjects)]
         words = [self.publish(person, subject, size) for _ in range(2 + step.much % 9)]
@@ -600,7 +600,7 @@ class World:
             self.do_ping(person, step)
 
     def do_rights(self, person: Person, step: Step) -> None:
-        """A reload changes what it may do."""
+        """Reload its permissions."""
         self.swarm.turn()
         self.look()
         if not person.is_read or not self.schedule.has("rights"):
@@ -623,19 +623,19 @@ class World:
                 should.add(sub.sid)
                 sub.left_at = self.now
             if sub.left_at != NEVER and sub.queue:
-                sub.gone_at = min(sub.gone_at, self.now)  # it lingers no more
+                sub.gone_at = min(sub.gone_at, self.now)  # it does not linger any more
         assert ended == should, f"the reload ends {ended}, not {should}"
         self.seen["rights reloaded"] += 1
         self.swarm.turn()
 
     def do_limits(self, person: Person, step: Step) -> None:
-        """A reload changes how much may wait for it."""
+        """Reload the limit of what may wait for it."""
         if self.schedule.has("slow"):
             person.client.connection.set_limits(LIMITS[step.which % 2])
             self.seen["limits reloaded"] += 1
 
     def do_slow(self, person: Person, step: Step) -> None:
-        """It reads no more, until a step says so; or somebody else, who wants something."""
+        """Let it stop reading until a step lets it read; or take another client, which has subscriptions."""
         if self.schedule.has("slow"):
             wanting = {one.client for one in self.subscriptions if one.left_at == NEVER and one.pattern[0] != "_"}
             if wanting and person.number not in wanting:
@@ -644,13 +644,13 @@ class World:
             person.process.engine.probe.set_takes(person.client.socket, 0)
 
     def do_take(self, person: Person, step: Step) -> None:
-        """It reads some bytes, or from now on everything."""
+        """Let it read some bytes, or from now on everything."""
         slow = [one for one in self.people if one.is_slow and not one.is_gone]
         if slow:
             person = slow[step.who % len(slow)]
             was_behind = person.client.socket.is_behind
             n = TAKES[step.much % len(TAKES)]
-            person.process.engine.probe.finish()  # the round in which it was given too much ends before
+            person.process.engine.probe.finish()  # first ends the round in which it was given too much
             person.is_slow = n >= 0
             socket = person.client.socket
             person.process.engine.probe.set_takes(socket, n)
@@ -669,7 +669,7 @@ class World:
             self.look()
 
     def do_come(self, step: Step) -> None:
-        """A new connection, to a shard that takes clients: often one that has just begun to. It may publish at once."""
+        """Connect to a shard that accepts clients, often one that has just begun to. The client may publish at once."""
         ready = self.swarm.ready
         if ready and len(self.people) < MOST_CLIENTS:
             if step.which % 2:
@@ -688,19 +688,19 @@ class World:
             self.seen["link break"] += 1
 
     def do_kill(self, step: Step) -> None:
-        """A shard dies with its clients; the router starts it again."""
+        """Kill a shard with its clients; the router starts it again."""
         alive = self.swarm.alive
         if len(alive) > 2 and step.much < 8:
             alive[step.who % len(alive)].die()
             self.seen["kill"] += 1
 
     def do_boot(self, step: Step) -> None:
-        """One shard more is wanted."""
+        """Request one shard more."""
         if self.swarm.join(MOST_SHARDS_HERE):
             self.seen["join"] += 1
 
     def do_leave(self, step: Step) -> None:
-        """One shard is wanted no more."""
+        """Retire one shard."""
         ready = self.swarm.ready
         if len(ready) > 2 and step.much < 8:
             self.swarm.leave(ready[step.who % len(ready)].number)
@@ -732,7 +732,7 @@ class World:
         self.close()
 
     def rest(self) -> None:
-        """Until nothing is on its way, nobody waits, and all shards are linked."""
+        """Run until nothing is on its way, nobody waits, and all shards are linked."""
         for _ in range(MOST_ROUNDS):
             self.swarm.settle()
             self.look()
@@ -748,7 +748,7 @@ class World:
         raise AssertionError("the broker does not come to rest")
 
     def close(self) -> None:
-        """All clients leave; then no shard may hold anything for any of them."""
+        """Let all clients leave; then no shard may hold anything for any of them."""
         for person in self.people:
             if not person.is_gone:
                 person.client.close()
@@ -782,7 +782,7 @@ ALONE: dict[str, Callable[[World, Step], None]] = {
     "boot": World.do_boot,
     "leave": World.do_leave,
 }
-# Whether the broker reads this client or not.
+# Steps that are possible whether or not the broker reads from this client.
 OF_SOCKETS: dict[str, Callable[[World, Person, Step], None]] = {
     "slow": World.do_slow,
     "take": World.do_take,

@@ -22,7 +22,7 @@ TARGETS = (
 )
 
 # Those whose code is compiled. They run on the build for fuzzing, with its sanitizers; the other ones are Python, and
-# run without: gcc's sanitizers bring empty functions of the names by which atheris counts the branches of Python.
+# run without: gcc's sanitizers define empty functions with the names that atheris calls to count Python's branches.
 COMPILED = frozenset({"operations", "route_frames"})
 
 CORPUS = Path(__file__).resolve().parent.parent / "corpus"

@@ -26,7 +26,7 @@ from gnatswarm.shards.boundary import certificates
 from tests.fuzz.targets import SEPARATOR
 from tests.support.authority import Authority
 
-# The files are only here, not on a disk: the first part of the input, then those that it can include.
+# The files are in memory only: the first part of the input, then files that it can include.
 FILES = ("/conf/main.conf", "/conf/a.conf", "/conf/b.conf", "/c.conf")
 ENVIRONMENT = {"NAME": "text", "NUMBER": "5", "LIST": "[1, a]", "BAD": "{", "LOOP": "$LOOP"}
 
@@ -67,10 +67,10 @@ WORDS += [
 def check(data: bytes) -> None:
     """Any bytes of a configuration and its includes give Options or ConfigError, and no other exception.
 
-    Each problem says where (a file of these, and a line that it has), and what is wrong. No other file is read, and a
-    file of these no oftener than the limit. The same bytes give the same result. A tree without problems, written in
-    the same syntax, is parsed as the same values. Options are as they were after the control channel, and their repr
-    shows no password.
+    Each problem says where (a file of these, and a line that it has), and what is wrong. No other file is read, and
+    files are not read more often than the limit allows. The same bytes give the same result. A tree without problems,
+    written in the same syntax, is parsed as the same values. The control channel carries options unchanged, and their
+    repr shows no password.
     """
     texts = dict(zip(FILES, data.split(SEPARATOR), strict=False))
     with only(texts):

@@ -63,7 +63,7 @@ def check(data: bytes) -> None:
 
 
 def result(before: ClientOptions, data: bytes) -> ClientOptions | type[ProtocolError]:
-    """What comes of an argument: options, or the kind of error."""
+    """The result of an argument: options, or the kind of error."""
     try:
         return overlay(before, data)
     except (BadArguments, AuthorizationViolation) as error:

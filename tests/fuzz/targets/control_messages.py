@@ -12,8 +12,8 @@ def check(data: bytes) -> None:
     """Any bytes give messages or one ControlError, and no other exception, however they are cut.
 
     A message that was read is written as a frame that is read as the same message. After an error nothing is held, and
-    each further feed raises the same error. No more than one frame is held. The first byte says which end reads: an odd
-    one the shard, an even one the router.
+    each further feed raises the same error. No more than one frame is held. The first byte says which end reads: odd
+    for the shard, even for the router.
     """
     expected = ToShard if data[:1] and data[0] & 1 else ToRouter
     stream = data[1:]

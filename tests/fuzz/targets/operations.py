@@ -1,4 +1,4 @@
-"""What clients say: operations of three clients of one shard, two siblings beside them."""
+"""Operations of three clients of one shard that has two siblings."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ EACH_BYTES = 2000
 
 
 def check(data: bytes) -> None:
-    """What comes out is the same however the bytes come in, is whole frames, and nothing is held in the end.
+    """The output is the same however the input is cut, consists of whole frames, and nothing is held in the end.
 
     The answer of the parser does not change when more bytes come. First byte: the limits. The rest is in parts: `0…`,
     `1…` and `2…` are bytes of a client (every other part is of the first one), `w…` changes the interest of a sibling,
-    `d…` makes a sibling anew, `g…` ends a client.
+    `d…` replaces a sibling, `g…` ends a client.
     """
     flags = data[0] if data else 0
     limits = Limits(

@@ -1,4 +1,4 @@
-"""What a joined sibling says on its link, between what clients of the same shard say."""
+"""Bytes of a joined sibling on its link, between operations of clients of the same shard."""
 
 from __future__ import annotations
 

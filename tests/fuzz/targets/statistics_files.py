@@ -12,7 +12,7 @@ import zstandard
 from gnatswarm.shards.boundary import records, statfile
 from tests.fuzz.targets import SEPARATOR
 
-# What of a file is decompressed here: a few bytes can hold as many gigabytes of zeros.
+# How much of a file is decompressed here: a few bytes can hold gigabytes of zeros.
 MOST_BYTES = 1 << 22
 RECORDS = msgspec.json.Decoder(
     records.SubjectRecord
@@ -26,7 +26,7 @@ START_US = 1_770_000_000_000_000
 
 
 def check(data: bytes) -> None:
-    """Of any bytes in a dead writer's file exactly the whole zstd frames at its beginning are kept.
+    """Whatever bytes a dead writer left in its file, exactly the whole zstd frames at its beginning are kept.
 
     The same is kept wherever the reads are cut. Cut the file at any byte: what is kept are the frames that end before.
     A file without a whole frame is removed, every other one gets its final name, and all of it can be decompressed.
@@ -81,7 +81,7 @@ def check(data: bytes) -> None:
 
 
 def appended(data: bytes, cut: int) -> bytes:
-    """Frames as the scribe writes them, without so many bytes of their end."""
+    """Frames as the scribe writes them, with this many bytes cut off the end."""
     compressor = zstandard.ZstdCompressor(level=statfile.COMPRESSION_LEVEL)
     frames = b"".join(compressor.compress(lines) for lines in data.split(SEPARATOR))
     return frames[: len(frames) - cut] if cut < len(frames) else frames

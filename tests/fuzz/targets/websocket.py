@@ -28,8 +28,8 @@ Seen = tuple[bytes, bytes, bool, bool, str, CloseReason]
 def check(data: bytes) -> None:
     """Any bytes give the same payload, answer, error and reason however they are cut, and never an exception.
 
-    No piece of payload is longer than the limit. Before a frame or a request is complete no more bytes of it are held
-    than its limit allows, so a length that a frame announces makes nobody wait for more. The answer is never longer
+    No piece of payload is longer than the limit. Before a frame or a request is complete, no more of its bytes are held
+    than the limit allows, whatever length it announces. The answer is never longer
     than what came, but for the response to the upgrade. The bits of the first byte: compression is offered, the request
     comes by itself, it asks for compression, the page's origin is checked.
     """
@@ -43,7 +43,7 @@ def check(data: bytes) -> None:
         assert run(flags, cut) == whole
         assert len(stream) > 3000 or run(flags, each) == whole
         return
-    # What comes together with a request is an error, so a request that is cut elsewhere may have another result.
+    # Bytes that come together with a request are an error, so a request that is cut elsewhere may have another result.
     run(flags, [stream])
     run(flags, pieces(stream, zlib.crc32(data)))
     end = stream.find(b"\r\n\r\n") + 4
