@@ -556,7 +556,7 @@ cdef class ClientConnection(Peer):
 
     def configure(self, *, bint verbose, bint pedantic, bint echo, bint headers, bint no_responders, int protocol,
                   bint names_subject=False):
-        """What a good CONNECT asked for (protocol.md, section 1). `names_subject`: 503 says which subject was asked."""
+        """What a good CONNECT asked for. `names_subject`: 503 says which subject was asked."""
         self.names_subject = names_subject
         self.is_verbose = verbose
         self.is_pedantic = pedantic

@@ -3,7 +3,7 @@
 
 It does not read payloads (the connection does, once it knows the limits) and knows no connection. An incomplete line is
 OP_MORE: call again with the same bytes and more. A wrong byte is reported as soon as it arrives. What is an error, and
-when, is nats-server 2.9.10's behaviour (protocol.md, section 8).
+when, is nats-server 2.9.10's behaviour.
 """
 
 from libc.string cimport memchr

@@ -1,4 +1,4 @@
-# Subject rules (protocol.md, section 1): tokens separated by '.', none empty; in a subscription '*' is a
+# Subject rules (NATS client protocol): tokens separated by '.', none empty; in a subscription '*' is a
 # whole token and matches one, '>' a whole last token and matches one or more.
 
 from libc.stdint cimport uint8_t, uint32_t

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Subject rules: what may be published to, what may be subscribed to, what matches what.
 
-Pure functions over bytes; nothing is stored here. Source: protocol.md section 1, and nats-server 2.9.10 where
+Pure functions over bytes; nothing is stored here. Source: the NATS client protocol, and nats-server 2.9.10 where
 it is silent: a published subject with an empty token is accepted and matches nothing, not even '>'.
 """
 

@@ -145,7 +145,8 @@ class HttpServer:
         if self._places.cuts == self._cuts_said or now_s < self._cuts_said_s + CUTS_SAID_EVERY_S:
             return
         logger.warning(
-            "Monitoring has too many connections (%d places, or one address's share): who asks for nothing gives way",
+            "Monitoring has too many connections (%d places, or one address's share): "
+            "the oldest ones without a request are closed",
             self._places.most,
         )
         self._cuts_said, self._cuts_said_s = self._places.cuts, now_s

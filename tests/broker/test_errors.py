@@ -1,6 +1,6 @@
 """The catalogue of what a peer is told: texts to the letter, what closes, and the reason shown later.
 
-The expected values are protocol.md's (sections 4 and 6), typed here once more: clients match these texts.
+The expected values are typed here once more, because clients match these texts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CATALOGUE = {
     "PermissionsViolation": ("Permissions Violation", False, None),  # and what it was
 }
 
-# protocol.md, section 6, in the order of connz
+# In the order of connz
 REASON_TEXTS = [
     "Client Closed",
     "Authentication Timeout",
