@@ -29,7 +29,7 @@ async def received(handoff: Handoff, shard: int) -> tuple[str, int]:
     end = handoff._lanes[shard].shard_end
     async with asyncio.timeout(WITHIN_S):
         while not (descriptors := receive_descriptors(end)):  # noqa: ASYNC110 - no event for what tests alone want to know
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
     [fd] = descriptors
     with socket.socket(fileno=fd) as sock:
         found: tuple[str, int] = sock.getpeername()
@@ -45,7 +45,7 @@ async def test_what_waits_in_the_queue_of_a_dead_shard_goes_to_another(listener:
     with socket.create_connection(listener.getsockname()) as client:
         async with asyncio.timeout(WITHIN_S):
             while not handoff._lanes[0].sent:  # noqa: ASYNC110 - no event for what tests alone want to know
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0)
         accepting[:] = [1]
         handoff.take_back(0)
         handoff.shards_changed()

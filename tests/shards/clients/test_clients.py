@@ -78,7 +78,7 @@ async def test_all_subscriptions_of_a_closed_client_end_however_many_there_are(h
     client.close()
     async with asyncio.timeout(WITHIN_S):
         while sublist.n_subs:  # noqa: ASYNC110 - no event for what tests alone want to know
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
 
 
 async def test_who_comes_while_clients_are_held_waits_too(house: OneShard) -> None:

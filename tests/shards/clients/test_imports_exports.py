@@ -37,6 +37,6 @@ async def test_a_request_without_a_reply_is_forgotten_after_the_threshold() -> N
         assert b"MSG help 1 _R_." in await responder.wait(b"?\r\n")
         async with asyncio.timeout(WITHIN_S):
             while house.shard.imports_exports.service_imports.waiting:  # noqa: ASYNC110 - nobody tells of it
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0)
     finally:
         house.close()
