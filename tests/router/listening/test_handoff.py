@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+import select
 import socket
 from collections.abc import Iterator
 
@@ -13,8 +13,7 @@ from gnatswarm.router.listening import handoff as module
 from gnatswarm.router.listening.handoff import Handoff
 from gnatswarm.shards.boundary.handoff import receive_descriptors, send_descriptors
 from gnatswarm.shards.boundary.page import Page
-
-WITHIN_S = 20
+from tests.support.turns import until
 
 
 @pytest.fixture
@@ -27,9 +26,9 @@ def listener() -> Iterator[socket.socket]:
 async def received(handoff: Handoff, shard: int) -> tuple[str, int]:
     """The peer of the next socket in the shard's queue."""
     end = handoff._lanes[shard].shard_end
-    async with asyncio.timeout(WITHIN_S):
-        while not (descriptors := receive_descriptors(end)):  # noqa: ASYNC110 - no event for what tests alone want to know
-            await asyncio.sleep(0)
+    await until(lambda: select.select([end], [], [], 0)[0])
+    descriptors = receive_descriptors(end)
+    assert descriptors is not None
     [fd] = descriptors
     with socket.socket(fileno=fd) as sock:
         found: tuple[str, int] = sock.getpeername()
@@ -43,9 +42,7 @@ async def test_what_waits_in_the_queue_of_a_dead_shard_goes_to_another(listener:
         handoff.shard_fd(shard)
     handoff.start()
     with socket.create_connection(listener.getsockname()) as client:
-        async with asyncio.timeout(WITHIN_S):
-            while not handoff._lanes[0].sent:  # noqa: ASYNC110 - no event for what tests alone want to know
-                await asyncio.sleep(0)
+        await until(lambda: handoff._lanes[0].sent)
         accepting[:] = [1]
         handoff.take_back(0)
         handoff.shards_changed()

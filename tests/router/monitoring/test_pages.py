@@ -16,8 +16,8 @@ from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
 from gnatswarm.router.monitoring.pages import MOST_BUILT, MOST_WAITING, ROWS_IN_ONE_STEP, Busy, Pages
 from gnatswarm.shards.boundary import rows
 from tests.router.monitoring.broker_facts import START_US, facts, shard
+from tests.support.turns import until
 
-WITHIN_S = 20
 HISTORY = History(lambda: dict.fromkeys(COUNTERS, 0))
 
 EMPTY: dict[type[rows.PageStruct], list[rows.PageStruct]] = {
@@ -66,9 +66,7 @@ class Site:
 
     async def wait(self, begun: int, asked: int) -> None:
         """Until so many pages have gone as far as they can without an answer, and shards were asked so often."""
-        async with asyncio.timeout(WITHIN_S):
-            while self.begun < begun or len(self.shards.asked) < asked:  # noqa: ASYNC110 - nobody else wants to know
-                await asyncio.sleep(0)
+        await until(lambda: self.begun >= begun and len(self.shards.asked) >= asked)
 
     async def get(self, path: str, query: str = "") -> dict[str, Any]:
         found: dict[str, Any] = json.loads(await self.pages.by_path[path](PageQuery(query)))

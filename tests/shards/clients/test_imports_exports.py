@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from gnatswarm.broker import census
 from gnatswarm.broker.options import Account, Export, Import, Mapping, Options, User
-from tests.support.one_shard import WITHIN_S, OneShard
+from tests.support.one_shard import OneShard
+from tests.support.turns import until
 
 
 async def test_a_publisher_to_a_mapped_subject_is_known_as_one_of_the_subject_that_it_goes_to() -> None:
@@ -35,8 +34,6 @@ async def test_a_request_without_a_reply_is_forgotten_after_the_threshold() -> N
         await responder.talk(b"SUB help 1\r\nPING\r\n")
         await requestor.talk(b"SUB inbox 1\r\nPUB help inbox 1\r\n?\r\nPING\r\n")
         assert b"MSG help 1 _R_." in await responder.wait(b"?\r\n")
-        async with asyncio.timeout(WITHIN_S):
-            while house.shard.imports_exports.service_imports.waiting:  # noqa: ASYNC110 - nobody tells of it
-                await asyncio.sleep(0)
+        await until(lambda: not house.shard.imports_exports.service_imports.waiting)
     finally:
         house.close()

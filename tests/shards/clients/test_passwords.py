@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import bcrypt
@@ -11,6 +9,7 @@ import pytest
 
 from gnatswarm.broker.access.auth import NOBODY, Admission, HashedPassword, Verdicts
 from gnatswarm.shards.clients.passwords import MOST_WAITING, Passwords, is_same
+from tests.support.turns import until
 
 # A fixed salt: the hash is in the names of tests.
 SALT = b"$2b$04$" + b"a" * 21 + b"u"
@@ -34,12 +33,6 @@ class Client:
 
 async def until_idle(passwords: Passwords) -> None:
     await until(lambda: not passwords.waiting)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - no event for what tests alone want to know
-            await asyncio.sleep(0)
 
 
 @pytest.fixture
