@@ -7,7 +7,7 @@
 #   WORKERS=2             test processes; 0: the tests run in pytest's own process, for a debugger
 #   EXTRAS=top            optional dependencies of pyproject.toml to install besides
 #   FUZZ_S=60             seconds for each fuzzer
-#   S=60                  seconds of simulation, or of histories
+#   S=60                  seconds of simulation, of histories, or of each soak
 #   GNATSWARM_NATIVE=1    compile for this machine's processor alone
 
 VENV := .venv
@@ -34,7 +34,7 @@ COMPILED_SOURCES := $(shell find broker shards loadtest tests/probes -name '*.py
 CYTHON_SOURCES := $(filter %.pyx %.pxd,$(COMPILED_SOURCES))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test audit clients reference demo build wheel debug lint format bench instructions simulate lines histories mutants fuzz clean FORCE
+.PHONY: help run test audit clients reference demo build wheel debug lint format bench instructions simulate soak placement lines histories mutants fuzz clean FORCE
 FORCE:
 
 help: ## list the targets
@@ -63,8 +63,8 @@ audit: $(VENV)/.installed ## compare the versions in constraints.txt with publis
 	@$(PIP_INSTALL) pip-audit
 	@$(PY) -m pip_audit --disable-pip --no-deps --requirement constraints.txt
 
-reference: build ## regenerate deploy/CONFIGURATION.md and the tables of deploy/CAPACITY.md
-	@PYTHONPATH=. $(PY) -P deploy/reference.py && $(PY) -P deploy/capacity.py
+reference: build ## regenerate deploy/CONFIGURATION.md, the tables of deploy/CAPACITY.md, the alerts of deploy/prometheus, the man pages
+	@PYTHONPATH=. $(PY) -P deploy/reference.py && $(PY) -P deploy/capacity.py && $(PY) -P deploy/alerts.py && PYTHONPATH=. $(PY) -P deploy/manpages.py
 
 clients: ## install the official NATS clients that tests/clients runs: Node (npm), Python 3.13 or later
 	@mkdir -p build/clients && cp tests/clients/package.json build/clients/
@@ -98,6 +98,12 @@ instructions: build $(VENV)/.tools ## count the engine's instructions per operat
 
 simulate: build $(VENV)/.tools ## the whole mesh under random schedules for S seconds: tests/simulation
 	@PYTHONPATH=. $(PY) -P -m tests.simulation --seconds $(S) $(ARGS)
+
+placement: build $(VENV)/.tools ## from statistics to rules to moved connections, with Spark, on a real broker
+	@GNATSWARM_SLOW=1 $(PYTEST) -n 0 tests/spark/test_placed.py $(ARGS)
+
+soak: build $(VENV)/.tools ## move clients between the shards of real brokers for S seconds, under a checking load; again with kills
+	@GNATSWARM_SOAK_S=$(S) $(PYTEST) -n 0 --timeout $$(( $(S) * 3 + 120 )) tests/system/test_moving_clients.py $(ARGS)
 
 lines: build $(VENV)/.tools ## which lines of the engine the simulation runs (a build of its own, with gcov)
 	@PYTHONPATH=. $(PY) -P -m tests.simulation.lines $(ARGS)

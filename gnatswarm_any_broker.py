@@ -152,6 +152,12 @@ class AnyBroker(Protocol):
     async def ashard_count(self) -> int:
         """shard_count(), awaited."""
 
+    def published(self) -> dict[str, int]:
+        """What was published so far: messages by subject, the most frequent first, without inboxes."""
+
+    async def apublished(self) -> dict[str, int]:
+        """published(), awaited."""
+
     async def connect(self, **options: Any) -> NatsClient:
         """A client of nats-py, connected and logged in; `options` are nats.connect's own. ImportError."""
 

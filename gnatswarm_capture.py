@@ -22,7 +22,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -31,6 +31,9 @@ from typing import Any, Self
 DEADLINE_S = 10.0
 _DIAL_AGAIN_S = 0.02
 _READ_BYTES = 65536
+# Subjects that the text of a TimeoutError names.
+_MOST_NAMED = 8
+_NEAR = 0.6  # of difflib's ratio
 
 
 class CaptureError(Exception):
@@ -75,11 +78,20 @@ class _Fence:
 class Capture:
     """Collects messages from its construction until close(). CaptureError if the broker refuses the subscription."""
 
-    def __init__(self, login: Login, subject: str, *, queue: str = "") -> None:
+    def __init__(
+        self,
+        login: Login,
+        subject: str,
+        *,
+        queue: str = "",
+        published: Callable[[], Mapping[str, int]] | None = None,
+    ) -> None:
+        """`published`: what was published so far, messages by subject; asked for the text of a TimeoutError."""
         if not subject or any(character.isspace() for character in subject + queue):
             raise ValueError(f"not a subject and a queue: {subject!r}, {queue!r}")
         self.subject = subject
         self._login = login
+        self._published = published
         self._subscribe = f"SUB {subject} {queue + ' ' if queue else ''}1\r\n".encode()
         self._changed = threading.Condition()
         self._messages: list[Message] = []
@@ -159,21 +171,39 @@ class Capture:
         _refuse_to_block("receive", f"await captured.areceive({count})")
         with self._changed:
             self._changed.wait_for(lambda: len(self._messages) >= count or self._failure, deadline_s)
-        return self._received(count, deadline_s)
+        return self._received(count, deadline_s) or self._missed(count, deadline_s, self._elsewhere())
 
     async def areceive(self, count: int = 1, deadline_s: float = DEADLINE_S) -> list[Message]:
         """The same, awaited."""
         await self._until(lambda: len(self._messages) >= count or bool(self._failure), deadline_s)
-        return self._received(count, deadline_s)
+        messages = self._received(count, deadline_s)
+        return messages or self._missed(count, deadline_s, await asyncio.to_thread(self._elsewhere))
 
     def _received(self, count: int, deadline_s: float) -> list[Message]:
+        """The messages, if there are enough; []: too few came in time."""
         messages = self.messages
         if len(messages) >= count:
             return messages
         if self._failure:
             raise CaptureError(self._failure)
+        return []
+
+    def _missed(self, count: int, deadline_s: float, elsewhere: str) -> list[Message]:
+        messages = self.messages
+        if len(messages) >= count:
+            return messages
         shown = ", ".join(f"{one.subject} {one.data[:60]!r}" for one in messages[:10]) or "nothing"
-        raise TimeoutError(f"{len(messages)} of {count} messages on {self.subject} within {deadline_s:g} s: {shown}")
+        raise TimeoutError(
+            f"{len(messages)} of {count} messages on {self.subject} within {deadline_s:g} s: {shown}{elsewhere}"
+        )
+
+    def _elsewhere(self) -> str:
+        """What was published, as the end of a message; "": nothing is known."""
+        try:
+            published = self._published() if self._published is not None else {}
+        except Exception:  # the broker may be gone; that must not hide what the caller waits for
+            return ""
+        return near_misses(self.subject, published)
 
     def _has_passed(self, fence: _Fence) -> bool:
         """Whether the broker has answered the fence's PING, which is sent once on each connection. CaptureError."""
@@ -319,6 +349,37 @@ class Capture:
             self._connection = None
             self._failure = self._failure or why
             self._notify()
+
+
+def near_misses(wanted: str, published: Mapping[str, int]) -> str:
+    """The end of a message about `wanted`, to which nothing came: what was published so far, similar subjects first."""
+    import difflib
+
+    if not published:
+        return ""
+    here = [subject for subject in published if _matches(wanted, subject)]
+    ratio = {subject: difflib.SequenceMatcher(None, wanted, subject).ratio() for subject in published}
+    others = sorted((subject for subject in published if subject not in here), key=lambda one: (-ratio[one], one))
+    text = ""
+    if here:
+        shown = ", ".join(f"{one} ({published[one]})" for one in here[:_MOST_NAMED])
+        text += f"; published before this capture began, or in another account: {shown}"
+    if others:
+        shown = ", ".join(f"{one} ({published[one]})" for one in others[:_MOST_NAMED])
+        more = f", and {len(others) - _MOST_NAMED} other subjects" if len(others) > _MOST_NAMED else ""
+        near = f": did you mean {others[0]}?" if ratio[others[0]] >= _NEAR and not here else ""
+        text += f"; published so far: {shown}{more}{near}"
+    return text
+
+
+def _matches(pattern: str, subject: str) -> bool:
+    wanted, given = pattern.split("."), subject.split(".")
+    for at, token in enumerate(wanted):
+        if token == ">":
+            return len(given) > at
+        if at >= len(given) or token not in ("*", given[at]):
+            return False
+    return len(wanted) == len(given)
 
 
 class _Connection:

@@ -68,6 +68,8 @@ __all__ = [
 
 # For an external server that has just been told to start.
 EXTERNAL_DEADLINE_S = 10.0
+# Subjects of published(), as the router has it for BrokerProcess.
+MOST_PUBLISHED = 1000
 NOT_RUNNING = "the broker has not been started, or has been stopped"
 
 Result = TypeVar("Result")
@@ -142,6 +144,13 @@ class _Endpoint:
         """The requested number of shards."""
         raise NotImplementedError
 
+    def published(self) -> dict[str, int]:
+        """What was published so far: messages by subject, the most frequent first, without inboxes.
+
+        Of at most 1,000 subjects, over all accounts. A subject's count begins anew with a subscription that matches it.
+        """
+        raise NotImplementedError
+
     # ---- awaited
 
     async def astart(self) -> Self:
@@ -163,6 +172,10 @@ class _Endpoint:
     async def anext_client_id(self) -> int:
         """next_client_id(), awaited."""
         return await _on_thread(self.next_client_id)
+
+    async def apublished(self) -> dict[str, int]:
+        """published(), awaited."""
+        return await _on_thread(self.published)
 
     async def ashard_count(self) -> int:
         """shard_count(), awaited."""
@@ -220,7 +233,8 @@ class _Endpoint:
 
         Logs in with the given credentials, by default as the first user. CaptureError if the broker refuses it.
         """
-        capture = Capture(self._login(user, password, token, tls), subject, queue=queue)
+        login = self._login(user, password, token, tls)
+        capture = Capture(login, subject, queue=queue, published=self.published)
         self._captures.append(capture)
         return capture
 
@@ -445,6 +459,10 @@ class Broker(_Endpoint):
         """Always 1."""
         return 1
 
+    def published(self) -> dict[str, int]:
+        """What was published so far: messages by subject, the most frequent first, without inboxes."""
+        return self._running.published(MOST_PUBLISHED)
+
     @property
     def _running(self) -> EmbeddedShard:
         if self._shard is None:
@@ -466,8 +484,13 @@ class Broker(_Endpoint):
             ("ports_file_dir", bool(options.ports_file_dir)),
             ("log_file", bool(options.logging.file)),
             ("trace", options.logging.trace),
+            ("syslog", options.logging.syslog),
+            ("remote_syslog", bool(options.logging.remote_syslog)),
+            ("leafnodes", bool(options.leafnodes.remotes)),
+            ("cluster", bool(options.cluster.port)),
         ):
-            if is_asked_for and name in given:
+            # (from a file, too, what connects other servers: a broker that is in no cluster is not what it asks for)
+            if is_asked_for and (name in given or name in ("leafnodes", "cluster")):
                 raise TypeError(f"{who}: {name} needs a broker in a process of its own: gnatswarm.BrokerProcess")
         return options
 
@@ -662,6 +685,10 @@ class ExternalBroker(_Endpoint):
     def shard_count(self) -> int:
         """Always raises BrokerFailed."""
         self._refused("ask for shards")
+
+    def published(self) -> dict[str, int]:
+        """Always {}: not known."""
+        return {}
 
     def _login(self, user: str = "", password: str = "", token: str = "", tls: ssl.SSLContext | None = None) -> Login:
         if tls is None and self._is_tls:

@@ -16,6 +16,7 @@ TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would
 if TYPE_CHECKING:
     from gnatswarm.any_broker import AnyBroker, ConnectOptions
     from gnatswarm.capture import Capture, CaptureError, Message
+    from gnatswarm.chaos import Chaos, Fault
     from gnatswarm.embedding import Broker, BrokerProcess, ExternalBroker
     from gnatswarm.router.broker_process import BrokerFailed
     from gnatswarm.router.config.conf_tree import ConfigError
@@ -33,9 +34,11 @@ __all__ = [
     "Capture",
     "CaptureError",
     "Change",
+    "Chaos",
     "ConfigError",
     "ConnectOptions",
     "ExternalBroker",
+    "Fault",
     "Keywords",
     "Message",
     "Status",
@@ -52,9 +55,9 @@ def __getattr__(name: str) -> object:
         from gnatswarm.broker.version import OWN_VERSION
 
         return OWN_VERSION
-    from gnatswarm import embedding
+    from gnatswarm import chaos, embedding
 
-    found: object = getattr(embedding, name)
+    found: object = getattr(chaos if name in ("Chaos", "Fault") else embedding, name)
     globals()[name] = found
     return found
 

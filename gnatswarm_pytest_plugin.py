@@ -15,6 +15,7 @@ async tests.
     gnatswarm_fresh     one of this test's own
     gnatswarm_factory   several: gnatswarm_factory(shards=2, max_payload=1024)
     gnatswarm_client    a client of nats-py, connected to `gnatswarm` (needs nats-py and pytest-asyncio)
+    gnatswarm_chaos     a proxy in front of `gnatswarm` that loses, delays, slows, stalls and cuts: a gnatswarm.Chaos
     gnatswarm_token, gnatswarm_users, gnatswarm_tls    shared ones that ask for a token, for users, that encrypt
     gnatswarm_session   the shared broker, for fixtures that live longer than a test
     gnatswarm_options   override it in conftest.py: options of every broker, as a dict
@@ -73,6 +74,7 @@ MOST_LOG_LINES = 200
 _DEFAULTS: dict[str, object] = {"shards": 1, "debug": True}
 
 _used = pytest.StashKey[list[tuple["api.AnyBroker", int]]]()
+_chaos = pytest.StashKey["api.Chaos"]()
 _external_one = pytest.StashKey["api.AnyBroker"]()
 _pool = pytest.StashKey["_Pool"]()
 
@@ -81,6 +83,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gnatswarm")
     text = "a NATS server that runs already, for tests without options of their own (default: $GNATSWARM_URL)"
     group.addoption("--gnatswarm-url", metavar="URL", default=None, help=text)
+    text = "of gnatswarm_chaos: the same seed has the same faults (default: 0)"
+    group.addoption("--gnatswarm-seed", metavar="N", type=int, default=0, help=text)
     parser.addini("gnatswarm_options", "options of the brokers that tests get, name=value", type="linelist")
 
 
@@ -108,6 +112,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Result[pytes
                 where = broker.url if broker.starts else "not started"
                 title = f"gnatswarm log ({where}, {report.when})"
                 report.sections.append((title, "\n".join(lines[-MOST_LOG_LINES:])))
+        chaos = item.stash.get(_chaos, None)
+        if chaos is not None and chaos.happened:
+            title = f"gnatswarm chaos (--gnatswarm-seed={chaos.seed}, {report.when})"
+            report.sections.append((title, "\n".join(str(one) for one in chaos.happened[-MOST_LOG_LINES:])))
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -200,6 +208,20 @@ def gnatswarm_factory(request: pytest.FixtureRequest, gnatswarm_options: dict[st
 def gnatswarm_fresh(gnatswarm_factory: BrokerFactory) -> api.AnyBroker:
     """A broker that no other test uses."""
     return gnatswarm_factory()
+
+
+@pytest.fixture
+def gnatswarm_chaos(request: pytest.FixtureRequest, gnatswarm: api.AnyBroker) -> Iterator[api.Chaos]:
+    """A proxy in front of `gnatswarm`, whose clients have the faults that the test asks for.
+
+    Its seed is --gnatswarm-seed (default: 0), which the report of a failed test names with what happened.
+    """
+    from gnatswarm import Chaos
+
+    chaos = Chaos(gnatswarm.url, seed=request.config.getoption("gnatswarm_seed"))
+    request.node.stash[_chaos] = chaos
+    with chaos:
+        yield chaos
 
 
 @pytest.fixture

@@ -32,9 +32,11 @@ NAME = ROOT / "build" / "name"
 LINKS = {
     "__init__.py": "gnatswarm_init.py",
     "__main__.py": "gnatswarm_main.py",
+    "keeper.py": "gnatswarm_keeper.py",
     "any_broker.py": "gnatswarm_any_broker.py",
     "embedding.py": "gnatswarm_embedding.py",
     "capture.py": "gnatswarm_capture.py",
+    "chaos.py": "gnatswarm_chaos.py",
     "pytest_plugin.py": "gnatswarm_pytest_plugin.py",
     "broker": "broker",
     "shards": "shards",
@@ -197,4 +199,9 @@ logging.getLogger("setuptools.config._validate_pyproject.formats").setLevel(logg
 
 if __name__ == "__main__":  # cythonize's workers may import this file
     make_name()
-    setup(ext_modules=extensions(), cmdclass={"build_ext": BuildCompiledModules})
+    pages = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "deploy" / "man").glob("*.1"))]
+    setup(
+        ext_modules=extensions(),
+        cmdclass={"build_ext": BuildCompiledModules},
+        data_files=[("share/man/man1", pages)],
+    )

@@ -52,6 +52,8 @@ class ServerIdentity(msgspec.Struct, frozen=True):
         }
         if options.server_tags:
             found["tags"] = list(options.server_tags)
+        if options.server_metadata:
+            found["metadata"] = dict(options.server_metadata)
         return found | {"seq": number, "jetstream": False, "time": time_text(now_us)}
 
 

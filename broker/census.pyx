@@ -13,7 +13,7 @@ from gnatswarm.broker.connection cimport ClientConnection
 from gnatswarm.broker.link cimport SiblingLink
 from gnatswarm.broker.outbuf cimport OutBuf, out_pending
 from gnatswarm.broker.peer cimport Peer
-from gnatswarm.broker.interest cimport Node, QueueName, Sub
+from gnatswarm.broker.interest cimport NO_MAX, Node, QueueName, Sub
 from gnatswarm.broker.entry cimport Earlier, Entry
 from gnatswarm.broker.sublist cimport CACHE_WAYS, Sublist
 from gnatswarm.broker.table cimport slot_item
@@ -45,7 +45,7 @@ cdef tuple subscription_row(Sublist sublist, Sub *sub):
         name = sub.group.name
         queue = text_of(<uint8_t *>name + sizeof(QueueName), name.key.size)
     return (subject_text(sublist, sub.node), queue, text_of(<uint8_t *>sub + sizeof(Sub), sub.key.size),
-            sub.delivered, sub.max_msgs)
+            sub.delivered, 0 if sub.max_msgs == NO_MAX else sub.max_msgs)
 
 
 def counters(ClientConnection client not None) -> ConnectionCounts:

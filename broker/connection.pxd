@@ -5,6 +5,7 @@
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from gnatswarm.broker.allowance cimport Allowance
 from gnatswarm.broker.reply_permissions cimport ReplyPermissions
 from gnatswarm.broker.fanout cimport Fanout, Publish
 from gnatswarm.broker.outbuf cimport Blob, OutBuf
@@ -18,6 +19,7 @@ from gnatswarm.broker.shadows cimport Shadows
 from gnatswarm.broker.entry cimport Entry
 from gnatswarm.broker.sublist cimport Sublist
 from gnatswarm.broker.table cimport Table
+from gnatswarm.broker.talk cimport Talk
 
 
 # Lets a PONG go out when siblings have seen everything that the client caused (promise 2 of the design).
@@ -35,6 +37,8 @@ cdef class Fence:
     cdef int linger(self, Former former) except -1
     # Ends this client's former members: the one with this sid, or (sid NULL) all.
     cdef int end_formers(self, ClientConnection client, const uint8_t *sid, size_t size) except -1
+    # The client has gone while it moves: its subscriptions stay until the move is over, and leave() is called again.
+    cdef int keep_moving(self, ClientConnection client) except -1
     # The max of a former member is reached.
     cdef int on_former_finished(self, Sub *sub) except -1
 
@@ -46,11 +50,16 @@ cdef class ClientConnection(Peer):
     cdef Fence fence
     cdef Permissions permissions      # None: everything is allowed
     cdef ReplyPermissions reply_permissions   # None: it may publish no replies beyond its other permissions
+    cdef Allowance allowance          # None: it may publish as much as it wants to
+    cdef uint64_t limited_us          # since when it has waited for that, without a break of a burst; 0: it never has
+    cdef uint64_t limited_until_us    # until when it waits, or waited last
+    cdef readonly uint64_t publish_waits   # how often
     cdef object session               # Python: who this is (ClientSession of connection.pyi); None: the broker itself
     cdef Table subs                   # by sid
     cdef Shadows shadows              # None: it has none
     cdef uint32_t left_at             # leave(): the next slot of subs
     cdef Repeat *repeat
+    cdef Talk *talk                   # what it says and hears, by subject; NULL: nobody asks
     cdef uint64_t touched             # siblings told of interest since they last acknowledged everything …
     cdef uint64_t published           # … and siblings sent messages since then
     cdef uint32_t n_formers           # its former members: see lingering.pxd
@@ -79,6 +88,8 @@ cdef class ClientConnection(Peer):
     cdef readonly uint8_t protocol
     cdef bytes info_due                     # an INFO that waits for the next PONG
 
+    cdef Py_ssize_t consume_limited(self, const uint8_t *data, size_t size, Blob *whole) except -1
+    cdef int wait_for_allowance(self) except -1
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef Py_ssize_t publish(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
     cdef bint rebuild_tail(self, const Op *op, Publish *message) noexcept
@@ -90,6 +101,8 @@ cdef class ClientConnection(Peer):
     cdef int tell_no_responders(self, const Entry *asked, Publish *message) noexcept
     cdef bint map_subject(self, Op *op, uint64_t *hash, Entry **entry, bint *is_random) noexcept
     cdef void count_refused(self, Op *op) noexcept
+    cdef void turn_to(self, const Op *op, uint64_t hash) noexcept
+    cdef void hear(self, Sub *sub) noexcept
     cdef int deliver_across(self, Op *op, uint64_t hash, Entry *entry, Publish *message) except -1
     cdef bint may_publish(self, Op *op, Entry *entry, bint *once) except -1
     cdef int refuse(self, Op *op, object error) except -1

@@ -11,21 +11,25 @@ from libc.string cimport memcpy
 
 from gnatswarm.broker.reply_permissions cimport ReplyPermissions
 from gnatswarm.broker.outbuf cimport (
-    BLOB_BYTES, CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_READ_ERROR, out_append, out_call, out_init,
+    BLOB_BYTES, CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_READ_ERROR, MOVING_OUT, out_append, out_call, out_init,
     out_pending, out_release)
 from gnatswarm.broker.parser cimport (
     OP_BAD_ARGUMENTS, OP_CONNECT, OP_ERR, OP_HPUB, OP_INFO, OP_LINE_TOO_LONG, OP_MORE, OP_PING, OP_PONG,
     OP_PUB, OP_SUB, OP_UNKNOWN, OP_UNSUB, OpKind, Token, parse_op,
     parse_plain_publish)
-from gnatswarm.broker.peer cimport HOLD_FENCE, HOLD_LOGIN, HOLD_STALL
+from gnatswarm.broker.allowance cimport Allowance
+from gnatswarm.broker.peer cimport HOLD_FENCE, HOLD_LOGIN, HOLD_RATE, HOLD_STALL
 from gnatswarm.broker.permissions cimport Permissions
 from gnatswarm.broker.repeat cimport Repeat, repeat_remember, repeat_run
 from gnatswarm.broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
-from gnatswarm.broker.interest cimport SUB_FORMER, QueueGroup, QueueName
+from gnatswarm.broker.interest cimport NODE_LITERAL, SUB_FORMER, QueueGroup, QueueName, node_key, take_marked
+from gnatswarm.broker.tally cimport FOLDED_AS, FOLDED_SIZE, folded_as
 from gnatswarm.broker.table cimport slot_item, table_find, table_free, table_init, table_insert, table_remove
 from gnatswarm.broker.fanout cimport ORIGIN_CLIENT, Outcome, add_outcome, no_outcome, write_tail_head
 from gnatswarm.broker.shadows cimport Shadows
 from gnatswarm.broker.entry cimport extras_of
+from gnatswarm.broker.talk cimport (
+    MOST_TALK_BYTES, heard_rows, said_rows, talk_clear, talk_free, talk_hear, talk_new, talk_settle, talk_turn)
 from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, same_bytes, unlikely
 
 from gnatswarm.broker import errors
@@ -73,6 +77,9 @@ cdef class Fence:
     cdef int on_former_finished(self, Sub *sub) except -1:
         return 0
 
+    cdef int keep_moving(self, ClientConnection client) except -1:
+        return 0
+
 
 cdef inline void note_outcome(ClientConnection self, const Entry *entry, Publish *message, Outcome outcome) noexcept:
     """Note what the PONG waits for, and whether a slow subscriber holds the client; tell it of no responders."""
@@ -82,6 +89,32 @@ cdef inline void note_outcome(ClientConnection self, const Entry *entry, Publish
     if unlikely(outcome.deliveries == 0) and message.reply.size and self.wants_no_responders \
             and outcome.touched == 0:
         self.tell_no_responders(entry, message)
+
+
+cdef list fitting(list rows, uint64_t msgs):
+    """The rows, which samples may have made too large together, scaled to what the client has said."""
+    cdef uint64_t found = sum([row[1] for row in rows])
+    if found <= msgs:
+        return rows
+    return [(subject, n * msgs // found, size * msgs // found, requests * msgs // found)
+            for subject, n, size, requests in rows if n * msgs >= found]
+
+
+cdef tuple heard_row(Sublist sublist, Sub *sub, uint64_t n):
+    cdef uint8_t subject[MOST_TALK_BYTES]
+    cdef size_t size = sublist.subject_of(sub.node, subject, MOST_TALK_BYTES)
+    cdef str queue = ""
+    if size > MOST_TALK_BYTES:
+        return "", "", n
+    if sub.group != NULL:
+        queue = (<uint8_t *>sub.group.name + sizeof(QueueName))[:sub.group.name.key.size].decode("utf-8", "replace")
+    return folded_text(subject, size).decode("utf-8", "replace"), queue, n
+
+
+cdef bytes folded_text(const uint8_t *subject, size_t size):
+    """The name under which a subject is counted."""
+    cdef int rule = folded_as(subject, size)
+    return subject[:size] if rule < 0 else FOLDED_AS[rule][:FOLDED_SIZE[rule]]
 
 
 # ---- the steps of publish()
@@ -168,11 +201,14 @@ cdef class ClientConnection(Peer):
         self.offers_headers = offers_headers
         self.must_authenticate = must_authenticate
         self.active_us = fanout.box.now_us
+        if fanout.talk_lines:
+            self.talk = talk_new(fanout.talk_lines)
         table_init(&self.subs, sizeof(Sub))
 
     def __dealloc__(self):
         table_free(&self.subs)
         free(self.repeat)
+        talk_free(self.talk)
 
     # ---- bytes in
 
@@ -183,6 +219,8 @@ cdef class ClientConnection(Peer):
         cdef uint32_t n
         cdef Py_ssize_t done
         self.active_us = self.out.box.now_us
+        if unlikely(self.allowance is not None):
+            return self.consume_limited(data, size, whole)
         while p < end:
             n = repeat_run(self.repeat, self.sublist, p, end, ORIGIN_CLIENT, &message)
             if likely(n):
@@ -196,6 +234,73 @@ cdef class ClientConnection(Peer):
             if unlikely(self.holds or self.is_closing):
                 break
         return p - data
+
+    cdef Py_ssize_t consume_limited(self, const uint8_t *data, size_t size, Blob *whole) except -1:
+        """The same slice by slice, as far as its allowance goes; a message that was read as a whole is always taken."""
+        cdef const uint8_t *p = data
+        cdef const uint8_t *end = data + size
+        cdef Allowance allowance = self.allowance   # (a CONNECT may change it)
+        cdef Publish message
+        cdef uint64_t msgs, payload_bytes
+        cdef size_t room
+        cdef uint32_t n
+        cdef Py_ssize_t done
+        while p < end:
+            room = end - p
+            if whole == NULL:
+                room = min(room, allowance.room(self.out.box.now_us))
+                if room == 0:
+                    self.wait_for_allowance()
+                    break
+            msgs = self.in_msgs
+            payload_bytes = self.in_bytes
+            n = repeat_run(self.repeat, self.sublist, p, p + room, ORIGIN_CLIENT, &message)
+            if n:
+                p += n * message.stride
+                self.deliver(self.repeat.entry, &message)
+            else:
+                done = self.operate(p, end - p, whole)
+                if done == 0:
+                    break
+                p += done
+            if self.in_msgs != msgs:
+                allowance.charge(self.in_msgs - msgs, self.in_bytes - payload_bytes, self.out.box.now_us)
+            if self.holds or self.is_closing:
+                break
+        return p - data
+
+    cdef int wait_for_allowance(self) except -1:
+        """Stop reading it for now; or close it, if it has waited for too long."""
+        cdef Allowance allowance = self.allowance
+        cdef uint64_t now_us = self.out.box.now_us, wait_us = allowance.wait_us(now_us)
+        # At least a second: a client that is resumed late has not had a break.
+        if self.limited_us == 0 or now_us > self.limited_until_us + max(allowance.burst_us, <uint64_t>1000000):
+            self.limited_us = now_us
+        if allowance.stall_us:
+            if now_us - self.limited_us >= allowance.stall_us:
+                return self.fail(errors.PublishRateExceeded())
+            wait_us = min(wait_us, self.limited_us + allowance.stall_us - now_us)
+        self.limited_until_us = now_us + wait_us
+        self.publish_waits += 1
+        self.holds |= HOLD_RATE
+        if self.session is not None:
+            self.session.on_publish_limited(wait_us)
+        return 0
+
+    def allow(self, Allowance allowance):
+        """It may publish so much from now on; None: as much as it wants to."""
+        self.allowance = allowance
+
+    def publish_again(self):
+        """The time that on_publish_limited() said is over."""
+        self.release(HOLD_RATE)
+
+    cdef int resume(self, uint8_t *shared, size_t room) except -1:
+        """Input that was read before shows no activity now."""
+        cdef uint64_t active_us = self.active_us
+        Peer.resume(self, shared, room)
+        self.active_us = active_us
+        return 0
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1:
         """Carry out one operation. Returns its size in bytes; 0: it is not complete."""
@@ -276,6 +381,11 @@ cdef class ClientConnection(Peer):
             return total
         if unlikely(self.is_verbose):
             self.ok()
+        if unlikely(self.talk != NULL):
+            if self.talk.skips and self.talk.line == NULL:   # most of many runs on many subjects are not looked at
+                self.talk.skips -= 1
+            else:
+                self.turn_to(op, hash)
         self.published_to = hash
         if not make_message(self, data, total, op, tail, whole, &message):
             self.close(CLOSE_READ_ERROR)
@@ -424,10 +534,44 @@ cdef class ClientConnection(Peer):
         """A publish that goes nowhere. It counts as received, as on nats-server."""
         self.in_msgs += 1
         self.in_bytes += op.size
+        if self.talk != NULL:   # it is part of no run
+            self.talk.from_msgs += 1
+            self.talk.from_bytes += op.size
         self.fanout.in_msgs += 1
         self.fanout.in_bytes += op.size
         self.fanout.refused_msgs += 1
         self.fanout.refused_bytes += op.size
+
+    cdef void turn_to(self, const Op *op, uint64_t hash) noexcept:
+        """The next messages are on this subject."""
+        cdef bint is_request = op.reply.size != 0
+        if hash == self.talk.subject and is_request == self.talk.is_request:
+            return
+        talk_turn(self.talk, hash, op.subject.at, op.subject.size, is_request, self.in_msgs, self.in_bytes)
+        if self.repeat != NULL:   # (it may not be replaced by this line, and would then count in it)
+            self.repeat.line_size = 0
+
+    cdef void hear(self, Sub *sub) noexcept:
+        """A subscription ends: keep what it has heard since the last time."""
+        cdef uint64_t n = take_marked(sub)
+        cdef uint8_t text[MOST_TALK_BYTES]
+        cdef const uint8_t *subject = text
+        cdef QueueName *name
+        cdef size_t size
+        if n == 0:
+            return
+        if sub.node.key.kind == NODE_LITERAL:
+            subject = node_key(sub.node)
+            size = sub.node.key.size
+        else:
+            size = self.sublist.subject_of(sub.node, text, MOST_TALK_BYTES)
+        if size > MOST_TALK_BYTES:
+            return
+        if sub.group == NULL:
+            talk_hear(self.talk, subject, size, NULL, 0, n)
+        else:
+            name = sub.group.name
+            talk_hear(self.talk, subject, size, <uint8_t *>name + sizeof(QueueName), name.key.size, n)
 
     cdef int deliver(self, Entry *entry, Publish *message) noexcept:
         cdef Outcome outcome = self.fanout.deliver(self.sublist, entry, message, NULL if self.echoes else &self.out)
@@ -531,6 +675,8 @@ cdef class ClientConnection(Peer):
         return 0
 
     cdef void end_subscription(self, Sub *sub) noexcept:
+        if self.talk != NULL:
+            self.hear(sub)
         if unlikely(self.shadows is not None):
             self.shadows.drop(sub, &self.touched)
         table_remove(&self.subs, &sub.key)
@@ -540,6 +686,8 @@ cdef class ClientConnection(Peer):
         # Siblings are told of the end. This client's PONG waits for that, not the publisher's.
         if unlikely(sub.key.kind == SUB_FORMER):
             self.fence.on_former_finished(sub)
+            return
+        if unlikely(self.out.has_surplus):   # it takes no more; its end comes when its old shard has told what it took
             return
         self.end_subscription(sub)
 
@@ -596,9 +744,12 @@ cdef class ClientConnection(Peer):
         """Use this account's subscriptions and these permissions from now on (None: everything is allowed).
 
         Ends the subscriptions that they do not allow, and returns (subject, sid) of each. ValueError: a client with
-        subscriptions cannot change its account.
+        subscriptions cannot change its account. While the client moves to another shard nothing changes: that one
+        gives it the rights that hold when it arrives.
         """
         cdef list ended = []
+        if self.out.moving == MOVING_OUT:   # its next shard gives it the rights that hold then
+            return ended
         if sublist is not self.sublist:
             if self.subs.count:
                 raise ValueError("a client with subscriptions cannot change its account")
@@ -704,6 +855,9 @@ cdef class ClientConnection(Peer):
         if self.out.close_reason == CLOSE_NONE:
             self.out.close_reason = CLOSE_CLIENT_CLOSED
         out_release(&self.out)
+        if unlikely(self.out.moving == MOVING_OUT):
+            self.fence.keep_moving(self)
+            return True
         self.forget_input()   # the session of a closed client is kept for /connz, and this with it
         while self.subs.slots != NULL and self.left_at <= self.subs.mask:
             if self.subs.slots[self.left_at]:
@@ -720,6 +874,62 @@ cdef class ClientConnection(Peer):
             free(self.repeat)
             self.repeat = NULL
         return True
+
+    # ---- what it says and hears
+
+    def take_talk(self) -> tuple | None:
+        """What it said and heard since the last call; None: nothing, or nobody counts.
+
+        (is it the first call?, (messages in, bytes in, messages out, bytes out), [(subject published to, messages,
+        bytes, requests)], [(subject, queue, messages) of subscriptions that have ended]). heard() has the others.
+        """
+        cdef Talk *talk = self.talk
+        cdef uint64_t[4] now
+        cdef bint was_known
+        cdef int i
+        if talk == NULL:
+            return None
+        now = [self.in_msgs, self.in_bytes, self.out.msgs, self.out.payload_bytes]
+        if talk.is_known and now[0] == talk.told[0] and now[2] == talk.told[2]:
+            return None
+        talk_settle(talk, self.in_msgs, self.in_bytes)
+        counts = (now[0] - talk.told[0], now[1] - talk.told[1], now[2] - talk.told[2], now[3] - talk.told[3])
+        said = fitting(said_rows(talk), counts[0]) if counts[0] else []
+        heard = heard_rows(talk) if counts[2] else []
+        talk_clear(talk)
+        if self.repeat != NULL:   # the next message begins a run
+            self.repeat.line_size = 0
+        was_known = talk.is_known
+        talk.is_known = True
+        for i in range(4):
+            talk.told[i] = now[i]
+        return not was_known, counts, said, heard
+
+    def heard(self, uint32_t start, uint32_t slots) -> tuple:
+        """([(subject, queue, messages since the last call)], next) of so many slots of its subscriptions.
+
+        `next` is 0 after the last. Subscriptions without any are left out.
+        """
+        cdef list rows = []
+        cdef uint64_t end
+        cdef uint32_t i
+        cdef uint64_t n
+        cdef Sub *sub
+        if self.talk == NULL or self.subs.slots == NULL or start > self.subs.mask:
+            return rows, 0
+        end = min(<uint64_t>start + slots, <uint64_t>self.subs.mask + 1)
+        for i in range(start, <uint32_t>end):
+            if self.subs.slots[i]:
+                sub = <Sub *>slot_item(self.subs.slots[i])
+                n = take_marked(sub) if sub.delivered else 0
+                if n:
+                    rows.append(heard_row(self.sublist, sub, n))
+        return rows, 0 if end > self.subs.mask else end
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether it moves to another shard, or comes from one."""
+        return self.out.moving != 0
 
     @property
     def subscriptions(self) -> int:

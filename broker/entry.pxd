@@ -31,7 +31,8 @@ ctypedef struct Choice:
     uint32_t n_local
     uint32_t first_remote
     uint32_t n_remote
-    uint64_t n_members       # here and elsewhere
+    uint32_t n_own           # of those here, how many take what is published here; others move to another shard
+    uint64_t n_members       # of those and elsewhere
     bint keeps_out           # a member here may not have this subject, and siblings do not know that
 
 # What was counted on a subject since it was harvested. Narrow, because there may be a hundred thousand of them and
@@ -129,6 +130,10 @@ ctypedef struct Draft:
     size_t text_size
     bint has_shadows
 
+
+# A copy in which every subscription sees the message on another subject. It shares the groups and weights of `entry`,
+# has no counts, and is freed by the caller with free(). NULL: no memory.
+cdef Entry *renamed_entry(const Entry *entry, const uint8_t *subject, size_t size) noexcept
 
 # Makes the entry; its stamp, and which rules count, are the caller's to fill in. NULL: no memory.
 cdef Entry *draft_entry(Draft *draft) noexcept

@@ -215,11 +215,13 @@ cdef inline uint32_t fill_choice(const Draft *draft, Entry *entry, const QueueGr
     cdef Choice *choice = &entry.choices[group.name.choice]
     cdef Sub *sub = group.members
     cdef uint32_t i
-    choice.n_members += group.n_admitted
     while sub != NULL:
         if shown_size(sub, draft.subject, draft.size) >= 0:
             at = fill_target(entry, choice.first + choice.n_local, sub, at)
             choice.n_local += 1
+            if likely(not sub.out.is_shut):
+                choice.n_own += 1
+                choice.n_members += 1
         else:
             choice.keeps_out = True
         sub = sub.next
@@ -262,3 +264,45 @@ cdef Entry *draft_entry(Draft *draft) noexcept:
     place_choices(draft, entry)
     fill(draft, entry)
     return entry
+
+
+cdef Entry *renamed_entry(const Entry *entry, const uint8_t *subject, size_t size) noexcept:
+    cdef uint32_t i, n = entry.n_plain, at = 0
+    cdef size_t room = entry.rmsg_at + entry.rmsg_size, text_at
+    cdef const uint8_t *prefix
+    cdef size_t sid_at
+    cdef Entry *copy
+    cdef uint8_t *to
+    for i in range(entry.n_choices):
+        n += entry.choices[i].n_local
+    for i in range(n):
+        room += entry.targets[i].prefix_size + size
+    text_at = sizeof(Entry) + n * sizeof(Target)
+    if room > 0xFFFFFFFF:
+        return NULL
+    copy = <Entry *>malloc(text_at + room + SLACK)
+    if copy == NULL:
+        return NULL
+    memcpy(copy, entry, sizeof(Entry))
+    memset(&copy.counts, 0, sizeof(copy.counts))
+    copy.extras_at = 0
+    copy.earlier = NULL
+    copy.targets = <Target *>(<uint8_t *>copy + sizeof(Entry))
+    copy.text = <uint8_t *>copy + text_at
+    memcpy(copy.text, entry.text, entry.rmsg_at + entry.rmsg_size)
+    at = entry.rmsg_at + entry.rmsg_size
+    for i in range(n):
+        prefix = entry.text + entry.targets[i].prefix_at
+        sid_at = entry.targets[i].prefix_size
+        while prefix[sid_at - 1] != c' ':
+            sid_at -= 1
+        to = copy.text + at
+        memcpy(to, b'HMSG ', 5)
+        memcpy(to + 5, subject, size)
+        to[5 + size] = c' '
+        memcpy(to + 6 + size, prefix + sid_at, entry.targets[i].prefix_size - sid_at)
+        copy.targets[i] = entry.targets[i]
+        copy.targets[i].prefix_at = at
+        copy.targets[i].prefix_size = <uint32_t>(6 + size + entry.targets[i].prefix_size - sid_at)
+        at += copy.targets[i].prefix_size
+    return copy

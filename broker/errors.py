@@ -36,6 +36,7 @@ class CloseReason(enum.IntEnum):
     NO_RESPONDERS_REQUIRES_HEADERS = 18
     MAXIMUM_ACCOUNT_CONNECTIONS_EXCEEDED = 19
     ROUTE_REMOVED = 20
+    PUBLISH_RATE_EXCEEDED = 21
 
     @property
     def text(self) -> str:
@@ -147,6 +148,13 @@ class NoRespondersRequiresHeaders(ProtocolError):
 class StaleConnection(ProtocolError):
     text = "Stale Connection"
     reason = CloseReason.STALE_CONNECTION
+
+
+class PublishRateExceeded(ProtocolError):
+    """Ours: nats-server has no publish_limits."""
+
+    text = "Publish Rate Exceeded"
+    reason = CloseReason.PUBLISH_RATE_EXCEEDED
 
 
 class SecureConnectionRequired(ProtocolError):

@@ -5,13 +5,16 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from gnatswarm.broker.outbuf cimport Blob, OutBuf, Outbox
 from gnatswarm.broker.parser cimport Token
-from gnatswarm.broker.interest cimport MOST_SHARDS, QueueName, Sub
+from gnatswarm.broker.interest cimport MOST_SHARDS, Interest, QueueGroup, QueueName, Sub
 from gnatswarm.broker.entry cimport Choice, Entry, Target
 from gnatswarm.broker.sublist cimport Sublist
 
 cdef enum:
+    ANY_SHARD = 64            # Fanout.from_shard
     MOST_QUEUES = 64          # queue groups named in one frame to a sibling,
     MOST_NAME_BYTES = 32768   # and all their names together, unless it is one
+    HERE = -1                 # what choose_member() returns instead of a shard
+    NOWHERE = -2
 
 # Where a message comes from. From ORIGIN_ACCOUNT on it was published in another account; then subscriptions of a third
 # account, which import this account's stream, do not get it.
@@ -63,13 +66,33 @@ cdef class AccountGate:
     cdef Entry *map(self, Sublist sublist, Entry *entry, bint *is_random) noexcept
 
 
+# Other servers, on the one shard that is connected to them (broker.exchange).
+cdef class Onward:
+    # A sibling's message, or one from another account, to them instead of to subscriptions here: to plain interest if
+    # `plainly`, and to one member of each group named (n_queues -1: of each group). Bit i of the result: queue i
+    # found no member. The entry stays valid.
+    cdef uint64_t pass_on(self, Sublist sublist, Entry *entry, Publish *publish, bint plainly, const Token *queues,
+                          int n_queues, Outcome *outcome) noexcept
+    # The interest of siblings and other servers has changed: see InterestSink.
+    cdef void on_remote(self, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
+                        uint64_t after) noexcept
+    cdef void on_remote_queue(self, Interest interest, const uint8_t *subject, size_t size, const QueueGroup *group,
+                              uint32_t shard, uint32_t before) noexcept
+    # Tells a new sibling the interest of other servers; returns how many frames that took.
+    cdef uint64_t replay(self, OutBuf *link) noexcept
+
+
 @cython.final
 cdef class Fanout:
+    cdef Onward onward                   # None on a shard that is connected to no other server
     # Public, because it is given later: ServiceImports deliver through the fan-out, so this is made first.
     cdef public AccountGate gate
     cdef Outbox *box
+    cdef uint32_t talk_lines             # of each new client's Talk; 0: clients have none
     cdef OutBuf *links[MOST_SHARDS]      # to the siblings that are up, owned by their links; NULL: none
     cdef bint prefers_local              # queue groups: members here first
+    cdef public int shard                # our own number among siblings: set by the mesh
+    cdef int from_shard                  # whose messages its link is delivering; ANY_SHARD: what is sent on, from any
     cdef uint64_t link_refused           # how often a link refused a frame: it is about to end
     cdef Sub **finished                  # subscriptions that reach their max in this delivery
     cdef uint32_t n_finished
@@ -119,9 +142,17 @@ cdef class Fanout:
     cdef uint32_t deliver_choices(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided,
                                   Outcome *outcome) noexcept
     cdef uint32_t deliver_to_group(self, Sublist sublist, Entry *entry, Publish *publish) noexcept
+    cdef uint32_t deliver_to_group_anywhere(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided,
+                                            Outcome *outcome) noexcept
+    # Chooses a member of a group, each equally likely, and sends it the message if it is here. Returns its shard if it
+    # is elsewhere; HERE: it was sent; NOWHERE: nobody takes it.
+    cdef int choose_member(self, Sublist sublist, Entry *entry, Choice *choice, Publish *publish,
+                           OutBuf *avoided) noexcept
     cdef uint32_t deliver_singly(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided,
                                  Outcome *outcome) noexcept
     cdef uint32_t deliver_doubled(self, Sublist sublist, Entry *entry, Publish *publish) noexcept
+    # How many of a run a subscription with a max, or of a client that moves, takes here.
+    cdef uint32_t left_of(self, const Sub *sub, const OutBuf *out, const Publish *publish) noexcept
     cdef void note_short(self, uint32_t taken) noexcept
     # Counts how wide a plain run went of which `width` targets took all; returns how many messages nobody got here.
     cdef uint32_t count_widths(self, Entry *entry, uint64_t *widths, uint32_t count, uint32_t width) noexcept

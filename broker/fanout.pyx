@@ -18,6 +18,10 @@ from gnatswarm.broker.sublist cimport width_bucket
 from gnatswarm.broker.word cimport SLACK, copy_run, decimal, likely, unlikely
 
 
+cdef enum:
+    MOST_PREFIX_BYTES = 512      # of frames of a run to a queue group; those with longer names are written one by one
+
+
 cdef size_t write_tail_head(uint8_t *to, Token reply, bint with_header, uint32_t header_size,
                             uint32_t size) noexcept nogil:
     cdef size_t n = 1
@@ -46,6 +50,25 @@ cdef class AccountGate:
     cdef Entry *map(self, Sublist sublist, Entry *entry, bint *is_random) noexcept:
         is_random[0] = False
         return entry
+
+
+cdef class Onward:
+    """No other server."""
+
+    cdef uint64_t pass_on(self, Sublist sublist, Entry *entry, Publish *publish, bint plainly, const Token *queues,
+                          int n_queues, Outcome *outcome) noexcept:
+        return 0
+
+    cdef void on_remote(self, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
+                        uint64_t after) noexcept:
+        pass
+
+    cdef void on_remote_queue(self, Interest interest, const uint8_t *subject, size_t size, const QueueGroup *group,
+                              uint32_t shard, uint32_t before) noexcept:
+        pass
+
+    cdef uint64_t replay(self, OutBuf *link) noexcept:
+        return 0
 
 
 cdef class Fanout:
@@ -131,10 +154,10 @@ cdef class Fanout:
         cdef uint32_t n = publish.count
         cdef Sub *sub = target.sub
         if unlikely(sub.max_msgs != 0):
-            if sub.delivered >= sub.max_msgs:
+            n = self.left_of(sub, out, publish)
+            if n == 0:
                 self.n_shorts += 1
                 return 0
-            n = min(<uint64_t>n, sub.max_msgs - sub.delivered)
         if likely(publish.header_size == 0):   # "MSG …" is "HMSG …" without its first letter
             n = self.send_run(out, prefix + 1, prefix_size - 1, publish, n)
         elif out.takes_headers:
@@ -151,6 +174,22 @@ cdef class Fanout:
         if unlikely(sub.max_msgs != 0) and sub.delivered >= sub.max_msgs:
             self.note_finished(sub)
         return n
+
+    cdef uint32_t left_of(self, const Sub *sub, const OutBuf *out, const Publish *publish) noexcept:
+        cdef int shard = self.shard
+        cdef bint is_taken
+        if sub.delivered >= sub.max_msgs:
+            return 0
+        if out.moving:   # it takes a message here or on its other shard
+            if publish.origin == ORIGIN_SIBLING or publish.origin == ORIGIN_SIBLING_ACCOUNT:
+                shard = self.from_shard
+            if shard == ANY_SHARD:   # once marks are asked for, the client has it in the end, wherever it is now
+                is_taken = out.takes_from != 0
+            else:
+                is_taken = (out.takes_from >> shard) & 1
+            if not is_taken:
+                return 0
+        return <uint32_t>min(<uint64_t>publish.count, sub.max_msgs - sub.delivered)
 
     cdef void note_short(self, uint32_t taken) noexcept:
         cdef uint32_t *shorts
@@ -289,6 +328,26 @@ cdef class Fanout:
                 return True
         return False
 
+    cdef int choose_member(self, Sublist sublist, Entry *entry, Choice *choice, Publish *publish,
+                           OutBuf *avoided) noexcept:
+        cdef uint64_t pick = sublist.random() % choice.n_members
+        cdef uint32_t w, shard = 0
+        if pick < choice.n_own or (self.prefers_local and choice.n_own):
+            if self.choose_here(entry, choice, pick, publish, avoided):
+                return HERE
+            if choice.n_members == choice.n_own:
+                return NOWHERE
+            pick = choice.n_own + sublist.random() % (choice.n_members - choice.n_own)
+        pick -= choice.n_own
+        for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
+            shard = entry.weights[w].shard
+            if pick < entry.weights[w].members:
+                break
+            pick -= entry.weights[w].members
+        if self.links[shard] != NULL:
+            return shard
+        return HERE if self.choose_here(entry, choice, sublist.random(), publish, avoided) else NOWHERE
+
     cdef uint32_t deliver_choices(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided,
                                   Outcome *outcome) noexcept:
         """One message to one member of each queue group, here or at a sibling, and to siblings with plain interest.
@@ -299,30 +358,17 @@ cdef class Fanout:
         cdef uint8_t shards[MOST_QUEUES]
         cdef int n_remote = 0
         cdef size_t name_bytes = 0
-        cdef uint32_t n = 0, k, w, shard = 0
-        cdef uint64_t pick, served = 0
+        cdef uint32_t n = 0, k
+        cdef int shard
+        cdef uint64_t served = 0
         cdef Choice *choice
         for k in range(entry.n_choices):
             choice = &entry.choices[k]
             if choice.n_members == 0:
                 continue
-            pick = sublist.random() % choice.n_members
-            if pick < choice.n_local or (self.prefers_local and choice.n_local):
-                if self.choose_here(entry, choice, pick, publish, avoided):
-                    n += 1
-                    continue
-                if choice.n_members == choice.n_local:
-                    continue
-                pick = choice.n_local + sublist.random() % (choice.n_members - choice.n_local)
-            pick -= choice.n_local
-            for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
-                shard = entry.weights[w].shard
-                if pick < entry.weights[w].members:
-                    break
-                pick -= entry.weights[w].members
-            if self.links[shard] == NULL:
-                if self.choose_here(entry, choice, sublist.random(), publish, avoided):
-                    n += 1
+            shard = self.choose_member(sublist, entry, choice, publish, avoided)
+            if shard < 0:
+                n += shard == HERE
                 continue
             if n_remote == MOST_QUEUES or (n_remote and name_bytes + choice.name.key.size > MOST_NAME_BYTES):
                 # More groups than one frame names: those so far get frames of their own, which serve no plain one.
@@ -367,6 +413,47 @@ cdef class Fanout:
                 n += 1
             message.tail += publish.stride
             message.payload += publish.stride
+        return n
+
+    cdef uint32_t deliver_to_group_anywhere(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided,
+                                            Outcome *outcome) noexcept:
+        """A run without replies to one queue group with members at siblings: all its frames begin the same."""
+        cdef uint8_t prefix[MOST_PREFIX_BYTES]
+        cdef Choice *choice = entry.choices
+        cdef size_t size = entry.rmsg_size + 3 + choice.name.key.size
+        cdef Publish message = publish[0]
+        cdef OutBuf *link
+        cdef uint32_t n = 0, sent = 0, _i
+        cdef int shard
+        if size > MOST_PREFIX_BYTES - SLACK:
+            return self.deliver_singly(sublist, entry, publish, avoided, outcome)
+        memcpy(prefix, entry.text + entry.rmsg_at, entry.rmsg_size)
+        memcpy(prefix + entry.rmsg_size, b' | ', 3)
+        memcpy(prefix + entry.rmsg_size + 3, <uint8_t *>choice.name + sizeof(QueueName), choice.name.key.size)
+        prefix[0] = c'H' if publish.header_size else c'R'
+        message.count = 1
+        for _i in range(publish.count):
+            shard = self.choose_member(sublist, entry, choice, &message, avoided)
+            if shard >= 0:
+                link = self.links[shard]
+                if self.send_run(link, prefix, size, &message, 1):
+                    link.msgs += 1
+                    link.payload_bytes += publish.size
+                    sent += 1
+                else:
+                    self.link_refused += 1
+                outcome.touched |= <uint64_t>1 << shard
+            else:
+                n += shard == HERE
+            message.tail += publish.stride
+            message.payload += publish.stride
+        self.link_out_msgs += sent
+        if sublist.tally is not None:
+            sublist.widths[1] += n
+            sublist.widths[0] += publish.count - n
+            entry.counts.unwanted += publish.count - n - sent
+            if n and entry.counts.widest == 0:
+                entry.counts.widest = 1
         return n
 
     cdef uint32_t deliver_singly(self, Sublist sublist, Entry *entry, Publish *publish, OutBuf *avoided,
@@ -483,7 +570,11 @@ cdef class Fanout:
         else:
             frames = self.link_out_msgs
             no_outcome(&singly)
-            n = self.deliver_singly(sublist, entry, publish, avoided, &singly)
+            if entry.n_choices == 1 and entry.n_plain == 0 and entry.remote == 0 and publish.reply.size == 0 \
+                    and publish.blob == NULL and entry.choices.n_members:
+                n = self.deliver_to_group_anywhere(sublist, entry, publish, avoided, &singly)
+            else:
+                n = self.deliver_singly(sublist, entry, publish, avoided, &singly)
             touched = singly.touched
         in_bytes = <uint64_t>publish.count * publish.size
         out_bytes = <uint64_t>n * publish.size
@@ -514,7 +605,11 @@ cdef class Fanout:
     cdef void deliver_across(self, Sublist sublist, Entry *entry, Publish *publish, Outcome *outcome) noexcept:
         cdef uint32_t n = 0, k
         cdef uint64_t frames = self.link_out_msgs
-        cdef Blob *blob = self.share(publish, entry.n_plain + (entry.remote != 0))
+        cdef Blob *blob
+        if self.onward is not None:
+            self.onward.pass_on(sublist, entry, publish, True, NULL, -1, outcome)
+            return
+        blob = self.share(publish, entry.n_plain + (entry.remote != 0))
         self.n_shorts = self.n_kept_shorts = 0
         for k in range(entry.n_plain):
             if not is_foreign(entry, k):
@@ -567,7 +662,10 @@ cdef class Fanout:
         cdef bint served
         cdef const uint8_t *tail = publish.tail
         cdef const uint8_t *payload = publish.payload
-        cdef Blob *blob = self.share(publish, entry.n_plain)
+        cdef Blob *blob
+        if unlikely(self.onward is not None):
+            return self.onward.pass_on(sublist, entry, publish, plainly, queues, n_queues, outcome)
+        blob = self.share(publish, entry.n_plain)
         self.n_shorts = self.n_kept_shorts = 0
         if unlikely(publish.origin >= ORIGIN_ACCOUNT):   # never a run
             for i in range(entry.n_plain if plainly else 0):

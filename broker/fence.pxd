@@ -12,11 +12,19 @@ from gnatswarm.broker.mesh cimport Mesh
 from gnatswarm.broker.interest cimport MOST_SHARDS, Sub
 
 
+# Connections that move together: their old shard waits for siblings before it hands them over, the new one before it
+# asks siblings for marks (broker.moves).
+cdef class FencedBatch:
+    # Every sibling has seen what it was sent when the wait began, or is gone.
+    cdef int on_fenced(self) except -1
+
+
 # Who waits for siblings: a client for its PONG, or a former member of a queue group for its end.
 @cython.final
 cdef class Waiter:
-    cdef ClientConnection client   # None: it is gone, or `former` waits
+    cdef ClientConnection client   # None: it is gone, or `former` or `batch` waits
     cdef Former former
+    cdef FencedBatch batch
     cdef bint awaits_formers       # its former members count as one of links_left
     cdef int links_left            # acknowledgements that are still to come
     cdef uint64_t published        # siblings that were sent messages of it
@@ -35,6 +43,8 @@ cdef class MeshFence(Fence):
     cdef uint64_t lossy                        # siblings whose link broke with frames on their way
 
     cdef int ping(self, int shard) except -1
+    # on_fenced() follows, at once where there are no siblings.
+    cdef int fence_batch(self, FencedBatch batch) except -1
     # A sibling's PONG came.
     cdef int on_pong(self, int shard) except -1
     # A sibling's link is gone, but the sibling may live: waiters wait for its next link. Call it before mesh.part().

@@ -9,6 +9,13 @@ from gnatswarm.broker.outbuf cimport CLOSE_NONE, CLOSE_ROUTE_REMOVED, out_append
 from gnatswarm.broker.peer cimport HOLD_FENCE
 
 
+cdef class FencedBatch:
+    """Connections that move together."""
+
+    cdef int on_fenced(self) except -1:
+        raise NotImplementedError
+
+
 cdef class Waiter:
     """One client's PING that waits for siblings."""
 
@@ -57,6 +64,19 @@ cdef class MeshFence(Fence):
             return 0
         (<list>self.in_flight[shard]).append(waiter)
         return self.ping(shard)
+
+    cdef int fence_batch(self, FencedBatch batch) except -1:
+        cdef Waiter waiter = Waiter()
+        cdef uint64_t left = self.mesh.up
+        cdef int shard = 0
+        waiter.batch = batch
+        waiter.links_left = 1
+        while left:
+            if left & 1:
+                self.wait_for(shard, waiter)
+            left >>= 1
+            shard += 1
+        return self.settle(waiter)
 
     cdef int ping(self, int shard) except -1:
         self.is_pinging[shard] = 1
@@ -118,6 +138,8 @@ cdef class MeshFence(Fence):
         self.lossy &= ~(<uint64_t>1 << shard)
         self.mesh.out_of_step &= ~(<uint64_t>1 << shard)
         self.on_part(shard)
+        if self.mesh.moves is not None:
+            self.mesh.moves.on_gone(shard)
 
     cdef int on_part(self, int shard) except -1:
         cdef list done = self.in_flight[shard] + self.waiting[shard]
@@ -138,13 +160,19 @@ cdef class MeshFence(Fence):
         waiter.links_left -= 1
         if waiter.links_left:
             return 0
-        if waiter.former is not None:
+        if waiter.batch is not None:
+            waiter.batch.on_fenced()
+        elif waiter.former is not None:
             waiter.former.is_acknowledged = True
             self.look_at(waiter.former)
         elif client is not None:
             del self.due[client]
             client.release_pong()
             client.release(HOLD_FENCE)
+        return 0
+
+    cdef int keep_moving(self, ClientConnection client) except -1:
+        self.mesh.moves.on_left(client)
         return 0
 
     cdef void forget(self, ClientConnection client) noexcept:

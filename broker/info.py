@@ -2,12 +2,14 @@
 
 Keys and their order are nats-server's; false and empty values are left out, except keys that nats-server always
 sends. Two keys are our own: `gnatswarm`, our version, and `shard`. `version` is that of the nats-server that we are
-compatible with, because clients enable features by it. Keys of features not offered (`jetstream`, `cluster`, `domain`,
-and of 2.15 `api_lvl`, JetStream's, and `xkey`, of auth callout) are missing, and so is its `git_commit`.
+compatible with, because clients enable features by it. Keys of features not offered (`jetstream`, `domain`, and of 2.15
+`api_lvl`, JetStream's, and `xkey`, of auth callout) are missing, and so is its `git_commit`.
 """
 
 from __future__ import annotations
 
+from base64 import b32encode
+from hashlib import sha256
 from typing import Any
 
 import orjson
@@ -35,6 +37,11 @@ def advertised(client_advertise: str, host: str, port: int) -> tuple[str, int]:
     return client_advertise.strip("[]"), port
 
 
+def cluster_name(configured: str, server_id: str) -> str:
+    """The name of the cluster; where none is configured, one that stays the same as long as the broker runs."""
+    return configured or b32encode(sha256(server_id.encode()).digest()).decode()[:22]
+
+
 def _template(fields: dict[str, Any]) -> bytes:
     """An INFO line with placeholders for client_id and client_ip."""
     line = info_line(fields).replace(b"%", b"%%")
@@ -58,7 +65,11 @@ class InfoTemplate:
         tls_required: bool = False,
         tls_available: bool = False,
         tls_verify: bool = False,
+        cluster: str = "",
         connect_urls: list[str] | None = None,
+        other_urls: list[str] | None = None,
+        websocket_urls: list[str] | None = None,
+        other_websocket_urls: list[str] | None = None,
         version: str = SERVER_VERSIONS[DEFAULT_COMPATIBILITY],
     ) -> None:
         self._fields: dict[str, Any] = {
@@ -77,6 +88,7 @@ class InfoTemplate:
             "max_payload": max_payload_bytes,
             "client_id": 0,
             "client_ip": "?",
+            "cluster": cluster,
             "connect_urls": connect_urls or [],
             "ldm": False,
             "connect_info": False,
@@ -86,27 +98,30 @@ class InfoTemplate:
             "shard": shard,
         }
         self._template = _template(self._fields)
+        self._others = other_urls or []
+        self._websocket_urls = websocket_urls or []
+        self._other_websocket_urls = other_websocket_urls or []
+
+    def _with(self, **fields: Any) -> InfoTemplate:
+        changed = InfoTemplate.__new__(InfoTemplate)
+        changed.__dict__ |= self.__dict__
+        changed._fields = self._fields | fields
+        changed._template = _template(changed._fields)
+        return changed
 
     def for_departure(self) -> InfoTemplate:
-        """The same with `ldm`: clients should reconnect elsewhere."""
-        leaving = InfoTemplate.__new__(InfoTemplate)
-        leaving._fields = self._fields | {"ldm": True}
-        leaving._template = _template(leaving._fields)
+        """The same with `ldm`: clients should reconnect elsewhere, of which our own addresses are no part."""
+        leaving = self._with(ldm=True, connect_urls=self._others)
+        leaving._websocket_urls = self._other_websocket_urls
         return leaving
 
     def for_connected(self, account: str, *, is_system: bool) -> InfoTemplate:
         """The INFO line that 2.15 sends after a log-in; it names the client's account."""
-        connected = InfoTemplate.__new__(InfoTemplate)
-        connected._fields = self._fields | {"connect_info": True, "remote_account": account, "acc_is_sys": is_system}
-        connected._template = _template(connected._fields)
-        return connected
+        return self._with(connect_info=True, remote_account=account, acc_is_sys=is_system)
 
     def for_websocket(self) -> InfoTemplate:
         """The same for a WebSocket connection, whose TLS, if any, comes before INFO."""
-        settled = InfoTemplate.__new__(InfoTemplate)
-        settled._fields = self._fields | {"tls_required": False, "tls_verify": False, "tls_available": False}
-        settled._template = _template(settled._fields)
-        return settled
+        return self._with(tls_required=False, tls_verify=False, tls_available=False, connect_urls=self._websocket_urls)
 
     def line(self, client_id: int, client_ip: str, nonce: bytes = b"") -> bytes:
         """The line for one client; `nonce` is for it to sign. Neither nonce nor address needs escaping."""

@@ -6,6 +6,7 @@
 # calls remove(). A Sub points at its client's OutBuf: the client removes its subs before it goes.
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from gnatswarm.broker.outbuf cimport OutBuf
 from gnatswarm.broker.table cimport Keyed, Table
@@ -20,9 +21,17 @@ cdef enum:
     LITERAL_TABLES = 64
     MOST_SHARDS = 64   # one bit each in a mask
 
+cdef extern from *:
+    """
+    /* The max_msgs of a subscription without a max, while its client moves. */
+    #define GN_NO_MAX (UINT64_MAX >> 1)
+    """
+    const uint64_t NO_MAX "GN_NO_MAX"
+
 ctypedef struct Sub:
     Keyed key            # by sid, in its client's table; the sid stands behind the struct, and 8 bytes behind that of
-    #                      a queue member: how many of `delivered` were harvested
+    #                      a queue member: how many of `delivered` were harvested. SUB_MARKED: 8 bytes more, how many
+    #                      were taken for its client's row
     OutBuf *out          # where its messages go
     Node *node
     QueueGroup *group    # NULL: a plain subscription
@@ -35,6 +44,9 @@ cdef enum SubKind:     # Sub.key.kind
     SUB_OWN = 0
     SUB_SHADOW = 1     # a Shadow
     SUB_FORMER = 2     # of a member that has unsubscribed: see lingering.pxd
+
+cdef enum:
+    SUB_MARKED = 1         # Sub.key.flags
 
 # A subscription of another account's client, to what this account exports to it. Without a sid of its own.
 ctypedef struct Shadow:
@@ -81,11 +93,18 @@ ctypedef struct RemoteWeight:
 # Is told when this shard's interest in a subject begins or ends, or when the size of a queue group changes.
 cdef class InterestSink:
     cdef readonly uint64_t n_subs    # subscriptions of all accounts that use this sink
+    cdef bint hears_remote           # it is told of the interest of siblings too: see on_remote()
 
     # Both return the siblings that are told, a bit each.
     cdef uint64_t on_interest(self, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept
     cdef uint64_t on_queue_interest(self, Interest interest, const uint8_t *subject, size_t size,
                                     const uint8_t *queue, size_t queue_size, uint32_t members) noexcept
+    # The siblings with plain interest in a subject were these, and are those, a bit each.
+    cdef void on_remote(self, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
+                        uint64_t after) noexcept
+    # A sibling had so many members in a group, which has its present ones; MOST_SHARDS: none has changed (a replay).
+    cdef void on_remote_queue(self, Interest interest, const uint8_t *subject, size_t size, const QueueGroup *group,
+                              uint32_t shard, uint32_t before) noexcept
 
 
 cdef class Interest:
@@ -95,6 +114,7 @@ cdef class Interest:
     cdef Pattern *root
     cdef Table queue_names
     cdef uint64_t seed
+    cdef bint marks_subs             # subscriptions made from here on are SUB_MARKED
     # statistics of queue groups
     cdef QueueGroup groups           # head of the ring of all groups
     cdef QueueGroup *harvested       # the last group that harvest_queues() looked at
@@ -117,8 +137,11 @@ cdef class Interest:
                                const uint8_t *queue, size_t queue_size, uint32_t members) noexcept
     # A sibling is gone: drops its interest.
     cdef void drop_remote(self, uint32_t shard) noexcept
-    # Tells `sink` all of this shard's own interest (for a new sibling).
+    # Tells `sink` all of this shard's own interest (for a new sibling), or, if it hears_remote, all of the siblings'.
     cdef void replay(self, InterestSink sink) noexcept
+    # How many members of a queue group a sibling has, as far as is known here.
+    cdef uint32_t remote_members(self, uint32_t shard, const uint8_t *subject, size_t size, const uint8_t *queue,
+                                 size_t queue_size) noexcept
     # A node's subject, if it fits into `room` bytes at `to`; its size.
     cdef size_t subject_of(self, const Node *node, uint8_t *to, size_t room) noexcept
     # The interest at a node has changed: a subclass drops the entries made from it.
@@ -132,11 +155,25 @@ cdef class Interest:
     cdef void group_prune(self, Node *node, QueueGroup *group) noexcept
     cdef void book_leaver(self, Sub *sub) noexcept
     cdef uint64_t tell(self, Node *node, QueueGroup *group, InterestSink sink) noexcept
+    cdef void tell_remote(self, Node *node, uint64_t before, InterestSink sink) noexcept
+    cdef void tell_remote_queue(self, Node *node, QueueGroup *group, uint32_t shard, uint32_t before,
+                                InterestSink sink) noexcept
     cdef void replay_node(self, Node *node, InterestSink sink) noexcept
     cdef void replay_patterns(self, Pattern *at, InterestSink sink) noexcept
     cdef void drop_patterns(self, Pattern *at, uint32_t shard) noexcept
     cdef bint drop_node(self, Node *node, uint32_t shard) noexcept
     cdef void free_pattern(self, Pattern *at) noexcept
+
+
+# How many of a marked subscription's deliveries were not taken before. Marks all of them as taken.
+cdef inline uint64_t take_marked(Sub *sub) noexcept nogil:
+    cdef uint8_t *at = <uint8_t *>sub + sizeof(Sub) + sub.key.size + (sizeof(uint64_t) if sub.group != NULL else 0)
+    cdef uint64_t before
+    if not sub.key.flags & SUB_MARKED:
+        return 0
+    memcpy(&before, at, sizeof(before))
+    memcpy(at, &sub.delivered, sizeof(before))
+    return sub.delivered - before
 
 
 cdef inline uint8_t *node_key(const Node *node) noexcept nogil:

@@ -7,11 +7,12 @@ a subject begins, changes or ends.
 """
 
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memchr, memcpy, memset
+from libc.string cimport memchr, memcmp, memcpy, memset
 
+from gnatswarm.broker.outbuf cimport MOVING_IN, MOVING_OUT
 from gnatswarm.broker.subject cimport SUBJECT_WILDCARD, subject_kind
 from gnatswarm.broker.table cimport slot_item, table_find, table_free, table_init, table_insert, table_remove
-from gnatswarm.broker.word cimport hash_bytes
+from gnatswarm.broker.word cimport SLACK, hash_bytes
 
 import os
 
@@ -25,6 +26,14 @@ cdef class InterestSink:
     cdef uint64_t on_queue_interest(self, Interest interest, const uint8_t *subject, size_t size,
                                     const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
         return 0
+
+    cdef void on_remote(self, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
+                        uint64_t after) noexcept:
+        pass
+
+    cdef void on_remote_queue(self, Interest interest, const uint8_t *subject, size_t size, const QueueGroup *group,
+                              uint32_t shard, uint32_t before) noexcept:
+        pass
 
 
 cdef class Interest:
@@ -304,9 +313,11 @@ cdef class Interest:
 
     cdef Sub *insert(self, OutBuf *out, const uint8_t *subject, size_t size, const uint8_t *queue, size_t queue_size,
                      const uint8_t *sid, size_t sid_size, uint32_t sid_hash, uint64_t *told) noexcept:
-        cdef Sub *sub = <Sub *>calloc(1, sizeof(Sub) + sid_size + (sizeof(uint64_t) if queue_size else 0))
+        cdef Sub *sub = <Sub *>calloc(1, sizeof(Sub) + sid_size + (sizeof(uint64_t) if queue_size else 0)
+                                      + (sizeof(uint64_t) if self.marks_subs else 0))
         if sub == NULL:
             return NULL
+        sub.key.flags = SUB_MARKED if self.marks_subs else 0
         sub.key.hash = sid_hash
         sub.key.size = <uint16_t>sid_size
         memcpy(<uint8_t *>sub + sizeof(Sub), sid, sid_size)
@@ -327,7 +338,7 @@ cdef class Interest:
             free(sub)
             return NULL
         if queue_size:
-            sub.group.n_members += 1
+            sub.group.n_members += sub.out.moving != MOVING_IN
             first = &sub.group.members
         else:
             first = &node.subs
@@ -338,13 +349,14 @@ cdef class Interest:
         count_subs(self, 1)
         self.n_inserts += 1
         self.node_changed(node)
-        if sub.group != NULL or sub.next == NULL:
+        if sub.group == NULL and sub.next == NULL or sub.group != NULL and sub.out.moving != MOVING_IN:
             told[0] |= self.tell(node, sub.group, self.sink)
         return sub
 
     cdef void remove(self, Sub *sub, uint64_t *told) noexcept:
         cdef Node *node = sub.node
         cdef QueueGroup *group = sub.group
+        cdef uint8_t moving = sub.out.moving
         if sub.next != NULL:
             sub.next.previous = sub.previous
         if sub.previous != NULL:
@@ -354,14 +366,14 @@ cdef class Interest:
         else:
             node.subs = sub.next
         if group != NULL:
-            group.n_members -= 1
+            group.n_members -= moving != MOVING_IN
             if sub.delivered and self.most_gone:
                 self.book_leaver(sub)
         free(sub)
         count_subs(self, -1)
         self.n_removes += 1
         self.node_changed(node)
-        if group != NULL or node.subs == NULL:
+        if group == NULL and node.subs == NULL or group != NULL and moving <= MOVING_OUT:
             told[0] |= self.tell(node, group, self.sink)
         if group != NULL:
             self.group_prune(node, group)
@@ -392,6 +404,14 @@ cdef class Interest:
 
     cdef void replay_node(self, Node *node, InterestSink sink) noexcept:
         cdef QueueGroup *group = node.groups
+        if sink.hears_remote:
+            if node.remote:
+                self.tell_remote(node, 0, sink)
+            while group != NULL:
+                if group.n_remote:
+                    self.tell_remote_queue(node, group, MOST_SHARDS, 0, sink)
+                group = group.next
+            return
         if node.subs != NULL:
             self.tell(node, NULL, sink)
         while group != NULL:
@@ -401,6 +421,23 @@ cdef class Interest:
 
     # ---- the interest of siblings
 
+    cdef void tell_remote(self, Node *node, uint64_t before, InterestSink sink) noexcept:
+        cdef size_t size = self.subject_of(node, NULL, 0)
+        cdef uint8_t *subject = <uint8_t *>malloc(size + SLACK)
+        if subject != NULL:
+            self.subject_of(node, subject, size)
+            sink.on_remote(self, subject, size, before, node.remote)
+            free(subject)
+
+    cdef void tell_remote_queue(self, Node *node, QueueGroup *group, uint32_t shard, uint32_t before,
+                                InterestSink sink) noexcept:
+        cdef size_t size = self.subject_of(node, NULL, 0)
+        cdef uint8_t *subject = <uint8_t *>malloc(size + SLACK)
+        if subject != NULL:
+            self.subject_of(node, subject, size)
+            sink.on_remote_queue(self, subject, size, group, shard, before)
+            free(subject)
+
     cdef bint set_remote(self, uint32_t shard, const uint8_t *subject, size_t size, bint wanted) noexcept:
         cdef uint64_t bit = <uint64_t>1 << shard
         cdef Node *node = self.node_for(subject, size) if wanted else self.node_at(subject, size)
@@ -409,6 +446,8 @@ cdef class Interest:
         if bool(node.remote & bit) == wanted:
             return True
         node.remote ^= bit
+        if self.sink.hears_remote:
+            self.tell_remote(node, node.remote ^ bit, self.sink)
         self.node_changed(node)
         self.node_prune(node)
         return True
@@ -418,7 +457,7 @@ cdef class Interest:
         cdef Node *node = self.node_for(subject, size) if members else self.node_at(subject, size)
         cdef QueueGroup *group
         cdef RemoteWeight *remote
-        cdef uint32_t i
+        cdef uint32_t i, before = 0
         if node == NULL:
             return not members
         group = self.group_for(node, queue, queue_size)
@@ -427,6 +466,7 @@ cdef class Interest:
             return False
         for i in range(group.n_remote):
             if group.remote[i].shard == shard:
+                before = group.remote[i].members
                 if members:
                     group.remote[i].members = members
                 else:
@@ -444,26 +484,47 @@ cdef class Interest:
                 remote[group.n_remote].shard = shard
                 remote[group.n_remote].members = members
                 group.n_remote += 1
+        if self.sink.hears_remote and before != members:
+            self.tell_remote_queue(node, group, shard, before, self.sink)
         self.node_changed(node)
         self.group_prune(node, group)
         self.node_prune(node)
         return True
+
+    cdef uint32_t remote_members(self, uint32_t shard, const uint8_t *subject, size_t size, const uint8_t *queue,
+                                 size_t queue_size) noexcept:
+        cdef Node *node = self.node_at(subject, size)
+        cdef QueueGroup *group = node.groups if node != NULL else NULL
+        cdef uint32_t i
+        while group != NULL:
+            if group.name.key.size == queue_size \
+                    and memcmp(<uint8_t *>group.name + sizeof(QueueName), queue, queue_size) == 0:
+                for i in range(group.n_remote):
+                    if group.remote[i].shard == shard:
+                        return group.remote[i].members
+            group = group.next
+        return 0
 
     cdef bint drop_node(self, Node *node, uint32_t shard) noexcept:
         """Removes a sibling's interest at one node; True if it had any."""
         cdef uint64_t bit = <uint64_t>1 << shard
         cdef QueueGroup *group = node.groups
         cdef QueueGroup *following
-        cdef uint32_t i
+        cdef uint32_t i, before
         cdef bint changed = (node.remote & bit) != 0
         node.remote &= ~bit
+        if changed and self.sink.hears_remote:
+            self.tell_remote(node, node.remote | bit, self.sink)
         while group != NULL:
             following = group.next
             for i in range(group.n_remote):
                 if group.remote[i].shard == shard:
+                    before = group.remote[i].members
                     group.n_remote -= 1
                     group.remote[i] = group.remote[group.n_remote]
                     changed = True
+                    if self.sink.hears_remote:
+                        self.tell_remote_queue(node, group, shard, before, self.sink)
                     break
             self.group_prune(node, group)
             group = following

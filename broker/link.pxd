@@ -4,10 +4,11 @@ cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from gnatswarm.broker.entry cimport Entry
-from gnatswarm.broker.fanout cimport Fanout
+from gnatswarm.broker.fanout cimport Fanout, Outcome, Publish
 from gnatswarm.broker.fence cimport MeshFence
 from gnatswarm.broker.mesh cimport Mesh
 from gnatswarm.broker.outbuf cimport Blob
+from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.repeat cimport Repeat
 from gnatswarm.broker.reroutes cimport OriginLink, Reroutes
 from gnatswarm.broker.routewire cimport RouteOp
@@ -27,7 +28,10 @@ cdef class SiblingLink(OriginLink):
     cdef bint heard_ping                 # its first PING, behind its whole interest, has come
     cdef bint heard_pong                 # it has acknowledged our whole interest
     cdef Sublist sublist                 # of the account named last
-    cdef Repeat repeat                   # the last plain RMSG line: see repeat.pxd
+    cdef Repeat repeat                   # the last RMSG line, with one queue group or none: see repeat.pxd
+    cdef size_t repeat_subject_at        # in that line
+    cdef size_t repeat_queue_at
+    cdef size_t repeat_queue_size        # 0: it names no queue group
     cdef list pings_due                  # for each of its PINGs without a PONG: the orphans that it waits for
     cdef readonly uint64_t in_msgs
     cdef readonly uint64_t in_bytes
@@ -35,7 +39,11 @@ cdef class SiblingLink(OriginLink):
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef Py_ssize_t message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1
+    cdef uint32_t queue_run(self, const uint8_t *line, Publish *run) except *
+    cdef uint64_t deliver(self, Sublist sublist, Entry *entry, Publish *message, RouteOp *op, Token shown,
+                          Outcome *outcome) noexcept
     cdef int interest(self, RouteOp *op, bint wanted) except -1
+    cdef Py_ssize_t move(self, const uint8_t *data, size_t size, RouteOp *op) except -1
     cdef int broken(self, str why) except -1
     cdef int on_ping(self) except -1
     cdef int say_pong(self) except -1

@@ -6,20 +6,23 @@ whose group has no member here any more: broker.reroutes finds another place for
 before that message has arrived. Bytes that are no valid frame end the link, and its session is told.
 """
 
-from libc.string cimport memcpy
+from libc.stdlib cimport free
+from libc.string cimport memcmp, memcpy
 
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, out_append, out_call, out_init, out_mark_dirty,
     out_pending, out_release, out_reserve)
+from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
 from gnatswarm.broker.reroutes cimport FATE_NOBODY, FATE_PENDING, FATE_TAKEN, Fate
 from gnatswarm.broker.routewire cimport (
-    ROUTE_ASK, ROUTE_CONNECT, ROUTE_INFO, ROUTE_MORE, ROUTE_MSG, ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK,
-    ROUTE_QUEUE_MSG, ROUTE_QUEUE_NAK, ROUTE_SLOW, ROUTE_SUB, ROUTE_UNSUB, RouteOpKind, parse_route_op)
+    ROUTE_ASK, ROUTE_ASK_MARK, ROUTE_CONNECT, ROUTE_INFO, ROUTE_MARK, ROUTE_MORE, ROUTE_MOVE, ROUTE_MOVED, ROUTE_MSG,
+    ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK, ROUTE_QUEUE_MSG, ROUTE_QUEUE_NAK, ROUTE_SLOW, ROUTE_STOP, ROUTE_SUB,
+    ROUTE_UNSUB, RouteOpKind, parse_plain_message, parse_route_op)
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.fanout cimport (
     ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, Outcome, Publish, no_outcome, write_tail_head)
-from gnatswarm.broker.entry cimport extras_of
+from gnatswarm.broker.entry cimport extras_of, renamed_entry
 from gnatswarm.broker.word cimport hash_bytes, likely, unlikely
 
 
@@ -28,6 +31,26 @@ cdef enum:
     # such runs find the subscriber behind, SLOW is sent again before the last one ends.
     SLOW_US = 300000
     SLOW_AGAIN_US = 50000
+    # The shard that is connected to other servers (router.supervision.broker).
+    GATEWAY_NUMBER = 63
+
+
+cdef Token jetstream_subject(Token *reply) noexcept nogil:
+    """What a message of another server's JetStream is to be seen on: what stands behind the last @ of its reply, which
+    is cut off. Size 0: it is none."""
+    cdef Token shown = Token(NULL, 0)
+    cdef size_t at = reply.size
+    if memcmp(reply.at, b'$JS.ACK.', 8) != 0:
+        return shown
+    while at > 8:
+        at -= 1
+        if reply.at[at] == c'@':
+            shown.at = reply.at + at + 1
+            shown.size = reply.size - at - 1
+            if shown.size:
+                reply.size = at
+            return shown
+    return shown
 
 
 cdef class SiblingLink(OriginLink):
@@ -57,18 +80,22 @@ cdef class SiblingLink(OriginLink):
         cdef Outcome outcome
         cdef uint32_t n = 0
         cdef Py_ssize_t done
+        self.fanout.from_shard = self.shard
         while p < end:
             if self.sublist is not None:
                 n = repeat_run(&self.repeat, self.sublist, p, end, ORIGIN_SIBLING, &message)
             if likely(n):
+                if self.repeat_queue_size:
+                    n = self.queue_run(p, &message)
+                else:
+                    no_outcome(&outcome)
+                    self.fanout.deliver_here(self.sublist, self.repeat.entry, &message, True, NULL, 0, &outcome)
+                    self.deliveries += outcome.deliveries
+                    if unlikely(outcome.stalls):
+                        self.tell_slow(self.sublist, self.repeat.entry)
                 p += n * message.stride
                 self.in_msgs += n
                 self.in_bytes += <uint64_t>n * message.size
-                no_outcome(&outcome)
-                self.fanout.deliver_here(self.sublist, self.repeat.entry, &message, True, NULL, 0, &outcome)
-                self.deliveries += outcome.deliveries
-                if unlikely(outcome.stalls):
-                    self.tell_slow(self.sublist, self.repeat.entry)
             else:
                 done = self.operate(p, end - p, whole)
                 if done == 0:
@@ -80,7 +107,10 @@ cdef class SiblingLink(OriginLink):
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1:
         cdef RouteOp op
-        cdef RouteOpKind kind = parse_route_op(data, size, &op)
+        cdef RouteOpKind kind
+        if likely(parse_plain_message(data, size, &op) and self.is_joined):
+            return self.message(data, size, &op, whole)
+        kind = parse_route_op(data, size, &op)
         if kind == ROUTE_MORE:
             return 0
         if not self.is_joined and kind != ROUTE_INFO and kind != ROUTE_CONNECT:
@@ -107,24 +137,77 @@ cdef class SiblingLink(OriginLink):
             self.session.on_info(op.argument.at[:op.argument.size])
         elif kind == ROUTE_CONNECT:
             self.session.on_connect(op.argument.at[:op.argument.size])
+        elif ROUTE_MOVE <= kind <= ROUTE_MOVED and self.mesh.moves is not None:
+            return self.move(data, size, &op)
         else:
             self.broken("no frame of a sibling: " + repr(data[:min(size, 40)]))
         return size if self.is_closing else op.line_size
 
     cdef int interest(self, RouteOp *op, bint wanted) except -1:
         cdef Sublist sublist = self.mesh.sublist_of(op.account.at, op.account.size)
+        cdef uint32_t members = op.members if wanted else 0
         if subject_kind(op.subject.at, op.subject.size) == SUBJECT_BAD or op.subject.size > 65000:
             return self.broken("bad subject in RS")
         if op.n_queues:
+            if unlikely(self.mesh.has_shifts):
+                members = self.mesh.moves.on_count(self.shard, sublist.account, op.subject.at[:op.subject.size],
+                                                   op.queues[0].at[:op.queues[0].size], members)
             sublist.set_remote_queue(self.shard, op.subject.at, op.subject.size, op.queues[0].at, op.queues[0].size,
-                                     op.members if wanted else 0)
+                                     members)
         else:
             sublist.set_remote(self.shard, op.subject.at, op.subject.size, wanted)
         return 0
 
+    cdef Py_ssize_t move(self, const uint8_t *data, size_t size, RouteOp *op) except -1:
+        """A frame about connections that move: broker.moves knows what it means."""
+        cdef size_t total = op.line_size
+        cdef bytes words = b""
+        if op.kind == ROUTE_MOVE or op.kind == ROUTE_ASK_MARK or op.kind == ROUTE_MOVED:
+            total += op.size + 2
+            if size < total:
+                self.needs = total
+                return 0
+            if data[total - 1] != c'\n' or data[total - 2] != c'\r':
+                self.broken("a payload without its end")
+                return size
+            words = data[op.line_size:total - 2]
+        try:
+            if op.kind == ROUTE_MOVE:
+                self.mesh.moves.on_offer(self.shard, op.id, words)
+            elif op.kind == ROUTE_STOP:
+                self.mesh.moves.on_stop(self.shard, op.id)
+            elif op.kind == ROUTE_ASK_MARK:
+                self.mesh.moves.on_mark_wanted(self.shard, op.old_shard, op.id, words)
+            elif op.kind == ROUTE_MARK:
+                self.mesh.moves.on_mark(self.shard, op.old_shard, op.id)
+            else:
+                self.mesh.moves.on_moved(self.shard, op.old_shard, op.id, op.members, words)
+        except ValueError as error:
+            self.broken(str(error))
+            return size
+        return size if self.is_closing else total
+
+    cdef uint64_t deliver(self, Sublist sublist, Entry *entry, Publish *message, RouteOp *op, Token shown,
+                          Outcome *outcome) noexcept:
+        """To the subscriptions here; they see it on the subject `shown`, where that is not empty."""
+        cdef Entry *renamed
+        cdef uint64_t orphans
+        if likely(shown.size == 0):
+            return self.fanout.deliver_here(sublist, entry, message, op.kind == ROUTE_MSG, op.queues, op.n_queues,
+                                            outcome)
+        renamed = renamed_entry(entry, shown.at, shown.size)
+        if renamed == NULL:
+            return 0
+        orphans = self.fanout.deliver_here(sublist, renamed, message, op.kind == ROUTE_MSG, op.queues, op.n_queues,
+                                           outcome)
+        entry.counts.link_in += renamed.counts.link_in
+        entry.counts.deliveries += renamed.counts.deliveries
+        entry.counts.out_bytes += renamed.counts.out_bytes
+        free(renamed)
+        return orphans
+
     cdef Py_ssize_t message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1:
         cdef size_t total = op.line_size + op.size + 2
-        cdef const uint8_t *tail = op.subject.at + op.subject.size
         cdef Publish message
         cdef Sublist sublist = self.sublist
         cdef Entry *entry
@@ -135,6 +218,7 @@ cdef class SiblingLink(OriginLink):
         cdef bint is_reply
         cdef int queue
         cdef Fate fate
+        cdef Token shown = Token(NULL, 0)
         if size < total:
             self.needs = total
             return 0
@@ -142,10 +226,14 @@ cdef class SiblingLink(OriginLink):
             self.broken("a payload without its end")
             return size
         if sublist is None or op.account.size != <size_t>len(sublist.account) \
-                or op.account.at[:op.account.size] != sublist.account:
+                or memcmp(op.account.at, <const uint8_t *>sublist.account, op.account.size) != 0:
             sublist = self.mesh.sublist_of(op.account.at, op.account.size)
             self.sublist = sublist
             self.repeat.line_size = 0
+        if unlikely(op.reply.size > 8) and op.reply.at[0] == c'$' and self.shard == GATEWAY_NUMBER:
+            shown = jetstream_subject(&op.reply)
+            if shown.size:
+                op.tail = NULL   # what is sent on has another reply
         message.origin = ORIGIN_SIBLING_ACCOUNT if op.is_across else ORIGIN_SIBLING
         message.reply = op.reply
         message.header_size = op.header_size
@@ -154,9 +242,9 @@ cdef class SiblingLink(OriginLink):
         message.blob = whole
         message.count = 1
         message.stride = total
-        if likely(op.is_plain):
-            message.tail = tail
-            message.tail_size = total - (tail - data)
+        if likely(op.tail != NULL):
+            message.tail = op.tail
+            message.tail_size = total - (op.tail - data)
         else:
             to = self.fanout.scratch_for(op.reply.size + 32 + op.size + 2)
             if to == NULL:
@@ -174,21 +262,23 @@ cdef class SiblingLink(OriginLink):
             self.broken("no memory for a match")
             return size
         is_reply = unlikely(entry.crosses) and op.kind == ROUTE_MSG and extras_of(entry).is_reply
-        if op.is_plain and whole == NULL and not is_reply and not op.is_across:
+        if op.tail != NULL and op.kind == ROUTE_MSG and op.n_queues <= 1 \
+                and whole == NULL and not is_reply and not op.is_across:
             repeat_remember(&self.repeat, sublist, entry, data, op.line_size, &message)
+            self.repeat_subject_at = op.subject.at - data
+            self.repeat_queue_size = op.queues[0].size if op.n_queues else 0
+            self.repeat_queue_at = op.queues[0].at - data if op.n_queues else 0
         self.in_msgs += 1
         self.in_bytes += op.size
         no_outcome(&outcome)
         if unlikely(is_reply):   # (requests were handled where they were published)
-            self.fanout.gate.leave(sublist, entry, &message, 0, &outcome)
-            self.reroutes.ask(self, outcome.touched)
+            self.reroutes.answer(self, sublist, op.subject, entry, &message, &outcome)
             entry = sublist.find(op.subject.at, op.subject.size,
                                  hash_bytes(op.subject.at, op.subject.size, sublist.seed))
             if entry == NULL:
                 self.broken("no memory for a match")
                 return size
-        orphans = self.fanout.deliver_here(sublist, entry, &message, op.kind == ROUTE_MSG, op.queues, op.n_queues,
-                                           &outcome)
+        orphans = self.deliver(sublist, entry, &message, op, shown, &outcome)
         if unlikely(outcome.stalls):
             self.tell_slow(sublist, entry)
         if op.kind == ROUTE_MSG:
@@ -212,6 +302,36 @@ cdef class SiblingLink(OriginLink):
                 queue += 1
         self.deliveries += outcome.deliveries
         return total
+
+    cdef uint32_t queue_run(self, const uint8_t *line, Publish *run) except *:
+        """A run of messages for one queue group, one by one: each may go to another member. Returns how many were
+        delivered: fewer than all where a delivery has changed who is interested."""
+        cdef Sublist sublist = self.sublist
+        cdef Entry *entry = self.repeat.entry
+        cdef Token subject = Token(line + self.repeat_subject_at, entry.subject_size)
+        cdef Token queue = Token(line + self.repeat_queue_at, self.repeat_queue_size)
+        cdef uint64_t orphans
+        cdef Publish message = run[0]
+        cdef Outcome outcome
+        cdef Fate fate
+        cdef uint32_t n = 0
+        message.count = 1
+        while True:
+            no_outcome(&outcome)
+            orphans = self.fanout.deliver_here(sublist, entry, &message, True, &queue, 1, &outcome)
+            if unlikely(outcome.stalls):
+                self.tell_slow(sublist, entry)
+            if unlikely(orphans != 0):
+                fate = self.reroutes.place(self, sublist, subject, queue, &message, 0, 0)
+                outcome.deliveries += fate == FATE_TAKEN   # (to a member here)
+                if fate == FATE_NOBODY:
+                    self.reroutes.n_lost += 1
+            self.deliveries += outcome.deliveries
+            n += 1
+            if n == run.count or self.repeat.epoch != sublist.cache_epoch or not sublist.is_current(entry):
+                return n
+            message.tail += run.stride
+            message.payload += run.stride
 
     cdef void tell_slow(self, Sublist sublist, Entry *entry) noexcept:
         """A subscriber here is behind. The link never waits, because it serves others too: the sibling makes the
@@ -278,20 +398,33 @@ cdef class SiblingLink(OriginLink):
             self.say_pong()
         return 0
 
+    cdef int wait_for_more(self, uint64_t first, uint64_t since, uint64_t last) except -1:
+        for ids in self.pings_due:
+            if first in ids:
+                ids.update(range(since + 1, last + 1))
+        return 0
+
     cdef int check_synchronised(self) except -1:
         if not self.is_synchronised and self.heard_ping and self.heard_pong:
             self.is_synchronised = True
             self.mesh.out_of_step &= ~(<uint64_t>1 << self.shard)
             self.reroutes.on_step()
             self.session.on_synchronised()
+            if self.mesh.moves is not None:
+                self.mesh.moves.on_step()
         return 0
 
     # ---- for the session and the owner of the socket
 
     def join(self, int shard):
-        """INFO and CONNECT are done: the link carries interest and messages from now on."""
-        self.shard = shard
+        """INFO and CONNECT are done: the link carries interest and messages from now on, or, while connections move
+        from here or to here, as soon as they have: every shard that publishes then takes part in a move."""
+        if self.mesh.moves is not None and self.mesh.moves.defers(self, shard):
+            return
+        self.shard = self.fanout.from_shard = shard
         self.is_joined = True
+        if self.mesh.moves is not None:   # in front of counts that are without those that have moved
+            self.send(self.mesh.moves.last_word())
         self.mesh.join(shard, &self.out)
         self.fence.ping(shard)
 
@@ -302,6 +435,8 @@ cdef class SiblingLink(OriginLink):
         """
         if self.out.close_reason == CLOSE_NONE:
             self.out.close_reason = CLOSE_CLIENT_CLOSED
+        if self.mesh.moves is not None:
+            self.mesh.moves.forget_link(self)
         if self.is_joined:
             self.is_joined = False
             if is_broken:
@@ -315,6 +450,8 @@ cdef class SiblingLink(OriginLink):
             else:
                 self.mesh.out_of_step &= ~(<uint64_t>1 << self.shard)
                 self.reroutes.on_step()
+            if self.mesh.moves is not None:
+                self.mesh.moves.on_part(self.shard, is_broken)
         out_release(&self.out)
         self.forget_input()
 

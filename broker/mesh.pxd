@@ -5,7 +5,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from gnatswarm.broker.fanout cimport Fanout
 from gnatswarm.broker.outbuf cimport OutBuf
-from gnatswarm.broker.interest cimport MOST_SHARDS, Interest, InterestSink
+from gnatswarm.broker.interest cimport MOST_SHARDS, Interest, InterestSink, QueueGroup
 from gnatswarm.broker.lingering cimport Formers
 from gnatswarm.broker.sublist cimport Sublist
 
@@ -33,6 +33,8 @@ cdef class Mesh(InterestSink):
     cdef dict accounts                       # name → Sublist
     cdef bytes reply_prefix                  # for Sublist.set_reply_prefix(); None: not set yet
     cdef uint32_t tallied                    # subjects counted per account; 0: none
+    cdef public object moves                 # Moves, which put themselves here; None: there are none
+    cdef public bint has_shifts              # a move shifts counts of queue members: moves.on_count() says how
 
     # The account's subscriptions; an empty sublist if nobody has named it yet.
     cdef Sublist sublist_of(self, const uint8_t *account, size_t size)

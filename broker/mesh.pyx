@@ -37,7 +37,7 @@ cdef class Mesh(InterestSink):
 
     def __cinit__(self, Fanout fanout not None, int shard):
         self.fanout = fanout
-        self.shard = shard
+        self.shard = fanout.shard = shard
         self.accounts = {}
         self.formers = Formers()
 
@@ -50,6 +50,7 @@ cdef class Mesh(InterestSink):
                 sublist.set_reply_prefix(self.reply_prefix)
             if self.tallied:
                 sublist.count_into(Tally(self.tallied))
+            (<Sublist>sublist).marks_subs = self.fanout.talk_lines != 0
         return sublist
 
     def set_reply_prefix(self, bytes prefix not None):
@@ -62,11 +63,16 @@ cdef class Mesh(InterestSink):
         """The sublists of all accounts."""
         return list(self.accounts.values())
 
-    def tally(self, uint32_t most):
-        """Count up to `most` subjects of each account, also of those made later."""
+    def tally(self, uint32_t most, uint32_t talk_lines=0):
+        """Count up to `most` subjects of each account, also of those made later.
+
+        With `talk_lines`, what each client that comes from here on says and hears too, by so many subjects.
+        """
         self.tallied = most
+        self.fanout.talk_lines = talk_lines
         for sublist in self.accounts.values():
             (<Sublist>sublist).count_into(Tally(most))
+            (<Sublist>sublist).marks_subs = talk_lines != 0
 
     def account_names(self) -> list:
         """All accounts that somebody has named."""
@@ -86,6 +92,14 @@ cdef class Mesh(InterestSink):
     cdef uint64_t on_queue_interest(self, Interest interest, const uint8_t *subject, size_t size,
                                     const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
         return self.tell_all(interest, subject, size, queue, queue_size, members)
+
+    cdef void on_remote(self, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
+                        uint64_t after) noexcept:
+        self.fanout.onward.on_remote(interest, subject, size, before, after)
+
+    cdef void on_remote_queue(self, Interest interest, const uint8_t *subject, size_t size, const QueueGroup *group,
+                              uint32_t shard, uint32_t before) noexcept:
+        self.fanout.onward.on_remote_queue(interest, subject, size, group, shard, before)
 
     cdef uint64_t tell_all(self, Interest interest, const uint8_t *subject, size_t size,
                            const uint8_t *queue, size_t queue_size, uint32_t members) noexcept:
@@ -144,6 +158,8 @@ cdef class Mesh(InterestSink):
         replay.link = link
         for sublist in self.accounts.values():
             (<Sublist>sublist).replay(replay)
+        if self.fanout.onward is not None:
+            replay.n += self.fanout.onward.replay(link)
         self.interest_frames[shard] += replay.n
         self.note_told(shard)
         self.out_of_step |= <uint64_t>1 << shard

@@ -12,7 +12,21 @@ import msgspec
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.version import DEFAULT_COMPATIBILITY, NEW, SERVER_VERSIONS
 
-SECRET_FIELDS = frozenset({"auth_token", "auth_password", "http_password", "password", "cert_pem", "key_pem", "ca_pem"})
+SECRET_FIELDS = frozenset(
+    {
+        "auth_token",
+        "auth_password",
+        "http_password",
+        "password",
+        "cert_pem",
+        "key_pem",
+        "ca_pem",
+        "urls",
+        "routes",
+        "jwt",
+        "seed",
+    }
+)
 
 
 # The account of users without an account, and of clients where no log-in is required; and the system account.
@@ -36,6 +50,8 @@ class Logging(_Discreet, frozen=True, forbid_unknown_fields=True):
     """Where log lines go, and how detailed they are."""
 
     file: str = ""  # path; "": standard error
+    syslog: bool = False  # log to the local syslog instead of standard error; a log file takes precedence
+    remote_syslog: str = ""  # log to udp://host:port, tcp://host:port or unix:///path; before syslog, behind a log file
     size_limit_bytes: int = 0  # rotate past this many bytes; 0: never
     format: str = "text"  # "text": nats-server's lines; "json": one JSON object per line
     logtime: bool = True  # timestamps on every line
@@ -44,14 +60,35 @@ class Logging(_Discreet, frozen=True, forbid_unknown_fields=True):
     trace: bool = False  # -V: every operation of every client; slow
     trace_payload_bytes: int = 0  # bytes of a message that -V shows at most; 0: no limit
 
+    @property
+    def is_to_syslog(self) -> bool:
+        """Whether lines go to syslog."""
+        return not self.file and (self.syslog or bool(self.remote_syslog))
+
 
 class Sharding(_Discreet, frozen=True, forbid_unknown_fields=True):
     """The shards behind one address; nats-server has no such section."""
 
-    shards: int = 0  # 1..64; 0: the number of usable cores (affinity and cgroup respected)
+    shards: int = 0  # 1..62; 0: the number of usable cores (affinity and cgroup respected)
     accept: str = "reuseport"  # "reuseport": one kernel-balanced listener per shard; "handoff": the router chooses
     link_dir: str = ""  # private directory of the link sockets; "": a new one, mode 0700
     prefer_local: bool = False  # queue groups: prefer members on the publisher's shard
+
+
+class PlacementRule(_Discreet, frozen=True, forbid_unknown_fields=True):
+    """Which clients belong on one shard; what such patterns match: `gnatswarm.broker.placement_rules`."""
+
+    kind: str  # whose pattern it is: account, user or name of a client, or subject, of what it subscribes to
+    pattern: str  # `*` stands for anything; a subject as in a subscription: the client subscribes within it
+    shard: int = -1  # 0..63: these clients belong there; -1 (together: true): on one shard, which the broker chooses
+
+
+class Placement(_Discreet, frozen=True, forbid_unknown_fields=True):
+    """Which clients belong on which shard; nats-server has no such section."""
+
+    after_scale: str = "even"  # when shards were added: "even": move connections until all have as many, "stay": none
+    bound: float = 1.25  # 1.0 to 62.0: rules move nobody to a shard that has so many times the mean load
+    rules: tuple[PlacementRule, ...] = ()  # the first that matches a client counts; (): clients stay where they are
 
 
 class Stats(_Discreet, frozen=True, forbid_unknown_fields=True):
@@ -61,6 +98,9 @@ class Stats(_Discreet, frozen=True, forbid_unknown_fields=True):
     dir: str = ""  # directory of the files; "": under $XDG_STATE_HOME/gnatswarm (~/.local/state), by port
     window_s: float = 10.0  # 0.1 to 3600: the time that one row covers
     max_subjects: int = 4096  # 1..1000000: rows per window, account and shard; lighter subjects share one row
+    max_clients: int = 1024  # 0..100000: clients with a row each per window and shard; others share one; 0: no rows
+    client_subjects: int = 32  # 1..1000: of a client, the heaviest subjects published, and received, per window
+    client_names: bool = True  # false: rows of clients have no names and addresses
     max_age_s: float = 604800.0  # files older than this are removed; 0: no limit
     max_bytes: int = 1073741824  # the oldest files are removed while their total is over this; 0: no limit
 
@@ -74,6 +114,15 @@ class Permissions(_Discreet, frozen=True, forbid_unknown_fields=True):
     subscribe_deny: tuple[str, ...] = ()  # exceptions from subscribe allow
     responses: int = 0  # messages to the reply subject of each message received, in addition; -1: no limit
     responses_expire_s: float = 120.0  # how long after that message; 0 or less: no limit
+
+
+class PublishLimits(_Discreet, frozen=True, forbid_unknown_fields=True):
+    """How fast clients may publish: those of a user together, or those of an account, on all shards."""
+
+    messages: int = 0  # per second; 0: no limit
+    bytes: int = 0  # per second, headers included; 0: no limit
+    burst_s: float = 1.0  # 0.01 to 3600: what may be published at once after a pause, as the time for it at that rate
+    stall_s: float = 10.0  # a client that is over the limit is not read; for so long, then it is closed; 0: no end
 
 
 # Kinds of connection that a user may be limited to: those that this broker has, then those of nats-server alone.
@@ -91,6 +140,7 @@ class User(_Discreet, frozen=True, forbid_unknown_fields=True):
     account: str = GLOBAL_ACCOUNT  # the account that the user belongs to
     permissions: Permissions | None = None  # None: everything is allowed
     connection_types: tuple[str, ...] = ()  # kinds of connection the user may use: STANDARD, WEBSOCKET; (): all
+    publish_limits: PublishLimits | None = None  # of all its clients together; None: no limits
 
     @property
     def shown(self) -> str:
@@ -138,6 +188,7 @@ class Account(_Discreet, frozen=True, forbid_unknown_fields=True):
     exports: tuple[Export, ...] = ()  # streams and services that other accounts may import
     imports: tuple[Import, ...] = ()  # streams and services of other accounts
     mappings: tuple[Mapping, ...] = ()  # other subjects for messages published in the account; the first match counts
+    publish_limits: PublishLimits | None = None  # of all its clients together, beside those of users; None: no limits
 
 
 class Tls(_Discreet, frozen=True, forbid_unknown_fields=True):
@@ -185,6 +236,64 @@ class WebSocket(_Discreet, frozen=True, forbid_unknown_fields=True):
     handshake_timeout_s: float = 2.0  # for TLS and the upgrade together
 
 
+class ClientTls(_Discreet, frozen=True, forbid_unknown_fields=True):
+    """TLS of connections that this broker makes to other servers."""
+
+    is_on: bool = False  # encrypt although the other server does not ask for it
+    ca_file: str = ""  # PEM: authorities of the other server's certificate; "": the system's own
+    cert_file: str = ""  # PEM: the certificate that this broker presents; "": none
+    key_file: str = ""  # PEM: its private key
+    insecure: bool = False  # do not check the other server's certificate
+    timeout_s: float = 2.0  # for the handshake
+
+
+class LeafRemote(_Discreet, frozen=True, forbid_unknown_fields=True):
+    """A hub that this broker connects to as a leaf node, for one account."""
+
+    urls: tuple[str, ...]  # addresses of the hub, as nats://[user:password@]host[:7422] or tls://…; one at a time
+    account: str = GLOBAL_ACCOUNT  # the account here whose messages and interest the hub shares
+    credentials: str = ""  # path of a .creds file with a user's JWT and seed; "": none
+    seed: str = ""  # an nkey's seed, "SU…", that signs the hub's nonce; "": none
+    jwt: str = ""  # from the file of credentials
+    tls: ClientTls = ClientTls()  # of this connection
+    deny_imports: tuple[str, ...] = ()  # subjects that do not come from the hub
+    deny_exports: tuple[str, ...] = ()  # subjects that do not go to the hub
+    reconnect_s: float = 1.0  # the wait before the hub is dialled again
+
+
+class LeafNodes(_Discreet, frozen=True, forbid_unknown_fields=True):
+    """Connections between this broker and others that share some of its accounts."""
+
+    host: str = ""  # address to listen on for leaf nodes; "": every address
+    port: int = 0  # 0: this broker is no hub, -1: any free one
+    advertise: str = ""  # host[:port] that leaf nodes are told to connect to, too; "": our own
+    no_advertise: bool = False  # leaf nodes are told no address
+    auth_timeout_s: float = 2.0  # for a leaf node to log in
+    min_version: str = ""  # of nats-server that a leaf node must have or be like; "": any
+    account: str = ""  # of leaf nodes that need not log in; "": $G
+    users: tuple[User, ...] = ()  # leaf nodes log in as one of these; (): as users of the broker
+    tls: Tls = Tls()  # of the port for leaf nodes
+    remotes: tuple[LeafRemote, ...] = ()  # hubs that this broker connects to; (): none
+
+
+class Cluster(_Discreet, frozen=True, forbid_unknown_fields=True):
+    """The cluster of servers that this broker is a member of, and its port for the others."""
+
+    name: str = ""  # the same on all members; "": one is made up, and given up for another member's
+    host: str = ""  # address to listen on for other members; "": every address
+    port: int = 0  # 0: no cluster, -1: any free one
+    routes: tuple[str, ...] = ()  # members to connect to, as nats://[user:password@]host:port; they tell of the others
+    advertise: str = ""  # host[:port] at which other members reach this broker; "": where they see it
+    no_advertise: bool = False  # clients are not told of other members, nor theirs of this broker
+    connect_retries: int = 0  # how often a member that others told of is dialled again; members in routes: always
+    user: str = ""  # that other members must give; "": nobody has to
+    password: str = ""  # and its password
+    auth_timeout_s: float = 2.0  # how long other members may take to log in
+    tls: Tls = Tls()  # of routes, on both ends; members always verify each other's certificates
+    tls_insecure: bool = False  # members that are dialled need no certificate that can be verified
+    permissions: Permissions | None = None  # what goes to other members (publish) and comes (subscribe); None: all
+
+
 class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     """The whole configuration of one broker. At most one of token, user and users is set."""
 
@@ -193,13 +302,17 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     server_name: str = ""  # shown in INFO and on the monitoring pages; "": the server id
     compatibility: str = DEFAULT_COMPATIBILITY  # "2.9" or "2.15": the nats-server to behave like, where they differ
     server_tags: tuple[str, ...] = ()  # lower-case words shown on the monitoring pages
+    server_metadata: tuple[tuple[str, str], ...] = ()  # names and values shown in /varz and in the broker's events
     limits: Limits = Limits()
     logging: Logging = Logging()
     sharding: Sharding = Sharding()
     stats: Stats = Stats()
+    placement: Placement = Placement()
     tls: Tls = Tls()  # of the clients' port
     allow_non_tls: bool = False  # with tls: also accept clients without TLS
     websocket: WebSocket = WebSocket()
+    leafnodes: LeafNodes = LeafNodes()
+    cluster: Cluster = Cluster()
     pid_file: str = ""  # written at start, removed at exit
     ports_file_dir: str = ""  # a file <program>_<pid>.ports with the ports in use is written here
     http_host: str = ""  # monitoring address; "": the same as host, or loopback if host is "" too
@@ -214,13 +327,24 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     auth_user: str = ""  # name of the only user; "": none
     auth_password: str = ""  # password of the only user, plain or hashed by bcrypt
     users: tuple[User, ...] = ()  # several users instead of the only one; (): none
-    no_auth_user: str = ""  # the user (one of users) of clients without credentials; "": they are refused
+    no_auth_user: str = ""  # the user or nkey (one of users) of clients without credentials; "": they are refused
     accounts: tuple[Account, ...] = ()  # in addition to $G and the system account, which always exist
     mappings: tuple[Mapping, ...] = ()  # of the account $G
     system_account: str = SYSTEM_ACCOUNT  # the account whose users receive events and may send requests to the broker
     config_file: str = ""  # the configuration file; "": the command line alone
     config_digest: str = ""  # "sha256:…" of its values, as nats-server 2.15 computes it; "": not computed
     notices: tuple[str, ...] = ()  # features that were configured and are not supported; logged at start, a line each
+
+    @property
+    def has_gateway(self) -> bool:
+        """Whether a process of its own connects this broker to other servers."""
+        return bool(self.leafnodes.remotes or self.leafnodes.port or self.cluster.port)
+
+    @property
+    def server_ports(self) -> dict[str, tuple[str, int]]:
+        """Host and port on which other servers connect, by kind ("cluster", "leafnodes"); port -1: any free one."""
+        found = {"cluster": (self.cluster.host, self.cluster.port)} if self.cluster.port else {}
+        return found | ({"leafnodes": (self.leafnodes.host, self.leafnodes.port)} if self.leafnodes.port else {})
 
     @property
     def server_version(self) -> str:

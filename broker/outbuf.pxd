@@ -23,6 +23,13 @@ cdef enum:
     # From this size on a payload is shared by reference instead of copied to every subscriber.
     BLOB_BYTES = 32768
 
+# Where a client's subscriptions are while its connection moves to another shard: see moves.pxd.
+cdef enum Moving:
+    MOVING_NOT = 0
+    MOVING_OUT = 1     # at the old shard
+    MOVING_IN = 2      # at the new one: queue groups do not count them yet
+    MOVING_GONE = 3    # at the old one, which says by another frame that it does not count them any more
+
 # Why a peer must be closed; 0: it need not be. In the order of errors.CloseReason.
 cdef enum CloseReason:
     CLOSE_NONE = 0
@@ -46,6 +53,7 @@ cdef enum CloseReason:
     CLOSE_NO_RESPONDERS_REQUIRES_HEADERS = 18
     CLOSE_MAXIMUM_ACCOUNT_CONNECTIONS_EXCEEDED = 19
     CLOSE_ROUTE_REMOVED = 20
+    CLOSE_PUBLISH_RATE_EXCEEDED = 21
 
 ctypedef struct Blob:
     size_t refs
@@ -94,6 +102,7 @@ ctypedef struct OutBuf:
     void *peer               # the Peer this belongs to: borrowed, for as long as it lives
     size_t stall_mark        # with more pending bytes than this, publishers to this peer must wait
     uint64_t match           # scratch of the sublist: the number of the last match that this peer was in
+    uint64_t takes_from      # of a client that moves: the shards whose messages its subscriptions here take, a bit each
     void *filter             # Permissions that exclude messages from granted subscriptions: borrowed; NULL: none do
     uint8_t is_dirty
     uint8_t is_blocked       # the kernel takes no more: wait until the socket is writable
@@ -103,6 +112,9 @@ ctypedef struct OutBuf:
     uint8_t is_called
     uint8_t is_behind        # past its stall mark
     uint8_t close_reason     # CloseReason; not 0: appends are refused
+    uint8_t moving           # Moving; not 0: each of its subscriptions has a max, so that fan-out looks here
+    uint8_t is_shut          # it moves, and takes none of what is published on this shard
+    uint8_t has_surplus      # detached, with a subscription's max: some of it may be dropped when its record is here
 
 cdef Outbox *outbox_new() except NULL
 # Releases one reference.

@@ -21,6 +21,9 @@ cdef enum:
     # a busy host a reader may not run for a while. With 100 ms such a reader counted as stuck, was flooded past
     # max_pending and closed, where nats-server waits for it.
     STALL_IF_TAKEN_US = 2000000
+    # Detached output, of which some may be dropped, has so many times max_pending; the limit itself holds when it is
+    # detached no more (broker.moves).
+    SURPLUS_FACTOR = 4
 
 
 cdef Outbox *outbox_new() except NULL:
@@ -198,7 +201,8 @@ cdef bint out_admits(OutBuf *out, size_t n) noexcept:
         if out.close_reason != CLOSE_NONE:
             return False
     pending = out_pending(out)
-    if out.max_pending and pending + n > out.max_pending:
+    if out.max_pending and pending + n > out.max_pending \
+            and not (out.has_surplus and pending + n <= SURPLUS_FACTOR * out.max_pending):
         out_condemn(out, CLOSE_SLOW_CONSUMER_PENDING_BYTES)
         return False
     if out.stall_mark and pending > out.stall_mark:

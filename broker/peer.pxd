@@ -15,6 +15,8 @@ cdef enum Hold:
     HOLD_FENCE = 2     # it waits for a PONG, which effects of its later operations must not overtake
     HOLD_LOGIN = 4     # its log-in is being checked
     HOLD_LINK = 8      # client: a link is missing, its messages would not reach a sibling. Link: too early
+    HOLD_MOVE = 16     # client: it moves to another shard. Link: a new sibling waits for the end of a move
+    HOLD_RATE = 32     # its user or account has published as much as it may
 
 
 cdef class Peer:

@@ -38,6 +38,8 @@ cdef class Rules:
     # Finds the entries that match `subject`, wildcards in it taken literally, or (`wholly`) all that it matches as a
     # pattern. Reads up to SLACK bytes behind it.
     cdef void look(self, const uint8_t *subject, size_t size, Found *found, bint wholly) noexcept nogil
+    # Does any entry without a queue match a subject that the pattern `subject` matches?
+    cdef bint meets(self, const uint8_t *subject, size_t size) noexcept nogil
 
 
 @cython.final
@@ -58,3 +60,5 @@ cdef class Permissions:
     # Is a message on `subject` excluded from a granted subscription?
     cdef bint keeps_out(self, const uint8_t *subject, size_t size,
                         const uint8_t *queue, size_t queue_size) noexcept nogil
+    # Could a message that a subscription to this pattern is for be allowed by it? Wildcards need only overlap.
+    cdef bint may_subscribe_partly(self, const uint8_t *subject, size_t size) noexcept nogil

@@ -117,6 +117,45 @@ cdef void walk(const Rule *at, uint64_t seed, const uint8_t *s, const uint8_t *e
             walk(child, seed, e + 1, end, found, wholly)
 
 
+cdef bint any_plain(const Rule *at) noexcept nogil:
+    cdef uint32_t i
+    if at == NULL:
+        return False
+    if at.is_plain or any_plain(at.star) or any_plain(at.rest):
+        return True
+    if at.tokens.slots != NULL:
+        for i in range(at.tokens.mask + 1):
+            if at.tokens.slots[i] and any_plain(<const Rule *>slot_item(at.tokens.slots[i])):
+                return True
+    return False
+
+
+cdef bint overlaps(const Rule *at, uint64_t seed, const uint8_t *s, const uint8_t *end) noexcept nogil:
+    """Does an entry below `at` match a subject that the pattern from `s` on matches?"""
+    cdef const uint8_t *e = <const uint8_t *>memchr(s, c'.', end - s)
+    cdef const Rule *child
+    cdef uint32_t i
+    if e == NULL:
+        e = end
+    if at.rest != NULL and at.rest.is_plain:
+        return True
+    if e - s == 1 and s[0] == c'>':
+        return any_plain(at)
+    if at.star != NULL and (at.star.is_plain if e == end else overlaps(at.star, seed, e + 1, end)):
+        return True
+    if at.tokens.count == 0:
+        return False
+    if e - s == 1 and s[0] == c'*':
+        for i in range(at.tokens.mask + 1):
+            if at.tokens.slots[i]:
+                child = <const Rule *>slot_item(at.tokens.slots[i])
+                if child.is_plain if e == end else overlaps(child, seed, e + 1, end):
+                    return True
+        return False
+    child = <const Rule *>table_find(&at.tokens, s, e - s, <uint32_t>hash_bytes(s, e - s, seed))
+    return child != NULL and (child.is_plain if e == end else overlaps(child, seed, e + 1, end))
+
+
 cdef class Rules:
     """A list of subjects with wildcards, some for one queue only."""
 
@@ -182,6 +221,9 @@ cdef class Rules:
     cdef void look(self, const uint8_t *subject, size_t size, Found *found, bint wholly) noexcept nogil:
         walk(self.root, self.seed, subject, subject + size, found, wholly)
 
+    cdef bint meets(self, const uint8_t *subject, size_t size) noexcept nogil:
+        return overlaps(self.root, self.seed, subject, subject + size)
+
 
 cdef class Permissions:
     """The permissions of a user, from broker.options.Permissions. ValueError for an invalid subject in them."""
@@ -242,6 +284,18 @@ cdef class Permissions:
         self.subscribe_deny.look(subject, size, &found, False)
         return found.is_plain or found.has_queue
 
+    cdef bint may_subscribe_partly(self, const uint8_t *subject, size_t size) noexcept nogil:
+        cdef Found found
+        if subject_kind(subject, size) == SUBJECT_BAD:
+            return False
+        if self.subscribe_allow is not None and not self.subscribe_allow.meets(subject, size):
+            return False
+        if self.subscribe_deny is None:
+            return True
+        memset(&found, 0, sizeof(found))
+        self.subscribe_deny.look(subject, size, &found, True)
+        return not found.is_plain
+
     # ---- for tests, and for reloads, which check each subscription once
 
     def can_publish(self, bytes subject not None) -> bool:
@@ -260,3 +314,8 @@ cdef class Permissions:
         cdef bytes padded = subject + bytes(SLACK)
         cdef const uint8_t *name = queue
         return not self.keeps_out(padded, len(subject), name if queue else NULL, len(queue))
+
+    def can_subscribe_partly(self, bytes subject not None) -> bool:
+        """Is there any subject that this pattern matches, and that may be subscribed to?"""
+        cdef bytes padded = subject + bytes(SLACK)
+        return self.may_subscribe_partly(padded, len(subject))

@@ -9,7 +9,7 @@ cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
 from gnatswarm.broker.entry cimport Choice, Entry
-from gnatswarm.broker.fanout cimport Origin, Publish
+from gnatswarm.broker.fanout cimport Origin, Outcome, Publish
 from gnatswarm.broker.fence cimport MeshFence
 from gnatswarm.broker.lingering cimport Former
 from gnatswarm.broker.mesh cimport Mesh
@@ -25,6 +25,8 @@ cdef class OriginLink(Peer):
     cdef int acknowledge(self, uint64_t id, bint is_taken) except -1
     # A pending message of this link has arrived, or is lost.
     cdef int on_settled(self, uint64_t id) except -1
+    # Who waits for the first also waits for all ids after `since`, up to `last`.
+    cdef int wait_for_more(self, uint64_t first, uint64_t since, uint64_t last) except -1
 
 
 # What became of a queue message that found no member where it was sent.
@@ -41,6 +43,7 @@ cdef class Orphan:
     cdef OriginLink origin               # it came over this link
     cdef uint64_t id_there               # the sibling's id, for QACK or QNAK; 0: the sibling waits for neither
     cdef int shard                       # where it was sent; -1: it is kept until a link is in step
+    cdef bint is_answer                  # to a request to another account: it is kept until all links are in step
     cdef Former former                   # takes it if nobody else does; None: there is none
     # What a second try needs. `tail` None: there is no second try.
     cdef Sublist sublist
@@ -58,6 +61,12 @@ cdef class Orphan:
     cdef int keep(self, Sublist sublist, Token subject, Token queue, const Publish *message) except -1
     # Fills in the message that keep() copied. VALID AS LONG AS THIS OBJECT.
     cdef void fill(self, Publish *message) noexcept
+
+
+# Stands for the link where a message came over none: nobody's PING waits for it.
+@cython.final
+cdef class NoLink(OriginLink):
+    pass
 
 
 @cython.final
@@ -81,6 +90,13 @@ cdef class Reroutes:
     cdef bint give_to_former(self, Sublist sublist, Token subject, Token queue, Publish *message) noexcept
     cdef void count_delivery(self, Sublist sublist, Token subject, const Publish *message) noexcept
     cdef int ask(self, OriginLink origin, uint64_t shards) except -1
+    # An answer to a request of this shard to another account: it goes to that account, now or when all siblings'
+    # interest is known.
+    cdef int answer(self, OriginLink origin, Sublist sublist, Token subject, Entry *entry, Publish *message,
+                    Outcome *outcome) except -1
+    cdef int answer_now(self, Orphan orphan) except -1
+    # Finds a place for each message to a queue group in the output of a connection that is gone; `queues`: sid → group.
+    cdef int place_output(self, Sublist sublist, dict queues, bytes output) except -1
     # QACK or QNAK came.
     cdef int settled(self, uint64_t id, bint is_taken) except -1
     cdef int conclude(self, Orphan orphan, bint is_taken) except -1

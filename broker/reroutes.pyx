@@ -10,8 +10,9 @@ its sibling's PINGs. Reroutes know that link as an OriginLink and read no frames
 from libc.stdint cimport uint8_t
 
 from gnatswarm.broker.entry cimport choice_named, is_foreign
-from gnatswarm.broker.fanout cimport ORIGIN_ACCOUNT, Fanout
-from gnatswarm.broker.outbuf cimport out_append
+from gnatswarm.broker.fanout cimport ANY_SHARD, ORIGIN_ACCOUNT, ORIGIN_SIBLING_ACCOUNT, Fanout, no_outcome
+from gnatswarm.broker.interest cimport NO_MAX
+from gnatswarm.broker.outbuf cimport CLOSE_NONE, out_append
 from gnatswarm.broker.word cimport SLACK, hash_bytes, unlikely
 
 
@@ -27,6 +28,17 @@ cdef class OriginLink(Peer):
     cdef int on_settled(self, uint64_t id) except -1:
         raise NotImplementedError
 
+    cdef int wait_for_more(self, uint64_t first, uint64_t since, uint64_t last) except -1:
+        return 0
+
+
+cdef class NoLink(OriginLink):
+    """No link."""
+
+    cdef int on_settled(self, uint64_t id) except -1:
+        self.orphans.discard(id)
+        return 0
+
 
 cdef uint64_t members_elsewhere(Fanout fanout, const Entry *entry, const Choice *choice, uint64_t visited) noexcept:
     """How many members a group has on siblings that are not in a mask."""
@@ -39,10 +51,14 @@ cdef uint64_t members_elsewhere(Fanout fanout, const Entry *entry, const Choice 
 
 
 cdef bint refuses_here(Entry *entry, const Choice *choice, const Publish *message) noexcept:
-    """Whether a member here may not have it: by its permissions, or because it came from a third account."""
+    """Whether a member here may not have it: by its permissions, or because it came from a third account; or whether a
+    member takes nothing more, but counts until its move to another shard is over."""
     cdef uint32_t i
     if choice.keeps_out:
         return True
+    for i in range(choice.first, choice.first + choice.n_local):
+        if entry.targets[i].sub.max_msgs == NO_MAX and entry.targets[i].out.close_reason != CLOSE_NONE:
+            return True
     if message.origin >= ORIGIN_ACCOUNT:
         for i in range(choice.first, choice.first + choice.n_local):
             if is_foreign(entry, i):
@@ -107,6 +123,36 @@ cdef class Reroutes:
             origin.orphans.add(orphan.id)
         return fate
 
+    cdef int place_output(self, Sublist sublist, dict queues, bytes output) except -1:
+        cdef NoLink nobody = NoLink()
+        cdef bytes padded = output + bytes(SLACK)
+        cdef const uint8_t *data = padded
+        cdef Publish message
+        cdef Py_ssize_t at = 0, line_end, tail
+        message.origin = ORIGIN_SIBLING_ACCOUNT   # (nobody knows: members of third accounts may not have it)
+        message.count = 1
+        message.blob = NULL
+        while at < len(output):   # "MSG <subject> <sid> [reply] <size>", or "HMSG …" with two sizes
+            line_end = output.find(b"\r\n", at)
+            if line_end < 0:   # the beginning of a message that was beyond its limit, and was not taken
+                break
+            words = output[at:line_end].split(b" ")
+            sizes = 2 if words[0] == b"HMSG" else 1
+            tail = at + len(words[0]) + len(words[1]) + len(words[2]) + 2
+            message.size = int(words[len(words) - 1])
+            message.header_size = int(words[len(words) - 2]) if sizes == 2 else 0
+            message.payload = data + line_end + 2
+            message.tail = data + tail
+            message.tail_size = message.stride = line_end + 2 + message.size + 2 - tail
+            message.reply = Token(data + tail + 1, len(words[3])) if len(words) == 4 + sizes else Token(NULL, 0)
+            queue = queues.get(words[2])
+            if queue is not None and self.place(
+                    nobody, sublist, Token(data + at + len(words[0]) + 1, len(words[1])),
+                    Token(<const uint8_t *><bytes>queue, len(queue)), &message, 0, 0) == FATE_NOBODY:
+                self.n_lost += 1
+            at = line_end + 2 + message.size + 2
+        return 0
+
     cdef Fate try_place(self, Orphan orphan, Sublist sublist, Token subject, Token queue, Publish *message,
                         bint may_leave) except *:
         """`may_leave`: it was not sent away yet, or the sibling that it was sent to has a new link."""
@@ -114,7 +160,12 @@ cdef class Reroutes:
         cdef Entry *entry = sublist.find(subject.at, subject.size,
                                          hash_bytes(subject.at, subject.size, sublist.seed))
         cdef Choice *choice = NULL if entry == NULL else choice_named(entry, queue)
-        if choice != NULL and choice.n_local and fanout.choose_here(entry, choice, fanout.pick, message, NULL):
+        cdef int from_shard = fanout.from_shard
+        cdef bint is_taken
+        fanout.from_shard = ANY_SHARD
+        is_taken = choice != NULL and choice.n_local and fanout.choose_here(entry, choice, fanout.pick, message, NULL)
+        fanout.from_shard = from_shard
+        if is_taken:
             self.count_delivery(sublist, subject, message)   # somebody has come meanwhile
             return FATE_TAKEN
         if may_leave:
@@ -217,6 +268,38 @@ cdef class Reroutes:
             shard += 1
         return 0
 
+    cdef int answer(self, OriginLink origin, Sublist sublist, Token subject, Entry *entry, Publish *message,
+                    Outcome *outcome) except -1:
+        cdef Orphan orphan
+        if unlikely(self.mesh.out_of_step != 0):   # who asked may be at a sibling whose interest is not known
+            orphan = Orphan()
+            self.last_id += 1
+            orphan.id = self.last_id
+            orphan.origin = origin
+            orphan.shard = -1
+            orphan.is_answer = True
+            orphan.keep(sublist, subject, Token(NULL, 0), message)
+            self.pending[orphan.id] = orphan
+            origin.orphans.add(orphan.id)
+            return 0
+        self.mesh.fanout.gate.leave(sublist, entry, message, 0, outcome)
+        return self.ask(origin, outcome.touched)
+
+    cdef int answer_now(self, Orphan orphan) except -1:
+        cdef Publish message
+        cdef Outcome outcome
+        cdef uint64_t before = self.last_id
+        cdef const uint8_t *subject = orphan.subject
+        cdef Entry *entry = orphan.sublist.find(subject, len(orphan.subject),
+                                                hash_bytes(subject, len(orphan.subject), orphan.sublist.seed))
+        orphan.fill(&message)
+        no_outcome(&outcome)
+        if entry != NULL and entry.crosses:
+            self.answer(orphan.origin, orphan.sublist, Token(subject, len(orphan.subject)), entry, &message,
+                        &outcome)
+            orphan.origin.wait_for_more(orphan.id, before, self.last_id)
+        return self.conclude(orphan, True)
+
     cdef int settled(self, uint64_t id, bint is_taken) except -1:
         cdef Orphan orphan = self.pending.get(id)
         cdef Publish message
@@ -248,7 +331,10 @@ cdef class Reroutes:
         cdef Fate fate
         for item in list(self.pending.values()):
             orphan = <Orphan>item
-            if orphan.shard >= 0:
+            if orphan.shard >= 0 or (orphan.is_answer and self.mesh.out_of_step):
+                continue
+            if orphan.is_answer:
+                self.answer_now(orphan)
                 continue
             orphan.fill(&message)
             fate = self.try_place(orphan, orphan.sublist, Token(orphan.subject, len(orphan.subject)),

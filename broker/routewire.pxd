@@ -12,13 +12,19 @@
 #   QNAK <id>                                        no member, here or on any shard known here, can take it
 #   QASK <id>                                        send QACK at once, which shows that all earlier frames arrived
 #   XMSG …, XHMG …, XQMG …, XQHG …                   RMSG, HMSG, QMSG, QHMG of a message that came from another account
+#   MOVE <id> <size>\r\n<offer>\r\n                  connections of mine that are to move to you
+#   MSTOP <id>                                       do not go on with it, if you can
+#   MARKQ <old> <id> <size>\r\n<shifts>\r\n           mark, on both links, where your messages begin to go to me
+#   MARK <old> <id>                                  here: what comes behind is for the new shard
+#   MOVED <old> <id> <outcome> <size>\r\n<why>\r\n    my counts of queue members begin (end) to have them
 #   SLOW <account> <subject>                         a subscriber here is behind: make its publishers wait a little
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from gnatswarm.broker.fanout cimport MOST_QUEUES
 from gnatswarm.broker.outbuf cimport OutBuf
-from gnatswarm.broker.parser cimport Token
+from gnatswarm.broker.parser cimport Token, token_end
+from gnatswarm.broker.word cimport load32
 
 cdef enum RouteOpKind:
     ROUTE_MORE = 0
@@ -34,10 +40,16 @@ cdef enum RouteOpKind:
     ROUTE_PONG
     ROUTE_INFO
     ROUTE_CONNECT
+    ROUTE_MOVE
+    ROUTE_STOP         # MSTOP
+    ROUTE_ASK_MARK     # MARKQ
+    ROUTE_MARK
+    ROUTE_MOVED
     ROUTE_ERR
     ROUTE_BAD          # an invalid frame: the link is closed
 
 cdef enum:
+    LARGEST_PAYLOAD_BYTES = 67108864   # of any message, whatever max_payload says (broker.limits)
     # Account, subject, reply and the queue names of one frame, with room to spare: each but the names comes from one
     # control line of a client, and names are spread over frames (fanout.MOST_NAME_BYTES).
     MOST_ROUTE_LINE_BYTES = 229376
@@ -52,15 +64,60 @@ ctypedef struct RouteOp:
     Token reply              # size 0: none
     Token queues[MOST_QUEUES]
     int n_queues
-    uint32_t members         # RS+ with a queue
+    uint32_t members         # RS+ with a queue; MOVED: outcome, 1: they have moved
     uint32_t header_size
     uint32_t size
-    uint64_t id              # QMSG, QACK, QNAK, QASK
+    uint64_t id              # QMSG, QACK, QNAK, QASK, and of moves
+    int old_shard            # MARKQ, MARK, MOVED: whose move it is
     uint64_t visited         # QMSG
     bint is_across           # XMSG, XHMG, XQMG, XQHG
-    bint is_plain            # RMSG without queues, in the canonical form: its tail can be sent on unchanged
+    const uint8_t *tail      # " [reply] [header] size\r\n", if it is in a form that can be sent on unchanged, or NULL
 
 cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) noexcept nogil
+
+# Only "RMSG <account> <subject> <size>\r\n" exactly as shards write it: a fast path with the same result as
+# parse_route_op.
+cdef inline bint parse_plain_message(const uint8_t *data, size_t size, RouteOp *op) noexcept nogil:
+    cdef const uint8_t *end = data + size
+    cdef const uint8_t *account = data + 5
+    cdef const uint8_t *subject
+    cdef const uint8_t *digits
+    cdef const uint8_t *at
+    cdef uint32_t n = 0, digit
+    if size < 13 or load32(data) != 0x47534d52 or data[4] != c' ':   # "RMSG", as a little-endian machine reads it
+        return False
+    at = token_end(account, end)
+    if at == account or at == end or at[0] != c' ':
+        return False
+    subject = at + 1
+    op.account.size = at - account
+    at = token_end(subject, end)
+    if at == subject or end - at < 4 or at[0] != c' ' or at - account > MOST_ROUTE_LINE_BYTES - 16:
+        return False
+    op.subject.size = at - subject
+    digits = at + 1
+    at = digits
+    digit = at[0] - <uint32_t>c'0'
+    if digit > 9:
+        return False
+    while digit <= 9:
+        n = n * 10 + digit
+        at += 1
+        digit = at[0] - <uint32_t>c'0'   # at most at `end`, which is readable
+    if end - at < 2 or at[0] != c'\r' or at[1] != c'\n' or at - digits > 9 or n > LARGEST_PAYLOAD_BYTES:
+        return False
+    op.kind = ROUTE_MSG
+    op.line_size = at + 2 - data
+    op.account.at = account
+    op.subject.at = subject
+    op.reply.at = NULL
+    op.reply.size = 0
+    op.n_queues = 0
+    op.header_size = 0
+    op.size = n
+    op.is_across = False
+    op.tail = digits - 1
+    return True
 
 # RS+ or RS-; queue_size 0: plain interest; members 0: RS-. False: refused.
 cdef bint write_interest(OutBuf *link, const uint8_t *account, size_t account_size, const uint8_t *subject, size_t size,

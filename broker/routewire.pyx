@@ -8,6 +8,7 @@ checked before anything is allocated nevertheless.
 from libc.string cimport memchr, memcpy
 
 from gnatswarm.broker.limits import LARGEST_MAX_PAYLOAD_BYTES
+from gnatswarm.broker.interest cimport MOST_SHARDS
 from gnatswarm.broker.outbuf cimport out_mark_dirty, out_reserve
 from gnatswarm.broker.parser cimport match_verb, parse_number, split_line
 from gnatswarm.broker.word cimport SLACK, decimal
@@ -68,7 +69,7 @@ cdef RouteOpKind parse_message(const uint8_t *data, const uint8_t *args, const u
     op.reply.at = NULL
     op.reply.size = 0
     op.n_queues = 0
-    op.is_plain = False
+    op.tail = NULL
     n -= numbers
     first += 2
     if n - first <= 1:
@@ -76,7 +77,8 @@ cdef RouteOpKind parse_message(const uint8_t *data, const uint8_t *args, const u
             return finish(op, ROUTE_BAD)
         if n > first:
             op.reply = tokens[first]
-        op.is_plain = single
+        if single:
+            op.tail = op.subject.at + op.subject.size
         return finish(op, ROUTE_MSG)
     if tokens[first].size != 1:
         return finish(op, ROUTE_BAD)
@@ -92,6 +94,8 @@ cdef RouteOpKind parse_message(const uint8_t *data, const uint8_t *args, const u
     for i in range(first, n):
         op.queues[op.n_queues] = tokens[i]
         op.n_queues += 1
+    if single and op.reply.size == 0:
+        op.tail = tokens[n - 1].at + tokens[n - 1].size
     return finish(op, ROUTE_QUEUE_MSG if only_queues else ROUTE_MSG)
 
 
@@ -123,6 +127,44 @@ cdef RouteOpKind parse_interest(const uint8_t *data, const uint8_t *args, const 
         return finish(op, ROUTE_BAD)
     op.members = <uint32_t>members
     return finish(op, ROUTE_SUB)
+
+
+cdef RouteOpKind parse_move(const uint8_t *data, const uint8_t *args, const uint8_t *end, RouteOp *op,
+                            RouteOpKind kind) noexcept nogil:
+    """[<old>] <id> [<outcome>] [<size>]"""
+    cdef Token tokens[4]
+    cdef const uint8_t *after = NULL
+    cdef bint single = True
+    cdef int n = split_line(args, end, tokens, 4, &after, &single)
+    cdef int at = 0
+    cdef int64_t number
+    if n == -1:
+        return finish(op, ROUTE_BAD if end - args > MOST_ROUTE_LINE_BYTES else ROUTE_MORE)
+    op.line_size = after - data
+    op.size = op.members = 0
+    if n != (2 if kind == ROUTE_MOVE or kind == ROUTE_MARK else 1 if kind == ROUTE_STOP
+             else 3 if kind == ROUTE_ASK_MARK else 4):
+        return finish(op, ROUTE_BAD)
+    if kind != ROUTE_MOVE and kind != ROUTE_STOP:
+        number = parse_number(tokens[0])
+        if number < 0 or number >= MOST_SHARDS:
+            return finish(op, ROUTE_BAD)
+        op.old_shard = <int>number
+        at = 1
+    if not parse_u64(tokens[at], &op.id):
+        return finish(op, ROUTE_BAD)
+    if kind == ROUTE_MOVED:
+        at += 1
+        number = parse_number(tokens[at])
+        if number < 0 or number > 1:
+            return finish(op, ROUTE_BAD)
+        op.members = <uint32_t>number
+    if kind == ROUTE_MOVE or kind == ROUTE_ASK_MARK or kind == ROUTE_MOVED:
+        number = parse_number(tokens[at + 1])
+        if not 0 <= number <= <int64_t>MOST_PAYLOAD_BYTES:
+            return finish(op, ROUTE_BAD)
+        op.size = <uint32_t>number
+    return finish(op, kind)
 
 
 cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) noexcept nogil:
@@ -173,6 +215,16 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
         kind, verb, verb_size = ROUTE_QUEUE_ACK, b'qack ', 5
     elif data[0] == c'S':
         kind, verb, verb_size = ROUTE_SLOW, b'slow ', 5
+    elif data[0] == c'M' and data[1] == c'S':
+        kind, verb, verb_size = ROUTE_STOP, b'mstop ', 6
+    elif data[0] == c'M' and data[1] == c'A' and data[4] == c'Q':
+        kind, verb, verb_size = ROUTE_ASK_MARK, b'markq ', 6
+    elif data[0] == c'M' and data[1] == c'A':
+        kind, verb, verb_size = ROUTE_MARK, b'mark ', 5
+    elif data[0] == c'M' and data[4] == c'D':
+        kind, verb, verb_size = ROUTE_MOVED, b'moved ', 6
+    elif data[0] == c'M':
+        kind, verb, verb_size = ROUTE_MOVE, b'move ', 5
     elif data[0] == c'I':
         kind, verb, verb_size = ROUTE_INFO, b'info ', 5
     elif data[0] == c'C':
@@ -194,6 +246,8 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
         if kind == ROUTE_UNSUB:
             return finish(op, ROUTE_BAD if op.n_queues else ROUTE_SLOW)
         return kind
+    if ROUTE_MOVE <= kind <= ROUTE_MOVED:
+        return parse_move(data, args, end, op, kind)
     newline = <const uint8_t *>memchr(args, c'\n', end - args)
     if newline == NULL:
         return finish(op, ROUTE_BAD if end - args > MOST_ROUTE_LINE_BYTES else ROUTE_MORE)
@@ -240,9 +294,17 @@ def parse_route(bytes data not None) -> dict:
     cdef bytes padded = data + bytes(SLACK)
     cdef RouteOp op
     cdef RouteOpKind kind = parse_route_op(<const uint8_t *><const char *>padded, len(data), &op)
+    cdef RouteOp plain
+    if parse_plain_message(<const uint8_t *><const char *>padded, len(data), &plain) and not (
+            kind == ROUTE_MSG and plain.line_size == op.line_size and plain.account.at == op.account.at
+            and plain.account.size == op.account.size and plain.subject.at == op.subject.at
+            and plain.subject.size == op.subject.size and op.reply.size == 0 and op.n_queues == 0
+            and plain.size == op.size and op.header_size == 0 and not op.is_across and plain.tail == op.tail):
+        raise AssertionError(f"the short way to an RMSG says something else than {kind} for {data[:100]}")
     names = {ROUTE_MORE: "MORE", ROUTE_MSG: "MSG", ROUTE_QUEUE_MSG: "QUEUE_MSG", ROUTE_SUB: "SUB",
              ROUTE_UNSUB: "UNSUB", ROUTE_QUEUE_ACK: "QUEUE_ACK", ROUTE_QUEUE_NAK: "QUEUE_NAK", ROUTE_SLOW: "SLOW",
-             ROUTE_ASK: "ASK", ROUTE_PING: "PING", ROUTE_PONG: "PONG",
+             ROUTE_MOVE: "MOVE", ROUTE_STOP: "STOP", ROUTE_ASK_MARK: "ASK_MARK", ROUTE_MARK: "MARK",
+             ROUTE_MOVED: "MOVED", ROUTE_ASK: "ASK", ROUTE_PING: "PING", ROUTE_PONG: "PONG",
              ROUTE_INFO: "INFO", ROUTE_CONNECT: "CONNECT", ROUTE_ERR: "ERR", ROUTE_BAD: "BAD"}
     found = {"op": names[kind]}
     if kind in (ROUTE_MSG, ROUTE_QUEUE_MSG, ROUTE_SUB, ROUTE_UNSUB, ROUTE_SLOW):
@@ -258,6 +320,12 @@ def parse_route(bytes data not None) -> dict:
         found.update(id=op.id, visited=op.visited)
     if kind == ROUTE_SUB:
         found["members"] = op.members
+    if ROUTE_MOVE <= kind <= ROUTE_MOVED:
+        found.update(id=op.id, size=op.size, line_size=op.line_size)
+        if kind != ROUTE_MOVE and kind != ROUTE_STOP:
+            found["old_shard"] = op.old_shard
+        if kind == ROUTE_MOVED:
+            found["outcome"] = op.members
     if kind in (ROUTE_QUEUE_ACK, ROUTE_QUEUE_NAK, ROUTE_ASK):
         found["id"] = op.id
     return found

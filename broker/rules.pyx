@@ -29,7 +29,7 @@ cdef class Mapping:
             self.destinations.append((Transform(subject, destination), percent))
             self.bounds[self.n_choices] = <uint8_t>sum
             self.n_choices += 1
-        self.is_constant = self.n_choices == 1 and sum == 100
+        self.is_constant = self.n_choices == 1 and sum == 100 and not (<Transform>self.destinations[0][0]).is_random
 
     cdef Transform choose(self, uint64_t random):
         cdef uint32_t i

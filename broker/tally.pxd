@@ -6,6 +6,7 @@
 
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp
 
 from gnatswarm.broker.table cimport Keyed, Table
 
@@ -28,7 +29,22 @@ ctypedef struct Row:
 
 
 cdef enum:
-    N_FOLDED = 3                 # kinds of subjects that are used once: see tally.pyx
+    N_FOLDED = 3                 # kinds of subjects that are used once
+
+# The rows of subjects that are used once, by rule.
+cdef const char *FOLDED_AS[N_FOLDED]
+cdef size_t FOLDED_SIZE[N_FOLDED]
+
+
+cdef inline int folded_as(const uint8_t *subject, size_t size) noexcept nogil:
+    """The rule of a one-time subject; -1: it is none. Sizes are constants, so the compiler compares words."""
+    if size >= 7 and memcmp(subject, b"_INBOX.", 7) == 0:
+        return 0
+    if size >= 4 and memcmp(subject, b"_R_.", 4) == 0:
+        return 1
+    if size >= 8 and memcmp(subject, b"$JS.ACK.", 8) == 0:
+        return 2
+    return -1
 
 
 cdef inline void counts_add(Counts *to, const Counts *counts) noexcept nogil:

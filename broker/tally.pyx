@@ -10,7 +10,7 @@ clock and no cache: the sublist adds to it, the shard's recorder empties it.
 
 from libc.stdint cimport uint16_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcpy, memset
 
 from gnatswarm.broker.table cimport slot_item, table_find, table_free, table_init, table_insert
 from gnatswarm.broker.word cimport SLACK, hash_bytes
@@ -21,20 +21,8 @@ cdef enum:
     # A row's key size is 16 bits wide; subjects of this length are not worth one anyway.
     MOST_TALLIED_SUBJECT = 4096
 
-# The rows of subjects that are used once.
-cdef const char **FOLDED_AS = [b"_INBOX.>", b"_R_.>", b"$JS.ACK.>"]
-cdef size_t[N_FOLDED] FOLDED_SIZE = [8, 5, 9]
-
-
-cdef inline int folded_as(const uint8_t *subject, size_t size) noexcept nogil:
-    """The rule of a one-time subject; -1: it is none. Sizes are constants, so the compiler compares words."""
-    if size >= 7 and memcmp(subject, b"_INBOX.", 7) == 0:
-        return 0
-    if size >= 4 and memcmp(subject, b"_R_.", 4) == 0:
-        return 1
-    if size >= 8 and memcmp(subject, b"$JS.ACK.", 8) == 0:
-        return 2
-    return -1
+FOLDED_AS[:] = [b"_INBOX.>", b"_R_.>", b"$JS.ACK.>"]
+FOLDED_SIZE[:] = [8, 5, 9]
 
 
 cdef inline uint32_t mixed(uint32_t hash) noexcept nogil:

@@ -3,8 +3,10 @@
 
 The destination's tokens are literal, `$1` or `{{wildcard(1)}}`, `{{partition(buckets,1,2)}}`, `{{split(1,-)}}`,
 `{{splitFromLeft(1,2)}}`, `{{splitFromRight(1,2)}}`, `{{sliceFromLeft(1,2)}}`, `{{sliceFromRight(1,2)}}`, and a last `>`
-if the source has one. Source: nats-server 2.9.10, by comparing results. Cost: one pass over the subject. Meaningless
-rules that nats-server accepts ($0, no bucket, an empty separator) are errors here.
+if the source has one; as in nats-server 2.10 and later also `{{partition(buckets)}}`, over the whole subject,
+`{{left(1,2)}}`, `{{right(1,2)}}` and `{{random(buckets)}}`. Source: nats-server 2.9.10 and 2.15.1, by comparing their
+results. Cost: one pass over the subject. Meaningless rules that nats-server accepts ($0, no bucket, an empty separator)
+are errors here.
 """
 
 from libc.stdlib cimport calloc, free
@@ -13,6 +15,7 @@ from libc.string cimport memchr, memcmp, memcpy
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.word cimport decimal
 
+import os
 import re
 
 _FUNCTION = re.compile(rb"\{\{\s*(\w+)\s*\((.*)\)\s*\}\}\Z")
@@ -24,6 +27,9 @@ _KINDS = {
     "splitfromright": PIECE_SPLIT_RIGHT,
     "slicefromleft": PIECE_SLICE_LEFT,
     "slicefromright": PIECE_SLICE_RIGHT,
+    "left": PIECE_LEFT,
+    "right": PIECE_RIGHT,
+    "random": PIECE_RANDOM,
 }
 
 
@@ -69,6 +75,8 @@ cdef class Transform:
             raise TransformError(
                 f"invalid mapping destination: not using all of the token wildcard(s) in {_shown(destination)}")
         self.is_constant = made == 0 and not self.has_rest
+        if self.is_random:
+            self.random_state = int.from_bytes(os.urandom(8), "little") | 1
         self.texts = bytes(texts)
         self.text = self.texts
 
@@ -99,14 +107,15 @@ cdef class Transform:
             raise TransformError(f"invalid mapping destination: unknown function in {_shown(token)}")
         arguments = [argument.strip() for argument in found[2].split(b",")] if found[2].strip() else []
         piece.kind = kind
-        least = 1 if kind == PIECE_WILDCARD else 2
+        least = 1 if kind in (PIECE_WILDCARD, PIECE_PARTITION, PIECE_RANDOM) else 2
         if len(arguments) < least:
             raise TransformError(
                 f"invalid mapping destination: not enough arguments passed to the function in {_shown(token)}")
         if len(arguments) > (MOST_RULE_TOKENS if kind == PIECE_PARTITION else least):
             raise TransformError(
                 f"invalid mapping destination: too many arguments passed to the function in {_shown(token)}")
-        if kind == PIECE_PARTITION:
+        if kind == PIECE_PARTITION or kind == PIECE_RANDOM:
+            self.is_random |= kind == PIECE_RANDOM
             piece.number = _number(arguments[0], 1, token)
             for argument in arguments[1:]:
                 self.use_wildcard(piece, _number(argument, 0, token), token)
@@ -172,6 +181,9 @@ cdef class Transform:
                 memcpy(to, self.text + piece.text_at, piece.text_size)
                 to += piece.text_size
                 continue
+            if piece.kind == PIECE_RANDOM:
+                to += decimal(to, self.draw() % piece.number)
+                continue
             at = starts[piece.tokens[0]]
             if piece.kind == PIECE_REST:
                 n = end - at
@@ -183,7 +195,13 @@ cdef class Transform:
                 memcpy(to, at, n)
                 to += n
             elif piece.kind == PIECE_PARTITION:
-                to += decimal(to, partition_of(piece, starts))
+                to += decimal(to, partition_of(piece, starts, subject, size))
+            elif piece.kind == PIECE_LEFT or piece.kind == PIECE_RIGHT:
+                if piece.number < n:
+                    at += 0 if piece.kind == PIECE_LEFT else n - piece.number
+                    n = piece.number
+                memcpy(to, at, n)
+                to += n
             elif piece.kind == PIECE_SPLIT:
                 to = write_split(to, at, n, self.text + piece.text_at, piece.text_size)
             elif piece.kind == PIECE_SPLIT_LEFT or piece.kind == PIECE_SPLIT_RIGHT:
@@ -197,6 +215,15 @@ cdef class Transform:
             else:
                 to = write_parts(to, at, n, n, n)
         return to - begun
+
+    cdef uint32_t draw(self) noexcept nogil:
+        """A random number (xorshift64*)."""
+        cdef uint64_t x = self.random_state
+        x ^= x >> 12
+        x ^= x << 25
+        x ^= x >> 27
+        self.random_state = x
+        return <uint32_t>((x * <uint64_t>2685821657736338717) >> 32)
 
     def __call__(self, bytes subject not None) -> bytes:
         """The transformed subject; `subject` must match the source."""
@@ -215,10 +242,16 @@ def _number(bytes text, least, bytes token):
     return int(text)
 
 
-cdef uint32_t partition_of(const Piece *piece, const uint8_t **starts) noexcept nogil:
+cdef uint32_t partition_of(const Piece *piece, const uint8_t **starts, const uint8_t *subject,
+                           size_t size) noexcept nogil:
     cdef uint32_t hash = 2166136261
     cdef const uint8_t *at
     cdef int i
+    if not piece.n_tokens:
+        at = subject
+        while at < subject + size:
+            hash = (hash ^ at[0]) * <uint32_t>16777619
+            at += 1
     for i in range(piece.n_tokens):
         at = starts[piece.tokens[i]]
         while at < starts[piece.tokens[i] + 1] - 1:

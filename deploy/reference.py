@@ -43,9 +43,30 @@ SECTIONS: tuple[tuple[str, str, type[msgspec.Struct], str], ...] = (
     ("Limits", "limits.", limits.Limits, ""),
     ("Logging", "logging.", options.Logging, ""),
     ("Shards", "sharding.", options.Sharding, ""),
+    (
+        "Placement: `placement { … }`",
+        "placement.",
+        options.Placement,
+        "[PLACEMENT.md](PLACEMENT.md) explains it.",
+    ),
+    (
+        "A placement rule",
+        "rule.",
+        options.PlacementRule,
+        'In `placement { rules: [ { name: "orders*", shard: 1 }, { account: A, together: true } ] }`.',
+    ),
     ("Statistics: `stats { … }`", "stats.", options.Stats, ""),
-    ("Encryption: `tls { … }`", "tls.", options.Tls, "The same keys are in `websocket { tls { … } }`."),
+    (
+        "Encryption: `tls { … }`",
+        "tls.",
+        options.Tls,
+        "The same keys are in `websocket`, `cluster` and `leafnodes { tls { … } }`.",
+    ),
     ("WebSocket: `websocket { … }`", "websocket.", options.WebSocket, ""),
+    ("Leaf nodes: `leafnodes { … }`", "leafnodes.", options.LeafNodes, ""),
+    ("A hub", "remote.", options.LeafRemote, "In `leafnodes { remotes [ {…}, {…} ] }`."),
+    ("A cluster: `cluster { … }`", "cluster.", options.Cluster, ""),
+    ("TLS to a hub", "remote_tls.", options.ClientTls, "In a remote, `tls { … }`."),
     (
         "A user",
         "user.",
@@ -58,6 +79,17 @@ SECTIONS: tuple[tuple[str, str, type[msgspec.Struct], str], ...] = (
         options.Permissions,
         "For one user: `{user: …, permissions: { publish: {allow: [...], deny: [...]}, subscribe: {...} }}`; for all "
         "users without permissions: `default_permissions` beside `users`.",
+    ),
+    (
+        "Publish limits",
+        "publish_limits.",
+        options.PublishLimits,
+        '`publish_limits { messages: 1000, bytes: 1MB, burst: "1s", stall: "10s" }`, of a user or of an account: '
+        "how fast its clients may publish, all together and on all shards. nats-server has no such option. A client "
+        "over the limit is not read, so nothing is lost; `-ERR 'Publish Rate Exceeded'` closes it when that has lasted "
+        "for `stall` without a break of a `burst` (a second at least). A read is carried out as far as the limit goes: "
+        "at any time at most one message of each shard is beyond burst and rate, or what two shards carry out at the "
+        "same moment (16 KiB each); all of it is paid for, so the rate is exact in the long run.",
     ),
     ("An account", "account.", options.Account, "`accounts { NAME { … } }`"),
     ("An export", "export.", options.Export, "In `accounts { NAME { exports: [ {…}, {…} ] } }`."),
@@ -100,6 +132,12 @@ BY_HAND = {
     "permissions.subscribe_deny": "subscribe { deny }",
     "permissions.responses": "allow_responses { max }",
     "permissions.responses_expire_s": "allow_responses { expires }",
+    "user.publish_limits": "publish_limits",
+    "publish_limits.messages": "messages",
+    "publish_limits.bytes": "bytes",
+    "publish_limits.burst_s": "burst",
+    "publish_limits.stall_s": "stall",
+    "account.publish_limits": "publish_limits",
     "account.name": "(the name of the block)",
     "account.max_subscriptions": "limits { max_subscriptions }",
     "account.max_payload_bytes": "limits { max_payload }",
@@ -120,25 +158,69 @@ BY_HAND = {
     "mapping.destinations": "(its value)",
     "mappings": "mappings",
     "websocket.tls": "tls { … }",
+    "placement.rules": "rules",
+    "rule.kind": "account, user, name or subject",
+    "rule.pattern": "(its value)",
+    "rule.shard": "shard, or together",
+    "leafnodes.host": "host",
+    "leafnodes.port": "port",
+    "leafnodes.advertise": "advertise",
+    "leafnodes.no_advertise": "no_advertise",
+    "leafnodes.auth_timeout_s": "authorization { timeout }",
+    "leafnodes.min_version": "min_version",
+    "leafnodes.account": "authorization { account }",
+    "leafnodes.users": "authorization { users }",
+    "leafnodes.tls": "tls { … }",
+    "leafnodes.remotes": "remotes",
+    "cluster.name": "name",
+    "cluster.host": "host",
+    "cluster.port": "port",
+    "cluster.routes": "routes",
+    "cluster.advertise": "advertise",
+    "cluster.no_advertise": "no_advertise",
+    "cluster.connect_retries": "connect_retries",
+    "cluster.user": "authorization { user }",
+    "cluster.password": "authorization { password }",
+    "cluster.auth_timeout_s": "authorization { timeout }",
+    "cluster.permissions": "permissions { export, import }",
+    "cluster.tls": "tls { … }",
+    "cluster.tls_insecure": "tls { insecure }",
+    "remote.urls": "urls",
+    "remote.account": "account",
+    "remote.credentials": "credentials",
+    "remote.seed": "nkey",
+    "remote.tls": "tls { … }",
+    "remote.deny_imports": "deny_imports",
+    "remote.deny_exports": "deny_exports",
+    "remote.reconnect_s": "reconnect_delay",
+    "remote_tls.is_on": "(the block)",
+    "remote_tls.ca_file": "ca_file",
+    "remote_tls.cert_file": "cert_file",
+    "remote_tls.key_file": "key_file",
+    "remote_tls.insecure": "insecure",
+    "remote_tls.timeout_s": "timeout",
 }
 NO_KEY = {
     "config_file": "`-c`",
     "config_digest": "of the values in that file",
     "notices": "features that were configured and are not supported",
+    "remote.jwt": "in that file",
     **{
         f"{block}.{what}_pem": "the content of that file"
-        for block in ("tls", "websocket.tls")
+        for block in ("tls", "websocket.tls", "cluster.tls", "leafnodes.tls")
         for what in ("cert", "key", "ca")
     },
 }
-SECTION_FIELDS = frozenset({"limits", "logging", "sharding", "stats", "tls", "websocket"})
+SECTION_FIELDS = frozenset(
+    {"limits", "logging", "sharding", "stats", "placement", "tls", "websocket", "leafnodes", "cluster"}
+)
 OURS = frozenset(
     {"compatibility", "http_user", "http_password", "log_format", "shards", "accept", "link_dir", "prefer_local"}
 )
 
 # Each reader accepts at least one of these values; which fields it sets does not depend on the value.
 SAMPLES: tuple[object, ...] = ("30s", True, 5, "text", "127.0.0.1:1", "reuseport", "1.2", "1.3", "127.0.0.1", ["x"],
-                               ["0" * 64], "2.15", ["https://x.example"], list(tls_block.ciphers.ALL)[:1], list(tls_block.ciphers.CURVES)[:1])  # fmt: skip # noqa: E501
+                               {"x": "y"}, "udp://h:1", ["0" * 64], "2.15", ["https://x.example"], list(tls_block.ciphers.ALL)[:1], list(tls_block.ciphers.CURVES)[:1], "even")  # fmt: skip # noqa: E501
 
 
 def comments(of: type[msgspec.Struct]) -> dict[str, str]:
@@ -184,7 +266,12 @@ def keys_by_field() -> dict[str, list[str]]:
         (several.append((key.names, fields)) if len(fields) > 1 else note(key.names, fields))
     for names, fields in several:  # `listen` sets two fields: it is never a field's first name
         note(names, fields)
-    for table, prefix in ((option_keys._STATS, ""), (tls_block._KEYS, "tls."), (websocket_block._KEYS, "websocket.")):
+    for table, prefix in (
+        (option_keys._STATS, ""),
+        (option_keys.PLACEMENT, ""),
+        (tls_block._KEYS, "tls."),
+        (websocket_block._KEYS, "websocket."),
+    ):
         for name, read in sorted(table.items(), key=lambda entry: len(fields_set(entry[1])) > 1):
             note((name,), fields_set(read), prefix)
     return found
@@ -224,7 +311,7 @@ def rows(of: type[msgspec.Struct], prefix: str) -> Iterator[str]:
         if not names:
             raise SystemExit(f"no key sets {dotted}, and deploy/reference.py does not say why")
         first, *others = names
-        mark = " °" if first in OURS or prefix == "stats." else ""
+        mark = " °" if first in OURS or prefix in ("stats.", "placement.", "rule.") else ""
         key = (f"`{first}`" if first[0] != "(" else first) + mark
         if others:
             key += "<br>also " + ", ".join(f"`{name}`" for name in others)
@@ -260,15 +347,23 @@ def page() -> str:
         ("tls", not_offered.RESTRICTS_IN_TLS),
         ("websocket", not_offered.RESTRICTS_IN_WEBSOCKET),
         ("accounts", not_offered.RESTRICTS_IN_EXCHANGE),
+        ("leafnodes", not_offered.RESTRICTS_IN_LEAFNODES),
+        ("leafnodes { remotes", not_offered.RESTRICTS_IN_REMOTE),
+        ("cluster", not_offered.RESTRICTS_IN_CLUSTER),
     ]
     for block, table in stops:
         for name, what in table.items():
-            parts.append(f"* `{f'{block} {{ {name} }}' if block else name}`: {what}\n")
+            parts.append(f"* `{f'{block} {{ {name} }}' + ' }' * block.count('{') if block else name}`: {what}\n")
     parts.append(
         "\nOptions for internals that are built differently have no effect, and are named in the log at start:\n\n"
     )
     parts += [f"* `{name}`: {what}\n" for name, what in not_offered.NO_EFFECT.items()]
     parts += [f"* `websocket {{ {name} }}`: {what}\n" for name, what in not_offered.NO_EFFECT_IN_WEBSOCKET.items()]
+    parts += [f"* `cluster {{ {name} }}`: {what}\n" for name, what in not_offered.NO_EFFECT_IN_CLUSTER.items()]
+    parts += [f"* `leafnodes {{ {name} }}`: {what}\n" for name, what in not_offered.NO_EFFECT_IN_LEAFNODES.items()]
+    parts += [
+        f"* `leafnodes {{ remotes {{ {name} }} }}`: {what}\n" for name, what in not_offered.NO_EFFECT_IN_REMOTE.items()
+    ]
     return "".join(parts)
 
 

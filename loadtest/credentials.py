@@ -1,17 +1,19 @@
 """A client's credentials: user and password, token, nkey, JWT with its key, or none.
 
-Reads URLs and files, opens no sockets. Signing needs the package nkeys, which is imported only then.
+Reads URLs and files, opens no sockets. Signing needs PyNaCl, which is imported only then.
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 DEFAULT_PORT = 4222
+_SEED = 18 << 3  # S
 
 
 class BadCredentials(Exception):
@@ -70,18 +72,23 @@ ANONYMOUS = Credentials()
 
 
 def _signed(seed: str, nonce: str) -> tuple[str, str]:
+    """(public key, signature): a seed is 'S' and the kind of key in 10 bits, 32 bytes, CRC-16; all in base32."""
     try:
-        import nkeys
+        from nacl.signing import SigningKey
     except ImportError:
-        raise BadCredentials(
-            "signing in with an nkey needs the package nkeys (pip install gnatswarm[loadtest])"
-        ) from None
+        raise BadCredentials("signing in with an nkey needs the package PyNaCl (pip install PyNaCl)") from None
     try:
-        pair = nkeys.from_seed(seed.encode())
-        signature = base64.urlsafe_b64encode(pair.sign(nonce.encode())).rstrip(b"=").decode()
-        return pair.public_key.decode(), signature
-    except (ValueError, nkeys.NkeysError) as error:
-        raise BadCredentials(f"the nkey seed cannot be used: {error or type(error).__name__}") from None
+        raw = base64.b32decode(seed.strip() + "=" * (-len(seed.strip()) % 8))
+    except ValueError:
+        raise BadCredentials("the nkey seed cannot be used: it is not base32") from None
+    body, checksum = raw[:-2], raw[-2:]
+    if len(raw) != 36 or raw[0] & 0xF8 != _SEED or binascii.crc_hqx(body, 0).to_bytes(2, "little") != checksum:
+        raise BadCredentials("the nkey seed cannot be used: it is damaged, or no seed")
+    key = SigningKey(body[2:])
+    public = bytes([(raw[0] & 7) << 5 | raw[1] >> 3]) + key.verify_key.encode()
+    public += binascii.crc_hqx(public, 0).to_bytes(2, "little")
+    signature = base64.urlsafe_b64encode(key.sign(nonce.encode()).signature).rstrip(b"=").decode()
+    return base64.b32encode(public).rstrip(b"=").decode(), signature
 
 
 def parse_url(url: str) -> tuple[Address, Credentials]:

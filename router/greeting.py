@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from gnatswarm.broker.access.auth import is_hashed
 from gnatswarm.broker.options import Options
 from gnatswarm.broker.version import OWN_VERSION
 
@@ -31,5 +30,9 @@ def has_log_in(options: Options) -> bool:
 
 def has_plain_password(options: Options) -> bool:
     """Whether the configuration has a plain-text password; tokens do not count, as in nats-server."""
-    passwords = [options.auth_password, *(user.password for user in options.users)]
-    return any(password and not is_hashed(password) for password in passwords)
+    passwords = [word for word in (options.auth_password, *(user.password for user in options.users)) if word]
+    if not passwords:
+        return False
+    from gnatswarm.broker.access.auth import is_hashed
+
+    return any(not is_hashed(password) for password in passwords)

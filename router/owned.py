@@ -7,24 +7,7 @@ FD is a pipe whose other end that program holds: when the program ends, however 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-
-from gnatswarm.router.supervision.zygote import HANDLED_SIGNALS
-
-
-def watch(fd: int) -> None:
-    """Wait on a thread for the end of the pipe, then stop this process as SIGINT does."""
-    # Before the thread is made, which inherits the mask: signals shall go to the main thread.
-    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
-
-    def wait() -> None:
-        while os.read(fd, 64):
-            pass
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=wait, name="owner", daemon=True).start()
 
 
 def main(arguments: list[str]) -> int:
@@ -34,10 +17,9 @@ def main(arguments: list[str]) -> int:
         return 2
     fd = int(arguments[0])
     os.set_inheritable(fd, False)
-    watch(fd)
     from gnatswarm.router.cli import main as command
 
-    return command(arguments[1:], program="gnatswarm")
+    return command(arguments[1:], program="gnatswarm", owner=fd)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ logger = logging.getLogger("gnatswarm.shard")
 
 # Starting or ending a shard takes milliseconds; a thread that needs longer than this hangs.
 CALL_DEADLINE_S = 10.0
+# Of the match cache, read in one step.
+STEP_SLOTS = 4096
 
 Result = TypeVar("Result")
 
@@ -90,6 +92,26 @@ class EmbeddedShard:
     def disconnect(self, first_cid: int) -> int:
         """Disconnect all clients whose id is `first_cid` or higher; returns how many."""
         return self._thread.call(lambda: self._live().clients.disconnect(first_cid))
+
+    def published(self, most: int) -> dict[str, int]:
+        """Messages by subject since its answer was cached, the most frequent first; without inboxes."""
+
+        def read() -> dict[str, int]:
+            from gnatswarm.broker import census
+
+            found: dict[str, int] = {}
+            mesh = self._live().mesh
+            for name in mesh.account_names():
+                at = 0
+                while True:
+                    rows, _, at = census.cached_entries(mesh.account(name), at, STEP_SLOTS, 1, b"_INBOX.")
+                    for subject, msgs, *_rest in rows:
+                        found[subject] = found.get(subject, 0) + msgs
+                    if not at:
+                        break
+            return dict(sorted(found.items(), key=lambda one: (-one[1], one[0]))[:most])
+
+        return self._thread.call(read)
 
     def close(self) -> None:
         """Disconnect all clients and end the shard. Does nothing when it has ended already."""

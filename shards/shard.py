@@ -11,15 +11,18 @@ import asyncio
 import errno
 import logging
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from gnatswarm.broker.access.auth import Authenticator
 from gnatswarm.broker.advisory import ServerIdentity
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.fanout import Fanout
 from gnatswarm.broker.fence import MeshFence
-from gnatswarm.broker.info import InfoTemplate, advertised
+from gnatswarm.broker.info import InfoTemplate, advertised, cluster_name
 from gnatswarm.broker.mesh import Mesh
+from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.clients.clients import Clients
 from gnatswarm.shards.clients.imports_exports import ImportsExports
 from gnatswarm.shards.clients.system import System
@@ -53,7 +56,8 @@ class Shard:
     `host` and `port` are sent to clients in INFO; `page` is the shared page, on which it writes its own counters;
     `headroom` is told the number of clients. `tell` sends a message to the router, if there is one. `on_sweep` is
     called ten times a second with the lateness of the timer in seconds, `on_slow` for each slow consumer that was
-    closed.
+    closed, `on_client_closed` for every client that has left. `has_clients`: False for the gateway, which takes no
+    requests to the system account either.
     """
 
     def __init__(
@@ -70,6 +74,8 @@ class Shard:
         tell: Callable[[ControlMessage], None] | None = None,
         on_sweep: Callable[[float], None] | None = None,
         on_slow: Callable[[ConnectionRow], None] | None = None,
+        on_client_closed: Callable[[ClientSession], None] | None = None,
+        has_clients: bool = True,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._headroom = headroom
@@ -78,6 +84,8 @@ class Shard:
         self._server_id = server_id
         self._server_name = server_name
         self._address = host, port
+        self._options = options
+        self._news = ClusterNews(cluster_name(options.cluster.name, server_id)) if options.cluster.port else None
         self.fanout = Fanout(prefers_local=options.sharding.prefer_local)
         self.mesh = Mesh(self.fanout, number)
         counters = PageCounters(page, number, self.fanout, self.mesh)
@@ -95,6 +103,7 @@ class Shard:
             server=ServerIdentity(server_id, server_name, options),
             sessions=sessions,
             tell=tell,
+            may_answer=has_clients,
         )
         self.clients = Clients(
             shard=number,
@@ -108,6 +117,7 @@ class Shard:
             system=self.system,
             sessions=sessions,
             on_slow=on_slow or (lambda row: None),
+            on_closed=on_client_closed or (lambda session: None),
         )
         self._on_sweep = on_sweep or (lambda late_s: None)
         self._lag_s = 0.0
@@ -142,8 +152,37 @@ class Shard:
         self._listeners = []
         self._listening = []
 
+    def on_cluster_news(self, news: ClusterNews) -> None:
+        """Clients are to be told this of the cluster, unless they know."""
+        before, line = self._news, self._news_for_clients()
+        if before is not None and not news.is_settled:
+            news = msgspec.structs.replace(
+                news,
+                own_urls=news.own_urls or before.own_urls,
+                urls=sorted({*before.urls, *news.urls}),
+                own_websocket_urls=news.own_websocket_urls or before.own_websocket_urls,
+                websocket_urls=sorted({*before.websocket_urls, *news.websocket_urls}),
+            )
+        self._news = news
+        if self._news_for_clients() != line:
+            self.clients.announce(self._info_template(self._options))
+
+    def _news_for_clients(self) -> dict[str, Any]:
+        """The values of INFO that are about the cluster."""
+        news = self._news
+        if news is None:
+            return {}
+        return {
+            "cluster": news.name,
+            "connect_urls": [*news.own_urls, *news.urls],
+            "other_urls": news.urls,
+            "websocket_urls": [*news.own_websocket_urls, *news.websocket_urls],
+            "other_websocket_urls": news.websocket_urls,
+        }
+
     def reload(self, options: Options) -> None:
         """Apply new options; those that cannot change at run time must have their old values."""
+        self._options = options
         self._deadlines.set_limits(options.limits)
         self._lookout.set_interval(options.limits.ping_interval_s)
         self.reactor.is_tracing = options.logging.trace
@@ -178,6 +217,7 @@ class Shard:
             tls_available=options.tls.is_on and options.allow_non_tls,
             tls_verify=options.tls.is_on and options.tls.asks_for_certificate,
             version=options.server_version,
+            **self._news_for_clients(),
         )
 
     def _sweep(self) -> None:

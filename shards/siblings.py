@@ -50,7 +50,7 @@ class Siblings:
         self.on_ready = on_ready
         self.on_gone = on_gone
         self._steering_away: asyncio.TimerHandle | None = None
-        self._is_in_step = True  # the last InStep told to the router
+        self.is_in_step = True  # the last InStep told to the router
 
     def on_change(self, links: int) -> None:
         """The number of synchronised links has changed."""
@@ -70,7 +70,7 @@ class Siblings:
         if self._steering_away is not None:
             self._steering_away.cancel()
             self._steering_away = None
-        if not self._is_in_step:
+        if not self.is_in_step:
             self._say_in_step(True)
         self._shard.clients.go_on()
 
@@ -80,5 +80,5 @@ class Siblings:
         os._exit(70)  # EX_SOFTWARE, as for every unexpected error
 
     def _say_in_step(self, on: bool) -> None:
-        self._is_in_step = on
+        self.is_in_step = on
         self._tell(InStep(on))

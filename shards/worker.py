@@ -1,7 +1,8 @@
 """One shard process: wires shard, links and control channel together, and runs until the router says stop.
 
-The router has made everything that outlives a shard (listeners, page, link directory). When the control channel ends,
-the router is gone, and the shard exits at once without regard to its clients.
+The router has made everything that outlives a shard (listeners, page, link directory). When the router dies, a shard
+that serves goes on, and waits for the channel of another router; one that does not serve yet exits. When the keeper
+dies, the lifeline ends, and the shard exits at once without regard to its clients.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from gnatswarm.broker.errors import CloseReason
-from gnatswarm.shards.boundary import control, handoff, logs
+from gnatswarm.shards.boundary import control, handoff, keeping, logs, rows
+from gnatswarm.shards.boundary.children import HANDLED_SIGNALS
 from gnatswarm.shards.boundary.page import Page
 from gnatswarm.shards.boundary.parentage import die_with_parent
 from gnatswarm.shards.clients.departure import QUIET_S, Departure
@@ -27,6 +29,9 @@ from gnatswarm.shards.links.link_sockets import LinkSockets
 from gnatswarm.shards.links.links import LINK_VERSION, Hello, Links
 from gnatswarm.shards.links.reserve import Reserve
 from gnatswarm.shards.monitoring.snapshots import Snapshots
+from gnatswarm.shards.moving.departures import PATIENCE_S, Departures, ToOthers
+from gnatswarm.shards.moving.host import Host
+from gnatswarm.shards.moving.placing import Placing
 from gnatswarm.shards.shard import Shard
 from gnatswarm.shards.siblings import Siblings
 from gnatswarm.shards.statistics.recorder import Recorder
@@ -36,30 +41,21 @@ if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
     from gnatswarm.shards.boundary.control import ControlMessage
     from gnatswarm.shards.boundary.rows import ConnectionRow
+    from gnatswarm.shards.clients.session import ClientSession
+    from gnatswarm.shards.gateway.gateway import Gateway
 
 logger = logging.getLogger("gnatswarm.shard")
 
 # In mode "handoff" a shard without descriptors may still get connections: log it at most this often.
 SAY_FULL_S = 1.0
-# A service manager sends SIGTERM to all processes at once, a terminal SIGINT. The router stops us: only then are our
-# clients told and our statistics written.
-ROUTERS_SIGNALS = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGTTIN,
-    signal.SIGTTOU,
-)
 # Between Drained and the exit, for links to send the frames that they still hold.
 LAST_WORDS_S = 0.1
 
 
-def run(control_fd: int) -> int:
+def run(control_fd: int, lifeline_fd: int) -> int:
     """Run one shard until it ends; returns its exit code."""
     uvloop.install()
-    return asyncio.run(_run(control_fd))
+    return asyncio.run(_run(control_fd, lifeline_fd))
 
 
 def _die(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -71,24 +67,35 @@ def _die(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     os._exit(70)  # EX_SOFTWARE
 
 
-async def _run(control_fd: int) -> int:
+async def _run(control_fd: int, lifeline_fd: int) -> int:
     asyncio.get_running_loop().set_exception_handler(_die)
-    worker = Worker(socket.socket(fileno=control_fd))
+    worker = Worker(socket.socket(fileno=control_fd), socket.socket(fileno=lifeline_fd))
     return await worker.done
 
 
 class Worker:
     """The state of one shard process."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, lifeline: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self.done: asyncio.Future[int] = self._loop.create_future()
         self._channel = control.Channel(sock, control.ToShard, self._on_message, self._on_control_closed)
+        self._lifeline = lifeline
+        self._loop.add_reader(lifeline.fileno(), self._on_lifeline)
+        self._is_ready = False
+        self._has_headroom = True
+        self._has_drained = False
+        self._leaves_at_s = 0.0  # by the loop's clock; 0: was not told to leave
+        self._generation = 0  # of the options
         self._boot: control.Boot | None = None
         self._handoff: socket.socket | None = None
         self._say_full_at_s = 0.0
         self._departure: Departure | None = None
+        self._departures: Departures | None = None
+        self._host: Host | None = None
+        self._placing: Placing | None = None
         self._recorder: Recorder | None = None
+        self._gateway: Gateway | None = None
 
     # ---- control channel
 
@@ -97,21 +104,37 @@ class Worker:
             case control.Boot():
                 self._start(message)
             case control.LinkedShards(shards):
+                if self._host is not None:
+                    self._host.on_linked_shards(shards)
                 self._links.on_linked_shards(shards)
             case control.ListenAnew():
                 self._links.listen_anew()
+                if self._host is not None:
+                    self._host.listen_anew()
             case control.Ping(seq):
                 self._channel.send(control.Pong(seq))
             case control.Stop():
                 self._stop()
-            case control.Drain(deadline_s):
+            case control.Drain(deadline_s, to):
+                self._leaves_at_s = self._leaves_at_s or self._loop.time() + deadline_s
                 # In the first half clients may leave by themselves, in the second the remaining ones are closed.
-                self._leave(deadline_s / 2, deadline_s / 2, quiet_s=QUIET_S)
+                self._leave(deadline_s / 2, deadline_s / 2, quiet_s=QUIET_S, to=to)
+            case control.MoveAway(to, within_s):
+                self._move_away(dict(to), within_s)
+            case control.Places():
+                if self._placing is not None:
+                    self._placing.go_by(message)
+            case control.LameDuck() if self._gateway is not None:
+                self._gateway.announce_departure()
             case control.LameDuck(grace_s, duration_s):
+                self._leaves_at_s = self._leaves_at_s or self._loop.time() + grace_s + duration_s
                 self._shard.stop_listening()
                 self._leave(grace_s, duration_s, quiet_s=0.0)
-            case control.Reload(options):
+            case control.Reload(options, generation):
                 self._reload(options)
+                self._generation = generation
+                if self._placing is not None:
+                    self._placing.configure(options.placement, generation)
                 self._channel.send(control.Reloaded())
             case control.ReopenLog():
                 logs.reopen()
@@ -121,13 +144,50 @@ class Worker:
                 self._snapshots.answer(message)
             case control.SystemReply():
                 self._shard.system.on_reply(message)
+            case control.ClusterNews():
+                self._shard.on_cluster_news(message)
             case control.SystemEvent():
                 self._shard.system.on_event(message)
 
     def _on_control_closed(self, error: control.ControlError | None) -> None:
-        if not self.done.done():
+        if not self.done.done() and not self._is_ready:
             logger.error("the router is gone%s", f": {error}" if error else "")
-            os._exit(1)  # at once, because this process holds the port that the next broker needs
+            os._exit(1)  # the next router starts another: nobody is connected here
+
+    def _on_lifeline(self) -> None:
+        """A router has taken over, and gives us a new channel; or the keeper is dead."""
+        descriptor = keeping.receive_channel(self._lifeline)
+        if descriptor is None:
+            if not self.done.done():
+                logger.error("the broker's main process is gone")
+                os._exit(1)  # at once, because this process holds the port that the next broker needs
+        elif descriptor >= 0:
+            self._resume(socket.socket(fileno=descriptor))
+
+    def _resume(self, sock: socket.socket) -> None:
+        """Say where we stand, and again what the dead router has not answered."""
+        if not self._is_ready or self.done.done():
+            sock.close()
+            return
+        self._channel.read_to_end()
+        self._channel.close_silently()
+        self._channel = control.Channel(sock, control.ToShard, self._on_message, self._on_control_closed)
+        leaves_within_s = max(0.0, self._leaves_at_s - self._loop.time()) if self._leaves_at_s else -1.0
+        self._tell(
+            control.Resumed(
+                self._siblings.is_in_step, self._has_headroom, self._generation, leaves_within_s, self._has_drained
+            )
+        )
+        if self._placing is not None:
+            self._placing.tell_again()
+        self._snapshots.use(self._channel)
+        self._shard.system.ask_again()
+        if self._gateway is not None:
+            self._gateway.tell_again()
+
+    def _tell(self, message: ControlMessage) -> None:
+        """Send to the present router; while there is none, nobody: `Resumed` says what counts."""
+        self._channel.send(message)
 
     def _fatal(self, reason: str) -> None:
         self._channel.send(control.Fatal(reason))
@@ -147,43 +207,81 @@ class Worker:
             versions = f"{boot.version} of the control channel, this shard {control.CONTROL_VERSION}"
             self._fatal(f"router speaks version {versions}")
             return
-        _die_with(boot.router_pid)
+        _die_with(boot.keeper_pid)
+        self._generation = boot.generation
         self._boot = boot
         options = boot.options
-        logs.configure(options.logging, process_label=f"shard {boot.shard}")
+        logs.configure(options.logging, process_label=_label(boot))
         make_room(options.limits.max_connections, boot.page_fd)
         self._page = Page.attach(boot.page_fd)
         reserve = Reserve()
+        headroom = DescriptorHeadroom(self._on_headroom)
         self._shard = shard = Shard(
             options,
             number=boot.shard,
             page=self._page,
-            headroom=DescriptorHeadroom(self._on_headroom),
+            headroom=headroom,
             server_id=boot.server_id,
             server_name=boot.server_name,
             host=boot.host,
             port=boot.port,
-            tell=self._channel.send,
+            tell=self._tell,
             on_sweep=self._on_sweep,
             on_slow=self._on_slow,
+            on_client_closed=self._on_client_closed,
+            has_clients=not boot.is_gateway,
         )
+        if boot.is_gateway:
+            from gnatswarm.shards.gateway.gateway import Gateway
+
+            self._gateway = Gateway(
+                self._loop,
+                shard.reactor,
+                shard.mesh,
+                options,
+                server_id=boot.server_id,
+                server_name=boot.server_name,
+                ports=boot.server_ports,
+                clients_at=(boot.host, boot.port),
+                websocket_port=boot.websocket_port,
+                next_id=self._page.next_client_id,
+                tell=self._tell,
+            )
+        elif boot.cluster is not None:
+            shard.on_cluster_news(boot.cluster)
         path = os.path.join(boot.link_dir, f"{boot.shard}.{boot.boot_id}.sock")
+        self._siblings = Siblings(
+            self._loop,
+            shard,
+            number=boot.shard,
+            page=self._page,
+            tell=self._tell,
+            on_ready=self._on_ready,
+            on_gone=self._on_link_gone,
+        )
         self._links = Links(
             loop=self._loop,
             sockets=LinkSockets(self._loop, shard.reactor, path=path, reserve=reserve),
             mesh=shard.mesh,
             fence=shard.fence,
             hello=Hello(boot.server_id, boot.shard, boot.boot_id, LINK_VERSION),
-            sink=Siblings(
-                self._loop,
-                shard,
-                number=boot.shard,
-                page=self._page,
-                tell=self._channel.send,
-                on_ready=self._on_ready,
-                on_gone=self._on_link_gone,
-            ),
+            sink=self._siblings,
         )
+        if not boot.is_gateway:
+            self._departures = Departures(self._loop, shard.clients, self._links.moves)
+            self._host = self._departures.host = Host(
+                self._loop,
+                shard.clients,
+                self._links.moves,
+                server_id=boot.server_id,
+                shard=boot.shard,
+                boot_id=boot.boot_id,
+                link_path=path,
+                full_at=headroom.full_at,
+                on_ended=self._departures.on_ended,
+            )
+            self._placing = Placing(self._loop, shard.clients, self._departures, shard=boot.shard, tell=self._tell)
+            self._host.on_arrived = self._placing.note_arrival
         self._recorder = self._new_recorder(boot)
         self._snapshots = Snapshots(
             channel=self._channel,
@@ -192,12 +290,24 @@ class Worker:
             fanout=shard.fanout,
             links=self._links,
             recorder=self._recorder,
+            leafs=self._gateway.leafs if self._gateway is not None else list,
+            moves=self._moves,
+            routes=self._gateway.routes if self._gateway is not None else list,
         )
         # Objects made so far live as long as the process: the garbage collector need not look at them again.
         gc.freeze()
         # A connection makes a dozen objects: with the default of 700 the collector took an eighth of an accept storm.
         gc.set_threshold(10_000, 20, 20)
         self._channel.send(control.Linked(path))
+        if self._placing is not None:
+            self._placing.configure(options.placement, boot.generation)
+
+    def _moves(self) -> rows.MovesPart:
+        if self._links is None or self._departures is None:
+            return rows.MovesPart()
+        moves = self._links.moves
+        going = self._departures.still_to_go
+        return rows.MovesPart(moves.n_moved, moves.n_arrived, moves.n_stopped, moves.n_lost, going)
 
     def _new_recorder(self, boot: control.Boot) -> Recorder | None:
         """Start the statistics recorder, if statistics are enabled and have a directory."""
@@ -215,6 +325,7 @@ class Worker:
             mesh=self._shard.mesh,
             fanout=self._shard.fanout,
             take_denied=self._shard.clients.denials.take,
+            sessions=self._shard.clients.open,
         )
 
     # ---- events of the shard and its links
@@ -227,6 +338,10 @@ class Worker:
         if self._recorder is not None:
             self._recorder.on_slow(row)
 
+    def _on_client_closed(self, session: ClientSession) -> None:
+        if self._recorder is not None:
+            self._recorder.on_closed(session)
+
     def _on_link_gone(self, link: SiblingLink) -> None:
         if self._recorder is not None:
             self._recorder.on_link_gone(link)
@@ -236,15 +351,19 @@ class Worker:
             logger.info("there are descriptors for new clients again")
         else:
             logger.warning("descriptors run out; new clients go to other shards while those have some")
+        self._has_headroom = has_headroom
         self._channel.send(control.HasHeadroom(has_headroom))
 
     def _on_ready(self) -> None:
         """Synchronised with every sibling: accept clients only now, or their messages would miss remote subscribers."""
         assert self._boot is not None
+        if self._gateway is not None:
+            self._gateway.start()
         self._shard.listen(self._boot.listener_fds, self._boot.websocket_fds)
         if self._boot.handoff_fd >= 0:
             self._handoff = socket.socket(fileno=self._boot.handoff_fd)
             self._loop.add_reader(self._handoff.fileno(), self._on_handoff)
+        self._is_ready = True
         self._channel.send(control.Ready())
 
     def _on_handoff(self) -> None:
@@ -277,10 +396,21 @@ class Worker:
 
     def _reload(self, options: Options) -> None:
         assert self._boot is not None
-        logs.configure(options.logging, process_label=f"shard {self._boot.shard}")
+        logs.configure(options.logging, process_label=_label(self._boot))
         self._shard.reload(options)
+        if self._gateway is not None:
+            self._gateway.reload(options)
 
-    def _leave(self, grace_s: float, spread_s: float, *, quiet_s: float) -> None:
+    def _move_away(self, to: dict[int, int], within_s: float) -> None:
+        if self._departures is None or not self._departures.begin(to, within_s, self._on_moved, patience_s=PATIENCE_S):
+            self._channel.send(control.Moved(0, {"other clients of this shard are being moved": 1}))
+
+    def _on_moved(self, moved: int, stay: dict[str, int]) -> None:
+        self._channel.send(control.Moved(moved, stay))
+
+    def _leave(self, grace_s: float, spread_s: float, *, quiet_s: float, to: list[int] | None = None) -> None:
+        if self._placing is not None:
+            self._placing.stop()
         if self._departure is None:
             self._departure = Departure(
                 self._loop,
@@ -289,27 +419,52 @@ class Worker:
                 spread_s=spread_s,
                 quiet_s=quiet_s,
                 on_done=self._on_departed,
+                mover=ToOthers(self._departures, to) if self._departures is not None and to else None,
+                is_awaited=self._is_awaited if to is not None else lambda: False,
             )
+            if self._host is not None:
+                self._host.is_leaving = True
+
+    def _is_awaited(self) -> bool:
+        """Whether clients that are elsewhere, or on their way, need this shard."""
+        assert self._shard is not None
+        is_on_way = self._host is not None and self._host.is_busy
+        return is_on_way or self._shard.imports_exports.service_imports.waiting > 0
 
     def _on_departed(self) -> None:
         self._shard.stop_listening()
+        self._has_drained = True
         self._channel.send(control.Drained())
-        self._links.close()
+        self._close_ways()
         # Links may still hold frames for siblings: send them before the process exits.
         self._shard.reactor.finish()
         self._loop.call_later(LAST_WORDS_S, self._finish, 0)
 
     def _stop(self) -> None:
         self._shard.stop_listening()
+        if self._gateway is not None:
+            self._gateway.close()
         self._shard.clients.close_all(CloseReason.SERVER_SHUTDOWN)
-        self._links.close()
+        self._close_ways()
         self._finish(0)
 
+    def _close_ways(self) -> None:
+        """Links, and the ways for clients, end with the process; nobody can dial any more, or log in."""
+        self._shard.clients.passwords.close()  # the process does not end before its thread
+        self._links.close()
+        if self._host is not None:
+            self._host.close()
 
-def _die_with(router_pid: int) -> None:
-    """Leave signals to the router; ask the kernel to kill us when it dies, and exit if it has died already."""
-    for number in ROUTERS_SIGNALS:
+
+def _label(boot: control.Boot) -> str:
+    """This process in log lines."""
+    return "gateway" if boot.is_gateway else f"shard {boot.shard}"
+
+
+def _die_with(keeper_pid: int) -> None:
+    """Leave signals to the keeper; ask the kernel to kill us when it dies, and exit if it has died already."""
+    for number in HANDLED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(signal.SIGKILL)
-    if os.getppid() != router_pid:
+    if os.getppid() != keeper_pid:
         os._exit(1)

@@ -5,11 +5,29 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 
 from gnatswarm.spark.read import Statistics
-from gnatswarm.spark.transforms import fanout, matrix, queues, skew, subjects, trouble
+from gnatswarm.spark.transforms import fanout, graph, matrix, queues, skew, subjects, talkers, trouble
+
+# Of the graph: the page draws the heaviest of them.
+MOST_EDGES = 5000
 
 
-def answers(statistics: Statistics, most: int = 25) -> dict[str, DataFrame]:
-    """The results by name; lazy, like all DataFrames."""
+def graph_answers(clients: DataFrame, most: int = 25, services: str = "auto") -> dict[str, DataFrame]:
+    """Who talks to whom, from the rows of clients."""
+    rows = talkers.by_service(clients, services)
+    edges = graph.settled(graph.edges(graph.flows(rows)))
+    return {
+        "services": talkers.services(rows, most=MOST_EDGES),
+        "edges": edges.limit(MOST_EDGES),
+        "service_matrix": graph.between_services(edges, most=MOST_EDGES),
+        "who_crosses": graph.who_crosses(edges, most=most),
+        "lone": graph.lone(rows, most=most),
+        "pairs": graph.pairs(edges, rows, most=most),
+        "churners": talkers.churners(rows, most=most),
+    }
+
+
+def answers(statistics: Statistics, most: int = 25, services: str = "auto") -> dict[str, DataFrame]:
+    """The results by name; lazy, like all DataFrames, but for the sums that who talks to whom is made of."""
     subject, shard, link = statistics["subject"], statistics["shard"], statistics["link"]
     parts = skew.per_shard(shard)
     deliveries = matrix.deliveries(shard, link)
@@ -33,5 +51,6 @@ def answers(statistics: Statistics, most: int = 25) -> dict[str, DataFrame]:
         "denied": trouble.denied(statistics["denied"], most=most),
         "gaps": trouble.gaps(statistics["gap"]),
         "torn": trouble.torn(subject, shard),
+        **graph_answers(statistics["client"], most, services),
         "aside": statistics.aside.groupBy("why").count().orderBy("why"),
     }

@@ -37,3 +37,8 @@ def between_shards(shards: Rows, matrix: Rows) -> tuple[list[str], dict[tuple[in
         for row in matrix
         if row["from_shard"] in at and row["to_shard"] in at
     }
+
+
+def between_services(rows: Rows) -> list[tuple[str, str, float]]:
+    """(from, to, messages) of services."""
+    return [(row["from_service"], row["to_service"], float(row["msgs"])) for row in rows]

@@ -27,6 +27,17 @@ HEADINGS = {
     "from_shard": "from shard",
     "to_shard": "to shard",
     "n": "shards",
+    "from_service": "from",
+    "to_service": "to",
+    "crossed_msgs": "crossed",
+    "crossed_share": "share",
+    "on_shards": "shards",
+    "one_publisher": "published by",
+    "one_listener": "received by",
+    "requests_per_s": "per second",
+    "before_per_s": "before, per s",
+    "now_per_s": "now, per s",
+    "opened_per_minute": "per minute",
 }
 # Numbers that are identifiers.
 NAMES = frozenset({"shard", "from_shard", "to_shard", "file"})
@@ -38,7 +49,9 @@ def shown(name: str, row: Mapping[str, Any]) -> str:
     value = row[name]
     if value is None:
         return "–"
-    if isinstance(value, str) or name in NAMES:
+    if isinstance(value, str):
+        return visible(value)
+    if name in NAMES:
         return str(value)
     if name in MOMENTS:
         return moment(value)
@@ -51,6 +64,19 @@ def shown(name: str, row: Mapping[str, Any]) -> str:
     if row.get("measure") == "cpu_s" and name in ("sum", "min", "max"):
         return f"{value:,.2f} s"
     return f"{value:,}" if isinstance(value, int) else number(value)
+
+
+# A name or a subject may be of any length; a page shows so much of it.
+MOST_SHOWN = 120
+
+
+def visible(text: str) -> str:
+    """A client's word for a page or a terminal: bounded, and with codes instead of characters that are not seen."""
+    if len(text) > MOST_SHOWN:
+        text = text[: MOST_SHOWN - 1] + "…"
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in text)
 
 
 def number(value: float | None) -> str:

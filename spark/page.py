@@ -36,6 +36,7 @@ def page(answers: Mapping[str, Rows], advice: Sequence[Advice], source: str) -> 
     sections = [
         ("Advice", "", f"<ol>{items}</ol>" if items else nothing),
         *_brokers(answers),
+        *_of_services(answers),
         *_of_subjects(answers),
         *_of_shards(answers),
         *_of_trouble(answers),
@@ -120,7 +121,8 @@ def _of_subjects(answers: Mapping[str, Rows]) -> list[Section]:
         ),
         (
             "Subjects without subscribers",
-            "Messages published while there was no subscriber on any shard.",
+            "Messages published while there was no subscriber on any shard. "
+            "gnatswarm why SUBJECT says who would get one now, and which rule stops it.",
             _table(answers["unwanted"], ["subject", "account", "msgs", "unwanted", "share"]),
         ),
         (
@@ -144,6 +146,80 @@ def _of_subjects(answers: Mapping[str, Rows]) -> list[Section]:
             ),
         ),
     ]  # fmt: skip
+
+
+MOST_DRAWN_ROWS = 40
+
+
+def _of_services(answers: Mapping[str, Rows]) -> list[Section]:
+    services = [row for row in answers.get("services", []) if row["in_msgs"] or row["out_msgs"] or row["opened"]]
+    return [
+        (
+            "What has changed",
+            "Talkers of this period against those of the period that it is compared with, in messages per second: new, "
+            "gone, at least twice as busy (more), or half (less).",
+            _table(
+                answers.get("changes", []),
+                ["change", "from_service", "subject", "to_service", "account", "before_per_s", "now_per_s"],
+            ),
+        ),
+        (
+            "Who talks to whom",
+            "Messages delivered, from services (left) to services (right). A service is what clients' names have in "
+            "common, else their user, else library and address (--services). Deliveries of a subject are shared among "
+            "its publishers.",
+            svg.graph(charts.between_services(answers.get("service_matrix", [])), "messages"),
+        ),
+        (
+            "The heaviest talkers",
+            "crossed: of these messages, delivered on another shard than that of their publisher.",
+            _table(
+                answers.get("edges", [])[:MOST_DRAWN_ROWS],
+                ["from_service", "subject", "to_service", "account", "msgs", "bytes", "crossed_msgs", "queues"],
+            ),
+        ),
+        (
+            "Services",
+            "clients: connections that were seen. opened, closed: of them, in this time.",
+            _table(
+                services[:MOST_DRAWN_ROWS],
+                ["service", "account", "in_msgs", "in_bytes", "out_msgs", "clients", "opened", "closed", "on_shards"],
+            ),
+        ),
+        (
+            "What goes from shard to shard, and whose it is",
+            "Services that talk much and sit on different shards: `gnatswarm place` finds a better place for them.",
+            _table(
+                answers.get("who_crosses", []),
+                ["from_service", "subject", "to_service", "account", "msgs", "crossed_msgs", "crossed_share"],
+            ),
+        ),
+        (
+            "Subjects that depend on one",
+            "One client publishes (publishers: 1) or one receives (listeners: 1). `gnatswarm report --explain SUBJECT` "
+            "says who would miss it.",
+            _table(
+                answers.get("lone", []),
+                ["subject", "account", "msgs", "publishers", "one_publisher", "listeners", "one_listener"],
+            ),
+        ),
+        (
+            "Requests",
+            "Who asks whom. replies: all answers of the responder to the requester, on any subject.",
+            _table(
+                answers.get("pairs", []),
+                ["requester", "subject", "responder", "account", "requests", "replies", "requests_per_s"],
+            ),
+        ),
+        (
+            "Clients that come and go",
+            "Each log-in costs as much as thousands of messages: keep connections open.",
+            _table(
+                answers.get("churners", []),
+                ["service", "account", "ip", "opened", "closed", "msgs", "opened_per_minute"],
+            ),
+        ),
+    ]
 
 
 def _of_shards(answers: Mapping[str, Rows]) -> list[Section]:
@@ -227,7 +303,7 @@ def _table(rows: Rows, columns: Sequence[str]) -> str:
     """An HTML table with a heading and a format for each column; "" without rows."""
     if not rows:
         return ""
-    words = {name for name in columns if isinstance(rows[0][name], str)}
+    words = {name for name in columns if any(isinstance(row[name], str) for row in rows)}
 
     def cell(tag: str, name: str, text: str) -> str:
         return f"<{tag}{' class=word' if name in words else ''}>{escape(text)}</{tag}>"

@@ -50,6 +50,11 @@ class Statistics:
         is_it = F.col("broker").startswith(beginning)
         return Statistics({kind: rows.where(is_it) for kind, rows in self.kinds.items()}, self.aside)
 
+    def between(self, from_us: int, to_us: int) -> Statistics:
+        """Only the windows that begin at from_us or later, and before to_us."""
+        is_it = (F.col("window_start_us") >= from_us) & (F.col("window_start_us") < to_us)
+        return Statistics({kind: rows.where(is_it) for kind, rows in self.kinds.items()}, self.aside)
+
 
 def stored_files(directory: str) -> dict[Path, os.stat_result]:
     """The finished files in a directory; none if it is an address (with ://) instead of a local path."""

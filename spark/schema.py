@@ -7,9 +7,10 @@ missing in old files are null; unknown fields are ignored. Types are Spark's nam
 from __future__ import annotations
 
 # Rows of a newer version are set aside, because the meaning of their numbers is not known here.
-KNOWN_VERSION = 2
+KNOWN_VERSION = 3
 
 OTHER = "*other*"
+REST = "*rest*"
 
 COMMON = {
     "version": "bigint",
@@ -95,6 +96,23 @@ KINDS: dict[str, dict[str, str]] = {
         "user": "string",
         "publishes": "bigint",
         "subscriptions": "bigint",
+    },
+    "client": {
+        "account": "string",
+        "user": "string",
+        "name": "string",
+        "lib": "string",
+        "ip": "string",
+        "cid": "bigint",
+        "connections": "bigint",
+        "opened": "bigint",
+        "closed": "bigint",
+        "in_msgs": "bigint",
+        "in_bytes": "bigint",
+        "out_msgs": "bigint",
+        "out_bytes": "bigint",
+        "published": "array<struct<subject:string,msgs:bigint,bytes:bigint,requests:bigint>>",
+        "received": "array<struct<subject:string,queue:string,msgs:bigint>>",
     },
     "gap": {
         "in_msgs": "bigint",

@@ -127,6 +127,10 @@ def new_session(
     given = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # Nobody looks at them, and each holds a whole plan in memory.
+        "spark.sql.ui.retainedExecutions": "10",
+        "spark.ui.retainedJobs": "10",
+        "spark.ui.retainedStages": "10",
         "spark.sql.session.timeZone": "UTC",
         # A batch has few dates: with a writer for each, Spark need not sort the rows first.
         "spark.sql.maxConcurrentOutputFileWriters": "16",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
+from gnatswarm.spark.figures import visible
+
 WIDTH = 640
 LABEL = 190
 
@@ -26,6 +28,7 @@ def bars(rows: Sequence[tuple[str, float]], unit: str = "") -> str:
     for i, (label, value) in enumerate(rows):
         y = i * 22
         width = max(1.0, value / most * (WIDTH - LABEL - 80))
+        label = visible(label)
         name = label if len(label) <= 28 else f"{label[:27]}…"
         parts.append(
             f"<g><title>{escape(label)}: {value:,.6g} {escape(unit)}</title>"
@@ -99,6 +102,62 @@ def matrix(names: Sequence[str], cells: dict[tuple[int, int], float]) -> str:
                 f'fill-opacity="{0.06 + 0.6 * value / most:.3f}"/>{text}</g>'
             )
     return _svg(36 + len(names) * size, "".join(parts))
+
+
+ROW = 26
+# Room for an arrow between two columns of names.
+ARROWS = (190, WIDTH - 190)
+OTHERS = "others"
+
+
+def graph(edges: Sequence[tuple[str, str, float]], unit: str, most: int = 20) -> str:
+    """Who sends to whom: senders on the left, receivers on the right, a line for each pair, as thick as it is heavy.
+
+    Of more than `most` on a side the lightest are drawn as one, so that 500 are as legible as five.
+    """
+    if not edges:
+        return ""
+    left, n_left = _heaviest([(edge[0], edge[2]) for edge in edges], most)
+    right, n_right = _heaviest([(edge[1], edge[2]) for edge in edges], most)
+    together: dict[tuple[int, int], float] = {}
+    for sender, receiver, value in edges:
+        pair = left.get(sender, len(left)), right.get(receiver, len(right))
+        together[pair] = together.get(pair, 0.0) + value
+    names = [[*map(visible, side), *([f"{n} {OTHERS}"] if n else [])] for side, n in ((left, n_left), (right, n_right))]
+    height = ROW * max(len(side) for side in names) + 8
+    heaviest = max(together.values()) or 1.0
+    parts = []
+
+    def middle(side: int, place: int) -> float:
+        return height * (place + 0.5) / len(names[side])
+
+    for (a, b), value in sorted(together.items(), key=lambda one: (one[1], one[0])):
+        y, z = middle(0, a), middle(1, b)
+        thick = 1.0 + 9.0 * (value / heaviest) ** 0.5
+        parts.append(
+            f'<path class="line s{a % 8}" style="stroke-width:{thick:.1f}" stroke-opacity=".55" '
+            f'd="M{ARROWS[0]} {y:.1f}C{WIDTH / 2} {y:.1f} {WIDTH / 2} {z:.1f} {ARROWS[1]} {z:.1f}">'
+            f"<title>{escape(names[0][a])} → {escape(names[1][b])}: {value:,.0f} {escape(unit)}</title></path>"
+        )
+    for side, at, anchor in ((0, ARROWS[0] - 8, "end"), (1, ARROWS[1] + 8, "start")):
+        for place, name in enumerate(names[side]):
+            label = name if len(name) <= 26 else f"{name[:25]}…"
+            parts.append(
+                f'<text x="{at}" y="{middle(side, place) + 4:.1f}" text-anchor="{anchor}">'
+                f"{escape(label)}<title>{escape(name)}</title></text>"
+            )
+    return _svg(height, "".join(parts))
+
+
+def _heaviest(ends: Sequence[tuple[str, float]], most: int) -> tuple[dict[str, int], int]:
+    """The place of each of the heaviest, and how many are left."""
+    total: dict[str, float] = {}
+    for name, value in ends:
+        total[name] = total.get(name, 0.0) + value
+    ordered = sorted(total, key=lambda name: (-total[name], name))
+    # One more is no row more than "1 others".
+    kept = ordered if len(ordered) <= most + 1 else ordered[:most]
+    return {name: place for place, name in enumerate(kept)}, len(ordered) - len(kept)
 
 
 def _svg(height: float, body: str) -> str:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
+
+from gnatswarm.spark.answers import graph_answers
+from gnatswarm.spark.read import read_parquet
+
+MOST_ROWS = 1_000_000
 
 SQL = Path(__file__).with_name("sql") / "views.sql"
 
@@ -15,7 +21,17 @@ def statements(out: str) -> list[str]:
     return [text.strip().replace("${out}", out) for text in "\n".join(lines).split(";") if text.strip()]
 
 
-def create_views(session: SparkSession, out: str) -> None:
-    """Create temporary views: subject_rows, shard_rows, subjects, fanout_per_window, shards."""
+def create_views(session: SparkSession, out: str, services: str = "auto") -> None:
+    """Create temporary views: those of sql/views.sql, and services, edges and so on (answers.graph_answers).
+
+    Tables of brokers without rows of clients have the first five alone. `services`: as in `report --services`.
+    """
     for statement in statements(out):
-        session.sql(statement)
+        try:
+            session.sql(statement)
+        except AnalysisException as error:
+            if "client_rows" in statement and error.getCondition() == "PATH_NOT_FOUND":
+                return
+            raise
+    for name, frame in graph_answers(read_parquet(session, out)["client"], MOST_ROWS, services).items():
+        frame.createOrReplaceTempView(name)

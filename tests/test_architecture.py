@@ -32,10 +32,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "shards.sockets": ("broker", "shards.boundary"),
     "shards.clients": ("broker", "shards.boundary", "shards.sockets"),
     "shards.links": ("broker", "shards.boundary", "shards.sockets"),
+    "shards.moving": ("broker", "shards.boundary", "shards.sockets", "shards.clients"),
+    "shards.gateway": ("broker", "shards.boundary", "shards.sockets", "shards.clients"),
     "shards.statistics": ("broker", "shards.boundary", "shards.sockets", "shards.links"),
     "shards.monitoring": ("broker", "shards.boundary", "shards.clients", "shards.links", "shards.statistics"),
     # Of `shards` what the two processes say to each other, and how; nothing that runs inside a shard.
-    "router": ("broker", "shards.boundary", "router"),
+    "router": ("broker", "shards.boundary", "router", "keeper"),
     "router.config": ("broker", "shards.boundary"),
     "router.listening": ("broker", "shards.boundary", "router.config"),
     "router.supervision": ("broker", "shards.boundary", "router.config", "router.listening"),
@@ -48,13 +50,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "deploy": ("broker", "router"),
     # The names that it offers, each where it is.
     "init": (
-        *("any_broker", "embedding", "capture", "broker.version", "router.broker_process", "router.config"),
+        *("any_broker", "embedding", "capture", "chaos", "broker.version", "router.broker_process", "router.config"),
         "router.supervision.operator_socket",
     ),
     "main": ("router.cli",),
+    "keeper": ("shards",),
     "embedding": ("any_broker", "capture", "broker", "shards", "router"),
     "any_broker": ("capture", "broker.options", "router.config"),  # for annotations alone
     "capture": (),
+    "chaos": (),
     "pytest_plugin": ("init",),
 }
 

@@ -539,3 +539,17 @@ def test_an_encrypted_broker_is_trusted_by_nobody_else(tmp_path: Path):
 
         with pytest.raises(ssl.SSLError):
             asyncio.run(connect())
+
+
+def test_an_embedded_broker_refuses_to_be_a_member_of_a_cluster(tmp_path: Path) -> None:
+    (tmp_path / "cluster.conf").write_text("cluster { port: -1 }")
+    why = "cluster needs a broker in a process of its own"
+    with pytest.raises(TypeError, match=why):
+        gnatswarm.Broker(cluster={"port": -1})
+    with pytest.raises(TypeError, match=why):
+        gnatswarm.Broker(config=tmp_path / "cluster.conf")
+
+
+def test_an_embedded_broker_refuses_to_be_a_leaf_node() -> None:
+    with pytest.raises(TypeError, match="leafnodes needs a broker in a process of its own"):
+        gnatswarm.Broker(leafnodes={"remotes": [{"url": "nats://127.0.0.1:7422"}]})

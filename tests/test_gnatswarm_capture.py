@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import nats
 import pytest
 
 import gnatswarm
+from gnatswarm.capture import near_misses
 
 
 @pytest.fixture(scope="module")
@@ -17,17 +19,23 @@ def broker() -> Iterator[gnatswarm.BrokerProcess]:
         yield broker
 
 
+async def flushed(client: Any) -> None:
+    """Twice: the client's first PING may overtake what waits for its flusher."""
+    await client.flush()
+    await client.flush()
+
+
 async def test_shows_what_was_flushed_without_waiting(broker):
     captured = broker.capture("orders.>")
     async with await nats.connect(broker.url) as client:
         for number in range(1000):
             await client.publish(f"orders.{number % 3}", str(number).encode())
-        await client.flush()
+        await flushed(client)
         await captured.asettle()
         assert captured.payloads == [str(number).encode() for number in range(1000)]
         assert captured.subjects[:4] == ["orders.0", "orders.1", "orders.2", "orders.0"]
         await client.publish("other", b"x")
-        await client.flush()
+        await flushed(client)
         await captured.asettle()
         assert len(captured) == 1000  # and nothing else was published
         assert (captured[0].data, captured[-1].data, [one.data for one in captured][1]) == (b"0", b"999", b"1")
@@ -38,7 +46,7 @@ async def test_reading_it_does_no_input_or_output(broker, monkeypatch: pytest.Mo
     async with await broker.acapture("a") as captured:
         async with await nats.connect(broker.url) as client:
             await client.publish("a", b"1")
-            await client.flush()
+            await flushed(client)
         await captured.asettle()
 
         def refused(*_: object) -> None:
@@ -60,7 +68,7 @@ async def test_a_message_has_its_reply_and_headers(broker):
         async with await nats.connect(broker.url) as client:
             await client.publish("a", b'{"n": 1}', reply="back", headers={"Kind": "test", "Other": "ü"})
             await client.publish("a")
-            await client.flush()
+            await flushed(client)
         await captured.asettle()
         first, second = captured.messages
         assert (first.json, first.reply, first.headers) == ({"n": 1}, "back", {"Kind": ["test"], "Other": ["ü"]})
@@ -95,6 +103,46 @@ async def test_waiting_in_vain_says_what_came(broker):
             await captured.areceive(2, deadline_s=0.2)
 
 
+@pytest.fixture(params=["process", "embedded"])
+def any_broker(request: pytest.FixtureRequest, broker: gnatswarm.BrokerProcess) -> Iterator[gnatswarm.AnyBroker]:
+    if request.param == "process":
+        yield broker
+    else:
+        with gnatswarm.Broker() as embedded:
+            yield embedded
+
+
+async def test_waiting_in_vain_says_what_was_published_instead(any_broker):
+    async with await nats.connect(any_broker.url) as client:
+        await client.publish("near.order.created", b"")
+        await client.publish("near.order.created", b"")
+        await client.publish("near.early", b"")
+        await flushed(client)
+        with any_broker.capture("near.orders.created") as captured, pytest.raises(TimeoutError) as error:
+            await captured.areceive(1, deadline_s=0.05)
+    assert "nothing; published so far: near.order.created (2)" in str(error.value)
+    assert str(error.value).endswith("did you mean near.order.created?")
+    published = await any_broker.apublished()
+    assert (published["near.order.created"], published["near.early"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "published", "says"),
+    [
+        ("a", {}, ""),
+        ("orders.>", {"order.new": 1}, "; published so far: order.new (1): did you mean order.new?"),
+        ("zzz", {"order.new": 1}, "; published so far: order.new (1)"),
+        ("a.*", {"a.b": 2}, "; published before this capture began, or in another account: a.b (2)"),
+        ("b.>", {"b": 1}, "; published so far: b (1)"),
+        ("a.*", {"a.b.c": 1, "a.b": 3}, "or in another account: a.b (3); published so far: a.b.c"),
+        ("q", {f"x{i}": 1 for i in range(10)}, ", and 2 other subjects"),
+    ],
+)
+def test_near_misses(wanted: str, published: dict[str, int], says: str):
+    text = near_misses(wanted, published)
+    assert says in text and ("did you mean" in text) == ("did you mean" in says)
+
+
 async def test_blocking_the_loop_that_would_publish_is_refused(broker):
     with broker.capture("a") as captured, pytest.raises(RuntimeError, match=r"await captured.areceive\(3\)"):
         captured.receive(3)
@@ -109,11 +157,11 @@ async def test_forgets_when_told_to(broker):
     with broker.capture("a") as captured:
         async with await nats.connect(broker.url) as client:
             await client.publish("a", b"1")
-            await client.flush()
+            await flushed(client)
             await captured.asettle()
             captured.clear()
             await client.publish("a", b"2")
-            await client.flush()
+            await flushed(client)
         await captured.asettle()
         assert captured.payloads == [b"2"]
 
@@ -123,7 +171,7 @@ async def test_shares_a_queue_group(broker):
         async with await nats.connect(broker.url) as client:
             for _ in range(100):
                 await client.publish("jobs", b"x")
-            await client.flush()
+            await flushed(client)
         await one.asettle()
         await other.asettle()
         assert len(one) + len(other) == 100 and len(one) and len(other)
@@ -144,7 +192,7 @@ async def test_settling_goes_on_over_a_restart(broker):
         await own.arestart(kill=True)
         async with await nats.connect(own.url) as client:
             await client.publish("a", b"x")
-            await client.flush()
+            await flushed(client)
         await captured.asettle()
         assert captured.payloads == [b"x"]
 

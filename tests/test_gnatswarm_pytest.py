@@ -556,3 +556,26 @@ def test_the_entry_point_is_this_plugin():
     assert found.value == "gnatswarm.pytest_plugin"
     assert Path(found.load().__file__).name == "pytest_plugin.py"
     assert os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD") is None
+
+
+def test_chaos_is_the_same_for_a_seed_and_in_the_report(pytester: pytest.Pytester):
+    text = """
+    import socket
+
+    def test_it(gnatswarm, gnatswarm_chaos):
+        gnatswarm_chaos.drop("a", share=0.5)
+        captured = gnatswarm.capture(">")
+        host, port = gnatswarm_chaos.url.removeprefix("nats://").split(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(b"CONNECT {}\\r\\n" + b"PUB a 1\\r\\nx\\r\\n" * 20 + b"PUB b 1\\r\\nx\\r\\nPING\\r\\n")
+            answer = b""
+            while b"PONG" not in answer:
+                answer += client.recv(4096)
+        captured.settle()
+        assert captured.subjects[-1] == "b"
+        assert len(captured) == 0
+    """
+    found = [run(pytester, text, "--gnatswarm-seed=7").stdout.str() for _ in range(2)]
+    assert all("gnatswarm chaos (--gnatswarm-seed=7, call)" in one for one in found)
+    lost = [re.findall(r"drop publish 'a' of connection 1", one) for one in found]
+    assert lost[0] == lost[1] and 0 < len(lost[0]) < 20

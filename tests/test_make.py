@@ -35,7 +35,7 @@ def test_what_needs_no_extra_installs_none(target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["test", "lint", "format", "bench", "instructions", "simulate", "mutants", "fuzz", "debug"]
+    "target", ["test", "lint", "format", "bench", "instructions", "simulate", "soak", "mutants", "fuzz", "debug"]
 )
 def test_what_tests_and_lints_installs_all_of_it(target: str) -> None:
     assert " test dev loadtest spark > /nowhere/.venv/.tools.txt" in recipe(target)

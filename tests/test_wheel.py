@@ -50,6 +50,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "results")
     for folder in SOURCES:
         shutil.copytree(ROOT / folder, tree / folder, ignore=ignored)
+    shutil.copytree(ROOT / "deploy" / "man", tree / "deploy" / "man")
     for path in ROOT.glob("*"):
         if path.is_file() and not path.name.startswith("."):
             shutil.copy(path, tree)
@@ -80,7 +81,14 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_takes_one_name_in_site_packages(wheel: Path):
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names} == {"gnatswarm", f"gnatswarm-{gnatswarm.__version__}.dist-info"}
+    version = f"gnatswarm-{gnatswarm.__version__}"
+    assert {name.split("/")[0] for name in names} == {"gnatswarm", f"{version}.dist-info", f"{version}.data"}
+
+
+def test_holds_the_man_pages(wheel: Path):
+    files = [one.filename for one in zipfile.ZipFile(wheel).infolist() if not one.is_dir()]
+    names = {name.partition(".data/")[2] for name in files if ".data/" in name}
+    assert names == {f"data/share/man/man1/{path.name}" for path in (ROOT / "deploy" / "man").glob("*.1")} != set()
 
 
 def test_holds_all_that_runs_and_what_it_reads(wheel: Path):
@@ -93,7 +101,7 @@ def test_holds_all_that_runs_and_what_it_reads(wheel: Path):
         if "results" not in path.parts
     }
     assert {f"gnatswarm/{path}" for path in sources} <= names
-    modules = ("__init__", "__main__", "any_broker", "capture", "embedding", "pytest_plugin")
+    modules = ("__init__", "__main__", "any_broker", "capture", "chaos", "embedding", "pytest_plugin")
     assert {"gnatswarm/py.typed", *(f"gnatswarm/{name}.py" for name in modules)} <= names
     assert not [name for name in names if set(name.split("/")) & {"tests", "deploy", "results"}]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
 
 # A client's credentials must be checked again when the rules change. For that we keep not the secret but its keyed
-# digest; the key is known only to this process.
+# digest; the key is known only to this process, and to shards that took clients over from it.
 _PROOF_KEY = os.urandom(32)
 
 HASH_PREFIXES = ("$2a$", "$2b$", "$2y$")
@@ -37,9 +37,9 @@ _NOBODYS_HASH = "$2b${:02d}$......................" + "." * 31
 MOST_VERDICTS = 8192
 
 
-def _digest(secret: str | bytes) -> bytes:
+def _digest(secret: str | bytes, key: bytes = _PROOF_KEY) -> bytes:
     data = secret if isinstance(secret, bytes) else secret.encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(data, key=_PROOF_KEY, digest_size=32).digest()
+    return hashlib.blake2b(data, key=key, digest_size=32).digest()
 
 
 def _proof(secret: str) -> bytes:
@@ -78,6 +78,7 @@ class Admission(msgspec.Struct, frozen=True):
     identity: Identity
     name: str = ""  # the user name or nkey in its CONNECT
     proof: bytes = b""  # keyed digest of the secret it gave; b"": none
+    proof_key: bytes = _PROOF_KEY  # that key; another process's for a client that was taken over
     is_anonymous: bool = False  # it gave no credentials, and became the no_auth_user
     is_nkey: bool = False
     kind: str = STANDARD  # the type of its connection
@@ -137,7 +138,8 @@ class Authenticator:
         self.is_required = bool(self._token or self._users or self._nkeys)
         # INFO has a nonce only where users with nkeys could sign it.
         self.wants_nonce = bool(self._nkeys)
-        self._nobody = self._users.get(options.no_auth_user) if options.no_auth_user else None
+        by_name = self._users | self._nkeys  # as in nats-server 2.10, a user with an nkey may be meant
+        self._nobody = by_name.get(options.no_auth_user) if options.no_auth_user else None
         hashes = [user.password for user in self._users.values() if is_hashed(user.password)]
         cost = max((int(hashed[4:6]) for hashed in hashes if is_good_hash(hashed)), default=0)
         self._nobodys_hash = _NOBODYS_HASH.format(cost) if cost else ""
@@ -212,21 +214,34 @@ class Authenticator:
         if not self.is_required:
             return NOBODY
         if self._token:
-            return NOBODY if self._proves(admission.proof, self._token) else None
+            return NOBODY if self._proves(admission, self._token) else None
         if admission.is_nkey:
             nkey_user = self._nkeys.get(admission.name)
             return _identity(nkey_user) if nkey_user and nkey_user.may_come_by(admission.kind) else None
         if admission.is_anonymous or (not admission.name and not admission.proof):
             return self.anonymous(admission.kind)
         user = self._users.get(admission.name)
-        if user is None or not user.may_come_by(admission.kind) or not self._proves(admission.proof, user.password):
+        if user is None or not user.may_come_by(admission.kind) or not self._proves(admission, user.password):
             return None
         return _identity(user)
 
-    def _proves(self, proof: bytes, wanted: str) -> bool:
+    def hash_of(self, admission: Admission) -> str:
+        """The bcrypt hash that the secret of an admitted client was found to match; "": it was compared otherwise."""
+        if admission.is_nkey or admission.is_anonymous or not self.is_required:
+            return ""
+        user = self._users.get(admission.name)
+        wanted = self._token or (user.password if user is not None else "")
+        return wanted if is_hashed(wanted) and self._proves(admission, wanted) else ""
+
+    def vouch(self, admission: Admission, hashed: str) -> None:
+        """Another shard has found that this secret matches that bcrypt hash; here it is not compared again."""
+        self._verdicts.note(Verdicts.key(hashed, admission.proof), True)
+
+    def _proves(self, admission: Admission, wanted: str) -> bool:
+        proof = admission.proof
         if is_hashed(wanted):
             return self._verdicts.get(Verdicts.key(wanted, proof)) is True
-        return hmac.compare_digest(proof, _digest(wanted) if wanted else b"")
+        return hmac.compare_digest(proof, _digest(wanted, admission.proof_key) if wanted else b"")
 
 
 def _identity(user: User) -> Identity:

@@ -36,12 +36,12 @@ from gnatswarm.shards.boundary import linkdir
 
 OK, WARN, FAIL = "OK", "WARN", "FAIL"
 
-# Enough for a broker of 64 shards: two sockets and a pipe for each, monitoring, the log, and some clients.
+# Enough for a broker of 62 shards: two sockets and a pipe for each, monitoring, the log, and some clients.
 LEAST_OPEN_FILES = 512
 JAVA_DEADLINE_S = 20.0
 # Each extra: what it is for, and modules that it installs.
 _EXTRAS = {
-    "spark": ("`report`, `ingest` and `compact`", ("pyspark", "matplotlib")),
+    "spark": ("`report`, `ingest`, `compact` and `place`", ("pyspark", "matplotlib")),
     "top": ("`top`", ("rich",)),
     "loadtest": ("locust users, and the plots of `bench --compare`", ("locust", "matplotlib")),
 }

@@ -7,6 +7,8 @@ the name `nats-server`, because scripts expect its standard output to be empty.
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -25,34 +27,52 @@ def is_compiled() -> bool:
 def first_screen(
     address: str,
     pid: int,
+    router_pid: int,
     shard_pids: Sequence[int],
     accept: str,
     like: str = SERVER_VERSIONS[DEFAULT_COMPATIBILITY],
     *,
     is_open: bool = True,
+    own: Sequence[str] = (),
 ) -> str:
     """The text; `address` is HOST:PORT, `like` the version of nats-server that clients are told.
 
-    `is_open`: clients need neither to log in nor to encrypt.
+    `is_open`: clients need neither to log in nor to encrypt. `own` is the command that runs this program.
     """
-    host, _, port = address.rpartition(":")
-    dial = f"127.0.0.1/{port}" if host in ("0.0.0.0", "[::]") else f"{host.strip('[]')}/{port}"
     compiled = "compiled" if is_compiled() else "NOT compiled: run `make build`"
     pids = " ".join(str(shard) for shard in shard_pids[:8]) + (" …" if len(shard_pids) > 8 else "")
     shards = f"{len(shard_pids)} shard{'' if len(shard_pids) == 1 else 's'}"
     return (
         f"gnatswarm {OWN_VERSION} ({compiled}, speaks like nats-server {like})\n"
         f"  listening   {address}\n"
-        f"  processes   router {pid}, {shards} ({accept}): {pids}\n"
-    ) + (_trial(dial) if is_open else "")
+        f"  processes   broker {pid}, router {router_pid}, {shards} ({accept}): {pids}\n"
+    ) + (_trial(address, own) if is_open else "")
 
 
-def _trial(dial: str) -> str:
-    """A line to type; needs only bash, which every host has."""
-    return (
-        f"  try         exec 3<>/dev/tcp/{dial}; "
-        "printf 'SUB hi 1\\r\\nPUB hi 5\\r\\nhello\\r\\n' >&3; timeout 1 cat <&3\n"
-    )
+def _trial(address: str, own: Sequence[str]) -> str:
+    """Two lines to type, each in a terminal of its own: the first shows what the second publishes."""
+    host, _, port = address.rpartition(":")
+    is_near = host in ("127.0.0.1", "0.0.0.0", "[::]")
+    server = f"-p {port}" if is_near else shlex.join(("-s", f"nats://{address}"))
+    name = called_by(own)
+    return f"  try         {name} sub hi {server}\n  and then    {name} pub hi hello {server}\n"
+
+
+def called_by(own: Sequence[str]) -> str:
+    """What a person types to run this program from the directory where it was started, as short as possible."""
+    if not own:
+        return "gnatswarm"
+    script = own[-1]
+    if os.path.basename(script) != "gnatswarm" or not os.path.isabs(script):
+        return shlex.join((_nearby(own[0]), *own[1:]))
+    found = shutil.which("gnatswarm")
+    return "gnatswarm" if found and os.path.samefile(found, script) else shlex.quote(_nearby(script))
+
+
+def _nearby(path: str) -> str:
+    """Relative, if it is in this directory or below."""
+    here = os.getcwd().rstrip("/") + "/"
+    return path.removeprefix(here)
 
 
 def show(text: str) -> None:

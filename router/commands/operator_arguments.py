@@ -1,33 +1,50 @@
-"""The arguments of `gnatswarm scale`, `status`, `health` and `reload`: the command, and which broker it is for."""
+"""The arguments of commands to a running broker, such as `gnatswarm scale`: the command, and which broker it is for."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import NamedTuple
 
+from gnatswarm.router.config.cores import MAX_SHARDS
 from gnatswarm.router.config.flags import BadCommandLine, CommandLine, parse
 
 
 class OperatorArguments(NamedTuple):
     """One command to a running broker."""
 
-    command: str  # "scale", "status", "health" or "reload"
-    shards: int = 0  # scale: the wanted number, 1..64
+    command: str  # "scale", "rebalance", "restart", "status", "health", "reload" or "why"
+    shards: int = 0  # scale: the wanted number, 1..62
     pid: str = ""  # -P: process id or pid file of the router; "": the only one that runs
     port: int | None = None  # -p: its client port; None: any
     as_json: bool = False  # --json: for programs instead of people
+    subject: str = ""  # why: the subject
+    user: str = ""  # why: --user
+    executable: str = ""  # upgrade: the program that is to take over, absolute; "": the broker's own
+    config: CommandLine | None = None  # why: with -c FILE, instead of a running broker
 
 
 def operator_arguments(line: CommandLine, program: str) -> OperatorArguments:
     """Parse the words of a command line, with flags before or after the command; BadCommandLine for an error."""
     command, *rest = line.words
     count = rest.pop(0) if command == "scale" and rest and not rest[0].startswith("-") else ""
+    subject = rest.pop(0) if command == "why" and rest and not rest[0].startswith("-") else ""
+    executable = rest.pop(0) if command == "upgrade" and rest and not rest[0].startswith("-") else ""
     after = parse(rest)
+    if command == "upgrade" and not executable and after.words:
+        executable = after.words.pop(0)
+    if command == "why" and not subject:
+        subject = after.words.pop(0) if after.words else ""
+        if not subject:
+            raise BadCommandLine(f"why: which subject? (as in: {program} why orders.new --user ann)")
     if after.words:
         raise BadCommandLine(f'unexpected "{after.words[0]}" after {command}')
     shards = 0
     if command == "scale":
-        if not count.isascii() or not count.isdigit() or not 1 <= int(count[:9]) <= 64:
-            raise BadCommandLine(f'scale: "{count}" is no number of shards (write 1 to 64, as in: {program} scale 4)')
+        if not count.isascii() or not count.isdigit() or not 1 <= int(count[:9]) <= MAX_SHARDS:
+            raise BadCommandLine(
+                f'scale: "{count}" is no number of shards (write 1 to {MAX_SHARDS}, as in: {program} scale 4)'
+            )
         shards = int(count)
     values = line.values | after.values
     port = values.get("p")
@@ -37,4 +54,13 @@ def operator_arguments(line: CommandLine, program: str) -> OperatorArguments:
         str(values.get("P", "")),
         port if isinstance(port, int) else None,
         bool(values.get("json", False)),
+        subject,
+        str(values.get("user", "")),
+        _absolute(executable),
+        CommandLine({"c": values["c"]}, {"c": "c"}, []) if values.get("c") else None,
     )
+
+
+def _absolute(executable: str) -> str:
+    """The program as the broker finds it, whose directory and PATH may be others."""
+    return os.path.abspath(shutil.which(executable) or executable) if executable else ""

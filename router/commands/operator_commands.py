@@ -1,4 +1,4 @@
-"""`gnatswarm scale N`, `status`, `health`, `reload`: an operator's requests to a running broker, from another process.
+"""`gnatswarm scale N`, `rebalance`, `status`, …: an operator's requests to a running broker, from another process.
 
 Finds the broker by its private directory: the user's only broker, or the one with the given pid or port. Prints to
 standard output, errors to standard error; returns the exit code.
@@ -14,13 +14,20 @@ from collections.abc import Callable
 
 import msgspec
 
+from gnatswarm.router.config import arrivals
+from gnatswarm.router.supervision.broker_view import RuleState
 from gnatswarm.router.supervision.operator_socket import (
+    FollowRequest,
     OperatorRequest,
+    RebalanceRequest,
     ReloadRequest,
     Reply,
+    RestartRequest,
     ScaleRequest,
     Status,
     StatusRequest,
+    UpgradeRequest,
+    WhyRequest,
     decode_reply,
     encode_request,
 )
@@ -31,6 +38,8 @@ REPLY_DEADLINE_S = 60.0
 # A broker has no operator socket for a moment when it starts, when it stops, or when a cleaner has removed the socket.
 SOCKET_DEADLINE_S = 2.0
 SOCKET_POLL_S = 0.02
+# During one restart or upgrade; a broker whose router dies more often than five times in a row ends.
+MOST_ROUTERS = 8
 
 _COLUMNS = ("SHARD", "PID", "STATE", "CONNS", "SUBS", "IN MSG/S", "OUT MSG/S", "LAG µs", "CPU %", "LINKS", "STARTS")
 
@@ -63,7 +72,10 @@ def health(*, pid: int | None = None, port: int | None = None) -> int:
     except (OSError, msgspec.DecodeError) as error:
         return _failed(f"the broker does not answer: {error}")
     shards = reply.status.shards if reply.status is not None else []
-    faults = [f"shard {row.shard} is {row.phase}" for row in shards if row.phase != "ready"]
+    ready = sum(row.phase == "ready" for row in shards)
+    # One that drains serves its clients, and others take new ones.
+    serving = ("ready", "draining") if ready else ("ready",)
+    faults = [f"shard {row.shard} is {row.phase}" for row in shards if row.phase not in serving]
     if faults or not shards:
         return _failed(", ".join(faults) or "no shard runs")
     print(f"ok: {len(shards)} of {len(shards)} shards serve")
@@ -90,6 +102,55 @@ def reload(*, pid: int | None = None, port: int | None = None) -> int:
     return code
 
 
+def why(subject: str, user: str, *, pid: int | None = None, port: int | None = None, as_json: bool = False) -> int:
+    """Print who would get a message on this subject from this user, and by which rules; nothing is published."""
+    is_lost = False
+
+    def shown(reply: Reply) -> str:
+        nonlocal is_lost
+        assert reply.journey is not None
+        is_lost = not arrivals.is_heard(reply.journey)
+        return arrivals.as_json(reply.journey) if as_json else arrivals.shown(reply.journey)
+
+    return _ask(WhyRequest(subject, user), pid, port, shown) or int(is_lost)
+
+
+def rebalance(*, pid: int | None = None, port: int | None = None) -> int:
+    """Even the connections over the shards, and wait until that is done."""
+    return _ask(RebalanceRequest(), pid, port, lambda reply: reply.text)
+
+
+def restart(*, pid: int | None = None, port: int | None = None) -> int:
+    """Replace all shards one after another; prints how it goes on, and waits until it is done."""
+    return _follow(RestartRequest(), pid, port)
+
+
+def upgrade(executable: str, *, pid: int | None = None, port: int | None = None) -> int:
+    """Replace every process of the broker by this program ("": its own); prints how it goes on, and waits for it."""
+    return _follow(UpgradeRequest(executable), pid, port)
+
+
+def _follow(request: OperatorRequest, pid: int | None, port: int | None) -> int:
+    """Ask for what goes on even if the router is replaced, and then ask its successor."""
+    for _ in range(MOST_ROUTERS):
+        try:
+            reply = ask(request, pid, port)
+        except (ConnectionAbortedError, ConnectionResetError):
+            request = FollowRequest()
+            continue
+        except NotFound as error:
+            return _failed(str(error))
+        except OSError as error:
+            return _failed(f"the broker does not answer: {error.strerror or error}")
+        except msgspec.DecodeError as error:
+            return _failed(f"the broker's reply cannot be decoded: {error}")
+        if reply.error:
+            return _failed(reply.error)
+        print(reply.text)
+        return 0
+    return _failed("the broker's router was replaced again and again; its log says why")
+
+
 def status_table(status: Status) -> str:
     """The table, one line per shard, and below it the reason for each shard that is not ready."""
     rows = [
@@ -110,15 +171,25 @@ def status_table(status: Status) -> str:
     ]
     widths = [max(len(line[n]) for line in [_COLUMNS, *rows]) for n in range(len(_COLUMNS))]
     lines = [
-        f"{status.server_name} on {status.address}, router {status.pid}, up {status.uptime_s:.0f} s, "
-        f"{status.connections} connections, accept {status.accept}" + ("" if status.steering else " (not steered)")
+        f"{status.server_name} on {status.address}, pid {status.pid}, router {status.router_pid}, "
+        f"up {status.uptime_s:.0f} s, {status.connections} connections, accept {status.accept}"
+        + ("" if status.steering else " (not steered)")
     ]
     for cells in [_COLUMNS, *rows]:
         lines.append("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
+    lines += [_rule_line(rule) for rule in status.rules]
     lines += [
         f"shard {row.shard}: {row.last_reason}" for row in status.shards if row.last_reason and row.phase != "ready"
     ]
     return "\n".join(lines)
+
+
+def _rule_line(rule: RuleState) -> str:
+    """One placement rule."""
+    if rule.shard < 0:
+        return f"{rule.rule}: {rule.clients} clients" + (f" stay where they are: {rule.why}" if rule.why else "")
+    text = f"{rule.rule}: {rule.in_place} of {rule.clients} clients on shard {rule.shard}"
+    return f"{text}, {rule.staying} have TLS and stay where they are" if rule.staying else text
 
 
 def find(pid: int | None, port: int | None) -> str:
@@ -172,19 +243,27 @@ def ask(request: OperatorRequest, pid: int | None, port: int | None) -> Reply:
         time.sleep(SOCKET_POLL_S)
 
 
-def exchange(path: str, request: OperatorRequest, deadline_s: float = REPLY_DEADLINE_S) -> Reply:
-    """What the broker with this operator socket answers. OSError, msgspec.DecodeError when it does not."""
+def exchange(
+    path: str,
+    request: OperatorRequest,
+    deadline_s: float = REPLY_DEADLINE_S,
+    on_progress: Callable[[str], None] = lambda text: print(text, flush=True),
+) -> Reply:
+    """What the broker with this operator socket answers, each line within `deadline_s`.
+
+    `on_progress` gets what comes before the reply. OSError, msgspec.DecodeError when there is none.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(deadline_s)
         sock.connect(path)
         sock.sendall(encode_request(request))
-        reply = b""
-        while not reply.endswith(b"\n"):
-            data = sock.recv(65536)
-            if not data:
-                break
-            reply += data
-    return decode_reply(reply)
+        with sock.makefile("rb") as lines:
+            for line in lines:
+                reply = decode_reply(line)
+                if not reply.progress:
+                    return reply
+                on_progress(reply.progress)
+    raise ConnectionAbortedError(0, "it ended, or its router was replaced, before it had answered; ask again")
 
 
 def _failed(text: str) -> int:

@@ -6,7 +6,7 @@ A restriction in an account that this broker does not enforce is a problem, neve
 
 from __future__ import annotations
 
-from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account, Mapping, Permissions, User
+from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account, Mapping, Permissions, PublishLimits, User
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
 from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar, text_in
@@ -15,6 +15,7 @@ from gnatswarm.router.config.imports_exports_rules import exchange_problems
 from gnatswarm.router.config.mappings_block import MappingsBlock
 from gnatswarm.router.config.option_values import Mistake
 from gnatswarm.router.config.permission_block import PermissionBlock
+from gnatswarm.router.config.publish_limits_block import publish_limits
 from gnatswarm.router.config.user_list import UserList, unknown_field, with_defaults
 
 _LIMITS = {
@@ -27,7 +28,7 @@ _LIMITS = {
     "max_leafnodes": "leafs",
     "max_leafs": "leafs",
 }
-_KEYS = ("exports", "imports", "mappings", "users", "limits", "default_permissions", "nkey")
+_KEYS = ("exports", "imports", "mappings", "users", "limits", "default_permissions", "publish_limits", "nkey")
 
 
 class Accounts:
@@ -80,12 +81,15 @@ class Accounts:
         exchange = ImportsExportsBlock(name, self.problems, self.notices)
         mappings: tuple[Mapping, ...] = ()
         defaults: Permissions | None = None
+        rate: PublishLimits | None = None
         for entry in block or ():
             key = entry.key.lower()
             if entry.replaces is not None:
                 self._problem(entry.at, f"{entry.key} is given again", "keep one")
             if key == "users":
                 users = UserList(entry, self.problems, name)
+            elif key == "publish_limits":
+                rate = publish_limits(entry, self.problems)
             elif key == "limits":
                 self._read_limits(entry)
             elif key == "default_permissions":
@@ -113,6 +117,7 @@ class Accounts:
                 exports=tuple(export for export, _ in exchange.exports),
                 imports=tuple(found for found, _ in exchange.imports),
                 mappings=mappings,
+                publish_limits=rate,
             ),
         )
         if users is None:

@@ -62,6 +62,7 @@ _NAMES = (
             "ws",
         ),
         *("enabled", "dir", "window", "max_subjects", "max_age", "max_size", "no_tls", "limits", "max", "expires"),
+        *("max_clients", "client_subjects", "client_names"),
     }
 )
 _VARIABLE = re.compile(r"\$[A-Za-z_]\w*")

@@ -42,14 +42,15 @@ FLAGS = (
     Flag(("ms", "https_port"), int, ("https_port",)),
     Flag(("c", "config"), str),
     Flag(("t",), bool),
+    Flag(("why",), str),
     Flag(("sl", "signal"), str),
     Flag(("client_advertise",), str, ("client_advertise",)),
     Flag(("ports_file_dir",), str, ("ports_file_dir",)),
     Flag(("l", "log"), str, ("logging.file",)),
     Flag(("T", "logtime"), bool, ("logging.logtime",)),
     Flag(("logtime_utc",), bool, ("logging.logtime_utc",)),
-    Flag(("s", "syslog"), bool),
-    Flag(("r", "remote_syslog"), str),
+    Flag(("s", "syslog"), bool, ("logging.syslog",)),
+    Flag(("r", "remote_syslog"), str, ("logging.remote_syslog",)),
     Flag(("D", "debug"), bool, ("logging.debug",)),
     Flag(("V", "trace"), bool, ("logging.trace",)),
     Flag(("VV",), bool, ("logging.trace",)),
@@ -68,17 +69,17 @@ FLAGS = (
     Flag(("tlscert",), str, ("tls.cert_file",)),
     Flag(("tlskey",), str, ("tls.key_file",)),
     Flag(("tlscacert",), str, ("tls.ca_file",)),
-    Flag(("routes",), str),
-    Flag(("cluster",), str),
-    Flag(("cluster_name",), str),
-    Flag(("cluster_listen",), str),
-    Flag(("cluster_advertise",), str),
-    Flag(("no_advertise",), bool),
-    Flag(("connect_retries",), int),
+    Flag(("routes",), str, ("cluster.routes",)),
+    Flag(("cluster", "cluster_listen"), str),
+    Flag(("cluster_name",), str, ("cluster.name",)),
+    Flag(("cluster_advertise",), str, ("cluster.advertise",)),
+    Flag(("no_advertise",), bool, ("cluster.no_advertise",)),
+    Flag(("connect_retries",), int, ("cluster.connect_retries",)),
     Flag(("profile",), int),
     Flag(("compatibility",), str, ("compatibility",)),
     Flag(("shards",), int, ("sharding.shards",)),
     Flag(("accept",), str, ("sharding.accept",)),
+    Flag(("placement",), str, ("placement.after_scale",)),
     Flag(("stats_dir", "stats-dir"), str, ("stats.dir",)),
     Flag(("stats_window", "stats-window"), str, ("stats.window_s",)),
     Flag(("no_stats", "no-stats"), bool, ("stats.enabled",)),
@@ -89,7 +90,7 @@ FLAGS = (
 )
 BY_NAME = {name: flag for flag in FLAGS for name in flag.names}
 
-_READ_BY_NAME = frozenset({"c", "t", "sl", "h", "help_tls", "v", "json", "tls"})
+_READ_BY_NAME = frozenset({"c", "t", "why", "sl", "h", "help_tls", "v", "json", "tls", "cluster"})
 
 # Checks for these fields, as for the file's; the other fields are text or booleans that need no check.
 _CHECKS = {
@@ -102,10 +103,16 @@ _CHECKS = {
     "logging.size_limit_bytes": "size_limit_bytes",
     "logging.trace_payload_bytes": "size_limit_bytes",
     "logging.format": "log_format",
+    "logging.remote_syslog": "remote_syslog",
+    "cluster.routes": "routes_text",
+    "cluster.name": "cluster_name",
+    "cluster.advertise": "client_advertise",
+    "cluster.connect_retries": "connect_retries",
     "stats.enabled": "negated",
     "stats.window_s": "stats_window_s",
     "sharding.shards": "shard_count",
     "sharding.accept": "accept_mode",
+    "placement.after_scale": "after_scale",
 }
 
 

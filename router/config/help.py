@@ -16,6 +16,8 @@ Server:
     -n, --name, --server_name <name> name shown to clients and on the monitoring pages (default: the server's id)
     -c, --config <file>              read options from this file
     -t                               test the file: say all that is wrong with it, and exit
+        --why <subject>              with -t: and who would get a message by its rules, or what stops it; --user <name>:
+                                       who publishes; exit code 1 when nobody would get it
     -m, --http_port <port>           serve the monitoring pages on this port (default: off; -1: any free one)
     -ms, --https_port <port>         the same encrypted, with the certificate of --tls
     -P, --pid <file>                 write the process id here
@@ -24,10 +26,13 @@ Server:
         --compatibility <version>    behave like this nats-server where two differ: 2.9 or 2.15 (default: 2.9)
 
 Shards:
-        --shards <n>                 how many processes share the work, 1 to 64 (default: one per usable core)
+        --shards <n>                 how many processes share the work, 1 to 62 (default: one per usable core)
         --accept <how>               how a connection finds its shard (default: reuseport)
                                        reuseport: the kernel spreads connections
                                        handoff: the least loaded shard gets the next; evener with few connections
+        --placement <how>            what is done when shards were added (default: even)
+                                       even: connections move until every shard has as many
+                                       stay: none moves; `{program} rebalance` does it later
 
 Statistics (what is published where, how far it fans out, in files for `{program} report`):
         --stats-dir, --stats_dir <dir>       write them here (default: ~/.local/state/gnatswarm/stats/<port>)
@@ -38,6 +43,8 @@ Logging (to standard error unless a file is named):
     -l, --log <file>                 log to this file
         --log_size_limit <bytes>     start a new file when it has grown to this (default: never)
         --log_format <how>           text, as nats-server writes it, or json (default: text)
+    -s, --syslog                     log to the local syslog
+    -r, --remote_syslog <url>        log to the syslog at udp://host:514, tcp://host:514 or unix:///path
     -T, --logtime                    date and time on every line (default: true; off: -T=false)
         --logtime_utc                in UTC instead of local time
     -D, --debug                      say what is decided: connections, links, why something was closed
@@ -50,6 +57,14 @@ Who may connect (several users: in the file, authorization {{ users [ ... ] }}):
         --pass <password>            its password
         --auth <token>               the token every client must give instead
 
+A cluster with other servers, gnatswarms or nats-servers (more in the file: cluster {{ … }}):
+        --cluster, --cluster_listen <url>    listen for them: nats://[user:password@]host:port
+        --cluster_name <name>        the same on all of them (default: one is made up)
+        --routes <urls>              connect to these of them, with commas between; they tell of the others
+        --cluster_advertise <addr>   host[:port] at which they reach this broker
+        --no_advertise               clients are not told of the others
+        --connect_retries <n>        how often one that others told of is tried again (default: 0)
+
 Encryption (--help_tls says more):
         --tls                        clients have to encrypt, with
         --tlscert, --tlskey <file>   our certificate and its key, both PEM
@@ -61,26 +76,43 @@ A running broker:
                                        quit, term: stop    stop: kill at once    reload: read the file again
                                        reopen: open the log file again           ldm: leave slowly (lame duck)
     {program} scale <n>              add or remove shards while clients talk
+    {program} rebalance              move connections until every shard has as many; clients do not notice
+    {program} restart                replace all shards, one after another; clients do not notice
+    {program} upgrade [<program>]    become another version of itself; clients do not notice
     {program} status                 the state of the shards; --json for programs
     {program} health                 exit code 0 when all of them serve, 1 and why when not; for health checks
     {program} reload                 have it read its file again; prints what changed, or every error (exit code 1)
-                                       all four: -p <port> or -P <pid> say which broker, when several run
+    {program} why <subject>          who would get a message, and which rule stops it; --user <name>; --json;
+                                       -c <file>: by the rules of this file, without a broker
+                                       all eight: -p <port> or -P <pid> say which broker, when several run
     {program} doctor [-c <file>]     check this machine and a configuration for problems; --json
     {program} top [<url>]            watch a broker, or a nats-server, by its monitoring pages
                                        (default: http://127.0.0.1:8222; -m <port>: another port)
     {program} bench                  measure a broker, or compare several; {program} bench -h says how
 
+Messages from a terminal, to this broker or any NATS server ({program} pub -h, …):
+    {program} pub <subject> <text>   publish; with headers, rates, a message for each line of a file
+    {program} sub <subject> …        show what is published there; --count: rates
+    {program} req <subject> <text>   send a request and show the response
+    {program} reply <subject>        answer requests: with the request, a text, or what a command prints
+    {program} events                 connections, refused log-ins, shutdown: what the system account is told
+
     {program} report                 what it did, as one page: hot subjects, fan-out, skew, advice (needs Spark);
                                        -h says of which broker, and how
     {program} ingest                 the same files into Parquet, each row once; -h says how
     {program} compact                whole days of that in few files; -h says how
+    {program} place                  which services belong on which shard, by Spark; -h says how
+    {program} suggest-permissions    the least permissions for what each user did, by Spark;
+                                       --dry-run <file>: what that configuration would have denied; -h says how
+
+    {program} config get [<name> …]  the options that -c <file> and flags make, by their names in the file; --json
+    {program} completion <shell>     a script that completes commands and flags in bash, zsh or fish
 
     -h, --help                       this text; after a command, that command's
     -v, --version                    the version
 
 Taken from nats-server's command lines, but not offered; announced and ignored:
-    -js, --jetstream, -sd, --store_dir, --routes, --cluster, --cluster_name, --cluster_listen, --cluster_advertise,
-    --no_advertise, --connect_retries, --profile, -s, --syslog, -r, --remote_syslog
+    -js, --jetstream, -sd, --store_dir, --profile
 
 Exit codes: 0 stopped by quit or ^C; 1 stopped by term, or could not start (the reason is on standard error).
 """
@@ -110,7 +142,7 @@ _WHICH = """\
     -P, --pid <pid>      the one with this process id, or the id in this file
                          (default: the only broker of this user)
 """
-# Help by command. bench, report, ingest and compact are programs of their own, and print their own help.
+# Help by command. Commands that are not here are programs of their own, and print their own help.
 COMMANDS = {
     "status": (
         """\
@@ -136,9 +168,42 @@ health checks that cannot reach the monitoring pages.
     "scale": """\
 {program} scale <n> [-p <port> | -P <pid>]
 
-Has a running broker use <n> shards, 1 to 64, while clients talk, and waits until they serve. A shard that leaves tells
-its clients to connect elsewhere, and closes the rest after ten seconds.
+Has a running broker use <n> shards, 1 to 62, while clients talk, and waits until they serve. Connections move to new
+shards until all have as many, unless the broker was started with --placement stay. The clients of a shard that leaves
+move to the others without noticing; those that cannot (TLS) are told to connect elsewhere, and closed after ten
+seconds.
 
+"""
+    + _WHICH,
+    "rebalance": """\
+{program} rebalance [-p <port> | -P <pid>]
+
+Has a running broker move connections from shards with many to shards with few, until they have as many, and waits for
+that. Clients do not notice. Connections with TLS stay where they are, those with a placement rule where it says. At
+most 1,000 a second leave a shard.
+
+"""
+    + _WHICH,
+    "restart": """\
+{program} restart [-p <port> | -P <pid>]
+
+Replaces all shards of a running broker by new processes, one after another, and waits for that: against leaks, or
+for another affinity. Clients move and do not notice; those that cannot (TLS) are told to connect elsewhere. One shard
+more runs meanwhile. A connection to other servers is made anew at the end. Goes on if this command is ended. New
+libraries need `{program} upgrade`: the new processes have the modules of the one that was started.
+
+"""
+    + _WHICH,
+    "upgrade": """\
+{program} upgrade [<program>] [-p <port> | -P <pid>]
+
+Replaces every process of a running broker by another version of itself, without a client noticing, and waits for that:
+the shards as in `{program} restart`, then the router, then the process that was started, which keeps its pid. The new
+version is asked first whether it understands what this one says; where it does not, or cannot be run, nothing changes.
+Where a part of it does not serve, the version before serves on. Goes on if this command is ended.
+
+    <program>            the command gnatswarm of the other version, in an environment of its own
+                         (default: the one that the broker was started with, where that was replaced)
 """
     + _WHICH,
     "reload": """\
@@ -149,6 +214,39 @@ or every error, and then nothing has changed. Exit code 0 only when all of the f
 
 """
     + _WHICH,
+    "why": """\
+{program} why <subject> [--user <name>] [-c <file> | -p <port> | -P <pid>] [--json]
+
+Says who would get a message: which permission lets the user publish it or stops it, which mapping renames it, which
+accounts import it, and who subscribes at the moment, on which shard and in which queue group. Publishes nothing. Exit
+code 1 when nobody would get it.
+
+    --user <name>        who publishes: a user, or an nkey (default: clients without credentials)
+    -c, --config <file>  by the rules of this file alone, without a running broker: who may hear it
+                         (also: {program} -t -c <file> --why <subject> [--user <name>], which tests the file first)
+"""
+    + _WHICH
+    + """\
+    --json               one JSON document, for programs
+""",
+    "config": """\
+{program} config get [<name> …] [-c <file>] [flags] [--json]
+
+Prints the options that a broker would have with this file and these flags: the value of one name, or a line for each
+(all, without a name). Sizes are in bytes, durations in seconds; passwords are not shown. Asks no running broker.
+
+    -c, --config <file>  the configuration to look at
+    --json               one JSON document, for programs
+""",
+    "completion": """\
+{program} completion bash|zsh|fish
+
+Prints a script that completes commands, flags and some of their values in that shell:
+
+    bash                 source <({program} completion bash), in ~/.bashrc
+    zsh                  source <({program} completion zsh), in ~/.zshrc behind compinit
+    fish                 {program} completion fish > ~/.config/fish/completions/gnatswarm.fish
+""",
     "doctor": """\
 {program} doctor [-c <file>] [flags] [--json]
 

@@ -22,7 +22,7 @@ from gnatswarm.router.config.spelling import nearest
 
 # For `authorization { … }`, without having to write the block.
 _CREDENTIALS = ("token", "user", "password", "users")
-_BLOCKS = ("authorization", "accounts", "mappings", "tls", "websocket")
+_BLOCKS = ("authorization", "accounts", "mappings", "tls", "websocket", "leafnodes", "cluster", "placement")
 # A plain number for one of these is seconds.
 _DURATIONS = frozenset(
     {"write_deadline", "ping_interval", "lame_duck_duration", "lame_duck_grace_period"}
@@ -48,6 +48,7 @@ class Keywords(TypedDict, total=False):
     server_name: str
     compatibility: str  # "2.9" or "2.15"
     server_tags: Sequence[str]
+    server_metadata: Mapping[str, str]
     client_advertise: str
     no_header_support: bool
     # Credentials: one token, or one user, or several users (name → password, or as in the file).
@@ -63,6 +64,8 @@ class Keywords(TypedDict, total=False):
     tls: Mapping[str, Any]
     allow_non_tls: bool
     websocket: Mapping[str, Any]
+    leafnodes: Mapping[str, Any]
+    cluster: Mapping[str, Any]
     max_payload: int | str
     max_control_line: int | str
     max_connections: int
@@ -78,6 +81,8 @@ class Keywords(TypedDict, total=False):
     logtime: bool
     logtime_utc: bool
     log_file: str | os.PathLike[str]
+    syslog: bool
+    remote_syslog: str
     log_size_limit: int | str
     log_format: str
     max_traced_msg_len: int | str
@@ -92,6 +97,7 @@ class Keywords(TypedDict, total=False):
     accept: str
     link_dir: str | os.PathLike[str]
     prefer_local: bool
+    placement: Mapping[str, Any]
     stats: Mapping[str, Any] | bool  # default here: off
 
 

@@ -81,33 +81,77 @@ NO_EFFECT_IN_WEBSOCKET = {
     "headers": "the response to an upgrade has no custom headers",
 }
 
+# Keys of a `leafnodes` block that have no effect.
+NO_EFFECT_IN_LEAFNODES = {
+    "compression": "leaf node connections are not compressed",
+    "write_deadline": "the broker's own counts",
+    "write_timeout": "a leaf node that reads nothing for write_deadline is disconnected",
+}
+# Keys of it that change who gets what.
+RESTRICTS_IN_LEAFNODES = {
+    "isolate_leafnode_interest": "leaf nodes that do not hear of each other",
+    "isolate": "leaf nodes that do not hear of each other",
+}
+# The same in each of its remotes.
+NO_EFFECT_IN_REMOTE = {
+    "no_randomize": "addresses are tried in any order",
+    "ws_compression": "hubs are not reached by WebSocket",
+    "ws_no_masking": "hubs are not reached by WebSocket",
+    "jetstream_cluster_migrate": "nothing is stored here",
+    "compression": "leaf node connections are not compressed",
+    "first_info_timeout": "it is 2 seconds",
+    "dial_timeout": "it is 1 second",
+    "write_deadline": "the broker's own counts",
+}
+# Keys of a remote that change who gets what.
+RESTRICTS_IN_REMOTE = {
+    "hub": "a remote that is the leaf node, of which this broker would be the hub",
+    "isolate_leafnode_interest": "leaf nodes that do not hear of each other",
+    "request_isolation": "leaf nodes that do not hear of each other",
+    "isolate": "leaf nodes that do not hear of each other",
+    "proxy": "proxies on the way to the hub",
+    "ignore_discovered_servers": "hubs whose addresses are not believed",
+}
+
+# Keys of a `cluster` block that have no effect.
+NO_EFFECT_IN_CLUSTER = {
+    "pool_size": "there is one connection to each member; members that have more use one to this broker",
+    "accounts": "there is one connection to each member for all accounts",
+    "compression": "routes are not compressed",
+    "ping_interval": "routes are pinged every ping_interval of the broker, and at least every 30 seconds",
+    "ping_max": "the broker's own counts",
+    "connect_backoff": "a member is dialled again after a second",
+    "write_deadline": "the broker's own counts",
+    "write_timeout": "a member that reads nothing for write_deadline is disconnected",
+}
+# Keys of a `cluster` block that restrict access.
+RESTRICTS_IN_CLUSTER = {
+    "tls { pinned_certs }": "keys that members' certificates must have",
+    "tls { verify_and_map }": "members that are known by their certificates",
+    "tls { connection_rate_limit }": "a limit of handshakes with members",
+}
+
 # Top-level keys that open a port or add a feature.
 OPENS = {
-    "cluster": "a cluster with other servers",
     "gateway": "gateways to other clusters",
-    "leaf": "leaf nodes",
-    "leafnodes": "leaf nodes",
     "mqtt": "MQTT connections",
     "jetstream": "JetStream: nothing is stored",
     "store_dir": "JetStream: nothing is stored",
     "storedir": "JetStream: nothing is stored",
     "default_js_domain": "JetStream: nothing is stored",
     "prof_port": "a profiling port",
-    "syslog": "logging to syslog: lines go to standard error or the log file",
-    "remote_syslog": "logging to syslog: lines go to standard error or the log file",
     "ocsp": "OCSP stapling",
     "ocsp_cache": "OCSP stapling",
     "prof_block_rate": "a profiling port",
     "default_sentinel": "a JWT for clients without credentials",
     "feature_flags": "switches of JetStream",
-    "server_metadata": "custom words on the monitoring pages; use server_tags",
 }
 
 # Top-level keys for internals that are built differently here.
 NO_EFFECT = {
     "disable_sublist_cache": "the match cache is always on",
-    "connect_error_reports": "there are no links to other servers",
-    "reconnect_error_reports": "there are no links to other servers",
+    "connect_error_reports": "of failures to reach a server the first is logged, and every sixtieth",
+    "reconnect_error_reports": "of failures to reach a server the first is logged, and every sixtieth",
     "no_system_account": "a system account without users publishes nothing; monitoring pages still show it",
     "no_system": "a system account without users publishes nothing; monitoring pages still show it",
     "no_sys_acc": "a system account without users publishes nothing; monitoring pages still show it",
@@ -123,20 +167,11 @@ NO_EFFECT = {
 }
 
 # The real server checks that these are blocks; so do we, so that a typing error is found.
-WANTS_BLOCK = frozenset({"cluster", "gateway", "leaf", "leafnodes", "mqtt"})
+WANTS_BLOCK = frozenset({"gateway", "mqtt"})
 
 # Flags of the same kinds.
 FLAGS_OPEN = {
     "js": OPENS["jetstream"],
     "sd": OPENS["jetstream"],
-    "routes": OPENS["cluster"],
-    "cluster": OPENS["cluster"],
-    "cluster_listen": OPENS["cluster"],
-    "cluster_advertise": OPENS["cluster"],
-    "cluster_name": OPENS["cluster"],
-    "no_advertise": OPENS["cluster"],
-    "connect_retries": OPENS["cluster"],
     "profile": OPENS["prof_port"],
-    "s": OPENS["syslog"],
-    "r": OPENS["syslog"],
 }

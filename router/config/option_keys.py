@@ -56,6 +56,9 @@ _STATS: dict[str, Callable[[object], Settings]] = {
     "dir": _sets("stats.dir", values.path),
     "window": _sets("stats.window_s", values.stats_window_s),
     "max_subjects": _sets("stats.max_subjects", values.stats_subjects),
+    "max_clients": _sets("stats.max_clients", values.stats_clients),
+    "client_subjects": _sets("stats.client_subjects", values.stats_client_subjects),
+    "client_names": _sets("stats.client_names", values.boolean),
     "max_age": _sets("stats.max_age_s", values.stats_max_age_s),
     "max_size": _sets("stats.max_bytes", values.size_limit_bytes),
 }
@@ -81,6 +84,12 @@ def _stats(value: object) -> Settings:
     return found
 
 
+# Of the block `placement`; its rules have a reader of their own (router.config.placement_block).
+PLACEMENT: dict[str, Callable[[object], Settings]] = {
+    "after_scale": _sets("placement.after_scale", values.after_scale),
+    "bound": _sets("placement.bound", values.placement_bound),
+}
+
 KEYS = (
     Key(("port",), _sets("port", values.tcp_port)),
     Key(("host", "net"), _sets("host", values.host)),
@@ -88,6 +97,7 @@ KEYS = (
     Key(("server_name",), _sets("server_name", values.text)),
     Key(("compatibility",), _sets("compatibility", values.compatibility)),  # not in nats-server
     Key(("server_tags",), _sets("server_tags", values.server_tags)),
+    Key(("server_metadata",), _sets("server_metadata", values.server_metadata)),
     Key(("client_advertise",), _sets("client_advertise", values.client_advertise)),
     Key(("http",), _http("http_port")),
     Key(("http_port", "monitor_port"), _sets("http_port", values.http_port)),
@@ -101,6 +111,8 @@ KEYS = (
     Key(("logtime",), _sets("logging.logtime", values.boolean)),
     Key(("logtime_utc",), _sets("logging.logtime_utc", values.boolean)),
     Key(("log_file", "logfile"), _sets("logging.file", values.path)),
+    Key(("syslog",), _sets("logging.syslog", values.boolean)),
+    Key(("remote_syslog",), _sets("logging.remote_syslog", values.remote_syslog)),
     Key(("log_size_limit", "logfile_size_limit"), _sets("logging.size_limit_bytes", values.size_limit_bytes)),
     Key(("log_format",), _sets("logging.format", values.log_format)),  # not in nats-server
     Key(("max_traced_msg_len",), _sets("logging.trace_payload_bytes", values.size_limit_bytes)),

@@ -23,7 +23,7 @@ _DURATION = re.compile(r"(?:(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+\
 _DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([a-zµμ]*)")
 _UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
-MOST_SHARDS = 64  # one bit mask
+MOST_SHARDS = 62  # as of cores.MAX_SHARDS
 LONGEST_DURATION_S = 10 * 365 * 86_400.0  # ten years: a longer one has the wrong unit
 
 
@@ -254,6 +254,18 @@ def server_tags(value: object) -> tuple[str, ...]:
     return tuple(text(item).strip().lower() for item in items if text(item).strip())
 
 
+def server_metadata(value: object) -> tuple[tuple[str, str], ...]:
+    """A block of names and texts."""
+    if not isinstance(value, dict):
+        raise Mistake(f"expected a block, not {kind_of(value)}", 'write { name: "value" }')
+    found = []
+    for name, inner in value.items():
+        if not isinstance(inner, str):
+            raise Mistake(f"{name}: expected text, not {kind_of(inner)}", "put it in quotes")
+        found.append((name, inner))
+    return tuple(sorted(found))
+
+
 def shard_count(value: object) -> int:
     """0: as many as there are usable cores."""
     return number(value, 0, MOST_SHARDS)
@@ -262,6 +274,20 @@ def shard_count(value: object) -> int:
 def accept_mode(value: object) -> str:
     """How a new connection is assigned to a shard."""
     return _one_of(value, ("reuseport", "handoff"))
+
+
+def after_scale(value: object) -> str:
+    """What is done about connections when shards were added."""
+    return _one_of(value, ("even", "stay"))
+
+
+def placement_bound(value: object) -> float:
+    """A shard's load ÷ the mean load, 1 to 62."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Mistake(f"expected a number, not {kind_of(value)}", "write one such as 1.25")
+    if not 1 <= value <= MOST_SHARDS:
+        raise Mistake(f"{value:g} is out of range", f"write 1 to {MOST_SHARDS}, such as 1.25")
+    return float(value)
 
 
 def stats_window_s(value: object) -> float:
@@ -282,9 +308,32 @@ def stats_subjects(value: object) -> int:
     return number(value, 1, 1_000_000)
 
 
+def stats_clients(value: object) -> int:
+    """Rows of clients per window."""
+    return number(value, 0, 100_000)
+
+
+def stats_client_subjects(value: object) -> int:
+    """Subjects of each kind in a client's row."""
+    return number(value, 1, 1000)
+
+
 def negated(value: object) -> bool:
     """The opposite, for a flag that turns something off."""
     return not value
+
+
+def remote_syslog(value: object) -> str:
+    """The address of a syslog; "": none."""
+    url = text(value)
+    if url:
+        from gnatswarm.shards.boundary.syslog import SyslogAddress
+
+        try:
+            SyslogAddress(url)
+        except ValueError as error:
+            raise Mistake(str(error), "write udp://host:514, tcp://host:514 or unix:///path") from None
+    return url
 
 
 def log_format(value: object) -> str:
@@ -303,3 +352,36 @@ def http_base_path(value: object) -> str:
     """The prefix of every monitoring page's path; "" or with one leading slash and none at the end."""
     path = text(value).strip("/ ")
     return f"/{path}" if path else ""
+
+
+def cluster_name(value: object) -> str:
+    """The name of a cluster; "": none."""
+    return text(value)
+
+
+def connect_retries(value: object) -> int:
+    """How often more a member of the cluster is dialled."""
+    return number(value, 0, 2**31 - 1)
+
+
+def route_url(value: object) -> str:
+    """The URL of another member of the cluster. Its text may have a password, and is not in the error."""
+    from urllib.parse import urlsplit  # not needed for most configurations
+
+    given = text(value).strip()
+    url = given if "://" in given else f"nats-route://{given}"
+    try:
+        parts = urlsplit(url)
+        has_place = bool(parts.hostname) and parts.port is not None
+    except ValueError:
+        has_place = False
+    if not has_place:
+        raise Mistake("error parsing route url", "write nats://host:6222")
+    if parts.scheme not in ("nats", "nats-route", "route"):
+        raise Mistake(f'"{parts.scheme}" is no scheme of a route url', "write nats://host:6222")
+    return url
+
+
+def routes_text(value: object) -> tuple[str, ...]:
+    """The URLs of other members, with commas between them; "": none."""
+    return tuple(route_url(one) for one in text(value).split(",") if one.strip())

@@ -2,23 +2,34 @@
 
 Flags override the file; credentials count as one option, so that a token by flag replaces a user in the file. Reads the
 file and its includes, and the environment for `$variables`; starts nothing, logs nothing, keeps no state. Called at
-start, by `-t`, and at every reload.
+start, by `-t`, and at every reload. Modules of blocks are imported where a file has the block: before the port is open,
+every import counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gnatswarm.broker.access.auth import is_good_hash, is_hashed
 from gnatswarm.broker.limits import DISCOURAGED_MAX_PAYLOAD_BYTES, Limits
-from gnatswarm.broker.options import GLOBAL_ACCOUNT, SYSTEM_ACCOUNT, Logging, Options, Sharding, Stats, Tls, WebSocket
+from gnatswarm.broker.options import (
+    GLOBAL_ACCOUNT,
+    SYSTEM_ACCOUNT,
+    Cluster,
+    LeafNodes,
+    Logging,
+    Options,
+    Placement,
+    PlacementRule,
+    Sharding,
+    Stats,
+    Tls,
+    WebSocket,
+)
 from gnatswarm.broker.version import NEW
-from gnatswarm.router.config import conf, not_offered
-from gnatswarm.router.config.accounts_block import Accounts
-from gnatswarm.router.config.authorization import Authorization
+from gnatswarm.router.config import not_offered
 from gnatswarm.router.config.conf_tree import (
     Block,
     ConfigError,
@@ -31,16 +42,32 @@ from gnatswarm.router.config.conf_tree import (
     incomplete,
 )
 from gnatswarm.router.config.flags import CommandLine
-from gnatswarm.router.config.mappings_block import MappingsBlock
 from gnatswarm.router.config.option_keys import BY_NAME, Key, Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
-from gnatswarm.router.config.tls_block import TlsBlock, with_certificates
-from gnatswarm.router.config.user_list import BAD_HASH, not_enforced, unknown_field
+
+if TYPE_CHECKING:
+    from gnatswarm.router.config import conf
+    from gnatswarm.router.config.accounts_block import Accounts
 
 _COMMAND_LINE = Position("")
-_SECTIONS = ("limits", "logging", "stats", "sharding", "tls", "websocket", "websocket.tls")
+_SECTIONS = (
+    "limits",
+    "logging",
+    "stats",
+    "sharding",
+    "placement",
+    "tls",
+    "websocket",
+    "websocket.tls",
+    "leafnodes",
+    "leafnodes.tls",
+    "cluster",
+    "cluster.tls",
+)
 # Blocks that restrict access: if a second one replaced the first, it could silently open the broker.
-_LOCKS = ("authorization", "accounts", "tls", "websocket", "ws")
+_LOCKS = ("authorization", "accounts", "tls", "websocket", "ws", "leafnodes", "leaf", "cluster")
+# The rules of two blocks would have no order among them.
+_ONCE = (*_LOCKS, "placement")
 _TLS_FLAGS = ("tls", "tlsverify", "tlscert", "tlskey", "tlscacert")
 _CREDENTIALS = ("auth_token", "auth_user", "auth_password")
 
@@ -54,8 +81,11 @@ class Built(msgspec.Struct, frozen=True):
 
 def build(line: CommandLine, *, environment: Mapping[str, str] | None = None) -> Built:
     """The options of this command line and the file that it names; ConfigError with all problems."""
-    parsed = conf.parse_file(line.config_file, environment=environment) if line.config_file else None
-    return build_parsed(parsed, line)
+    if not line.config_file:
+        return build_parsed(None, line)
+    from gnatswarm.router.config.conf import parse_file
+
+    return build_parsed(parse_file(line.config_file, environment=environment), line)
 
 
 def build_parsed(parsed: conf.Parsed | None, line: CommandLine) -> Built:
@@ -80,6 +110,7 @@ class _Building:
         self.accounts: Accounts | None = None
         self.accounts_at = _COMMAND_LINE
         self.user_places: dict[str, Position] = {}  # of the users in `authorization`
+        self.rule_places: list[Position] = []  # of the placement rules
 
     def add_parsed(self, parsed: conf.Parsed) -> None:
         """Add the settings of the file."""
@@ -105,6 +136,13 @@ class _Building:
                 self._set(_COMMAND_LINE, {field: check(value)})
             except Mistake as mistake:
                 self._problem(_COMMAND_LINE, f"-{flag}: {mistake.what}", mistake.advice)
+        if line.values.get("cluster"):
+            from gnatswarm.router.config.cluster_block import listen_url
+
+            try:
+                self._set(_COMMAND_LINE, listen_url(line.values["cluster"]))
+            except Mistake as mistake:
+                self._problem(_COMMAND_LINE, f"-{line.spelled['cluster']}: {mistake.what}", mistake.advice)
         for flag in line.unoffered:
             self._notice(_COMMAND_LINE, f"-{flag} is not offered and was ignored", not_offered.FLAGS_OPEN[flag])
 
@@ -131,7 +169,11 @@ class _Building:
         websocket = WebSocket(tls=Tls(**sections["websocket.tls"]), **sections["websocket"])
         tls, websocket = self._check_tls(tls, websocket, line)
         self._check_monitoring(tls)
-        self._check_ports(websocket)
+        leafnodes = self._check_leafnodes(LeafNodes(tls=Tls(**sections["leafnodes.tls"]), **sections["leafnodes"]))
+        self._check_ports(websocket, leafnodes)
+        self._check_cluster()
+        self._check_placement()
+        cluster = Cluster(tls=self._cluster_tls(Tls(**sections["cluster.tls"])), **sections["cluster"])
         if self.problems:
             raise ConfigError(self.problems)
         options = Options(
@@ -140,8 +182,11 @@ class _Building:
             logging=Logging(**sections["logging"]),
             stats=Stats(**sections["stats"]),
             sharding=Sharding(**sections["sharding"]),
+            placement=Placement(**sections["placement"]),
             tls=tls,
             websocket=websocket,
+            leafnodes=leafnodes,
+            cluster=cluster,
             config_file=line.config_file,
             config_digest=_digest(parsed) if top.get("compatibility") == NEW else "",
             notices=tuple(str(notice) for notice in [*self.warnings, *self.notices]),
@@ -151,10 +196,12 @@ class _Building:
     def _entry(self, entry: Entry) -> None:
         name = entry.key.lower()
         key = BY_NAME.get(name)
-        if entry.replaces is not None and (name in _LOCKS or name in not_offered.RESTRICTS):
+        if entry.replaces is not None and (name in _ONCE or name in not_offered.RESTRICTS):
             # In the real server the last one counts; if it had fewer rules, it would silently open the broker.
             self._problem(entry.at, f"{name} is given again", f"keep one; the other is at {entry.replaces}")
         if name == "authorization":
+            from gnatswarm.router.config.authorization import Authorization
+
             authorization = Authorization(entry)
             self.problems += authorization.problems
             self.notices += authorization.notices
@@ -163,15 +210,21 @@ class _Building:
                 self._set(entry.at, authorization.settings)
             self.user_places = authorization.user_places
         elif name == "accounts":
+            from gnatswarm.router.config.accounts_block import Accounts
+
             self.accounts = Accounts(entry)
             self.accounts_at = entry.at
             self.problems += self.accounts.problems
             self.notices += self.accounts.notices
         elif name in ("mappings", "maps"):
+            from gnatswarm.router.config.mappings_block import MappingsBlock
+
             if "mappings" in self.settings:
                 self._problem(entry.at, f"{name} is given again", "keep one")
             self._set(entry.at, {"mappings": MappingsBlock(entry, self.problems, self.notices).mappings})
         elif name == "tls":
+            from gnatswarm.router.config.tls_block import TlsBlock
+
             block = TlsBlock(entry, "tls")
             self.problems += block.problems
             self.notices += block.notices
@@ -186,6 +239,28 @@ class _Building:
             self.notices += websocket.notices
             if not websocket.problems:
                 self._set(entry.at, websocket.settings)
+        elif name in ("leafnodes", "leaf"):
+            from gnatswarm.router.config.leafnodes_block import LeafNodesBlock
+
+            leafnodes = LeafNodesBlock(entry)
+            self.problems += leafnodes.problems
+            self.notices += leafnodes.notices
+            if not leafnodes.problems:
+                self._set(entry.at, leafnodes.settings)
+        elif name == "cluster":
+            from gnatswarm.router.config.cluster_block import ClusterBlock
+
+            cluster = ClusterBlock(entry)
+            self.problems += cluster.problems
+            self.notices += cluster.notices
+            self._set(entry.at, cluster.settings)
+        elif name == "placement":
+            from gnatswarm.router.config.placement_block import PlacementBlock
+
+            placement = PlacementBlock(entry)
+            self.problems += placement.problems
+            self._set(entry.at, placement.settings)
+            self.rule_places = placement.places
         elif key is not None:
             try:
                 self._set(entry.at, _read(key, entry.value))
@@ -196,6 +271,8 @@ class _Building:
             except Mistake as mistake:
                 self._problem(entry.at, f"{name}: {mistake.what}", mistake.advice)
         elif not self._unoffered(entry, name) and not entry.used:
+            from gnatswarm.router.config.user_list import unknown_field
+
             problem = unknown_field(entry, _ALL_NAMES)
             if name in _ELSEWHERE:
                 problem = msgspec.structs.replace(problem, advice=_ELSEWHERE[name])
@@ -207,7 +284,7 @@ class _Building:
         empty = _plain(entry.value) in ({}, [], False)
         if name in not_offered.RESTRICTS:
             if not empty:
-                self.problems.append(not_enforced(entry.at, f'"{entry.key}": {not_offered.RESTRICTS[name]}'))
+                self._not_enforced(entry.at, f'"{entry.key}": {not_offered.RESTRICTS[name]}')
         elif name in not_offered.OPENS:
             if name in not_offered.WANTS_BLOCK and not isinstance(entry.value, Block):
                 self._problem(
@@ -274,19 +351,27 @@ class _Building:
         for field, flag in (("auth_token", "auth"), ("auth_user", "user")):
             if settings.get(field) == "":
                 self._problem(place, f"an empty {flag} lets everybody in", "give a value, or leave it out")
-        for field in ("auth_token", "auth_password"):
-            value = settings.get(field)
-            if isinstance(value, str) and is_hashed(value) and not is_good_hash(value):
-                self._problem(place, BAD_HASH, "make one with `htpasswd -nbB` or the like")
+        self._check_hashes(place)
         anybody = settings.get("no_auth_user")
         if anybody:
-            names = [user.name for user in users if user.name] if isinstance(users, tuple) else []
+            names = [user.shown for user in users] if isinstance(users, tuple) else []
             place = self._place("no_auth_user")
             if not names:
                 self._problem(place, f'no_auth_user: "{anybody}" present, but users are not defined', "define users")
             elif anybody not in names:
                 what = f'no_auth_user: "{anybody}" not present as user in authorization block'
                 self._problem(place, what, "name one of the users")
+
+    def _check_hashes(self, place: Position) -> None:
+        given = [value for field in ("auth_token", "auth_password") if (value := self.settings.get(field))]
+        if not given:
+            return
+        from gnatswarm.broker.access.auth import is_good_hash, is_hashed
+        from gnatswarm.router.config.user_list import BAD_HASH
+
+        for value in given:
+            if isinstance(value, str) and is_hashed(value) and not is_good_hash(value):
+                self._problem(place, BAD_HASH, "make one with `htpasswd -nbB` or the like")
 
     def _check_system_account(self) -> None:
         name = self.settings.get("system_account", SYSTEM_ACCOUNT)
@@ -295,6 +380,51 @@ class _Building:
         if name not in (*known, SYSTEM_ACCOUNT, GLOBAL_ACCOUNT) and not (self.accounts and self.accounts.problems):
             what = f'error resolving system account: there is no account "{name}"'
             self._problem(self._place("system_account"), what, "name one of those under accounts { … }")
+
+    def _check_leafnodes(self, leafnodes: LeafNodes) -> LeafNodes:
+        """Each account that it names must exist; the same struct, with the content of its files."""
+        accounts = self.settings.get("accounts")
+        names = {account.name for account in accounts} if isinstance(accounts, tuple) else set()
+        names |= {GLOBAL_ACCOUNT, str(self.settings.get("system_account", SYSTEM_ACCOUNT))}
+        named = [(remote.account, "leafnodes.remotes") for remote in leafnodes.remotes]
+        named += [(user.account, "leafnodes.users") for user in leafnodes.users]
+        named += [(leafnodes.account or GLOBAL_ACCOUNT, "leafnodes.account")]
+        for account, field in named:
+            if account not in names:
+                what = f'leafnodes: there is no account "{account}"'
+                self._problem(self._place(field), what, "name one of those under accounts { … }")
+        tls = leafnodes.tls
+        if leafnodes.port and tls.is_on and not self.problems:
+            from gnatswarm.router.config.tls_block import with_certificates
+
+            place = self._place("leafnodes.tls.cert_file")
+            tls = with_certificates(tls, place, self.problems, self.notices)
+        if tls.verify_and_map and not (leafnodes.users or self.settings.get("users")):
+            place = self._place("leafnodes.tls.verify_and_map")
+            self._problem(place, "verify_and_map, but users are not defined", "define users, or write verify: true")
+        return msgspec.structs.replace(leafnodes, tls=tls)
+
+    def _check_cluster(self) -> None:
+        """Members are connected to by who can be connected to; a name of 2.15 has no spaces."""
+        settings = self.settings
+        place = self._place("cluster.routes", "cluster.name")
+        if settings.get("cluster.routes") and not settings.get("cluster.port"):
+            what = "solicited routes require cluster capabilities, e.g. --cluster"
+            self._problem(place, what, "add cluster { port: 6222 }")
+        elif settings.get("cluster.name") and not settings.get("cluster.port"):
+            self._notice(place, "a cluster without a port has no members", "add port: 6222 if it should have some")
+        if " " in str(settings.get("cluster.name", "")) and settings.get("compatibility") == NEW:
+            self._problem(place, "cluster name cannot contain spaces or newlines", "write it without")
+        if settings.get("cluster.password") and not settings.get("cluster.user"):
+            self._problem(place, "cluster: a password without a user lets every server in", "add a user")
+
+    def _cluster_tls(self, tls: Tls) -> Tls:
+        """The same, with the content of its files."""
+        if self.problems or not tls.is_on:
+            return tls
+        from gnatswarm.router.config.tls_block import with_certificates
+
+        return with_certificates(tls, self._place("cluster.tls.cert_file"), self.problems, self.notices)
 
     def _check_tls(self, tls: Tls, websocket: WebSocket, line: CommandLine) -> tuple[Tls, WebSocket]:
         """Check that ports with TLS have what they need; the same structs, with the content of their files."""
@@ -305,7 +435,9 @@ class _Building:
             self._problem(_COMMAND_LINE, f"TLS Server {what} must be present and valid", f"add --{flag}")
         elif "tls" in line.values and not line.asks("tls") and tls.is_on:
             self._problem(_COMMAND_LINE, "-tls=false, and a certificate", "remove one of them")
-        elif not self.problems:
+        elif not self.problems and (tls.is_on or websocket.tls.is_on):
+            from gnatswarm.router.config.tls_block import with_certificates
+
             tls = with_certificates(tls, self._place("tls.cert_file"), self.problems, self.notices)
             if websocket.port:
                 place = self._place("websocket.tls.cert_file")
@@ -317,7 +449,7 @@ class _Building:
             self._problem(place, "verify_and_map, but users are not defined", "define users, or write verify: true")
         if websocket.tls.verify_and_map:
             place = self._place("websocket.tls.verify_and_map")
-            self.problems.append(not_enforced(place, '"verify_and_map" of WebSocket clients'))
+            self._not_enforced(place, '"verify_and_map" of WebSocket clients')
         if self.settings.get("allow_non_tls") and tls.asks_for_certificate:
             what = "clients that do not encrypt need no certificate"
             self._notice(self._place("allow_non_tls"), what, "remove allow_non_tls if every client should have one")
@@ -337,12 +469,15 @@ class _Building:
             what = "Can't start monitoring: TLS cert and key required for HTTPS"
             self._problem(place, what, "add a tls block or --tlscert and --tlskey, or use http_port")
 
-    def _check_ports(self, websocket: WebSocket) -> None:
+    def _check_ports(self, websocket: WebSocket, leafnodes: LeafNodes) -> None:
         """Check that no two listeners want the same port of the same address."""
         settings = self.settings
         host = str(settings.get("host", ""))
         asked = [("clients", host, settings.get("port", Options().port), self._place("port"))]
         asked.append(("WebSocket", websocket.host, websocket.port, self._place("websocket.port")))
+        at = str(settings.get("cluster.host", ""))
+        asked.append(("cluster", at, settings.get("cluster.port", 0), self._place("cluster.port")))
+        asked.append(("leaf nodes", leafnodes.host, leafnodes.port, self._place("leafnodes.port")))
         # As in `router.listening.monitor_socket`: the clients' host, or loopback if there is none.
         pages = str(settings.get("http_host") or host or "127.0.0.1")
         for field in ("http_port", "https_port"):
@@ -355,6 +490,39 @@ class _Building:
             if other:
                 self._problem(place, f"port {port} is given to {other} and to {name}", "give each a port of its own")
             taken.append((name, at_host, port))
+
+    def _check_placement(self) -> None:
+        """Warn of rules that no client can match with these users and accounts, or for a shard that will not run."""
+        settings = self.settings
+        rules = settings.get("placement.rules")
+        shards = settings.get("sharding.shards")
+        accounts = settings.get("accounts")
+        users = settings.get("users")
+        known = {
+            "account": {GLOBAL_ACCOUNT, str(settings.get("system_account", SYSTEM_ACCOUNT))},
+            "user": {user.shown for user in users} if isinstance(users, tuple) else set(),
+        }
+        if isinstance(accounts, tuple):
+            known["account"] |= {account.name for account in accounts}
+        if settings.get("auth_user"):
+            known["user"].add(str(settings["auth_user"]))
+        if not isinstance(rules, tuple) or not rules:
+            return
+        from gnatswarm.broker.placement_rules import Patterns
+
+        for rule, at in zip(rules, self.rule_places, strict=True):
+            assert isinstance(rule, PlacementRule)
+            if isinstance(shards, int) and 0 < shards <= rule.shard:
+                what = f"there is no shard {rule.shard}: shards is {shards}"
+                advice = f"write 0 to {shards - 1}, or more shards; till then these clients stay where they are"
+                self.warnings.append(Problem(at, what, advice))
+            patterns = Patterns()
+            patterns.add(rule.pattern, 0)
+            # A name that a client gives without having to prove it is known here only if there are users.
+            names = known.get(rule.kind)
+            if names and not any(patterns.find(name) == 0 for name in names):
+                what = f'no {rule.kind} of this configuration is "{rule.pattern}"'
+                self.warnings.append(Problem(at, what, "check its spelling; * stands for anything"))
 
     def _check_limits(self, limits: Limits) -> None:
         if limits.max_payload_bytes > limits.max_pending_bytes:
@@ -382,6 +550,11 @@ class _Building:
 
     def _problem(self, at: Position, what: str, advice: str) -> None:
         self.problems.append(Problem(at, what, advice))
+
+    def _not_enforced(self, at: Position, what: str) -> None:
+        from gnatswarm.router.config.user_list import not_enforced
+
+        self.problems.append(not_enforced(at, what))
 
     def _notice(self, at: Position, what: str, advice: str) -> None:
         self.notices.append(Problem(at, what, advice))
@@ -444,7 +617,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("workers", "threads", "processes"), 'did you mean "shards"?'),
 }
 _ALL_NAMES = [
-    *_LOCKS,
+    *_ONCE,
     *BY_NAME,
     *not_offered.RESTRICTS,
     "mappings",

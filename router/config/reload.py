@@ -23,6 +23,7 @@ LIVE = frozenset(
         "websocket.allowed_origins",
         "websocket.handshake_timeout_s",
         "server_tags",
+        "server_metadata",
         "system_account",
         "pid_file",
         "client_advertise",
@@ -35,10 +36,31 @@ LIVE = frozenset(
         "no_auth_user",
         "accounts",
         "mappings",
+        "leafnodes.remotes",
+        "cluster.routes",
+        "cluster.advertise",
+        "cluster.no_advertise",
+        "cluster.connect_retries",
+        "cluster.user",
+        "cluster.password",
+        "cluster.auth_timeout_s",
+        "cluster.permissions",
+        "cluster.tls",
+        "cluster.tls_insecure",
+        "leafnodes.advertise",
+        "leafnodes.no_advertise",
+        "leafnodes.auth_timeout_s",
+        "leafnodes.min_version",
+        "leafnodes.account",
+        "leafnodes.users",
+        "leafnodes.tls",
         "notices",
         "config_digest",
         "sharding.shards",
         "sharding.prefer_local",
+        "placement.after_scale",
+        "placement.bound",
+        "placement.rules",
     }
 )
 
@@ -58,15 +80,25 @@ FIXED = {
     "websocket.host": "listeners are made at the start",
     "websocket.port": "listeners are made at the start",
     "websocket.no_tls": "clients were told the old address",
+    "leafnodes.host": "listeners are made at the start",
+    "leafnodes.port": "listeners are made at the start",
     "sharding.accept": "listeners are made at the start",
     "stats.enabled": "statistics begin at the start",
     "stats.dir": "statistics begin at the start",
     "stats.window_s": "statistics begin at the start",
     "stats.max_subjects": "statistics begin at the start",
+    "stats.max_clients": "statistics begin at the start",
+    "stats.client_subjects": "statistics begin at the start",
+    "stats.client_names": "statistics begin at the start",
     "stats.max_age_s": "statistics begin at the start",
     "stats.max_bytes": "statistics begin at the start",
+    "cluster.name": "other servers were told the old one",
+    "cluster.host": "listeners are made at the start",
+    "cluster.port": "listeners are made at the start",
     "sharding.link_dir": "links between shards are made there at the start",
 }
+
+_NOT_SHOWN = ("users", "accounts", "notices", "leafnodes.remotes", "leafnodes.users", "placement.rules")
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -96,6 +128,8 @@ def diff(old: Options, new: Options) -> OptionsDiff:
     """The differences between the options of a running broker and new ones."""
     live: list[Change] = []
     refused: list[str] = []
+    if old.has_gateway != new.has_gateway:
+        refused.append("reload not supported for leafnodes and cluster: they need a process of their own, restart")
     for field, before, after in _differences(old, new):
         change = _change(field, before, after)
         if field in FIXED:
@@ -120,7 +154,7 @@ def _differences(old: msgspec.Struct, new: msgspec.Struct, prefix: str = "") -> 
 
 
 def _change(field: str, before: object, after: object) -> Change:
-    if field.rpartition(".")[2] in SECRET_FIELDS or field in ("users", "accounts", "notices"):
+    if field.rpartition(".")[2] in SECRET_FIELDS or field in _NOT_SHOWN:
         return Change(field, "", "")
     return Change(field, _shown(before), _shown(after))
 

@@ -9,16 +9,18 @@ import msgspec
 
 from gnatswarm.broker.access.auth import is_good_hash, is_hashed
 from gnatswarm.broker.access.nkey import user_key
-from gnatswarm.broker.options import CONNECTION_TYPES, GLOBAL_ACCOUNT, Permissions, User
+from gnatswarm.broker.options import CONNECTION_TYPES, GLOBAL_ACCOUNT, Permissions, PublishLimits, User
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar, text_in
 from gnatswarm.router.config.permission_block import PermissionBlock
+from gnatswarm.router.config.publish_limits_block import publish_limits
 from gnatswarm.router.config.spelling import nearest
 
 NAMES = {"user": "user", "username": "user", "pass": "pass", "password": "pass"}
 _TYPES = ("allowed_connection_types", "connection_types", "clients")
 _PERMISSIONS = ("permission", "permissions", "authorization")
 _USER_KEYS = NAMES | {"nkey": "nkey"} | dict.fromkeys(_PERMISSIONS, "permissions") | dict.fromkeys(_TYPES, "types")
+_USER_KEYS |= {"publish_limits": "publish_limits"}
 BAD_HASH = "not a bcrypt hash that a password could be compared with"
 
 
@@ -53,6 +55,7 @@ class UserList:
         given: dict[str, str] = {}
         permissions: Permissions | None = None
         types: tuple[str, ...] = ()
+        limits: PublishLimits | None = None
         refused = False
         for entry in block:
             name = known(entry, _USER_KEYS, self._problems)
@@ -60,6 +63,11 @@ class UserList:
                 if entry.replaces is not None or permissions is not None:
                     self._problem(entry.at, f"{entry.key} is given again", "keep one")
                 permissions = PermissionBlock(entry, self._problems).permissions
+                continue
+            if name == "publish_limits":
+                if entry.replaces is not None or limits is not None:
+                    self._problem(entry.at, f"{entry.key} is given again", "keep one")
+                limits = publish_limits(entry, self._problems)
                 continue
             if name == "types":
                 if entry.replaces is not None or types:
@@ -79,12 +87,12 @@ class UserList:
         if "nkey" in given:
             if "user" in given or "pass" in given:
                 self._problem(block.at, "Nkey users do not take usernames or passwords", "make two entries")
-            return None if refused else User("", "", given["nkey"], self._account, permissions, types)
+            return None if refused else User("", "", given["nkey"], self._account, permissions, types, limits)
         if not given.get("user"):
             if not refused:
                 self._problem(block.at, "User entry requires a user", "add a name, as in {user: bob, pass: …}")
             return None
-        return User(given["user"], given.get("pass", ""), "", self._account, permissions, types)
+        return User(given["user"], given.get("pass", ""), "", self._account, permissions, types, limits)
 
     def _types(self, entry: Entry) -> tuple[str, ...]:
         """The kinds of connection that the user may use. An empty list is an error, because it would allow all."""

@@ -13,7 +13,7 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gnatswarm.router.listening.placement import Candidate, place
 from gnatswarm.shards.boundary.handoff import (
@@ -36,8 +36,8 @@ DESCRIPTOR_RETRY_S = 0.1
 class Lane:
     """The queue of sockets on their way to one shard; the router keeps both ends as long as it lives."""
 
-    def __init__(self) -> None:
-        self.router_end, self.shard_end = handoff_pair()
+    def __init__(self, ends: tuple[socket.socket, socket.socket] | None = None) -> None:
+        self.router_end, self.shard_end = ends or handoff_pair()
         self.sent = 0  # sockets passed to the shard's present process
         self.accepted_before = 0  # accepted_sockets on the page when that process started
         self.last_given = 0
@@ -69,6 +69,24 @@ class Handoff:
         lane.sent = 0
         lane.accepted_before = self._page.snapshot(shard)["accepted_sockets"]
         return lane.shard_end.fileno()
+
+    def holdings(self) -> dict[str, int]:
+        """The descriptors of both ends of the queues, by names."""
+        return {
+            f"lane.{shard}.{name}": end.fileno()
+            for shard, lane in self._lanes.items()
+            for name, end in (("router", lane.router_end), ("shard", lane.shard_end))
+        }
+
+    def take_over(self, held: Mapping[str, int]) -> None:
+        """Use the queues of another router, with the sockets in them; those that it had not queued yet are lost."""
+        for name, descriptor in held.items():
+            word, _, rest = name.partition(".")
+            shard, _, end = rest.partition(".")
+            if word == "lane" and end == "router":
+                ends = socket.socket(fileno=descriptor), socket.socket(fileno=held[f"lane.{shard}.shard"])
+                lane = self._lanes[int(shard)] = Lane(ends)
+                lane.accepted_before = self._page.snapshot(int(shard))["accepted_sockets"]
 
     def start(self) -> None:
         """Start accepting, on the running event loop."""

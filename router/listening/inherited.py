@@ -21,7 +21,7 @@ from gnatswarm.router.listening.listeners import BACKLOG, ListenError, Listening
 FIRST_FD = 3  # SD_LISTEN_FDS_START
 # FileDescriptorName= tells the purpose of a socket; without it systemd sends the name of the unit.
 MONITORING = "monitoring"
-MOST_SOCKETS = 66  # a socket for each of 64 shards, one for the pages, and one too many
+MOST_SOCKETS = 64  # a socket for each of 62 shards, one for the pages, and one too many
 
 
 class InheritedListeners(ListeningSockets):
@@ -54,7 +54,7 @@ class Inherited:
         if meant != str(pid) or not count.isascii() or not count.isdigit() or int(count[:9]) == 0:
             return None
         if int(count[:9]) > MOST_SOCKETS:
-            raise ListenError(f"{count} sockets were passed in (LISTEN_FDS); there may be one for each of 64 shards")
+            raise ListenError(f"{count} sockets were passed in (LISTEN_FDS); there may be one for each of 62 shards")
         clients: list[socket.socket] = []
         monitoring: list[socket.socket] = []
         for number in range(int(count)):

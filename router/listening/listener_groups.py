@@ -2,11 +2,13 @@
 
 Each is a group of listeners (`router.listening.listeners`) with its own steering; both are grown, steered and closed
 together. In the accept mode "handoff" the clients' port has one listener, on which the router accepts; WebSocket
-clients are spread by the kernel in both modes.
+clients are spread by the kernel in both modes. Ports for other servers have one listener each, on which the gateway
+accepts; connections wait in it while the gateway is started anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 
@@ -17,41 +19,72 @@ from gnatswarm.router.listening.steering import Steering
 
 log = logging.getLogger("gnatswarm.router")
 
+# Kinds of ports for other servers, as nats-server's log lines have them.
+_SHOWN = {"cluster": "route", "leafnodes": "leafnode"}
+
 
 class ListenerGroups:
-    """The listeners, open until close(). ListenError when an address is not available."""
+    """The listeners, open until close(). ListenError when an address is not available.
 
-    def __init__(self, options: Options, shards: int, *, is_handoff: bool, inherited: Inherited | None = None) -> None:
+    `taken_over`: what another router has opened for clients, for WebSocket clients and for other servers, to use in
+    place of new ones.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        shards: int,
+        *,
+        is_handoff: bool,
+        inherited: Inherited | None = None,
+        taken_over: tuple[ListeningSockets, Listeners | None, dict[str, Listeners]] | None = None,
+    ) -> None:
         self._is_handoff = is_handoff
         self.websocket_scheme = "wss" if options.websocket.tls.is_on else "ws"
         self._is_tls_required = options.tls.is_on and not options.allow_non_tls
         self.clients: ListeningSockets
-        if inherited is not None and inherited.clients:
+        self.websocket: Listeners | None = None
+        self.servers: dict[str, Listeners] = {}  # by kind, as in Options.server_ports
+        if taken_over is not None:
+            self.clients, self.websocket, self.servers = taken_over
+        elif inherited is not None and inherited.clients:
             self.clients = InheritedListeners(inherited.clients)
         else:
             self.clients = Listeners(options.host, options.port, 1 if is_handoff else shards)
-        self.websocket: Listeners | None = None
-        if options.websocket.port:
+        if taken_over is None:
             try:
-                self.websocket = Listeners(options.websocket.host, options.websocket.port, shards)
+                if options.websocket.port:
+                    self.websocket = Listeners(options.websocket.host, options.websocket.port, shards)
+                for kind, (host, port) in options.server_ports.items():
+                    self.servers[kind] = Listeners(host, port, 1)
             except ListenError:
-                self.clients.close()
+                self.close()
                 raise
         self.steering = Steering(self.clients.sockets)
         self._websocket_steering = Steering(self.websocket.sockets if self.websocket else [])
 
     def client_fds(self, shard: int) -> list[int]:
-        """The descriptors on which this shard accepts clients."""
-        return [] if self._is_handoff else [self.clients.sockets[shard].fileno()]
+        """The descriptors on which this shard accepts clients; none: it has no listener of its own."""
+        return [] if self._is_handoff else [sock.fileno() for sock in self.clients.sockets[shard : shard + 1]]
 
     def websocket_fds(self, shard: int) -> list[int]:
         """The descriptors on which this shard accepts WebSocket clients."""
-        return [self.websocket.sockets[shard].fileno()] if self.websocket else []
+        return [sock.fileno() for sock in self.websocket.sockets[shard : shard + 1]] if self.websocket else []
 
     @property
     def websocket_url(self) -> str:
         """The WebSocket URL for the log; "": there is no WebSocket port."""
         return f"{self.websocket_scheme}://{self.websocket.address}" if self.websocket else ""
+
+    def holdings(self) -> dict[str, int]:
+        """The descriptors by names, in the order in which they were opened."""
+        groups = (("listener", self.clients), ("websocket", self.websocket), *self.servers.items())
+        return {
+            f"{name}.{number}": sock.fileno()
+            for name, group in groups
+            if group is not None
+            for number, sock in enumerate(group.sockets)
+        }
 
     def announce(self) -> None:
         """Log the addresses."""
@@ -62,20 +95,35 @@ class ListenerGroups:
             log.info("Listening for websocket clients on %s", self.websocket_url)
             if self.websocket_scheme == "ws":
                 log.warning("Websocket not configured with TLS. DO NOT USE IN PRODUCTION!")
+        for kind, listeners in self.servers.items():
+            log.info("Listening for %s connections on %s", _SHOWN[kind], listeners.address)
 
     def steer(self, shards: Sequence[int]) -> None:
         """Send new connections to these shards only; closed ports and hand-off need no steering."""
         if not self._is_handoff and self.clients.sockets:
-            self.steering.choose(shards)
+            self.steering.choose([shard for shard in shards if shard < len(self.clients.sockets)])
         if self.websocket and self.websocket.sockets:
-            self._websocket_steering.choose(shards)
+            self._websocket_steering.choose([shard for shard in shards if shard < len(self.websocket.sockets)])
 
     def grow_to(self, shards: int) -> None:
         """Open listeners for this many shards. OSError when descriptors run out."""
         if not self._is_handoff:
             self.clients.grow_to(shards)
+            self.steering.choose(self.steering.chosen)  # nobody waits in the queue of one that is not ready
         if self.websocket:
             self.websocket.grow_to(shards)
+            self._websocket_steering.choose(self._websocket_steering.chosen)
+
+    def grow_if_steered(self, shards: int) -> None:
+        """Open listeners for a shard that runs for a while, where no connection can be lost with them.
+
+        That shard does without where connections cannot be steered away later, or none can be opened.
+        """
+        with contextlib.suppress(OSError):
+            if not self._is_handoff and self.steering.works:
+                self.clients.grow_to(shards)
+            if self.websocket and self._websocket_steering.works:
+                self.websocket.grow_to(shards)
 
     def shrink_to(self, shards: int) -> None:
         """Close listeners of removed shards, where the kernel would otherwise still choose them."""
@@ -86,6 +134,6 @@ class ListenerGroups:
 
     def close(self) -> None:
         """Close all listeners; shards still hold copies until they exit."""
-        self.clients.close()
-        if self.websocket:
-            self.websocket.close()
+        for group in (self.clients, self.websocket, *self.servers.values()):
+            if group is not None:
+                group.close()

@@ -1,10 +1,10 @@
 """The listening sockets of one broker: one SO_REUSEPORT listener per shard, made here and alive as long as the router.
 
-SO_REUSEPORT would silently share the port with another broker of the same user. So a probe socket first checks that the
-port is free, by bind and listen without SO_REUSEPORT; it stays open until the first listener listens, so that of
-several brokers that start at once only one gets the port. No lock file is used, because other users of the host could
-take it. Not here: who accepts (a shard, or router.listening.handoff), and which listener is chosen
-(router.listening.steering).
+SO_REUSEPORT would silently share the port with another broker of the same user. So the first listener binds and listens
+without it, which fails where anybody listens, and of several brokers that start at once only one gets the port; then it
+gets the option, and the next one makes a group with it. It is no socket that is closed again: a client may already be
+in its queue. No lock file is used, because other users of the host could take it. Not here: who accepts (a shard, or
+router.listening.handoff), and which listener is chosen (router.listening.steering).
 """
 
 from __future__ import annotations
@@ -73,12 +73,11 @@ class Listeners(ListeningSockets):
         self._family, self._bind_host = _resolve(host, port)
         try:
             if port <= 0:
-                # The kernel picks a port without a reuse group; once it listens, no probe of another broker succeeds.
-                first = self._open(0)
-                self.port = first.getsockname()[1]
-                self.sockets.append(first)
+                # The kernel picks a port on which nobody listens.
+                self.sockets.append(self._open(0))
+                self.port = self.sockets[0].getsockname()[1]
             else:
-                self._prove_free(time.monotonic() + wait_s)
+                self.sockets.append(self._first(time.monotonic() + wait_s))
             self.grow_to(count)
         except OSError as error:
             self.close()
@@ -87,37 +86,48 @@ class Listeners(ListeningSockets):
             self.close()
             raise
 
+    @classmethod
+    def taken_over(cls, host: str, port: int, sockets: list[socket.socket]) -> Listeners:
+        """Those that another router has opened; none where they are closed for good."""
+        taken = cls.__new__(cls)
+        ListeningSockets.__init__(taken, host, port)
+        taken.sockets = sockets
+        if sockets:
+            taken._family, taken._bind_host = sockets[0].family, str(sockets[0].getsockname()[0])
+        return taken
+
     def grow_to(self, count: int) -> None:
         """Open listeners until there are `count`; OSError when descriptors run out."""
         while len(self.sockets) < count:
-            self.sockets.append(self._open(self.port))
+            self.sockets.append(self._open(self.port) if len(self.sockets) != 1 else self._second())
 
-    def _prove_free(self, deadline: float) -> None:
+    def _first(self, deadline: float) -> socket.socket:
+        """A listener on a port on which nobody else listens. OSError where somebody still does after `deadline`."""
         while True:
+            sock = _tcp_socket(self._family)
             try:
-                # Fails while another socket listens on this port, at this address or at all addresses.
-                with _tcp_socket(self._family) as probe:
-                    probe.bind((self._bind_host, self.port))
-                    probe.listen(1)
-                    # The port was free. Now allow listeners of this user to share it; probes of other brokers fail
-                    # meanwhile because of this probe, and then because of the first listener.
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                    first = self._open_beside_probe()
-                self.sockets.append(first or self._open(self.port))
-                return
+                sock.bind((self._bind_host, self.port))
+                sock.listen(BACKLOG)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                sock.setblocking(False)
+                return sock
             except OSError as error:
+                sock.close()
                 if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
                     raise
             time.sleep(PORT_RETRY_S)
 
-    def _open_beside_probe(self) -> socket.socket | None:
-        """The first listener; None where the kernel does not let it share the probe's port, such as gVisor's."""
+    def _second(self) -> socket.socket:
+        """A listener beside the first one."""
         try:
             return self._open(self.port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            return None
+        # The kernel, such as gVisor's, shares no port that was first bound without SO_REUSEPORT.
+        self.sockets.pop().close()
+        self.sockets.append(self._open(self.port))
+        return self._open(self.port)
 
     def _open(self, port: int) -> socket.socket:
         sock = _tcp_socket(self._family)

@@ -9,6 +9,7 @@ its queue stay there. Cost: at most 131 instructions per connection, none per by
 from __future__ import annotations
 
 import array
+import errno
 import socket
 import struct
 from collections.abc import Sequence
@@ -58,6 +59,7 @@ class Steering:
     def __init__(self, listeners: Sequence[socket.socket]) -> None:
         self._listeners = listeners
         self._chosen: tuple[int, ...] | None = None
+        self._is_late = False  # chosen, not attached yet
         self.error: OSError | None = None  # set once attaching failed: the kernel hashes over all listeners
 
     @property
@@ -73,15 +75,19 @@ class Steering:
     def choose(self, positions: Sequence[int]) -> bool:
         """Send new connections to these only; an empty choice keeps the last one. True when it changed.
 
-        Connections already in a queue are not moved.
+        Connections already in a queue are not moved. A listener that is alone may be in no group yet to which a program
+        could be attached, and needs none: the first call after another one was opened attaches it.
         """
         wanted = tuple(sorted(positions))
-        if not wanted or wanted == self._chosen or self.error is not None:
+        if not wanted or self.error is not None or (wanted == self._chosen and not self._is_late):
             return False
         try:
             attach(self._listeners[0], program(wanted))
+            self._is_late = False
         except OSError as error:
-            self.error = error
-            return False
-        self._chosen = wanted
-        return True
+            self._is_late = len(self._listeners) == 1 and error.errno == errno.EINVAL
+            if not self._is_late:
+                self.error = error
+                return False
+        has_changed, self._chosen = wanted != self._chosen, wanted
+        return has_changed

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from gnatswarm.broker.goformat import age_text, duration_text, time_text
-from gnatswarm.broker.options import GLOBAL_ACCOUNT, WebSocket
+from gnatswarm.broker.options import GLOBAL_ACCOUNT, LeafNodes, LeafRemote, WebSocket
 from gnatswarm.broker.version import LANGUAGE, OWN_VERSION
 from gnatswarm.router.monitoring.account_rules import account_rules
 from gnatswarm.router.monitoring.facts import Facts, ShardFacts
@@ -20,8 +22,11 @@ from gnatswarm.shards.boundary.rows import (
     AccountRow,
     ConnectionRow,
     DeniedRow,
+    LeafRow,
     LinkRow,
+    MovesPart,
     QueueRow,
+    RouteRow,
     SubjectRow,
     SublistPart,
     SubscriptionRow,
@@ -32,6 +37,8 @@ Document = dict[str, Any]
 
 # With this lag of an event loop clients wait noticeably; a health check should then prefer another broker.
 LAGGING_US = 1_000_000
+# Placement rules on a page that dashboards read each second; there may be thousands.
+MOST_RULES = 200
 
 
 def head(facts: Facts) -> Document:
@@ -47,8 +54,8 @@ def total(facts: Facts, name: str) -> int:
 # ---- general
 
 
-def varz(facts: Facts, requests: dict[str, int]) -> Document:
-    """The document of /varz. Counters never decrease, not even when a shard dies."""
+def varz(facts: Facts, requests: dict[str, int], *, leafs: int = 0) -> Document:
+    """The document of /varz. Counters never decrease, not even when a shard dies. `leafs`: leaf node connections."""
     options, limits = facts.options, facts.options.limits
     document: Document = {
         "server_id": facts.server_id,
@@ -68,6 +75,8 @@ def varz(facts: Facts, requests: dict[str, int]) -> Document:
     document["max_connections"] = limits.max_connections
     if limits.max_subscriptions:
         document["max_subscriptions"] = limits.max_subscriptions
+    if facts.connect_urls:
+        document["connect_urls"] = list(facts.connect_urls)
     document |= {
         "ping_interval": _nanoseconds(limits.ping_interval_s),
         "ping_max": limits.ping_max,
@@ -79,9 +88,9 @@ def varz(facts: Facts, requests: dict[str, int]) -> Document:
         "max_control_line": limits.max_control_line_bytes,
         "max_payload": limits.max_payload_bytes,
         "max_pending": limits.max_pending_bytes,
-        "cluster": {},
+        "cluster": _cluster(facts),
         "gateway": {},
-        "leaf": {},
+        "leaf": _leaf(options.leafnodes, facts.server_ports.get("leafnodes", 0)),
         "mqtt": {},
         "websocket": _websocket(options.websocket, facts.websocket_port),
         "jetstream": {},
@@ -96,9 +105,9 @@ def varz(facts: Facts, requests: dict[str, int]) -> Document:
         "cpu": _number(round(total(facts, "cpu_percent") + facts.router_cpu_percent, 1)),
         "connections": total(facts, "connections"),
         "total_connections": total(facts, "total_connections"),
-        "routes": 0,
-        "remotes": 0,
-        "leafnodes": 0,
+        "routes": facts.members,
+        "remotes": facts.members,
+        "leafnodes": leafs,
         **_traffic(facts),
         "subscriptions": total(facts, "subscriptions"),
         "http_req_stats": dict(sorted(requests.items())),
@@ -110,6 +119,8 @@ def varz(facts: Facts, requests: dict[str, int]) -> Document:
         document["config_digest"] = options.config_digest
     if options.server_tags:
         document["tags"] = list(options.server_tags)
+    if options.server_metadata:
+        document["metadata"] = dict(options.server_metadata)
     document["system_account"] = options.system_account
     if options.is_like_newer:
         none = {"routes": 0, "gateways": 0, "leafs": 0}
@@ -118,6 +129,70 @@ def varz(facts: Facts, requests: dict[str, int]) -> Document:
     document |= {"gnatswarm": OWN_VERSION, "shards": len(facts.shards)}
     document |= {name: total(facts, name) for name in ("denied_msgs", "denied_subscriptions")}
     return document
+
+
+def _cluster(facts: Facts) -> Document:
+    cluster = facts.options.cluster
+    if not cluster.port:
+        return {}
+    urls = [url.rpartition("://")[2].rpartition("@")[2].rstrip("/") for url in cluster.routes]
+    return {
+        "name": facts.cluster_name,
+        "addr": cluster.host or "0.0.0.0",
+        "cluster_port": facts.cluster_port,
+        "auth_timeout": _number(cluster.auth_timeout_s),
+        **({"urls": urls} if urls else {}),
+        "tls_timeout": 2,
+        **({"pool_size": -1} if facts.options.is_like_newer else {}),
+    }
+
+
+def route(row: RouteRow, facts: Facts) -> Document:
+    """The connection to another member of the cluster."""
+    now_us = facts.now_us
+    is_like_newer = facts.options.is_like_newer
+    return {
+        "rid": row.rid,
+        "remote_id": row.remote_id,
+        **({"remote_name": row.name} if is_like_newer else {}),
+        "did_solicit": row.did_solicit,
+        "is_configured": row.is_configured,
+        "ip": row.host,
+        "port": row.port,
+        "start": time_text(row.start_us),
+        "last_activity": time_text(now_us - row.idle_us),
+        "rtt": duration_text(row.rtt_us),
+        "uptime": age_text(now_us - row.start_us),
+        "idle": age_text(row.idle_us),
+        "pending_size": row.pending_bytes,
+        "in_msgs": row.in_msgs,
+        "out_msgs": row.out_msgs,
+        "in_bytes": row.in_bytes,
+        "out_bytes": row.out_bytes,
+        "subscriptions": row.subscriptions,
+        **({"compression": "not supported"} if is_like_newer else {}),
+    }
+
+
+def leafz(facts: Facts, found: list[LeafRow]) -> Document:
+    """The leaf node connections. 2.15 names the other server, and says who is the leaf node."""
+    is_like_newer = facts.options.is_like_newer
+    leafs: list[Document] = [
+        {
+            **({"id": number, "name": row.name, "is_spoke": row.is_spoke} if is_like_newer else {}),
+            "account": row.account,
+            "ip": row.host,
+            "port": row.port,
+            "rtt": duration_text(row.rtt_us),
+            "in_msgs": row.in_msgs,
+            "out_msgs": row.out_msgs,
+            "in_bytes": row.in_bytes,
+            "out_bytes": row.out_bytes,
+            "subscriptions": row.subscriptions,
+        }
+        for number, row in enumerate(found, 1)
+    ]
+    return {**head(facts), "leafnodes": len(leafs), "leafs": leafs or ([] if is_like_newer else None)}
 
 
 def _traffic(facts: Facts) -> Document:
@@ -157,13 +232,42 @@ def _websocket(options: WebSocket, port: int) -> Document:
     return document
 
 
+def _leaf(options: LeafNodes, port: int) -> Document:
+    """The options of leaf nodes: of the port, if there is one, and the hubs, without their passwords."""
+    document: Document = {}
+    if port:
+        document = {
+            "host": options.host or "0.0.0.0",
+            "port": port,
+            "auth_timeout": _number(options.auth_timeout_s),
+            "tls_timeout": _number(options.tls.timeout_s),
+        }
+        if options.tls.is_on:
+            document["tls_required"] = True
+        if options.tls.asks_for_certificate:
+            document["tls_verify"] = True
+    if options.remotes:
+        document["remotes"] = [_remote(remote) for remote in options.remotes]
+    return document
+
+
+def _remote(remote: LeafRemote) -> Document:
+    urls = [url.partition("://")[2].rpartition("@")[2] for url in remote.urls]
+    denied = {"imports": list(remote.deny_imports), "exports": list(remote.deny_exports)}
+    document: Document = {"local_account": remote.account, "urls": urls}
+    if any(denied.values()):
+        document["deny"] = {key: subjects for key, subjects in denied.items() if subjects}
+    return document
+
+
 def health(facts: Facts) -> str:
     """Why the broker should get no new clients; "" when it is healthy."""
     if not facts.is_serving:
         return "the broker is not ready"
     faults = []
     for shard in facts.shards:
-        if not shard.is_wanted:
+        # One that drains in a rolling restart serves its clients until its next process takes them.
+        if not shard.is_wanted or (shard.phase == "draining" and any(one.is_accepting for one in facts.shards)):
             continue
         if shard.phase != "ready":
             faults.append(f"shard {shard.shard} is {shard.phase}")
@@ -247,6 +351,8 @@ def connection(
     if row.tls_version:
         document["tls_version"] = row.tls_version
         document["tls_cipher_suite"] = row.tls_cipher_suite
+    if row.publish_waits:
+        document["publish_waits"] = row.publish_waits
     if shows_user and row.user:
         document["authorized_user"] = row.user
     if shows_user and row.account not in ("", GLOBAL_ACCOUNT):
@@ -262,7 +368,26 @@ def connection(
             subscription(sub, account=account, has_tag=has_tags) for sub in row.subs
         ]
     document["shard"] = shard
+    if row.moved_us:
+        document |= {"moved_from": row.came_from, "moved": time_text(row.moved_us)}
     return document
+
+
+def client(facts: Facts, shard: int, row: ConnectionRow) -> Document:
+    """One client with its log-in and permissions; these are the user's now, not those of a closed client then."""
+    user = next((one for one in facts.options.users if one.shown == row.user and row.user), None)
+    rules = user.permissions if user is not None else None
+    return {
+        "client": connection(shard, row, facts.now_us, shows_user=True, subs="detail"),
+        "login": row.login,
+        "permissions": None
+        if rules is None
+        else {
+            "publish": {"allow": rules.publish_allow, "deny": rules.publish_deny},
+            "subscribe": {"allow": rules.subscribe_allow, "deny": rules.subscribe_deny},
+            "responses": rules.responses,
+        },
+    }
 
 
 def subscription(
@@ -352,6 +477,7 @@ def account_statistics(facts: Facts, answers: Iterable[AccountRow]) -> list[Docu
         whole.out_msgs += row.out_msgs
         whole.out_bytes += row.out_bytes
         whole.slow_consumers += row.slow_consumers
+        whole.subscriptions += row.subscriptions
     is_like_newer = facts.options.is_like_newer
     nothing = {"msgs": 0, "bytes": 0}
     elsewhere = dict.fromkeys(("gateways", "routes", "leafs"), nothing) if is_like_newer else {}
@@ -362,6 +488,7 @@ def account_statistics(facts: Facts, answers: Iterable[AccountRow]) -> list[Docu
             "conns": row.connections,
             "leafnodes": 0,
             "total_conns": row.connections,
+            **({"num_subscriptions": row.subscriptions} if is_like_newer else {}),
             "sent": {"msgs": row.out_msgs, "bytes": row.out_bytes, **elsewhere},
             "received": {"msgs": row.in_msgs, "bytes": row.in_bytes, **elsewhere},
             "slow_consumers": row.slow_consumers,
@@ -413,6 +540,7 @@ def shardz(facts: Facts, links: Sequence[tuple[int, Sequence[LinkRow]]]) -> Docu
     wanted = [shard for shard in facts.shards if shard.is_wanted]
     return {
         **head(facts),
+        "keeper": {"pid": facts.pid},
         "router": {
             "pid": facts.router_pid,
             "cpu": round(facts.router_cpu_percent, 1),
@@ -423,8 +551,22 @@ def shardz(facts: Facts, links: Sequence[tuple[int, Sequence[LinkRow]]]) -> Docu
             name: skew([getattr(shard, name) for shard in wanted])
             for name in ("connections", "subscriptions", "in_msgs", "out_msgs", "cpu_s")
         },
+        "placement": placement(facts),
         "shards": [_shard(shard) for shard in facts.shards],
         "links": [link(shard, row, facts.now_us) for shard, rows in links for row in rows],
+    }
+
+
+def placement(facts: Facts) -> Document:
+    """The placement rules, and how many clients are where they belong; at most MOST_RULES of them, the first ones."""
+    return {
+        "after_scale": facts.options.placement.after_scale,
+        "bound": facts.options.placement.bound,
+        "num_rules": len(facts.placed),
+        "clients": sum(rule.clients for rule in facts.placed),
+        "in_place": sum(rule.in_place for rule in facts.placed),
+        "staying": sum(rule.staying for rule in facts.placed),
+        "rules": [msgspec.to_builtins(rule) for rule in facts.placed[:MOST_RULES]],
     }
 
 
@@ -458,6 +600,11 @@ def _shard(shard: ShardFacts) -> Document:
     }
 
 
+def moves(answers: Iterable[tuple[int, Sequence[MovesPart]]]) -> list[Document]:
+    """Clients that have moved between shards, since each shard started."""
+    return [{"shard": shard, **msgspec.structs.asdict(part)} for shard, parts in answers for part in parts]
+
+
 def link(shard: int, row: LinkRow, now_us: int) -> Document:
     """One end of a link: what `shard` has sent to its sibling and received from it."""
     return {
@@ -478,13 +625,18 @@ def denied(rows: Iterable[DeniedRow]) -> list[Document]:
     """What permissions have denied, by account and user, most first; summed over shards."""
     found: dict[tuple[str, str], Document] = {}
     for row in rows:
-        nothing = {"account": row.account, "user": row.user, "publishes": 0, "subscriptions": 0}
+        nothing = {"account": row.account, "user": row.user, "publishes": 0, "subscriptions": 0, "waits": 0}
         entry = found.setdefault((row.account, row.user), nothing)
         entry["publishes"] += row.publishes
         entry["subscriptions"] += row.subscriptions
+        entry["waits"] += row.waits
     return sorted(
         found.values(),
-        key=lambda entry: (-entry["publishes"] - entry["subscriptions"], entry["account"], entry["user"]),
+        key=lambda entry: (
+            -entry["publishes"] - entry["subscriptions"] - entry["waits"],
+            entry["account"],
+            entry["user"],
+        ),
     )
 
 

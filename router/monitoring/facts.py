@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gnatswarm.broker.info import advertised
+from gnatswarm.broker.info import advertised, cluster_name
 from gnatswarm.broker.options import GLOBAL_ACCOUNT
+from gnatswarm.router.supervision.broker_view import RuleState
 from gnatswarm.shards.boundary.process_use import process_use
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class ShardFacts(msgspec.Struct):
     stale_connections: int = 0
     denied_msgs: int = 0  # of in_msgs
     denied_subscriptions: int = 0
+    has_headroom: bool = True  # descriptors for more clients
 
 
 class Facts(msgspec.Struct):
@@ -74,12 +76,19 @@ class Facts(msgspec.Struct):
     configured_us: int
     now_us: int
     is_serving: bool  # every founder has been ready
+    pid: int  # of the broker: the keeper's
     router_pid: int
-    router_cpu_percent: float
-    router_resident_bytes: int
+    router_cpu_percent: float  # the keeper included
+    router_resident_bytes: int  # the keeper included
     cores: int
     is_recorded: bool  # the shards have recorders, which count by subject and window
     shards: list[ShardFacts]
+    cluster_name: str = ""  # "": there is no cluster
+    cluster_port: int = 0
+    members: int = 0  # other members of the cluster that are connected
+    connect_urls: tuple[str, ...] = ()  # that clients are told
+    placed: list[RuleState] = []  # the placement rules
+    server_ports: dict[str, int] = {}  # bound ports for other servers, by kind as in Options.server_ports
     reload_failed_us: int = 0  # when the last reload failed, even in part; 0: it did not, or there was none
 
     @property
@@ -137,6 +146,7 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
                 is_suspect=shard.state.is_suspect,
                 starts=shard.state.starts,
                 last_reason=shard.state.last_reason,
+                has_headroom=shard.state.has_headroom or not shard.state.has_process,
                 cpu_s=cpu_s,
                 cpu_percent=meter.percent(pid, cpu_s) if pid else 0.0,
                 resident_bytes=resident_bytes,
@@ -145,15 +155,18 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
         )
     options, clients = view.options, view.listener_groups.clients
     host, port = advertised(options.client_advertise, options.host or "0.0.0.0", clients.port)
-    own_cpu_s, own_resident_bytes = process_use(os.getpid())
-    percent = meter.percent(os.getpid(), own_cpu_s)
-    meter.forget_all_but({os.getpid(), *(one.pid for one in shards)})
+    cluster_listeners, news = view.listener_groups.servers.get("cluster"), view.cluster_news
+    own = {os.getpid(), view.pid}
+    uses = {pid: process_use(pid) for pid in own}
+    percent = sum(meter.percent(pid, use.cpu_s) for pid, use in uses.items())
+    meter.forget_all_but({*own, *(one.pid for one in shards)})
     return Facts(
         server_id=view.server_id,
         server_name=view.server_name,
         options=options,
         host=host,
         port=port,
+        server_ports={kind: one.port for kind, one in view.listener_groups.servers.items()},
         websocket_port=view.listener_groups.websocket.port if view.listener_groups.websocket else 0,
         http_host=http[0],
         http_port=0 if options.https_port else http[1],
@@ -162,12 +175,20 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
         configured_us=view.configured_us or view.page.created_us,
         now_us=time.time_ns() // 1000,
         is_serving=view.is_serving,
+        pid=view.pid,
         router_pid=os.getpid(),
         router_cpu_percent=percent,
-        router_resident_bytes=own_resident_bytes,
+        router_resident_bytes=sum(use.resident_bytes for use in uses.values()),
         cores=cores,
         is_recorded=bool(view.stats_dir),
         shards=shards,
+        cluster_name=(news.name if news is not None else cluster_name(options.cluster.name, view.server_id))
+        if cluster_listeners is not None
+        else "",
+        cluster_port=cluster_listeners.port if cluster_listeners is not None else 0,
+        members=news.members if news is not None else 0,
+        connect_urls=(*news.own_urls, *news.urls) if news is not None else (),
+        placed=list(view.placed),
         reload_failed_us=view.reload_failed_us,
     )
 

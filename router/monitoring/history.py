@@ -56,10 +56,13 @@ class History:
                 column[place] = value
         self._taken += 1
 
-    def latest(self, count: int) -> Document:
-        """The last `count` samples, oldest first, as columns; `at` is in seconds since 1970."""
-        count = min(count, len(self._times_us))
-        places = [(self._taken - back) % self._most for back in range(count, 0, -1)]
+    def latest(self, count: int, step: int = 1) -> Document:
+        """The last `count` samples, or every `step`th, oldest first, as columns; `at` is in seconds since 1970.
+
+        The latest one is always among them.
+        """
+        count = min(count, (len(self._times_us) + step - 1) // step)
+        places = [(self._taken - 1 - step * back) % self._most for back in range(count - 1, -1, -1)]
         document: Document = {"at": [self._times_us[place] / 1e6 for place in places]}
         for name, column in self._columns.items():
             document[name] = [column[place] for place in places]

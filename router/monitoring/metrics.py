@@ -59,6 +59,7 @@ _PER_SHARD = (
     ("links", "gauge", "Siblings that this shard is linked to.", "links", 1),
     ("loop_lag_seconds", "gauge", "How late the event loop was lately, at worst.", "loop_lag_us", 1e-6),
     ("shard_ready", "gauge", "1: the shard serves.", "is_accepting", 1),
+    ("descriptor_headroom", "gauge", "1: the shard has descriptors for more clients.", "has_headroom", 1),
     ("shard_starts_total", "counter", "Processes started as this shard.", "starts", 1),
     ("shard_cpu_seconds_total", "counter", "CPU time of the shard's present process.", "cpu_s", 1),
     ("shard_resident_bytes", "gauge", "Memory of the shard's process.", "resident_bytes", 1),
@@ -133,22 +134,16 @@ def exposition(
     requests: Mapping[str, int],
     accounts: Accounts = NO_ACCOUNTS,
     denied: Sequence[Mapping[str, Any]] = (),
+    hubs: float | None = None,
 ) -> str:
     """The whole text. `subjects` are documents of /subjectz, `denied` of /deniedz; `requests`: how often by path."""
     lines: list[str] = []
     build = {"version": OWN_VERSION, "compatible_with": facts.options.server_version, "server_name": facts.server_name}
     _family(lines, "build_info", "gauge", "Always 1; what this is.", [(build, 1)])
-    _family(lines, "healthy", "gauge", "1: every shard serves and none lags.", [({}, int(not health(facts)))])
-    _family(lines, "start_time_seconds", "gauge", "When the broker started.", [({}, facts.created_us / 1e6)])
-    for name, text, at_us in (
-        ("config_load_time_seconds", "When the configuration that holds was read.", facts.configured_us),
-        ("config_reload_failed_time_seconds", "When the last reload failed; 0: it did not.", facts.reload_failed_us),
-    ):
-        _family(lines, name, "gauge", text, [({}, at_us / 1e6)])
-    _family(lines, "shards", "gauge", "Shards there are meant to be.", [({}, sum(s.is_wanted for s in facts.shards))])
-    limit = facts.options.limits.max_connections
-    _family(lines, "max_connections", "gauge", "Client connections there may be.", [({}, limit)])
-    _family(lines, "router_resident_bytes", "gauge", "Memory of the router.", [({}, facts.router_resident_bytes)])
+    for name, (text, value) in _of_the_broker(facts).items():
+        _family(lines, name, "gauge", text, [({}, value)])
+    if hubs is not None:
+        _family(lines, "hubs", "gauge", "Hubs that the broker is connected to as a leaf node.", [({}, hubs)])
     for name, kind, text, field, unit in _PER_SHARD:
         samples = [({"shard": str(shard.shard)}, getattr(shard, field) * unit) for shard in facts.shards]
         _family(lines, name, kind, text, samples)
@@ -173,9 +168,41 @@ def exposition(
         if entry[field]
     ]
     _family(lines, "permission_denied_total", "counter", "What permissions did not allow a user.", by_user)
+    waits = [
+        ({"account": entry["account"], "user": entry["user"]}, entry["waits"]) for entry in denied if entry["waits"]
+    ]
+    _family(lines, "publish_limited_total", "counter", "How often a client waited because of publish_limits.", waits)
     pages = [({"path": path}, count) for path, count in sorted(requests.items())]
     _family(lines, "http_requests_total", "counter", "Monitoring pages asked for.", pages)
     return "\n".join(lines) + "\n"
+
+
+def values(facts: Facts) -> dict[str, dict[str, float]]:
+    """{metric: {shard: value}} of what the broker knows without asking a shard; the shard "": of the whole broker."""
+    found = {name: {"": value} for name, (_, value) in _of_the_broker(facts).items()}
+    for name, _kind, _text, field, unit in _PER_SHARD:
+        found[name] = {str(shard.shard): getattr(shard, field) * unit for shard in facts.shards}
+    return found
+
+
+def _of_the_broker(facts: Facts) -> dict[str, tuple[str, float]]:
+    """Gauges: {name: (help, value)}."""
+    wanted_hubs = len(facts.options.leafnodes.remotes)
+    hubs: dict[str, tuple[str, float]] = (
+        {"hubs_configured": ("Hubs that the broker is to connect to.", wanted_hubs)} if wanted_hubs else {}
+    )
+    return hubs | {
+        "healthy": ("1: every shard serves and none lags.", int(not health(facts))),
+        "start_time_seconds": ("When the broker started.", facts.created_us / 1e6),
+        "config_load_time_seconds": ("When the configuration that holds was read.", facts.configured_us / 1e6),
+        "config_reload_failed_time_seconds": (
+            "When the last reload failed; 0: it did not.",
+            facts.reload_failed_us / 1e6,
+        ),
+        "shards": ("Shards there are meant to be.", sum(shard.is_wanted for shard in facts.shards)),
+        "max_connections": ("Client connections there may be.", facts.options.limits.max_connections),
+        "router_resident_bytes": ("Memory of the router.", facts.router_resident_bytes),
+    }
 
 
 def _family(

@@ -26,6 +26,7 @@ from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
 from gnatswarm.router.monitoring.pages import Busy
 
 if TYPE_CHECKING:
+    from gnatswarm.broker.options import Options
     from gnatswarm.router.monitoring.state import MonitoringState
     from gnatswarm.router.supervision.broker_view import BrokerView
 
@@ -48,12 +49,13 @@ LINKS = (
     ("slowz", "Slow Consumers"),
     ("historyz", "History"),
     ("deniedz", "Denied by Permissions"),
+    ("alarmz", "Alarms"),
     ("metrics", "Metrics"),
     ("healthz", "Health Probe"),
 )
 
 # Programs made for nats-server may request these pages. They are always empty here, so people get no link to them.
-EMPTY = ("jsz", "routez", "leafz", "gatewayz")
+EMPTY = ("jsz", "gatewayz")
 
 # Small pages that ask no shard. They are served even when all ordinary places are taken: a liveness probe, which
 # restarts a broker that does not answer, asks for one of the first two.
@@ -75,6 +77,7 @@ class Monitor:
         self._requests = state.requests
         self._pages = state.pages
         self._history = state.history
+        self._alarms = state.alarms
         options = view.options
         self._host_header = HostHeader(sock, options.http_host, options.host, is_tls=self._scheme == "https")
         self._server = HttpServer(self._respond, self._is_vital)
@@ -83,12 +86,14 @@ class Monitor:
         """Start serving."""
         log.info("Starting %s monitor on %s:%d", self._scheme, self._host, self._port)
         self._history.start()
+        self._alarms.start()
         await self._server.start(self._sock, self._current_context if self._context is not None else None)
 
     def close(self) -> None:
         """Stop serving."""
         self._server.close()
         self._history.close()
+        self._alarms.close()
 
     def take_certificate(self) -> None:
         """Load the certificate of the present options. Viewers need no client certificate, as in nats-server."""
@@ -146,7 +151,7 @@ class Monitor:
             self._count("/")
             if request.wants_html:
                 return HttpResponse(
-                    dashboard.page([link for link in LINKS if link[0] not in EMPTY]),
+                    dashboard.page([link for link in LINKS if link[0] not in _empty_pages(self._view.options)]),
                     "text/html; charset=utf-8",
                     headers=dashboard.HEADERS,
                 )
@@ -188,6 +193,13 @@ class Monitor:
         except binascii.Error:
             return False
         return hmac.compare_digest(given, f"{options.http_user}:{options.http_password}".encode())
+
+
+def _empty_pages(options: Options) -> set[str]:
+    """Pages that have nothing to show."""
+    routes = () if options.cluster.port else ("routez",)
+    leafs = () if options.leafnodes.remotes or options.leafnodes.port else ("leafz",)
+    return {*EMPTY, *routes, *leafs}
 
 
 def _health(status: str, error: str = "") -> bytes:

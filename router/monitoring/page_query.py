@@ -128,7 +128,11 @@ class PageQuery:
     @property
     def test_subject(self) -> str:
         """A publish subject whose receivers are requested; "": none."""
-        text = self.text("test")
+        return self.literal_subject("test")
+
+    def literal_subject(self, key: str) -> str:
+        """A subject that can be published to; "": none."""
+        text = self.text(key)
         tokens = text.split(".")
         if text and (
             len(text) > MOST_SUBJECT_CHARACTERS
@@ -136,7 +140,8 @@ class PageQuery:
             or any(token in ("*", ">") for token in tokens)
             or any(character.isspace() or character == "\0" for character in text)
         ):
-            raise BadQuery(f"invalid test subject, must be valid publish subject: {text[:200]}")
+            named = "test subject" if key == "test" else "subject"
+            raise BadQuery(f"invalid {named}, must be valid publish subject: {text[:200]}")
         return text
 
     def windows(self, default: int, most: int) -> int:

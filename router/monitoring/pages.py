@@ -15,14 +15,20 @@ from typing import Any, TypeVar
 import msgspec
 import orjson
 
-from gnatswarm.router.monitoring import aggregate, metrics, subjects
+from gnatswarm.broker.options import GLOBAL_ACCOUNT
+from gnatswarm.router.config.arrivals import Journey
+from gnatswarm.router.monitoring import aggregate, metrics, moving_clients, subjects, why_page
 from gnatswarm.router.monitoring.aggregate import Document
+from gnatswarm.router.monitoring.alarm_rules import Values
+from gnatswarm.router.monitoring.alarms import Alarms
 from gnatswarm.router.monitoring.facts import Facts
 from gnatswarm.router.monitoring.history import INTERVAL_S, MOST_SAMPLES, History
+from gnatswarm.router.monitoring.listeners import live_journey
 from gnatswarm.router.monitoring.metrics import Accounts
 from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
 from gnatswarm.router.monitoring.shard_questions import ShardQuestions
 from gnatswarm.shards.boundary import rows
+from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from gnatswarm.shards.boundary.pace import Pace
 
 # Pages that ask shards: how many are built at the same time, and how many may wait.
@@ -42,6 +48,7 @@ DEFAULT_METRIC_SUBJECTS = 20
 MOST_METRIC_ACCOUNTS = 1000
 DEFAULT_METRIC_ACCOUNTS = 20
 MOST_QUEUE_MEMBERS = 10_000
+MOST_CLIENT_SUBS = 1000  # of one client, in /clientz
 MOST_SLOW = 256
 MOST_DENIED = 1000
 MOST_METRIC_USERS = 100
@@ -61,12 +68,18 @@ class Pages:
     """All pages of one broker."""
 
     def __init__(
-        self, gather: Callable[[], Facts], questions: ShardQuestions, requests: dict[str, int], history: History
+        self,
+        gather: Callable[[], Facts],
+        questions: ShardQuestions,
+        requests: dict[str, int],
+        history: History,
+        alarms: Alarms,
     ) -> None:
         self._gather = gather
         self._questions = questions
         self._requests = requests
         self._history = history
+        self._alarms = alarms
         self._building = asyncio.Semaphore(MOST_BUILT)
         self._waiting = 0
         self._looks: dict[str, tuple[float, asyncio.Task[Any]]] = {}
@@ -87,18 +100,27 @@ class Pages:
             "/slowz": self.slowz,
             "/historyz": self.historyz,
             "/deniedz": self.deniedz,
+            "/alarmz": self.alarmz,
+            "/whyz": self.whyz,
+            "/clientz": self.clientz,
         }
 
     # ---- pages that ask no shard
 
     async def varz(self, query: PageQuery) -> bytes:
         """General figures."""
-        return _json(aggregate.varz(self._facts(query), self._requests))
+        facts = self._facts(query)
+        leafs = await self._leafs() if facts.options.has_gateway else []
+        return _json(aggregate.varz(facts, self._requests, leafs=len(leafs)))
 
     async def leafz(self, query: PageQuery) -> bytes:
-        """Leaf nodes: always none."""
+        """The leaf node connections."""
         facts = self._facts(query)
-        return _json({**aggregate.head(facts), "leafnodes": 0, "leafs": [] if facts.options.is_like_newer else None})
+        return _json(aggregate.leafz(facts, await self._leafs()))
+
+    async def _leafs(self) -> list[rows.LeafRow]:
+        parts = await self._questions.ask(GATEWAY_NUMBER, rows.LeafsQuery(), rows.LeafsPart)
+        return [row for part in parts for row in part.rows]
 
     async def gatewayz(self, query: PageQuery) -> bytes:
         """Gateways: always none."""
@@ -110,8 +132,16 @@ class Pages:
 
     async def historyz(self, query: PageQuery) -> bytes:
         """Counters of the whole broker, one sample a second: the last two minutes, or up to an hour."""
-        samples = self._history.latest(query.number("limit", DEFAULT_SAMPLES, MOST_SAMPLES))
-        return orjson.dumps({**aggregate.head(self._gather()), "interval": INTERVAL_S, **samples})
+        step = query.number("step", 1, MOST_SAMPLES)
+        samples = self._history.latest(query.number("limit", DEFAULT_SAMPLES, MOST_SAMPLES), step)
+        return orjson.dumps({**aggregate.head(self._gather()), "interval": INTERVAL_S * step, **samples})
+
+    async def alarmz(self, query: PageQuery) -> bytes:
+        """What is wrong now, since when, and what to do; and what was wrong lately."""
+        self._alarms.refresh()
+        facts = self._gather()
+        name = "this broker" if facts.server_name == facts.server_id else facts.server_name
+        return _json(aggregate.head(facts) | self._alarms.document(name, facts.now_us))
 
     def health(self) -> str:
         """What is wrong with the broker; "": nothing."""
@@ -170,6 +200,7 @@ class Pages:
             pace = Pace()
             found = [(shard, aggregate.joined(row for part in parts for row in part.rows)) for shard, parts in answers]
             await pace()
+            found, unseen = await self._settled(question, found, answers)
             documents: list[Document] = []
             texts: list[bytes] = []
             count = 0
@@ -190,11 +221,47 @@ class Pages:
             document = {
                 **aggregate.head(facts),
                 "num_connections": count,
-                "total": sum(parts[0].total for _shard, parts in answers if parts),
+                "total": sum(parts[0].total for _shard, parts in answers if parts) + unseen,
                 "offset": offset,
                 "limit": limit,
             }
             return _with_list(document, "connections", texts)
+
+    async def _settled(
+        self,
+        question: rows.ConnectionsQuery,
+        found: moving_clients.Lists,
+        answers: list[tuple[int, list[rows.ConnectionsPart]]],
+    ) -> tuple[moving_clients.Lists, int]:
+        """Each client once though some of them move, and how many more there are than the shards have counted."""
+
+        async def ask(shard: int, cids: list[int]) -> list[rows.ConnectionsPart]:
+            asked = msgspec.structs.replace(question, cids=cids, state="open", most=len(cids), cid=0, search="")
+            parts = await self._questions.ask(shard, asked, rows.ConnectionsPart)
+            if parts:
+                parts[0].rows = aggregate.joined(row for part in parts for row in part.rows)
+            return parts[:1]
+
+        if question.state == "closed":
+            return found, 0
+        return await moving_clients.settled(question, found, moving_clients.first_parts(answers), ask)
+
+    async def clientz(self, query: PageQuery) -> bytes:
+        """One client, open or closed: as /connz shows it, with its subscriptions, its log-in and its permissions."""
+        facts = self._gather()
+        cid = query.unsigned("cid")
+        if not cid:
+            raise BadQuery("which client? (as in /clientz?cid=7)")
+        question = rows.ConnectionsQuery(most=1, state="all", cid=cid, with_subs=True, now_us=facts.now_us)
+        question.most_subs = MOST_CLIENT_SUBS
+        async with self._turn():
+            answers = await self._ask_all(facts, question, rows.ConnectionsPart)
+            found = [(shard, aggregate.joined(row for part in parts for row in part.rows)) for shard, parts in answers]
+            found, _ = await self._settled(question, found, answers)
+        one = next(aggregate.merged(found, "cid", facts.now_us, 0, 1), None)
+        if one is not None:
+            one[1].subs = one[1].subs[:MOST_CLIENT_SUBS]
+        return _json(aggregate.head(facts) | aggregate.client(facts, *one) if one else {"client": None})
 
     async def subsz(self, query: PageQuery) -> bytes:
         """The counters of subscriptions; with subs=1 a list of them too."""
@@ -254,16 +321,20 @@ class Pages:
         return aggregate.account_detail(facts, name, counters, clients)
 
     async def routez(self, query: PageQuery) -> bytes:
-        """Routes to other servers: always none; with shards=1 the links between shards."""
+        """Routes to other members of the cluster; with shards=1 the links between shards, too."""
         facts = self._facts(query)
+        found: list[Document] = []
+        if facts.options.cluster.port:
+            parts = await self._questions.ask(GATEWAY_NUMBER, rows.RoutesQuery(), rows.RoutesPart)
+            found = [aggregate.route(row, facts) for part in parts for row in part.rows]
         named = {"server_name": facts.server_name} if facts.options.is_like_newer else {}
         head = aggregate.head(facts)
         document: Document = {
             "server_id": head["server_id"],
             **named,
             "now": head["now"],
-            "num_routes": 0,
-            "routes": [],
+            "num_routes": len(found),
+            "routes": found,
         }
         if query.flag("shards"):
             links = [
@@ -275,8 +346,11 @@ class Pages:
     async def shardz(self, query: PageQuery) -> bytes:
         """The shards, and the links between them; links=0 leaves the links out, and asks no shard."""
         facts = self._facts(query)
-        links = [] if query.text("links") == "0" else await self._links(facts)
-        return _json(aggregate.shardz(facts, links))
+        if query.text("links") == "0":
+            return _json(aggregate.shardz(facts, []))
+        links = await self._links(facts)
+        moves = await self._ask_all(facts, rows.MovesQuery(), rows.MovesPart)
+        return _json(aggregate.shardz(facts, links) | {"moves": aggregate.moves(moves)})
 
     async def subjectz(self, query: PageQuery) -> bytes:
         """The hottest subjects of the last windows, and those without subscribers."""
@@ -286,10 +360,12 @@ class Pages:
             raise BadQuery(f"invalid sorting option: {sort[:80]}")
         offset = query.number("offset", 0, MOST_SUBJECTS)
         limit = query.number("limit", DEFAULT_SUBJECTS, MOST_SUBJECTS)
-        account = query.text("acc")
+        account, only = query.text("acc"), query.text("subject")
         head = aggregate.head(facts) | {"recorder": "on" if facts.is_recorded else "off"}
+        if only:
+            head |= {"publishers": await self._publishers(facts, account, only)}
         if not facts.is_recorded:
-            return _json(head | await self._cached_subjects(facts, sort, offset, limit))
+            return _json(head | await self._cached_subjects(facts, sort, offset, limit, account, only))
         windows = query.windows(DEFAULT_WINDOWS, MOST_WINDOWS + 1)
         numbers = _numbers(facts)
 
@@ -300,6 +376,8 @@ class Pages:
             return subjects.merged(answers), subjects.covered(answers)
 
         entries, covered = await self._look(f"subjects {numbers} {windows} {account}", look)
+        if only:
+            entries = [one for one in entries if one["subject"] == only] or [subjects.nothing(account, only)]
         unwanted = [entry for entry in entries if entry["unwanted"]]
         # Copies, because the scan is shared with requests for other pages of it.
         shown = [dict(entry) for entry in subjects.page(entries, sort, offset, limit)]
@@ -325,9 +403,25 @@ class Pages:
             }
         )
 
-    async def _cached_subjects(self, facts: Facts, sort: str, offset: int, limit: int) -> Document:
+    async def _publishers(self, facts: Facts, account: str, subject: str) -> list[Document]:
+        """The clients whose latest message had this subject."""
+        async with self._turn():
+            question = rows.PublishersQuery(account or GLOBAL_ACCOUNT, subject)
+            answers = await self._ask_all(facts, question, rows.PublishersPart)
+        return [
+            {"cid": row.cid, "name": row.name, "user": row.user, "shard": shard, "in_msgs": row.in_msgs}
+            for shard, parts in answers
+            for part in parts
+            for row in part.rows
+        ]
+
+    async def _cached_subjects(
+        self, facts: Facts, sort: str, offset: int, limit: int, account: str, only: str
+    ) -> Document:
         """The hottest subjects without a recorder: from the match cache."""
         entries, _cached = await self._subjects(facts, folds=True)
+        if only:
+            entries = [one for one in entries if (one["account"], one["subject"]) == (account or GLOBAL_ACCOUNT, only)]
         key = sort if sort in aggregate.SUBJECT_SORTS else "msgs"
         nobody = [entry for entry in entries if not entry["wanted"]]
         return {
@@ -387,13 +481,33 @@ class Pages:
         )
 
     async def deniedz(self, query: PageQuery) -> bytes:
-        """What permissions have denied, by account and user."""
+        """What permissions have denied, and how often publish_limits made clients wait, by account and user."""
         facts = self._facts(query)
         limit = query.number("limit", DEFAULT_SUBJECTS, MOST_DENIED)
         async with self._turn():
             found = await self._denied(facts)
         totals = {name: aggregate.total(facts, name) for name in ("denied_msgs", "denied_subscriptions")}
         return _json({**aggregate.head(facts), **totals, "users": len(found), "denied": found[:limit]})
+
+    async def whyz(self, query: PageQuery) -> bytes:
+        """Who would get a message on a subject now, and which rule stops it: what `gnatswarm why` prints."""
+        facts = self._facts(query)
+        subject, account = query.literal_subject("subject"), query.text("acc")
+        if not subject:
+            raise BadQuery("which subject? (as in /whyz?subject=orders.new&user=shop)")
+        numbers = _numbers(facts)
+        try:
+            user = why_page.publisher(facts.options, account, query.text("user"), subject)
+
+            async def look() -> Journey:
+                async with self._turn():
+                    return await live_journey(facts.options, self._questions, numbers, subject, user)
+
+            found = await self._look(f"why {numbers} {user!r} {subject!r}", look)
+        except ValueError as error:
+            raise BadQuery(str(error)) from None
+        known = why_page.users(facts.options, account or found.account)
+        return _json({**aggregate.head(facts), **why_page.document(found, known)})
 
     async def stacks(self, query: PageQuery) -> bytes:
         """The stacks of all processes, as text. For a shard that does not answer: only what the kernel says of it.
@@ -406,7 +520,8 @@ class Pages:
     async def _all_stacks(self, facts: Facts) -> bytes:
         from gnatswarm.shards.boundary.stacks import kernel_text, stacks_text
 
-        texts = [f"router {facts.router_pid} [running]:\n{kernel_text(facts.router_pid)}{stacks_text()}"]
+        texts = [f"keeper {facts.pid} [running]:\n{kernel_text(facts.pid)}"]
+        texts += [f"router {facts.router_pid} [running]:\n{kernel_text(facts.router_pid)}{stacks_text()}"]
         answers = await asyncio.gather(*(self._stacks_of(shard.shard) for shard in facts.shards))
         for shard, answer in zip(facts.shards, answers, strict=True):
             what = "running" if answer else "does not answer"
@@ -435,7 +550,30 @@ class Pages:
         accounts = await self._account_metrics(asked, query)
         hottest = aggregate.top_subjects(entries, "msgs", wanted)
         denied = (await self._denied(asked))[:MOST_METRIC_USERS]
-        return metrics.exposition(facts, hottest, dict(self._requests), accounts, denied).encode()
+        hubs = self._alarms.asked("hubs")  # asked for every ten seconds: a gateway that hangs must not delay this page
+        return metrics.exposition(facts, hottest, dict(self._requests), accounts, denied, hubs).encode()
+
+    async def asked_metrics(self, facts: Facts) -> Values:
+        """Metrics that alarms look at and only shards know; a shard that is late is not asked."""
+        found: dict[str, dict[str, float]] = {}
+        if facts.options.leafnodes.remotes:
+            found["hubs"] = {"": float(await self._hubs())}
+        if facts.is_recorded:
+            asked = msgspec.structs.replace(facts, shards=[shard for shard in facts.shards if not shard.is_suspect])
+            answers = await self._ask_all(asked, rows.AccountsQuery(counts_clients=False), rows.AccountsPart)
+            found["unwanted_messages_total"] = {
+                str(shard): float(sum(row.unwanted_msgs for part in parts for row in part.rows))
+                for shard, parts in answers
+            }
+        return found
+
+    async def _hubs(self) -> int:
+        """How many hubs the gateway is connected to; none, if it does not answer."""
+        try:
+            parts = await self._questions.ask(GATEWAY_NUMBER, rows.LeafsQuery(), rows.LeafsPart)
+        except BadQuery:
+            return 0
+        return sum(row.is_spoke for part in parts for row in part.rows)
 
     async def _account_metrics(self, facts: Facts, query: PageQuery) -> Accounts:
         """The busiest accounts. If no accounts are configured, shards do not count their clients for it."""
@@ -466,7 +604,13 @@ class Pages:
         return list(zip(numbers, answers, strict=True))
 
     async def _denied(self, facts: Facts) -> list[Document]:
-        if not aggregate.total(facts, "denied_msgs") + aggregate.total(facts, "denied_subscriptions"):
+        options = facts.options
+        is_limited = any(user.publish_limits is not None for user in options.users) or any(
+            account.publish_limits is not None for account in options.accounts
+        )
+        if not is_limited and not aggregate.total(facts, "denied_msgs") + aggregate.total(
+            facts, "denied_subscriptions"
+        ):
             return []
         answers = await self._ask_all(facts, rows.DeniedQuery(), rows.DeniedPart)
         return aggregate.denied(row for _shard, parts in answers for part in parts for row in part.rows)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gnatswarm.router.config.cores import usable_cores
 from gnatswarm.router.listening import monitor_socket
+from gnatswarm.router.monitoring.alarms import Alarms
 from gnatswarm.router.monitoring.facts import Facts, Meter, gather
 from gnatswarm.router.monitoring.history import COUNTERS, History
 from gnatswarm.router.monitoring.pages import Pages
@@ -33,7 +34,9 @@ class MonitoringState:
         self.requests: dict[str, int] = {}  # over HTTP, by path
         self.questions = ShardQuestions(channels.tell)
         self.history = History(self._totals)  # started when pages are served over HTTP
-        self.pages = Pages(self.gather, self.questions, self.requests, self.history)
+        self._alarm_meter = Meter()  # of its own: a look must not shorten what pages measure over
+        self.alarms = Alarms(self._gather_for_alarms, lambda facts: self.pages.asked_metrics(facts))  # likewise
+        self.pages = Pages(self.gather, self.questions, self.requests, self.history, self.alarms)
 
     def _totals(self) -> dict[str, int]:
         slots = [self._view.page.snapshot(shard.number) for shard in self._view.shards]
@@ -42,3 +45,6 @@ class MonitoringState:
     def gather(self) -> Facts:
         """The facts now."""
         return gather(self._view, self._meter, http=self.address, cores=self._cores)
+
+    def _gather_for_alarms(self) -> Facts:
+        return gather(self._view, self._alarm_meter, http=self.address, cores=self._cores)

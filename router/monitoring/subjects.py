@@ -10,8 +10,9 @@ import heapq
 from collections.abc import Iterable, Sequence
 
 from gnatswarm.broker.goformat import time_text
+from gnatswarm.broker.options import GLOBAL_ACCOUNT
 from gnatswarm.router.monitoring.aggregate import Document
-from gnatswarm.shards.boundary.rows import HotSubjectRow, HotSubjectsPart, SubjectInterestRow
+from gnatswarm.shards.boundary.rows import HotSubjectsPart, SubjectInterestRow
 
 SORTS = ("msgs", "bytes", "deliveries", "out_bytes", "fanout", "widest", "unwanted")
 NOT_RECORDED = (
@@ -27,7 +28,7 @@ def merged(answers: Iterable[tuple[int, Sequence[HotSubjectsPart]]]) -> list[Doc
         for row in (row for part in parts for row in part.rows):
             entry = found.get((row.account, row.subject))
             if entry is None:
-                entry = found[row.account, row.subject] = _empty(row)
+                entry = found[row.account, row.subject] = nothing(row.account, row.subject)
             entry["msgs"] += row.msgs
             entry["bytes"] += row.payload_bytes
             entry["deliveries"] += row.deliveries
@@ -41,10 +42,11 @@ def merged(answers: Iterable[tuple[int, Sequence[HotSubjectsPart]]]) -> list[Doc
     return list(found.values())
 
 
-def _empty(row: HotSubjectRow) -> Document:
+def nothing(account: str, subject: str) -> Document:
+    """The entry of a subject to which nothing was published."""
     return {
-        "account": row.account,
-        "subject": row.subject,
+        "account": account or GLOBAL_ACCOUNT,
+        "subject": subject,
         "msgs": 0,
         "msgs_per_s": 0.0,
         "bytes": 0,

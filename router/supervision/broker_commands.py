@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from gnatswarm.router.supervision.record import RollingRecord
     from gnatswarm.shards.boundary.control import ControlMessage
 
 
@@ -25,6 +26,31 @@ class BrokerCommands(Protocol):
 
     def stop(self, exit_code: int) -> None:
         """Stop every shard, bounded in time; a second call kills those that have not stopped."""
+
+
+class RollingCommands(Protocol):
+    """The steps of a rolling restart; each returns at once."""
+
+    def begin_rolling(self, rolling: RollingRecord) -> str:
+        """Start one shard more than wanted, and remember the plan; "" or why not."""
+
+    def replace(self, number: int, within_s: float, to: list[int]) -> None:
+        """Have this shard move its clients to those in `to` and end, within that time; its next process follows."""
+
+    def stop_gateway(self) -> None:
+        """End the gateway's process."""
+
+    def start_gateway(self) -> None:
+        """Start the gateway again."""
+
+    def start_stopped(self, number: int) -> None:
+        """Start this shard, which has no process."""
+
+    def end_rolling(self, within_s: float, to: list[int] | None = None, then: RollingRecord | None = None) -> None:
+        """Have the additional shard leave, with its clients to `to` (None: to all that serve); `then` is left to do."""
+
+    def note_rolling(self, rolling: RollingRecord | None) -> None:
+        """This is left to do."""
 
 
 class ShardChannels(Protocol):

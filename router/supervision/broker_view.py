@@ -8,14 +8,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 if TYPE_CHECKING:
     import socket
 
     from gnatswarm.broker.options import Options
     from gnatswarm.router.listening.listener_groups import ListenerGroups
+    from gnatswarm.router.supervision.record import RollingRecord
     from gnatswarm.router.supervision.shard_process import ShardProcess
     from gnatswarm.router.supervision.supervision import ShardState
+    from gnatswarm.shards.boundary.control import ClusterNews
     from gnatswarm.shards.boundary.page import Page
+
+
+class RuleState(msgspec.Struct, frozen=True):
+    """One rule, as operators see it."""
+
+    rule: str  # as name "orders*"
+    together: bool
+    shard: int  # where its clients belong now; -1: they stay where they are
+    clients: int  # that match it
+    in_place: int  # of those: where they belong
+    staying: int  # of the others: those with TLS, which cannot move
+    msgs_per_s: float
+    why: str  # why its clients stay where they are; "": they do not
 
 
 class ShardView(Protocol):
@@ -36,6 +53,10 @@ class ShardView(Protocol):
 
 class BrokerView(Protocol):
     """One broker; attributes show its present state."""
+
+    @property
+    def pid(self) -> int:
+        """The pid of the broker: the keeper's, not the router's."""
 
     @property
     def options(self) -> Options:
@@ -78,6 +99,10 @@ class BrokerView(Protocol):
         """The listening socket of the monitoring pages; None if they are not served over HTTP."""
 
     @property
+    def cluster_news(self) -> ClusterNews | None:
+        """What the gateway told last of the cluster; None: nothing yet."""
+
+    @property
     def is_handoff(self) -> bool:
         """Whether the router accepts connections and hands them to shards."""
 
@@ -90,8 +115,16 @@ class BrokerView(Protocol):
         """Whether it is in lame duck mode: no process is started any more."""
 
     @property
+    def rolling(self) -> RollingRecord | None:
+        """The rolling restart that is under way."""
+
+    @property
     def wanted(self) -> int:
         """The requested number of shards."""
+
+    @property
+    def placed(self) -> Sequence[RuleState]:
+        """The placement rules, and how far their clients are where they belong."""
 
     @property
     def shards(self) -> Sequence[ShardView]:

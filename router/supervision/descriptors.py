@@ -33,7 +33,7 @@ def needed(options: Options, shards: int) -> int:
     """The smallest limit with which this many shards, and their router, can serve some clients."""
     has_websocket = bool(options.websocket.port)
     for_shard = ROUTER_FOR_SHARD + has_websocket + 2 * (options.sharding.accept == "handoff")
-    router = ROUTER_OWN + for_shard * shards
+    router = ROUTER_OWN + for_shard * shards + len(options.server_ports)
     shard = SHARD_OWN + has_websocket + (shards - 1) + LEAST_CLIENTS
     # A shard reserves an eighth for links, and sends new clients to other shards when a sixteenth is left.
     return max(router, -(-shard * 16 // 13))

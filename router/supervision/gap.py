@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("gnatswarm.stats")
 
 
-def note_gap(page: Page, process: ShardProcess, directory: str, reason: str) -> threading.Thread | None:
+def note_gap(page: Page, process: ShardProcess, server_id: str, directory: str, reason: str) -> threading.Thread | None:
     """Write the row in a thread, because a disk may be slow. None: nothing is missing, no row is written."""
-    boot = process.boot
-    until_us, missing = page.unrecorded(boot.shard)
+    until_us, missing = page.unrecorded(process.shard)
     if not any(missing):
         return None
     start_us = max(until_us, process.booted_us)
@@ -32,9 +31,9 @@ def note_gap(page: Page, process: ShardProcess, directory: str, reason: str) -> 
 
     row = records.GapRecord(
         version=records.RECORDS_VERSION,
-        broker=boot.server_id,
-        boot=boot.boot_id,
-        shard=boot.shard,
+        broker=server_id,
+        boot=process.boot_id,
+        shard=process.shard,
         file=0,
         window_start_us=start_us,
         window_us=max(0, time.time_ns() // 1000 - start_us),

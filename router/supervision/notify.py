@@ -2,14 +2,14 @@
 
 READY=1 once every shard accepts; STATUS= when it changes; RELOADING=1 and READY=1 around a reload; STOPPING=1;
 WATCHDOG=1 only while every wanted shard answers its pings. A message that cannot be sent is dropped, because the broker
-must not wait for a service manager. Called by the supervisor; costs nothing without such a socket.
+must not wait for a service manager. The keeper sends them, because a service manager listens to the main process.
+Called by the supervisor; costs nothing without such a socket.
 """
 
 from __future__ import annotations
 
-import socket
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,10 +35,7 @@ class Notifier:
         self._said_at = -float("inf")
         self._is_ready = False
         self._is_stopping = False
-        self._socket: socket.socket | None = None
-        if self._address:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-            self._socket.setblocking(False)
+        self._sender: Callable[[str, str], None] | None = None  # address, text
 
     @classmethod
     def take(cls, environment: MutableMapping[str, str], pid: int) -> Notifier:
@@ -50,17 +47,23 @@ class Notifier:
         # Only paths and abstract names are supported (not vsock, as from systemd on a virtual machine's host).
         return cls(address if address[:1] in ("/", "@") else "", int(watchdog) if has_watchdog else 0)
 
+    def send_by(self, sender: Callable[[str, str], None]) -> None:
+        """Send by this function of the address and the text; until then nothing is sent."""
+        if self._address:
+            self._sender = sender
+
     def observe(self, shards: Sequence[ShardState], *, is_serving: bool, is_leaving: bool, connections: int) -> None:
         """Send what has changed, and WATCHDOG=1 when it is due. Called at every tick and every decision.
 
         `is_serving`: every founder has been ready; `is_leaving`: no process is started any more.
         """
-        if self._socket is None:
+        if self._sender is None:
             return
         if is_leaving:
             self.stopping()
-        # A retiring shard is not counted, but it must still answer its pings; an ended one is not pinged.
-        wanted = [shard for shard in shards if shard.is_wanted]
+        # A retiring shard is not counted, even if another follows it (a rolling restart), but it must still answer its
+        # pings; an ended one is not pinged.
+        wanted = [shard for shard in shards if shard.is_wanted and not shard.is_retiring]
         accepting = sum(shard.is_accepting for shard in wanted)
         now = time.monotonic()
         if is_serving and not is_leaving and not self._is_ready:
@@ -98,17 +101,8 @@ class Notifier:
             self._is_stopping = True
             self._send("STOPPING=1")
 
-    def close(self) -> None:
-        """Send nothing more."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
     def _send(self, *fields: str) -> bool:
-        if self._socket is None:
+        if self._sender is None:
             return False
-        try:
-            self._socket.sendto("\n".join(fields).encode(), self._address)
-        except OSError:  # the service manager's queue is full, or it is gone
-            return False
+        self._sender(self._address, "\n".join(fields))
         return True

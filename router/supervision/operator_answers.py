@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from gnatswarm.router.supervision.operator_socket import (
     AnyRequest,
     DisconnectRequest,
+    FollowRequest,
     KillRequest,
+    MoveRequest,
     Ports,
     PortsRequest,
+    PublishedRequest,
+    RebalanceRequest,
     ReloadRequest,
     Reply,
+    RestartRequest,
+    Say,
     ScaleRequest,
+    UpgradeRequest,
+    WhyRequest,
 )
+from gnatswarm.router.supervision.rebalance import MARGIN_S, is_scaled
 from gnatswarm.router.supervision.status import status
-from gnatswarm.router.supervision.supervision import Phase
 from gnatswarm.shards.boundary.control import Disconnect
 
 if TYPE_CHECKING:
+    from gnatswarm.router.config.arrivals import Journey
     from gnatswarm.router.supervision.broker_commands import BrokerCommands, ShardChannels
     from gnatswarm.router.supervision.broker_view import BrokerView
+    from gnatswarm.router.supervision.rebalance import Rebalance
     from gnatswarm.router.supervision.reloader import Reloader
+    from gnatswarm.router.supervision.rolling import Rolling
 
 # A retiring shard has ten seconds for its clients, and starting many takes a while. Less than the client side waits.
 SCALE_DEADLINE_S = 50.0
@@ -75,15 +87,26 @@ class OperatorAnswers:
         commands: BrokerCommands,
         disconnections: Disconnections,
         reloader: Reloader,
+        rebalance: Rebalance,
+        rolling: Rolling,
+        live_journey: Callable[[str, str], Awaitable[Journey]],
+        published: Callable[[], Awaitable[dict[str, int]]],
     ) -> None:
         self._view = view
         self._channels = channels
         self._commands = commands
         self._disconnections = disconnections
         self._reloader = reloader
+        self._rebalance = rebalance
+        self._rolling = rolling
+        self._live_journey = live_journey  # of a subject and a user
+        self._published = published  # messages by subject
 
-    async def answer(self, request: AnyRequest) -> Reply:
-        """The reply: a status after its sample time; for other requests when they are done or have taken too long."""
+    async def answer(self, request: AnyRequest, say: Say) -> Reply:
+        """The reply: a status after its sample time; for other requests when they are done or have taken too long.
+
+        `say` sends lines of progress before it.
+        """
         match request:
             case ScaleRequest(shards):
                 return await self._scale(shards)
@@ -95,6 +118,24 @@ class OperatorAnswers:
                 return await self._ports()
             case ReloadRequest():
                 return await self._reload()
+            case PublishedRequest():
+                return Reply(published=await self._published())
+            case RebalanceRequest():
+                text, problem = await self._rebalance.carry_out()
+                return Reply(text=text, error=problem)
+            case MoveRequest(shard, to, clients):
+                text, problem = await self._rebalance.carry_out({shard: [(to, clients)]})
+                return Reply(text=text, error=problem)
+            case RestartRequest() | UpgradeRequest():
+                return await self._roll(request, say)
+            case FollowRequest():
+                text, problem = await self._rolling.follow(say)
+                return Reply(text=text, error=problem)
+            case WhyRequest(subject, user):
+                try:
+                    return Reply(journey=await self._live_journey(subject, user))
+                except ValueError as error:
+                    return Reply(error=str(error))
         return Reply(status=await status(self._view, request.sample_s))
 
     async def _scale(self, wanted: int) -> Reply:
@@ -103,17 +144,26 @@ class OperatorAnswers:
         if problem:
             return Reply(error=problem)
         deadline = time.monotonic() + SCALE_DEADLINE_S
-        while not self._is_scaled(wanted):
+        while not is_scaled(self._view):
             if time.monotonic() > deadline or self._view.wanted != wanted:
                 return Reply(error="the broker has not the wanted shards yet; `gnatswarm status` says why")
             await asyncio.sleep(SCALE_POLL_S)
-        return Reply(text=f"{wanted} shards serve (before: {before})")
+        text = f"{wanted} shards serve (before: {before})"
+        if wanted > before:
+            evened, problem = await self._rebalance.after_scale(max(1.0, deadline - time.monotonic() - MARGIN_S))
+            text += f"; {evened or problem}" if evened or problem else ""
+        return Reply(text=text)
 
-    def _is_scaled(self, wanted: int) -> bool:
-        return all(
-            shard.state.phase is (Phase.READY if shard.number < wanted else Phase.STOPPED)
-            for shard in self._view.shards
-        )
+    async def _roll(self, request: RestartRequest | UpgradeRequest, say: Say) -> Reply:
+        if self._rebalance.is_under_way:
+            return Reply(error="a rebalance is under way")
+        if not self._reloader.is_done:
+            return Reply(error="a reload is under way")
+        if isinstance(request, UpgradeRequest):
+            text, problem = await self._rolling.upgrade(request.executable, say)
+        else:
+            text, problem = await self._rolling.restart(say)
+        return Reply(text=text, error=problem)
 
     async def _kill(self, number: int) -> Reply:
         if not 0 <= number < self._view.wanted:

@@ -1,5 +1,7 @@
 """The operator's socket of a running router: one JSON line in, one JSON line out, then it closes.
 
+What takes long sends lines with `progress` before.
+
 A Unix socket in the broker's private directory (mode 0700), so only the user who runs the broker, and root, can use
 it. It listens before the broker serves (`router.supervision.runtime_files`): a request during the start is answered
 after it. Served by the supervisor, used by `router.commands.operator_commands`.
@@ -14,7 +16,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gnatswarm.router.config.arrivals import Journey
 from gnatswarm.router.config.reload import Change
+from gnatswarm.router.supervision.broker_view import RuleState
 
 if TYPE_CHECKING:
     import socket
@@ -62,6 +66,43 @@ class ReloadRequest(OperatorRequest, frozen=True):
     """Read the configuration anew, as at SIGHUP; answered when it holds on every shard, or has been refused."""
 
 
+class WhyRequest(OperatorRequest, frozen=True):
+    """Who would get a message that this user publishes to this subject? Publishes nothing."""
+
+    subject: str
+    user: str = ""  # "": clients without credentials
+
+
+class PublishedRequest(OperatorRequest, frozen=True):
+    """What was published so far, by subject?"""
+
+
+class RebalanceRequest(OperatorRequest, frozen=True):
+    """Even the connections over the shards; answered when that is done, as far as it can be."""
+
+
+class MoveRequest(OperatorRequest, frozen=True):
+    """Move so many clients from one shard to another; answered when that is done, as far as it can be."""
+
+    shard: int
+    to: int
+    clients: int
+
+
+class RestartRequest(OperatorRequest, frozen=True):
+    """Replace all shards, one after another; answered with progress, and when that is done or has failed."""
+
+
+class UpgradeRequest(OperatorRequest, frozen=True):
+    """Replace every process by this program; answered as RestartRequest. The router that answers may be replaced."""
+
+    executable: str = ""  # "": the program that the broker was started with
+
+
+class FollowRequest(OperatorRequest, frozen=True):
+    """How does the restart or upgrade that is under way go on, or how has the last one ended?"""
+
+
 class ShardStatus(msgspec.Struct, frozen=True):
     """One row of the status table."""
 
@@ -82,7 +123,8 @@ class ShardStatus(msgspec.Struct, frozen=True):
 class Status(msgspec.Struct, frozen=True):
     """The answer to StatusRequest."""
 
-    pid: int
+    pid: int  # the broker's, which is the keeper's
+    router_pid: int
     address: str
     server_name: str
     accept: str  # "reuseport" or "handoff"
@@ -90,6 +132,7 @@ class Status(msgspec.Struct, frozen=True):
     connections: int
     uptime_s: float
     shards: list[ShardStatus]
+    rules: list[RuleState] = []  # of placement, in their order
 
 
 class Ports(msgspec.Struct, frozen=True):
@@ -115,13 +158,31 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     status: Status | None = None
     ports: Ports | None = None
     reload: ReloadAnswer | None = None
+    journey: Journey | None = None
+    published: dict[str, int] = {}  # messages by subject, the most frequent first
     shards: int = 0  # the requested number of shards; in the reply to DisconnectRequest
     clients: int = 0  # how many were disconnected
     next_cid: int = 0  # the lowest id that a client connecting from now on can have
+    progress: str = ""  # not the reply yet: how it goes on
 
 
-AnyRequest = StatusRequest | ScaleRequest | KillRequest | DisconnectRequest | PortsRequest | ReloadRequest
-Answer = Callable[[AnyRequest], Awaitable[Reply]]
+AnyRequest = (
+    StatusRequest
+    | ScaleRequest
+    | KillRequest
+    | DisconnectRequest
+    | PortsRequest
+    | ReloadRequest
+    | WhyRequest
+    | RebalanceRequest
+    | MoveRequest
+    | PublishedRequest
+    | RestartRequest
+    | UpgradeRequest
+    | FollowRequest
+)
+Say = Callable[[str], None]  # sends a line of progress
+Answer = Callable[[AnyRequest, Say], Awaitable[Reply]]
 _decoder = msgspec.json.Decoder(AnyRequest)
 _encoder = msgspec.json.Encoder()
 
@@ -170,17 +231,22 @@ class OperatorServer:
             async with asyncio.timeout(REQUEST_DEADLINE_S):
                 line = await reader.readline()
             if line:
-                writer.write(_encoder.encode(await self._answer_line(line)) + b"\n")
+
+                def say(text: str) -> None:
+                    if not writer.is_closing():
+                        writer.write(_encoder.encode(Reply(progress=text)) + b"\n")
+
+                writer.write(_encoder.encode(await self._answer_line(line, say)) + b"\n")
                 await writer.drain()
         except (TimeoutError, ValueError, ConnectionError) as error:
             log.warning("An operator's request was not readable: %s", error or "nothing came")
         finally:
             writer.close()
 
-    async def _answer_line(self, line: bytes) -> Reply:
+    async def _answer_line(self, line: bytes, say: Say) -> Reply:
         try:
             request = _decoder.decode(line)
         except msgspec.DecodeError as error:
             return Reply(error=f"not a request: {error}")
         assert self._answer is not None
-        return await self._answer(request)
+        return await self._answer(request, say)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 
 import msgspec
 
@@ -40,6 +41,20 @@ class TemporaryFile:
             raise
         self._identity = _identity(path)
 
+    @classmethod
+    def taken_over(cls, path: str, text: str = "") -> TemporaryFile | None:
+        """One that another process of this broker has written; None: there is none, or its text is another."""
+        taken = cls.__new__(cls)
+        taken.path, identity = path, _identity(path)
+        try:
+            with open(path) as stream:
+                if identity is None or (text and stream.read(64) != text):
+                    return None
+        except (OSError, ValueError):
+            return None
+        taken._identity = identity
+        return taken
+
     def remove(self) -> None:
         """Remove it, if it is still ours: the next broker may have replaced it."""
         if _identity(self.path) == self._identity:
@@ -63,20 +78,29 @@ def write_ports_file(
     nats: Listening,
     monitoring: Listening | None = None,
     websocket: Listening | None = None,
+    servers: Mapping[str, Listening] | None = None,
     pid: int | None = None,
 ) -> TemporaryFile:
     """Write the ports in use; to be called when they accept, because scripts connect as soon as they see the file."""
-    text = ports_text(nats=nats, monitoring=monitoring, websocket=websocket)
+    text = ports_text(nats=nats, monitoring=monitoring, websocket=websocket, servers=servers)
     return TemporaryFile(ports_file_path(directory, program, pid), text)
 
 
-def ports_text(*, nats: Listening, monitoring: Listening | None = None, websocket: Listening | None = None) -> str:
-    """The ports file's one line of JSON."""
+def ports_text(
+    *,
+    nats: Listening,
+    monitoring: Listening | None = None,
+    websocket: Listening | None = None,
+    servers: Mapping[str, Listening] | None = None,
+) -> str:
+    """The ports file's one line of JSON; `servers`: ports for other servers, by kind."""
     ports = {"nats": urls(nats.scheme or "nats", nats)}
     if monitoring is not None:
         ports["monitoring"] = urls(monitoring.scheme or "http", monitoring)
     if websocket is not None:
         ports["websocket"] = urls(websocket.scheme or "ws", websocket)
+    for kind, listening in (servers or {}).items():
+        ports[kind] = urls("nats", listening)
     return msgspec.json.encode(ports).decode()
 
 

@@ -39,7 +39,10 @@ class ReloadOutcome:
 
 
 class Reloader:
-    """Reloads one broker. `reparse` reads its configuration again; `on_reloaded` is called when the options changed."""
+    """Reloads one broker. `reparse` reads its configuration again; `on_reloaded` is called when the options changed.
+
+    `on_scaled_up` is called when shards are being added, `warnings` says what of the new options cannot be done now.
+    """
 
     def __init__(
         self,
@@ -50,6 +53,8 @@ class Reloader:
         *,
         reparse: Callable[[], Options] | None,
         on_reloaded: Callable[[], None],
+        on_scaled_up: Callable[[], None] = lambda: None,
+        warnings: Callable[[], list[str]] = list,
     ) -> None:
         self._broker = broker
         self._commands = commands
@@ -57,6 +62,8 @@ class Reloader:
         self._echo = echo
         self._reparse = reparse
         self._on_reloaded = on_reloaded
+        self._on_scaled_up = on_scaled_up
+        self._warnings = warnings
 
     @property
     def is_done(self) -> bool:
@@ -69,11 +76,15 @@ class Reloader:
         outcome = self._reload()
         has_failed = outcome.refused or outcome.answer.problems
         self._broker.reload_failed_us = time.time_ns() // 1000 if has_failed else 0
+        self._broker.remember()
         if outcome.refused:
             self._notifier.reloaded("the reload failed and changed nothing, the log says why")
         return outcome
 
     def _reload(self) -> ReloadOutcome:
+        if self._broker.rolling is not None:
+            log.error("Reload refused, nothing was changed: a restart is under way")
+            return ReloadOutcome(("a restart is under way: try again when it is over",))
         if self._reparse is None:
             log.warning("Reload: there is no configuration to read again")
             return ReloadOutcome(("there is no configuration to read again",))
@@ -94,11 +105,11 @@ class Reloader:
             log.info("Reloaded: %s", change)
         if old.logging != options.logging:
             try:
-                logs.configure(options.logging, process_label=logs.ROUTER_LABEL)
+                logs.configure(options.logging, process_label=logs.ROUTER_LABEL, pid=self._broker.pid)
             except OSError as error:
-                why = f"{options.logging.file}: {error.strerror}"
-                log.error("Reload: cannot open the log file, logging stays as it was: %s", why)
-                problems.append(f"cannot open the log file, logging stays as it was: {why}")
+                why = logs.failure(options.logging, error)
+                log.error("Reload: logging stays as it was: %s", why)
+                problems.append(f"logging stays as it was: {why}")
                 options = msgspec.structs.replace(options, logging=old.logging)
         if old.pid_file != options.pid_file:
             try:
@@ -108,11 +119,17 @@ class Reloader:
                 problems.append(f"could not write pidfile: {options.pid_file}: {error.strerror}")
         self._broker.adopt(options)
         self._on_reloaded()
-        self._echo.expect({shard.number for shard in self._broker.shards if shard.process is not None})
-        self._broker.tell_all(Reload(options))
+        self._echo.expect({shard.number for shard in self._broker.members if shard.process is not None})
+        self._broker.tell_all(Reload(options, self._broker.generation))
         if options.sharding.shards and options.sharding.shards != old.sharding.shards:
+            before = self._broker.wanted
             problem = self._commands.scale(options.sharding.shards)
             if problem:
                 log.warning("Reload: %s", problem)
                 problems.append(problem)
+            elif options.sharding.shards > before:
+                self._on_scaled_up()
+        for problem in self._warnings():
+            log.warning("Reload: %s", problem)
+            problems.append(problem)
         return ReloadOutcome(answer=ReloadAnswer(diff(old, options).live, tuple(problems)))

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from gnatswarm.shards.boundary import linkdir
@@ -26,23 +26,34 @@ log = logging.getLogger("gnatswarm.router")
 
 
 OPERATORS_BACKLOG = 128
+# Names of a link directory's descriptors, in the order of `LinkDirectory.descriptors`.
+_PARTS = ("base", "directory", "owner")
 
 
 class RuntimeFiles:
-    """The constructor makes the directories, each announced before it exists, or raises LinkDirectoryError."""
+    """The constructor makes the directories, each announced before it exists, or raises LinkDirectoryError.
+
+    `pid` is the broker's. `left`: paths of directories that another router has made, and descriptors by name.
+    """
 
     def __init__(
         self,
         options: Options,
         *,
+        pid: int,
         port: int,
         server_name: str,
         announce: Callable[[str], None],
+        left: tuple[list[str], Mapping[str, int]] | None = None,
     ) -> None:
         self._options = options
+        self._pid = pid
         self._pid_file: TemporaryFile | None = None
         self._ports_file: TemporaryFile | None = None
-        owner = linkdir.Owner(os.getpid(), port, server_name)
+        owner = linkdir.Owner(pid, port, server_name)
+        if left is not None:
+            self._take_over(owner, *left)
+            return
         own = linkdir.LinkDirectory(linkdir.default_base(), owner, announce)
         self._directories = [own]
         self._problem = ""  # why mend() failed last; "": it did not
@@ -62,6 +73,41 @@ class RuntimeFiles:
                 raise
             self._directories.append(links)
             self.link_dir = links.path
+
+    def _take_over(self, owner: linkdir.Owner, paths: list[str], held: Mapping[str, int]) -> None:
+        self._directories = [
+            linkdir.LinkDirectory.taken_over(path, owner, [held.get(f"directory.{n}.{part}", -1) for part in _PARTS])
+            for n, path in enumerate(paths)
+        ]
+        self._problem = ""
+        self._operator_path = os.path.join(paths[0], linkdir.OPERATOR_SOCKET)
+        self.operators = socket.socket(fileno=held["operators"])
+        self.link_dir = paths[-1]
+
+    @property
+    def directories(self) -> list[str]:
+        """Their paths: our own, then the one for links if there is one."""
+        return [directory.path for directory in self._directories]
+
+    def holdings(self) -> dict[str, int]:
+        """Descriptors that another router needs, by names."""
+        parts = {
+            f"directory.{n}.{part}": descriptor
+            for n, directory in enumerate(self._directories)
+            for part, descriptor in zip(_PARTS, directory.descriptors, strict=True)
+            if descriptor >= 0
+        }
+        return {"operators": self.operators.fileno(), **parts}
+
+    def take_over_files(self, program: str) -> None:
+        """Remove at the end the pid file and the ports file that another router has written."""
+        from gnatswarm.router.supervision.portsfile import TemporaryFile, ports_file_path
+
+        if self._options.pid_file:
+            self._pid_file = TemporaryFile.taken_over(self._options.pid_file, str(self._pid))
+        if self._options.ports_file_dir:
+            path = ports_file_path(self._options.ports_file_dir, program, self._pid)
+            self._ports_file = TemporaryFile.taken_over(path)
 
     def mend(self) -> bool:
         """Restore removed directories and the operator socket; returns whether `operators` is a new socket.
@@ -102,7 +148,7 @@ class RuntimeFiles:
         if path:
             from gnatswarm.router.supervision.portsfile import write_pid_file
 
-            self._pid_file = write_pid_file(path)
+            self._pid_file = write_pid_file(path, self._pid)
 
     def write_ports_file(
         self, directory: str, program: str, listener_groups: ListenerGroups, monitor: socket.socket | None
@@ -128,6 +174,8 @@ class RuntimeFiles:
                 websocket=Listening(websocket.host, websocket.port, listener_groups.websocket_scheme)
                 if websocket
                 else None,
+                servers={kind: Listening(one.host, one.port) for kind, one in listener_groups.servers.items()},
+                pid=self._pid,
             )
 
     def remove(self) -> None:

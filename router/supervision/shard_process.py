@@ -1,8 +1,8 @@
-"""One running shard as the router sees it: a process with a pidfd, and the control channel.
+"""One running shard as the router sees it: a process of the keeper's, and the control channel.
 
-Forked by the zygote, or started by exec where there is none; never forked from this process. It gets the descriptors
-that Boot names, under the same numbers, and no others. The signals on which the router acts are blocked in it from its
-first instruction, and later ignored. It is our child in both cases, and is reaped by its pidfd.
+The keeper starts it, kills it and reaps it; the router asks for that. The shard gets the descriptors that Boot names,
+under the same numbers, and no others but its lifeline. The signals on which a broker acts are blocked in it from its
+first instruction, and later ignored.
 """
 
 from __future__ import annotations
@@ -11,21 +11,15 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from gnatswarm.router.supervision.zygote import HANDLED_SIGNALS, ZygoteClient, child_environment
 from gnatswarm.shards.boundary.control import Boot, Channel, ControlError, ControlMessage, ToRouter, encode
 
 # A Unix socket takes this much at once, with the kernel's defaults (212,992 bytes) and a margin. A larger Boot, from a
 # configuration with thousands of users, is sent when the event loop runs.
 BOOT_SENT_AT_ONCE_BYTES = 128 * 1024
-
-
-def shard_command() -> list[str]:
-    """The command of a shard, without --control-fd N. -P: import nothing from the current directory."""
-    return [sys.executable, "-P", "-m", "gnatswarm.shards"]
 
 
 def exit_text(status: int) -> str:
@@ -39,77 +33,89 @@ def exit_text(status: int) -> str:
         return f"killed by signal {-code}"
 
 
-class ShardProcess:
-    """Starts a shard and sends Boot to it. OSError and ZygoteGone when that fails.
+class Parent(Protocol):
+    """The keeper, as far as a shard's process needs it."""
 
-    Call `meet` next, which may have to wait for the zygote; then, when an event loop runs, `open_channel`; after the
+    def launch(self, shard: int, descriptors: list[int], command: Sequence[str]) -> None:
+        """Request a shard with these descriptors under the same numbers, the control channel's first."""
+
+    def launched(self) -> int:
+        """Wait for the pid of the oldest requested shard. OSError when it could not be started."""
+
+    def reach(self, pid: int, descriptor: int) -> None:
+        """Give that shard this end of a new control channel."""
+
+    def kill(self, pid: int) -> None:
+        """SIGKILL that shard; nothing once it was reaped."""
+
+    def wait_exited(self, pid: int) -> None:
+        """Block until that shard was reaped."""
+
+
+class ShardProcess:
+    """The process of one shard: `start()` a new one, or `taken_over()` from a dead router.
+
+    Call `meet` next, which may have to wait for the keeper; then, when an event loop runs, `open_channel`; after the
     process's death `close`.
     """
 
-    def __init__(self, boot: Boot, launcher: ZygoteClient | Sequence[str]) -> None:
-        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._zygote = launcher if isinstance(launcher, ZygoteClient) else None
+    def __init__(self, parent: Parent, sock: socket.socket, *, shard: int, boot_id: str, booted_us: int) -> None:
+        self._parent = parent
+        self._sock = sock
+        self.shard = shard
+        self.boot_id = boot_id
+        self.booted_us = booted_us
         self.pid = 0  # known from meet() on
+        self._is_gone = False  # reaped
+        self._channel: Channel | None = None
+        self._unsent: Boot | None = None
+
+    @classmethod
+    def start(cls, boot: Boot, parent: Parent, command: Sequence[str] = ()) -> ShardProcess:
+        """Request a shard and send Boot to it; `command` replaces the one that runs a shard. OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        process = cls(parent, ours, shard=boot.shard, boot_id=boot.boot_id, booted_us=time.time_ns() // 1000)
         try:
             inherited = [theirs.fileno(), boot.page_fd, *boot.listener_fds, *boot.websocket_fds]
+            inherited += [port.fd for port in boot.server_ports.values()]
             if boot.handoff_fd >= 0:
                 inherited.append(boot.handoff_fd)
-            if isinstance(launcher, ZygoteClient):
-                launcher.request(inherited)
-            else:
-                arguments = [*launcher, "--control-fd", str(theirs.fileno())]
-                # dup2() onto itself clears close-on-exec in the child (glibc 2.29, musl 1.1.24, POSIX 2024).
-                self.pid = os.posix_spawnp(
-                    arguments[0],
-                    arguments,
-                    child_environment(),
-                    file_actions=[(os.POSIX_SPAWN_DUP2, fd, fd) for fd in inherited],
-                    setsigmask=HANDLED_SIGNALS,
-                )
+            parent.launch(boot.shard, inherited, command)
         except BaseException:
-            self._sock.close()
+            ours.close()
             raise
         finally:
             theirs.close()
-        self.boot = boot
-        self.booted_us = time.time_ns() // 1000
-        self._is_reaped = False
-        self._channel: Channel | None = None
-        self._pidfd = -1
-        self._unsent: Boot | None = boot
         frame = encode(boot)
         if len(frame) <= BOOT_SENT_AT_ONCE_BYTES:
-            self._unsent = None
             # It may be dead already; its exit status tells why.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self._sock.sendall(frame)
+                ours.sendall(frame)
+        else:
+            process._unsent = boot
+        return process
+
+    @classmethod
+    def taken_over(cls, parent: Parent, pid: int, *, shard: int, boot_id: str, booted_us: int) -> ShardProcess:
+        """A shard that another router has started: give it a new channel. OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            process = cls(parent, ours, shard=shard, boot_id=boot_id, booted_us=booted_us)
+            process.pid = pid
+            parent.reach(pid, theirs.fileno())
+        return process
 
     def meet(self) -> None:
-        """Wait until the process exists. OSError and ZygoteGone when it could not be started."""
+        """Wait until the process exists. OSError when it could not be started."""
         if self.pid == 0:
-            assert self._zygote is not None
-            self.pid = self._zygote.answer()
+            self.pid = self._parent.launched()
 
     def open_channel(
         self,
         on_message: Callable[[ShardProcess, ControlMessage], None],
         on_ended: Callable[[ShardProcess, ControlError | None], None],
-        on_exited: Callable[[ShardProcess, str], None],
     ) -> None:
-        """Receive the shard's messages, and wait for its end. `on_exited` is called once, when it was reaped."""
-        import asyncio
-
-        loop = asyncio.get_running_loop()
-        self._pidfd = os.pidfd_open(self.pid)
-
-        def reap() -> None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid == self.pid:
-                self._is_reaped = True
-                loop.remove_reader(self._pidfd)
-                on_exited(self, exit_text(status))
-
-        loop.add_reader(self._pidfd, reap)
+        """Receive the shard's messages."""
         self._channel = Channel(
             self._sock, ToRouter, lambda message: on_message(self, message), lambda error: on_ended(self, error)
         )
@@ -120,7 +126,7 @@ class ShardProcess:
     @property
     def is_open(self) -> bool:
         """Whether open_channel was called."""
-        return self._pidfd >= 0
+        return self._channel is not None
 
     def send(self, message: ControlMessage) -> None:
         """Send it, if the channel is still open."""
@@ -128,18 +134,19 @@ class ShardProcess:
             self._channel.send(message)
 
     def kill(self) -> None:
-        """Send SIGKILL; does nothing once it was reaped, because another process may have the pid then."""
-        if self.pid and not self._is_reaped:
-            os.kill(self.pid, signal.SIGKILL)
+        """Send SIGKILL; does nothing once it was reaped."""
+        if self.pid and not self._is_gone:
+            self._parent.kill(self.pid)
 
     def wait_exit(self) -> None:
         """Block until it is dead and reaped; after kill()."""
-        if self.pid and not self._is_reaped:
-            os.waitpid(self.pid, 0)
-            self._is_reaped = True
+        if self.pid and not self._is_gone:
+            self._parent.wait_exited(self.pid)
+            self._is_gone = True
 
-    def read_what_is_left(self) -> None:
-        """Deliver the dead shard's last messages, such as a Fatal, before its death is handled."""
+    def on_exited(self) -> None:
+        """It was reaped: deliver its last messages, such as a Fatal, before its death is handled."""
+        self._is_gone = True
         if self._channel is not None:
             self._channel.read_to_end()
 
@@ -148,6 +155,3 @@ class ShardProcess:
         if self._channel is not None:
             self._channel.close_silently()
         self._sock.close()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1

@@ -1,7 +1,7 @@
 """Handles signals to a running router: each is one command.
 
-Handlers only run in the event loop; before and after, the signals are blocked, so that none ends the router halfway.
-The sender is `router.commands.signals`.
+The keeper receives them and passes them on; the router itself ignores signals. They wait until the event loop runs. The
+sender is `router.commands.signals`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from gnatswarm.router.supervision.broker_commands import BrokerCommands, ShardChannels
 from gnatswarm.router.supervision.broker_view import BrokerView
-from gnatswarm.router.supervision.zygote import HANDLED_SIGNALS
 from gnatswarm.shards.boundary import logs
 from gnatswarm.shards.boundary.control import ReopenLog
 
@@ -44,21 +42,6 @@ class SignalHandlers:
         self._commands = commands
         self._reload = reload
         self._stopping_since_s: float | None = None  # by the loop's clock
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """A context in which signals are handled; needs a running loop."""
-        loop = asyncio.get_running_loop()
-        for number in HANDLED_SIGNALS:
-            loop.add_signal_handler(number, self.on_signal, number)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
-        try:
-            yield
-        finally:
-            # A second signal must not end us before the last socket file is removed.
-            signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
-            for number in HANDLED_SIGNALS:
-                loop.remove_signal_handler(number)
 
     def on_signal(self, number: int) -> None:
         """Handle this signal."""

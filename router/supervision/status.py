@@ -52,7 +52,8 @@ async def status(view: BrokerView, sample_s: float) -> Status:
             )
         )
     return Status(
-        pid=os.getpid(),
+        pid=view.pid,
+        router_pid=os.getpid(),
         address=view.listener_groups.clients.address,
         server_name=view.server_name,
         accept=view.options.sharding.accept,
@@ -60,6 +61,7 @@ async def status(view: BrokerView, sample_s: float) -> Status:
         connections=page.connections,
         uptime_s=time.monotonic() - view.started_at,
         shards=rows,
+        rules=list(view.placed),
     )
 
 

@@ -27,6 +27,7 @@ from gnatswarm.shards.boundary.control import (
     Ping,
     Pong,
     Ready,
+    Resumed,
     Stop,
 )
 
@@ -66,7 +67,7 @@ class ShardState(msgspec.Struct, frozen=True):
     phase: Phase = Phase.STOPPED
     is_founder: bool = True  # one of the broker's first shards: the start fails without it
     is_wanted: bool = False  # should run once the present phase has ended
-    leave: ControlMessage | None = None  # Drain or LameDuck, to be sent when the shard is ready
+    leave: Drain | LameDuck | None = None  # to be sent when the shard is ready
     deadline: float = math.inf  # by which the phase must end
     was_ready: bool = False  # at least once, in any of its processes
     ready_since: float = 0.0
@@ -79,6 +80,7 @@ class ShardState(msgspec.Struct, frozen=True):
     has_drained: bool = False  # it sent Drained, or its time for that is over
     deaths: int = 0  # in a row, without STABLE_AFTER_S between them
     starts: int = 0
+    is_resuming: bool = False  # it was taken over from a dead router, and has not said where it stands
     fatal_reason: str = ""  # the reason in its Fatal message
     last_reason: str = ""  # why the last process ended, for log and status
 
@@ -91,6 +93,11 @@ class ShardState(msgspec.Struct, frozen=True):
     def is_linked(self) -> bool:
         """Whether its siblings should hold a link to it."""
         return self.phase in (Phase.LINKED, Phase.READY, Phase.DRAINING)
+
+    @property
+    def is_retiring(self) -> bool:
+        """Whether it was asked to retire, and still serves its clients."""
+        return self.phase is Phase.DRAINING
 
     @property
     def has_process(self) -> bool:
@@ -152,7 +159,7 @@ class Late(RouterEvent, frozen=True):
 
 
 # Messages of the shard that change its state; the supervisor delivers them as they came.
-ShardMessage = Linked | Ready | InStep | HasHeadroom | Pong | Fatal | Drained
+ShardMessage = Linked | Ready | Resumed | InStep | HasHeadroom | Pong | Fatal | Drained
 
 Event = RouterEvent | ShardMessage
 
@@ -204,6 +211,31 @@ def step(state: ShardState, event: Event, now: float) -> Result:
     return TRANSITIONS[state.phase][type(event)](state, event, now)
 
 
+def taken_over(state: ShardState, now: float, exit_code: int | None = None) -> Result:
+    """What a router makes of a shard that a dead router has left in this state.
+
+    `exit_code`: of its process, if that has ended meanwhile; Exited follows then, or where there is no process. Else
+    Resumed must follow, before the shard is silent for too long. One that had not been ready exits by itself, and that
+    does not count as a death.
+    """
+    if not state.has_process:
+        return state, ()
+    state = _with(state, is_resuming=True, is_suspect=False, ping_sent_at=None, next_ping_at=now)
+    if exit_code == 0:
+        # It was told to leave, and has left: a shard ends so for no other reason.
+        return _with(state, has_drained=True), ()
+    if state.phase in (Phase.STARTING, Phase.LINKED):
+        return _with(state, deaths=0, deadline=now + BOOT_DEADLINE_S), ()
+    if state.phase is Phase.KILLED:
+        return state, (Kill(),)  # the dead router may not have come to do it
+    return state, ()
+
+
+def lasting(state: ShardState) -> ShardState:
+    """The state without what changes all the time, to see whether a successor must know of a change."""
+    return _with(state, ping_seq=0, ping_sent_at=None, next_ping_at=0.0, is_suspect=False)
+
+
 def backoff_s(deaths: int) -> float:
     """The wait before the next start after this many deaths in a row: 0, 0.25, 0.5, … 10 s."""
     if deaths <= 1:
@@ -237,6 +269,7 @@ def _spawned(state: ShardState, now: float) -> ShardState:
         is_in_step=True,
         has_headroom=True,
         has_drained=False,
+        is_resuming=False,
         fatal_reason="",
     )
 
@@ -304,6 +337,28 @@ def _ready(state: ShardState, event: Event, now: float) -> Result:
     if not state.is_wanted:
         return _draining(state, now)
     return state, ()
+
+
+def _resumed(state: ShardState, event: Event, now: float) -> Result:
+    """It serves, whatever of that the dead router knew; and it leaves, if the dead router came to say so."""
+    assert isinstance(event, Resumed)
+    if not state.is_resuming:
+        return _breach(state, event, now)
+    was_known = state.phase in (Phase.READY, Phase.DRAINING)
+    state = _with(
+        state,
+        is_resuming=False,
+        is_in_step=event.is_in_step,
+        has_headroom=event.has_headroom,
+        was_ready=True,
+        ready_since=state.ready_since if was_known else now,
+    )
+    if event.leaves_within_s >= 0:
+        deadline = now + event.leaves_within_s + LEAVE_MARGIN_S
+        return _with(state, phase=Phase.DRAINING, has_drained=event.has_drained, deadline=deadline), ()
+    if state.leave is not None:
+        return _draining(state, now)
+    return _with(state, phase=Phase.READY, deadline=math.inf), ()
 
 
 def _pong(state: ShardState, event: Event, now: float) -> Result:
@@ -453,6 +508,7 @@ _ROWS: dict[type[Event], tuple[Handler, ...]] = {
     SpawnFailed:  (_nothing,  _nothing,  _died,     _nothing,  _nothing,  _nothing,  _nothing,  _nothing),
     Linked:       (_nothing,  _nothing,  _linked,   _breach,   _breach,   _breach,   _nothing,  _nothing),
     Ready:        (_nothing,  _nothing,  _breach,   _ready,    _breach,   _breach,   _nothing,  _nothing),
+    Resumed:      (_nothing,  _nothing,  _resumed,  _resumed,  _resumed,  _resumed,  _nothing,  _nothing),
     InStep:       (_nothing,  _nothing,  _breach,   _in_step,  _in_step,  _in_step,  _nothing,  _nothing),
     HasHeadroom:  (_nothing,  _nothing,  _breach,   _breach,   _headroom, _headroom, _nothing,  _nothing),
     Pong:         (_nothing,  _nothing,  _breach,   _breach,   _pong,     _pong,     _nothing,  _nothing),

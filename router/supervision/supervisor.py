@@ -3,19 +3,21 @@
 Control messages, deaths, commands and time become events. Steering and the list of linked shards follow from the
 states, and are published whenever they change. Other messages of shards go to the `Audience`; signals, operators and
 reloads come in as commands (`broker_commands`). It starts its shards before it imports what only serving needs, so
-that both happen at the same time.
+that both happen at the same time; or it takes over those of a router that has died, and finishes what that had begun.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
 from typing import TYPE_CHECKING
 
-from gnatswarm.router.config.cores import MAX_SHARDS
 from gnatswarm.router.supervision import descriptors, gap, supervision
-from gnatswarm.router.supervision.broker import CannotStart, SupervisedBroker, SupervisedShard
+from gnatswarm.router.supervision.broker import SupervisedBroker, SupervisedShard
+from gnatswarm.router.supervision.opening import CannotStart, why_most
+from gnatswarm.router.supervision.shard_process import ShardProcess, exit_text
 from gnatswarm.shards.boundary import control, linkdir, logs
 
 if TYPE_CHECKING:
@@ -24,9 +26,12 @@ if TYPE_CHECKING:
     from gnatswarm.router.listening.handoff import Handoff
     from gnatswarm.router.supervision.audience import Audience
     from gnatswarm.router.supervision.notify import Notifier
-    from gnatswarm.router.supervision.shard_process import ShardProcess
+    from gnatswarm.router.supervision.record import Left, RollingRecord
 
 log = logging.getLogger("gnatswarm.router")
+
+# Behind the command of another version: run a shard (`gnatswarm_keeper.py`).
+SHARD_COMMAND = "_shard"
 
 TICK_S = 0.25
 # A tick that comes this much too late means that this process did not run.
@@ -36,7 +41,8 @@ LATE_S = 0.5
 class Supervisor:
     """Supervises all shards of one broker: start(), meet(), in an event loop supervise(), wait_ended(); then close().
 
-    start() raises CannotStart. `notifier` tells a service manager, `audience` gets what does not concern supervision.
+    take_over() stands for start() and meet() where a router has died. start() raises CannotStart. `notifier` tells a
+    service manager, `audience` gets what does not concern supervision.
     """
 
     def __init__(self, broker: SupervisedBroker, *, notifier: Notifier, audience: Audience) -> None:
@@ -49,23 +55,70 @@ class Supervisor:
         self._done: asyncio.Future[int] | None = None
         self._last_tick = 0.0
         self._exit_code: int | None = None  # not None: the broker is stopping
+        self._left_exits: list[tuple[int, int]] = []  # taken over: processes that have ended, with their status
 
     def start(self) -> None:
         """Start the founders (the first shards). Needs no event loop."""
-        if self._broker.is_handoff:
-            from gnatswarm.router.listening.handoff import Handoff
-
-            self._handoff = Handoff(self._broker.listener_groups.clients.sockets[0], self._broker.page, self._accepting)
-        for shard in self._broker.shards:
+        self._make_handoff()
+        for shard in self._broker.members:
             self._deliver(shard, supervision.StartWanted())
         try:
             self._broker.runtime_files.write_pid_file(self._broker.options.pid_file)
         except OSError as error:
             raise CannotStart(f"Could not write pidfile: {self._broker.options.pid_file}: {error.strerror}") from None
 
+    def _make_handoff(self) -> None:
+        if self._broker.is_handoff:
+            from gnatswarm.router.listening.handoff import Handoff
+
+            self._handoff = Handoff(self._broker.listener_groups.clients.sockets[0], self._broker.page, self._accepting)
+
+    def take_over(self, left: Left) -> None:
+        """Take over the shards of a router that has died. Needs no event loop; the rest is done by supervise()."""
+        broker, now = self._broker, time.monotonic()
+        if broker.is_leaving:
+            broker.listener_groups.close()
+        else:
+            self._make_handoff()
+            if self._handoff is not None:
+                self._handoff.take_over(left.held)
+        children = {child.pid: child for child in left.children}
+        for shard, record in zip(broker.members, left.record.members, strict=True):
+            child = children.pop(record.pid, None)
+            status = None if child is None else child.status
+            exit_code = None if status is None else os.waitstatus_to_exitcode(status)
+            shard.state, actions = supervision.taken_over(shard.state, now, exit_code)
+            if child is None or not shard.state.has_process:
+                continue
+            shard.process = ShardProcess.taken_over(
+                broker.keeper, child.pid, shard=shard.number, boot_id=record.boot_id, booted_us=record.booted_us
+            )
+            if status is not None:
+                self._left_exits.append((child.pid, status))
+            for action in actions:
+                self._carry_out(shard, action)
+        for child in children.values():  # started just before the router died: nobody is connected there
+            broker.keeper.kill(child.pid)
+            if child.status is not None:
+                broker.keeper.forgotten(child.pid)
+
+    def _finish_what_was_begun(self) -> None:
+        """The dead router may have been in the middle of something."""
+        broker = self._broker
+        for pid, status in self._left_exits:
+            self._on_exited(pid, status)
+        for shard in broker.members:
+            if shard.process is None and shard.state.has_process:
+                self._deliver(shard, supervision.Exited("the router died before it was started"))
+        broker.tell_all(control.ReopenLog())
+        if broker.is_leaving:
+            self._dismiss()
+        else:
+            self._align()
+
     def meet(self) -> None:
         """Wait until the founders' processes exist."""
-        for shard in self._broker.shards:
+        for shard in self._broker.members:
             if shard.process is not None:
                 self._meet(shard)
 
@@ -75,14 +128,17 @@ class Supervisor:
 
         self._loop = asyncio.get_running_loop()
         self._done = self._loop.create_future()
-        for shard in self._broker.shards:
+        for shard in self._broker.members:
             if shard.process is not None and not shard.process.is_open:
-                shard.process.open_channel(self._on_message, self._on_channel_ended, self._on_exited)
+                shard.process.open_channel(self._on_message, self._on_channel_ended)
         if self._handoff is not None:
             self._handoff.start()
         self._last_tick = time.monotonic()
+        if self._broker.left is not None:
+            self._finish_what_was_begun()
         self._tick()
         self._publish()
+        self._remember()
 
     async def wait_ended(self) -> int:
         """Wait until the broker has stopped; returns the exit code."""
@@ -91,16 +147,17 @@ class Supervisor:
 
     def close(self) -> None:
         """Release everything, the broker's too: leaves no process, descriptor, socket file or directory of ours."""
-        self._broker.launcher.close()
-        for shard in self._broker.shards:
+        self._broker.keeper.close()
+        for shard in self._broker.members:
             if shard.process is not None:
+                with contextlib.suppress(OSError):
+                    shard.process.meet()  # the start failed before it existed
                 shard.process.kill()
                 shard.process.wait_exit()
                 self._forget(shard)
         if self._handoff is not None:
             self._handoff.close()
         self._broker.close()
-        self._notifier.close()
 
     # ---- events in ----
 
@@ -110,7 +167,14 @@ class Supervisor:
             return
         if isinstance(message, control.Linked):
             shard.link_path = message.path
-        if isinstance(message, supervision.ShardMessage):
+        elif isinstance(message, control.Resumed) and message.generation != self._broker.generation:
+            process.send(control.Reload(self._broker.options, self._broker.generation))
+        if isinstance(message, control.ClusterNews):
+            self._broker.cluster_news = message
+            for one in self._broker.shards:
+                if one.process is not None:
+                    one.process.send(message)
+        elif isinstance(message, supervision.ShardMessage):
             self._deliver(shard, message)
         else:
             self._audience.on_message(shard.number, message)
@@ -120,24 +184,31 @@ class Supervisor:
         if shard is not None:
             self._deliver(shard, supervision.ChannelEnded("" if error is None else str(error)))
 
-    def _on_exited(self, process: ShardProcess, reason: str) -> None:
-        # It is reaped, but its last messages may be unread: a Fatal among them is the real reason.
-        process.read_what_is_left()
-        shard = self._broker.shard_of(process)
-        if shard is not None:
-            self._deliver(shard, supervision.Exited(reason))
+    def on_exited(self, pid: int, status: int) -> None:
+        """The keeper has reaped this process, with this status of waitpid(2)."""
+        self._on_exited(pid, status)
+
+    def _on_exited(self, pid: int, status: int) -> None:
+        members = self._broker.members
+        shard = next((one for one in members if one.process is not None and one.process.pid == pid), None)
+        if shard is not None and shard.process is not None:
+            # Its last messages may be unread: a Fatal among them is the real reason.
+            shard.process.on_exited()
+            self._deliver(shard, supervision.Exited(exit_text(status)))
+        self._broker.keeper.forgotten(pid)  # after the record says what follows
 
     def _tick(self) -> None:
         assert self._loop is not None
         now = time.monotonic()
         gap_s = now - self._last_tick - TICK_S
         self._last_tick = now
-        for shard in list(self._broker.shards):
+        for shard in self._broker.members:
             if gap_s > LATE_S:
                 self._deliver(shard, supervision.Late(gap_s))
             self._deliver(shard, supervision.TimePassed())
         logs.rotate_when_full()
         self._mend()
+        self._hold()
         self._notify()
         self._loop.call_later(TICK_S, self._tick)
 
@@ -145,10 +216,12 @@ class Supervisor:
         """Restore our directory or files in it, which a cleaner of old files may have removed."""
         if self._broker.runtime_files.mend():
             self._audience.on_operator_socket()
-        linked = [shard for shard in self._broker.shards if shard.state.is_linked and not shard.state.has_drained]
-        numbers = {shard.link_path: shard.number for shard in linked}
-        for path in self._broker.runtime_files.missing_links(list(numbers)):
-            self._broker.tell(numbers[path], control.ListenAnew())  # the shard logs it
+        linked = [shard for shard in self._broker.members if shard.state.is_linked and not shard.state.has_drained]
+        listening = {shard.link_path: shard for shard in linked}
+        for path in self._broker.runtime_files.missing_links(list(listening)):
+            process = listening[path].process
+            if process is not None:
+                process.send(control.ListenAnew())  # the shard logs it
 
     # ---- decisions, and what follows from them ----
 
@@ -158,8 +231,10 @@ class Supervisor:
         for action in actions:
             self._carry_out(shard, action)
         if shard.state != before:
+            if supervision.lasting(shard.state) != supervision.lasting(before):
+                self._remember()
             if shard.state.phase is not before.phase:
-                log.debug("Shard %d is %s", shard.number, shard.state.phase.value)
+                log.debug("%s is %s", shard.name, shard.state.phase.value)
             self._publish()
 
     def _carry_out(self, shard: SupervisedShard, action: supervision.Action) -> None:
@@ -174,9 +249,9 @@ class Supervisor:
         elif isinstance(action, supervision.Spawn):
             self._spawn(shard)
         elif isinstance(action, supervision.Report):
-            getattr(log, action.level)("Shard %d %s", shard.number, action.text)
+            getattr(log, action.level)("%s %s", shard.name, action.text)
         elif isinstance(action, supervision.StopRouter):
-            log.critical("Shard %d %s", shard.number, action.reason)
+            log.critical("%s %s", shard.name, action.reason)
             self.stop(1)
 
     def _spawn(self, shard: SupervisedShard) -> None:
@@ -188,6 +263,7 @@ class Supervisor:
         self._mend()  # or it could not make its link socket
         number = shard.number
         boot_id = os.urandom(8).hex()
+        websocket = self._broker.listener_groups.websocket
         boot = control.Boot(
             version=control.CONTROL_VERSION,
             shard=number,
@@ -198,37 +274,51 @@ class Supervisor:
             options=self._broker.options,
             host=self._broker.options.host,
             port=self._broker.listener_groups.clients.port,
-            listener_fds=self._broker.listener_groups.client_fds(number),
-            websocket_fds=self._broker.listener_groups.websocket_fds(number),
-            handoff_fd=self._handoff.shard_fd(number) if self._handoff else -1,
+            listener_fds=[] if shard.is_gateway else self._broker.listener_groups.client_fds(number),
+            websocket_fds=[] if shard.is_gateway else self._broker.listener_groups.websocket_fds(number),
+            handoff_fd=self._handoff.shard_fd(number) if self._handoff and not shard.is_gateway else -1,
             page_fd=self._broker.page.fd,
             link_dir=self._broker.runtime_files.link_dir,
             created_us=self._broker.page.created_us,
-            router_pid=os.getpid(),
+            keeper_pid=self._broker.pid,
             stats_dir=self._broker.stats_dir,
+            is_gateway=shard.is_gateway,
+            generation=self._broker.generation,
+            server_ports=self._server_ports() if shard.is_gateway else {},
+            websocket_port=websocket.port if websocket is not None else 0,
+            cluster=self._broker.cluster_news,
         )
         shard.link_path = ""
         try:
-            shard.process = self._broker.launcher.launch(boot)
+            shard.process = ShardProcess.start(boot, self._broker.keeper, self._broker.command)
         except OSError as error:
             self._deliver(shard, supervision.SpawnFailed(f"cannot start a process: {error.strerror}"))
             return
         if self._loop is not None:
             self._meet(shard)
 
+    def _server_ports(self) -> dict[str, control.ServerPort]:
+        return {
+            kind: control.ServerPort(listeners.sockets[0].fileno(), listeners.host, listeners.port)
+            for kind, listeners in self._broker.listener_groups.servers.items()
+        }
+
     def _meet(self, shard: SupervisedShard) -> None:
         """Wait until the process that was requested exists, or handle its failure."""
         assert shard.process is not None
+        process = shard.process
         try:
-            process = shard.process = self._broker.launcher.meet(shard.process)
+            process.meet()
         except OSError as error:
+            process.close()
             shard.process = None
             self._deliver(shard, supervision.SpawnFailed(f"cannot start a process: {error.strerror}"))
             return
         self._broker.page.note_boot(shard.number, process.pid)
-        log.debug("Shard %d is process %d, boot id %s", shard.number, process.pid, process.boot.boot_id)
+        log.debug("%s is process %d, boot id %s", shard.name, process.pid, process.boot_id)
+        self._hold()
         if self._loop is not None:
-            process.open_channel(self._on_message, self._on_channel_ended, self._on_exited)
+            process.open_channel(self._on_message, self._on_channel_ended)
 
     def _forget(self, shard: SupervisedShard) -> None:
         """Clean up after a reaped process: exactly once for each one started."""
@@ -236,33 +326,39 @@ class Supervisor:
         if process is None:
             return
         if shard.link_path:
-            linkdir.remove_socket(shard.link_path)
+            linkdir.remove_sockets(shard.link_path)
             shard.link_path = ""
         process.close()
         if self._broker.stats_dir:
-            gap.note_gap(self._broker.page, process, self._broker.stats_dir, shard.state.last_reason)
+            gap.note_gap(
+                self._broker.page, process, self._broker.server_id, self._broker.stats_dir, shard.state.last_reason
+            )
         gone = self._broker.page.forget_connections(shard.number)
         if gone:
             log.debug("Shard %d took %d connections with it", shard.number, gone)
-        if self._handoff is not None:
+        if self._handoff is not None and not shard.is_gateway:
             self._handoff.take_back(shard.number)
         self._audience.on_shard_gone(shard.number)
 
     def _accepting(self) -> list[int]:
         """Shards that get new connections; those without descriptor headroom only if no shard has any."""
         accepting = [shard for shard in self._broker.shards if shard.state.is_accepting]
+        rolling = self._broker.rolling
+        if rolling is not None:
+            # Those that have been replaced, once there are any: so who cannot move has to connect again only once.
+            accepting = [shard for shard in accepting if rolling.is_replaced(shard.number, shard.process)] or accepting
         return [shard.number for shard in [one for one in accepting if one.state.has_headroom] or accepting]
 
     def _publish(self) -> None:
         """Publish steering and the list of linked shards, where they no longer match the states."""
         linked = [
-            control.LinkedShard(shard.number, shard.process.boot.boot_id, shard.link_path)
-            for shard in self._broker.shards
+            control.LinkedShard(shard.number, shard.process.boot_id, shard.link_path)
+            for shard in self._broker.members
             if shard.state.is_linked and shard.process is not None
         ]
         if linked != self._linked:
             self._linked = linked
-            for shard in self._broker.shards:
+            for shard in self._broker.members:
                 if shard.state.is_linked and shard.process is not None:
                     shard.process.send(control.LinkedShards(linked))
         self._check_ready()
@@ -282,7 +378,13 @@ class Supervisor:
     def _check_done(self) -> None:
         if self._done is None or self._done.done():
             return
+        gateway = self._broker.gateway
         if all(shard.state.phase is supervision.Phase.STOPPED for shard in self._broker.shards):
+            if gateway is not None and gateway.state.phase is not supervision.Phase.STOPPED:
+                # The last to leave: until then other servers reach our clients.
+                if self._broker.is_leaving and gateway.state.phase is not supervision.Phase.STOPPING:
+                    self._deliver(gateway, supervision.StopWanted())
+                return
             if self._exit_code is not None:
                 self._done.set_result(self._exit_code)
             elif self._broker.is_leaving:
@@ -295,6 +397,7 @@ class Supervisor:
         if all(shard.state.phase is supervision.Phase.READY for shard in self._broker.shards if shard.state.is_founder):
             self._broker.is_serving = True
             self._steer()
+            self._broker.begin_record(self._lanes())
             steering = self._broker.listener_groups.steering
             if not self._broker.is_handoff and not steering.works:
                 log.warning(
@@ -306,6 +409,16 @@ class Supervisor:
             except OSError as error:
                 log.error("Error writing ports file to %s: %s", self._broker.options.ports_file_dir, error)
             log.info("Server is ready")
+
+    def _lanes(self) -> dict[str, int]:
+        return {} if self._handoff is None else self._handoff.holdings()
+
+    def _hold(self) -> None:
+        """Descriptors may have changed that another router will need."""
+        self._broker.hold(self._lanes())
+
+    def _remember(self) -> None:
+        self._broker.remember()
 
     def _steer(self) -> None:
         accepting = self._accepting()
@@ -320,11 +433,12 @@ class Supervisor:
     def stop(self, exit_code: int) -> None:
         """Stop every shard within a bounded time; a second call kills those that have not stopped."""
         if self._exit_code is not None:
-            for shard in self._broker.shards:
+            for shard in self._broker.members:
                 if shard.process is not None:
                     shard.process.kill()
             return
         self._exit_code = exit_code
+        self._broker.is_stopping = True
         log.info("Initiating Shutdown...")
         self._audience.on_stopping()
         # No new connections; shards still hold copies of the sockets until they exit.
@@ -332,7 +446,8 @@ class Supervisor:
             self._handoff.close()
             self._handoff = None
         self._broker.listener_groups.close()
-        for shard in self._broker.shards:
+        self._hold()
+        for shard in self._broker.members:
             self._deliver(shard, supervision.StopWanted())
         self._publish()
 
@@ -341,29 +456,40 @@ class Supervisor:
         if self._broker.is_leaving or self._exit_code is not None:
             return
         self._broker.is_leaving = True
-        limits = self._broker.options.limits
+        self._remember()
         log.info("Entering lame duck mode, stop accepting new clients")
         self._audience.on_lame_duck()
         if self._handoff is not None:
             self._handoff.close()
             self._handoff = None
         self._broker.listener_groups.close()
+        self._hold()
+        self._dismiss()
+        self._publish()
+
+    def _dismiss(self) -> None:
+        """Have every shard leave; those that were told already go on with it."""
+        limits = self._broker.options.limits
         message = control.LameDuck(limits.lame_duck_grace_s, limits.lame_duck_duration_s)
         for shard in self._broker.shards:
             if shard.state.has_process:
                 self._deliver(shard, supervision.LeaveWanted(message))
             else:
                 self._deliver(shard, supervision.StopWanted())
-        self._publish()
+        gateway = self._broker.gateway
+        if gateway is not None and gateway.process is not None:
+            gateway.process.send(message)  # it stays, and tells other servers
 
     def scale(self, wanted: int) -> str:
         """Begin to run this many shards; "" or why not. New ones take connections as soon as they are ready."""
-        if not 1 <= wanted <= MAX_SHARDS:
-            return f"shards must be 1..{MAX_SHARDS}, not {wanted}"
+        if not 1 <= wanted <= self._broker.most_shards:
+            return f"shards must be 1..{self._broker.most_shards}, not {wanted}" + why_most(self._broker.options)
         if self._broker.is_leaving or self._exit_code is not None:
             return "the broker is shutting down"
         if not self._broker.is_serving:
             return "the broker is still starting"
+        if self._broker.rolling is not None:
+            return "a restart is under way"
         shortage = descriptors.shortage(self._broker.options, wanted)
         if shortage:
             return shortage
@@ -372,18 +498,79 @@ class Supervisor:
         except OSError as error:
             return f"cannot open another listener: {error.strerror}"
         log.info("Scaling from %d to %d shards", self._broker.wanted, wanted)
+        self._want(wanted)
+        # Connections that wait in a closed listener are lost; few: its shard accepted until the queue was empty.
+        self._broker.listener_groups.shrink_to(wanted)
+        self._hold()
+        return ""
+
+    def _want(self, wanted: int, leave: control.Drain | None = None) -> None:
         self._broker.wanted = wanted
+        self._hold()
+        self._align(leave)
+
+    def begin_rolling(self, rolling: RollingRecord) -> str:
+        """Start one shard more than wanted, and remember the plan; "" or why not."""
+        wanted = rolling.shards + 1
+        shortage = descriptors.shortage(self._broker.options, wanted)
+        if shortage:
+            return shortage
+        log.info("Replacing %d shards, one after another", rolling.shards)
+        self._broker.rolling = rolling
+        self._broker.command = [*rolling.command, SHARD_COMMAND] if rolling.command else self._broker.own_command
+        self._broker.listener_groups.grow_if_steered(wanted)
+        self._want(wanted)
+        return ""
+
+    def replace(self, number: int, within_s: float, to: list[int]) -> None:
+        """Have this shard move its clients to those in `to` and end, within that time; its next process follows."""
+        shard = self._broker.shards[number]
+        self._deliver(shard, supervision.LeaveWanted(control.Drain(within_s, to)))
+        self._deliver(shard, supervision.StartWanted())
+
+    def stop_gateway(self) -> None:
+        """End the gateway's process."""
+        if self._broker.gateway is not None:
+            self._deliver(self._broker.gateway, supervision.StopWanted())
+
+    def start_gateway(self) -> None:
+        """Start the gateway again."""
+        if self._broker.gateway is not None:
+            self._deliver(self._broker.gateway, supervision.StartWanted())
+
+    def start_stopped(self, number: int) -> None:
+        """Start this shard, which has no process."""
+        self._deliver(self._broker.shards[number], supervision.StartWanted())
+
+    def note_rolling(self, rolling: RollingRecord | None) -> None:
+        """This is left to do."""
+        self._broker.rolling = rolling
+        self._remember()
+
+    def end_rolling(self, within_s: float, to: list[int] | None = None, then: RollingRecord | None = None) -> None:
+        """Have the additional shard leave, with its clients to `to` (None: to all that serve); `then` is left to do."""
+        rolling = self._broker.rolling
+        if rolling is None:
+            return
+        self._broker.rolling = then
+        if then is None:
+            self._broker.command = self._broker.own_command
+        others = [one.number for one in self._broker.shards[: rolling.shards] if one.state.is_accepting]
+        self._want(rolling.shards, control.Drain(within_s, others if to is None else to))
+
+    def _align(self, leave: control.Drain | None = None) -> None:
+        """Have as many shards as are wanted: start those that are missing, retire those that are too many."""
+        wanted = self._broker.wanted
         while len(self._broker.shards) < wanted:
             self._broker.shards.append(SupervisedShard(len(self._broker.shards), is_founder=False))
-        leave = control.Drain(self._broker.options.limits.lame_duck_grace_s)
+        others = [one.number for one in self._broker.shards if one.number < wanted and one.state.is_accepting]
+        leave = leave or control.Drain(self._broker.options.limits.lame_duck_grace_s, others)
         for shard in self._broker.shards:
             if shard.number < wanted:
                 self._deliver(shard, supervision.StartWanted())
             else:
                 self._deliver(shard, supervision.LeaveWanted(leave))
-        # Connections that wait in a closed listener are lost; few: its shard accepted until the queue was empty.
-        self._broker.listener_groups.shrink_to(wanted)
-        return ""
+        self._remember()
 
     def kill_shard(self, number: int) -> None:
         """Kill its process as a crash would, without counting it as a crash. Nothing where it has none."""

@@ -116,6 +116,26 @@ def server_context(tls: Tls) -> ssl.SSLContext:
     return context
 
 
+def client_context(tls: Tls, *, is_insecure: bool) -> ssl.SSLContext:
+    """The ssl context for connections to other servers, with the same certificate. Raises CertificateError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = _VERSIONS[tls.min_version]
+    try:
+        with _as_file(tls.cert_pem, tls.cert_file) as cert, _as_file(tls.key_pem, tls.key_file) as key:
+            _load_pair(context, cert, key)
+        if tls.ca_file:
+            with _as_file(tls.ca_pem, tls.ca_file) as authorities:
+                context.load_verify_locations(authorities)
+        else:
+            context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    except (OSError, ValueError) as error:
+        raise CertificateError(f"{_PAIR}: {_text(error, tls)}") from None
+    if is_insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 def _load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
     """Load them at the highest of OpenSSL's security levels that takes them; 2 is usual.
 

@@ -2,8 +2,9 @@
 
 A frame is a 4-byte big-endian length of at most 16 MiB and a msgspec struct in MessagePack. Any other bytes close the
 channel with an error; nothing is skipped. The channel carries no client data and no descriptors: a shard inherits
-its descriptors at its start, and in the accept mode "handoff" accepted sockets use a socket pair of their own. Used by
-the router and by the shard; `Framer` is the part without a socket.
+its descriptors at its start, and in the accept mode "handoff" accepted sockets use a socket pair of their own. A router
+that replaces a dead one gives the shard a new channel, so no half of a frame is left. Used by the router and by the
+shard; `Framer` is the part without a socket.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 # Increased with every change of a message. Router and shards come from one installation; versions differ when that was
 # upgraded under a running broker. The shard then reports it and does not start.
-CONTROL_VERSION = 10
+CONTROL_VERSION = 16
+
+# The process that is connected to other servers has this number among the shards.
+GATEWAY_NUMBER = 63
 
 # The largest thing sent is one shard's page of ten thousand connections with all their subscriptions.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -52,6 +56,29 @@ class LinkedShard(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     path: str  # its link socket, absolute
 
 
+class ClusterNews(ControlMessage, frozen=True):
+    """What clients are told of the cluster: from the gateway to the router, and from there to every shard.
+
+    URLs are host:port. `own` ones are empty while no other member has been connected.
+    """
+
+    name: str  # of the cluster
+    own_urls: list[str] = []  # of clients
+    urls: list[str] = []  # of clients of other members
+    own_websocket_urls: list[str] = []
+    websocket_urls: list[str] = []
+    members: int = 0  # other members that are connected
+    is_settled: bool = True  # False: the gateway has just begun; URLs told before stay
+
+
+class ServerPort(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A port on which other servers connect."""
+
+    fd: int  # listening already, shared with the router
+    host: str  # as in the options
+    port: int  # bound port, never -1 or 0
+
+
 # ---- router → shard ----
 
 
@@ -73,8 +100,13 @@ class Boot(ControlMessage, frozen=True):
     page_fd: int  # shards.boundary.page.Page.attach
     link_dir: str  # bind <link_dir>/<shard>.<boot_id>.sock here
     created_us: int  # when the broker started, µs since 1970; for `start` in /varz
-    router_pid: int  # when os.getppid() differs, the router died before PR_SET_PDEATHSIG was set
+    keeper_pid: int  # when os.getppid() differs, the keeper died before PR_SET_PDEATHSIG was set
+    is_gateway: bool = False  # no shard of clients, but the process that is connected to other servers
     stats_dir: str = ""  # existing directory for statistics; "": none are written
+    generation: int = 0  # of the options: how often they were reloaded before
+    server_ports: dict[str, ServerPort] = {}  # the gateway's, by kind: "cluster", "leafnodes"
+    websocket_port: int = 0  # bound port; 0: none
+    cluster: ClusterNews | None = None  # what the gateway told last
 
 
 class Ping(ControlMessage, frozen=True):
@@ -97,6 +129,7 @@ class Reload(ControlMessage, frozen=True):
     """New options; those that cannot change at run time have their old values."""
 
     options: Options
+    generation: int = 0  # how often they were reloaded, this time included
 
 
 class ReopenLog(ControlMessage, frozen=True):
@@ -106,10 +139,26 @@ class ReopenLog(ControlMessage, frozen=True):
 class Drain(ControlMessage, frozen=True):
     """Retire this shard within deadline_s.
 
-    Accept until the accept queue was empty for a second, send INFO with ldm, flush and close, send Drained, exit 0.
+    Accept until the accept queue was empty for a second, move clients to the shards in `to`, send INFO with ldm to
+    those that cannot move, flush and close, send Drained, exit 0.
     """
 
     deadline_s: float
+    to: list[int] = []  # []: nobody is moved
+
+
+class MoveAway(ControlMessage, frozen=True):
+    """Move so many of your clients to each of these shards, within a time; answered by Moved."""
+
+    to: list[tuple[int, int]]  # (shard, clients)
+    within_s: float
+
+
+class Places(ControlMessage, frozen=True):
+    """Where clients belong now, by placement rule; sent again whenever it changes."""
+
+    generation: int  # of the options whose rules these are; a shard with others waits for the next
+    shards: list[int]  # by rule: the shard of its clients; -1: they stay where they are
 
 
 class LameDuck(ControlMessage, frozen=True):
@@ -164,6 +213,16 @@ class Ready(ControlMessage, frozen=True):
     """I have the complete interest of every shard in LinkedShards, and accept connections. Sent once per boot."""
 
 
+class Resumed(ControlMessage, frozen=True):
+    """Where I stand, to a router that has taken me over: the first message on the channel that it gave me."""
+
+    is_in_step: bool
+    has_headroom: bool
+    generation: int  # of the options that hold here
+    leaves_within_s: float = -1.0  # I was told to Drain or LameDuck, and have this long; negative: I was not
+    has_drained: bool = False
+
+
 class InStep(ControlMessage, frozen=True):
     """Whether I have a link to every living sibling. Not sent for a link that is restored within 50 ms."""
 
@@ -196,6 +255,29 @@ class Disconnected(ControlMessage, frozen=True):
     """The clients selected by Disconnect are gone."""
 
     clients: int  # how many there were
+
+
+class Moved(ControlMessage, frozen=True):
+    """What MoveAway asked for is done, as far as it can be."""
+
+    clients: int  # that have moved
+    stay: dict[str, int]  # why others could not move, and how many
+
+
+class RuleMatch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Clients of one shard that match one placement rule."""
+
+    rule: int
+    clients: int
+    staying: int  # of those: with TLS, which cannot move
+    msgs_per_s: float  # that they publish and receive
+
+
+class Matching(ControlMessage, frozen=True):
+    """Which placement rules my clients match; sent while there are rules, when it has changed."""
+
+    generation: int  # of the options whose rules these are
+    rules: list[RuleMatch]  # those that some client matches
 
 
 class Drained(ControlMessage, frozen=True):
@@ -233,26 +315,33 @@ ToShard = (
     | Reload
     | ReopenLog
     | Drain
+    | MoveAway
+    | Places
     | LameDuck
     | Stop
     | Disconnect
     | Snapshot
     | SystemReply
     | SystemEvent
+    | ClusterNews
 )
 ToRouter = (
     Linked
     | Ready
+    | Resumed
     | InStep
     | HasHeadroom
     | Pong
     | Fatal
     | Reloaded
     | Disconnected
+    | Moved
+    | Matching
     | Drained
     | SnapshotReply
     | SystemRequest
     | AccountChanged
+    | ClusterNews
 )
 
 _encoder = msgspec.msgpack.Encoder()

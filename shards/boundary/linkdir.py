@@ -1,11 +1,11 @@
 """The private directory of one broker: its shards' link sockets, its operator socket, and locks that prove it alive.
 
 Mode 0700, made by the router as `<base>/<pid>-<random>`, where the base directory is the user's; the file
-`router.json` in it names the router. The directory and that file are locked (flock) while the router lives, and the
+`router.json` in it names the keeper. The directory and that file are locked (flock) while the broker lives, and the
 kernel releases the locks however it dies. The next router that starts removes the directories of dead ones. Locks and
 fresh times keep programs away that delete old files; what is removed nevertheless, `mend()` makes again under the same
-names. It holds only files and sockets, no directories. Called by the router, and by the zygote when its router has
-died, to remove the directory.
+names. It holds only files and sockets, no directories. The keeper holds the locks, too, so they outlive a router that
+is replaced. Called by the router, and by the keeper at the broker's end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -123,12 +123,26 @@ class LinkDirectory:
             # This lock keeps others from looking for dead routers until our own locks are held.
             with _LockedBase(self._base):
                 remove_stale(self._base)
-                announce(self.path)  # before it exists: the zygote, which removes it when we die, must know it by then
+                announce(self.path)  # before it exists: the keeper, which removes it when we die, must know it by then
                 os.mkdir(self.path, 0o700)
                 self._hold(waits=True)
         except OSError as error:
             self._let_go()
             raise LinkDirectoryError(f"cannot make a private directory in {base!r}: {error.strerror}") from None
+
+    @classmethod
+    def taken_over(cls, path: str, owner: Owner, descriptors: Sequence[int]) -> LinkDirectory:
+        """One that another process of this broker has made, with its locks: those of `descriptors`."""
+        taken = cls.__new__(cls)
+        taken._base, taken._owner, taken.path = os.path.dirname(path), owner, path
+        taken._base_fd, taken._fd, taken._file_fd = descriptors
+        taken._touched_at = time.monotonic()
+        return taken
+
+    @property
+    def descriptors(self) -> tuple[int, int, int]:
+        """Those that have the locks: of the base, of the directory and of the owner's file; -1: not held now."""
+        return self._base_fd, self._fd, self._file_fd
 
     def names(self) -> set[str]:
         """Names of the files in it now; OSError when the directory is gone."""
@@ -378,7 +392,13 @@ def _whose(base: str) -> str:
     return f"It is user {uid}'s: choose another link_dir, or set XDG_RUNTIME_DIR to a directory of your own"
 
 
-def remove_socket(path: str) -> None:
-    """Remove the link socket of a dead shard, if it is still there."""
-    with contextlib.suppress(OSError):
-        os.unlink(path)
+def path_for_moves(link_path: str) -> str:
+    """Where the shard with this link socket takes clients that move to it: no longer than that path."""
+    return link_path.removesuffix(".sock") + ".mv"
+
+
+def remove_sockets(link_path: str) -> None:
+    """Remove the sockets of a dead shard that are still there: the link socket, and the one for moves."""
+    for path in (link_path, path_for_moves(link_path)):
+        with contextlib.suppress(OSError):
+            os.unlink(path)

@@ -25,6 +25,8 @@ from gnatswarm.broker.options import Logging
 ROOT = "gnatswarm"
 TRACE = 5  # every operation of every client; below DEBUG because it logs more
 
+TAG = "gnatswarm"  # of lines in syslog
+
 # Only the router renames a log that has grown too big; shards then open the new file.
 ROUTER_LABEL = "router"
 
@@ -52,14 +54,16 @@ def without_secrets(text: str) -> str:
 class LineFormatter(logging.Formatter):
     """Formats a record as nats-server does: `[pid] date time [INF] text`; each line of a traceback is a log line."""
 
-    def __init__(self, *, logtime: bool, label: str = "", as_json: bool = False, utc: bool = False) -> None:
+    def __init__(
+        self, *, logtime: bool, label: str = "", as_json: bool = False, utc: bool = False, pid: int = 0
+    ) -> None:
         super().__init__()
         self._logtime = logtime
         self._broken_down = time.gmtime if utc else time.localtime
         self._json = as_json
         self._label = label
         self._prefix = f"{label} - " if label and label != ROUTER_LABEL else ""
-        self._pid = os.getpid()
+        self._pid = pid or os.getpid()
         self._second = -1
         self._date = ""
 
@@ -102,6 +106,13 @@ class LineFormatter(logging.Formatter):
         if len(lines) > 1:
             row["traceback"] = lines[1:]
         return msgspec.json.encode(row).decode()
+
+
+class BareFormatter(LineFormatter):
+    """The same without process id, time and level, which syslog has beside the text."""
+
+    def _head(self, record: logging.LogRecord) -> str:
+        return ""
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
@@ -202,16 +213,31 @@ class LineHandler(logging.Handler):
             return  # there is no other place to report it
 
 
-def configure(options: Logging, *, process_label: str) -> None:
+def configure(options: Logging, *, process_label: str, pid: int = 0) -> None:
     """Send everything below the logger "gnatswarm" where `options` says; may be called again to change that.
 
-    `process_label` is "router" or, for example, "shard 3"; a shard's label is put before the text. Raises OSError when
-    the file cannot be opened: fatal at the start; at a reload the caller keeps the old configuration.
+    `process_label` is "router" or, for example, "shard 3"; a shard's label is put before the text. `pid` is shown in
+    each line, 0: our own; the router shows the keeper's, which is the broker's. Raises OSError when the file cannot be
+    opened, or no syslog answers: fatal at the start; at a reload the caller keeps the old configuration.
     """
-    handler = LineHandler(options, process_label=process_label)
     as_json = options.format == "json"
+    kind = LineFormatter
+    handler: logging.Handler
+    if options.is_to_syslog:
+        from gnatswarm.shards.boundary.syslog import SyslogHandler
+
+        try:
+            handler = SyslogHandler(options, tag=TAG)
+            kind = BareFormatter
+        except OSError:
+            # The router refuses a start or a reload then; a shard that is started again later must serve all the same.
+            if process_label == ROUTER_LABEL:
+                raise
+            handler = LineHandler(options, process_label=process_label)
+    else:
+        handler = LineHandler(options, process_label=process_label)
     handler.setFormatter(
-        LineFormatter(logtime=options.logtime, label=process_label, as_json=as_json, utc=options.logtime_utc)
+        kind(logtime=options.logtime, label=process_label, as_json=as_json, utc=options.logtime_utc, pid=pid)
     )
     logging.addLevelName(TRACE, "TRACE")
     logging.raiseExceptions = False  # a broken log line is never a reason to write a traceback into the log
@@ -223,6 +249,14 @@ def configure(options: Logging, *, process_label: str) -> None:
     for previous in old:
         root.removeHandler(previous)
         previous.close()
+
+
+def failure(options: Logging, error: OSError) -> str:
+    """What to say when configure() has failed."""
+    why = error.strerror or str(error)
+    if options.is_to_syslog:
+        return f'error connecting to syslog: "{options.remote_syslog or "the local one"}: {why}"'
+    return f"cannot open the log file {options.file}: {why}"
 
 
 def reopen() -> str:

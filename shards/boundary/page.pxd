@@ -5,6 +5,7 @@
 #   …        │
 #   slot 63  │
 #   accounts │ keys of accounts with a connection limit │ per shard, connections of each: written by that shard
+#   publish  │ keys of users and accounts with publish_limits │ two words of each, for broker.allowance: atomic
 #
 # A shard writes its slot's plain counters with ordinary stores: an aligned word is never torn, and a reader may see a
 # value that is a few nanoseconds old. Only words that several processes write, and those of a change, are atomic.
@@ -21,9 +22,10 @@ cdef extern from *:
     #include <stddef.h>
 
     #define PAGE_MAGIC UINT64_C(0x676e617473776d31)   /* "gnatswm1" */
-    #define PAGE_VERSION 4
+    #define PAGE_VERSION 5
     #define PAGE_SLOTS 64
     #define PAGE_ACCOUNTS 1024
+    #define PAGE_PUBLISHERS 4096
 
     typedef struct {
         uint64_t magic;
@@ -76,6 +78,8 @@ cdef extern from *:
         ShardSlot slots[PAGE_SLOTS];
         uint64_t account_keys[PAGE_ACCOUNTS];   /* atomic; 0: free. A place is never freed */
         int32_t account_connections[PAGE_SLOTS][PAGE_ACCOUNTS];
+        uint64_t publisher_keys[PAGE_PUBLISHERS];   /* atomic; 0: free. A place is never freed */
+        uint64_t publisher_paid[PAGE_PUBLISHERS][2];   /* atomic, all shards: for messages, and for bytes */
     } PageLayout;
 
     _Static_assert(sizeof(PageHeader) == 384, "the page header has changed: raise PAGE_VERSION");
@@ -145,6 +149,18 @@ cdef extern from *:
         return -1;
     }
 
+    /* When all places are taken, two share one: they may publish less then, never more. */
+    static inline int page_publisher_place(PageLayout *page, uint64_t key) {
+        for (unsigned i = 0; i < PAGE_PUBLISHERS; i++) {
+            unsigned place = (key + i) % PAGE_PUBLISHERS;
+            uint64_t found = 0;
+            if (__atomic_compare_exchange_n(&page->publisher_keys[place], &found, key, 0,
+                                            __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST) || found == key)
+                return (int)place;
+        }
+        return (int)(key % PAGE_PUBLISHERS);
+    }
+
     static inline int64_t page_account_connections(PageLayout *page, int place) {
         int64_t sum = 0;
         for (int shard = 0; shard < PAGE_SLOTS; shard++)
@@ -195,6 +211,7 @@ cdef extern from *:
         PAGE_VERSION
         PAGE_SLOTS
         PAGE_ACCOUNTS
+        PAGE_PUBLISHERS
 
     ctypedef struct PageHeader:
         uint64_t magic
@@ -237,6 +254,7 @@ cdef extern from *:
         PageHeader header
         ShardSlot[64] slots
         uint64_t[1024] account_keys
+        uint64_t[2] *publisher_paid
 
     # The next client id: dense, from 1, unique over all shards, never reused.
     uint64_t page_next_client_id(PageHeader* header) noexcept nogil
@@ -249,6 +267,7 @@ cdef extern from *:
     int64_t page_connections(PageHeader* header) noexcept nogil
     # The account's place among those with a connection limit; -1: all places are taken.
     int page_account_place(PageLayout* page, uint64_t key) noexcept nogil
+    int page_publisher_place(PageLayout* page, uint64_t key) noexcept nogil
     int64_t page_account_connections(PageLayout* page, int place) noexcept nogil
     # 1: counted; 0: the account has `most` already. most <= 0: no limit.
     int page_try_add_to_account(PageLayout* page, int shard, int place, int64_t most) noexcept nogil

@@ -5,8 +5,8 @@ A memfd made by the router and mapped by every shard: the next client id, the nu
 broker (atomic, so that max_connections is exact), and one slot of gauges and counters per shard. It is not a message
 channel: no process waits on it. Invariant: the broker's connection count is the sum of the slots' counts, except for
 changes in progress. It outlives a killed shard, so ids are never reused and totals never decrease. Cost: 17 KiB for the
-whole broker; with connection limits of accounts 8 KiB more, and 4 KiB more per shard. A connection costs five atomic
-additions, a message only plain stores.
+whole broker; with connection limits of accounts 8 KiB more, and 4 KiB more per shard; each user with publish_limits
+at most 8 KiB more. A connection costs five atomic additions, a message only plain stores.
 """
 
 import os
@@ -20,6 +20,7 @@ import fcntl
 import hashlib
 
 SLOTS = PAGE_SLOTS
+VERSION = PAGE_VERSION
 
 # How often forget_connections tries to find a moment in which no living shard is inside a change. A change takes some
 # 50 ns, so the first or second try succeeds; a shard stopped inside one (SIGSTOP) must not block the router.
@@ -134,6 +135,16 @@ cdef class Page:
         """The account's place on the page: 0 to 1023; -1: all places are taken by other accounts with limits."""
         digest = hashlib.blake2b(name, digest_size=8).digest()
         return page_account_place(self.layout, int.from_bytes(digest, "little") or 1)
+
+    def publisher_words(self, bytes name not None):
+        """Addresses of the two words for the publish_limits of a user or account: of messages, and of bytes.
+
+        They are zeros at first, the same for all processes, and valid while the Page lives.
+        """
+        digest = hashlib.blake2b(name, digest_size=8).digest()
+        cdef int place = page_publisher_place(self.layout, int.from_bytes(digest, "little") or 1)
+        cdef uint64_t *words = <uint64_t *> self.layout.publisher_paid[place]
+        return <size_t> words, <size_t> (words + 1)
 
     def account_connections(self, int place):
         """Connections of an account, on all shards."""

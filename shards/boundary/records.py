@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import msgspec
 
-RECORDS_VERSION = 2
+RECORDS_VERSION = 3
 
 # The subject of the row that sums up all subjects without a row of their own.
 OTHER = "*other*"
+# The user of the row that makes a window's rows of clients add up to its rows of subjects.
+REST = "*rest*"
 
 
 class Record(msgspec.Struct, frozen=True, tag_field="kind"):
@@ -119,6 +121,49 @@ class DeniedRecord(Record, frozen=True, tag="denied"):
     subscriptions: int
 
 
+class Published(msgspec.Struct, frozen=True):
+    """What one client published to one subject."""
+
+    subject: str  # OTHER: subjects without one of these of their own, and what was refused
+    msgs: int
+    bytes: int  # payload and headers
+    requests: int  # of msgs: had a reply subject
+
+
+class Received(msgspec.Struct, frozen=True):
+    """What one client got of its subscriptions to one subject."""
+
+    subject: str  # as subscribed to, wildcards included; OTHER: all without one of these of their own
+    queue: str  # "": none
+    msgs: int
+
+
+class ClientRecord(Record, frozen=True, tag="client"):
+    """One client of this shard, or several that have left and were of the same user, name, library and address.
+
+    A client has a row if it sent or got messages, came or left. Clients without rows of their own share the one of the
+    user OTHER. The numbers of a window's rows of clients are together those of its rows of subjects and of what was
+    refused; for that there may be a row of the user REST: the broker's own messages, and messages that other rows have
+    in the window before or after (one of the two is negative).
+    """
+
+    account: str
+    user: str
+    name: str  # as its CONNECT says; "": privacy (stats client_names)
+    lib: str  # language and version
+    ip: str
+    cid: int  # 0: not one client
+    connections: int  # clients in this row
+    opened: int  # of them: came in this window
+    closed: int  # of them: left in this window
+    in_msgs: int  # from the client
+    in_bytes: int
+    out_msgs: int  # to the client
+    out_bytes: int
+    published: tuple[Published, ...]  # adds up to in_msgs
+    received: tuple[Received, ...]  # adds up to out_msgs, up to messages of the windows beside this one
+
+
 class GapRecord(Record, frozen=True, tag="gap"):
     """Written by the router for a shard that died: what the shared page has counted and no window contains."""
 
@@ -131,7 +176,9 @@ class GapRecord(Record, frozen=True, tag="gap"):
     reason: str  # how the process ended
 
 
-AnyRecord = SubjectRecord | QueueRecord | LinkRecord | ShardRecord | SlowRecord | DeniedRecord | GapRecord
+AnyRecord = (
+    SubjectRecord | QueueRecord | LinkRecord | ShardRecord | SlowRecord | DeniedRecord | ClientRecord | GapRecord
+)
 KINDS: dict[str, type[Record]] = {
     "subject": SubjectRecord,
     "queue": QueueRecord,
@@ -139,5 +186,6 @@ KINDS: dict[str, type[Record]] = {
     "shard": ShardRecord,
     "slow": SlowRecord,
     "denied": DeniedRecord,
+    "client": ClientRecord,
     "gap": GapRecord,
 }

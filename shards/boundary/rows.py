@@ -58,6 +58,10 @@ class ConnectionRow(PageStruct):
     kind: str = "nats"  # as /connz names its type: nats, websocket
     tls_version: str = ""  # "1.3"; "": not encrypted
     tls_cipher_suite: str = ""
+    came_from: int = -1  # the shard that it has moved from; -1: it was accepted here
+    moved_us: int = 0  # when
+    login: str = ""  # by what it logged in: password, token, nkey, certificate, no_auth_user; "": it needed nothing
+    publish_waits: int = 0  # how often it was not read for a while, because of publish_limits
 
 
 class SubjectRow(PageStruct):
@@ -143,7 +147,9 @@ class ConnectionsQuery(Question, tag="connz"):
     account: str = ""  # "": any
     search: str = ""  # in the client's name, address, user, language or id, ignoring case; "": any
     with_subs: bool = False
+    most_subs: int = 0  # stop after so many subscriptions; 0: after MOST_SUBSCRIPTIONS, with `is_over`
     now_us: int = 0  # the same moment for all shards, for sorting by `idle` and `uptime`
+    cids: list[int] = []  # only these, open or about to come here; []: any
 
 
 class ConnectionsPart(PageStruct):
@@ -152,6 +158,11 @@ class ConnectionsPart(PageStruct):
     total: int  # connections in that state, matching or not
     rows: list[ConnectionRow]
     is_over: bool = False  # there are more subscriptions than one page may show
+    # In the first part, for `router.monitoring.moving_clients`:
+    counted_us: int = 0  # when `total` was counted
+    left: list[tuple[int, ConnectionRow]] = []  # clients that have lately moved on: the new shard, and their last row
+    came: list[tuple[int, int]] = []  # those that have lately come: their id, the old shard
+    coming: list[int] = []  # of `cids`: those that are about to come
 
 
 class SubscriptionsQuery(Question, tag="subscriptions"):
@@ -271,6 +282,64 @@ class LinksPart(PageStruct):
     rows: list[LinkRow]
 
 
+class LeafRow(PageStruct):
+    """A leaf node connection."""
+
+    name: str  # of the other server
+    account: str
+    host: str
+    port: int
+    is_spoke: bool  # this broker is the leaf node
+    rtt_us: int  # 0: not measured yet
+    in_msgs: int
+    out_msgs: int
+    in_bytes: int
+    out_bytes: int
+    pending_bytes: int
+    subscriptions: int  # that the other server has told
+
+
+class RouteRow(PageStruct):
+    """A route: the connection to another member of the cluster."""
+
+    rid: int
+    remote_id: str
+    name: str
+    did_solicit: bool  # this broker dialled
+    is_configured: bool
+    host: str
+    port: int
+    start_us: int  # since 1970
+    idle_us: int  # how long the member has sent nothing
+    rtt_us: int  # 0: not measured yet
+    in_msgs: int
+    out_msgs: int
+    in_bytes: int
+    out_bytes: int
+    pending_bytes: int
+    subscriptions: int  # that the member has told
+
+
+class RoutesQuery(Question, tag="routez"):
+    """The routes: a question to the gateway."""
+
+
+class RoutesPart(PageStruct):
+    """All routes."""
+
+    rows: list[RouteRow]
+
+
+class LeafsQuery(Question, tag="leafz"):
+    """The leaf node connections: a question to the gateway."""
+
+
+class LeafsPart(PageStruct):
+    """All leaf node connections."""
+
+    rows: list[LeafRow]
+
+
 class AccountsQuery(Question, tag="accstatz"):
     """Connections and traffic by account."""
 
@@ -288,6 +357,7 @@ class AccountRow(PageStruct):
     out_bytes: int = 0
     slow_consumers: int = 0
     unwanted_msgs: int = 0  # that nobody got, up to the end of the recorder's last window
+    subscriptions: int = 0  # of its clients
 
 
 class AccountsPart(PageStruct):
@@ -307,6 +377,7 @@ class DeniedRow(PageStruct):
     user: str  # "": clients without a user
     publishes: int = 0
     subscriptions: int = 0
+    waits: int = 0  # how often a client of its was not read for a while, because of publish_limits
 
 
 class DeniedPart(PageStruct):
@@ -330,6 +401,34 @@ class StacksPart(PageStruct):
     """The stacks of the shard: see shards.boundary.stacks."""
 
     text: str
+
+
+class PublishersQuery(Question, tag="publishers"):
+    """The clients whose latest message had this subject."""
+
+    account: str
+    subject: str
+    most: int = 200
+
+
+class PublishersPart(PageStruct):
+    """All of them, up to `most`."""
+
+    rows: list[ConnectionRow]
+
+
+class MovesQuery(Question, tag="moves"):
+    """How many clients have moved."""
+
+
+class MovesPart(PageStruct):
+    """Counts since the shard's start, and how many are on their way."""
+
+    moved: int = 0  # that went on in another shard
+    arrived: int = 0
+    stopped: int = 0  # batches that ended with their clients where they were
+    lost: int = 0  # clients that were closed because a shard or link ended in the middle
+    moving: int = 0  # still to be moved by the present request
 
 
 class ClientPart(PageStruct):
@@ -387,9 +486,13 @@ Query = (
     | QueuesQuery
     | SlowQuery
     | LinksQuery
+    | LeafsQuery
+    | RoutesQuery
     | AccountsQuery
     | DeniedQuery
     | ClientQuery
+    | PublishersQuery
+    | MovesQuery
     | StacksQuery
 )
 Part = (
@@ -402,9 +505,13 @@ Part = (
     | QueuesPart
     | SlowPart
     | LinksPart
+    | LeafsPart
+    | RoutesPart
     | AccountsPart
     | DeniedPart
     | ClientPart
+    | PublishersPart
+    | MovesPart
     | StacksPart
 )
 

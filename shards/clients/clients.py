@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker.access.auth import Authenticator, Verdicts
@@ -23,12 +24,15 @@ from gnatswarm.broker.errors import (
     MaximumConnectionsExceeded,
     ProtocolError,
 )
+from gnatswarm.broker.frozen import RecordRefused
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, STANDARD, WEBSOCKET
 from gnatswarm.broker.renewal import listen_anew
 from gnatswarm.broker.trace import Tracer
 from gnatswarm.shards.clients.account_census import AccountCensus
-from gnatswarm.shards.clients.closed import SLOW, Closed
+from gnatswarm.shards.clients.allowances import Allowances
+from gnatswarm.shards.clients.closed import SLOW, Closed, connection_row, wall_offset_us
 from gnatswarm.shards.clients.denials import Denials
+from gnatswarm.shards.clients.passing import Passing
 from gnatswarm.shards.clients.passwords import Passwords
 from gnatswarm.shards.clients.rights import Rights
 from gnatswarm.shards.clients.session import ClientSession
@@ -45,7 +49,9 @@ if TYPE_CHECKING:
     from gnatswarm.shards.boundary.page import Page
     from gnatswarm.shards.boundary.rows import ConnectionRow
     from gnatswarm.shards.clients.certificate_rule import CertificateRule
+    from gnatswarm.shards.clients.moved import FrozenSession
     from gnatswarm.shards.clients.system import System
+    from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
     from gnatswarm.shards.sockets.gate import Gate
     from gnatswarm.shards.sockets.reactor import Reactor, Socket
 
@@ -66,7 +72,8 @@ def _blamed(row: ConnectionRow, user: str) -> str:
 class Clients:
     """All clients of one shard, by id in `sessions`, which is empty at first and shared with `system`.
 
-    `system` is told of log-ins and disconnects, `on_slow` of each slow consumer that was closed.
+    `system` is told of log-ins and disconnects, `on_slow` of each slow consumer that was closed,
+    `on_closed` of every client that has left.
     """
 
     def __init__(
@@ -83,6 +90,7 @@ class Clients:
         system: System,
         sessions: dict[int, ClientSession],
         on_slow: Callable[[ConnectionRow], None],
+        on_closed: Callable[[ClientSession], None],
     ) -> None:
         self._shard = shard
         self._options = options
@@ -99,6 +107,7 @@ class Clients:
         self.passwords = Passwords(self._verdicts)
         self.authenticator = Authenticator(options, self._verdicts)
         self.rights = Rights(options, mesh)
+        self.allowances = Allowances(options, page)
         self.census = AccountCensus(page, shard)
         self.denials = Denials()
         self._denied_msgs = page.snapshot(shard)["denied_msgs"]
@@ -111,11 +120,16 @@ class Clients:
         # Connections accepted so far, refused ones included; a restarted shard continues its predecessor's count.
         self.accepted = page.snapshot(shard)["accepted_sockets"]
         self.open = sessions
+        self._expected: dict[int, ClientSession] = {}  # clients of other shards that are about to go on here
+        self._reload_later: dict[int, bool] = {}  # cid of a client that moves → whether its stream imports have changed
         self.closed = Closed()
+        self.passing = Passing()
         self._is_holding = False
+        self._is_departing = False
         self._throttled = 0  # connections refused by connection_rate_limit since the last log line
         self._system = system
         self._on_slow = on_slow
+        self._on_closed = on_closed
 
     def new_tracers(self) -> tuple[Tracer, Tracer]:
         """Two tracers of a client: incoming, outgoing."""
@@ -214,6 +228,75 @@ class Clients:
             must_authenticate=must_authenticate,
         )
 
+    # ---- between shards
+
+    def is_expected(self, cid: int) -> bool:
+        """Whether a client of another shard is about to go on here."""
+        return cid in self._expected
+
+    def leave_behind(self, session: ClientSession, new: int) -> int:
+        """The client goes on in shard `new`: forget it, and return its descriptor, which is the caller's now.
+
+        It is not told, and nobody is told that it has left. RecordRefused: its socket is being closed.
+        """
+        if session.socket is None:
+            raise RecordRefused("it is being closed")
+        self.passing.leave(connection_row(session, wall_offset_us()), new)
+        fd = session.socket.detach()
+        del self.open[session.connection.cid]
+        self._reload_later.pop(session.connection.cid, None)
+        self._page.remove_connection(self._shard)
+        self.census.leave(session)
+        session.socket = None
+        self._reactor.release(session.connection)
+        return fd
+
+    def expect(self, cid: int, who: FrozenSession) -> ClientSession:
+        """A client of another shard is about to go on here; take_over() or forget_expected() follows.
+
+        It is counted here from now on, and there until it goes: counts of connections may be too high by those that
+        are moving, never too low. RecordRefused, with the reason: nothing has changed.
+        """
+        if cid in self.open or cid in self._expected:
+            raise RecordRefused(f"client {cid} is in this shard already")
+        if who.kind == "websocket" and self._gates["websocket"] is None:
+            raise RecordRefused("there is no port for WebSocket clients here")
+        session = ClientSession(self, cid, who.host, who.port, kind=who.kind, nonce=who.nonce, must_authenticate=False)
+        session.thaw(who)
+        self._page.try_add_connection(self._shard, 0)
+        self._expected[cid] = session
+        if self._is_holding:
+            session.connection.wait()
+        return session
+
+    def forget_expected(self, session: ClientSession) -> None:
+        """It does not come. The caller has taken its connection out of the engine."""
+        del self._expected[session.connection.cid]
+        self._reload_later.pop(session.connection.cid, None)
+        self.census.leave(session)
+        self._page.remove_connection(self._shard)
+
+    def take_over(self, session: ClientSession, fd: int, frozen: FrozenSocket, old: int) -> None:
+        """An expected client of shard `old` is here: it goes on over this descriptor, its socket's from now on.
+
+        RecordRefused: the record is not of its kind; the descriptor is the caller's.
+        """
+        socket: Socket | None = None
+        if (session.kind == "websocket") != (frozen.frames is not None):
+            raise RecordRefused("the record of its socket is not of its kind")
+        if frozen.frames is not None or frozen.kept:
+            from gnatswarm.shards.sockets.layered import LayeredSocket
+
+            socket = LayeredSocket(self._gates[session.kind], frozen)
+        cid = session.connection.cid
+        del self._expected[cid]
+        self.open[cid] = session
+        session.came_from, session.moved_us = old, time.time_ns() // 1000
+        self.passing.come(cid, old)
+        session.socket = self._reactor.put(fd, session.connection, session, frozen, socket)
+        self._reload_now(cid)
+        self.finish_soon()
+
     def _open_gated(self, fd: int, connection: ClientConnection, session: ClientSession, gate: Gate) -> Socket:
         from gnatswarm.shards.sockets.layered import LayeredSocket
 
@@ -272,9 +355,11 @@ class Clients:
     def on_closed(self, session: ClientSession) -> None:
         """A session has ended; its subscriptions are removed."""
         del self.open[session.connection.cid]
+        self._reload_later.pop(session.connection.cid, None)
         self._page.remove_connection(self._shard)
         self.census.leave(session)
         self.closed.note(session)
+        self._on_closed(session)
         self._system.on_disconnected(session)
         session.socket = None
         if session.reason is CloseReason.STALE_CONNECTION:
@@ -290,8 +375,8 @@ class Clients:
             logger.debug("%s - Client connection closed: %s", session, session.reason.text)
 
     def connections(self) -> list[ClientConnection]:
-        """The connections of all clients."""
-        return [session.connection for session in self.open.values()]
+        """The connections of all clients, and of those that are about to come from other shards."""
+        return [session.connection for session in (*self.open.values(), *self._expected.values())]
 
     def hold(self) -> None:
         """Execute no operations of present and new clients until go_on()."""
@@ -319,6 +404,17 @@ class Clients:
         else:
             self._denied_subscriptions += 1
             self._page.store(self._shard, "denied_subscriptions", self._denied_subscriptions)
+
+    def on_publish_limited(self, session: ClientSession, wait_us: int) -> None:
+        """The client has to wait, because of publish_limits."""
+        self.denials.note_limited(session.account, session.connect.nkey or session.user)
+
+        def again() -> None:
+            if session.socket is not None:
+                session.connection.publish_again()
+                self._reactor.finish()
+
+        self.allowances.wait((session.user, session.account), wait_us, again)
 
     def finish_soon(self) -> None:
         """Flush on the loop's next turn what was queued outside of the reactor's turn, or within one."""
@@ -354,9 +450,27 @@ class Clients:
         self.close(sessions, CloseReason.KICKED)
         return len(sessions)
 
-    def announce_departure(self) -> None:
-        """Ask every client, and from now on every new one, to reconnect elsewhere (`ldm` in INFO)."""
-        self.info = self.info.for_departure()
+    def announce_departure(self, *, with_tls_only: bool = False) -> None:
+        """Ask every client, and from now on every new one, to reconnect elsewhere (`ldm` in INFO).
+
+        `with_tls_only`: those alone that have TLS now.
+        """
+        departing = self.info.for_departure()
+        self._is_departing = not with_tls_only
+        if not with_tls_only:
+            self.info = departing
+            self._connected.clear()
+        on_websocket = departing.for_websocket()
+        for session in self.open.values():
+            if with_tls_only and not session.tls_version:
+                continue
+            template = departing if session.kind == "nats" else on_websocket
+            session.connection.send_info(template.line(session.connection.cid, session.host, session.nonce))
+        self._reactor.finish()
+
+    def announce(self, info: InfoTemplate) -> None:
+        """Tell every client, and from now on every new one, what is new in INFO."""
+        self.info = info.for_departure() if self._is_departing else info
         self._connected.clear()
         on_websocket = self.info.for_websocket()
         for session in self.open.values():
@@ -376,11 +490,39 @@ class Clients:
         self._set_gates(options)
         self.authenticator = Authenticator(options, self._verdicts)
         self.rights = Rights(options, self._mesh, self.rights)
-        for session in list(self.open.values()):
+        self.allowances = Allowances(options, self._page)
+        for session in self.open.values():
+            if session.connection.is_moving:
+                self._note_reload(session, listeners)
+                continue
             self._readmit(session)
             if session.account in listeners:
                 listen_anew(session.connection)
+        for session in self._expected.values():
+            self._note_reload(session, listeners)
         self._reactor.finish()
+
+    def _note_reload(self, session: ClientSession, listeners: set[str]) -> None:
+        """While it moves its subscriptions stay as they were announced: other shards count with them."""
+        cid = session.connection.cid
+        self._reload_later[cid] = self._reload_later.get(cid, False) or session.account in listeners
+
+    def _reload_now(self, cid: int) -> None:
+        """Its move is over: what was reloaded meanwhile holds from now on."""
+        is_listener = self._reload_later.pop(cid, None)
+        session = self.open.get(cid)
+        if is_listener is None or session is None:
+            return
+        self._readmit(session)
+        if is_listener:
+            listen_anew(session.connection)
+
+    def reload_those_that_stay(self) -> None:
+        """A move has ended: clients of this shard that were to leave, and stay, get what was reloaded meanwhile."""
+        for cid in [cid for cid in self._reload_later if cid not in self._expected]:
+            session = self.open.get(cid)
+            if session is None or not session.connection.is_moving:
+                self._reload_now(cid)
 
     def _readmit(self, session: ClientSession) -> None:
         """Check a client against the new rules."""

@@ -90,4 +90,8 @@ def connection_row(session: ClientSession, offset_us: int) -> ConnectionRow:
         kind=session.kind,
         tls_version=session.tls_version,
         tls_cipher_suite=session.tls_cipher_suite,
+        came_from=session.came_from,
+        moved_us=session.moved_us,
+        login=session.login,
+        publish_waits=session.connection.publish_waits,
     )

@@ -1,4 +1,4 @@
-"""What permissions have denied to clients: publishes and subscriptions, by account and user.
+"""What was denied to clients: publishes and subscriptions by permissions, speed by limits; by account and user.
 
 Bounded: beyond MOST_USERS users one row sums up the others. Counted by the sessions; read by monitoring (since the
 shard's start) and by the recorder (each window's part).
@@ -20,13 +20,21 @@ class Denials:
         self._rows: dict[tuple[str, str], DeniedRow] = {}
         self._taken: dict[tuple[str, str], tuple[int, int]] = {}  # what earlier windows have counted
 
-    def note(self, account: str, user: str, *, is_publish: bool) -> None:
-        """Count a publish or a subscription that this user was denied; "": clients without a user."""
+    def note_limited(self, account: str, user: str) -> None:
+        """Count that a client of this user had to wait because of publish_limits."""
+        self._row(account, user).waits += 1
+
+    def _row(self, account: str, user: str) -> DeniedRow:
         row = self._rows.get((account, user))
         if row is None:
             if len(self._rows) >= MOST_USERS:
                 account, user = OTHER, OTHER
             row = self._rows.setdefault((account, user), DeniedRow(account, user))
+        return row
+
+    def note(self, account: str, user: str, *, is_publish: bool) -> None:
+        """Count a publish or a subscription that this user was denied; "": clients without a user."""
+        row = self._row(account, user)
         if is_publish:
             row.publishes += 1
         else:

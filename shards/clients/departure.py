@@ -1,13 +1,13 @@
-"""A shard's departure: tells its clients to reconnect, gives them time, then closes the rest one by one over time.
+"""A shard's departure: moves its clients, tells those that cannot move to reconnect, closes the rest one by one.
 
-Used when the broker is scaled down (connections that are already in the listener's queue are still accepted, and
-told), and in lame duck mode (no new connections). Not here: which shard gets new connections then (the router).
+Used when the broker is scaled down (connections that are already in the listener's queue are still accepted), and in
+lame duck mode (no new connections, and nobody moves). Not here: which shard gets new connections then (the router).
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gnatswarm.broker.errors import CloseReason
 
@@ -23,10 +23,28 @@ logger = logging.getLogger("gnatswarm.departure")
 # The router steers new connections away before it sends Drain; those in the queue have arrived after this quiet time.
 QUIET_S = 1.0
 STEP_S = 0.05
+# Of the grace: for so long clients are moved before those that are left are told.
+MOVING_PART = 0.8
+
+
+class Mover(Protocol):
+    """Moves clients to other shards."""
+
+    def move(self, clients: int, within_s: float, /) -> None:
+        """Move so many clients within that time, unless some are being moved."""
+
+    def stop(self) -> None:
+        """Begin to move no more."""
 
 
 class Departure:
-    """One departure; `on_done` is called once, when every client is gone."""
+    """One departure; `on_done` is called once, when every client is gone.
+
+    With a `mover`, clients move to other shards. At first only those with TLS, which cannot, are told to leave; the
+    others when MOVING_PART of the grace has passed. While `is_awaited()`, others still need this shard: clients are on
+    their way to it or from it, or answers to clients that have moved come through it. Then it stays though it has no
+    clients, at most until grace and spread have passed.
+    """
 
     def __init__(
         self,
@@ -37,6 +55,8 @@ class Departure:
         spread_s: float,
         quiet_s: float,
         on_done: Callable[[], None],
+        mover: Mover | None = None,
+        is_awaited: Callable[[], bool] = lambda: False,
     ) -> None:
         self._loop = loop
         self._clients = clients
@@ -48,8 +68,14 @@ class Departure:
         self._accepted = clients.accepted
         self._accepted_s = self._started_s
         self._to_close = -1  # how many there were when closing began
-        logger.info("Leaving: %d clients are told, and closed within %g s", len(clients.open), grace_s + spread_s)
-        clients.announce_departure()
+        self._mover = mover
+        self._is_awaited = is_awaited
+        if mover is None:
+            logger.info("Leaving: %d clients are told, and closed within %g s", len(clients.open), grace_s + spread_s)
+            clients.announce_departure()
+        else:
+            logger.info("Leaving: %d clients move to other shards; those that cannot are told", len(clients.open))
+            clients.announce_departure(with_tls_only=True)
         loop.call_later(STEP_S, self._step)
 
     def _step(self) -> None:
@@ -58,7 +84,9 @@ class Departure:
             self._accepted = self._clients.accepted
             self._accepted_s = now_s
         is_quiet = now_s - self._accepted_s >= self._quiet_s
-        if is_quiet and not self._clients.open:
+        if self._mover is not None:
+            self._go_on_moving(self._mover, now_s)
+        if is_quiet and not self._clients.open and not self._is_awaited():
             self._on_done()
             return
         passed_s = now_s - self._started_s - self._grace_s
@@ -68,6 +96,17 @@ class Departure:
             self._on_done()
             return
         self._loop.call_later(STEP_S, self._step)
+
+    def _go_on_moving(self, mover: Mover, now_s: float) -> None:
+        left_s = self._started_s + self._grace_s * MOVING_PART - now_s
+        if left_s > 0:
+            mover.move(len(self._clients.open), left_s)
+            return
+        mover.stop()
+        self._mover = None
+        if self._clients.open:
+            logger.info("Leaving: %d clients did not move, and are told", len(self._clients.open))
+        self._clients.announce_departure()
 
     def _close_some(self, share: float) -> None:
         """Close clients until `share` of the first count is gone; those with pending bytes last."""

@@ -55,6 +55,7 @@ class Passwords:
         self._questions: dict[bytes, HashedPassword] = {}  # by key; includes the one being compared
         self._waiters: dict[bytes, list[WaitingClient]] = {}
         self._is_busy = False
+        self._is_closed = False
         self.compared = 0
 
     @property
@@ -63,9 +64,10 @@ class Passwords:
         return len(self._questions)
 
     def close(self) -> None:
-        """Compare no more; a comparison that has begun ends by itself."""
+        """Compare no more, and let the thread end; a comparison that has begun ends by itself, before it."""
+        self._is_closed = True
         if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread.shutdown(wait=False)
 
     def ask(self, question: HashedPassword, waiter: WaitingClient) -> bool:
         """Compare, and call waiter.on_compared later from the loop. False: refused, too many are waiting."""
@@ -92,7 +94,7 @@ class Passwords:
         return True
 
     def _go_on(self) -> None:
-        while self._queues and not self._is_busy:
+        while self._queues and not self._is_busy and not self._is_closed:
             host, queue = self._queues.popitem(last=False)
             key = queue.popleft()
             if queue:

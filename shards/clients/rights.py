@@ -6,6 +6,7 @@ not change stay the same objects. Called by the clients of one shard.
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,6 +30,7 @@ class Rights:
         self._mesh = mesh
         # By id() of the option struct, which lives as long as this object; compared by value only once, with `before`.
         self._compiled: dict[int, tuple[PermissionOptions, Permissions]] = {}
+        self._digests: dict[int, tuple[PermissionOptions, bytes]] = {}
         self._before = dict(before._compiled.values()) if before is not None else {}
 
     def permissions(self, wanted: PermissionOptions | None) -> Permissions | None:
@@ -39,6 +41,16 @@ class Rights:
         if found is None:
             found = (wanted, self._before.get(wanted) or Permissions(wanted))
             self._compiled[id(wanted)] = found
+        return found[1]
+
+    def digest(self, wanted: PermissionOptions | None) -> bytes:
+        """What distinguishes these permissions from others, in every process; b"": everything is allowed."""
+        if wanted is None:
+            return b""
+        found = self._digests.get(id(wanted))
+        if found is None:
+            data = hashlib.blake2b(msgspec.msgpack.encode(wanted), digest_size=16).digest()
+            found = self._digests[id(wanted)] = (wanted, data)
         return found[1]
 
     def sublist(self, account: str) -> Sublist:

@@ -11,8 +11,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from gnatswarm.broker.access import ciphers
-from gnatswarm.broker.access.auth import Authenticator, HashedPassword
+from gnatswarm.broker.access.auth import NOBODY, Admission, Authenticator, HashedPassword
 from gnatswarm.broker.access.certificate_names import CertificateNames, find_user, names_of
 from gnatswarm.broker.access.connect import ClientOptions, overlay, require_object, require_sense
 from gnatswarm.broker.errors import (
@@ -23,18 +25,21 @@ from gnatswarm.broker.errors import (
     ProtocolError,
     subscription_revoked,
 )
+from gnatswarm.broker.frozen import RecordRefused
 from gnatswarm.broker.options import STANDARD, WEBSOCKET
 from gnatswarm.broker.quoted import quoted
 from gnatswarm.shards.boundary.logs import TRACE
+from gnatswarm.shards.clients.moved import FrozenAdmission, FrozenSession
 
 if TYPE_CHECKING:
     from ssl import SSLObject
 
-    from gnatswarm.broker.access.auth import Admission, Identity
+    from gnatswarm.broker.access.auth import Identity
     from gnatswarm.broker.connection import ClientConnection
     from gnatswarm.broker.permissions import Permissions
     from gnatswarm.broker.trace import Tracer
     from gnatswarm.shards.clients.account_census import AccountCensus
+    from gnatswarm.shards.clients.allowances import Allowances
     from gnatswarm.shards.clients.certificate_rule import CertificateRule
     from gnatswarm.shards.clients.passwords import Passwords
     from gnatswarm.shards.clients.rights import Rights
@@ -83,6 +88,13 @@ class SessionOwner(Protocol):
     def info_of_connected(self, session: ClientSession) -> bytes:
         """The INFO line for a client that has logged in, of nats-server 2.15."""
 
+    @property
+    def allowances(self) -> Allowances:
+        """What the clients of each user may publish."""
+
+    def on_publish_limited(self, session: ClientSession, wait_us: int) -> None:
+        """The client has to wait, because of publish_limits: publish_again() follows after this time."""
+
     def note_denied(self, account: str, user: str, *, is_publish: bool) -> None:
         """Permissions did not allow a publish, or a subscription."""
 
@@ -108,10 +120,12 @@ class ClientSession:
     __slots__ = (
         "_asking",
         "_clients",
+        "_limited_us",
         "_violated_us",
         "_violations",
         "account",
         "admission",
+        "came_from",
         "claimed",
         "connect",
         "connection",
@@ -120,6 +134,7 @@ class ClientSession:
         "gave_token",
         "host",
         "kind",
+        "moved_us",
         "names",
         "nonce",
         "port",
@@ -153,6 +168,8 @@ class ClientSession:
         self.names: CertificateNames | None = None  # of its certificate, with verify_and_map
         self.started_s = time.time()
         self.ended_s = 0.0
+        self.came_from = -1  # the shard that it has moved from; -1: it was accepted here
+        self.moved_us = 0  # when
         self.connect = NOT_CONNECTED
         self.user = ""
         self.account = ""
@@ -163,6 +180,7 @@ class ClientSession:
         self.gave_token = False  # in its last CONNECT
         self.admission: Admission | None = None
         self._asking: ClientOptions | None = None  # the CONNECT whose password is being compared
+        self._limited_us = 0  # when the log last said that it is limited
         self._violated_us = 0
         self._violations = 0  # since the last log line about them
         self.reason = CloseReason.NONE
@@ -189,6 +207,21 @@ class ClientSession:
         if self.user or self.connect.user:
             return f"user:{self.user or self.connect.user}"
         return "token" if self.gave_token else ""
+
+    @property
+    def login(self) -> str:
+        """By what it has logged in, for the monitoring pages; "": it needed nothing, or has not logged in."""
+        if self.admission is None:
+            return ""
+        if self.admission.is_anonymous:
+            return "no_auth_user"
+        if self.names is not None:
+            return "certificate"
+        if self.admission.is_nkey:
+            return "nkey"
+        if self.gave_token:
+            return "token"
+        return "password" if self.user else ""
 
     @property
     def log_fields(self) -> dict[str, object]:
@@ -348,12 +381,94 @@ class ClientSession:
         rights = self._clients.rights
         ended = self.connection.enter(rights.sublist(identity.account), permissions)
         self.connection.set_limits(rights.limits(identity.account))
+        self.connection.allow(self._clients.allowances.of(identity.user, identity.account))
         self.user = identity.user
         self.account = identity.account
         for subject, sid in ended:
             error = subscription_revoked(subject, sid)
             self.connection.send(error.wire)
             logger.info("%s - Removed sub %s (sid %s), not authorized", self, quoted(subject), quoted(sid))
+
+    def freeze(self) -> FrozenSession:
+        """Who the client is, as a record; nothing changes. RecordRefused, with the reason, where it has none now."""
+        if self.socket is None or self.is_gone:
+            raise RecordRefused("it is being closed")
+        if self.tls_version or self.names is not None:
+            raise RecordRefused("it has TLS, whose keys stay in the process that made them")
+        if self._asking is not None:
+            raise RecordRefused("its log-in is being checked")
+        admission: FrozenAdmission | None = None
+        if self.admission is None:
+            identity = self._clients.authenticator.anonymous(self.connection_type)
+        else:
+            identity = self._clients.authenticator.readmit(self.admission)
+            admission = FrozenAdmission(
+                name=self.admission.name,
+                proof=self.admission.proof,
+                proof_key=self.admission.proof_key,
+                hashed=self._clients.authenticator.hash_of(self.admission),
+                is_anonymous=self.admission.is_anonymous,
+                is_nkey=self.admission.is_nkey,
+                kind=self.admission.kind,
+            )
+        if identity is None:
+            raise RecordRefused("it has not logged in yet")
+        return FrozenSession(
+            kind="websocket" if self.kind == "websocket" else "nats",
+            host=self.host,
+            port=self.port,
+            started_s=self.started_s,
+            user=self.user,
+            account=self.account,
+            claimed=self.claimed,
+            stated=self.stated,
+            nonce=self.nonce,
+            gave_token=self.gave_token,
+            connect=None if self.connect is NOT_CONNECTED else self.connect,
+            admission=admission,
+            rights=self._clients.rights.digest(identity.permissions),
+            violations=self._violations,
+            violated_us=self._violated_us,
+        )
+
+    def thaw(self, frozen: FrozenSession) -> None:
+        """Make a new session what the record says, with the rights that its user has here.
+
+        RecordRefused: its user cannot log in here, or has another account; a reload is under way. The caller forgets
+        the session then, which is counted for no account.
+        """
+        rules = self._clients.authenticator
+        if frozen.admission is not None:
+            said = frozen.admission
+            admission = Admission(
+                identity=NOBODY,
+                name=said.name,
+                proof=said.proof,
+                proof_key=said.proof_key,
+                is_anonymous=said.is_anonymous,
+                is_nkey=said.is_nkey,
+                kind=said.kind,
+            )
+            if said.hashed:
+                rules.vouch(admission, said.hashed)
+            identity = rules.readmit(admission)
+            if identity is not None:
+                self.admission = msgspec.structs.replace(admission, identity=identity)
+        else:
+            identity = rules.anonymous(self.connection_type)
+        if identity is None or identity.account != frozen.account:
+            raise RecordRefused("its user may not log in here, or has another account: the configurations differ")
+        if self._clients.rights.digest(identity.permissions) != frozen.rights:
+            raise RecordRefused("its permissions are different here: a reload is under way")
+        self.started_s = frozen.started_s
+        self.claimed = frozen.claimed
+        self.stated = frozen.stated
+        self.gave_token = frozen.gave_token
+        self.connect = frozen.connect or NOT_CONNECTED
+        self._violations = frozen.violations
+        self._violated_us = frozen.violated_us
+        self.account = identity.account
+        self.reenter(identity)
 
     def on_info(self, raw: bytes) -> None:
         """An INFO line has arrived: it is ignored if it is valid. Raises BadArguments."""
@@ -362,6 +477,15 @@ class ClientSession:
     def on_system_request(self, subject: bytes, reply: bytes, payload: bytes) -> bool:
         """The client publishes to $SYS.REQ.…. True: the broker answers, perhaps beside other subscribers."""
         return self._clients.on_system_request(self, subject, reply, payload)
+
+    def on_publish_limited(self, wait_us: int) -> None:
+        """Its user or account has published as much as it may: the client is not read for this time."""
+        self._clients.on_publish_limited(self, wait_us)
+        now_us = self.connection.active_us
+        if self._limited_us and now_us - self._limited_us < VIOLATIONS_EVERY_US:
+            return
+        self._limited_us = now_us
+        logger.warning("%s - Publish limit of %s reached: reading it more slowly", self, self._shown_user)
 
     def on_error(self, error: ProtocolError) -> None:
         """The client broke the protocol; it was sent the error, or will be closed without one."""

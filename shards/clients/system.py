@@ -106,7 +106,10 @@ class Inbox:
 
 
 class System:
-    """The system account on one shard. `tell` sends to the router; None in an embedded shard, which has no router."""
+    """The system account on one shard.
+
+    `tell` sends to the router; None in an embedded shard, which has no router. `may_answer`: it takes requests.
+    """
 
     def __init__(
         self,
@@ -119,7 +122,9 @@ class System:
         server: ServerIdentity,
         sessions: dict[int, ClientSession],
         tell: Callable[[ControlMessage], None] | None,
+        may_answer: bool = True,
     ) -> None:
+        self._may_answer = may_answer
         self._loop = asyncio.get_running_loop()
         self._tell = tell
         self._reactor = reactor
@@ -131,7 +136,8 @@ class System:
         self._server = server
         self._voices: dict[str, ClientConnection] = {}  # the broker's own publishers, by account
         self._inbox: Inbox | None = None
-        self._asked: dict[int, tuple[str, bytes]] = {}  # seq → account, reply subject
+        self._asked: dict[int, tuple[SystemRequest, bytes]] = {}  # seq → the request, reply subject
+        self._told: set[str] = set()  # accounts whose change the router was told last
         self._last_seq = 0
         self._asked_by_others = 0
         self._changed: set[str] = set()
@@ -144,7 +150,7 @@ class System:
         moved = options.system_account != self._server.options.system_account
         self._server = msgspec.structs.replace(self._server, options=options)
         self._account = options.system_account
-        self._is_heard = options.has_system_users
+        self._is_heard = self._may_answer and options.has_system_users
         if self._inbox is not None and (moved or not self._is_heard):
             self._inbox.close()
         elif self._inbox is None and self._is_heard:
@@ -255,7 +261,15 @@ class System:
         for account in self._changed:
             if self._tell is not None:
                 self._tell(AccountChanged(account))
-        self._changed.clear()
+        self._told, self._changed = self._changed, set()
+
+    def ask_again(self) -> None:
+        """Another router has taken over: repeat what the last one has not answered, or may not have read."""
+        assert self._tell is not None
+        for request, _reply in self._asked.values():
+            self._tell(request)
+        for account in self._told:
+            self._tell(AccountChanged(account))
 
     # ---- requests
 
@@ -294,10 +308,10 @@ class System:
             self._fail(account, reply, 503, "too many requests at once, try again")
         else:
             self._last_seq += 1
-            self._asked[self._last_seq] = (account, reply)
+            request = SystemRequest(self._last_seq, account, subject.decode("utf-8", "replace"), body)
+            self._asked[self._last_seq] = request, reply
             self._asked_by_others += is_other
-            text = subject.decode("utf-8", "replace")
-            self._tell(SystemRequest(self._last_seq, account, text, body))
+            self._tell(request)
 
     def _fail(self, account: str, reply: bytes, code: int, description: str) -> None:
         if reply:
@@ -305,10 +319,13 @@ class System:
 
     def on_reply(self, message: SystemReply) -> None:
         """The router has answered."""
-        account, reply = self._asked.pop(message.seq, ("", b""))
-        if account and account != self._account:
+        asked = self._asked.pop(message.seq, None)
+        if asked is None:
+            return
+        account, reply = asked[0].account, asked[1]
+        if account != self._account:
             self._asked_by_others -= 1
-        if message.payload and account:
+        if message.payload:
             subject = reply or f"$SYS.SERVER.{self._server.server_id}.STATSZ".encode()
             self._say(account, subject, message.payload)
 

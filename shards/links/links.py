@@ -15,6 +15,7 @@ import msgspec
 
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.link import SiblingLink
+from gnatswarm.broker.moves import Moves
 from gnatswarm.broker.reroutes import Reroutes
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ logger = logging.getLogger("gnatswarm.links")
 
 # Increased with every change of a frame or of the handshake. Shards of one broker come from one installation; versions
 # differ when that was upgraded under a running broker.
-LINK_VERSION = 3
+LINK_VERSION = 4
 
 # A process that connects and does not finish the handshake in this time is not a sibling.
 HANDSHAKE_S = 2.0
@@ -184,6 +185,7 @@ class Links:
         self._mesh = mesh
         self._fence = fence
         self.reroutes = Reroutes(mesh, fence)
+        self.moves = Moves(mesh, fence, self.reroutes)
         self._hello = hello
         self._sink = sink
         self._missing: dict[int, tuple[str, float]] = {}  # siblings whose link broke: boot id, and when it broke

@@ -12,7 +12,7 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -67,7 +67,13 @@ class Snapshots:
         fanout: Fanout,
         links: Links | None = None,
         recorder: Recorder | None = None,
+        leafs: Callable[[], list[rows.LeafRow]] = list,
+        moves: Callable[[], rows.MovesPart] = rows.MovesPart,
+        routes: Callable[[], list[rows.RouteRow]] = list,
     ) -> None:
+        self._leafs = leafs
+        self._moves = moves
+        self._routes = routes
         self._channel = channel
         self._clients = clients
         self._mesh = mesh
@@ -77,6 +83,13 @@ class Snapshots:
         self._task: asyncio.Task[None] | None = None
         self._recorder = recorder  # None: nothing is recorded
         self.longest_s = 0.0  # the longest that any answer has blocked the loop
+
+    def use(self, channel: Channel) -> None:
+        """Another router has taken over: answer on this channel, and no question of the dead one."""
+        self._channel = channel
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
 
     def answer(self, question: Snapshot) -> None:
         """Answer it when its turn comes."""
@@ -137,12 +150,20 @@ class Snapshots:
                 return self._slow(query, pace)
             case rows.LinksQuery():
                 return self._link_rows()
+            case rows.LeafsQuery():
+                return self._leaf_rows()
+            case rows.RoutesQuery():
+                return self._route_rows()
             case rows.AccountsQuery():
                 return self._accounts(query, pace)
             case rows.DeniedQuery():
                 return self._denied()
             case rows.ClientQuery():
                 return self._client(query)
+            case rows.PublishersQuery():
+                return self._publishers(query, pace)
+            case rows.MovesQuery():
+                return self._move_counts()
             case rows.StacksQuery():
                 return _stacks()
 
@@ -157,7 +178,12 @@ class Snapshots:
         total = (len(self._clients.open) if query.state != "closed" else 0) + (
             len(self._clients.closed.latest) if query.state != "open" else 0
         )
-        part = rows.ConnectionsPart(total, [])
+        part = rows.ConnectionsPart(total, [], counted_us=time.time_ns() // 1000)
+        if query.state != "closed":
+            passing = self._clients.passing
+            part.left = [one for one in passing.left if not query.cids or one[1].cid in query.cids]
+            part.came = [one for one in passing.came if one[0] in self._clients.open]
+            part.coming = [cid for cid in query.cids if self._clients.is_expected(cid)]
         listed = waiting = 0
         for row in await self._chosen(query, pace):
             if not query.with_subs:
@@ -171,6 +197,9 @@ class Snapshots:
                     if waiting >= PART_SUBSCRIPTIONS:
                         yield part
                         part, waiting = rows.ConnectionsPart(total, []), 0
+                    if query.most_subs and listed >= query.most_subs:
+                        yield part
+                        return
                     if listed > MOST_SUBSCRIPTIONS:
                         yield rows.ConnectionsPart(total, [], is_over=True)
                         return
@@ -188,10 +217,16 @@ class Snapshots:
                 return [connection_row(session, wall_offset_us())]
         runs: list[list[ConnectionRow]] = []
         key = rows.order(query.sort, query.now_us)
+        if query.cids:
+            asked = [session for cid in query.cids if (session := self._clients.open.get(cid)) is not None]
+            return sorted((connection_row(session, wall_offset_us()) for session in asked), key=key)
         if query.state != "closed" and not query.cid:
-            # `open` is in the order of client ids and start times: no need to look at all connections.
+            # `open` is in the order of client ids and start times, but for those that have moved here: no need to look
+            # at all connections.
             is_in_order = query.sort in ("cid", "start") and query.state == "open"
             sessions = list(self._clients.open.values())
+            if is_in_order and self._clients.passing.has_come:
+                sessions.sort(key=lambda one: (one.started_s if query.sort == "start" else 0.0, one.connection.cid))
             if is_in_order and not query.user and not query.account and not query.search:
                 sessions = sessions[: query.most]
             offset_us = wall_offset_us()
@@ -239,11 +274,28 @@ class Snapshots:
                     row.in_bytes += session.connection.in_bytes
                     row.out_msgs += session.connection.out_msgs
                     row.out_bytes += session.connection.out_bytes
+                    row.subscriptions += session.connection.subscriptions
             await pace()
         yield rows.AccountsPart(list(found.values()))
 
     async def _denied(self) -> AsyncIterator[rows.DeniedPart]:
         yield rows.DeniedPart(self._clients.denials.rows)
+
+    async def _publishers(self, query: rows.PublishersQuery, pace: Pace) -> AsyncIterator[rows.PublishersPart]:
+        part = rows.PublishersPart([])
+        found = self._sublists(query.account) if query.account else []
+        if found:
+            to = census.subject_hash(found[0], query.subject.encode())
+            sessions = list(self._clients.open.values())
+            for at in range(0, len(sessions), STEP_SLOTS):
+                for session in sessions[at : at + STEP_SLOTS]:
+                    if census.published_to(session.connection) == to and len(part.rows) < query.most:
+                        part.rows.append(connection_row(session, wall_offset_us()))
+                await pace()
+        yield part
+
+    async def _move_counts(self) -> AsyncIterator[rows.MovesPart]:
+        yield self._moves()
 
     async def _client(self, query: rows.ClientQuery) -> AsyncIterator[rows.ClientPart]:
         yield rows.ClientPart(self._clients.dismiss(query.cid, is_kicked=query.is_kicked))
@@ -410,6 +462,12 @@ class Snapshots:
         past.reverse()
         for at in range(0, max(1, len(behind), len(past)), STEP_ROWS):
             yield rows.SlowPart(behind[at : at + STEP_ROWS], past[at : at + STEP_ROWS])
+
+    async def _leaf_rows(self) -> AsyncIterator[rows.Part]:
+        yield rows.LeafsPart(self._leafs())
+
+    async def _route_rows(self) -> AsyncIterator[rows.Part]:
+        yield rows.RoutesPart(self._routes())
 
     async def _link_rows(self) -> AsyncIterator[rows.LinksPart]:
         sessions = self._links.sessions if self._links is not None else []

@@ -7,6 +7,7 @@ handshake may take (the socket's own check_opening). Cost: a few dozen instructi
 
 from gnatswarm.broker.connection cimport ClientConnection
 from gnatswarm.broker.outbuf cimport CLOSE_SLOW_CONSUMER_WRITE_DEADLINE, out_condemn
+from gnatswarm.broker.serverlink cimport ServerLink
 from gnatswarm.shards.sockets.source cimport Source
 
 from gnatswarm.broker import errors
@@ -67,10 +68,13 @@ cdef class Deadlines:
         cdef ClientConnection client
         if socket.is_lingering:
             return socket.close() if now_us >= socket.linger_until_us else socket.close_if_heard()
-        if not isinstance(socket.peer, ClientConnection):
-            return 0
         if socket.is_opening:
             return socket.check_opening()
+        if not isinstance(socket.peer, ClientConnection):
+            if isinstance(socket.peer, ServerLink) and socket.peer.out.is_blocked \
+                    and now_us - socket.peer.out.taken_us > self.write_deadline_us:
+                out_condemn(&socket.peer.out, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE)
+            return 0
         client = <ClientConnection>socket.peer
         note_use(socket, client)
         if client.out.is_blocked and now_us - client.out.taken_us > self.write_deadline_us:

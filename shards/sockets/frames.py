@@ -9,19 +9,22 @@ inflated. Imported only where a WebSocket port is configured.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
 from websockets.datastructures import MultipleValuesError
-from websockets.extensions.permessage_deflate import ServerPerMessageDeflateFactory
+from websockets.extensions.permessage_deflate import PerMessageDeflate, ServerPerMessageDeflateFactory
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request
-from websockets.protocol import OPEN
+from websockets.protocol import CONNECTING, OPEN
 from websockets.server import ServerProtocol
+from websockets.streams import StreamReader
 
 from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.frozen import RecordRefused
+from gnatswarm.shards.sockets.frozen_socket import FrozenDeflate, FrozenFrames
 
 if TYPE_CHECKING:
     from websockets.extensions import Extension, ServerExtensionFactory
@@ -36,6 +39,8 @@ FRAME_ROOM_BYTES = 1024 * 1024
 LEAST_COMPRESSED_BYTES = 64
 # The fastest level: compression shall save network load, not cost much CPU.
 COMPRESSION_LEVEL = 1
+# The longest piece of a frame's header that is read at once.
+HEADER_PIECE_BYTES = 8
 
 _BAD_REQUEST = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request"
@@ -111,20 +116,75 @@ def place_of(url: SplitResult) -> tuple[str, str, int]:
     return url.scheme, url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
 
 
+class Reader(StreamReader):
+    """The library's reader, which keeps the header of a frame whose payload is still to come: see Frames.freeze()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.header = b""
+
+    def at_eof(self) -> Generator[None, None, bool]:
+        """A frame may begin: the one before it is complete."""
+        self.header = b""
+        return super().at_eof()
+
+    def read_exact(self, n: int) -> Generator[None, None, bytearray]:
+        """The next n bytes, when they are here."""
+        while len(self.buffer) < n:
+            if self.eof:
+                raise EOFError(f"stream ends after {len(self.buffer)} bytes, expected {n} bytes")
+            yield
+        data = self.buffer[:n]
+        del self.buffer[:n]
+        if n <= HEADER_PIECE_BYTES:
+            self.header += data
+        return data
+
+
 class Frames:
     """The WebSocket state of one connection."""
 
-    __slots__ = ("_protocol", "_rules", "close_reason", "error", "is_open", "is_over")
+    __slots__ = ("_protocol", "_reader", "_rules", "close_reason", "error", "is_open", "is_over")
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, frozen: FrozenFrames | None = None) -> None:
+        """`frozen`: of a connection whose upgrade was done elsewhere. RecordRefused: it contradicts itself."""
         self._rules = rules
         self._protocol = ServerProtocol(
-            extensions=rules.extensions or None, max_size=(None, rules.most_bytes), logger=_silent
+            extensions=rules.extensions or None,
+            state=CONNECTING if frozen is None else OPEN,
+            max_size=(None, rules.most_bytes),
+            logger=_silent,
         )
+        self._reader = self._protocol.reader = Reader()
+        self._protocol.parser = self._protocol.parse()
+        next(self._protocol.parser)
         self.is_open = False  # the upgrade is done
         self.is_over = False  # nothing more is read
         self.error = ""  # the client's error that ended it; "": none
         self.close_reason = CloseReason.CLIENT_CLOSED
+        if frozen is not None:
+            self._thaw(frozen)
+
+    def freeze(self) -> FrozenFrames:
+        """This state, as a record. RecordRefused: it has none now."""
+        protocol = self._protocol
+        if self.is_over or not self.is_open or protocol.state is not OPEN:
+            raise RecordRefused("its WebSocket layer is not open")
+        deflate: FrozenDeflate | None = None
+        for one in protocol.extensions:
+            assert isinstance(one, PerMessageDeflate)
+            if one.decode_cont_data:
+                raise RecordRefused("it is sending a compressed message in fragments")
+            deflate = FrozenDeflate(one.remote_max_window_bits, one.local_max_window_bits)
+        return FrozenFrames(self._reader.header + bytes(self._reader.buffer), protocol.current_size, deflate)
+
+    def _thaw(self, frozen: FrozenFrames) -> None:
+        self.is_open = True
+        if frozen.deflate is not None:
+            self._protocol.extensions = [_deflate(frozen.deflate)]
+        self._protocol.current_size = frozen.message_bytes
+        if self.receive(frozen.partial) or self.is_over or self.take_answer():
+            raise RecordRefused("what is kept of a WebSocket frame is more than its beginning")
 
     def receive(self, data: memoryview | bytes) -> list[BytesLike]:
         """Take bytes from the client; returns pieces of its NATS stream. Call take_answer() afterwards."""
@@ -202,8 +262,18 @@ class Frames:
         self.error = why
 
 
-def frames_factory(options: Options) -> Callable[[], Frames]:
-    """A function that makes the WebSocket state of a new connection."""
+def _deflate(frozen: FrozenDeflate) -> PerMessageDeflate:
+    return PerMessageDeflate(
+        remote_no_context_takeover=True,
+        local_no_context_takeover=True,
+        remote_max_window_bits=frozen.client_window_bits,
+        local_max_window_bits=frozen.server_window_bits,
+        compress_settings={"level": COMPRESSION_LEVEL},
+    )
+
+
+def frames_factory(options: Options) -> Callable[[FrozenFrames | None], Frames]:
+    """A function that makes the WebSocket state of a connection: a new one's (None), or one that moves."""
     most_bytes = options.limits.max_payload_bytes + FRAME_ROOM_BYTES
     rules = Rules(options.websocket, most_bytes=most_bytes, is_encrypted=options.websocket.tls.is_on)
-    return lambda: Frames(rules)
+    return lambda frozen: Frames(rules, frozen)

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
     from gnatswarm.broker.options import Options
     from gnatswarm.shards.sockets.frames import Frames
+    from gnatswarm.shards.sockets.frozen_socket import FrozenFrames
 
 
 class Gate:
     """The parameters of a shards.sockets.layered.LayeredSocket."""
 
-    __slots__ = ("allows_plain", "context", "fallback_s", "frames", "is_silent", "timeout_us")
+    __slots__ = ("allows_plain", "context", "fallback_s", "frames", "is_silent", "server_hostname", "timeout_us")
 
     def __init__(
         self,
@@ -29,14 +30,18 @@ class Gate:
         allows_plain: bool = False,
         is_silent: bool = False,
         fallback_s: float = 0.0,
-        frames: Callable[[], Frames] | None = None,
+        frames: Callable[[FrozenFrames | None], Frames] | None = None,
+        server_hostname: str = "",
     ) -> None:
         self.timeout_us = int(timeout_s * 1_000_000)
         self.context = context  # None: no TLS
         self.allows_plain = allows_plain  # a client that does not begin with a TLS handshake is served without TLS
         self.is_silent = is_silent  # INFO is sent only after the handshake, …
         self.fallback_s = fallback_s  # … or after this time without one; 0: never
-        self.frames = frames  # makes the WebSocket state of one connection
+        self.server_hostname = (
+            server_hostname  # the server that we dialled: we begin the handshake; "": we were dialled
+        )
+        self.frames = frames  # makes the WebSocket state of a new connection (None), or of one that moves here
 
 
 def client_gate(options: Options) -> Gate | None:

@@ -33,6 +33,7 @@ cdef class LayeredSocket(Socket):
     cdef Stage stage
     cdef size_t opening_bytes  # read before the protocol began
 
+    cdef int thaw(self, gate, frozen) except -1
     cdef int take(self, const uint8_t *data, Py_ssize_t size) except -1
     cdef int take_kept(self) except -1
     cdef int begin_tls(self) except -1

@@ -24,7 +24,10 @@ from gnatswarm.broker.outbuf cimport (
 from gnatswarm.broker.word cimport likely, unlikely
 from gnatswarm.shards.sockets.reactor cimport Reactor, Socket, note_read
 
+from msgspec import structs
+
 from gnatswarm.broker.errors import SecureConnectionRequired
+from gnatswarm.broker.frozen import RecordRefused
 
 cdef extern from "<sys/epoll.h>" nogil:
     enum:
@@ -77,19 +80,49 @@ cdef str tls_error_text(object error):
 cdef class LayeredSocket(Socket):
     """For Reactor.open(); `gate` says what must happen before the protocol begins.
 
+    `frozen` (a FrozenSocket): the connection had another socket, and nothing happens before its protocol goes on.
+
     `owner` is told on_secured(the SSLObject), on_opening_failed(why, is_upgrade) and on_wire_error(text). on_secured
     returns False if it has refused and closed the connection: then the protocol does not begin.
     """
 
-    def __cinit__(self, gate not None):
-        self.gate = gate
+    def __cinit__(self, gate, frozen=None):
         self.kept = None
+        if frozen is not None:
+            self.thaw(gate, frozen)
+            return
+        self.gate = gate
         self.is_opening = True
         if gate.frames is not None:
-            self.frames = gate.frames()
+            self.frames = gate.frames(None)
             self.stage = SHAKES if gate.context is not None else UPGRADES
         else:
-            self.stage = QUIET if gate.is_silent else WAITS
+            self.stage = SHAKES if gate.server_hostname else QUIET if gate.is_silent else WAITS
+
+    # ---- between shards
+
+    def freeze(self):
+        """This socket as a record. RecordRefused, with the reason, where it has none now; with TLS it never has."""
+        if self.tls is not None or self.stage == SHAKES:
+            raise RecordRefused("it has TLS, whose keys stay in the process that made them")
+        if self.is_opening:
+            raise RecordRefused("its handshake is not done")
+        return structs.replace(
+            Socket.freeze(self),
+            frames=self.frames.freeze() if self.frames is not None else None,
+            kept=b"".join([bytes(data) for _, data in self.kept]) if self.kept else b"",
+            unsent=self.unsent[self.unsent_at:] if self.unsent is not None else b"")
+
+    cdef int thaw(self, gate, frozen) except -1:
+        self.stage = PLAIN
+        if frozen.frames is not None:
+            self.stage = OPEN
+            self.frames = gate.frames(frozen.frames)
+        if frozen.kept:
+            self.kept = [(False, frozen.kept)]
+        if frozen.unsent:
+            self.unsent = frozen.unsent
+        return 0
 
     # ---- bytes in
 
@@ -190,7 +223,9 @@ cdef class LayeredSocket(Socket):
         self.stage = SHAKES
         self.incoming = MemoryBIO()
         self.outgoing = MemoryBIO()
-        self.tls = self.gate.context.wrap_bio(self.incoming, self.outgoing, server_side=True)
+        self.tls = self.gate.context.wrap_bio(
+            self.incoming, self.outgoing, server_side=not self.gate.server_hostname,
+            server_hostname=self.gate.server_hostname or None)
         return 0
 
     cdef int shake(self) except -1:
@@ -370,6 +405,11 @@ cdef class LayeredSocket(Socket):
         self.opened_us = self.reactor.box.now_us
         self.flush()
         return 0
+
+    def connect(self):
+        """We have dialled: begin the handshake."""
+        self.begin_tls()
+        self.shake()
 
     def speak_first(self):
         """The client has not begun a handshake: send INFO in plain."""

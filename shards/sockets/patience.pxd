@@ -25,6 +25,7 @@ cdef enum:
 # What is known of one socket's reads.
 ctypedef struct ReadHabit:
     bint is_patient          # it is in the patient set
+    bint is_gathered         # it is in the set of the crowd
     bint is_narrow           # its receive buffer is bounded
     bint was_sent            # something was sent to it since its last read
     uint8_t bulk_reads       # of a narrow one: how many more large reads than small ones
@@ -47,6 +48,9 @@ cdef inline ReadFinding note_habit(ReadHabit *habit, Py_ssize_t n, uint64_t now_
         habit.small_reads = habit.small_reads + 1 if n < THIN_READ_BYTES else 0
         if habit.was_sent or n >= LARGE_READ_BYTES or habit.small_reads >= THIN_READS:
             finding = READ_NOT_PATIENTLY
+    elif habit.is_gathered:
+        if habit.was_sent or n >= BULK_READ_BYTES:
+            finding = READ_NOT_PATIENTLY
     elif n <= SMALL_READ_BYTES and not habit.was_sent and now_us - habit.read_us < QUICK_US:
         habit.small_reads += 1
         if habit.small_reads >= READS_TO_TRUST:
@@ -66,9 +70,17 @@ cdef inline ReadFinding note_habit(ReadHabit *habit, Py_ssize_t n, uint64_t now_
     return finding
 
 
-@cython.final
-cdef class Patience:
+# When a set of sockets is looked at: by one of two rules, patience with single ones (below), or with a crowd (crowd).
+cdef class Pace:
     cdef readonly uint32_t tick_us     # wait before the next look
+    # The first publisher after a time without any.
+    cdef void begin(self, uint64_t now_us) noexcept
+    # One look found so many bytes in so many reads; tick_us is the wait before the next.
+    cdef void after_look(self, size_t found, uint32_t reads, uint64_t now_us) noexcept
+
+
+@cython.final
+cdef class Patience(Pace):
     cdef readonly bint is_filling
     cdef double prompt_rate            # bytes per µs that came before it began to fill
     cdef uint64_t retry_us             # do not try filling again before this time
@@ -76,8 +88,4 @@ cdef class Patience:
     cdef uint64_t since_us             # the present measurement: its start, …
     cdef size_t bytes_found            # … bytes found since, …
     cdef uint32_t looks                # … and number of looks
-    # The first publisher after a time without any.
-    cdef void begin(self, uint64_t now_us) noexcept
-    # One look found so many bytes; tick_us is the wait before the next.
-    cdef void after_look(self, size_t found, uint64_t now_us) noexcept
     cdef void judge(self, uint64_t now_us) noexcept

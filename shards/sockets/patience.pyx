@@ -25,7 +25,17 @@ cdef enum:
 cdef double WORTH_WAITING = 1.25
 
 
-cdef class Patience:
+cdef class Pace:
+    """When a set of sockets is looked at. The base class looks at a fixed pace."""
+
+    cdef void begin(self, uint64_t now_us) noexcept:
+        pass
+
+    cdef void after_look(self, size_t found, uint32_t reads, uint64_t now_us) noexcept:
+        pass
+
+
+cdef class Patience(Pace):
     """The pace of one shard's looks. `tick_us` is the wait until the next after_look()."""
 
     def __cinit__(self):
@@ -40,7 +50,7 @@ cdef class Patience:
         self.bytes_found = 0
         self.looks = 0
 
-    cdef void after_look(self, size_t found, uint64_t now_us) noexcept:
+    cdef void after_look(self, size_t found, uint32_t reads, uint64_t now_us) noexcept:
         cdef uint64_t tick = self.tick_us
         self.looks += 1
         self.bytes_found += found
@@ -80,5 +90,5 @@ cdef class Patience:
 
     def looked(self, size_t found, uint64_t now_us) -> int:
         """One look found so many bytes; returns the µs to wait before the next."""
-        self.after_look(found, now_us)
+        self.after_look(found, 1, now_us)
         return self.tick_us

@@ -7,7 +7,7 @@ cimport cython
 from libc.stdint cimport uint32_t
 
 from gnatswarm.broker.outbuf cimport Outbox
-from gnatswarm.shards.sockets.patience cimport Patience, ReadHabit
+from gnatswarm.shards.sockets.patience cimport Pace
 from gnatswarm.shards.sockets.source cimport Round, Source
 
 
@@ -18,7 +18,7 @@ cdef class Tick(Source):
 
 @cython.final
 cdef class PatientSet(Source):
-    cdef readonly Patience patience    # when to look
+    cdef readonly Pace pace            # when to look
     cdef readonly uint32_t n_sockets
     cdef int ready_fd                  # the reactor's epoll set. BORROWED, like the next two: the reactor outlives this
     cdef Round *round
@@ -27,16 +27,17 @@ cdef class PatientSet(Source):
     cdef bint is_ticking
     cdef uint32_t idle_ticks           # looks in a row that found nothing
 
-    # A source of the ready set is read with patience from here on. Nothing happens where it waits for other events too.
-    cdef void admit(self, Source source, ReadHabit *habit) noexcept
+    # A source of the ready set is read with patience from here on. False: not, because it waits for other events too.
+    cdef bint admit(self, Source source) noexcept
     # It is back in the ready set.
-    cdef void dismiss(self, Source source, ReadHabit *habit) noexcept
+    cdef void dismiss(self, Source source) noexcept
     cdef int look(self) except -1
-    cdef void set_tick(self, uint32_t us) noexcept
+    # Tick after first_us, and every `us` then; us 0: not at all.
+    cdef void set_tick(self, uint32_t us, uint32_t first_us) noexcept
     cdef void start_ticking(self) noexcept
     cdef void stop_ticking(self) noexcept
     cdef void close(self) noexcept
 
 
 # An empty set; its descriptors are not in the ready set yet. OSError.
-cdef PatientSet new_patient_set(int ready_fd, Round *round, Outbox *box)
+cdef PatientSet new_patient_set(Pace pace, int ready_fd, Round *round, Outbox *box)

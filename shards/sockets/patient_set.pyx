@@ -27,7 +27,7 @@ cdef extern from "<sys/timerfd.h>" nogil:
     int timerfd_settime(int fd, int flags, const itimerspec *new, itimerspec *old)
 
 cdef enum:
-    MOST_EVENTS = 256
+    MOST_EVENTS = 64                # sockets read in one look; with more, another round follows at once
     IDLE_TICKS = 4                  # looks that find nothing before the clock is stopped
 
 
@@ -40,8 +40,9 @@ cdef class Tick(Source):
         return self.patient.look()
 
 
-cdef PatientSet new_patient_set(int ready_fd, Round *round, Outbox *box):
+cdef PatientSet new_patient_set(Pace pace, int ready_fd, Round *round, Outbox *box):
     cdef PatientSet patient = PatientSet.__new__(PatientSet)
+    patient.pace = pace
     patient.ready_fd = ready_fd
     patient.round = round
     patient.box = box
@@ -52,7 +53,6 @@ cdef class PatientSet(Source):
     """The set itself. It is in the ready set while the clock stands still, for the first byte."""
 
     def __cinit__(self):
-        self.patience = Patience()
         self.tick_fd = -1
         self.fd = epoll_create1(EPOLL_CLOEXEC)
         self.tick_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)
@@ -74,21 +74,20 @@ cdef class PatientSet(Source):
         self.start_ticking()
         return self.look()
 
-    cdef void admit(self, Source source, ReadHabit *habit) noexcept:
+    cdef bint admit(self, Source source) noexcept:
         cdef epoll_event event
         if source.armed != EPOLLIN:
-            return
+            return False
         epoll_ctl(self.ready_fd, EPOLL_CTL_DEL, source.fd, &event)
         event.events = EPOLLIN
         event.data.ptr = <void *>source
         epoll_ctl(self.fd, EPOLL_CTL_ADD, source.fd, &event)
         source.set_fd = self.fd
-        habit.is_patient = True
-        habit.small_reads = 0
         self.n_sockets += 1
         self.start_ticking()
+        return True
 
-    cdef void dismiss(self, Source source, ReadHabit *habit) noexcept:
+    cdef void dismiss(self, Source source) noexcept:
         cdef epoll_event event
         epoll_ctl(self.fd, EPOLL_CTL_DEL, source.fd, &event)
         event.events = source.armed
@@ -96,14 +95,12 @@ cdef class PatientSet(Source):
         if source.armed:
             epoll_ctl(self.ready_fd, EPOLL_CTL_ADD, source.fd, &event)
         source.set_fd = self.ready_fd
-        habit.is_patient = False
-        habit.small_reads = 0
         self.n_sockets -= 1
 
-    cdef void set_tick(self, uint32_t us) noexcept:
+    cdef void set_tick(self, uint32_t us, uint32_t first_us) noexcept:
         cdef itimerspec when
         memset(&when, 0, sizeof(when))
-        when.it_value.tv_nsec = us * 1000
+        when.it_value.tv_nsec = first_us * 1000 + (1 if us else 0)   # (0 would stop it)
         when.it_interval.tv_nsec = us * 1000
         timerfd_settime(self.tick_fd, 0, &when, NULL)
 
@@ -111,14 +108,14 @@ cdef class PatientSet(Source):
         if not self.is_ticking:
             self.is_ticking = True
             self.idle_ticks = 0
-            self.patience.begin(self.box.now_us)
-            self.set_tick(self.patience.tick_us)
+            self.pace.begin(self.box.now_us)
+            self.set_tick(self.pace.tick_us, self.pace.tick_us)
 
     cdef void stop_ticking(self) noexcept:
         """The next byte from a patient socket is served at once, and starts the clock again."""
         cdef epoll_event event
         self.is_ticking = False
-        self.set_tick(0)
+        self.set_tick(0, 0)
         event.events = EPOLLIN | EPOLLONESHOT
         event.data.ptr = <void *>self
         epoll_ctl(self.ready_fd, EPOLL_CTL_MOD, self.fd, &event)
@@ -129,7 +126,7 @@ cdef class PatientSet(Source):
         cdef size_t before = self.round.bytes_read, found
         cdef int n = epoll_wait(self.fd, events, MOST_EVENTS, 0)
         cdef int i
-        cdef uint32_t tick = self.patience.tick_us
+        cdef uint32_t tick = self.pace.tick_us
         cdef Source source
         if n <= 0:
             self.idle_ticks += 1
@@ -143,7 +140,10 @@ cdef class PatientSet(Source):
                 source.on_event(events[i].events)
         found = self.round.bytes_read - before
         self.round.bytes_read = before   # the clock says when to look again, not how much there was
-        self.patience.after_look(found, self.box.now_us)
-        if self.patience.tick_us != tick and self.is_ticking:
-            self.set_tick(self.patience.tick_us)
+        self.pace.after_look(found, n, self.box.now_us)
+        if self.is_ticking:
+            if n == MOST_EVENTS:
+                self.set_tick(self.pace.tick_us, 0)
+            elif self.pace.tick_us != tick:
+                self.set_tick(self.pace.tick_us, self.pace.tick_us)
         return 0

@@ -1,7 +1,7 @@
 # The sockets of one shard: who is ready, one read each, one send per peer with something to say.
 #
 #   uvloop ── one descriptor ──→ epoll set `fd` ─┬ clients, links, listeners        (level-triggered)
-#                                                └ patient_set: publishers in small writes, and their clock
+#                                                └ two patient_sets: publishers in small writes, and a crowd of them
 #
 # Around it: page_counters (what it counts, on the page), deadlines (which look at its sockets), listener, layered.
 
@@ -12,8 +12,10 @@ from gnatswarm.broker.fanout cimport Fanout
 from gnatswarm.broker.outbuf cimport OutBuf, Outbox, iovec
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.word cimport unlikely
+from gnatswarm.shards.sockets.crowd cimport Crowd, note_prompt_read
 from gnatswarm.shards.sockets.page_counters cimport PageCounters
-from gnatswarm.shards.sockets.patience cimport READ_AS_BEFORE, ReadFinding, ReadHabit, note_habit
+from gnatswarm.shards.sockets.patience cimport (
+    READ_AS_BEFORE, READ_NOT_PATIENTLY, SMALL_READ_BYTES, ReadFinding, ReadHabit, note_habit)
 from gnatswarm.shards.sockets.patient_set cimport PatientSet
 from gnatswarm.shards.sockets.source cimport Round, Source
 
@@ -44,6 +46,10 @@ cdef class Socket(Source):
     cdef int read_on(self) except -1
     cdef int after_operations(self) except -1
     cdef void change_patience(self, ReadFinding finding) noexcept
+    # It is one of a crowd: read it with the others.
+    cdef void gather(self) noexcept
+    # Patience with it ends, of either kind.
+    cdef void read_promptly(self) noexcept
     cdef int discard(self) except -1
     cdef int close_if_heard(self) except -1
     cdef int show_read(self, iovec *parts, int n, Py_ssize_t size) except -1
@@ -65,7 +71,9 @@ cdef class Reactor:
     cdef readonly Fanout fanout
     cdef Outbox *box
     cdef readonly int fd               # the epoll set: for the event loop to watch
-    cdef readonly PatientSet patient
+    cdef readonly PatientSet patient   # publishers in small writes
+    cdef readonly Crowd crowd
+    cdef readonly PatientSet gathered  # while the crowd is gathering: the publishers that it consists of
     cdef uint8_t *shared               # the read buffer
     cdef list sources                  # every Source that is open
     cdef list gone                     # Sources closed in this round
@@ -93,6 +101,16 @@ cdef class Reactor:
 
 cdef inline void note_read(Socket socket, Py_ssize_t n) noexcept:
     """n bytes were read."""
-    cdef ReadFinding finding = note_habit(&socket.habit, n, socket.reactor.box.now_us)
-    if unlikely(finding != READ_AS_BEFORE):
+    cdef Reactor reactor = socket.reactor
+    cdef bint may_wait = n <= SMALL_READ_BYTES and not socket.habit.was_sent
+    cdef ReadFinding finding = note_habit(&socket.habit, n, reactor.box.now_us)
+    if unlikely(socket.habit.is_gathered):
+        if finding == READ_NOT_PATIENTLY or not reactor.crowd.is_gathering:
+            socket.read_promptly()
+    elif unlikely(finding != READ_AS_BEFORE):
         socket.change_patience(finding)
+    elif may_wait and not socket.habit.is_patient:
+        if reactor.crowd.is_gathering:
+            socket.gather()
+        else:
+            note_prompt_read(reactor.crowd, n, reactor.box.now_us)

@@ -25,9 +25,12 @@ from gnatswarm.shards.sockets.epoll cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT,
     epoll_create1, epoll_ctl, epoll_event, epoll_wait)
 from gnatswarm.shards.sockets.page_counters cimport publish_counters
-from gnatswarm.shards.sockets.patience cimport READ_IN_BULK, READ_NOT_PATIENTLY, READ_SMALL_AND_QUICK
+from gnatswarm.shards.sockets.patience cimport Patience, READ_IN_BULK, READ_NOT_PATIENTLY, READ_SMALL_AND_QUICK
 from gnatswarm.shards.sockets.patient_set cimport Tick, new_patient_set
 from gnatswarm.shards.sockets.window cimport narrow, widen
+
+from gnatswarm.broker.frozen import RecordRefused
+from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
 
 
 cdef extern from "<sys/socket.h>" nogil:
@@ -160,11 +163,24 @@ cdef class Socket(Source):
     cdef void change_patience(self, ReadFinding finding) noexcept:
         if finding == READ_SMALL_AND_QUICK:
             if isinstance(self.peer, ClientConnection):
-                self.reactor.patient.admit(self, &self.habit)
+                self.habit.is_patient = self.reactor.patient.admit(self)
+                self.habit.small_reads = 0
         elif finding == READ_NOT_PATIENTLY:
-            self.reactor.patient.dismiss(self, &self.habit)
+            self.read_promptly()
         elif finding == READ_IN_BULK:
             widen(self.fd)
+
+    cdef void gather(self) noexcept:
+        if isinstance(self.peer, ClientConnection):
+            self.habit.is_gathered = self.reactor.gathered.admit(self)
+
+    cdef void read_promptly(self) noexcept:
+        if self.habit.is_patient:
+            self.reactor.patient.dismiss(self)
+        elif self.habit.is_gathered:
+            self.reactor.gathered.dismiss(self)
+        self.habit.is_patient = self.habit.is_gathered = False
+        self.habit.small_reads = 0
 
     cdef int discard(self) except -1:
         cdef Py_ssize_t got = recv(self.fd, self.reactor.shared, READ_BYTES, 0)
@@ -237,8 +253,7 @@ cdef class Socket(Source):
     cdef void block(self) noexcept:
         """The kernel takes no more for now."""
         self.peer.out.is_blocked = 1
-        if self.habit.is_patient:
-            self.reactor.patient.dismiss(self, &self.habit)
+        self.read_promptly()
         self.arm(self.armed | EPOLLOUT)
 
     cdef void part(self, int reason) noexcept:
@@ -275,8 +290,7 @@ cdef class Socket(Source):
                                           CLOSE_SLOW_CONSUMER_PENDING_BYTES, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE)
         if self.is_lingering or self.fd < 0:
             return 0
-        if self.habit.is_patient:
-            self.reactor.patient.dismiss(self, &self.habit)
+        self.read_promptly()
         if speaks:
             self.flush()
         self.part(reason)
@@ -315,6 +329,28 @@ cdef class Socket(Source):
         self.peer.close(<CloseReason>reason)
         out_call(&self.peer.out)
 
+    def freeze(self):
+        """This socket as a record (a FrozenSocket), beside what its peer has; nothing changes. RecordRefused: it is
+        closing."""
+        if self.fd < 0 or self.is_lingering or self.peer.is_closing:
+            raise RecordRefused("it is being closed")
+        return FrozenSocket(
+            opened_us=self.opened_us, used_us=self.used_us, work=self.work, read_us=self.habit.read_us,
+            is_narrow=self.habit.is_narrow, bulk_reads=self.habit.bulk_reads,
+            small_reads=0 if self.habit.is_patient else self.habit.small_reads)
+
+    def detach(self) -> int:
+        """Take the descriptor out of the reactor, open as it is; the caller owns it. The owner is told nothing."""
+        cdef int fd = self.fd
+        if fd < 0 or self.is_lingering:
+            raise ValueError("the socket is closed, or being closed")
+        self.read_promptly()
+        self.peer.out.owner = NULL
+        self.arm(0)
+        self.fd = -1
+        self.reactor.forget(self)
+        return fd
+
     @property
     def opened(self) -> int:
         """When it was opened, in µs of the monotonic clock."""
@@ -345,14 +381,19 @@ cdef class Reactor:
         self.fd = epoll_create1(EPOLL_CLOEXEC)
         if self.fd < 0:
             raise OSError(errno, "cannot make an epoll set")
-        self.patient = new_patient_set(self.fd, &self.round, self.box)
+        self.patient = new_patient_set(Patience(), self.fd, &self.round, self.box)
+        self.crowd = Crowd()
+        self.gathered = new_patient_set(self.crowd, self.fd, &self.round, self.box)
         self.read_clock()
 
     def __init__(self, *_args, **_named):
-        cdef Tick tick = Tick()
-        tick.patient = self.patient
-        self.add(tick, self.patient.tick_fd, EPOLLIN)
-        self.add(self.patient, self.patient.fd, EPOLLIN | EPOLLONESHOT)
+        cdef Tick tick
+        cdef PatientSet patient
+        for patient in (self.patient, self.gathered):
+            tick = Tick()
+            tick.patient = patient
+            self.add(tick, patient.tick_fd, EPOLLIN)
+            self.add(patient, patient.fd, EPOLLIN | EPOLLONESHOT)
 
     def __dealloc__(self):
         free(self.shared)
@@ -401,6 +442,37 @@ cdef class Reactor:
         peer.out.taken_us = self.box.now_us
         self.newest = socket
         return socket
+
+    def put(self, int fd, Peer peer not None, owner not None, frozen not None, Socket socket=None) -> Socket:
+        """Take over the descriptor of a connection that had another socket, here or in another shard.
+
+        As open(), with what is known of it (a FrozenSocket); `socket`: a LayeredSocket of that record, or None. Its
+        output is sent, and its kept input is carried out, when the round is over: call finish().
+        """
+        cdef uint64_t taken_us = peer.out.taken_us
+        if socket is None:
+            socket = Socket()
+        self.open(fd, peer, owner, socket)
+        self.newest = None
+        peer.out.taken_us = taken_us
+        peer.out.is_blocked = 0
+        socket.opened_us = frozen.opened_us
+        socket.used_us = frozen.used_us
+        socket.work = frozen.work
+        socket.habit.read_us = frozen.read_us
+        socket.habit.is_narrow = frozen.is_narrow
+        socket.habit.small_reads = frozen.small_reads
+        socket.habit.bulk_reads = frozen.bulk_reads
+        if peer.holds:
+            socket.arm(0)
+        socket.flush()
+        out_call(&peer.out)
+        return socket
+
+    def release(self, ClientConnection client not None):
+        """Take the subscriptions of a client out that this reactor serves no more, slice by slice."""
+        if not client.leave(LEAVE_SLICE):
+            self.leaving.append(client)
 
     def turn(self):
         """Serve the sources that are ready; repeat while there is much to read, for at most two milliseconds."""
@@ -461,6 +533,7 @@ cdef class Reactor:
         self.sources.clear()
         self.gone = []
         self.patient.close()
+        self.gathered.close()
         if self.fd > 0:
             close_fd(self.fd)
         self.fd = -1

@@ -21,6 +21,7 @@ from gnatswarm.broker.tally import Tally
 from gnatswarm.shards.boundary import records
 from gnatswarm.shards.boundary.pace import Pace
 from gnatswarm.shards.boundary.process_use import process_use
+from gnatswarm.shards.statistics.client_rows import Client, ClientRows, rest_line
 from gnatswarm.shards.statistics.scribe import FILE_MARK, Scribe, WindowRows
 from gnatswarm.shards.statistics.subject_history import (
     MOST_KEPT,
@@ -32,7 +33,7 @@ from gnatswarm.shards.statistics.subject_history import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from gnatswarm.broker.fanout import Fanout
     from gnatswarm.broker.link import SiblingLink
@@ -69,7 +70,10 @@ class _LinkWindow:
 
 
 class Recorder:
-    """The statistics of one shard. `take_denied` returns what permissions have denied since its last call."""
+    """The statistics of one shard.
+
+    `take_denied` returns what permissions have denied since its last call; `sessions` are the clients by id.
+    """
 
     def __init__(
         self,
@@ -85,6 +89,7 @@ class Recorder:
         mesh: Mesh,
         fanout: Fanout,
         take_denied: Callable[[], list[DeniedRow]],
+        sessions: Mapping[int, Client],
     ) -> None:
         self._fanout = fanout
         self._take_denied = take_denied
@@ -117,7 +122,12 @@ class Recorder:
         self.history = SubjectHistory()
         self.unwanted_msgs: dict[str, int] = {}  # by account, in all windows that have ended
         self.longest_step_s = 0.0  # the longest step of closing a window, in CPU time
-        mesh.tally(options.max_subjects)
+        self._clients: ClientRows | None = None
+        if options.max_clients:
+            self._clients = ClientRows(
+                sessions, most=options.max_clients, subjects=options.client_subjects, names=options.client_names
+            )
+        mesh.tally(options.max_subjects, options.client_subjects if options.max_clients else 0)
         self._open_window()
         self._wait()
 
@@ -138,6 +148,11 @@ class Recorder:
         """A slow consumer was closed."""
         if len(self._slow) < MOST_SLOW_ROWS:
             self._slow.append(row)
+
+    def on_closed(self, client: Client) -> None:
+        """A client has left; its connection has its counters still."""
+        if self._clients is not None:
+            self._clients.on_closed(client)
 
     def on_link_gone(self, link: SiblingLink) -> None:
         """A link has ended: add its last counters."""
@@ -220,6 +235,10 @@ class Recorder:
                 for i, n in enumerate(found):
                     mine[i] += n
         window = self._close_window()
+        client_lines: list[bytes] = []
+        of_clients = [0, 0, 0, 0]
+        if self._clients is not None:
+            yield from self._clients.steps(window, client_lines, of_clients)
         yield
         heaviest, other_msgs = Heaviest(MOST_KEPT), 0
         for account, tally in tallies:
@@ -261,6 +280,12 @@ class Recorder:
             if left_out:
                 lines.append(self._queue_line(window, account, records.OTHER, "", 0, "", left_out))
         refused_msgs, refused_bytes = refused = self._take_refused()
+        if self._clients is not None:
+            all_of_it = (total.msgs + refused_msgs, total.payload_bytes + refused_bytes)
+            missing = [n - m for n, m in zip((*all_of_it, total.deliveries, total.out_bytes), of_clients, strict=True)]
+            if any(missing):
+                client_lines.append(rest_line(window, tuple(missing)))
+            lines += client_lines
         lines += self._other_lines(window, total, subjects, widths, refused)
         yield
         booked = (

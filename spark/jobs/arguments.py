@@ -1,4 +1,4 @@
-"""The command lines of `report`, `ingest` and `compact`; run as a program, it prints the help of one of them.
+"""The command lines of the jobs; run as a program, it prints the help of one of them.
 
 Imports nothing of Spark, so that the help works where Spark is not installed.
 """
@@ -58,6 +58,9 @@ def _add_place(made: argparse._ActionsContainer) -> None:
 DESCRIPTIONS = {
     "report": "A broker's statistics as one HTML page, and optionally as tables (Parquet and CSV) and plots.",
     "ingest": "The shards' files into Parquet tables, each row exactly once; ends, or runs continuously.",
+    "place": "Which services belong on which shard, as placement rules; and afterwards, what came true.",
+    "suggest-permissions": "The least permissions for what each user did, from a broker's statistics; or what a "
+    "configuration would have denied.",
     "compact": "Whole days of the tables of `gnatswarm ingest`, sorted, in few files, in another directory.",
 }
 
@@ -75,6 +78,22 @@ def report_parser() -> argparse.ArgumentParser:
         "--date", action="append", metavar="YYYY-MM-DD", help="with --from-parquet: only this day; may be repeated"
     )
     made.add_argument("--broker", default="", metavar="ID", help="only the broker whose id begins with this")
+    made.add_argument(
+        "--services",
+        default="auto",
+        metavar="BY",
+        help="what makes clients one service: auto (the default: name without its number, else user, else address), "
+        "name, user, subject (its first token), or a regular expression of which the first group is taken of the name",
+    )
+    made.add_argument(
+        "--explain", default="", metavar="SUBJECT", help="instead of a page: who publishes it, and who would miss it"
+    )
+    made.add_argument(
+        "--compare",
+        default="",
+        metavar="PERIOD",
+        help="what has changed since: yesterday, 2026-02-03, or 2026-02-03T10:00..2026-02-03T12:00 (UTC)",
+    )
     made.add_argument("--top", type=int, default=25, help="rows of the long tables (default: %(default)s)")
     made.add_argument("--master", default="local[*]", help="local[*], spark://…, yarn, k8s://… (default: %(default)s)")
     made.add_argument(
@@ -118,7 +137,76 @@ def compact_parser() -> argparse.ArgumentParser:
     return made
 
 
-PARSERS = {"report": report_parser, "ingest": ingest_parser, "compact": compact_parser}
+def place_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="gnatswarm place", description=DESCRIPTIONS["place"])
+    source = made.add_mutually_exclusive_group()
+    _add_place(source)
+    source.add_argument("--from-parquet", default="", metavar="DIR", help="the tables of `gnatswarm ingest`")
+    made.add_argument("--out", default="placement.conf", help="the file (default: %(default)s)")
+    made.add_argument("--shards", type=int, default=0, help="so many shards (default: those in the statistics)")
+    made.add_argument("--services", default="name", choices=("name", "user"), help="place by (default: %(default)s)")
+    made.add_argument(
+        "--bound",
+        type=float,
+        default=1.25,
+        help="the most load of a shard, in means (default: %(default)s)",
+    )
+    made.add_argument(
+        "--least-gain",
+        type=float,
+        default=0.05,
+        help="write nothing if a smaller share of deliveries would stop crossing (default: %(default)s)",
+    )
+    made.add_argument(
+        "--check", default="", metavar="FILE", help="instead: what of this file's promise came true since"
+    )
+    made.add_argument("--master", default="local[*]", help="local[*], spark://…, yarn, k8s://… (default: %(default)s)")
+    made.add_argument("--partitions", type=int, default=4, help="of shuffles (default: %(default)s)")
+    made.add_argument("--memory", default="1g", help="of the driver (default: %(default)s)")
+    return made
+
+
+def suggest_permissions_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="gnatswarm suggest-permissions",
+        description=DESCRIPTIONS["suggest-permissions"],
+        epilog="A token of a subject becomes * if so many values of it were seen beside the same other tokens, or "
+        "three that all have digits, or one that looks random; never the first token, and never if that would allow "
+        "what another user of the account did and this one did not.",
+    )
+    source = made.add_mutually_exclusive_group()
+    _add_place(source)
+    source.add_argument("--from-parquet", default="", metavar="DIR", help="the tables of `gnatswarm ingest`")
+    made.add_argument("--out", default="permissions.conf", help="the file (default: %(default)s)")
+    made.add_argument(
+        "--dry-run",
+        default="",
+        metavar="FILE",
+        help="instead: which messages and subscriptions of the recorded time this configuration would have denied; "
+        "exit code 1 if any",
+    )
+    made.add_argument("--json", action="store_true", help="with --dry-run: the result as one JSON document")
+    made.add_argument("--least-values", type=int, default=10, help="so many values make a * (default: %(default)s)")
+    made.add_argument(
+        "--date", action="append", metavar="YYYY-MM-DD", help="with --from-parquet: only this day; may be repeated"
+    )
+    made.add_argument("--broker", default="", metavar="ID", help="only the broker whose id begins with this")
+    made.add_argument("--used", action="store_true", help="instead: what each user did, as lines of JSON for programs")
+    made.add_argument("--master", default="local[*]", help="local[*], spark://…, yarn, k8s://… (default: %(default)s)")
+    made.add_argument("--partitions", type=int, default=4, help="of shuffles (default: %(default)s)")
+    made.add_argument("--memory", default="1g", help="of the driver (default: %(default)s)")
+    return made
+
+
+PARSERS = {
+    "report": report_parser,
+    "ingest": ingest_parser,
+    "compact": compact_parser,
+    "place": place_parser,
+    "suggest-permissions": suggest_permissions_parser,
+}
 
 
 if __name__ == "__main__":

@@ -12,17 +12,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from gnatswarm.spark.advice import Advice, Rows, advise
 from gnatswarm.spark.answers import answers
+from gnatswarm.spark.explain import explained
 from gnatswarm.spark.jobs import ingest
 from gnatswarm.spark.jobs.arguments import DEFAULT_PORT, default_directory, missing_text, report_parser
 from gnatswarm.spark.jobs.progress import Progress
 from gnatswarm.spark.page import page
+from gnatswarm.spark.period import BadPeriod, periods
 from gnatswarm.spark.plots import plots
 from gnatswarm.spark.read import Statistics, parquet, read_lines, read_parquet, split, stored_files, unreadable
 from gnatswarm.spark.session import is_here, run
+from gnatswarm.spark.transforms import graph, talkers
 from gnatswarm.spark.unfinished import copy_unfinished, has_unfinished, is_being_written
 from gnatswarm.spark.write import write_batch
 
@@ -72,14 +76,50 @@ def _unfinished(stats_dir: str, stack: contextlib.ExitStack, progress: Progress)
     return directory if copied else ""
 
 
-def collect(statistics: Statistics, most: int, progress: Progress | None = None) -> dict[str, list[dict[str, Any]]]:
+def collect(
+    statistics: Statistics, most: int, progress: Progress | None = None, *, services: str = "auto"
+) -> dict[str, list[dict[str, Any]]]:
     """Every result, as rows."""
+    return collected(answers(statistics, most, services), progress)
+
+
+def collected(frames: Mapping[str, DataFrame], progress: Progress | None = None) -> dict[str, list[dict[str, Any]]]:
+    """These results, as rows."""
     found = {}
-    for name, frame in answers(statistics, most).items():
+    for name, frame in frames.items():
         if progress is not None:
             progress.say(f"{name} …")
         found[name] = [row.asDict() for row in frame.collect()]
     return found
+
+
+def changes(statistics: Statistics, period: str, services: str, most: int) -> tuple[Statistics, DataFrame]:
+    """The statistics of the time after `period`, and what has changed since. BadPeriod."""
+    rows = statistics["client"]
+    last_us = rows.agg(F.coalesce(F.max("window_start_us"), F.lit(0))).collect()[0][0]
+    asked = periods(period, last_us)
+
+    def edges(of: Statistics) -> tuple[DataFrame, float]:
+        mine = of["client"]
+        length = (F.max(F.col("window_start_us") + F.col("window_us")) - F.min("window_start_us")) / 1e6
+        seconds = mine.agg(length).collect()[0][0]
+        return graph.edges(graph.flows(talkers.by_service(mine, services))), seconds or 0.0
+
+    before, before_s = edges(statistics.between(*asked.before))
+    now = statistics.between(*asked.now)
+    after, after_s = edges(now)
+    if not before_s:
+        raise BadPeriod(f"there are no rows of clients in {period}")
+    if not after_s:
+        raise BadPeriod(f"there are no rows of clients after {period}")
+    return now, graph.changes(before, after, before_s, after_s, most)
+
+
+def explain(statistics: Statistics, subject: str, services: str) -> str:
+    """What is known of one subject."""
+    parts = graph.of_subject(talkers.by_service(statistics["client"], services), subject)
+    publishers, listeners, edges = ([row.asDict() for row in part.collect()] for part in parts)
+    return explained(subject, publishers, listeners, edges)
 
 
 def refusal(stats_dir: str, parquet: str, out: str) -> str:
@@ -103,7 +143,8 @@ def main(arguments: list[str]) -> int:
     if not asked.from_parquet:
         asked.stats_dir = asked.stats_dir or default_directory(asked.port or DEFAULT_PORT)
     progress = Progress()
-    if why := refusal(asked.stats_dir, asked.from_parquet, asked.out):
+    mistake = talkers.services_mistake(asked.services)
+    if why := (mistake and f"--services: {mistake}") or refusal(asked.stats_dir, asked.from_parquet, asked.out):
         print(f"gnatswarm report: {why}", file=sys.stderr)
         return 1
     progress.say("starting Spark (this takes some seconds) …")
@@ -125,7 +166,18 @@ def report(asked: argparse.Namespace, session: SparkSession, statistics: Statist
     source = asked.stats_dir or asked.from_parquet
     if asked.broker:
         statistics = statistics.of_broker(asked.broker)
-    found = collect(statistics, asked.top, progress)
+    if asked.explain:
+        print(explain(statistics, asked.explain, asked.services))
+        return 0
+    frames: dict[str, DataFrame] = {}
+    if asked.compare:
+        try:
+            statistics, frames["changes"] = changes(statistics, asked.compare, asked.services, asked.top)
+        except BadPeriod as error:
+            print(f"gnatswarm report: --compare: {error}", file=sys.stderr)
+            return 1
+    frames = answers(statistics, asked.top, asked.services) | frames
+    found = collected(frames, progress)
     if not found["shards"] and not found["gaps"] and not found["aside"]:
         print(f"gnatswarm report: there are no statistics in {source}", file=sys.stderr)
         return 1
@@ -133,7 +185,7 @@ def report(asked: argparse.Namespace, session: SparkSession, statistics: Statist
     Path(asked.out).write_text(page(found, advice, source), encoding="utf-8")
     if asked.tables:
         progress.say(f"tables in {asked.tables} …")
-        write_tables(session, statistics, found, asked.top, Path(asked.tables))
+        write_tables(session, frames, found, Path(asked.tables))
     if asked.png:
         for path in plots(found, Path(asked.png)):
             progress.say(f"{path} is written")
@@ -143,11 +195,11 @@ def report(asked: argparse.Namespace, session: SparkSession, statistics: Statist
 
 
 def write_tables(
-    session: SparkSession, statistics: Statistics, found: Mapping[str, Rows], most: int, directory: Path
+    session: SparkSession, frames: Mapping[str, DataFrame], found: Mapping[str, Rows], directory: Path
 ) -> None:
     """Write every collected result as NAME.csv and NAME.parquet."""
     directory.mkdir(parents=True, exist_ok=True)
-    for name, frame in answers(statistics, most).items():
+    for name, frame in frames.items():
         rows = [tuple(row.values()) for row in found[name]]
         with (directory / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([frame.columns, *rows])

@@ -22,6 +22,17 @@ SELECT shard, sum(in_msgs) AS in_msgs, sum(out_msgs) AS out_msgs, sum(link_out_m
        sum(cpu_s) AS cpu_s, try_divide(sum(cpu_s), sum(window_us) / 1e6) AS cpu_share, max(lag_max_us) AS lag_max_us
 FROM shard_rows GROUP BY shard;
 
+-- From here on the rows of clients, which tables of older brokers lack.
+CREATE OR REPLACE TEMPORARY VIEW client_rows AS SELECT * FROM parquet.`${out}/client`;
+
+CREATE OR REPLACE TEMPORARY VIEW published AS
+SELECT broker, shard, window_start_us, account, user, name, lib, ip, cid, one.subject, one.msgs, one.bytes, one.requests
+FROM client_rows LATERAL VIEW explode(published) AS one;
+
+CREATE OR REPLACE TEMPORARY VIEW received AS
+SELECT broker, shard, window_start_us, account, user, name, lib, ip, cid, one.subject, one.queue, one.msgs
+FROM client_rows LATERAL VIEW explode(received) AS one;
+
 -- For example:
 --     SELECT subject, deliveries, fanout FROM subjects ORDER BY deliveries DESC LIMIT 10;
 --     SELECT timestamp_micros(window_start_us) AS at, fanout FROM fanout_per_window WHERE subject = 'a.b' ORDER BY at;

@@ -73,7 +73,7 @@ def test_spread_and_rate_of_both_modes(shards):
     print(f"\nMax/mean of connections over {shards} shards, connections per second, CPU µs per connection")
     print(f"  {'mode':<12}" + "".join(f"{count:>8}" for count in (*REPETITIONS, MANY)) + "     per s  router  shards")
     for mode in ("reuseport", "handoff"):
-        with Broker(Kind(f"gnatswarm-{shards}", shards), args=["--accept", mode]) as broker:
+        with Broker(Kind(f"gnatswarm-{shards}", shards), args=["--accept", mode], by_fork=False) as broker:
             spreads = [
                 sum(spread_of(broker, count, shards) for _ in range(times)) / times
                 for count, times in REPETITIONS.items()

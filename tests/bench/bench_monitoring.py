@@ -80,7 +80,7 @@ def crowded() -> Iterator[tuple[Broker, Pages]]:
     if hard < CONNECTIONS + 500:
         pytest.skip(f"{CONNECTIONS} connections need as many descriptors, there are {hard}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    broker = Broker(KINDS["gnatswarm-2"], args=["-m", "-1", "-D"]).start()
+    broker = Broker(KINDS["gnatswarm-2"], args=["-m", "-1", "-D"], by_fork=False).start()
     PORT[0] = broker.port
     held = []
     try:

@@ -123,7 +123,7 @@ def test_cost_by_the_number_of_shards():
         rows.setdefault(name, []).append("–" if value is None else f"{value / 1_000:.{digits}f}")
 
     for shards in SHARDS:
-        with Broker(Kind(f"gnatswarm-{shards}", shards)) as broker:
+        with Broker(Kind(f"gnatswarm-{shards}", shards), by_fork=False) as broker:
             note("1:1, same shard", least(partial(message_ns, broker, 0, [0])), 3)
             crossing = least(partial(message_ns, broker, 0, [shards - 1])) if shards > 1 else None
             note("1:1, different shards", crossing, 3)

@@ -34,7 +34,7 @@ def first_info_s(kind: Kind) -> float:
     """One start, on a port that was free a moment ago: the log of one that chooses would have to be waited for."""
     with socket.create_server((HOST, 0)) as free:
         port = free.getsockname()[1]
-    broker = Broker(kind, port=port)
+    broker = Broker(kind, port=port, by_fork=False)
     try:
         began = time.monotonic()
         broker.launch()

@@ -37,6 +37,7 @@ from tests.support.engine import QUIET, Engine, EngineClient
 from tests.support.mesh import Mesh
 
 READ = 262_144  # bytes of one read
+TALK_LINES = 32  # with --clients: of each client, subjects that statistics tell apart
 TALLY = 100_000  # subjects that statistics tell apart: they are on, as in a shard by default
 # valgrind says that its processor copies fast by `rep movsb`, glibc believes it, and cachegrind counts an instruction
 # for each byte: half of what was counted for a small message was the copying of what the probe is fed.
@@ -98,7 +99,7 @@ def counting(client: EngineClient) -> ProbeSocket:
 
 def counted_engine() -> Engine:
     engine = Engine()
-    engine.probe.tally(TALLY)
+    engine.probe.tally(TALLY, TALK_LINES if "--clients" in sys.argv else 0)
     return engine
 
 
@@ -406,6 +407,7 @@ def count(rows: list[Row]) -> dict[str, float]:
                 "--cachegrind-out-file=/dev/null",
                 f"--log-file={directory}/%p",
                 *(sys.executable, "-P", "-m", "tests.bench.instructions", "--run"),
+                *(["--clients"] if "--clients" in sys.argv else []),
                 *(row.name for row in rows),
             ],
             env={
@@ -463,6 +465,7 @@ def main() -> int:
     parser.add_argument("--write", type=Path, metavar="FILE", help="keep what was counted, as JSON")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="exit 1 if a row is not what was kept")
     parser.add_argument("--within", type=float, default=WITHIN_PERCENT, metavar="PERCENT")
+    parser.add_argument("--clients", action="store_true", help="with statistics by client, as in a shard by default")
     parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     rows = [row for row in ROWS if not arguments.row or any(part in row.name for part in arguments.row)]

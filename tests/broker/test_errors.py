@@ -37,6 +37,7 @@ CATALOGUE = {
     "InvalidClientProtocol": ("invalid client protocol", True, "Protocol Violation"),
     "NoRespondersRequiresHeaders": ("no responders requires headers support", True, "No Responders Requires Headers"),
     "StaleConnection": ("Stale Connection", True, "Stale Connection"),
+    "PublishRateExceeded": ("Publish Rate Exceeded", True, "Publish Rate Exceeded"),  # ours
     "SecureConnectionRequired": ("Secure Connection - TLS Required", True, "TLS Handshake Failure"),
     "InvalidSubject": ("Invalid Subject", False, None),
     "InvalidPublishSubject": ("Invalid Publish Subject", False, None),
@@ -66,6 +67,7 @@ REASON_TEXTS = [
     "No Responders Requires Headers",
     "Maximum Account Connections Exceeded",
     "Route Removed",
+    "Publish Rate Exceeded",
 ]
 
 

@@ -56,9 +56,9 @@ def test_a_name_comes_through_whatever_is_in_it(name):
 
 
 def test_a_departure_is_the_same_with_ldm():
-    before = template(connect_urls=["a:1"])
+    before = template(connect_urls=["a:1", "b:1"], other_urls=["b:1"])
     leaving = before.for_departure()
-    assert read(leaving.line(1, "x")) == read(before.line(1, "x")) | {"ldm": True}
+    assert read(leaving.line(1, "x")) == read(before.line(1, "x")) | {"ldm": True, "connect_urls": ["b:1"]}
     assert "ldm" not in read(before.line(1, "x"))
 
 

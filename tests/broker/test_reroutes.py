@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gnatswarm.broker import rules
+from gnatswarm.broker.service_imports import ServiceImports
 from tests.support.engine import QUIET, EngineClient, frames
 from tests.support.mesh import Mesh
 
@@ -363,3 +365,45 @@ def test_a_member_whose_connection_is_closing_is_promised_nothing(make, is_first
     carry(mesh, (1, 0), (0, 1))
     mesh.settle()
     assert got(lingers) == [7]
+
+
+# ---- answers of a service in another account
+
+
+def of_account(mesh: Mesh, shard: int, name: bytes, words: bytes = b"") -> EngineClient:
+    """A new client of this account that has sent these words, which every shard knows of."""
+    client = mesh.connect(shard)
+    there = mesh.engines[shard].probe.mesh
+    assert there is not None
+    client.connection.enter(there.account(name), None)
+    client.feed(words)
+    mesh.settle()
+    return client
+
+
+def test_the_pong_of_who_answers_comes_behind_an_answer_that_waits_for_a_link(make):
+    """From where it was asked the answer goes on to a shard whose interest is not known just then."""
+    mesh = make(3)
+    for shard, engine in mesh.engines.items():
+        there = engine.probe.mesh
+        engine.probe.fanout.gate = crossing = ServiceImports(engine.probe.fanout, shard)
+        there.set_reply_prefix(crossing.reply_prefix)
+        a, b = there.account(b"A"), there.account(b"B")
+        b.set_rules([], [rules.ServiceImport(b, a, b"s", b"s", rules.RESPONSE_KINDS["singleton"], 120_000_000)])
+    responder = of_account(mesh, 1, b"A", b"SUB s 1\r\nPING\r\n")
+    listener = of_account(mesh, 2, b"B", b"SUB inbox 1\r\n")
+    of_account(mesh, 0, b"B", b"PUB s inbox 1\r\n?\r\n")
+    (request,) = [frame for frame in frames(responder.take()) if frame.is_message]
+    mesh.break_link(0, 2)
+    responder.feed(b"PUB %b 1\r\n5\r\nPING\r\n" % request.reply)
+    carry(mesh, (1, 0), (0, 1))
+    assert responder.take() == b"", "its answer waits"
+    while not mesh.ends[0, 2].is_synchronised:
+        carry(mesh, (2, 0), *[(0, 2)] * (not mesh.ends[2, 0].is_synchronised))
+    assert b" inbox " in on_wire(mesh, 0, 2)
+    carry(mesh, (0, 1))
+    assert responder.take() == b"", "its answer has not arrived"
+    carry(mesh, (0, 2))
+    assert got(listener) == [5]
+    carry(mesh, (2, 0), (0, 1))
+    assert responder.take() == b"PONG\r\n"

@@ -49,7 +49,7 @@ class Swarm:
         return client
 
     def stop_reading(self, client: EngineClient) -> None:
-        client._engine.probe.set_takes(client.socket, 0)
+        client.engine.probe.set_takes(client.socket, 0)
 
     def pass_time(self, us: int) -> None:
         """Advance the time of all shards; held publishers may continue once, as in a reactor."""
@@ -68,7 +68,7 @@ class Swarm:
 
     def close(self) -> None:
         for client in self.mesh.clients:
-            client._engine.probe.set_takes(client.socket, -1)
+            client.engine.probe.set_takes(client.socket, -1)
         for engine in self.mesh.engines.values():
             engine.probe.release_stalls()
         self.mesh.settle()
@@ -137,7 +137,7 @@ def test_slow_is_said_again_as_long_as_it_is_true_but_not_for_each_message(swarm
         assert swarm.said_slow(1, 0) == expected
     # When it has caught up nobody says anything, and the last word wears off.
     swarm.pass_time(0)
-    reader._engine.probe.set_takes(reader.socket, -1)
+    reader.engine.probe.set_takes(reader.socket, -1)
     publisher.feed(publish(b"stream"))
     assert is_held(publisher)
     swarm.pass_time(SLOW_US)

@@ -65,6 +65,29 @@ def test_partitions_are_those_of_nats_server() -> None:
     assert [rule(s) for s in (b"f.a.b", b"f.x.y", "f.é.1".encode())] == [b"A.2.b.a", b"A.4.y.x", "A.2.1.é".encode()]
 
 
+def test_a_partition_without_tokens_is_of_the_whole_subject() -> None:
+    """As nats-server 2.15.1 answered."""
+    assert Transform(b"pb.x", b"p.{{partition(10)}}")(b"pb.x") == b"p.9"
+    assert Transform(b"pc.*", b"p.{{partition(5)}}")(b"pc.hello") == b"p.0"
+    assert Transform(b"a.>", b"b.{{partition(7)}}.>")(b"a.hello") == b"b.6.hello"
+    assert Transform(b"pa.*.*", b"p.$1.$2.{{Partition(10)}}")(b"pa.x.y") == b"p.x.y.9"
+
+
+@given(TOKENS, st.integers(1, 7))
+def test_the_ends_of_a_token(token: bytes, number: int) -> None:
+    rule = Transform(b"a.*", b"{{left(1,%d)}}.b.{{Right(1,%d)}}" % (number, number))
+    assert rule(b"a." + token) == token[:number] + b".b." + token[-number:]
+
+
+def test_random_numbers_are_below_their_bound_and_differ() -> None:
+    rule = Transform(b"a.*", b"b.{{random(3)}}.$1")
+    found = {rule(b"a.x") for _ in range(200)}
+    assert found == {b"b.0.x", b"b.1.x", b"b.2.x"}
+    assert rule.is_random and not Mapping(b"a.*", [(b"b.{{random(3)}}", 100)]).is_constant
+    assert Mapping(b"a.*", [(b"b.{{left(1,3)}}", 100)]).is_constant
+    assert Transform(b"a", b"b.{{random(1)}}")(b"a") == b"b.0"
+
+
 @given(st.text("ab-", min_size=1, max_size=8).map(str.encode))
 def test_a_token_is_split_at_separators(token: bytes) -> None:
     parts = [part for part in token.split(b"-") if part]
@@ -101,7 +124,15 @@ def test_the_same_in_braces() -> None:
         (b"foo.*", b"b.{{bogus(1)}}", "unknown function in {{bogus(1)}}"),
         (b"foo.*", b"b.{{wildcard(1,2)}}", "too many arguments passed to the function"),
         (b"foo.*", b"b.{{wildcard()}}", "not enough arguments passed to the function"),
-        (b"foo.*", b"b.{{partition(10)}}", "not enough arguments passed to the function"),
+        (b"foo.*", b"b.{{partition()}}", "not enough arguments passed to the function"),
+        (b"foo.*", b"b.{{random()}}", "not enough arguments passed to the function"),
+        (b"foo.*", b"b.{{random(1,2)}}", "too many arguments passed to the function"),
+        (b"foo.*", b"b.{{random(0)}}", "function argument is invalid or in the wrong format"),
+        (b"foo.*", b"b.{{left(1)}}", "not enough arguments passed to the function"),
+        (b"foo.*", b"b.{{left(1,2,3)}}", "too many arguments passed to the function"),
+        (b"foo.*", b"b.{{right(1,0)}}", "function argument is invalid or in the wrong format"),
+        (b"foo.*", b"b.{{left(2,2)}}", "wildcard index out of range in {{left(2,2)}}: [2]"),
+        (b"foo.*", b"b.{{RANDOM(2)}}.$1", "unknown function"),
         (b"foo.*", b"b.{{partition(0,1)}}", "function argument is invalid or in the wrong format"),
         (b"foo.*", b"b.{{partition(a,1)}}", "function argument is invalid or in the wrong format"),
         (b"foo.*", b"b.{{split(1,)}}", "an empty separator"),

@@ -6,6 +6,7 @@ Every check runs on both, so that a program that asks for what no server does fa
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -13,12 +14,21 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import gnatswarm
+from gnatswarm.router.commands.operator_commands import exchange, find
+from gnatswarm.router.supervision.operator_socket import (
+    AnyRequest,
+    FollowRequest,
+    Reply,
+    RestartRequest,
+    UpgradeRequest,
+)
 from tests.clients.programs import PROGRAMS, ROOT, Missing, Unobtainable
 from tests.support.authority import Authority
 from tests.support.servers import KINDS, Broker, BrokerUnavailable, Log, oracle_is_required
@@ -161,6 +171,52 @@ def test_a_client_comes_back_after_a_crash_with_its_subscription(tmp_path: Path,
             ended.cancel()
             program.kill()
         assert program.stderr.read() == b"" or program.returncode == 0
+
+
+def followed(broker: gnatswarm.BrokerProcess, request: AnyRequest) -> Reply:
+    """The last word of a restart or an upgrade, which another router may say."""
+    while True:
+        try:
+            return exchange(find(broker.pid, broker.port), request, on_progress=lambda text: None)
+        except (ConnectionAbortedError, ConnectionResetError):
+            request = FollowRequest()
+
+
+def test_no_client_notices_a_restart_and_an_upgrade(tmp_path: Path):
+    """Each hears every message once and in order, from before, in the middle and afterwards, and does not reconnect."""
+    logs: dict[str, Log] = {}
+    with (
+        contextlib.ExitStack() as stack,
+        gnatswarm.BrokerProcess(host="127.0.0.1", port=0, stats=False, shards=SHARDS) as broker,
+    ):
+        url = f"nats://127.0.0.1:{broker.port}"
+        for client, found in PROGRAMS.items():
+            try:
+                words = found()
+            except Missing:  # the tests of it say why
+                continue
+            program = subprocess.Popen(
+                [*words, "reconnect"], env=os.environ | {"NATS_URL": url}, stdout=subprocess.PIPE
+            )
+            stack.enter_context(program)
+            stack.callback(program.kill)
+            assert program.stdout is not None
+            logs[client] = Log(iter(program.stdout.readline, b""))
+        for log in logs.values():
+            log.wait_line("READY", DEADLINE_S)
+        numbers = itertools.count()
+        with ThreadPoolExecutor(1) as pool:
+            for request in (RestartRequest(), UpgradeRequest()):
+                replies = pool.submit(followed, broker, request)
+                while not replies.done():
+                    publish(url, "reconnect", b"%d" % next(numbers))
+                assert replies.result().text, replies.result()
+        publish(url, "reconnect", b"last")
+        heard = [f"GOT {number}" for number in range(next(numbers))]
+        for client, log in logs.items():
+            log.wait_line("OK", DEADLINE_S)
+            assert log.lines == ["READY", *heard, "GOT last", "OK"], client
+    assert logs
 
 
 @both

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import calendar
+import json
 import re
 import signal
 import struct
@@ -135,3 +136,57 @@ async def test_a_client_that_does_not_answer_pings_is_counted_as_stale(newer, br
         assert document["stale_connections"] == 1
         assert document["stale_connection_stats"] == {"clients": 1, "routes": 0, "gateways": 0, "leafs": 0}
         client.close()
+
+
+MAPPINGS = """
+mappings {
+    "left.*": "a.{{left(1,3)}}", "right.*": "a.{{right(1,3)}}", "buckets.*.*": "a.$2.$1.{{partition(10)}}"
+    "rest.>": "a.{{partition(7)}}.>", "none.*": "a.$1.{{random(1)}}"
+}
+"""  # no partition of a subject without wildcards: nats-server 2.15.1 gives another one after one start in five
+
+
+async def test_functions_of_mappings_that_came_later(newer, brokers) -> None:
+    found = []
+    for kind in newer:
+        broker = await asyncio.to_thread(start, brokers, kind, MAPPINGS)
+        async with await Client.connect(broker.port, {"verbose": False}) as client:
+            await client.flush()
+            await client.send("SUB > 1\r\n")
+            for subject in (
+                "left.abcdef",
+                "left.a",
+                "right.abcdef",
+                "right.a",
+                "buckets.x.y",
+                "rest.a.b",
+                "none.x",
+            ):
+                await client.send(f"PUB {subject} 0\r\n\r\n")
+            found.append([frame.subject for frame in await client.flush() if frame.is_message])
+    assert found[0] == found[1]
+    assert found[1][:4] == ["a.abc", "a.a", "a.def", "a.a"]
+
+
+NOBODY = "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4"
+KEYS = f"""
+server_metadata {{ owner: "team a", n: "5" }}
+no_auth_user: {NOBODY}
+accounts {{ A {{ users: [ {{nkey: {NOBODY}}} ] }} }}
+"""
+
+
+async def test_metadata_an_nkey_for_clients_without_credentials_and_subscriptions_of_accounts(newer, brokers) -> None:
+    for kind in newer:
+        broker = await asyncio.to_thread(start, brokers, kind, KEYS)
+        pages = Pages.of(broker)
+        assert pages.json("/varz")["metadata"] == {"owner": "team a", "n": "5"}
+        async with await Client.connect(broker.port, {"verbose": False}) as client:
+            before = {row["acc"]: row["num_subscriptions"] for row in pages.json("/accstatz")["account_statz"]}
+            await client.send("SUB a 1\r\nSUB b 2\r\nPUB $SYS.REQ.USER.INFO a 0\r\n\r\n")
+            (answer,) = await client.messages(1)
+            document = json.loads(answer.payload)
+            assert document["server"]["metadata"] == {"owner": "team a", "n": "5"}
+            assert (document["data"]["user"], document["data"]["account"]) == (NOBODY, "A")
+            found = {row["acc"]: row["num_subscriptions"] for row in pages.json("/accstatz")["account_statz"]}
+            assert found["A"] - before["A"] == 2

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -52,3 +55,23 @@ def test_every_option_has_a_line_in_its_section(reference: ModuleType) -> None:
 def test_every_key_of_the_file_is_on_the_page(reference: ModuleType, key: object) -> None:
     page = reference.page()
     assert all(f"`{name}`" in page for name in key.names)  # type: ignore[attr-defined]
+
+
+def test_the_alerts_are_those_of_the_table() -> None:
+    written = (ROOT / "deploy" / "prometheus" / "gnatswarm.rules.yml").read_text(encoding="utf-8")
+    assert written == script("alerts").rules(), "run `make reference`"
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="argparse lays its help out differently")
+def test_the_man_pages_are_the_help() -> None:
+    written = {path.name: path.read_text(encoding="ascii") for path in (ROOT / "deploy" / "man").iterdir()}
+    assert written == script("manpages").pages(), "run `make reference`"
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
+def test_the_man_pages_are_good_roff() -> None:
+    paths = sorted((ROOT / "deploy" / "man").iterdir())
+    done = subprocess.run(
+        ["groff", "-ww", "-man", "-Tutf8", "-z", *paths], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert (done.stderr, len(paths) > 20) == ("", True)

@@ -105,6 +105,7 @@ def starts_broker(command: str) -> bool:
         return False
     only_prints = {"-t", "-v", "-h", "--help", "--version", "--signal", "-sl", "--help_tls"}
     commands = {"status", "health", "scale", "top", "doctor", "bench", "report", "ingest", "version", "help"}
+    commands |= {"why", "config", "completion", "pub", "sub", "req", "reply", "events"}
     return not only_prints & set(words) and not commands & set(words)
 
 

@@ -42,7 +42,8 @@ NOT_TYPED: dict[tuple[str, str], str] = {
         "$ kubectl apply -k deploy/kubernetes",
     ): "needs a cluster",
     ("deploy/README.md", "$ sudo cp deploy/sysctl/90-gnatswarm.conf /etc/sysctl.d/"): HOST,
-    ("deploy/README.md", "$ sudo /opt/gnatswarm/bin/pip install gnatswarm-0.2.0.tar.gz"): "a version that is not there",
+    ("deploy/README.md", "$ sudo python3 -m venv /opt/gnatswarm-0.2.0"): "a version that is not there",
+    ("deploy/README.md", "$ sudo ln -sfn /opt/gnatswarm-0.2.0 /opt/gnatswarm"): "a version that is not there",
     (
         "loadtest/README.md",
         "$ make build                                      # once; or: pip install 'gnatswarm[loadtest]'",
@@ -52,7 +53,7 @@ NOT_TYPED: dict[tuple[str, str], str] = {
     ),
     (
         "loadtest/README.md",
-        "$ gnatswarm bench --compare                                      # ours with 1, 2, 4 shards, and nats-server",
+        "$ gnatswarm bench --compare                                      # ours with 1, 2, 4 shards, and nats-servers",
     ): "takes many minutes; the block after it is a small one",
     (
         "deploy/MANY_MACHINES.md",

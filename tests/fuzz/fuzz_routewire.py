@@ -14,7 +14,7 @@ def frame(rng: random.Random) -> bytes:
     queues = [queue for queue in rng.sample(QUEUES, rng.randrange(4)) if queue]
     tail = rng.choice([[], [b"r"], [b"+", b"r", *queues], [b"|", *queues], [b"+"], [b"|"], [b"12"]])
     size = b"%d" % rng.choice([0, 5, 100, 70_000_000, 999_999_999])
-    match rng.randrange(7):
+    match rng.randrange(8):
         case 0:
             words = [rng.choice([b"RMSG", b"XMSG"]), b"$G", subject, *tail, size]
         case 1:
@@ -27,7 +27,10 @@ def frame(rng: random.Random) -> bytes:
             words = [b"RS-", b"$G", subject, *rng.choice([[], [b"q"], [b"q", b"3"]])]
         case 5:
             number = rng.choice([b"1", b"18446744073709551615", b"99999999999999999999999", b"", b"-1"])
-            words = [rng.choice([b"QACK", b"QNAK", b"QASK"]), number]
+            words = [rng.choice([b"QACK", b"QNAK", b"QASK", b"MSTOP"]), number]
+        case 6:
+            verb, most = rng.choice([(b"MOVE", 2), (b"MARKQ", 3), (b"MARK", 2), (b"MOVED", 4)])
+            words = [verb, *rng.choices([b"0", b"1", b"2", b"7", b"64", b"70000000"], k=rng.randint(1, most))]
         case _:
             return rng.choice([b"PING\r\n", b"PONG\r\n", b"INFO {}\r\n", b"CONNECT {}\r\n", b"-ERR 'x'\r\n"])
     return b" ".join(words) + b"\r\n"
@@ -56,5 +59,7 @@ def parsed_alike(data: bytes) -> None:
     if "line_size" in answer:
         line = data[: answer["line_size"]]
         assert line.endswith(b"\n") and line.count(b"\n") == 1, data
-        for part in (answer["account"], answer["subject"], answer["reply"], *answer["queues"]):
+        for part in (answer.get(name, b"") for name in ("account", "subject", "reply")):
+            assert part in line, data
+        for part in answer.get("queues", ()):
             assert part in line, data

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from gnatswarm.loadtest.credentials import Address, Credentials
 from gnatswarm.loadtest.errors import LoadFailed
 from gnatswarm.loadtest.measure import Result, Target
 from gnatswarm.loadtest.plan import Scenario
-from gnatswarm.loadtest.servers import Server, ServerSpec
+from gnatswarm.loadtest.servers import Server, ServerSpec, default_specs
 from tests.support.servers import KINDS, Broker, Log, wait_pids_gone
 
 BENCH = [sys.executable, "-P", "-m", "gnatswarm.loadtest.bench"]
@@ -96,7 +97,27 @@ def test_a_server_says_its_command_without_places_of_this_machine():
     assert own.shown == "gnatswarm -p PORT"
 
 
-def test_a_server_that_does_not_start_says_why(tmp_path: Path):
+def test_the_systems_nats_server_and_the_newest_one_are_compared_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def labels(*, in_system: bool, beside: bool) -> list[str]:
+        place = tmp_path / f"{in_system}-{beside}"
+        for folder, exists in (("system", in_system), ("beside", beside)):
+            (place / folder).mkdir(parents=True)
+            if exists:
+                (place / folder / "nats-server").touch(0o755)
+        found = str(place / "system" / "nats-server") if in_system else None
+        monkeypatch.setattr(shutil, "which", lambda *_args, **_named: found)
+        monkeypatch.setattr(sys, "executable", str(place / "beside" / "python"))
+        return [spec.label for spec in default_specs() if spec.label.startswith("nats")]
+
+    assert labels(in_system=False, beside=False) == []
+    assert labels(in_system=True, beside=False) == ["nats-server"]
+    assert labels(in_system=False, beside=True) == ["nats-server"]
+    assert labels(in_system=True, beside=True) == ["nats-server", "nats-server-newest"]
+
+
+def test_a_server_that_does_not_start_says_why_and_leaves_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     script = tmp_path / "server"
     script.write_text("#!/bin/sh\necho first; echo 'no good' >&2; exit 3\n")
     script.chmod(0o755)
@@ -104,6 +125,7 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path):
         Server(ServerSpec.parse(f"a={script} {{port}}")).start()
     with pytest.raises(Exception, match="no such file"):
         Server(ServerSpec.parse("a=/nonexistent/server {port}")).start()
+    assert not list(temporary.iterdir())
 
 
 @pytest.mark.kinds("gnatswarm-1")

@@ -5,6 +5,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from gnatswarm.broker.connection cimport ClientConnection, Fence
 from gnatswarm.broker.fanout cimport Fanout
 from gnatswarm.broker.mesh cimport Mesh
+from gnatswarm.broker.moves cimport Moves
 from gnatswarm.broker.outbuf cimport OutBuf
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.reroutes cimport Reroutes
@@ -42,9 +43,10 @@ cdef class Probe:
     cdef readonly Fence fence
     cdef readonly Mesh mesh          # None: it has no siblings
     cdef readonly Reroutes reroutes
+    cdef readonly Moves moves
     cdef uint8_t *shared
     cdef size_t room
     cdef list sockets
     cdef dict links                  # shard → ProbeSocket
     cdef object limits
-    cdef uint64_t last_cid
+    cdef public uint64_t last_cid    # client ids go on from here

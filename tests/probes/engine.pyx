@@ -15,6 +15,7 @@ from gnatswarm.broker.fanout cimport ORIGIN_SIBLING, Outcome, Publish, no_outcom
 from gnatswarm.broker.fence cimport MeshFence
 from gnatswarm.broker.link cimport SiblingLink
 from gnatswarm.broker.mesh cimport Mesh
+from gnatswarm.broker.moves cimport Moves
 from gnatswarm.broker.outbuf cimport (
     Chunk, CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_SLOW_CONSUMER_PENDING_BYTES, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE,
     iovec, out_gather, out_init, out_pending, out_take)
@@ -23,7 +24,7 @@ from gnatswarm.broker.parser cimport (
 )
 from gnatswarm.broker.peer cimport HOLD_STALL
 from gnatswarm.broker.reroutes cimport Reroutes
-from gnatswarm.broker.interest cimport MOST_SHARDS, InterestSink
+from gnatswarm.broker.interest cimport MOST_SHARDS, InterestSink, QueueGroup, QueueName
 from gnatswarm.broker.tally cimport Tally
 from gnatswarm.broker.entry cimport Entry
 from gnatswarm.broker.word cimport SLACK, hash_bytes
@@ -212,6 +213,7 @@ cdef class Probe:
             self.mesh = Mesh(self.fanout, shard)
             self.fence = MeshFence(self.mesh)
             self.reroutes = Reroutes(self.mesh, self.fence)
+            self.moves = Moves(self.mesh, self.fence, self.reroutes)
             self.sublist = self.mesh.account(b"$G")
         self.sublist.seed = seed
         self.sublist.random_state = seed * 2 + 1
@@ -237,6 +239,42 @@ cdef class Probe:
         socket = ProbeSocket(self, connection)
         self.sockets.append(socket)
         return socket
+
+    def connection(self, uint64_t cid, session, *, Sublist sublist=None) -> ClientConnection:
+        """A connection without a socket, with another shard's client id: what a move puts its client into."""
+        return ClientConnection(self.fanout, self.sublist if sublist is None else sublist, self.fence, cid,
+                                self.limits, session)
+
+    def let_go(self, ProbeSocket socket not None):
+        """The socket leaves this engine without being closed; what is unread in the kernel stays there."""
+        self.sockets.remove(socket)
+        socket.peer.out.owner = NULL
+
+    def take_in(self, ProbeSocket socket not None, ClientConnection connection not None):
+        """A socket that another engine let go, for this connection."""
+        socket.probe = self
+        socket.peer = connection
+        connection.out.owner = <void *>socket
+        connection.out.is_blocked = 0
+        self.sockets.append(socket)
+        socket.flush()
+
+    def groups(self, Sublist sublist not None) -> dict:
+        """(subject, queue) → (members as siblings are told, {sibling: its members}) of an account's queue groups."""
+        cdef QueueGroup *group = sublist.groups.next_of_all
+        cdef bytearray subject
+        cdef size_t size
+        cdef uint32_t i
+        found = {}
+        while group != &sublist.groups:
+            size = sublist.subject_of(group.node, NULL, 0)
+            subject = bytearray(size)
+            sublist.subject_of(group.node, <uint8_t *><char *>subject, size)
+            name = (<uint8_t *>group.name + sizeof(QueueName))[:group.name.key.size]
+            found[bytes(subject), name] = group.n_members, {
+                group.remote[i].shard: group.remote[i].members for i in range(group.n_remote)}
+            group = group.next_of_all
+        return found
 
     def link(self, int shard) -> ProbeSocket:
         """A sibling to send to."""
@@ -369,9 +407,11 @@ cdef class Probe:
     def set_clock(self, uint64_t now_us):
         self.fanout.box.now_us = now_us
 
-    def tally(self, int most):
-        """Statistics are on, as in a shard; 0: off. For benches."""
+    def tally(self, int most, int talk_lines=0):
+        """Statistics are on, as in a shard; 0: off. With `talk_lines`, by client too, of clients made from here on."""
         self.sublist.count_into(Tally(most) if most else None)
+        self.sublist.marks_subs = talk_lines != 0
+        self.fanout.talk_lines = talk_lines
 
     def harvest(self, size_t slots) -> list[int]:
         """All that was counted goes to the tally, so many slots at a time; its longest probe after each."""

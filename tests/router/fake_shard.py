@@ -16,18 +16,21 @@ import socket
 import sys
 from pathlib import Path
 
-from gnatswarm.shards.boundary import control, handoff, linkdir
+from gnatswarm.shards.boundary import control, handoff, keeping
 from gnatswarm.shards.boundary.page import Page
 
 BLOCKED = sorted(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
 
 class FakeShard:
-    def __init__(self, control_fd: int) -> None:
+    def __init__(self, control_fd: int, lifeline_fd: int) -> None:
         self.sock = socket.socket(fileno=control_fd)
+        self.lifeline = socket.socket(fileno=lifeline_fd)
         self.loop = asyncio.get_running_loop()
         self.done: asyncio.Future[int] = self.loop.create_future()
         self.channel = control.Channel(self.sock, control.ToShard, self.on_message, self.on_closed)
+        self.loop.add_reader(lifeline_fd, self.on_lifeline)
+        self.generation = 0
         self.boot: control.Boot | None = None
         self.page: Page | None = None
         self.clients: list[socket.socket] = []
@@ -35,10 +38,19 @@ class FakeShard:
         self.link: socket.socket | None = None
 
     def on_closed(self, _error: control.ControlError | None) -> None:
-        if not self.done.done():
-            if self.boot is not None:
-                linkdir.remove(self.boot.link_dir)
+        if not self.done.done() and not self.is_ready:
             self.done.set_result(9)
+
+    def on_lifeline(self) -> None:
+        descriptor = keeping.receive_channel(self.lifeline)
+        if descriptor is None:
+            if not self.done.done():
+                self.done.set_result(9)
+        elif descriptor >= 0:
+            self.channel.close_silently()
+            self.sock = socket.socket(fileno=descriptor)
+            self.channel = control.Channel(self.sock, control.ToShard, self.on_message, self.on_closed)
+            self.channel.send(control.Resumed(True, True, self.generation))
 
     def on_message(self, message: control.ControlMessage) -> None:
         if isinstance(message, control.Boot):
@@ -54,6 +66,10 @@ class FakeShard:
         elif isinstance(message, control.Ping):
             self.channel.send(control.Pong(message.seq))
         elif isinstance(message, control.Reload):
+            self.generation = message.generation
+            assert self.boot is not None
+            with Path(os.environ["FAKE_SHARD_BOOT_LOG"] + ".reloads").open("a") as file:
+                file.write(json.dumps({"shard": self.boot.shard, "generation": message.generation}) + "\n")
             self.channel.send(control.Reloaded())
         elif isinstance(message, control.Stop):
             self.finish(0)
@@ -70,7 +86,14 @@ class FakeShard:
                 "boot_id": boot.boot_id,
                 "link_dir": boot.link_dir,
                 "fds": sorted(int(name) for name in os.listdir("/proc/self/fd")),
-                "given": [*boot.listener_fds, *boot.websocket_fds, boot.page_fd, boot.handoff_fd, self.sock.fileno()],
+                "given": [
+                    *boot.listener_fds,
+                    *boot.websocket_fds,
+                    boot.page_fd,
+                    boot.handoff_fd,
+                    self.sock.fileno(),
+                    self.lifeline.fileno(),
+                ],
                 "blocked": BLOCKED,
                 "port": boot.port,
                 "server_id": boot.server_id,
@@ -152,7 +175,8 @@ async def main() -> int:
     # PR_SET_PDEATHSIG; a real one is SIGKILLed, see the control channel's end.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-    return await FakeShard(int(sys.argv[sys.argv.index("--control-fd") + 1])).done
+    control_fd, lifeline_fd = (int(sys.argv[sys.argv.index(name) + 1]) for name in ("--control-fd", "--lifeline-fd"))
+    return await FakeShard(control_fd, lifeline_fd).done
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Router processes under test: the real supervisor in a process of its own, over fake shards."""
+"""Routers under test: the real supervisor in a process of its own, under a keeper, over fake shards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import atexit
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import socket
@@ -17,9 +16,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from gnatswarm.router.supervision.operator_socket import StatusRequest, encode_request
+from tests.support.forkserver import forkserver
 from tests.support.servers import Log, wait_pids_gone
 
 FAKE_SHARD = Path(__file__).with_name("fake_shard.py")
@@ -29,14 +29,17 @@ _PROGRAM = """
 import json, os, sys
 import msgspec
 from gnatswarm.broker.options import Options
+from gnatswarm.keeper import keep
 from gnatswarm.router.supervision.notify import Notifier
-from gnatswarm.router.serving import serve
 notifier = Notifier.take(os.environ, os.getpid())
 options, program, command = json.loads(sys.argv[1])
 path = os.environ.get("RELOADED_OPTIONS")
 reparse = (lambda: msgspec.json.decode(open(path, "rb").read(), type=Options)) if path else None
-sys.exit(serve(msgspec.convert(options, Options), program=program, command=command or None, reparse=reparse,
-               notifier=notifier))
+def route(post):
+    from gnatswarm.router.serving import serve
+    return serve(msgspec.convert(options, Options), program=program, post=post, command=command, reparse=reparse,
+                 notifier=notifier)
+sys.exit(keep(route, prepares=not command))
 """
 
 
@@ -71,7 +74,7 @@ def option_tree(shards: int, port: int, accept: str, **more: Any) -> dict[str, A
 
 
 class Router:
-    """One router process with fake shards, or real ones; stopped and checked for leftovers at the end of the `with`."""
+    """One keeper and router, with fake shards, or real ones; stopped and checked at the end of the `with`."""
 
     def __init__(
         self,
@@ -84,7 +87,6 @@ class Router:
         descriptors: int | None = None,
         program: str = "gnatswarm",
         is_real: bool = False,
-        stderr: int | IO[bytes] = subprocess.PIPE,
         **options: Any,
     ) -> None:
         self.runtime = runtime_directory(tmp_path)
@@ -99,18 +101,12 @@ class Router:
         command = [] if is_real else [sys.executable, str(FAKE_SHARD)]
         arguments = json.dumps([tree, program, command])
 
-        def limit() -> None:
-            if descriptors is not None:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
-
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM, arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=self.environment,
-            start_new_session=True,
-            preexec_fn=limit,
+        self.process = forkserver().start(
+            ["-c", arguments],
+            program=_PROGRAM,
+            descriptors=descriptors,
+            environment=self.environment,
+            is_read=True,
         )
         assert self.process.stderr is not None
         self.log = Log(iter(self.process.stderr))
@@ -136,12 +132,23 @@ class Router:
         assert wait_pids_gone(sorted(self.pids), 5.0) == [], "shards outlived their router"
 
     def kill(self) -> None:
-        """SIGKILL the router, and wait until its log has ended: until all that could write to it have gone."""
+        """SIGKILL the keeper, and wait until its log has ended: until all that could write to it have gone."""
         self.process.kill()
         self.process.wait()
         self.log.join()
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+    def router_pid(self) -> int:
+        """The pid of the present router, which is not that of the broker."""
+        return int(self.status()["router_pid"])
+
+    def kill_router(self) -> int:
+        """SIGKILL the router alone, and wait until another serves; returns the new one's pid."""
+        old, seen = self.router_pid(), len(self.log.lines)
+        os.kill(old, signal.SIGKILL)
+        self.log.wait_line("The router died: killed by SIGKILL", DEADLINE_S, seen)
+        return self.router_pid()
 
     @property
     def port(self) -> int:
@@ -157,6 +164,11 @@ class Router:
         if not self.boot_log.exists():
             return []
         return [json.loads(line) for line in self.boot_log.read_text().splitlines()]
+
+    def reloads(self) -> list[dict[str, Any]]:
+        """Which shard took which options, in order."""
+        path = Path(f"{self.boot_log}.reloads")
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def note_pids(self) -> None:
         self.pids |= {boot["pid"] for boot in self.boots()}

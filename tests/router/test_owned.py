@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from gnatswarm.router.supervision.zygote import child_environment
+from gnatswarm.shards.boundary.children import child_environment
 
 DEADLINE_S = 30
 

@@ -172,10 +172,11 @@ def test_a_killed_router_frees_its_port_a_dozen_times_in_a_row(tmp_path: Path) -
         assert len(last.leftovers()) == 1  # its own
 
 
-def test_shards_that_are_killed_late_leave_a_directory_for_the_next_router(tmp_path: Path) -> None:
-    router = Router(tmp_path, 2)  # fake shards and no zygote: nobody tidies up after it
+def test_a_broker_of_which_all_processes_are_killed_leaves_a_directory_for_the_next(tmp_path: Path) -> None:
+    router = Router(tmp_path, 2)
     router.wait_ready()
-    shards = [boot["pid"] for boot in router.boots()]
+    # With the router among them: nobody tidies up after the keeper.
+    shards = [*(boot["pid"] for boot in router.boots()), router.router_pid()]
     for pid in shards:
         os.kill(pid, signal.SIGSTOP)
     router.process.kill()
@@ -262,23 +263,23 @@ def test_signals_scale_by_one(tmp_path: Path) -> None:
         router.process.send_signal(signal.SIGTTOU)
         wait_until(lambda: len(router.status()["shards"]) == 1, "one shard")
         router.process.send_signal(signal.SIGTTOU)
-        router.wait_log(r"SIGTTOU: shards must be 1\.\.64, not 0")
+        router.wait_log(r"SIGTTOU: shards must be 1\.\.62, not 0")
         router.note_pids()
 
 
-@pytest.mark.parametrize("wanted", ["0", "65"])
+@pytest.mark.parametrize("wanted", ["0", "63"])
 def test_scaling_to_nonsense_is_refused(tmp_path: Path, wanted: str) -> None:
     with Router(tmp_path, 1) as router:
         router.wait_ready()
         done = router.operator("scale", wanted)
-        assert (done.returncode, done.stderr) == (1, f"gnatswarm: shards must be 1..64, not {wanted}\n")
+        assert (done.returncode, done.stderr) == (1, f"gnatswarm: shards must be 1..62, not {wanted}\n")
 
 
 def test_status_is_a_table_for_people(tmp_path: Path) -> None:
     with Router(tmp_path, 2, server_name="marsh") as router:
         router.wait_ready()
         lines = router.operator("status").stdout.splitlines()
-        assert lines[0].startswith(f"marsh on 127.0.0.1:{router.port}, router {router.process.pid}, up ")
+        assert lines[0].startswith(f"marsh on 127.0.0.1:{router.port}, pid {router.process.pid}, router ")
         assert lines[1].split()[:3] == ["SHARD", "PID", "STATE"]
         assert lines[2].split()[:3] == ["0", str(router.pid_of(0)), "ready"]
         assert len(lines) == 4
@@ -365,9 +366,9 @@ def test_an_operator_with_several_brokers_has_to_say_which(tmp_path: Path) -> No
 
 
 def test_too_few_descriptors_is_a_clear_error(tmp_path: Path) -> None:
-    with Router(tmp_path, 64, descriptors=40) as router:
+    with Router(tmp_path, 62, descriptors=40) as router:
         assert router.process.wait(DEADLINE_S) == 1
-        says = r"\[FTL\] too few file descriptors: each process may have 40, a broker of 64 shards needs at least \d+"
+        says = r"\[FTL\] too few file descriptors: each process may have 40, a broker of 62 shards needs at least \d+"
         router.wait_log(says + ".*Raise the limit with `ulimit -n`.*or run fewer shards")
         assert router.leftovers() == []
 
@@ -387,9 +388,10 @@ def test_a_router_that_did_not_run_for_a_while_blames_no_shard(tmp_path: Path) -
     with Router(tmp_path, 2) as router:
         router.wait_ready()
         before = [row["pid"] for row in router.status()["shards"]]
-        router.process.send_signal(signal.SIGSTOP)
+        stopped = router.router_pid()
+        os.kill(stopped, signal.SIGSTOP)
         pause(2.5)  # longer than a shard may be silent
-        router.process.send_signal(signal.SIGCONT)
+        os.kill(stopped, signal.SIGCONT)
         until = time.monotonic() + 1.0
         while time.monotonic() < until:
             assert [row["pid"] for row in router.status()["shards"]] == before
@@ -398,14 +400,22 @@ def test_a_router_that_did_not_run_for_a_while_blames_no_shard(tmp_path: Path) -
 def test_restarts_leak_no_descriptor(tmp_path: Path) -> None:
     with Router(tmp_path, 2) as router:
         router.wait_ready()
-        router.status()
-        before = len(os.listdir(f"/proc/{router.process.pid}/fd"))
+        both = router.process.pid, router.router_pid()
+
+        def descriptors() -> list[int]:
+            return [len(os.listdir(f"/proc/{pid}/fd")) for pid in both]
+
+        before = descriptors()
         for _ in range(4):
             starts = router.status()["shards"][0]["starts"]
             os.kill(router.pid_of(0), signal.SIGKILL)
             wait_until(partial(_has_started, router, starts + 1), "shard 0 is back")
-        # The operator's own connection may still have been open when they were counted first.
-        wait_until(lambda: len(os.listdir(f"/proc/{router.process.pid}/fd")) <= before, "no descriptor is left over")
+        # One that is left over each time makes four. One more is no leak: the operator's own connection, or a copy that
+        # the keeper was not yet given when they were counted first.
+        wait_until(
+            lambda: all(now <= then + 1 for now, then in zip(descriptors(), before, strict=True)),
+            "no descriptor is left over",
+        )
         assert len(os.listdir(router.boots()[0]["link_dir"])) == 4  # lock, operator socket, two link sockets
         router.note_pids()
 
@@ -471,16 +481,18 @@ def test_a_second_stop_kills_what_has_not_stopped() -> None:
     said: list[object] = []
     shard = SupervisedShard(0, is_founder=True)
     shard.state = ShardState(phase=Phase.READY)
-    process: Any = SimpleNamespace(
-        boot=SimpleNamespace(boot_id="b"), send=said.append, kill=lambda: said.append("kill")
-    )
+    process: Any = SimpleNamespace(boot_id="b", send=said.append, kill=lambda: said.append("kill"))
     shard.process = process
     broker: Any = SimpleNamespace(
         shards=[shard],
+        members=[shard],
+        gateway=None,
         listener_groups=SimpleNamespace(close=lambda: None),
         is_serving=False,
         is_leaving=False,
         page=SimpleNamespace(connections=0),
+        hold=lambda more: None,
+        remember=lambda: None,
     )
     audience: Any = SimpleNamespace(on_stopping=lambda: None)
     notifier: Any = SimpleNamespace(observe=lambda *_states, **_named: None)

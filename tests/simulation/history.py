@@ -16,13 +16,15 @@ class Subscription:
     pattern: str
     queue: str
     account: str = "$G"
+    at: int = 0  # the SUB was sent
     acked_at: int = NEVER  # the PONG behind its SUB came
     left_at: int = NEVER  # UNSUB, its max was reached, or its client went
-    left_acked_at: int = NEVER  # the PONG behind that came
+    left_acked_at: int = NEVER  # the PONG behind that came, or its client went and all siblings know it
     gone_at: int = NEVER  # its client went
     shard_died_at: int = NEVER  # the shard that it was on died, whether it was there still or not
     death_known_at: int = NEVER  # … and every sibling knew it
     most: int = NEVER  # UNSUB max
+    lost_from: int = NEVER  # its client moved from here on, and was closed because a shard or a link ended meanwhile
     got: dict[int, int] = field(default_factory=dict)  # message → step
 
     def has_seen(self, message: Message) -> bool:
@@ -52,6 +54,7 @@ class Message:
     acked_at: int = NEVER  # the PONG behind it came
     acked_us: int = 0
     may_be_lost: bool = False  # a link broke while it was not acknowledged
+    is_lost_on_its_way: bool = False  # it was being sent on, as a queue message, over a link that broke
     wants_answer: bool = False  # it has a reply subject
     nobody_at: int = NEVER  # its publisher was told that nobody responds
     is_orphaned: bool = False  # its publisher went before it was acknowledged

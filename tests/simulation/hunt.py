@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -18,6 +19,7 @@ from tests.simulation.world import World
 FAILED = Path("build/simulation")
 # No schedule takes a hundredth of that: one that does goes round in circles.
 HANGS_S = 20
+COLLECT_EVERY = 10  # schedules; each leaves about a megabyte
 
 
 class Hangs(AssertionError):
@@ -66,12 +68,39 @@ def hunt(first: int, step: int, seconds: float, most: int) -> tuple[Coverage, li
     covered = Coverage()
     failed: list[str] = []
     until = time.monotonic() + seconds
-    for seed in range(first, first + most * step, step):
-        if time.monotonic() > until or len(failed) == 3:
-            break
-        schedule = drawn(seed)
-        why, world = failure(schedule)
-        covered.add(schedule, world)
-        if world is None:
-            failed.append(str(keep(seed, schedule, why)))
+    with collecting_seldom() as collect:
+        for seed in range(first, first + most * step, step):
+            if time.monotonic() > until or len(failed) == 3:
+                break
+            schedule = drawn(seed)
+            why, world = failure(schedule)
+            covered.add(schedule, world)
+            if world is None:
+                failed.append(str(keep(seed, schedule, why)))
+            del world
+            collect()
     return covered, failed
+
+
+@contextmanager
+def collecting_seldom() -> Iterator[Callable[[], None]]:
+    """Garbage is collected once in some schedules, by a call of what this yields.
+
+    Worlds are full of cycles, and a collector that runs by itself goes through them again and again.
+    """
+    n = 0
+
+    def collect() -> None:
+        nonlocal n
+        n += 1
+        if n % COLLECT_EVERY == 0:
+            gc.collect()
+
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield collect
+    finally:
+        gc.enable()
+        gc.unfreeze()

@@ -28,6 +28,8 @@ class History:
     def rights_between(self, client: int, first: int, last: int) -> list[int]:
         """The rights that a client had at any time between two steps."""
         log = self.rights[client]
+        if len(log) == 1:
+            return [log[0][1]] if log[0][0] <= last else []
         return [
             number
             for place, (at, number) in enumerate(log)
@@ -165,37 +167,74 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
     is_answer = message.subject.startswith("_R_")
     got = [(one, one.got[message.number]) for one in members if message.number in one.got]
     assert len(got) <= 1, f"{message} came to {len(got)} members of {queue}: {got}"
-    if message.may_be_lost or not message.is_promised:
+    if message.may_be_lost or message.is_lost_on_its_way or not message.is_promised:
         return
     if any(one.most != NEVER or message.at <= one.gone_at <= message.acked_at for one in members):
         return  # the chosen member has reached its max, or the message was lost with its connection
+    if any(one.lost_from <= message.acked_at and message.at <= one.gone_at for one in members):
+        return  # it was detached at the new shard of a member that moved, and lost with the shard or the link
+    counted = members if got else members + counted_elsewhere(history, reach, queue, members)
     if any(
         one.shard_died_at <= message.acked_at and message.at <= one.death_known_at and not one.is_over_for(message)
-        for one in members
+        for one in counted
     ):
         return  # it was on its way to a shard that was believed to have a member, and died with it
-    if not got and is_excused_by_a_stale_choice(message, members):
+    kept_out = {one.sid for one in members if may_be_kept_out(history, reach, one)}
+    if not got and is_excused_by_a_stale_choice(message, members, counted, kept_out):
         return
     for one in members:
-        _, view, subject = reach.hits[one.sid]
-        rights = history.rights_between(one.client, message.at, message.acked_at)
-        if not view.is_sure or any(is_kept_out(number, subject) for number in rights):
+        _, view, _ = reach.hits[one.sid]
+        if not view.is_sure or one.sid in kept_out:
             continue
         if is_answer and view.is_across and one.left_at <= message.acked_at:
             continue  # an answer is published in the asker's account when it arrives on the asker's shard
         if one.has_seen(message):
             assert got, f"no member of {queue} got {message}, and {one} was there"
-            assert got[0][1] <= message.acked_at, f"{message} was acknowledged before {got[0][0]} got it"
+            # (What was detached for a member that ended while it moved comes to another when the move is over.)
+            is_late = any(other.lost_from != NEVER and not other.is_over_for(message) for other in members)
+            assert is_late or got[0][1] <= message.acked_at, f"{message} was acknowledged before {got[0][0]} got it"
 
 
-def is_excused_by_a_stale_choice(message: Message, members: list[Subscription]) -> bool:
-    """Whether it may have gone to the shard of a connection that had just closed, while everybody else unsubscribed.
+def may_be_kept_out(history: History, reach: Reach, sub: Subscription) -> bool:
+    """Whether permissions that its client had meanwhile exclude the message."""
+    _, _, subject = reach.hits[sub.sid]
+    rights = history.rights_between(sub.client, reach.message.at, reach.message.acked_at)
+    return any(is_kept_out(number, subject) for number in rights)
 
-    A known limit: who unsubscribes lingers until its siblings know. What one of them had sent to a third shard by then,
-    where the chosen connection was closed already, comes to nobody. (One server would have given it to a member.)
+
+def counted_elsewhere(history: History, reach: Reach, queue: str, members: list[Subscription]) -> list[Subscription]:
+    """Who counts as a member for siblings, but may not have it: members of a third account, by its stream import."""
+    views = {
+        view._replace(is_across=False) for _, view, _ in (reach.hits[one.sid] for one in members) if view.is_across
+    }
+    return [
+        one
+        for one in history.subscriptions
+        if one.queue == queue and one.sid not in reach.hits
+        for view in views
+        if (subject := history.tenants.heard(view, one.account)) and matches(one.pattern, subject)
+    ]
+
+
+def is_excused_by_a_stale_choice(
+    message: Message, members: list[Subscription], counted: list[Subscription], kept_out: set[int]
+) -> bool:
+    """Whether it may have gone where nobody could take it (any more), while everybody else unsubscribed.
+
+    It was the shard of a connection that had just closed, or of a member that may not have the message: by its
+    permissions, or as one of a third account (`counted`, besides `members`). A known limit: who unsubscribes lingers
+    until its siblings know. What one of them had sent to a third shard by then, where nobody takes it, comes to nobody.
+    (One server would have given it to a member.)
     """
-    stale = [one for one in members if one.gone_at < message.at and not one.is_over_for(message)]
-    return bool(stale) and all(one.left_at <= message.acked_at for one in members if one.has_seen(message))
+    may_have = {one.sid for one in members} - kept_out
+    stale = [
+        one
+        for one in counted
+        if (one.gone_at < message.at if one.sid in may_have else one.at <= message.acked_at)
+        and not one.is_over_for(message)
+    ]
+    takers = [one for one in members if one.has_seen(message) and one.sid not in kept_out]
+    return bool(stale) and all(one.left_at <= message.acked_at for one in takers)
 
 
 def check_no_responders(history: History, reach: Reach) -> None:

@@ -40,6 +40,36 @@ KINDS = {
     "boot": 1,
     "leave": 1,
 }
+# What happens in a world whose connections move; drawn apart, so that the rest of a seed's schedule stays as it was.
+MOVES = {"move": 8, "hand": 4, "stop": 1}
+AROUND_MOVES = {"carry": 16, "pub": 6, "ping": 2, "sub": 2}
+# What follows directly on a move in some schedules: frames arrive one by one, and messages are published between them.
+BEHIND_MOVES = {"carry": 12, "pub": 8, "hand": 1, "move": 1, "volley": 1}
+SHARE_WITH_MOVES = 0.5
+# What placement by rule, a rolling restart and an operator make of moves: steps that follow each other, where a name
+# with a number is the same client each time, and the others are drawn.
+PATTERNS = {
+    "placed when it has come": "rush carry pub carry bring pub rush carry carry bring ping",
+    "placed, and placed again": "rush bring hop 1 carry pub bring hop 1 carry pub bring",
+    "to and fro": "sub 1 hop 1 carry pub bring hop 1 pub bring volley hop 1 carry carry pub bring hop 1 bring",
+    "publisher to and fro": "pub 1 hop 1 carry pub 1 bring pub 1 hop 1 bring pub 1 hop 1 carry bring pub 1 bring",
+    "exchange": "hop hop hop hop carry pub carry pub bring pub hop hop bring",
+    "all at once": "sub sub empty carry pub carry volley pub carry bring empty pub bring",
+    "both members": "sub 1 sub 2 ping 1 ping 2 hop 1 hop 2 pub carry pub unsub 1 carry carry pub bring unsub 2 bring",
+    "asker": "request 1 hop 1 answer carry bring answer carry hop 1 request 1 bring answer bring",
+    "responder": "request settle hop 1 answer 1 carry bring answer 1 hop 1 answer 1 bring settle answer 1",
+    "rolling restart": "boot settle pass settle retire tell tell pass carry pub request bring pass answer pass bring "
+    "carry pub pass answer pass pass bring boot settle retire tell pass carry bring pass pass",
+    "emptied while another joins": "boot tell tell carry empty carry carry tell pub bring tell carry empty bring",
+    "left while others come": "hop hop hop carry carry carry carry retire tell pass pass pass carry pass pass "
+    "bring pass pass pass pass",
+    "left while an answer is due": "request settle retire tell pass pass carry pass pass answer bring pass pass answer",
+    "left by half": "empty carry bring leave tell pass carry pub pass carry pass",
+    "killed while it is emptied": "empty carry carry pub kill carry tell carry pub bring settle",
+}
+SHARE_WITH_PATTERNS = 0.4
+PATTERN_STEPS = "hop", "empty", "rush", "bring", "retire"
+MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.
 FAULTS = ("go", "break", "kill", "leave")
 # Features of a world: how often each occurs, and the steps that only such a world has, with their weights.
@@ -112,8 +142,61 @@ def drawn(seed: int) -> Schedule:
     for kind in ("sub", "pub", "ping"):
         weights[kind] = max(weights[kind], 1)
     kinds = rng.choices(list(weights), list(weights.values()), k=rng.randrange(60, 200))
-    steps = tuple(Step(kind, rng.randrange(24), rng.randrange(24), rng.randrange(24)) for kind in kinds)
-    return Schedule(rng.randint(2, MOST_SHARDS_HERE), rng.randint(1, 1000), rng.random() < 0.5, steps, features)
+    steps = tuple(drawn_step(rng, kind) for kind in kinds)
+    shards, world, is_narrow = rng.randint(2, MOST_SHARDS_HERE), rng.randint(1, 1000), rng.random() < 0.5
+    return Schedule(shards, world, is_narrow, with_patterns(seed, with_moves(seed, steps)), features)
+
+
+def with_moves(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The same steps, and in half of all schedules moves of connections among them."""
+    rng = random.Random(f"moves {seed}")
+    if rng.random() >= SHARE_WITH_MOVES:
+        return steps
+    found = list(steps)
+    weights = MOVES | (AROUND_MOVES if rng.random() < 0.7 else {})
+    most_behind = rng.choice((0, 0, 20, 60))
+    for kind in rng.choices(list(weights), list(weights.values()), k=rng.randrange(2, 100)):
+        cluster = [drawn_step(rng, kind)]
+        if kind == "move" and most_behind and len(found) < MOST_STEPS:
+            behind = rng.choices(list(BEHIND_MOVES), list(BEHIND_MOVES.values()), k=rng.randrange(most_behind))
+            cluster += [drawn_step(rng, kind) for kind in behind]
+        place = rng.randrange(len(found) + 1)
+        found[place:place] = cluster
+    return tuple(found)
+
+
+def with_patterns(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The same steps, and in some schedules a few of the PATTERNS among them, with noise within."""
+    rng = random.Random(f"patterns {seed}")
+    if rng.random() >= SHARE_WITH_PATTERNS:
+        return steps
+    found = list(steps)
+    noise = rng.choice((0.0, 0.0, 0.2, 0.5))
+    for pattern in rng.choices(list(PATTERNS.values()), k=rng.randrange(1, 5)):
+        cluster: list[Step] = []
+        people = {"1": below_24(rng), "2": below_24(rng)}
+        words = pattern.split()
+        for word, number in zip(words, [*words[1:], ""], strict=True):
+            if word not in people:
+                step = drawn_step(rng, word)
+                cluster.append(step._replace(who=people.get(number, step.who)))
+            if rng.random() < noise:
+                cluster.append(drawn_step(rng, rng.choice(("carry", "pub", "hand", "sub", "ping"))))
+        place = rng.randrange(len(found) + 1)
+        found[place:place] = cluster
+    return tuple(found)
+
+
+def drawn_step(rng: random.Random, kind: str) -> Step:
+    return Step(kind, below_24(rng), below_24(rng), below_24(rng))
+
+
+def below_24(rng: random.Random) -> int:
+    """As rng.randrange(24), in a third of its time."""
+    number = rng.getrandbits(5)
+    while number >= 24:
+        number = rng.getrandbits(5)
+    return number
 
 
 def parsed(text: str) -> Schedule:
@@ -122,7 +205,7 @@ def parsed(text: str) -> Schedule:
     try:
         _, shards, _, seed, width, *features = lines[0]
         steps = tuple(Step(kind, int(who), int(which), int(much)) for kind, who, which, much in lines[1:])
-        unknown = {step.kind for step in steps} - set(KINDS)
+        unknown = {step.kind for step in steps} - set(KINDS) - set(MOVES) - set(PATTERN_STEPS)
         unknown |= set(features) - set(FEATURES)
         if unknown:
             raise ValueError(f"unknown: {', '.join(sorted(unknown))}")

@@ -7,13 +7,17 @@ router is supervision's pure machine. Between them are pipes: bytes wait in them
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
+from gnatswarm.broker.connection import ClientConnection
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.fence import MeshFence
+from gnatswarm.broker.frozen import FrozenClient, OfferedClient, RecordRefused
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.link import SiblingLink
 from gnatswarm.probes.engine import ProbeSocket
@@ -22,6 +26,8 @@ from gnatswarm.router.supervision.supervision import Phase, ShardState
 from gnatswarm.shards.boundary import control
 from gnatswarm.shards.clients.departure import QUIET_S, Departure
 from gnatswarm.shards.links.links import LINK_VERSION, Hello, Links, LinkSession
+from gnatswarm.shards.moving.departures import Departures, ToOthers
+from gnatswarm.shards.moving.host import LEAVING
 from gnatswarm.shards.siblings import Siblings
 from tests.support.engine import Engine, EngineClient
 
@@ -30,7 +36,12 @@ FIRST_US = 1_000_000  # where the engine's clock begins
 LAST_WORDS_S = 0.1
 TICK_S = 0.25
 MOST_CARRIES = 1000  # rounds in which everything moves once; some tens are usual
-FRAMES_WITH_PAYLOAD = (b"RMSG", b"HMSG", b"XMSG", b"XHMG", b"QMSG", b"QHMG", b"XQMG", b"XQHG")
+FRAMES_SENT_ON = b"QMSG", b"QHMG", b"XQMG", b"XQHG"
+FRAMES_WITH_PAYLOAD = (
+    *(b"RMSG", b"HMSG", b"XMSG", b"XHMG"),
+    *FRAMES_SENT_ON,
+    *(b"MOVE ", b"MARKQ", b"MOVED"),
+)
 
 
 class Timer:
@@ -51,15 +62,16 @@ class Loop:
 
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm
-        self.timers: list[Timer] = []
+        self.timers: list[tuple[tuple[float, int], Timer]] = []  # a heap
 
     def time(self) -> float:
         return self._swarm.now_s
 
     def call_later(self, after_s: float, call: Callable[..., object], *args: Any) -> Timer:
         self._swarm.n_timers += 1
-        self.timers.append(Timer(self._swarm.now_s + after_s, self._swarm.n_timers, call, args))
-        return self.timers[-1]
+        timer = Timer(self._swarm.now_s + after_s, self._swarm.n_timers, call, args)
+        heapq.heappush(self.timers, (timer.due, timer))
+        return timer
 
     def call_soon(self, call: Callable[..., object], *args: Any) -> Timer:
         return self.call_later(0.0, call, *args)
@@ -67,10 +79,9 @@ class Loop:
     def run(self) -> bool:
         """Run all that is due; False: nothing was."""
         is_busy = False
-        while due := [timer for timer in self.timers if timer.due[0] <= self._swarm.now_s]:
+        while self.timers and self.timers[0][0][0] <= self._swarm.now_s:
             is_busy = True
-            first = min(due, key=lambda timer: timer.due)
-            self.timers.remove(first)
+            _, first = heapq.heappop(self.timers)
             if not first.is_over:
                 first.call(*first.args)
         return is_busy
@@ -111,6 +122,17 @@ class End:
         """Whether messages are sent over it."""
         return self.is_open and self.link is not None and self.link.is_joined
 
+    def in_flight(self) -> list[bytes]:
+        """Queue messages that were sent on over this link and are not answered yet, with their headers."""
+        assert self.socket is not None and self.other.socket is not None
+        read = FrameReader().lines(bytes(self.other.socket.sent[: self.other.carried]))
+        answered = {line.split(b" ")[1] for line in read if line.startswith((b"QACK ", b"QNAK "))}
+        return [
+            body
+            for line, body in FrameReader().frames(self.socket.queued_from(0))
+            if line.startswith(FRAMES_SENT_ON) and line.split(b" ")[1] not in answered | {b"0"}
+        ]
+
     def take(self, most: int) -> bytes:
         assert self.socket is not None
         data = bytes(self.socket.sent[self.carried : self.carried + most])
@@ -127,6 +149,10 @@ class FrameReader:
 
     def lines(self, data: bytes) -> list[bytes]:
         """The control lines of the frames that are complete now."""
+        return [line for line, _ in self.frames(data)]
+
+    def frames(self, data: bytes) -> list[tuple[bytes, bytes]]:
+        """The control lines of the frames that are complete now, and what stands behind each: header and payload."""
         self.rest += data
         found = []
         at = 0
@@ -136,11 +162,11 @@ class FrameReader:
                 break
             line = self.rest[at:end]
             after = end + 2
-            if line[:4] in FRAMES_WITH_PAYLOAD:
+            if line.startswith(FRAMES_WITH_PAYLOAD):
                 after += int(line[line.rindex(b" ") + 1 :]) + 2
                 if after > len(self.rest):
                     break
-            found.append(line)
+            found.append((line, self.rest[end + 2 : after - 2]))
             at = after
         self.rest = self.rest[at:]
         return found
@@ -190,7 +216,7 @@ class Clients:
 
     @property
     def open(self) -> dict[int, Any]:
-        return {number: one.session for number, one in enumerate(self.all) if not one.is_over}
+        return {one.connection.cid: one.session for one in self.all if not one.is_over}
 
     def connections(self) -> list[Any]:
         return [one.connection for one in self.all if not one.is_over]
@@ -211,7 +237,10 @@ class Clients:
         if self.is_holding:
             client.connection.wait()
 
-    def announce_departure(self) -> None:
+    def finish_soon(self) -> None:
+        self._process.loop.call_soon(self._process.probe.finish)
+
+    def announce_departure(self, *, with_tls_only: bool = False) -> None:
         pass
 
     def close(self, sessions: Iterable[Any], _reason: CloseReason) -> None:
@@ -246,6 +275,141 @@ class Sink(Siblings):
         self._process.loop.call_soon(self._process.die, why)
 
 
+@dataclass
+class Word:
+    """What one shard's host sends to another's about a move."""
+
+    id: int  # of the move; 0: the sender is dead
+    cid: int = 0  # of this client; 0: the move is over
+    frozen: FrozenClient | None = None  # its record; None: it does not come
+    client: EngineClient | None = None
+
+
+class Movers(Protocol):
+    """Who knows the clients that move."""
+
+    def words_of(self, client: EngineClient) -> bytes: ...
+    def admit(self, process: Process, offered: OfferedClient) -> ClientConnection: ...
+    def on_way(self, client: EngineClient, there: Process) -> None: ...
+    def arrived(self, client: EngineClient, process: Process, pending: int) -> None: ...
+    def lost(self, client: EngineClient) -> None: ...
+
+
+class MoveHost:
+    """The `MovesHost` of one shard; `movers` (the world) knows who the clients are."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._sockets: dict[int, EngineClient] = {}  # those that came with records which are not settled
+        self._from: dict[tuple[int, int], Process] = {}  # whose moves they are
+        self._there = process  # where the present move leads to
+        self._is_journey = False  # it is one of Departures
+        self._closing: set[Process] = set()  # those that have said that they take nobody any more
+
+    def client_of(self, connection: ClientConnection) -> EngineClient:
+        return next(one for one in self._process.clients.all if one.connection is connection)
+
+    def sibling(self, number: int) -> Process:
+        """The process at the other end of the link; its number may have a successor by now."""
+        session = next(one for one in self._process.links.sessions if one.link.shard == number)
+        assert session.hello is not None
+        return self._process.swarm.by_boot_id[session.hello.boot_id]
+
+    def move(self, clients: list[ClientConnection], there: Process) -> None:
+        """Begin to move these; RecordRefused: they stay."""
+        self._process.links.moves.move(clients, there.number)
+        self._there = there
+        self._is_journey = False
+        self._process.engine.probe.finish()
+
+    @property
+    def was_too_late(self) -> bool:
+        """Whether the last move led to a shard that left in order, and never heard of it.
+
+        The old shard cannot know that, and closes members of queue groups. But a shard that leaves refuses who is
+        announced, once: then nobody is announced to it again.
+        """
+        return self._there.has_left and self._there not in self._closing
+
+    def open_way(self, shard: int) -> str:
+        """As the host of shards.moving: of Departures, which moves clients next."""
+        if self._process.links.moves.is_leaving:
+            return "others are moving"
+        if not any(one.link.shard == shard for one in self._process.links.sessions):
+            return "it is not there"
+        if self.sibling(shard) in self._closing:
+            return "it is leaving"
+        self._there = self.sibling(shard)
+        self._is_journey = True
+        return ""
+
+    def objection(self, session: Any) -> str:
+        """Why this client cannot move now; "": it can."""
+        return self._process.links.moves.why_not(session.connection) or ""
+
+    def words_of(self, client: ClientConnection) -> bytes:
+        return self._process.swarm.movers.words_of(self.client_of(client))
+
+    def hand_over(self, new: int, id: int, client: ClientConnection, frozen: FrozenClient | None) -> None:
+        there = self._there
+        if frozen is None:
+            self._process.swarm.send_word(self._process, there, Word(id, client.cid))
+            return
+        one = self.client_of(client)
+        self._process.clients.all.remove(one)
+        self._process.engine.probe.let_go(one.socket)
+        client.leave()
+        self._process.swarm.movers.on_way(one, there)
+        self._process.swarm.send_word(self._process, there, Word(id, client.cid, frozen, one))
+
+    def ended(self, new: int, id: int, why: str) -> None:
+        if why:
+            self._process.swarm.send_word(self._process, self._there, Word(id))
+        if why == LEAVING:
+            self._closing.add(self._there)
+        if self._is_journey:
+            self._is_journey = False
+            self._process.loop.call_soon(self._process.departures.on_ended, why)
+
+    def hear(self, process: Process, word: Word) -> None:
+        moves = self._process.links.moves
+        old = process.number
+        if not word.cid:
+            for key in [key for key, one in self._from.items() if one is process and word.id in (0, key[1])]:
+                moves.end_arrivals(*key)
+        elif word.frozen is None:
+            moves.forget(old, word.id, word.cid)
+        else:
+            assert word.client is not None
+            self._sockets[word.cid] = word.client
+            if not moves.arrive(old, word.id, word.frozen):
+                self._process.swarm.movers.lost(self._sockets.pop(word.cid))
+
+    def admit(self, old: int, id: int, offered: OfferedClient) -> ClientConnection:
+        if self._process.departure is not None:
+            raise RecordRefused(LEAVING)
+        self._from[old, id] = self.sibling(old)
+        return self._process.swarm.movers.admit(self._process, offered)
+
+    def arrived(self, old: int, id: int, client: ClientConnection, frozen: FrozenClient) -> None:
+        one = self._sockets.pop(client.cid)
+        probe = self._process.engine.probe
+        one.engine = self._process.engine
+        one.session.connection = client
+        pending = client.pending_bytes
+        probe.take_in(one.socket, client)
+        self._process.clients.add(one)
+        self._process.swarm.movers.arrived(one, self._process, pending)
+        if client.close_reason:
+            probe.end(one.socket)
+        elif not self._process.clients.is_holding:
+            client.go_on()
+
+    def lost(self, old: int, id: int, client: ClientConnection, frozen: FrozenClient | None, why: str) -> None:
+        if frozen is not None:
+            self._process.swarm.movers.lost(self._sockets.pop(client.cid))
+
+
 class Process:
     """One shard from its start to its end."""
 
@@ -254,11 +418,14 @@ class Process:
         self.number = number
         self.is_alive = True
         self.is_ready = False
+        self.has_left = False  # in order
+        self.leaves_at_s = 0.0  # when it leaves at the latest
         self.departure: Departure | None = None
         self.inbox: deque[control.ControlMessage] = deque()
         self.outbox: deque[supervision.Event] = deque()
         self.loop = Loop(swarm)
         self.engine = swarm.new_engine(number)
+        self.probe = self.engine.probe
         self.clients = Clients(self)
         self.transport = Transport(self)
         self.peer = control.LinkedShard(number, f"{number}.{start}", f"/{number}.{start}")
@@ -273,6 +440,10 @@ class Process:
             hello=Hello("N", number, self.peer.boot_id, LINK_VERSION),
             sink=Sink(self),
         )
+        swarm.by_boot_id[self.peer.boot_id] = self
+        self.links.moves.host = self.host = MoveHost(self)
+        self.departures = Departures(self.loop, self.clients, self.links.moves)  # type: ignore[arg-type]
+        self.departures.host = self.host  # type: ignore[assignment]
         self.outbox.append(control.Linked(self.peer.path))
 
     def say(self, message: control.ControlMessage) -> None:
@@ -291,18 +462,25 @@ class Process:
         elif isinstance(message, control.Ping):
             self.outbox.append(control.Pong(message.seq))
         elif isinstance(message, control.Drain) and self.departure is None:
+            self.leaves_at_s = self.loop.time() + message.deadline_s
             self.departure = Departure(
                 self.loop,  # type: ignore[arg-type]
                 self.clients,  # type: ignore[arg-type]
-                grace_s=0.5,
-                spread_s=0.5,
+                grace_s=message.deadline_s / 2,
+                spread_s=message.deadline_s / 2,
                 quiet_s=min(QUIET_S, message.deadline_s),
                 on_done=self.on_departed,
+                mover=ToOthers(self.departures, message.to) if message.to else None,
+                is_awaited=lambda: self.links.moves.n_arriving > 0 or self.swarm.n_answers_due(self) > 0,
             )
             self.swarm.seen["leave"] += 1
+            self.swarm.seen["retire"] += bool(message.to)
 
     def on_departed(self) -> None:
         self.is_ready = False
+        # (When its time is up, clients that are still on their way to it or from it are lost.)
+        moves = self.links.moves
+        self.has_left = self.loop.time() < self.leaves_at_s or (moves.n_arriving == 0 and not moves.is_leaving)
         self.outbox.append(control.Drained())
         self.links.close()
         self.engine.probe.finish()
@@ -313,11 +491,13 @@ class Process:
         if not self.is_alive:
             return
         self.is_alive = False
+        self.swarm.forget_alive()
         self.transport.close()
         self.loop.timers.clear()
         self.inbox.clear()
         self.outbox.append(supervision.Exited(why))
         self.swarm.on_end(self)
+        self.swarm.end_words(self)
 
 
 class Swarm:
@@ -338,6 +518,11 @@ class Swarm:
         self.seen: Counter[str] = Counter()
         self.on_end: Callable[[Process], None] = lambda process: None
         self.on_frames: Callable[[End, list[bytes]], None] = lambda end, lines: None
+        self.on_break: Callable[[list[bytes]], None] = lambda bodies: None
+        self.movers: Movers  # set before anybody moves
+        self.n_answers_due: Callable[[Process], int] = lambda process: 0  # to requests to other accounts
+        self.words: dict[tuple[Process, Process], deque[Word]] = {}  # on their way from host to host
+        self.by_boot_id: dict[str, Process] = {}
         self._seed = seed
         self._limits = limits
         self._configure = configure
@@ -349,6 +534,7 @@ class Swarm:
         self._peers: list[control.LinkedShard] = []
         self.states = {number: ShardState() for number in range(shards)}
         self.processes: dict[int, Process] = {}  # the one that runs, or waits to be reaped
+        self._alive: list[Process] | None = None  # None: to be found anew
         self._listed: dict[int, list[control.LinkedShard]] = {}
         for number in range(shards):
             self.deliver(number, supervision.StartWanted())
@@ -361,6 +547,7 @@ class Swarm:
         """The engine of a new shard, with the next seed."""
         engine = Engine(self._limits, seed=self._seed + self._booted, shard=number)
         self._booted += 1
+        engine.probe.last_cid = self._booted * 1000
         engine.probe.set_clock(self.now_us)
         self._configure(engine)
         return engine
@@ -372,7 +559,14 @@ class Swarm:
     @property
     def alive(self) -> list[Process]:
         """The processes that live, by number."""
-        return [self.processes[number] for number in sorted(self.processes) if self.processes[number].is_alive]
+        if self._alive is None:
+            self._alive = [self.processes[number] for number in sorted(self.processes)]
+            self._alive = [one for one in self._alive if one.is_alive]
+        return self._alive
+
+    def forget_alive(self) -> None:
+        """A process has begun or ended."""
+        self._alive = None
 
     @property
     def ready(self) -> list[Process]:
@@ -385,6 +579,36 @@ class Swarm:
                 return process
         return None
 
+    # ---- moves
+
+    def send_word(self, old: Process, new: Process, word: Word) -> None:
+        """A host tells another one; to a process that is dead it is lost."""
+        if new.is_alive:
+            self.words.setdefault((old, new), deque()).append(word)
+        elif word.client is not None:
+            self.movers.lost(word.client)
+
+    def end_words(self, process: Process) -> None:
+        """It is dead: what it said still arrives, and then its end."""
+        for old, new in list(self.words):
+            if new is process:
+                del self.words[old, new]
+        for there in self.alive:
+            self.words.setdefault((process, there), deque()).append(Word(0))
+
+    def hand(self, which: int) -> bool:
+        """Deliver one word from host to host; False: none is on its way."""
+        ways = [way for way, words in self.words.items() if words]
+        if not ways:
+            return False
+        old, new = way = ways[which % len(ways)]
+        word = self.words[way].popleft()
+        if not self.words[way]:
+            del self.words[way]
+        new.host.hear(old, word)
+        self.turn()
+        return True
+
     # ---- the router
 
     def deliver(self, number: int, event: supervision.Event) -> None:
@@ -394,6 +618,7 @@ class Swarm:
         for action in actions:
             if isinstance(action, supervision.Spawn):
                 self.processes[number] = Process(self, number, state.starts)
+                self.forget_alive()
             elif isinstance(action, supervision.Kill):
                 self.seen["killed by the router"] += not isinstance(event, supervision.KillWanted)
                 self.processes[number].die()
@@ -414,9 +639,9 @@ class Swarm:
 
     def tell(self, which: int) -> bool:
         """Deliver one control message; False: none is on its way."""
-        busy = [(number, box) for number in sorted(self.processes) for box in self.boxes(number)]
-        if not busy:
+        if not any(one.inbox or one.outbox for one in self.processes.values()):
             return False
+        busy = [(number, box) for number in sorted(self.processes) for box in self.boxes(number)]
         number, box = busy[which % len(busy)]
         process = self.processes[number]
         message = box.popleft()
@@ -437,7 +662,7 @@ class Swarm:
         """Let time pass, for all."""
         until_s = self.now_s + seconds
         while True:
-            timers = [timer.due[0] for process in self.alive for timer in process.loop.timers if not timer.is_over]
+            timers = [due[0] for process in self.alive for due, timer in process.loop.timers if not timer.is_over]
             self.now_s = min([until_s, self._ticked_s + TICK_S, *(due for due in timers if due > self.now_s)])
             for process in self.alive:
                 process.engine.probe.set_clock(self.now_us)
@@ -468,9 +693,10 @@ class Swarm:
                 return True
         return False
 
-    def leave(self, number: int) -> None:
-        """Retire this shard."""
-        self.deliver(number, supervision.LeaveWanted(control.Drain(1.0)))
+    def leave(self, number: int, *, moves: bool = False) -> None:
+        """Retire this shard; its clients are closed, or move to the others."""
+        to = [one for one, state in self.states.items() if one != number and state.is_accepting] if moves else []
+        self.deliver(number, supervision.LeaveWanted(control.Drain(4.0 if moves else 1.0, to)))
 
     # ---- links
 
@@ -482,19 +708,30 @@ class Swarm:
 
     def turn(self) -> None:
         """Let every shard do what is due now."""
-        while sum(process.loop.run() for process in self.alive):
-            pass
+        is_busy = True
+        while is_busy:
+            is_busy = False
+            for process in self.alive:
+                if process.loop.timers and process.loop.run():
+                    is_busy = True
         for process in self.alive:
-            process.engine.probe.finish()
+            process.probe.finish()
 
     def busy_ends(self) -> list[End]:
         """Ends of links from which something is to be read at the other end: bytes, or the end of the stream."""
-        self.ends = [end for end in self.ends if end.is_open or end.other.is_open]
-        return [
-            end
-            for end in self.ends
-            if end.other.is_open and (end.on_its_way or end.is_cut or (end.socket is not None and not end.is_open))
-        ]
+        busy = []
+        over = []
+        for end in self.ends:
+            socket, there = end.socket, end.other.socket
+            is_open = socket is not None and not socket.is_over and end.process.is_alive
+            if there is None or there.is_over or not end.other.process.is_alive:
+                if not is_open:
+                    over.append(end)
+            elif end.is_cut or (socket is not None and (not is_open or len(socket.sent) > end.carried)):
+                busy.append(end)
+        if over:
+            self.ends = [end for end in self.ends if end not in over]
+        return busy
 
     def carry(self, end: End, most: int, pieces: Iterable[int] = ()) -> None:
         """Let the other end read at most so many bytes, or the end of the stream."""
@@ -515,6 +752,8 @@ class Swarm:
                 self.seen[line.split(b" ", 1)[0].decode()] += 1
             self.on_frames(end, lines)
         else:
+            if end.is_cut and there.is_open:
+                self.on_break(there.in_flight())
             there.end()
         self.turn()
 
@@ -532,7 +771,7 @@ class Swarm:
         """Deliver everything that is on its way; no time passes."""
         self.turn()
         for _ in range(MOST_CARRIES):
-            if self.tell(0):
+            if self.tell(0) or self.hand(0):
                 continue
             busy = self.busy_ends()
             if not busy:
@@ -547,5 +786,8 @@ class Swarm:
     def is_whole(self) -> bool:
         """Whether each shard has its links to all that the router wants."""
         wanted = [self.processes[number] for number, state in self.states.items() if state.is_linked]
-        whole = all(len(one.links.sessions) == len(wanted) - 1 and not one.clients.is_holding for one in wanted)
+        whole = all(
+            len(one.links.sessions) == len(wanted) - 1 and not one.clients.is_holding and one.links.moves.is_idle
+            for one in wanted
+        )
         return whole and not any(state.is_wanted and state.phase is not Phase.READY for state in self.states.values())

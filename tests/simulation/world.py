@@ -15,9 +15,12 @@ from dataclasses import dataclass, field
 from random import Random
 
 from gnatswarm.broker import service_imports
+from gnatswarm.broker.connection import ClientConnection
 from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.frozen import OfferedClient, RecordRefused
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.permissions import Permissions
+from gnatswarm.probes.engine import ProbeSocket
 from gnatswarm.shards.clients.imports_exports import ImportsExports
 from tests.simulation import promises
 from tests.simulation.history import NEVER, Message, Subscription
@@ -69,11 +72,21 @@ class Person:
     to_answer: list[tuple[str, int]] = field(default_factory=list)
     reads: dict[str, tuple[int, int]] = field(default_factory=dict)  # reply → (when it was queued, µs; answers since)
     errors: int = 0
+    limits: Limits = field(default_factory=Limits)
+    moves_since: int = NEVER  # the step at which its present move began
+    is_on_its_way: bool = False  # neither shard has its socket
+    moved_at: int = NEVER  # the step at which its last move began
+    detached_to: int = 0  # bytes queued for it when that was over
+    detached_pending: int = 0  # of those, how many its new shard had not sent, if it is to be closed for them
+    socket: ProbeSocket = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.socket = self.client.socket  # whichever shard it is at
 
     @property
     def is_read(self) -> bool:
         """Whether the broker reads from it now, and it may send anything."""
-        return not (self.is_gone or self.is_waiting or self.backlog or self.client.socket.is_held)
+        return not (self.is_gone or self.is_on_its_way or self.is_waiting or self.backlog or self.socket.is_held)
 
 
 class World:
@@ -88,9 +101,10 @@ class World:
         self.history = History(self.tenants)
         self.seen: Counter[str] = Counter()  # named situations that it has covered
         self.people: list[Person] = []
+        self.present: list[Person] = []  # who was not gone at the last look
         self.is_bursting = False
         self.slow_told: dict[tuple[int, str, str], int] = {}
-        self.said_slow: dict[tuple[int, str], int] = {}
+        self.said_slow: dict[tuple[int, int, str], int] = {}  # (who, to whom, subject) → when
         self.imports: dict[int, ImportsExports] = {}
         is_narrow = schedule.is_narrow
         if schedule.has("accounts"):
@@ -114,8 +128,13 @@ class World:
             link_mark=LINK_MARKS[schedule.seed % 5 % 3] if is_slow else 0,
         )
         self.swarm.on_end = self.on_end
+        self.swarm.movers = self
+        self.swarm.n_answers_due = self.n_answers_due
+        self.published_at: dict[int, Process] = {}  # message → where
+        self.ended = 0  # processes that have ended without leaving in order
         self.dying: list[Process] = []  # dead, and some sibling does not know it yet
         self.swarm.on_frames = self.on_frames
+        self.swarm.on_break = self.on_break
         each = 1 if is_narrow and schedule.seed % 2 else 2
         for process in self.swarm.alive:
             for _ in range(each):
@@ -164,14 +183,15 @@ class World:
         assert mesh is not None
         client.connection.enter(mesh.account(account.encode()), COMPILED[rights])
         process.clients.add(client)
-        person = Person(number, process, client, account, rights)
+        person = Person(number, process, client, account, rights, limits=self.limits)
         person.taken = client.connection.in_msgs
         self.people.append(person)
+        self.present.append(person)
         self.history.rights.append([(self.now, rights)])
         self.subscribe(person, f"_INBOX.{number}.*", "")
 
     def subscribe(self, person: Person, pattern: str, queue: str, *, finish: bool = True) -> None:
-        sub = Subscription(person.number, len(self.subscriptions) + 1, pattern, queue, person.account)
+        sub = Subscription(person.number, len(self.subscriptions) + 1, pattern, queue, person.account, at=self.now)
         self.subscriptions.append(sub)
         if not may_subscribe(person.rights, pattern):
             sub.left_at = sub.left_acked_at = self.now
@@ -196,28 +216,35 @@ class World:
 
     def look(self) -> None:
         """Look at what clients were sent since the last look, and what they have read of it."""
-        for person in self.people:
-            if person.is_gone:
+        self.present = [one for one in self.present if not one.is_gone]
+        for person in self.present:
+            if person.is_gone or person.is_on_its_way:
                 continue
-            socket = person.client.socket
+            socket = person.socket
+            if person.moves_since != NEVER and not person.client.connection.is_moving and not socket.is_over:
+                person.moves_since = NEVER  # it stays
             if person.backlog:
                 self.note_taken(person)
-            queued = socket.queued
-            if queued != person.seen:
+            if socket.queued != person.seen:
                 at = person.seen
                 data = socket.queued_from(at)
                 person.seen += len(data)
                 for frame in frames(data, is_cut=socket.close_reason != 0):
                     at += frame.size
                     self.on_queued(person, frame, at)
-            while person.unread and person.unread[0][0] <= len(socket.sent):
-                _, what, reply, number = person.unread.popleft()
-                if what == "PONG":
-                    person.is_waiting = False
-                else:
-                    person.to_answer.append((reply.decode(), number))
+            if person.unread:
+                self.note_read(person, len(socket.sent))
             if socket.is_over:
                 self.on_closed(person)
+
+    def note_read(self, person: Person, size: int) -> None:
+        """Note what it has read by now: so many bytes."""
+        while person.unread and person.unread[0][0] <= size:
+            _, what, reply, number = person.unread.popleft()
+            if what == "PONG":
+                person.is_waiting = False
+            else:
+                person.to_answer.append((reply.decode(), number))
 
     def note_taken(self, person: Person) -> None:
         """Note which messages the broker has taken by now."""
@@ -227,6 +254,7 @@ class World:
             message = self.messages[person.backlog.popleft()]
             message.at = self.now
             message.at_us = self.swarm.now_us
+            self.published_at[message.number] = person.process
 
     def on_queued(self, person: Person, frame: Frame, end: int) -> None:
         if frame.line == b"PONG":
@@ -266,7 +294,8 @@ class World:
     def on_message(self, person: Person, sub: Subscription, frame: Frame, end: int) -> None:
         number = int(frame.payload)
         assert number not in sub.got, f"{sub}: {self.messages[number]} twice"
-        sub.got[number] = self.now
+        # What was detached at its new shard counted as delivered there.
+        sub.got[number] = max(self.messages[number].at, person.moved_at) if end <= person.detached_to else self.now
         if len(sub.got) >= sub.most:
             sub.left_at = min(sub.left_at, self.now)
         if self.messages[number].account != person.account:
@@ -281,11 +310,16 @@ class World:
         reason = person.client.reason
         if reason is CloseReason.SLOW_CONSUMER_PENDING_BYTES:
             self.seen["slow consumer"] += 1
-            pending = len(person.client.socket.unsent)
+            pending = max(len(person.client.socket.unsent), person.detached_pending)
             assert pending + LARGEST_BYTES > LIMITS[0].max_pending_bytes, f"{person}: closed with {pending} pending"
         elif reason is CloseReason.ROUTE_REMOVED:  # a shard that dies disconnects its own clients alone
             self.seen["closed in doubt"] += 1
-            assert self.seen["link break"], f"client {person.number} is closed, and no link broke"
+            if person.moves_since == NEVER:
+                assert self.seen["link break"], f"client {person.number} is closed, and no link broke"
+            else:
+                is_excused = self.seen["link break"] or self.ended or person.process.host.was_too_late
+                assert is_excused, f"client {person.number} is closed because it moved"
+                self.seen["move closed"] += 1
         else:
             assert reason is CloseReason.CLIENT_CLOSED, f"client {person.number}: {reason}"
         self.go(person)
@@ -299,7 +333,8 @@ class World:
         person.backlog.clear()
         for sub in self.subscriptions:
             if sub.client == person.number:
-                sub.gone_at = self.now
+                sub.lost_from = person.moves_since
+                sub.gone_at = min(sub.gone_at, self.now)
                 sub.left_at = min(sub.left_at, self.now)
         for message in self.messages:
             if message.client == person.number and message.acked_at == NEVER:
@@ -309,18 +344,25 @@ class World:
         """A shard's process has ended, with its clients."""
         self.count(process)
         self.look()
+        self.ended += not process.has_left
         self.dying.append(process)
+        for number, where in self.published_at.items():
+            if where is process:
+                message = self.messages[number]
+                message.shard_died_at = min(message.shard_died_at, self.now)
         for person in self.people:
             if person.process is not process:
                 continue
             for sub in self.subscriptions:
                 if sub.client == person.number:
                     sub.shard_died_at = min(sub.shard_died_at, self.now)
-            for message in self.messages:
-                if message.client == person.number:
-                    message.shard_died_at = min(message.shard_died_at, self.now)
             if not person.is_gone:
                 self.go(person)
+
+    def on_break(self, bodies: list[bytes]) -> None:
+        """A shard has noticed that a link broke over which it had sent these queue messages on."""
+        for body in bodies:
+            self.messages[int(body.split()[-1])].is_lost_on_its_way = True
 
     # ---- promises of back-pressure
 
@@ -329,7 +371,7 @@ class World:
         for line in lines:
             if line.startswith(b"SLOW "):
                 _, account, subject = line.decode().split(" ")
-                self.said_slow[id(end), subject] = self.swarm.now_us
+                self.said_slow[id(end.process), id(end.other.process), subject] = self.swarm.now_us
                 self.slow_told[id(end.other.process), account, subject] = self.swarm.now_us + SLOW_US
 
     def behind(self, process: Process) -> list[tuple[Person, int]]:
@@ -384,9 +426,10 @@ class World:
     def check_told(self, end: End, behind: list[tuple[Person, int]]) -> None:
         """Check that a shard has said SLOW lately after it gave a sibling's messages to a client that is behind."""
         back = end.other
+        way = id(back.process), id(end.process)
         assert back.socket is not None
         for line in re.findall(rb"SLOW \S+ \S+\r\n", back.socket.queued_from(max(0, back.carried - MOST_SLOW_BYTES))):
-            self.said_slow[id(back), line.split()[2].decode()] = self.swarm.now_us
+            self.said_slow[*way, line.split()[2].decode()] = self.swarm.now_us
         for person, queued in behind:
             if person.is_gone or not back.is_open or person.client.socket.queued - queued <= TELLING_BYTES:
                 continue
@@ -394,8 +437,10 @@ class World:
             for frame in frames(socket.queued_from(queued), is_cut=socket.close_reason != 0):
                 if not frame.is_message or frame.size <= TELLING_BYTES or self.subscriptions[int(frame.sid) - 1].queue:
                     continue
+                if self.published_at.get(int(frame.payload), person.process) is person.process:
+                    continue  # its publisher is on this shard, and went on when the link was in step
                 self.seen["told SLOW"] += 1
-                said = [at for (which, _), at in self.said_slow.items() if which == id(back)]
+                said = [at for (*which, _), at in self.said_slow.items() if tuple(which) == way]
                 assert said and self.swarm.now_us - max(said) <= SLOW_AGAIN_US, (
                     f"{person.number} is behind, and no SLOW is said"
                 )
@@ -405,18 +450,20 @@ class World:
     def step(self, step: Step) -> None:
         """One step; what cannot happen now does not."""
         self.now += 1
-        if step.kind in ALONE:
-            ALONE[step.kind](self, step)
+        alone = ALONE.get(step.kind)
+        if alone is not None:
+            alone(self, step)
         else:
             person = self.people[step.who % len(self.people)]
             if step.kind in OF_SOCKETS:
-                if not person.is_gone:
+                if not person.is_gone and not person.is_on_its_way:
                     OF_SOCKETS[step.kind](self, person, step)
             elif person.is_read:
                 OF_CLIENTS[step.kind](self, person, step)
         self.relieve()
         self.look()
-        self.look_who_knows()
+        if self.dying:
+            self.look_who_knows()
 
     def look_who_knows(self) -> None:
         """Whether the siblings of a dead shard know by now that it is dead."""
@@ -430,8 +477,8 @@ class World:
     def relieve(self) -> None:
         """Do what a reactor does when a receiver has caught up."""
         for process in self.swarm.alive:
-            if process.engine.probe.is_relieved:
-                process.engine.probe.release_stalls()
+            if process.probe.is_relieved:
+                process.probe.release_stalls()
 
     def do_carry(self, step: Step) -> None:
         """Bytes of one link arrive: one, some or all of them, read in pieces."""
@@ -444,8 +491,13 @@ class World:
                 self.check_told(end, behind)
 
     def do_settle(self, step: Step) -> None:
-        """Everything arrives."""
+        """Everything arrives. Where all shards are linked they all know then which connections have ended."""
         self.swarm.settle()
+        self.look()
+        if self.swarm.is_whole:
+            for sub in self.subscriptions:
+                if sub.gone_at != NEVER:
+                    sub.left_acked_at = min(sub.left_acked_at, self.now)
 
     def do_tell(self, step: Step) -> None:
         """Deliver one message between the router and a shard."""
@@ -532,11 +584,14 @@ class World:
     def say_publish(self, person: Person, words: bytes, *, finish: bool) -> None:
         message = self.messages[-1]
         is_slow = self.schedule.has("slow")
-        behind = self.behind(person.process) if is_slow else []
+        if not is_slow:
+            self.say(person, words, finish=finish)
+            return
+        behind = self.behind(person.process)
         before = [(end, end.socket.queued) for end in self.swarm.ends if end.process is person.process and end.socket]
         links = [
             (end, end.socket.queued)
-            for end in (self.swarm.ends if is_slow and self.swarm.link_mark else ())
+            for end in (self.swarm.ends if self.swarm.link_mark else ())
             if end.process is person.process
             and end.is_open
             and end.socket is not None
@@ -544,9 +599,8 @@ class World:
             and end.socket.pending > self.swarm.link_mark
         ]
         self.say(person, words, finish=finish)
-        if is_slow:
-            self.check_hold(person, message, behind, links)
-            self.check_hold_across(person, message, before)
+        self.check_hold(person, message, behind, links)
+        self.check_hold_across(person, message, before)
 
     def do_pub(self, person: Person, step: Step, *, wants_answer: bool = False) -> None:
         subject = self.subjects[step.which % len(self.subjects)]
@@ -631,7 +685,8 @@ class World:
     def do_limits(self, person: Person, step: Step) -> None:
         """Reload the limit of what may wait for it."""
         if self.schedule.has("slow"):
-            person.client.connection.set_limits(LIMITS[step.which % 2])
+            person.limits = LIMITS[step.which % 2]
+            person.client.connection.set_limits(person.limits)
             self.seen["limits reloaded"] += 1
 
     def do_slow(self, person: Person, step: Step) -> None:
@@ -640,12 +695,14 @@ class World:
             wanting = {one.client for one in self.subscriptions if one.left_at == NEVER and one.pattern[0] != "_"}
             if wanting and person.number not in wanting:
                 person = self.people[sorted(wanting)[step.which % len(wanting)]]
+            if person.is_on_its_way:
+                return
             person.is_slow = True
             person.process.engine.probe.set_takes(person.client.socket, 0)
 
     def do_take(self, person: Person, step: Step) -> None:
         """Let it read some bytes, or from now on everything."""
-        slow = [one for one in self.people if one.is_slow and not one.is_gone]
+        slow = [one for one in self.people if one.is_slow and not one.is_gone and not one.is_on_its_way]
         if slow:
             person = slow[step.who % len(slow)]
             was_behind = person.client.socket.is_behind
@@ -705,13 +762,182 @@ class World:
         if len(ready) > 2 and step.much < 8:
             self.swarm.leave(ready[step.who % len(ready)].number)
 
+    # ---- moves
+
+    def do_move(self, step: Step) -> None:
+        """Some clients of one shard begin to move to another."""
+        alive = self.swarm.ready
+        if len(alive) < 2:
+            return
+        old = alive[step.who % len(alive)]
+        new = [one for one in alive if one is not old][step.which % (len(alive) - 1)]
+        here = self.at(old)
+        self.begin_move(old, new, here[step.which % max(1, len(here)) :], 1 + step.much % 4)
+
+    def at(self, process: Process) -> list[Person]:
+        """Who has a connection there."""
+        return [one for one in self.people if one.process is process and not one.is_gone and not one.is_on_its_way]
+
+    def begin_move(self, old: Process, new: Process, wanted: list[Person], most: int) -> None:
+        """At most so many of those who can move begin to."""
+        chosen: list[Person] = []
+        for person in wanted:
+            why = old.links.moves.why_not(person.client.connection)
+            if why is None and len(chosen) < most:
+                chosen.append(person)
+            elif why is not None:
+                self.seen["cannot move"] += 1
+        try:
+            old.host.move([one.client.connection for one in chosen], new)
+        except RecordRefused:
+            self.seen["move refused"] += 1
+            return
+        self.seen["move"] += 1
+        self.seen["moves at once"] += sum(one.links.moves.is_leaving for one in self.swarm.alive) > 1
+        self.seen["slow client moves"] += any(one.is_slow for one in chosen)
+
+    def do_hop(self, step: Step) -> None:
+        """One client begins to move; the same numbers mean the same client."""
+        person = self.people[step.who % len(self.people)]
+        others = [one for one in self.swarm.ready if one is not person.process]
+        if others and not person.is_gone and not person.is_on_its_way:
+            self.begin_move(person.process, others[step.which % len(others)], [person], 1)
+
+    def do_empty(self, step: Step) -> None:
+        """All clients of a shard begin to move to another."""
+        alive = self.swarm.ready
+        if len(alive) > 1:
+            old = alive[step.who % len(alive)]
+            new = [one for one in alive if one is not old][step.which % (len(alive) - 1)]
+            self.begin_move(old, new, self.at(old), MOST_CLIENTS)
+
+    def do_rush(self, step: Step) -> None:
+        """A client connects, subscribes in one write, perhaps publishes, and moves at once."""
+        ready = self.swarm.ready
+        if len(ready) < 2 or len(self.people) >= MOST_CLIENTS:
+            return
+        self.come(ready[step.who % len(ready)])
+        person = self.people[-1]
+        for n in range(1 + step.much % 3):
+            if person.is_read:
+                self.do_sub(person, Step("sub", 3, step.which + n, step.much // 3 + n))
+        if step.which % 2 and person.is_read:
+            self.do_pub(person, Step("pub", 3, step.which, step.much))
+        self.do_hop(Step("hop", person.number, step.which, 0))
+
+    def do_bring(self, step: Step) -> None:
+        """Some of what is on its way arrives, in any order, while somebody moves."""
+        rng = Random(f"bring {step.who} {step.which} {step.much}")
+        for _ in range(4 + 6 * step.who):
+            if not (self.swarm.words or any(one.links.moves.is_leaving for one in self.swarm.alive)):
+                break
+            if self.swarm.words and rng.random() < 0.3:
+                self.do_hand(Step("hand", rng.randrange(24), 0, 0))
+            else:
+                self.do_carry(Step("carry", rng.randrange(24), 1 + rng.randrange(2), 2 + step.much % 2))
+            self.look()
+
+    def do_retire(self, step: Step) -> None:
+        """Retire one shard, whose clients move to the others; often one to which clients are just moving."""
+        ready = self.swarm.ready
+        if len(ready) > 2:
+            targets = [one for one in ready if one.links.moves.n_arriving]
+            chosen = targets if targets and step.much % 2 else ready
+            self.swarm.leave(chosen[step.who % len(chosen)].number, moves=True)
+
+    def do_hand(self, step: Step) -> None:
+        """One record, or other word of a move, arrives."""
+        self.swarm.hand(step.who)
+
+    def do_stop(self, step: Step) -> None:
+        """A move has taken too long."""
+        moving = [one for one in self.swarm.alive if one.links.moves.is_leaving]
+        if moving:
+            one = moving[step.who % len(moving)]
+            one.links.moves.stop()
+            one.engine.probe.finish()
+
+    def n_answers_due(self, process: Process) -> int:
+        """How many requests to other accounts may still get an answer through this shard."""
+        made = self.imports.get(id(process.engine))
+        return 0 if made is None else made.service_imports.waiting
+
+    def person_of(self, client: EngineClient) -> Person:
+        return next(one for one in self.people if one.client is client)
+
+    def words_of(self, client: EngineClient) -> bytes:
+        """Who it is: for admit(). Its move begins."""
+        person = self.person_of(client)
+        person.moves_since = self.now
+        for sub in self.subscriptions:
+            if sub.client == person.number and sub.left_at == NEVER:
+                self.seen["member moves"] += bool(sub.queue)
+                self.seen["max moves"] += sub.most != NEVER
+        return b"%d" % person.number
+
+    def admit(self, process: Process, offered: OfferedClient) -> ClientConnection:
+        """Make a connection for a client that is to come."""
+        person = self.people[int(offered.words)]
+        mesh = process.engine.probe.mesh
+        assert mesh is not None
+        sublist = mesh.account(offered.account)
+        connection = process.engine.probe.connection(offered.cid, person.client.session, sublist=sublist)
+        connection.enter(sublist, COMPILED[person.rights])
+        connection.set_limits(person.limits)
+        return connection
+
+    def on_way(self, client: EngineClient, there: Process) -> None:
+        """Its socket is on its way: if the new shard dies, it is lost with it."""
+        person = self.person_of(client)
+        person.is_on_its_way = True
+        person.process = there
+
+    def arrived(self, client: EngineClient, process: Process, pending: int) -> None:
+        """Its socket is at its new shard, where so many bytes waited for it."""
+        person = self.person_of(client)
+        assert person.process is process and not person.is_gone
+        person.is_on_its_way = False
+        person.moved_at = person.moves_since
+        person.detached_to = client.socket.queued
+        person.detached_pending = pending if client.connection.close_reason else 0
+        person.moves_since = NEVER
+        self.seen["arrived"] += 1
+
+    def lost(self, client: EngineClient) -> None:
+        """The new shard has closed it."""
+        person = self.person_of(client)
+        assert self.seen["link break"] or self.ended, f"client {person.number} is lost because it moved"
+        self.seen["move closed"] += 1
+        if not person.is_gone:
+            self.go(person)
+
+    def check_counts(self) -> None:
+        """Each shard knows how many members each queue group has at each other."""
+        for here in self.swarm.alive:
+            for sublist in here.engine.probe.mesh.sublists():  # type: ignore[union-attr]
+                found = here.engine.probe.groups(sublist)
+                for there in self.swarm.alive:
+                    if there is here:
+                        continue
+                    mesh = there.engine.probe.mesh
+                    assert mesh is not None
+                    told = there.engine.probe.groups(mesh.account(sublist.account))
+                    for name in found.keys() | told.keys():
+                        knows = found.get(name, (0, {}))[1].get(there.number, 0)
+                        has = told.get(name, (0, {}))[0]
+                        assert knows == has, (
+                            f"shard {here.number} counts {knows} members of {name} at {there.number}, which has {has}"
+                        )
+
     # ---- the end
 
     def finish(self) -> None:
         """Everything arrives, and everybody who is left asks for a PONG and gets it."""
         self.now += 1
+        self.swarm.settle()
+        self.look()
         for person in self.people:
-            if not person.is_gone and person.is_slow:
+            if not person.is_gone and person.is_slow and not person.is_on_its_way:
                 person.is_slow = False
                 person.process.engine.probe.finish()
                 person.process.engine.probe.set_takes(person.client.socket, -1)
@@ -725,6 +951,8 @@ class World:
         self.now += 1
         self.rest()
         assert not any(one.is_waiting for one in self.people if not one.is_gone), "a PONG did not come in the end"
+        assert not any(one.is_on_its_way for one in self.people if not one.is_gone), "a client did not arrive"
+        self.check_counts()
         promises.check(self.history)
         for process in self.swarm.alive:
             self.count(process)
@@ -769,6 +997,10 @@ class World:
         self.seen["re-route"] += reroutes.n_sent_on
         self.seen["linger"] += reroutes.n_lingered
         self.seen["nobody anywhere"] += reroutes.n_lost
+        moves = process.links.moves
+        self.seen["handed over"] += moves.n_moved
+        self.seen["move stopped"] += moves.n_stopped
+        self.seen["move lost"] += moves.n_lost
 
 
 ALONE: dict[str, Callable[[World, Step], None]] = {
@@ -781,6 +1013,14 @@ ALONE: dict[str, Callable[[World, Step], None]] = {
     "kill": World.do_kill,
     "boot": World.do_boot,
     "leave": World.do_leave,
+    "move": World.do_move,
+    "hop": World.do_hop,
+    "empty": World.do_empty,
+    "rush": World.do_rush,
+    "bring": World.do_bring,
+    "retire": World.do_retire,
+    "hand": World.do_hand,
+    "stop": World.do_stop,
 }
 # Steps that are possible whether or not the broker reads from this client.
 OF_SOCKETS: dict[str, Callable[[World, Person, Step], None]] = {

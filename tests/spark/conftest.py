@@ -34,6 +34,6 @@ def spark() -> Iterator[Any]:
         "spark.sql.files.openCostInBytes": "1",
         "spark.driver.extraJavaOptions": f"{ONE_COMPILER} -XX:+UseSerialGC -XX:-UsePerfData",
     }
-    session = new_session("tests", master="local[2]", memory="700m", shuffle_partitions=1, settings=settings)
+    session = new_session("tests", master="local[2]", memory="1200m", shuffle_partitions=1, settings=settings)
     yield session
     session.stop()

@@ -153,6 +153,11 @@ def test_what_is_from_outside_is_text_on_the_page():
     assert "<img" not in shown and "&lt;img" in shown
 
 
+def test_subjects_without_subscribers_come_with_how_to_find_out_why():
+    given = answers(unwanted=[{"subject": "lost", "account": "$G", "msgs": 1, "unwanted": 1, "share": 1.0}])
+    assert "gnatswarm why SUBJECT" in page(given, [], "title")
+
+
 def test_numbers_have_their_unit():
     assert [size(n) for n in (0, 999, 1234, 5_600_000, 7e9)] == ["0 B", "999 B", "1.2 kB", "5.6 MB", "7.0 GB"]
     assert [size(n) for n in (1e3, 1e6, 1e9, 1e12, -2e6)] == ["1.0 kB", "1.0 MB", "1.0 GB", "1.0 TB", "-2.0 MB"]

@@ -64,6 +64,8 @@ class Browser:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                # It leaves its lock behind when it is killed.
+                env={**os.environ, "TMPDIR": self._profile},
                 preexec_fn=arrange,
                 pass_fds=(3, 4),
                 start_new_session=True,

@@ -90,8 +90,10 @@ class Session:
     """The Python side of one connection: its CONNECT, a log-in by token, the errors reported to it."""
 
     token: str = ""
+    tls_version: str = ""
     options: ClientOptions = field(default_factory=ClientOptions)
     errors: list[ProtocolError] = field(default_factory=list)
+    waits_us: list[int] = field(default_factory=list)  # of on_publish_limited
     connection: ClientConnection = field(init=False)  # to be set by whoever makes it
 
     def on_connect(self, raw: bytes) -> None:
@@ -116,15 +118,21 @@ class Session:
     def on_error(self, error: ProtocolError) -> None:
         self.errors.append(error)
 
+    def on_publish_limited(self, wait_us: int) -> None:
+        self.waits_us.append(wait_us)
+
     def on_system_request(self, subject: bytes, reply: bytes, payload: bytes) -> bool:
         return False
 
 
 class EngineClient:
-    """One client. `feed` sends bytes as this client, `take` returns the frames sent to it since then."""
+    """One client. `feed` sends bytes as this client, `take` returns the frames sent to it since then.
+
+    `engine` is where its connection is: a move changes it, and the session's connection.
+    """
 
     def __init__(self, engine: Engine, connect: bytes) -> None:
-        self._engine = engine
+        self.engine = engine
         self._taken = 0
         self.session = Session(engine.token)
         self.socket: ProbeSocket = engine.probe.open(
@@ -145,7 +153,7 @@ class EngineClient:
         return [type(error) for error in self.session.errors]
 
     def feed(self, data: bytes, pieces: Iterable[int] = (), *, finish: bool = True) -> None:
-        self._engine.probe.feed(self.socket, data, pieces, finish=finish)
+        self.engine.probe.feed(self.socket, data, pieces, finish=finish)
 
     def take(self) -> bytes:
         data = bytes(self.socket.sent[self._taken :])
@@ -163,7 +171,7 @@ class EngineClient:
         return [(frame.sid, frame.payload) for frame in frames(self.take()) if frame.is_message]
 
     def close(self) -> None:
-        self._engine.probe.end(self.socket)
+        self.engine.probe.end(self.socket)
 
     @property
     def is_over(self) -> bool:

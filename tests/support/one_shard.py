@@ -50,12 +50,15 @@ class Client:
 class OneShard:
     """The shard, its shared page, and its clients."""
 
-    def __init__(self, options: Options, *, tell: Callable[[ControlMessage], None] | None = None) -> None:
-        """`tell`: what it says to the router; None: it has none."""
-        self.page = Page.create()
+    def __init__(
+        self, options: Options, *, tell: Callable[[ControlMessage], None] | None = None, beside: OneShard | None = None
+    ) -> None:
+        """`tell`: what it says to the router; None: it has none. `beside`: it is the next shard on that one's page."""
+        self.page: Page = Page.create() if beside is None else beside.page
+        self._owns_page = beside is None
         self.shard = Shard(
             options,
-            number=0,
+            number=0 if beside is None else 1,
             page=self.page,
             headroom=DescriptorHeadroom(lambda has_headroom: None),
             server_id="N",
@@ -66,18 +69,23 @@ class OneShard:
         )
         self._clients: list[Client] = []
 
-    def connect(self) -> Client:
+    def connect(self, *, websocket: bool = False) -> Client:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         theirs.setblocking(False)
         client = Client(ours)
         self._clients.append(client)
-        self.shard.take(theirs.detach(), "127.0.0.1", 1)
+        if websocket:
+            self.shard.clients.on_accept_websocket(theirs.detach(), "127.0.0.1", 1)
+        else:
+            self.shard.take(theirs.detach(), "127.0.0.1", 1)
         self.shard.reactor.finish()
         return client
 
     def close(self) -> None:
+        """Shards beside this one are closed before."""
         for client in self._clients:
             client.close()
         self.shard.close()
-        self.page.close()
+        if self._owns_page:
+            self.page.close()

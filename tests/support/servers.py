@@ -32,6 +32,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support.forkserver import Forked, forkserver
+
 HOST = "127.0.0.1"
 
 # A cold start on a loaded two-core machine that also runs another test worker takes one or two seconds; a broker
@@ -251,8 +253,9 @@ class Broker:
     """One broker process.
 
     `args` follow the address and port on the command line; `config` is the text of a configuration file. `port` 0
-    means any free port; `environment` is added to ours. Start it from the main thread: the kernel ties the child's life
-    to the thread that made it.
+    means any free port; `environment` is added to ours. `by_fork`: it is forked from a process that has imported the
+    broker (tests.support.forkserver), in a fifth of the time; False: it is started as a user starts it, and so is one
+    with an `environment`. Start it from the main thread: the kernel ties the child's life to the thread that made it.
     """
 
     def __init__(
@@ -263,6 +266,7 @@ class Broker:
         port: int = 0,
         descriptors: int | None = None,
         environment: Mapping[str, str] | None = None,
+        by_fork: bool = True,
     ) -> None:
         self.kind = kind
         self.args = list(args)
@@ -270,8 +274,9 @@ class Broker:
         self.port = port
         self.descriptors = descriptors
         self.environment = environment or {}
+        self.by_fork = by_fork and not kind.is_oracle and not environment and "GNATSWARM_COMMAND" not in os.environ
         self.directory: Path | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self._log: Log | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -289,7 +294,16 @@ class Broker:
     def launch(self) -> Broker:
         """Start the process without waiting for it to be ready."""
         assert self._process is None, "already started"
-        self._process = subprocess.Popen(
+        self._process = self._forked() if self.by_fork else self._executed()
+        assert self._process.stderr is not None
+        self._log = Log(iter(self._process.stderr.readline, b""))
+        return self
+
+    def _forked(self) -> Forked:
+        return forkserver().start(self.command_line(), descriptors=self.descriptors)
+
+    def _executed(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             self.command_line(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -298,9 +312,6 @@ class Broker:
             preexec_fn=_BeforeExec(self.descriptors),
             env={**os.environ, **self.environment},
         )
-        assert self._process.stderr is not None
-        self._log = Log(iter(self._process.stderr.readline, b""))
-        return self
 
     def start(self) -> Broker:
         """Start the process and wait until it accepts clients; `port` is then the real one."""
@@ -382,7 +393,7 @@ class Broker:
     # -- facts about it -----------------------------------------------------------------------------------------
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> subprocess.Popen[bytes] | Forked:
         assert self._process is not None, "not started"
         return self._process
 

@@ -5,6 +5,7 @@ GNATSWARM_SCREENSHOTS=<directory> keeps pictures of the page: light, dark, and o
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -13,11 +14,14 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import pytest_asyncio
 
-from tests.support import browser, swarm
+from gnatswarm.router.commands.operator_commands import exchange, find
+from gnatswarm.router.supervision.operator_socket import MoveRequest
+from tests.support import browser, page_faults, swarm
 from tests.support.browser import Browser
 from tests.support.pages import Pages
 from tests.support.servers import KINDS, Broker, oracle_is_required
@@ -87,12 +91,12 @@ async def test_the_page_shows_the_broker(chromium, lively):
     assert cells(chromium, "subjects", 8) == ["4", "4", "nobody"]
     assert (cells(chromium, "queues", 0), cells(chromium, "queues", 4)) == (["workers"], ["100"])
     assert len(chromium.value("[...document.querySelectorAll('.members i')].map(i => i.title)")) == 4
-    links = chromium.value("[...document.querySelectorAll('.matrix td')].map(cell => cell.textContent)")
+    links = chromium.value("[...document.querySelectorAll('.matrix tbody td')].map(cell => cell.textContent)")
     assert (links[0], links[3]) == ("·", "·")
     addresses = chromium.value("[...document.querySelectorAll('footer a')].map(link => link.getAttribute('href'))")
     assert {"varz", "connz", "metrics", "healthz"} < set(addresses)
     # Programs still find the pages that are always empty here; people are not led there.
-    assert not {"jsz", "routez", "leafz", "gatewayz"} & set(addresses)
+    assert not {"jsz", "routez", "gatewayz"} & set(addresses)
     assert all(page in pages.get("/").text for page in ("jsz", "routez", "leafz", "gatewayz"))
     assert chromium.errors == []
 
@@ -157,6 +161,18 @@ async def test_it_fits_the_screen_and_can_be_read(chromium, lively, tmp_path, lo
     picture = directory / f"dashboard-{look}.png"
     chromium.photograph(picture)
     assert picture.stat().st_size > 10_000
+    assert chromium.value(page_faults.SCRIPT) == []
+    # By keyboard alone, and one sees where one is.
+    chromium.press("Tab")
+    assert chromium.value("document.activeElement.textContent") == "Skip to connections"
+    chromium.press("Tab")
+    assert chromium.value("document.activeElement.id") == "pause"
+    assert chromium.value("parseFloat(getComputedStyle(document.activeElement).outlineWidth)") >= 2
+    for address in ("#client/1", "#subject/$G/lost", "#queue/$G/jobs/workers"):
+        chromium.value(f"location.hash = '{address}'")
+        chromium.wait("document.querySelector('#detail-body .facts') !== null")
+        assert chromium.value(page_faults.SCRIPT) == []
+        assert chromium.value("document.documentElement.scrollWidth") <= width
 
 
 async def test_a_broker_that_goes_away_is_said_and_its_return_is_seen(chromium, lively):
@@ -176,11 +192,12 @@ async def test_a_router_that_hangs_is_said_too(chromium, lively):
     broker, pages, _cluster = lively
     chromium.open(f"http://{pages.host}:{pages.port}/monitoring/")
     chromium.wait(f"{BADGE} === 'healthy good'")
-    os.kill(broker.pid, signal.SIGSTOP)
+    router = swarm.status(broker)["router_pid"]
+    os.kill(router, signal.SIGSTOP)
     try:
         chromium.wait(f"{BADGE} === 'no answer bad'")
     finally:
-        os.kill(broker.pid, signal.SIGCONT)
+        os.kill(router, signal.SIGCONT)
     chromium.wait(f"{BADGE} === 'healthy good' && !document.documentElement.classList.contains('stale')")
     assert chromium.value("document.getElementById('trouble').textContent") == ""
     chromium.errors.clear()
@@ -208,6 +225,10 @@ async def test_the_chart_knows_what_happened_before_the_page_was_opened(chromium
     chromium.open(f"http://{pages.host}:{pages.port}/monitoring/")
     chromium.wait("document.querySelectorAll('#chart polyline').length == 2")
     chromium.wait("document.querySelector('#chart polyline').getAttribute('points').split(' ').length >= 3", 0.9)
+    chromium.value(
+        "(span => { span.value = '3600'; span.dispatchEvent(new Event('change')); })(document.getElementById('span'))"
+    )
+    chromium.wait("document.getElementById('chart').getAttribute('aria-label').includes('one hour: now')")
 
 
 async def test_accounts_are_told_apart(chromium, start_broker, cluster_of):
@@ -298,6 +319,99 @@ async def test_rows_open(chromium, lively):
     client = opened("connections-table", 0)
     assert "sensor-00" in client and "It has none." in client
     assert chromium.errors == []
+
+
+ACCOUNTS = """
+accounts {
+  A { users: [ {user: shop, password: s, permissions: {publish: {allow: "orders.>"}}},
+               {user: worker, password: w, permissions: {publish: {deny: ">"}}} ] }
+}
+"""
+
+
+async def move(broker: Broker, shard: int, to: int) -> None:
+    """Every client of the shard goes on in the other one."""
+    reply = await asyncio.to_thread(exchange, find(broker.pid, broker.port), MoveRequest(shard, to, 1))
+    assert reply.text.startswith("1 clients moved"), reply
+
+
+async def test_clients_and_subjects_have_pages_and_what_is_wrong_is_said(chromium, start_broker, cluster_of, tmp_path):
+    broker = start_broker(args=["-m", "-1", "--stats-dir", str(tmp_path)], config=ACCOUNTS)
+    pages, cluster = Pages.of(broker), cluster_of(broker)
+    await pages.wait("/alarmz", lambda page: page["watched_since"] is not None)
+    worker = await cluster.client_on(0, {"user": "worker", "pass": "w", "name": ATTACK + "\u202e" + "n" * 2000})
+    shop = await cluster.client_on(1, {"user": "shop", "pass": "s"})
+    await worker.talk("SUB orders.new workers 1\r\nPING\r\n", expect_last="PONG\r\n")
+    await shop.send("PUB orders.new 1\r\nx\r\nPUB orders.lost 1\r\nx\r\nPUB stock 1\r\nx\r\n")
+    await shop.expect_line(".*Publish to .stock.*")
+    detail = "document.getElementById('detail')"
+    title, body = f"{detail}.querySelector('h2').innerText", "document.getElementById('detail-body').innerText"
+
+    chromium.open(pages.url + "/")
+    chromium.wait("document.querySelector('#alarms .info')?.innerText.includes('what their permissions do not allow')")
+    assert "gnatswarm why SUBJECT --user NAME" in chromium.value("document.querySelector('#alarms .info').innerText")
+    assert "permissions" in chromium.value("document.getElementById('said').textContent")
+    # It is said once to a screen reader, not at every look.
+    chromium.value(
+        "window.told = []; for (const place of document.querySelectorAll('[role=status], [role=alert]')) {"
+        "  let last = place.textContent;"
+        "  new MutationObserver(() => last === (last = place.textContent) && told.push(last))"
+        "    .observe(place, {childList: true, characterData: true, subtree: true}); }"
+    )
+    # What nobody got leads to why.
+    chromium.wait("document.querySelector('#subjects a[href=\"#subject/A/orders.lost\"]') !== null")
+    chromium.click("document.querySelector('#subjects a[href=\"#subject/A/orders.lost\"]')")
+    chromium.wait(f"{body}.includes('Nobody subscribes to it.')")
+    assert 'publish allow "orders.>"' in chromium.value(body) and chromium.value(title) == "orders.lost"
+    chromium.value(
+        "(choice => { choice.value = 'worker'; choice.dispatchEvent(new Event('change')); })"
+        "(document.getElementById('why-user'))"
+    )
+    chromium.wait(f"{body}.includes('STOPPED: worker may not publish it')")
+    chromium.press("Escape")
+    chromium.wait(f"!{detail}.open && location.hash === ''")
+    looks = chromium.value("Number(document.documentElement.dataset.looks)")
+    chromium.wait(f"document.documentElement.dataset.looks > {looks + 1}")
+    assert chromium.value("told") == []
+
+    # A client has an address, and its page is kept fresh: it moves meanwhile.
+    chromium.value(f"location.hash = '#client/{worker.info['client_id']}'")
+    chromium.wait(f"{body}.includes('Subscriptions: 1')")
+    shown = chromium.value(body)
+    assert ATTACK + "\\u{202E}nnn" in shown and not chromium.value("window.isHurt")
+    assert re.search(r"user\s+worker\s+by\s+password\s+account\s+A\s", shown)
+    assert re.search(r"shard\s+0\s+moved\s+no\s", shown) and re.search(r"But not\s+>\s", shown)
+    chromium.value("document.querySelector('#detail-body a').focus()")
+    await move(broker, 0, 1)
+    chromium.wait(f"/shard\\s+1\\s+moved\\s+from shard 0/.test({body})")
+    # Drawn anew, but who has come to the link is still there.
+    assert chromium.value("document.activeElement.getAttribute('href')") == "#shard/1"
+    shards = "[...document.querySelectorAll('#shards tbody tr')]"
+    chromium.wait(f"{shards}.map(row => row.cells[10].textContent).join() === '0 / 1,1 / 0'")
+    # From the subject to who gets it, by keyboard; the focus goes back to where it was.
+    chromium.press("Escape")
+    chromium.wait(f"!{detail}.open")
+    chromium.value("document.querySelector('#connections-table [data-row]').focus()")
+    row = chromium.value("document.activeElement.dataset.row")
+    chromium.press("Enter")
+    chromium.wait(f"{detail}.open && {body}.includes('Subscriptions')")
+    chromium.press("Escape")
+    chromium.wait(f"!{detail}.open && document.activeElement.dataset.row === '{row}'")
+    # Addresses that are none of ours, and things that are not there.
+    for address, wanted in (
+        ("#client/999", "no longer remembers"),
+        (f"#subject/A/{quote(ATTACK, safe='')}", "Nothing was published"),
+        ("#shard/7", "no such shard"),
+        ("#queue/A/x/y", "no members"),
+    ):
+        chromium.value(f"location.hash = '{address}'")
+        chromium.wait(f"{body}.includes('{wanted}')")
+    for address in ("#nonsense/1", "#client", "#constructor/1", "#client/%"):
+        chromium.value(f"location.hash = '{address}'")
+        chromium.wait(f"!{detail}.open")
+    assert not chromium.value("window.isHurt")
+    # A broken address has been asked for: Chromium notes answers of 400, and nothing else is wrong.
+    assert [error for error in chromium.errors if "status of 400" not in error] == []
 
 
 async def test_nothing_is_loaded_from_elsewhere(lively):

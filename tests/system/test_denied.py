@@ -45,9 +45,9 @@ async def test_denied_messages_are_counted_by_user_and_leave_no_gap(start_broker
     await bob.expect_line(".*Publish to .no.x.*")
     await bob.talk("PING\r\n", expect="PONG\r\n")
 
-    ann = {"account": "A", "user": "ann", "publishes": 8, "subscriptions": 4}
+    ann = {"account": "A", "user": "ann", "publishes": 8, "subscriptions": 4, "waits": 0}
     page = await asyncio.to_thread(pages.json, "/deniedz")
-    assert page["denied"] == [ann, {"account": "B", "user": "bob", "publishes": 1, "subscriptions": 0}]
+    assert page["denied"] == [ann, {"account": "B", "user": "bob", "publishes": 1, "subscriptions": 0, "waits": 0}]
     assert (page["denied_msgs"], page["denied_subscriptions"], page["users"]) == (9, 4, 2)
     assert len((await asyncio.to_thread(pages.json, "/deniedz?limit=1"))["denied"]) == 1
     varz = await asyncio.to_thread(pages.json, "/varz")

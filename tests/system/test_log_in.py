@@ -7,7 +7,7 @@ import base64
 import json
 import re
 import signal
-import time
+from pathlib import Path
 
 import bcrypt
 import nkeys
@@ -83,10 +83,13 @@ async def test_bcrypt_lets_in_who_knows_the_password(start_broker, cluster_of, p
 
 
 async def test_a_hashed_token_lets_in(start_broker, cluster_of):
-    cluster = cluster_of(start_broker(config=f'authorization {{ token: "{QUICK}" }}'))
+    broker = start_broker(config=f'authorization {{ token: "{QUICK}" }}')
+    cluster = cluster_of(broker)
     for shard in (0, 1):
         assert (await log_in(cluster, shard, '"auth_token":"s3cret"'))[1] == b"PONG\r\n"
         assert (await log_in(cluster, shard, '"auth_token":"' + QUICK + '"'))[1] == VIOLATION
+    broker.stop()
+    assert "did not stop" not in broker.log.text  # which would be a shard that waits for its thread
 
 
 async def test_what_follows_a_held_connect_comes_after_it(start_broker, cluster_of):
@@ -106,21 +109,18 @@ async def test_what_follows_a_held_connect_comes_after_it(start_broker, cluster_
 
 @pytest.mark.kinds("gnatswarm-1", "gnatswarm-2")
 async def test_comparisons_do_not_hold_up_other_clients(start_broker, cluster_of):
-    """Thirty log-ins wait for half a second of bcrypt each shard; a client that is in has its PONGs meanwhile."""
+    """Twelve log-ins wait for seconds of bcrypt; a client that is in has more PONGs meanwhile than they answers."""
     cluster = cluster_of(start_broker(config=users(f'user: a, password: "{SLOW}"', "user: b, password: p")))
     busy = await cluster.client_on(0, {"user": "b", "pass": "p"})
     waiting = [await cluster.raw_on(0) for _ in range(12)]
     for number, client in enumerate(waiting):
         await client.send(f'CONNECT {{"verbose":false,"user":"a","pass":"wrong {number}"}}\r\nPING\r\n')
-    slowest_s, rounds = 0.0, 0
-    answers = asyncio.ensure_future(asyncio.gather(*(client.read_line() for client in waiting)))
+    rounds = 0
+    answers = asyncio.ensure_future(asyncio.gather(*(client.read_line(60) for client in waiting)))
     while not answers.done():
-        started_s = time.monotonic()
         await busy.flush()
-        slowest_s = max(slowest_s, time.monotonic() - started_s)
         rounds += 1
-    assert rounds > 20, "the log-ins were over before they began"
-    assert slowest_s < 0.5, "a comparison held the loop"
+    assert rounds > 20, "a comparison held the loop: a PONG came with each answer"
     assert set(await answers) == {VIOLATION}
 
 
@@ -128,13 +128,20 @@ async def test_comparisons_do_not_hold_up_other_clients(start_broker, cluster_of
 async def test_a_password_that_was_compared_costs_nothing_again(start_broker, cluster_of):
     costly = bcrypt.hashpw(b"s3cret", bcrypt.gensalt(12)).decode()  # 200 ms and more
     cluster = cluster_of(start_broker(config=users(f'user: a, password: "{costly}"')))
+    shards = [(await swarm.pids(cluster.broker))[0]]
     for words in ('"user":"a","pass":"s3cret"', '"user":"a","pass":"wrong"'):
+        before = cpu_ticks(shards)
         _client, first = await log_in(cluster, 0, words)
-        started_s = time.process_time()
-        before_s = time.monotonic()
+        compared = cpu_ticks(shards)
         for _ in range(10):
             assert (await log_in(cluster, 0, words))[1] == first
-        assert time.monotonic() - before_s < 2.0, f"ten comparisons? {time.process_time() - started_s}"
+        assert cpu_ticks(shards) - compared < compared - before
+
+
+def cpu_ticks(pids: list[int]) -> int:
+    """The processor time of these processes, in ticks of 10 ms."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(one[11]) + int(one[12]) for one in fields)
 
 
 @pytest.mark.kinds("gnatswarm-1", "gnatswarm-2")

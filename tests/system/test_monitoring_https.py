@@ -131,8 +131,11 @@ async def test_the_ports_file_says_that_both_are_encrypted(encrypted, tmp_path):
 async def test_what_makes_no_sense_stops_the_start(kind, server, config, words):
     text = config.replace("{tls}", f"tls {{ {server.lines} }}")
     broker = Broker(kind, config=text).launch()
-    assert await asyncio.to_thread(broker.wait_exit) == 1
-    assert f"Can't start monitoring: {words}" in broker.log.text
+    try:
+        assert await asyncio.to_thread(broker.wait_exit) == 1
+        assert f"Can't start monitoring: {words}" in broker.log.text
+    finally:
+        broker.kill()
 
 
 @pytest.mark.kinds(*OURS)

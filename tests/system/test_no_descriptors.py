@@ -43,7 +43,7 @@ async def wait_in_step(broker, starts: dict[int, int]) -> None:
 
 @pytest.fixture
 async def crowded(start_broker, cluster_of):
-    broker = start_broker(descriptors=DESCRIPTORS)
+    broker = start_broker(descriptors=DESCRIPTORS, config="placement { after_scale: stay }")
     return broker, cluster_of(broker)
 
 

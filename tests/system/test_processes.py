@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
 import signal
@@ -20,12 +21,18 @@ EXIT_CODES = [(signal.SIGTERM, 1), (signal.SIGINT, 0)]
 
 
 @pytest.fixture
+def start_broker(start_broker):
+    """As a user starts it."""
+    return functools.partial(start_broker, by_fork=False)
+
+
+@pytest.fixture
 def launch(kind):
     """Start a process without waiting for readiness; whatever it does, it is gone when the test is over."""
     started = []
 
     def launched(**options) -> Broker:
-        broker = Broker(kind, **options)
+        broker = Broker(kind, by_fork=False, **options)
         started.append(broker)
         return broker.launch()
 

@@ -1,4 +1,4 @@
-"""Shards are added and removed while clients talk: nobody who stays loses anything, who has to leave is told first."""
+"""Shards are added and removed while clients talk: nobody who stays loses anything, who cannot move is told first."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ pytestmark = pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")
 
 # A shard that leaves has ten seconds for its clients.
 LEAVE_DEADLINE_S = 20.0
+# A queue subscription with a max stays where it is, and its client.
+CANNOT_MOVE = "SUB never.published workers 9\r\nUNSUB 9 9\r\n"
 # Or two, where a client is there that does not leave before it has to.
 SOON = 'lame_duck_grace_period: "2s"\n'
 
@@ -73,7 +75,7 @@ async def test_clients_of_the_shards_that_stay_notice_nothing(soon_swarmed, subj
     publishers = [await swarm.client_on(cluster, stay[at % len(stay)]) for at in range(2)]
     subscribers = [await swarm.client_on(cluster, stay[at % len(stay)]) for at in range(2)]
     leaving = await swarm.client_on(cluster, before - 1)
-    await leaving.talk(f"SUB {subject}.* 1\r\nPING\r\n", expect="PONG\r\n")
+    await leaving.talk(f"SUB {subject}.* 1\r\n{CANNOT_MOVE}PING\r\n", expect="PONG\r\n")
     traffic = Traffic(publishers, subscribers, subject)
     await traffic.start()
     await traffic.progress(300)
@@ -97,7 +99,7 @@ async def test_who_has_to_leave_is_told_by_info_and_served_until_it_goes(swarmed
     old = await swarm.client_on(cluster, last, {"protocol": 0})
     stays = await swarm.client_on(cluster, 0)
     for client in (leaving, old):
-        await client.talk(f"SUB {subject} 1\r\nPING\r\n", expect="PONG\r\n")
+        await client.talk(f"SUB {subject} 1\r\n{CANNOT_MOVE}PING\r\n", expect="PONG\r\n")
     scaling = asyncio.create_task(swarm.scale(broker, last))
     told = (await leaving.expect_line(r"INFO (.*) ", deadline_s=LEAVE_DEADLINE_S))[1]
     assert json.loads(told)["ldm"] is True
@@ -131,7 +133,7 @@ async def test_a_client_that_stays_is_closed_when_its_time_is_over(soon_swarmed,
     broker, cluster = soon_swarmed
     last = broker.kind.shards - 1
     stubborn = await swarm.client_on(cluster, last)
-    await stubborn.talk(f"SUB {subject} 1\r\nPING\r\n", expect="PONG\r\n")
+    await stubborn.talk(f"SUB {subject} 1\r\n{CANNOT_MOVE}PING\r\n", expect="PONG\r\n")
     scaling = asyncio.create_task(swarm.scale(broker, last))
     rest = await stubborn.wait_closed(LEAVE_DEADLINE_S)
     assert b"-ERR" not in rest

@@ -21,7 +21,8 @@ async def test_the_page_has_the_stacks_of_every_process(start_broker, kind):
         return
     pages = Pages.of(broker)
     pids = [shard["pid"] for shard in pages.json("/shardz")["shards"]]
-    assert f"router {broker.pid} [running]:" in answer.text
+    assert f"keeper {broker.pid} [running]:" in answer.text
+    assert f"router {pages.json('/shardz')['router']['pid']} [running]:" in answer.text
     for number, pid in enumerate(pids):
         own = answer.text[answer.text.index(f"shard {number} {pid} [running]:") :]
         assert f"thread {pid} [kernel]: state " in own

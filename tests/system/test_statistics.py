@@ -40,6 +40,25 @@ def assert_true(records: list[dict[str, Any]], truth: Truth) -> None:
     assert by_subject(records, "deliveries") == +truth.deliveries
     assert by_subject(records, "unwanted_msgs") == +truth.unwanted
     assert added(records, "subject", "out_bytes")["out_bytes"] == truth.out_bytes
+    assert_clients_add_up(records, truth)
+
+
+def assert_clients_add_up(records: list[dict[str, Any]], truth: Truth) -> None:
+    """The rows of clients have the numbers of each window, and with the gaps those of everything that was done."""
+    total = {"in_msgs": truth.msgs.total(), "in_bytes": truth.bytes.total()}
+    total |= {"out_msgs": truth.deliveries.total(), "out_bytes": truth.out_bytes}
+    found = added(records, "client", *total) + added(records, "gap", *total)
+    assert found == {name: n for name, n in total.items() if n}
+    windows: dict[tuple[str, int, int], Counter[str]] = {}
+    for row in records:
+        window = windows.setdefault((row["boot"], row["file"], row["window_start_us"]), Counter())
+        if row["kind"] == "client":
+            window.update(in_msgs=row["in_msgs"], out_msgs=row["out_msgs"])
+        elif row["kind"] == "subject":
+            window.subtract({"in_msgs": row["in_msgs"], "out_msgs": row["deliveries"]})
+        elif row["kind"] == "shard":
+            window.subtract({"in_msgs": row["refused_msgs"]})
+    assert not any(any(window.values()) for window in windows.values())
 
 
 def assert_true_with_gaps(records: list[dict[str, Any]], truth: Truth) -> dict[str, Any]:
@@ -50,6 +69,7 @@ def assert_true_with_gaps(records: list[dict[str, Any]], truth: Truth) -> dict[s
     assert subjects["in_bytes"] + gap["in_bytes"] == truth.bytes.total()
     assert subjects["deliveries"] + gap["out_msgs"] == truth.deliveries.total()
     assert subjects["out_bytes"] + gap["out_bytes"] == truth.out_bytes
+    assert_clients_add_up(records, truth)
     return gap
 
 
@@ -118,11 +138,11 @@ async def test_a_shard_leaves_signals_to_the_router(start_broker: Start, cluster
     broker = start_broker()
     pids = await swarm.pids(broker)
     everybody = set(session_pids(broker.pid)) - {broker.pid}
-    assert everybody > set(pids.values())  # the zygote too
+    assert everybody > set(pids.values())  # keeper and router too
     for pid in everybody:
         os.kill(pid, signal.SIGTERM)
         os.kill(pid, signal.SIGINT)
-    await swarm.kill(broker, 1)  # the zygote forks another
+    await swarm.kill(broker, 1)  # the keeper forks another
     await swarm.client_on(cluster_of(broker), 1)
     await swarm.client_on(cluster_of(broker), 0)
     assert (await swarm.pids(broker))[0] == pids[0]

@@ -20,6 +20,7 @@ RECORDS = msgspec.json.Decoder(
     | records.LinkRecord
     | records.ShardRecord
     | records.SlowRecord
+    | records.ClientRecord
     | records.GapRecord
 )
 START_US = 1_770_000_000_000_000

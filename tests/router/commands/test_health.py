@@ -38,17 +38,30 @@ def test_well_when_every_shard_serves_and_not_while_one_is_gone(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("phases", "said"), [(["ready", "backing off"], "shard 1 is backing off"), ([], "no shard runs")]
+    ("phases", "said"),
+    [
+        (["ready", "backing off"], "shard 1 is backing off"),
+        (["draining"], "shard 0 is draining"),
+        ([], "no shard runs"),
+    ],
 )
 def test_what_is_wrong_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], phases: list[str], said: str
 ) -> None:
     rows = [ShardStatus(n, 1, phase, 0, 0, 0.0, 0.0, 0, 0.0, 0, 1, "") for n, phase in enumerate(phases)]
-    status = Status(1, "", "", "reuseport", True, 0, 1.0, rows)
+    status = Status(1, 2, "", "", "reuseport", True, 0, 1.0, rows)
     monkeypatch.setattr(operator_commands, "find", lambda pid, port: "/x")
     monkeypatch.setattr(operator_commands, "exchange", lambda path, request: Reply(status=status))
     assert operator_commands.health() == 1
     assert capsys.readouterr().err == f"gnatswarm: {said}\n"
+
+
+def test_a_shard_that_drains_serves_while_another_takes_new_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [ShardStatus(n, 1, phase, 0, 0, 0.0, 0.0, 0, 0.0, 0, 1, "") for n, phase in enumerate(("ready", "draining"))]
+    status = Status(1, 2, "", "", "reuseport", True, 0, 1.0, rows)
+    monkeypatch.setattr(operator_commands, "find", lambda pid, port: "/x")
+    monkeypatch.setattr(operator_commands, "exchange", lambda path, request: Reply(status=status))
+    assert operator_commands.health() == 0
 
 
 def test_no_broker_is_not_well(tmp_path: Path) -> None:

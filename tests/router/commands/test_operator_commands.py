@@ -35,7 +35,7 @@ def directory(base: Path) -> Iterator[linkdir.LinkDirectory]:
 
 
 def test_a_broker_that_can_be_found_can_be_asked() -> None:
-    footprint = RuntimeFiles(Options(), port=4222, server_name="a", announce=lambda path: None)
+    footprint = RuntimeFiles(Options(), pid=os.getpid(), port=4222, server_name="a", announce=lambda path: None)
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(operator_commands.find(None, 4222))
     footprint.remove()

@@ -86,6 +86,10 @@ def get(options: Options, field: str) -> Any:
         ("compatibility: 2.15", "compatibility", "2.15"),
         ("compatibility: 2.9", "compatibility", "2.9"),
         ("server_tags: one", "server_tags", ("one",)),
+        ("syslog: true", "logging.syslog", True),
+        ("remote_syslog: 'tcp://h:514'", "logging.remote_syslog", "tcp://h:514"),
+        ("server_metadata { b: c, 'a b': '5' }", "server_metadata", (("a b", "5"), ("b", "c"))),
+        ("server_metadata {}", "server_metadata", ()),
         ("client_advertise: 'a:1'", "client_advertise", "a:1"),
         ("client_advertise: a", "client_advertise", "a"),
         ("http: 8222", "http_port", 8222),
@@ -164,14 +168,18 @@ def test_every_key_is_in_the_example_and_the_example_is_the_default() -> None:
         assert re.search(rf"^(# )?{key.names[0]}(:| {{)", written, re.MULTILINE), key.names[0]
 
 
-STATS_BLOCK = {"enabled": True, "dir": "/d", "window": "1s", "max_subjects": 1, "max_age": "1h", "max_size": 1}
+STATS_BLOCK = {
+    **{"enabled": True, "dir": "/d", "window": "1s", "max_subjects": 1, "max_age": "1h", "max_size": 1},
+    **{"max_clients": 0, "client_subjects": 1, "client_names": False},
+}
 
 
 def test_every_option_can_be_configured() -> None:
     """Whoever adds a field to Options adds a key for it, or says here why there is none."""
     settable = set()
     for key in KEYS:
-        examples: tuple[object, ...] = (1, "1:1", True, "30s", "json", "reuseport", "2.15", [], STATS_BLOCK)
+        texts = ("1:1", "30s", "json", "reuseport", "2.15", "udp://h:1")
+        examples: tuple[object, ...] = (1, True, *texts, [], {}, STATS_BLOCK)
         for value in examples:
             try:
                 settable |= set(key.read(value))
@@ -187,7 +195,8 @@ def test_every_option_can_be_configured() -> None:
     fields |= {f"{name}.{field.name}" for name, kind in sections.items() for field in msgspec.structs.fields(kind)}
     authorization = {"auth_token", "auth_user", "auth_password", "users", "accounts", "limits.auth_timeout_s"}
     told_by_the_program = {"config_file", "config_digest", "notices"}
-    blocks = {"tls", "websocket", "mappings"}  # their keys: below, and in test_imports_exports_options.py
+    # their keys: below, in test_imports_exports_options.py, and in tests of blocks
+    blocks = {"tls", "websocket", "mappings", "leafnodes", "cluster", "placement"}
     assert fields - authorization - told_by_the_program - blocks == settable
 
 
@@ -236,6 +245,14 @@ def test_a_flags_credentials_replace_the_files_whole(built: Build, refusals: Cal
         ("compatibility: 2.12", "1:1: compatibility: 2.12 is no known version — write 2.9 or 2.15"),
         ("compatibility: [2.9]", "1:1: compatibility: [2.9] is no known version"),
         ("server_tags: [1 ]", "1:1: server_tags: expected text, not a number"),
+        ("remote_syslog: x", '1:1: remote_syslog: invalid network type: ""'),
+        ("remote_syslog: 'ftp://h:1'", '1:1: remote_syslog: invalid network type: "ftp"'),
+        ("remote_syslog: 'udp://h'", "1:1: remote_syslog: no host and port — write udp://host:514"),
+        ("remote_syslog: 'udp://h:99999'", "1:1: remote_syslog: Port out of range"),
+        ("remote_syslog: 'unix:'", "1:1: remote_syslog: no path"),
+        ("syslog: x", "1:1: syslog: expected a boolean, not text"),
+        ("server_metadata: x", "1:1: server_metadata: expected a block, not text"),
+        ("server_metadata { a: 5 }", "1:1: server_metadata: a: expected text, not a number"),
         ("max_payload: '64MB'", "1:1: max_payload: expected a number, not text"),
         ("max_payload: 65MB", "1:1: max_payload: 68157440 is out of range"),
         ("max_pending: 100", "1:1: max_payload (1048576) cannot be higher than max_pending (100)"),

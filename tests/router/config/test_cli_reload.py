@@ -47,7 +47,7 @@ def test_secrets_are_not_shown() -> None:
 
 @pytest.mark.parametrize("field", [field.name for field in msgspec.structs.fields(Options)])
 def test_every_option_is_either_live_or_fixed(field: str) -> None:
-    if field in ("stats", "sharding", "websocket"):
+    if field in ("stats", "sharding", "placement", "websocket", "leafnodes", "cluster"):
         names = {f"{field}.{inner.name}" for inner in msgspec.structs.fields(type(getattr(Options(), field)))}
         assert names == {name for name in LIVE | FIXED.keys() if name.startswith(f"{field}.")}
     else:

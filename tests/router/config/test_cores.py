@@ -50,4 +50,4 @@ def test_affinity_and_the_most_shards_there_can_be(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {3})
     assert usable_cores(*nothing) == 1
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(200)))
-    assert usable_cores(*nothing) == 64
+    assert usable_cores(*nothing) == 62

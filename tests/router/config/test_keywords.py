@@ -131,7 +131,7 @@ def test_a_keyword_that_there_is_not_is_a_type_error(given, said: str):
     ("given", "said"),
     [
         ({"max_payload": "much"}, "here: max_payload: expected a number, not text"),
-        ({"shards": 99}, "here: shards: 99 is out of range — write 0 to 64"),
+        ({"shards": 99}, "here: shards: 99 is out of range — write 0 to 62"),
         ({"token": ""}, "an empty token lets everybody in"),
         ({"password": "x"}, "a password without a user lets everybody in"),
         ({"tls": {"cert_fil": "x"}}, 'unknown field "cert_fil" — did you mean "cert_file"?'),

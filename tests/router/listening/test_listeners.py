@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import socket
 import subprocess
 import sys
@@ -22,6 +23,12 @@ def has_ipv6() -> bool:
     except OSError:
         return False
     return True
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def test_one_listener_per_shard_on_one_port() -> None:
@@ -70,6 +77,30 @@ def test_a_port_that_somebody_listens_on_is_never_shared(theirs: str, ours: str,
             Listeners(ours, port, 2, wait_s=0.05)
         # Nothing stays taken after the refusal.
     Listeners(ours, port, 2, wait_s=0.5).close()
+
+
+def test_who_connects_at_once_is_never_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    listen = socket.socket.listen
+    clients: list[socket.socket] = []
+
+    def listen_and_dial(sock: socket.socket, backlog: int = 0) -> None:
+        listen(sock, backlog)
+        clients.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+
+    monkeypatch.setattr(socket.socket, "listen", listen_and_dial)
+    listeners = Listeners("127.0.0.1", port, 3)
+    accepted = 0
+    for sock in listeners.sockets:
+        while select.select([sock], [], [], 0)[0]:
+            with sock.accept()[0] as server:
+                server.sendall(b"here")
+                accepted += 1
+    assert accepted == len(clients) == 3
+    for client in clients:
+        with client:
+            assert client.recv(10) == b"here"
+    listeners.close()
 
 
 def test_two_of_ours_do_not_share_a_port() -> None:

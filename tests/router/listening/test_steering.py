@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gnatswarm.router.listening import steering
 from gnatswarm.router.listening.listeners import Listeners
 from gnatswarm.router.listening.steering import Steering, program
+from tests.router.listening.test_listeners import free_port
 
 
 @pytest.fixture
@@ -85,6 +86,19 @@ def test_a_new_listener_gets_nothing_until_it_is_chosen() -> None:
     assert spread(listeners, 60) == [60, 0, 0]
     steered.choose([0, 1, 2])
     assert all(spread(listeners, 90))
+    listeners.close()
+
+
+def test_a_listener_that_was_alone_is_steered_with_the_second() -> None:
+    listeners = Listeners("127.0.0.1", free_port(), 1)  # its own port: no group until there are two
+    steered = Steering(listeners.sockets)
+    assert steered.choose([0])
+    assert not steered.choose([0])
+    assert spread(listeners, 10) == [10]
+    listeners.grow_to(2)
+    steered.choose(steered.chosen)
+    assert spread(listeners, 60) == [60, 0]
+    assert steered.works
     listeners.close()
 
 

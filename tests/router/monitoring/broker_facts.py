@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
-from gnatswarm.broker.options import Options
+from gnatswarm.broker.options import LeafNodes, LeafRemote, Options
 from gnatswarm.router.monitoring.facts import Facts, ShardFacts
 
+A_LEAF = Options(leafnodes=LeafNodes(remotes=(LeafRemote(urls=("nats://hub",)),)))  # of a hub
 START_US = 1_700_000_000_000_000
 
 
@@ -38,7 +39,8 @@ def facts(*shards: ShardFacts, options: Options | None = None, is_serving: bool 
         configured_us=START_US,
         now_us=START_US + 3_600_000_000,
         is_serving=is_serving,
-        router_pid=999,
+        pid=999,
+        router_pid=998,
         router_cpu_percent=1.5,
         router_resident_bytes=10_000_000,
         cores=4,

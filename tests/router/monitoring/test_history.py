@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from gnatswarm.router.monitoring.history import COUNTERS, History
 
 
@@ -28,3 +30,11 @@ def test_the_oldest_sample_gives_way():
 
 def test_nothing_yet():
     assert filled(0, most=5).latest(5)["at"] == []
+
+
+def test_an_hour_is_told_in_few_samples_and_the_latest_is_among_them():
+    for count in range(1, 13):
+        seen = filled(count, most=7).latest(3, step=3)["in_msgs"]
+        assert seen[-1] == count
+        assert all(later - earlier == 3 for earlier, later in pairwise(seen))
+        assert len(seen) == min(3, (min(count, 7) + 2) // 3)

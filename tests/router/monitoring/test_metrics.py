@@ -14,7 +14,7 @@ from gnatswarm.broker.options import Options
 from gnatswarm.router.monitoring import metrics
 from gnatswarm.router.monitoring.facts import Facts, ShardFacts
 from gnatswarm.shards.boundary.rows import AccountRow
-from tests.router.monitoring.broker_facts import facts, shard
+from tests.router.monitoring.broker_facts import A_LEAF, facts, shard
 
 
 def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -71,7 +71,7 @@ ACCOUNTS = [
     (0, [AccountRow("A", 2, 10, 100, 20, 200, 1, 5), AccountRow("B", 1, 1, 1, 1, 1, 0, 0)]),
     (1, [AccountRow("A", 3, 30, 300, 40, 400, 0, 7), AccountRow("C", 0, 0, 0, 0, 0, 0, 9)]),
 ]
-DENIED = [{"account": "A", "user": "ann", "publishes": 2, "subscriptions": 0}]
+DENIED = [{"account": "A", "user": "ann", "publishes": 2, "subscriptions": 0, "waits": 3}]
 
 
 def test_accounts_have_their_own_and_what_nobody_got_is_counted():
@@ -157,7 +157,7 @@ def test_what_dashboards_and_alerts_ask_for_exists():
     """Every metric that the files for Grafana and Prometheus name is one that /metrics shows, by that exact name."""
     entry = {"account": "$G", "subject": "s", "msgs": 1, "bytes": 1, "deliveries": 1}
     found = metrics.accounts(ACCOUNTS, 1, is_recorded=True)
-    shown = metrics.exposition(facts(shard(0), shard(1)), [entry], {"/varz": 1}, found, DENIED)
+    shown = metrics.exposition(facts(shard(0), shard(1), options=A_LEAF), [entry], {"/varz": 1}, found, DENIED, 1)
     known = {sample.name for family in text_string_to_metric_families(shown) for sample in family.samples}
     deploy = Path(__file__).resolve().parents[3] / "deploy"
     files = [*deploy.glob("grafana/*.json"), *deploy.glob("prometheus/*.yml")]

@@ -9,16 +9,20 @@ from typing import Any
 
 import pytest
 
-from gnatswarm.broker.options import Account, Options
+from gnatswarm.broker.options import Account, Options, Permissions, User
+from gnatswarm.router.monitoring.alarms import Alarms
 from gnatswarm.router.monitoring.facts import Facts
 from gnatswarm.router.monitoring.history import COUNTERS, History
 from gnatswarm.router.monitoring.page_query import BadQuery, PageQuery
 from gnatswarm.router.monitoring.pages import MOST_BUILT, MOST_WAITING, ROWS_IN_ONE_STEP, Busy, Pages
+from gnatswarm.router.monitoring.shard_questions import Unanswered
 from gnatswarm.shards.boundary import rows
-from tests.router.monitoring.broker_facts import START_US, facts, shard
+from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
+from tests.router.monitoring.broker_facts import A_LEAF, START_US, facts, shard
 from tests.support.turns import until
 
 HISTORY = History(lambda: dict.fromkeys(COUNTERS, 0))
+ALARMS = Alarms(facts, None)  # type: ignore[arg-type]
 
 EMPTY: dict[type[rows.PageStruct], list[rows.PageStruct]] = {
     rows.ConnectionsQuery: [rows.ConnectionsPart(0, [])],
@@ -58,7 +62,7 @@ class Site:
         self.facts = facts(shard(0), shard(1), options=changes.pop("options", None))
         for name, value in changes.items():
             setattr(self.facts, name, value)
-        self.pages = Pages(self.gather, self.shards, {}, HISTORY)  # type: ignore[arg-type]
+        self.pages = Pages(self.gather, self.shards, {}, HISTORY, ALARMS)  # type: ignore[arg-type]
 
     def gather(self) -> Facts:
         self.begun += 1
@@ -82,7 +86,11 @@ def connection(cid: int, **changes: Any) -> rows.ConnectionRow:
     return rows.ConnectionRow(**{**fields, **counts, **words, "account": "$G", **changes})
 
 
-@pytest.mark.parametrize("path", sorted(Pages(lambda: facts(), None, {}, HISTORY).by_path))  # type: ignore[arg-type]
+PATHS = sorted(Pages(facts, None, {}, HISTORY, ALARMS).by_path)  # type: ignore[arg-type]
+OF_ONE_THING = ("/whyz", "/clientz")
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path not in OF_ONE_THING])
 @pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "not recorded"])
 async def test_every_page_is_a_document_when_nothing_has_happened(path: str, is_recorded: bool) -> None:
     assert isinstance(await Site(is_recorded=is_recorded).get(path), dict)
@@ -254,3 +262,89 @@ async def test_metrics_have_accounts_and_denials_without_a_shard_that_hangs() ->
     assert 'gnatswarm_permission_denied_total{account="A",user="ann",action="publish"} 3\n' in text
     assert {number for number, _ in site.shards.asked} == {0}
     assert 'gnatswarm_denied_messages_total{shard="1"} 3\n' in text, "the router's own facts are of all shards"
+
+
+USERS = (
+    User(name="deaf", password="x", account="A", permissions=Permissions(publish_deny=("orders.>",))),
+    User(name="shop", password="x", account="A"),
+    User(name="other", password="x", account="B"),
+)
+
+
+async def test_why_is_for_a_user_of_the_account_that_may_publish() -> None:
+    site = Site(options=Options(accounts=(Account("A"), Account("B")), users=USERS))
+    row = rows.SubscriptionRow("orders.*", "", "1", 0, 0, 7, "A")
+    site.shards.answers[1, rows.SubscriptionsQuery] = lambda query: [
+        rows.SubscriptionsPart(1, [row] if query.account == "A" else [])
+    ]
+    page = await site.get("/whyz", "subject=orders.new&acc=A")
+    assert (page["why"]["user"], page["users"], page["heard"]) == ("shop", ["deaf", "shop"], True)
+    assert 'cid 7 (no user) on shard 1: "orders.*"' in page["text"]
+    page = await site.get("/whyz", "subject=orders.new&acc=A&user=deaf")
+    assert 'publish deny "orders.>"' in page["why"]["stopped"] and not page["heard"]
+    with pytest.raises(BadQuery, match="it depends on who publishes: add --user"):
+        await site.get("/whyz", "subject=orders.new")
+    for wrong in ("", "subject=", "subject=a.*", "subject=a..b", "subject=" + "a" * 5000):
+        with pytest.raises(BadQuery, match="subject"):
+            await site.get("/whyz", wrong)
+
+
+async def test_a_client_is_shown_with_what_its_user_may_do() -> None:
+    site = Site(options=Options(accounts=(Account("A"),), users=USERS))
+    row = connection(7, user="deaf", account="A", login="password", came_from=0, moved_us=START_US, subscriptions=1)
+    row.subs = (rows.SubscriptionRow("jobs", "workers", "1", 5, 0, 7),)
+    site.shards.answers[1, rows.ConnectionsQuery] = lambda query: [
+        rows.ConnectionsPart(1, [row] if query.cid == 7 else [])
+    ]
+    page = await site.get("/clientz", "cid=7")
+    assert (page["client"]["shard"], page["client"]["moved_from"], page["login"]) == (1, 0, "password")
+    assert page["client"]["subscriptions_list_detail"][0]["qgroup"] == "workers"
+    assert page["permissions"]["publish"] == {"allow": None, "deny": ["orders.>"]}
+    assert "password" not in {key for key in page if key != "login"}
+    assert await site.get("/clientz", "cid=8") == {"client": None}
+    with pytest.raises(BadQuery, match="which client"):
+        await site.get("/clientz")
+
+
+async def test_a_client_on_its_way_is_told_by_the_shard_that_expects_it() -> None:
+    site = Site()
+    row = connection(7, name="traveller")
+    site.shards.answers[0, rows.ConnectionsQuery] = lambda query: [rows.ConnectionsPart(0, [], left=[(1, row)])]
+    site.shards.answers[1, rows.ConnectionsQuery] = lambda query: [rows.ConnectionsPart(0, [], coming=query.cids)]
+    page = await site.get("/connz", "search=travel")
+    assert [(one["cid"], one["shard"]) for one in page["connections"]] == [(7, 1)]
+    assert (page["num_connections"], page["total"]) == (1, 1)
+    assert (await site.get("/connz", "search=nobody"))["connections"] == []
+    assert (await site.get("/clientz", "cid=7"))["client"]["name"] == "traveller"
+
+
+async def test_one_subject_has_its_publishers_even_if_nothing_was_counted() -> None:
+    site = Site()
+    publisher = connection(7, name="shop", in_msgs=3)
+    site.shards.answers[1, rows.PublishersQuery] = lambda query: [
+        rows.PublishersPart([publisher] if (query.account, query.subject) == ("A", "orders.new") else [])
+    ]
+    site.shards.answers[1, rows.HotSubjectsQuery] = lambda query: [
+        rows.HotSubjectsPart(0, 1, 1, 0, [rows.HotSubjectRow("A", "orders.old", 5, 5, 5, 5, 0, 1)])
+    ]
+    page = await site.get("/subjectz", "subject=orders.new&acc=A")
+    assert [(one["subject"], one["account"], one["msgs"]) for one in page["subjects"]] == [("orders.new", "A", 0)]
+    assert page["publishers"] == [{"cid": 7, "name": "shop", "user": "", "shard": 1, "in_msgs": 3}]
+    assert (await site.get("/subjectz", "subject=orders.old&acc=A"))["subjects"][0]["msgs"] == 5
+
+
+async def test_hubs_are_counted_and_a_gateway_without_an_answer_has_none() -> None:
+    site = Site(options=A_LEAF)
+    hub = rows.LeafRow("hub", "$G", "10.0.0.1", 7422, True, 0, 0, 0, 0, 0, 0, 0)
+    leaf = rows.LeafRow("leaf", "$G", "10.0.0.2", 7422, False, 0, 0, 0, 0, 0, 0, 0)
+    site.shards.answers[GATEWAY_NUMBER, rows.LeafsQuery] = lambda _query: [rows.LeafsPart([hub, leaf])]
+    row = rows.AccountRow("A", unwanted_msgs=7)
+    site.shards.answers[1, rows.AccountsQuery] = lambda _query: [rows.AccountsPart([row])]
+    found = await site.pages.asked_metrics(site.facts)
+    assert found == {"hubs": {"": 1.0}, "unwanted_messages_total": {"0": 0.0, "1": 7.0}}
+
+    def refused(_query: object) -> list[object]:
+        raise Unanswered("shard 63 does not answer")
+
+    site.shards.answers[GATEWAY_NUMBER, rows.LeafsQuery] = refused
+    assert (await site.pages.asked_metrics(site.facts))["hubs"] == {"": 0.0}

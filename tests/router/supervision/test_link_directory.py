@@ -55,14 +55,15 @@ def kill_and_wait_back(router: Router, shard: int) -> None:
 
 
 def test_the_next_start_spares_a_broker_whose_file_is_gone(router: Router, tmp_path: Path) -> None:
-    router.process.send_signal(signal.SIGSTOP)  # it cannot make it again before the other one looks
+    stopped = router.router_pid()
+    os.kill(stopped, signal.SIGSTOP)  # it cannot make it again before the other one looks
     for directory in directories(router):
         (directory / "router.json").unlink()
     links = link_names(router)
     with Router(tmp_path, 1, is_real=True) as other:
         other.wait_ready()
     assert link_names(router) == links
-    router.process.send_signal(signal.SIGCONT)
+    os.kill(stopped, signal.SIGCONT)
     for directory in directories(router):
         router.wait_log(
             rf"\[WRN\] Somebody removed {directory}/router\.json, which this broker needs; it is made again"

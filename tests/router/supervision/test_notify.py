@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gnatswarm import keeper
 from gnatswarm.router.supervision import notify
 from gnatswarm.router.supervision.notify import Notifier
 from gnatswarm.router.supervision.supervision import Phase, ShardState
@@ -60,6 +61,13 @@ def manager() -> Iterator[Manager]:
         manager.socket.close()
 
 
+def notifier_at(address: str, watchdog_us: int = 0) -> Notifier:
+    """One that sends as the keeper does."""
+    notifier = Notifier(address, watchdog_us)
+    notifier.send_by(keeper._notify)
+    return notifier
+
+
 def observe(notifier: Notifier, *shards: ShardState, is_serving: bool = True, **more: Any) -> None:
     notifier.observe(shards, is_serving=is_serving, is_leaving=more.get("is_leaving", False), connections=0)
 
@@ -68,7 +76,7 @@ def test_a_status_that_is_no_other_is_not_said_again(manager: Manager, monkeypat
     """Also not when it is time to look whether the number of connections is another one."""
     now_s = 1000.0
     monkeypatch.setattr(notify, "time", SimpleNamespace(monotonic=lambda: now_s))
-    notifier = Notifier(str(manager.path))
+    notifier = notifier_at(str(manager.path))
     for connections in (0, 0, 1, 1):
         notifier.observe([READY], is_serving=True, is_leaving=False, connections=connections)
         now_s += notify.STATUS_EVERY_S
@@ -79,7 +87,7 @@ def test_a_status_that_is_no_other_is_not_said_again(manager: Manager, monkeypat
 
 
 def test_ready_is_said_once_and_only_when_the_broker_serves(manager: Manager) -> None:
-    notifier = Notifier(str(manager.path))
+    notifier = notifier_at(str(manager.path))
     observe(notifier, READY, BOOTING, is_serving=False)
     assert manager.fields("READY") == []
     for _ in range(3):
@@ -93,7 +101,7 @@ def test_ready_is_said_once_and_only_when_the_broker_serves(manager: Manager) ->
 
 @pytest.mark.parametrize("sick", [BOOTING, SUSPECT, ShardState(phase=Phase.BACKING_OFF, is_wanted=True)])
 def test_the_watchdog_is_not_fed_while_a_wanted_shard_does_not_answer(manager: Manager, sick: ShardState) -> None:
-    notifier = Notifier(str(manager.path), watchdog_us=1)
+    notifier = notifier_at(str(manager.path), watchdog_us=1)
     observe(notifier, READY, sick)
     assert manager.fields("WATCHDOG") == []
     observe(notifier, READY, READY)
@@ -101,7 +109,7 @@ def test_the_watchdog_is_not_fed_while_a_wanted_shard_does_not_answer(manager: M
 
 
 def test_a_shard_that_is_not_wanted_any_more_does_not_starve_the_watchdog(manager: Manager) -> None:
-    notifier = Notifier(str(manager.path), watchdog_us=1)
+    notifier = notifier_at(str(manager.path), watchdog_us=1)
     observe(notifier, READY, ShardState(phase=Phase.DRAINING))
     assert manager.fields("WATCHDOG") == ["1"]
     observe(notifier, READY, ShardState(phase=Phase.DRAINING, is_suspect=True))
@@ -111,7 +119,7 @@ def test_a_shard_that_is_not_wanted_any_more_does_not_starve_the_watchdog(manage
 def test_a_watchdog_is_fed_three_times_in_its_time(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    notifier = Notifier(str(manager.path), watchdog_us=3_000_000)
+    notifier = notifier_at(str(manager.path), watchdog_us=3_000_000)
     for _ in range(12):  # three seconds in ticks of a quarter
         observe(notifier, READY)
         now[0] += 0.25
@@ -119,24 +127,25 @@ def test_a_watchdog_is_fed_three_times_in_its_time(manager: Manager, monkeypatch
 
 
 def test_connections_alone_are_told_seldom(manager: Manager) -> None:
-    notifier = Notifier(str(manager.path))
+    notifier = notifier_at(str(manager.path))
     for connections in range(1000):
         notifier.observe([READY], is_serving=True, is_leaving=False, connections=connections)
     assert len(manager.fields("STATUS")) == 1
 
 
 def test_a_full_or_absent_socket_stops_nobody(manager: Manager) -> None:
-    notifier = Notifier(str(manager.path))
+    notifier = notifier_at(str(manager.path))
     for _ in range(1000):  # more than its queue takes
         notifier.reloaded()
     manager.path.unlink()
     notifier.stopping()
-    observe(Notifier("/nonexistent/notify", watchdog_us=1), READY)
+    observe(notifier_at("/nonexistent/notify", watchdog_us=1), READY)
 
 
 def test_the_environment_is_read_and_taken_away(manager: Manager) -> None:
     environment = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "1", "WATCHDOG_PID": "7", "HOME": "/"}
     notifier = Notifier.take(environment, pid=7)
+    notifier.send_by(keeper._notify)
     assert environment == {"HOME": "/"}
     observe(notifier, READY)
     assert manager.fields("READY") == manager.fields("WATCHDOG") == ["1"]
@@ -144,7 +153,9 @@ def test_the_environment_is_read_and_taken_away(manager: Manager) -> None:
 
 def test_a_watchdog_for_another_process_is_not_ours(manager: Manager) -> None:
     environment = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "1", "WATCHDOG_PID": "8"}
-    observe(Notifier.take(environment, pid=7), READY)
+    notifier = Notifier.take(environment, pid=7)
+    notifier.send_by(keeper._notify)
+    observe(notifier, READY)
     assert manager.fields("READY") == ["1"]
     assert manager.fields("WATCHDOG") == []
 
@@ -153,7 +164,9 @@ def test_an_abstract_socket_is_reached() -> None:
     name = f"gnatswarm-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(f"\0{name}")
-        Notifier.take({"NOTIFY_SOCKET": f"@{name}"}, pid=1).stopping()
+        notifier = Notifier.take({"NOTIFY_SOCKET": f"@{name}"}, pid=1)
+        notifier.send_by(keeper._notify)
+        notifier.stopping()
         assert sock.recv(100) == b"STOPPING=1"
 
 

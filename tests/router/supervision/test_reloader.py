@@ -25,6 +25,10 @@ class Router:
 
     options: Options
     configured_us: int = 0
+    generation: int = 0
+    pid: int = 1
+    rolling: object = None
+    wanted: int = 2
     steps: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -36,9 +40,16 @@ class Router:
         self.runtime_files = SimpleNamespace(write_pid_file=lambda path: self.steps.append(f"pid file {path}"))
         self.echo = ReloadEcho(self.notifier)  # type: ignore[arg-type]
 
+    @property
+    def members(self) -> list[SimpleNamespace]:
+        return self.shards
+
     def adopt(self, options: Options) -> None:
         self.options = options
         self.configured_us = 1
+
+    def remember(self) -> None:
+        """It is in the record of the broker that a reload failed, or did not."""
 
     def tell_all(self, message: ControlMessage) -> None:
         self.steps.append(message)
@@ -57,6 +68,7 @@ class Router:
             self.echo,
             reparse=reparse,
             on_reloaded=lambda: self.steps.append("monitoring"),
+            on_scaled_up=lambda: self.steps.append("even"),
         ).reload()
 
 
@@ -96,10 +108,13 @@ def test_other_shards_come_and_go_after_all_were_told() -> None:
     router = Router(Options(sharding=Sharding(shards=2)))
     wanted = Options(sharding=Sharding(shards=3), limits=Limits(max_connections=3))
     router.reload(lambda: wanted)
-    assert router.steps[-1] == "scale 3"
+    assert router.steps[-2:] == ["scale 3", "even"]
     assert Reload(wanted) in router.steps
+    router.wanted = 3
     router.reload(lambda: wanted)
     assert router.steps.count("scale 3") == 1
+    router.reload(lambda: Options(sharding=Sharding(shards=1)))
+    assert router.steps[-1] == "scale 1"
 
 
 def test_one_change_that_needs_a_restart_leaves_everything_as_it_was() -> None:

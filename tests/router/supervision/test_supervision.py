@@ -22,6 +22,7 @@ from gnatswarm.shards.boundary.control import (
     Ping,
     Pong,
     Ready,
+    Resumed,
     Stop,
 )
 
@@ -34,6 +35,7 @@ SAMPLES: dict[type[s.Event], s.Event] = {
     s.SpawnFailed: s.SpawnFailed("no memory"),
     Linked: Linked("/links/0.b"),
     Ready: Ready(),
+    Resumed: Resumed(True, True, 0),
     InStep: InStep(False),
     HasHeadroom: HasHeadroom(False),
     Pong: Pong(1),
@@ -83,6 +85,7 @@ EXPECTED: dict[Phase, dict[type[s.Event], tuple[Phase, list[str]]]] = {
         s.SpawnFailed: (Phase.STARTING, ["Forget", "Report", "Spawn"]),
         Linked: (Phase.LINKED, []),
         Ready: (Phase.KILLED, ["Kill"]),
+        Resumed: (Phase.KILLED, ["Kill"]),
         InStep: (Phase.KILLED, ["Kill"]),
         HasHeadroom: (Phase.KILLED, ["Kill"]),
         Pong: (Phase.KILLED, ["Kill"]),
@@ -96,6 +99,7 @@ EXPECTED: dict[Phase, dict[type[s.Event], tuple[Phase, list[str]]]] = {
         s.KillWanted: (Phase.LINKED, ["Kill"]),
         Linked: (Phase.KILLED, ["Kill"]),
         Ready: (Phase.READY, []),
+        Resumed: (Phase.KILLED, ["Kill"]),
         HasHeadroom: (Phase.KILLED, ["Kill"]),
         Pong: (Phase.KILLED, ["Kill"]),
         Fatal: (Phase.KILLED, ["Kill"]),
@@ -109,6 +113,7 @@ EXPECTED: dict[Phase, dict[type[s.Event], tuple[Phase, list[str]]]] = {
         s.KillWanted: (Phase.READY, ["Kill"]),
         Linked: (Phase.KILLED, ["Kill"]),
         Ready: (Phase.KILLED, ["Kill"]),
+        Resumed: (Phase.KILLED, ["Kill"]),
         Fatal: (Phase.KILLED, ["Kill"]),
         Drained: (Phase.KILLED, ["Kill"]),
         s.ChannelEnded: (Phase.KILLED, ["Kill"]),
@@ -119,6 +124,7 @@ EXPECTED: dict[Phase, dict[type[s.Event], tuple[Phase, list[str]]]] = {
         s.KillWanted: (Phase.DRAINING, ["Kill"]),
         Linked: (Phase.KILLED, ["Kill"]),
         Ready: (Phase.KILLED, ["Kill"]),
+        Resumed: (Phase.KILLED, ["Kill"]),
         Fatal: (Phase.KILLED, ["Kill"]),
         s.ChannelEnded: (Phase.KILLED, ["Kill"]),
         # Connections may wait in its queue: it comes back to serve them, and leaves then.
@@ -418,3 +424,89 @@ def test_after_stop_no_process_is_ever_started(history: list[tuple[s.Event, floa
         if state.phase is Phase.STOPPED:
             return
     raise AssertionError(f"still {state.phase}")
+
+
+class TestTakenOver:
+    """What a router makes of the states that a dead one has left."""
+
+    @pytest.mark.parametrize("phase", [Phase.STOPPED, Phase.BACKING_OFF])
+    def test_where_there_was_no_process_nothing_changes(self, phase: Phase) -> None:
+        assert s.taken_over(in_phase(phase), 200.0) == (in_phase(phase), ())
+
+    def test_a_shard_that_served_serves_on_and_is_asked_at_once(self) -> None:
+        state, actions = s.taken_over(in_phase(Phase.READY, is_suspect=True), 200.0)
+        assert state.is_accepting and not actions
+        state, actions = step(state, s.TimePassed(), 200.0)
+        assert kinds(actions) == ["Send"]
+        state, actions = step(state, Resumed(False, False, 0), 200.1)
+        assert not state.is_in_step and not state.has_headroom and not actions
+        state, actions = step(state, Pong(state.ping_seq), 200.2)
+        assert state.phase is Phase.READY and state.deaths == 0
+
+    def test_one_that_does_not_resume_is_killed_as_silent(self) -> None:
+        state, _ = s.taken_over(in_phase(Phase.READY), 200.0)
+        state, _ = step(state, s.TimePassed(), 200.0)
+        state, actions = step(state, s.TimePassed(), 200.0 + s.HUNG_AFTER_S)
+        assert state.phase is Phase.KILLED and kinds(actions) == ["Kill"]
+
+    @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.LINKED])
+    def test_one_that_the_dead_router_did_not_hear_serve_is_ready(self, phase: Phase) -> None:
+        state, _ = s.taken_over(in_phase(phase, was_ready=False), 200.0)
+        state, actions = step(state, Resumed(True, True, 0), 200.1)
+        assert (state.phase, state.was_ready, state.ready_since, actions) == (Phase.READY, True, 200.1, ())
+
+    @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.LINKED])
+    def test_one_that_had_not_been_ready_is_started_again_at_once(self, phase: Phase) -> None:
+        state, _ = s.taken_over(in_phase(phase, was_ready=False, deaths=2), 200.0)
+        state, actions = step(state, s.Exited("exit code 1"), 200.1)
+        assert state.phase is Phase.STARTING
+        assert kinds(actions) == ["Forget", "Report", "Spawn"]
+
+    def test_one_that_died_meanwhile_is_started_again(self) -> None:
+        state, _ = s.taken_over(in_phase(Phase.READY), 200.0, exit_code=-9)
+        state, actions = step(state, s.Exited("killed by SIGKILL"), 200.0)
+        assert kinds(actions) == ["Forget", "Report", "Spawn"]
+
+    def test_one_that_left_meanwhile_is_not(self) -> None:
+        state, _ = s.taken_over(in_phase(Phase.DRAINING), 200.0, exit_code=0)
+        state, actions = step(state, s.Exited("exit code 0"), 200.0)
+        assert state.phase is Phase.STOPPED
+        assert kinds(actions) == ["Forget", "Report"]
+
+    def test_one_that_leaves_goes_on_leaving(self) -> None:
+        state, _ = s.taken_over(in_phase(Phase.DRAINING), 200.0)
+        state, actions = step(state, Resumed(True, True, 0, leaves_within_s=5.0), 200.0)
+        assert (state.phase, state.deadline, actions) == (Phase.DRAINING, 205.0 + s.LEAVE_MARGIN_S, ())
+
+    def test_one_that_was_not_told_to_leave_is_told_now(self) -> None:
+        state, _ = s.taken_over(in_phase(Phase.DRAINING), 200.0)
+        state, actions = step(state, Resumed(True, True, 0), 200.0)
+        assert actions == (s.Send(DRAIN),)
+        assert state.phase is Phase.DRAINING
+
+    def test_one_that_leaves_though_the_record_says_it_serves_comes_back(self) -> None:
+        """The dead router told it, and died before it had noted that: nobody wants fewer shards."""
+        state, _ = s.taken_over(in_phase(Phase.READY), 200.0)
+        state, _ = step(state, Resumed(True, True, 0, leaves_within_s=5.0), 200.0)
+        assert state.phase is Phase.DRAINING and not state.is_accepting
+        state, _ = step(state, Drained(), 201.0)
+        state, actions = step(state, s.Exited("exit code 0"), 201.0)
+        assert kinds(actions) == ["Forget", "Report", "Spawn"]
+
+    def test_one_that_was_to_be_killed_is_killed(self) -> None:
+        state, actions = s.taken_over(in_phase(Phase.KILLED), 200.0)
+        assert kinds(actions) == ["Kill"]
+        assert step(state, s.Exited("killed by SIGKILL"), 200.1)[0].phase is Phase.STARTING
+
+    def test_nobody_resumes_twice(self) -> None:
+        state, _ = s.taken_over(in_phase(Phase.READY), 200.0)
+        state, _ = step(state, Resumed(True, True, 0), 200.0)
+        state, actions = step(state, Resumed(True, True, 0), 200.1)
+        assert state.phase is Phase.KILLED and kinds(actions) == ["Kill"]
+
+    @pytest.mark.parametrize("phase", Phase, ids=lambda phase: phase.value)
+    @pytest.mark.parametrize("exit_code", [None, 0, 1, -9])
+    def test_a_state_survives_the_record(self, phase: Phase, exit_code: int | None) -> None:
+        state = in_phase(phase)
+        again = msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=ShardState)
+        assert s.taken_over(again, 200.0, exit_code) == s.taken_over(state, 200.0, exit_code)

@@ -9,13 +9,13 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnatswarm.broker.options import Options, User
 from gnatswarm.shards.boundary import control
 from gnatswarm.shards.boundary.control import Channel, ControlError, ControlMessage, Framer, encode
-from gnatswarm.shards.boundary.rows import ClientQuery, Query, SubjectInterestQuery
+from gnatswarm.shards.boundary.rows import ClientQuery, PublishersQuery, Query, SubjectInterestQuery
 
 BOOT = control.Boot(
     version=control.CONTROL_VERSION,
@@ -33,9 +33,10 @@ BOOT = control.Boot(
     page_fd=8,
     link_dir="/run/gnatswarm/1-abc",
     created_us=1,
-    router_pid=1,
+    keeper_pid=1,
+    server_ports={"cluster": control.ServerPort(9, "127.0.0.1", 6222)},
 )
-GIVEN = {SubjectInterestQuery: ([("$G", "a.b")],), ClientQuery: (7,)}
+GIVEN = {SubjectInterestQuery: ([("$G", "a.b")],), ClientQuery: (7,), PublishersQuery: ("$G", "a.b")}
 QUESTIONS: list[Query] = [kind(*GIVEN.get(kind, ())) for kind in get_args(Query)]
 TO_SHARD: list[ControlMessage] = [
     BOOT,
@@ -44,27 +45,37 @@ TO_SHARD: list[ControlMessage] = [
     control.ListenAnew(),
     control.Reload(Options(port=1)),
     control.ReopenLog(),
-    control.Drain(10.0),
+    control.Drain(10.0, [0, 2]),
+    control.MoveAway([(1, 20)], 30.0),
+    control.Places(2, [1, -1]),
     control.LameDuck(10.0, 120.0),
     control.Stop(),
     control.Disconnect(7),
+    control.Places(3, [0, -1]),
     *(control.Snapshot(1, query) for query in QUESTIONS),
     control.SystemReply(1, b"{}"),
     control.SystemEvent("$SYS.SERVER.X.SHUTDOWN", b"{}", is_last_word=True),
 ]
+NEWS = control.ClusterNews("C", ["a:1"], ["b:1"], [], ["c:1"], members=1, is_settled=False)
+TO_SHARD.append(NEWS)
 TO_ROUTER: list[ControlMessage] = [
     control.Linked("/x/1.bb.sock"),
     control.Ready(),
+    control.Resumed(True, False, 3, 1.5, True),
+    NEWS,
     control.InStep(False),
     control.HasHeadroom(False),
     control.Pong(3),
     control.Fatal("no \N{GREEK SMALL LETTER ALPHA}ccount"),
     control.Reloaded(),
     control.Disconnected(3),
+    control.Moved(3, {"it has TLS": 2}),
+    control.Matching(2, [control.RuleMatch(0, 3, 1, 2.5)]),
     control.Drained(),
     control.SnapshotReply(1, b"\x00" * 70_000),
     control.SystemRequest(1, "$SYS", "$SYS.REQ.SERVER.PING", b"{}"),
     control.AccountChanged("A"),
+    control.Matching(3, []),
 ]
 BOTH = [(control.ToShard, TO_SHARD), (control.ToRouter, TO_ROUTER)]
 
@@ -123,6 +134,7 @@ def test_wrong_bytes_are_one_error_and_nothing_after_it_is_read(wrong: bytes, sa
     assert again.value is caught.value
 
 
+@settings(deadline=None)  # a busy machine may pause it
 @given(st.binary(max_size=200), st.integers(1, 50))
 def test_any_bytes_are_messages_or_one_error(data: bytes, step: int) -> None:
     framer = Framer(control.ToShard)

@@ -49,6 +49,7 @@ class Clients:
     accepted: int = 0
     told: int = 0
     closed: list[tuple[float, int]] = field(default_factory=list)
+    passwords: Any = field(default_factory=lambda: SimpleNamespace(close=lambda: None))
 
     def come(self, *, pending_bytes: int = 0) -> None:
         self.accepted += 1
@@ -78,7 +79,7 @@ def clients(clock: Clock) -> Clients:
 class Leaving:
     """A departure that begins now, and when it was over."""
 
-    def __init__(self, clock: Clock, clients: Clients, **times: float) -> None:
+    def __init__(self, clock: Clock, clients: Clients, **times: Any) -> None:
         self.done_s: list[float] = []
         self._clock = clock
         Departure(clock, clients, **times, on_done=lambda: self.done_s.append(clock.now_s))  # type: ignore[arg-type]
@@ -116,6 +117,25 @@ def test_a_quiet_queue_is_not_enough_while_somebody_is_connected(clock: Clock, c
     clients.open.clear()
     clock.advance(2 * STEP_S)
     assert leaving.is_done
+
+
+def test_it_stays_while_clients_elsewhere_need_it(clock: Clock, clients: Clients) -> None:
+    """They are on their way, or answers to their requests come through this shard."""
+    needs = [True]
+    leaving = Leaving(clock, clients, grace_s=5.0, spread_s=5.0, quiet_s=1.0, is_awaited=lambda: needs[0])
+    clock.advance(4.0)
+    assert not leaving.is_done
+    needs[0] = False
+    clock.advance(2 * STEP_S)
+    assert leaving.is_done
+
+
+def test_it_stays_no_longer_than_its_time_though_somebody_needs_it(clock: Clock, clients: Clients) -> None:
+    leaving = Leaving(clock, clients, grace_s=5.0, spread_s=5.0, quiet_s=1.0, is_awaited=lambda: True)
+    clock.advance(10.0 - 2 * STEP_S)
+    assert not leaving.is_done
+    clock.advance(4 * STEP_S)
+    assert len(leaving.done_s) == 1
 
 
 def test_who_comes_all_the_time_does_not_keep_it_beyond_its_time(clock: Clock, clients: Clients) -> None:
@@ -167,12 +187,15 @@ class Router:
 
     def __init__(self, clock: Clock, clients: Clients) -> None:
         self._ours, theirs = socket.socketpair()
+        self._keepers, lifeline = socket.socketpair()
         self.steps: list[str] = []
-        self.worker = Worker(theirs)
+        self.worker = Worker(theirs, lifeline)
         self.worker._loop = clock  # type: ignore[assignment]
+        self.service_imports = SimpleNamespace(waiting=0)
         self.worker._shard = SimpleNamespace(  # type: ignore[assignment]
             clients=clients,
             reactor=SimpleNamespace(finish=lambda: self.steps.append("finish")),
+            imports_exports=SimpleNamespace(service_imports=self.service_imports),
             stop_listening=lambda: self.steps.append("stop listening"),
         )
         self.worker._links = SimpleNamespace(close=lambda: self.steps.append("close links"))  # type: ignore[assignment]
@@ -220,6 +243,27 @@ async def test_half_of_its_time_is_for_clients_to_go_by_themselves(
     assert len(clients.open) == 10
     clock.advance(5.0 + 3 * STEP_S)
     assert not clients.open and "Drained" in router.steps
+
+
+async def test_answers_that_are_due_come_before_the_shard_through_which_they_come_is_gone(
+    router: Router, clock: Clock, clients: Clients
+) -> None:
+    """Its clients have moved; what they had asked another account is answered through this shard."""
+    router.service_imports.waiting = 1
+    router.says(control.Drain(10.0))
+    clock.advance(QUIET_S + 3.0)
+    assert "Drained" not in router.steps
+    router.service_imports.waiting = 0
+    clock.advance(2 * STEP_S)
+    assert "Drained" in router.steps
+
+
+async def test_a_lame_duck_waits_for_no_answer(router: Router, clock: Clock, clients: Clients) -> None:
+    """The whole broker ends, and who asked with it."""
+    router.service_imports.waiting = 1
+    router.says(control.LameDuck(1.0, 2.0))
+    clock.advance(2 * STEP_S)
+    assert "Drained" in router.steps
 
 
 async def test_a_lame_duck_takes_nobody_in_from_the_first_moment(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 
 import bcrypt
@@ -33,6 +34,10 @@ class Client:
 
 async def until_idle(passwords: Passwords) -> None:
     await until(lambda: not passwords.waiting)
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("passwords")}
 
 
 @pytest.fixture
@@ -101,6 +106,16 @@ async def test_nobody_who_left_is_compared_or_told(verdicts):
     await until_idle(passwords)
     assert (first.answers, gone.answers, last.answers) == ([False], [], [False])
     assert passwords.compared == 2
+
+
+async def test_when_it_is_closed_nothing_more_is_compared_and_the_thread_ends(verdicts):
+    passwords, client = Passwords(verdicts), Client()
+    passwords.ask(question("first"), client)
+    passwords.ask(question("second"), client)
+    passwords.close()
+    await until(lambda: client.answers and not threads())
+    passwords.ask(question("third"), client)
+    assert (passwords.compared, client.answers, passwords.waiting) == (1, [False], 2)
 
 
 @pytest.mark.parametrize(

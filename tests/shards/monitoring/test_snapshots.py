@@ -314,3 +314,51 @@ async def test_a_router_that_does_not_read_is_not_sent_more(asked: Asked, monkey
     assert len(asked.router.said) == 1
     asked.router.pending_bytes = 0
     assert len(await asked.router.wait_last(seq)) > 2
+
+
+async def test_those_that_came_from_another_shard_are_in_order_and_the_coming_are_named() -> None:
+    asked = Asked()
+    try:
+        for name in ("a", "b", "c"):
+            await asked.client("ann", name=name)
+        clients = asked.one.shard.clients
+        # As after a move: a client with a lower id is the last in the dictionary.
+        clients.open[1] = clients.open.pop(1)
+        clients.passing.come(1, 3)
+        clients._expected[9] = clients.open[2]
+        (part,) = await asked.parts(ConnectionsQuery(most=2), rows.ConnectionsPart)
+        assert [row.cid for row in part.rows] == [1, 2]
+        assert (part.total, part.came, part.coming) == (3, [(1, 3)], [])
+        (part,) = await asked.parts(ConnectionsQuery(cids=[9, 3, 8]), rows.ConnectionsPart)
+        assert ([row.cid for row in part.rows], part.coming) == ([3], [9])
+        del clients._expected[9]
+    finally:
+        asked.one.close()
+
+
+async def test_of_a_client_with_many_subscriptions_some_are_enough() -> None:
+    asked = Asked()
+    try:
+        count = 4 * PART_SUBSCRIPTIONS
+        await asked.client("ann", b"".join(b"SUB a.%d %d\r\n" % (number, number) for number in range(count)))
+        query = ConnectionsQuery(cid=1, with_subs=True, most_subs=PART_SUBSCRIPTIONS)
+        parts = await asked.parts(query, rows.ConnectionsPart)
+        listed = sum(len(row.subs) for part in parts for row in part.rows)
+        assert PART_SUBSCRIPTIONS <= listed < PART_SUBSCRIPTIONS + STEP_SLOTS
+        assert not any(part.is_over for part in parts)
+    finally:
+        asked.one.close()
+
+
+async def test_clients_that_publish_to_a_subject_are_named() -> None:
+    asked = Asked()
+    try:
+        await asked.client("ann", b"PUB other 1\r\nx\r\nPUB s 1\r\nx\r\n", name="latest")
+        await asked.client("ann", b"PUB s 1\r\nx\r\nPUB other 1\r\nx\r\n", name="earlier")
+        await asked.client("bob", b"PUB s 1\r\nx\r\n", name="of another account")
+        (part,) = await asked.parts(rows.PublishersQuery("A", "s"), rows.PublishersPart)
+        assert [(row.name, row.in_msgs) for row in part.rows] == [("latest", 2)]
+        (part,) = await asked.parts(rows.PublishersQuery("A", "nothing"), rows.PublishersPart)
+        assert part.rows == []
+    finally:
+        asked.one.close()

@@ -58,14 +58,18 @@ class Opening:
     def take_answer(self) -> bytes:
         return b""
 
-    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, server_side: bool) -> Opening:
+    def wrap_bio(
+        self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, server_side: bool, server_hostname: str | None
+    ) -> Opening:
         return self
 
 
 class Shaken:
     """A TLS layer that shakes hands at the client's first bytes, and then encrypts nothing."""
 
-    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, server_side: bool) -> Shaken:
+    def wrap_bio(
+        self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, server_side: bool, server_hostname: str | None
+    ) -> Shaken:
         self._incoming, self._outgoing = incoming, outgoing
         return self
 
@@ -150,7 +154,7 @@ def tls(looks: list[int]) -> Gate:
 
 
 def upgrade(looks: list[int]) -> Gate:
-    return Gate(timeout_s=60.0, frames=lambda: Opening(looks))  # type: ignore[arg-type,return-value]
+    return Gate(timeout_s=60.0, frames=lambda frozen: Opening(looks))  # type: ignore[arg-type,return-value]
 
 
 @pytest.mark.parametrize("gate", [tls, upgrade])

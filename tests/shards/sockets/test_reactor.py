@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import socket
 import subprocess
@@ -144,6 +145,54 @@ def test_a_flood_in_small_writes_arrives_whole_and_in_order_and_its_ping_is_answ
     bench.turn_until(lambda: not select.select([bench.reactor.fd], [], [], 0.05)[0])
     publisher.sendall(b"PUB a 1\r\nx\r\n")
     bench.turn_until(lambda: not bench.reactor.patient.n_sockets)
+
+
+def test_a_crowd_that_writes_a_little_each_is_read_together_and_nothing_is_lost(bench):
+    subscriber, _ = bench.connect()
+    subscriber.sendall(b"SUB a.* 1\r\n")
+    subscriber.setblocking(False)
+    publishers = [bench.connect()[0] for _ in range(40)]
+    bench.turn_until(lambda: bench.reactor.rounds > 0)
+    got = bytearray()
+    rounds = 0
+
+    def one_each() -> None:
+        nonlocal rounds
+        for number, publisher in enumerate(publishers):
+            publisher.sendall(b"PUB a.%02d 8\r\n%08d\r\n" % (number, rounds))
+        rounds += 1
+
+    def receive() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            got.extend(subscriber.recv(1 << 20))
+        return len(got) == rounds * len(publishers) * len(b"MSG a.00 1 8\r\n00000000\r\n")
+
+    def is_gathered() -> bool:
+        one_each()
+        receive()
+        return bool(bench.reactor.gathered.n_sockets == len(publishers))
+
+    bench.turn_until(is_gathered)
+    for _ in range(200):
+        one_each()
+        bench.turn_until(receive)
+    # Of each publisher everything came, in order; PINGs are answered as those of others are.
+    for number in range(len(publishers)):
+        mine = re.findall(rb"MSG a\.%02d 1 8\r\n(\d{8})\r\n" % number, got)
+        assert [int(one) for one in mine] == list(range(rounds))
+    publishers[0].sendall(b"PING\r\n")
+    bench.turn_until(lambda: bool(select.select([publishers[0]], [], [], 0)[0]))
+    # When nobody writes any more, the clock stops; who writes seldom is read at once again.
+    bench.turn_until(lambda: not select.select([bench.reactor.fd], [], [], 0.05)[0])
+
+    def is_prompt() -> bool:
+        one_each()
+        receive()
+        return not bench.reactor.crowd.is_gathering and not bench.reactor.gathered.n_sockets
+
+    bench.turn_until(is_prompt)
+    bench.turn_until(receive)
+    assert not bench.owner.closed
 
 
 @pytest.mark.parametrize(

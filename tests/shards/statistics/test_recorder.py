@@ -19,7 +19,7 @@ from gnatswarm.shards.boundary.page import Page
 from gnatswarm.shards.boundary.statfile import finished_files
 from gnatswarm.shards.statistics import recorder as recorder_module
 from gnatswarm.shards.statistics.recorder import Recorder
-from tests.support.engine import Engine
+from tests.support.engine import Engine, EngineClient
 from tests.support.servers import wait_until
 from tests.support.statistics import added, rows
 
@@ -82,11 +82,24 @@ class Clock:
         self.passed_us = passed_us
 
 
+class Person:
+    """What a session says of its client."""
+
+    account = "$G"
+    user = "eve"
+    stated = ("probe", "python3", "1.0")
+    host = "127.0.0.1"
+
+    def __init__(self, client: EngineClient) -> None:
+        self.connection = client.connection
+
+
 class Shard:
     """A recorder over an engine of its own. `publish` says so many messages, and notes it."""
 
     def __init__(self, directory: Path, clock: Clock, options: Stats) -> None:
         self.engine = Engine()
+        self.engine.probe.tally(options.max_subjects, options.client_subjects)
         self.client = self.engine.client()
         self.client.feed(b"SUB a.* 1\r\n")
         self.clock = clock
@@ -106,6 +119,7 @@ class Shard:
             mesh=SimpleNamespace(tally=probe.tally, sublists=lambda: [probe.sublist]),  # type: ignore[arg-type]
             fanout=SimpleNamespace(refused_msgs=0, refused_bytes=0),  # type: ignore[arg-type]
             take_denied=list,
+            sessions={1: Person(self.client)},
         )
 
     def publish(self, count: int) -> None:
@@ -131,11 +145,26 @@ def assert_complete(records: list[dict[str, Any]], shard: Shard) -> None:
     subjects = added(records, "subject", "in_msgs", "deliveries", "in_bytes")
     assert subjects == {"in_msgs": shard.published, "deliveries": shard.published, "in_bytes": 3 * shard.published}
     windows = [row for row in records if row["kind"] == "shard"]
+    assert_clients(records)
+    assert added(records, "client", "in_msgs", "out_msgs") == {"in_msgs": shard.published, "out_msgs": shard.published}
     assert added(records, "shard", "in_msgs")["in_msgs"] == shard.published
     assert sum(row["window_us"] for row in windows) == shard.clock.passed_us - shard.started_us
     assert all(row["window_start_us"] % WINDOW_US == 0 for row in records)
     assert all(row["window_nominal_us"] == WINDOW_US for row in windows)
     assert shard.page.unrecorded(0)[0] > 0  # the page knows until when there are windows
+
+
+def assert_clients(records: list[dict[str, Any]]) -> None:
+    """In every window the rows of clients add up to what the window has counted, and each to its parts."""
+    for window in (row for row in records if row["kind"] == "shard"):
+        key = (window["file"], window["window_start_us"], window["window_us"])
+        mine = [row for row in records if (row["file"], row["window_start_us"], row["window_us"]) == key]
+        for name, refused in ("in_msgs", "refused_msgs"), ("in_bytes", "refused_bytes"), ("out_msgs", ""):
+            of_clients = sum(row[name] for row in mine if row["kind"] == "client")
+            assert of_clients == window[name] + window.get(refused, 0), name
+    for row in records:
+        if row["kind"] == "client" and row["published"]:
+            assert sum(one["msgs"] for one in row["published"]) == row["in_msgs"]
 
 
 def starts(records: list[dict[str, Any]]) -> list[int]:

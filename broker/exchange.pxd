@@ -1,0 +1,79 @@
+# What passes between this broker's shards and other servers: messages, and interest in them.
+#
+# It is the table of peers as data: each peer has a slot, a bit in the masks of the sublist as a sibling has, and a
+# kind; MESSAGES and INTEREST say what goes from which kind to which. Slots below FIRST_SLOT are siblings'.
+
+cimport cython
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from gnatswarm.broker.entry cimport Choice, Entry
+from gnatswarm.broker.fanout cimport Fanout, Onward, Outcome, Publish
+from gnatswarm.broker.interest cimport MOST_SHARDS, Interest, InterestSink, QueueGroup
+from gnatswarm.broker.mesh cimport Mesh
+from gnatswarm.broker.outbuf cimport OutBuf
+from gnatswarm.broker.parser cimport Token
+from gnatswarm.broker.permissions cimport Permissions
+from gnatswarm.broker.serverwire cimport Dialect
+from gnatswarm.broker.sublist cimport Sublist
+
+cdef enum PeerKind:
+    PEER_SIBLING = 0   # a shard of this broker, with its clients
+    PEER_ROUTE = 1     # another server of the cluster
+    PEER_LEAF = 2      # a leaf node, for which this broker is the hub
+    PEER_HUB = 3       # a hub, for which this broker is the leaf node
+    PEER_KINDS = 4
+
+cdef enum:
+    FIRST_SLOT = 32      # siblings have the numbers below
+    END_SLOT = 63        # … and this one is the number of the shard itself: its bit is for set_own_interest()
+
+
+@cython.final
+cdef class Exchange(Onward):
+    cdef Mesh mesh
+    cdef Fanout fanout
+    cdef readonly uint64_t outside       # slots of other servers
+    cdef readonly uint64_t told          # … of those that have been told the interest here: they get messages
+    cdef uint64_t of_kind[PEER_KINDS]    # slots of each kind; siblings: all that are of no other
+    cdef uint8_t kinds[MOST_SHARDS]
+    cdef Dialect dialects[MOST_SHARDS]
+    cdef OutBuf *outs[MOST_SHARDS]       # owned by their links; NULL: none
+    cdef uint64_t mates[MOST_SHARDS]     # other slots to which nothing of a slot's goes: its own cluster's
+    cdef list accounts                   # the Sublist of a slot that has one account, else None
+    cdef list permissions                # Permissions of a slot, or None: everything may pass
+    cdef list clusters                   # the cluster's name of a slot
+    cdef public bytes system_account     # b"": none; see tell_queue()
+    cdef set told_replies                # (slot, account, pattern) of reply subjects made up here that it was told
+    cdef dict own                        # account → subjects that this broker itself wants in it
+    cdef dict loop_subjects              # account → the subject that shows that a message would come back
+    cdef readonly uint64_t in_msgs       # from other servers
+    cdef readonly uint64_t in_bytes
+    cdef readonly uint64_t out_msgs      # to them
+    cdef readonly uint64_t out_bytes
+
+    # Where messages of a slot go, and whose interest a slot is told.
+    cdef uint64_t reach(self, uint32_t slot) noexcept
+    cdef uint64_t feeds(self, uint32_t slot) noexcept
+    # A message to the slots of `reach`: see Onward.pass_on().
+    cdef uint64_t forward(self, Sublist sublist, Entry *entry, Publish *publish, uint64_t reach, bint plainly,
+                          const Token *queues, int n_queues, Outcome *outcome) noexcept
+    cdef int pick(self, Sublist sublist, const Entry *entry, const Choice *choice, uint64_t reach) noexcept
+    cdef bint may_pass(self, uint32_t slot, Entry *entry) noexcept
+    cdef void tell_reply(self, uint32_t slot, Sublist sublist, Token reply) noexcept
+    cdef void send(self, uint32_t slot, Entry *entry, Publish *publish, const Token *queues, int n_queues) noexcept
+    cdef bint may_tell(self, uint32_t slot, const uint8_t *subject, size_t size, const uint8_t *queue,
+                       size_t queue_size) noexcept
+    cdef void tell(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept
+    cdef void tell_queue(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size,
+                         const QueueGroup *group, uint32_t before, uint32_t after) noexcept
+    # A link begins to pass messages: its slot; -1: there is none left.
+    cdef int join(self, PeerKind kind, Dialect dialect, OutBuf *out, Sublist account, str cluster) except -2
+    # Tells it the interest here, and sends it messages from now on.
+    cdef int begin(self, int slot) except -1
+    cdef int part(self, int slot) except -1
+
+
+# The queue group of the shards, of which one answers a request to the system account.
+cdef const uint8_t *ANSWERERS
+
+cdef bint is_loop_subject(const uint8_t *subject, size_t size) noexcept nogil

@@ -1,0 +1,461 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""What passes between this broker's shards and other servers: messages, and interest in them.
+
+It belongs to the one shard that is connected to other servers, which has no clients. Interest of every peer is in the
+sublists, by slot, as that of siblings is on each shard; so one frame goes to a peer, however many subscriptions it has.
+Which kinds of peers hear of each other is data: MESSAGES and INTEREST below. What came by a route goes to no other
+route, and a sibling's message to no sibling, because the table says so. Not here: frames of other servers
+(broker.serverlink), and who they are (shards.gateway).
+"""
+
+import os
+
+from gnatswarm.broker.fanout cimport MOST_QUEUES, write_tail_head
+from gnatswarm.broker.entry cimport choice_named
+from gnatswarm.broker.interest cimport QueueName
+from gnatswarm.broker.outbuf cimport Blob, blob_release, out_mark_dirty, out_reserve
+from gnatswarm.broker.routewire cimport write_interest
+from gnatswarm.broker.serverwire cimport DIALECT_LEAF, DIALECT_ROUTE, write_server_interest
+from gnatswarm.broker.word cimport unlikely
+
+from libc.string cimport memchr, memcmp, memcpy
+
+cdef enum:
+    TO_SIBLINGS = 1 << PEER_SIBLING
+    TO_ROUTES = 1 << PEER_ROUTE
+    TO_LEAVES = 1 << PEER_LEAF
+    TO_HUBS = 1 << PEER_HUB
+
+# To which kinds a message goes, by the kind of peer that it comes from; and whose interest a peer is told, by its kind.
+cdef int[4] MESSAGES = [
+    TO_ROUTES | TO_LEAVES | TO_HUBS,                  # PEER_SIBLING
+    TO_SIBLINGS | TO_LEAVES,                          # PEER_ROUTE
+    TO_SIBLINGS | TO_ROUTES | TO_LEAVES | TO_HUBS,    # PEER_LEAF
+    TO_SIBLINGS | TO_LEAVES | TO_HUBS,                # PEER_HUB
+]
+cdef int[4] INTEREST = [
+    TO_ROUTES | TO_LEAVES | TO_HUBS,
+    TO_SIBLINGS | TO_LEAVES,
+    TO_SIBLINGS | TO_ROUTES | TO_LEAVES | TO_HUBS,
+    TO_SIBLINGS | TO_LEAVES,
+]
+
+
+cdef const uint8_t *ANSWERERS = b'_sys_'
+
+
+cdef bint is_loop_subject(const uint8_t *subject, size_t size) noexcept nogil:
+    return size > 5 and memcmp(subject, b'$LDS.', 5) == 0
+
+
+cdef class Retelling(InterestSink):
+    """Tells one peer the interest of others: a sibling that of other servers, or a server what it is to know."""
+
+    cdef Exchange exchange
+    cdef OutBuf *link     # to the sibling
+    cdef int slot         # -1: a sibling
+    cdef uint64_t n
+
+    cdef void on_remote(self, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
+                        uint64_t after) noexcept:
+        cdef const uint8_t *account = interest.account
+        if self.slot >= 0:
+            if after & self.exchange.feeds(self.slot):
+                self.exchange.tell(self.slot, interest, subject, size, True)
+        elif after & self.exchange.outside and not is_loop_subject(subject, size):
+            write_interest(self.link, account, len(interest.account), subject, size, NULL, 0, 1)
+            self.n += 1
+
+    cdef void on_remote_queue(self, Interest interest, const uint8_t *subject, size_t size, const QueueGroup *group,
+                              uint32_t shard, uint32_t before) noexcept:
+        cdef const uint8_t *account = interest.account
+        cdef uint32_t members
+        if self.slot >= 0:
+            members = members_of(group, self.exchange.feeds(self.slot))
+            if members:
+                self.exchange.tell_queue(self.slot, interest, subject, size, group, 0, members)
+            return
+        members = members_of(group, self.exchange.outside)
+        if members:
+            write_interest(self.link, account, len(interest.account), subject, size,
+                           <const uint8_t *>group.name + sizeof(QueueName), group.name.key.size, members)
+            self.n += 1
+
+
+cdef inline uint32_t members_of(const QueueGroup *group, uint64_t slots) noexcept:
+    cdef uint32_t i, members = 0
+    for i in range(group.n_remote):
+        if (slots >> group.remote[i].shard) & 1:
+            members += group.remote[i].members
+    return members
+
+
+cdef class Exchange(Onward):
+    """The peers of the shard whose mesh this is."""
+
+    def __cinit__(self, Mesh mesh not None):
+        self.mesh = mesh
+        self.fanout = mesh.fanout
+        self.of_kind[<int>PEER_SIBLING] = ~<uint64_t>0
+        self.accounts = [None] * MOST_SHARDS
+        self.permissions = [None] * MOST_SHARDS
+        self.clusters = [""] * MOST_SHARDS
+        self.told_replies = set()
+        self.system_account = b""
+        self.loop_subjects = {}
+        self.own = {}
+        self.fanout.onward = self
+        mesh.hears_remote = True
+
+    def loop_subject(self, bytes account not None) -> bytes:
+        """A subject that this broker alone has, in this account: who hears of it from elsewhere is in a loop."""
+        found = self.loop_subjects.get(account)
+        if found is None:
+            found = self.loop_subjects[account] = b"$LDS." + os.urandom(11).hex().encode()
+        return found
+
+    cdef uint64_t reach(self, uint32_t slot) noexcept:
+        cdef uint64_t slots = 0
+        cdef int kind
+        for kind in range(PEER_KINDS):
+            if (MESSAGES[self.kinds[slot]] >> kind) & 1:
+                slots |= self.of_kind[kind]
+        return slots & ~self.mates[slot] & ~(<uint64_t>1 << slot)
+
+    cdef uint64_t feeds(self, uint32_t slot) noexcept:
+        cdef uint64_t slots = 0
+        cdef int kind
+        for kind in range(PEER_KINDS):
+            if (INTEREST[self.kinds[slot]] >> kind) & 1:
+                slots |= self.of_kind[kind]
+        if self.kinds[slot] == PEER_ROUTE:   # a request that came by a route follows no imports
+            slots &= ~(<uint64_t>1 << END_SLOT)
+        return slots & ~self.mates[slot] & ~(<uint64_t>1 << slot)
+
+    # ---- messages
+
+    cdef uint64_t pass_on(self, Sublist sublist, Entry *entry, Publish *publish, bint plainly, const Token *queues,
+                          int n_queues, Outcome *outcome) noexcept:
+        if n_queues < 0:
+            return self.forward(sublist, entry, publish, ~<uint64_t>0, plainly, queues, n_queues, outcome)
+        entry.counts.link_in += publish.count
+        self.fanout.link_in_msgs += publish.count
+        return self.forward(sublist, entry, publish, self.outside, plainly, queues, n_queues, outcome)
+
+    cdef int pick(self, Sublist sublist, const Entry *entry, const Choice *choice, uint64_t reach) noexcept:
+        """A slot with members of the group, each member equally likely; -1: there is none."""
+        cdef uint64_t members = 0, at
+        cdef uint32_t w
+        for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
+            if (reach >> entry.weights[w].shard) & 1:
+                members += entry.weights[w].members
+        if members == 0:
+            return -1
+        at = sublist.random() % members
+        for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
+            if (reach >> entry.weights[w].shard) & 1:
+                if at < entry.weights[w].members:
+                    return <int>entry.weights[w].shard
+                at -= entry.weights[w].members
+        return -1
+
+    cdef bint may_pass(self, uint32_t slot, Entry *entry) noexcept:
+        """Whether the other server's permissions let it have a message."""
+        cdef Permissions permissions = self.permissions[slot]
+        return permissions is None or is_loop_subject(entry.text, entry.subject_size) \
+            or permissions.may_publish(entry.text, entry.subject_size)
+
+    cdef uint64_t forward(self, Sublist sublist, Entry *entry, Publish *publish, uint64_t reach, bint plainly,
+                          const Token *queues, int n_queues, Outcome *outcome) noexcept:
+        cdef Token names[MOST_QUEUES]     # the groups that go to the peer of the same place in `slots`
+        cdef Token mine[MOST_QUEUES]
+        cdef uint8_t slots[MOST_QUEUES]
+        cdef uint64_t orphans = 0, left, bit
+        cdef uint64_t frames = self.fanout.link_out_msgs
+        cdef const uint8_t *tail = publish.tail
+        cdef const uint8_t *payload = publish.payload
+        cdef Blob *blob
+        cdef Choice *choice
+        cdef Token name
+        cdef int n = 0, i, q, slot
+        cdef int count = n_queues if n_queues >= 0 else min(<int>entry.n_choices, <int>MOST_QUEUES)
+        reach &= self.told | self.mesh.up
+        left = entry.remote & reach if plainly else 0
+        for q in range(count):
+            if n_queues >= 0:
+                name = queues[q]
+                choice = choice_named(entry, name)
+            else:
+                choice = &entry.choices[q]
+                name.at = <const uint8_t *>choice.name + sizeof(QueueName)
+                name.size = choice.name.key.size
+            # (a frame to another server serves plain interest too)
+            slot = -1 if choice == NULL else self.pick(
+                sublist, entry, choice, reach if plainly else reach & ~(entry.remote & self.outside))
+            if slot < 0:
+                orphans |= <uint64_t>1 << q
+            else:
+                names[n] = name
+                slots[n] = <uint8_t>slot
+                n += 1
+                left |= <uint64_t>1 << slot
+        blob = self.fanout.share(publish, 2 if left & (left - 1) else 1)
+        slot = 0
+        while left:
+            if left & 1:
+                q = 0
+                for i in range(n):
+                    if slots[i] == slot:
+                        mine[q] = names[i]
+                        q += 1
+                bit = <uint64_t>1 << slot
+                if bit & self.outside:
+                    if self.permissions[slot] is None or self.may_pass(slot, entry):
+                        if unlikely(publish.reply.size > 4) and memcmp(publish.reply.at, b'_R_.', 4) == 0:
+                            self.tell_reply(slot, sublist, publish.reply)
+                        self.send(slot, entry, publish, mine, q)
+                        outcome.deliveries += publish.count
+                elif q:
+                    self.fanout.send_queued(self.fanout.links[slot], entry, mine, q, publish, not plainly, 0, 0)
+                    outcome.touched |= bit
+                else:
+                    self.fanout.send_plain_link(self.fanout.links[slot], entry, publish)
+                    outcome.touched |= bit
+            left >>= 1
+            slot += 1
+        entry.counts.link_out += <uint32_t>(self.fanout.link_out_msgs - frames)
+        if unlikely((entry.counts.link_in | entry.counts.link_out) >> 31):
+            sublist.book(entry)
+        if unlikely(blob != NULL):
+            blob_release(self.fanout.box, blob)
+            publish.tail = tail
+            publish.payload = payload
+            publish.blob = NULL
+        if unlikely(self.fanout.box.stalling != NULL):
+            self.fanout.box.stalling = NULL
+            outcome.stalls = True
+        return orphans
+
+    cdef void tell_reply(self, uint32_t slot, Sublist sublist, Token reply) noexcept:
+        """A request of another account goes out: the server must hear that its reply subject is wanted, before it."""
+        cdef const uint8_t *account = sublist.account
+        cdef const uint8_t *dot = <const uint8_t *>memchr(reply.at + 4, c'.', reply.size - 4)
+        cdef bytes pattern
+        if dot == NULL:
+            return
+        pattern = reply.at[:dot + 1 - reply.at] + b'>'
+        if (slot, sublist.account, pattern) in self.told_replies:
+            return
+        self.told_replies.add((slot, sublist.account, pattern))
+        write_server_interest(self.outs[slot], self.dialects[slot], account, len(sublist.account), pattern,
+                              len(pattern), NULL, 0, 1)
+
+    cdef void send(self, uint32_t slot, Entry *entry, Publish *publish, const Token *queues, int n_queues) noexcept:
+        """A run, or one message with the groups that it is for, to another server."""
+        cdef OutBuf *out = self.outs[slot]
+        cdef uint8_t *prefix = entry.text + entry.rmsg_at
+        cdef size_t prefix_size = entry.rmsg_size
+        cdef uint8_t kept[5]
+        cdef uint8_t *to
+        cdef bint with_header = publish.header_size != 0 and out.takes_headers
+        cdef size_t cut = 0 if with_header else publish.header_size
+        cdef size_t size, n
+        cdef uint32_t sent = 0
+        cdef int i
+        if self.dialects[slot] == DIALECT_LEAF:   # "LMSG <subject>", in the place of "RMSG <account> <subject>"
+            prefix += prefix_size - entry.subject_size - 5
+            prefix_size = entry.subject_size + 5
+        memcpy(kept, prefix, 5)
+        memcpy(prefix, b'HMSG ' if with_header else b'LMSG ' if self.dialects[slot] == DIALECT_LEAF else b'RMSG ', 5)
+        if n_queues == 0:
+            if cut:
+                sent = self.fanout.send_stripped(out, prefix, prefix_size, publish, publish.count)
+            else:
+                sent = self.fanout.send_run(out, prefix, prefix_size, publish, publish.count)
+        else:
+            size = prefix_size + publish.reply.size + publish.size + 64
+            for i in range(n_queues):
+                size += queues[i].size + 1
+            to = out_reserve(out, size)
+            if to != NULL:
+                memcpy(to, prefix, prefix_size)
+                n = prefix_size
+                to[n] = c' '
+                to[n + 1] = c'+' if publish.reply.size else c'|'
+                n += 2
+                if publish.reply.size:
+                    to[n] = c' '
+                    memcpy(to + n + 1, publish.reply.at, publish.reply.size)
+                    n += 1 + publish.reply.size
+                for i in range(n_queues):
+                    to[n] = c' '
+                    memcpy(to + n + 1, queues[i].at, queues[i].size)
+                    n += 1 + queues[i].size
+                size = publish.size - cut
+                n += write_tail_head(to + n, Token(NULL, 0), with_header, publish.header_size, <uint32_t>size)
+                memcpy(to + n, publish.payload + cut, size)
+                n += size
+                to[n] = c'\r'
+                to[n + 1] = c'\n'
+                out.pos += n + 2
+                out_mark_dirty(out)
+                sent = 1
+        memcpy(prefix, kept, 5)
+        out.msgs += sent
+        out.payload_bytes += <uint64_t>sent * (publish.size - cut)
+        self.out_msgs += sent
+        self.out_bytes += <uint64_t>sent * (publish.size - cut)
+
+    # ---- interest
+
+    cdef bint may_tell(self, uint32_t slot, const uint8_t *subject, size_t size, const uint8_t *queue,
+                       size_t queue_size) noexcept:
+        """A hub is told what this broker may subscribe to there; a leaf node what overlaps with what it may publish."""
+        cdef Permissions permissions = self.permissions[slot]
+        if permissions is None or is_loop_subject(subject, size):
+            return True
+        if self.kinds[slot] == PEER_LEAF:
+            return permissions.may_subscribe_partly(subject, size)
+        return permissions.may_subscribe(subject, size, queue, queue_size)
+
+    cdef void tell(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept:
+        cdef const uint8_t *account = interest.account
+        if self.may_tell(slot, subject, size, NULL, 0):
+            write_server_interest(self.outs[slot], self.dialects[slot], account, len(interest.account), subject, size,
+                                  NULL, 0, wanted)
+
+    cdef void tell_queue(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size,
+                         const QueueGroup *group, uint32_t before, uint32_t after) noexcept:
+        """A group's weight. nats-server 2.9 counts it for others by its changes, which it understands only from 0 to 1
+        and from 1 to 0: so the way to another weight, and to none, goes through 1."""
+        cdef const uint8_t *account = interest.account
+        cdef const uint8_t *queue = <const uint8_t *>group.name + sizeof(QueueName)
+        cdef size_t queue_size = group.name.key.size
+        cdef Dialect dialect = self.dialects[slot]
+        cdef OutBuf *out = self.outs[slot]
+        if dialect == DIALECT_ROUTE and queue_size == 5 and memcmp(queue, ANSWERERS, 5) == 0 \
+                and interest.account == self.system_account:
+            # Every server of a cluster answers a request to the system account: of this broker one shard does.
+            if bool(before) != bool(after):
+                self.tell(slot, interest, subject, size, after != 0)
+            return
+        if not self.may_tell(slot, subject, size, queue, queue_size):
+            return
+        if (before == 0 and after > 1) or (after == 0 and before > 1):
+            write_server_interest(out, dialect, account, len(interest.account), subject, size, queue, queue_size, 1)
+        write_server_interest(out, dialect, account, len(interest.account), subject, size, queue, queue_size, after)
+
+    cdef void on_remote(self, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
+                        uint64_t after) noexcept:
+        cdef uint64_t left = self.told, feeds
+        cdef uint32_t slot = 0
+        if bool(before & self.outside) != bool(after & self.outside) and not is_loop_subject(subject, size):
+            self.mesh.tell_all(interest, subject, size, NULL, 0, 1 if after & self.outside else 0)
+        while left:
+            if left & 1 and (self.accounts[slot] is None or self.accounts[slot] is interest):
+                feeds = self.feeds(slot)
+                if bool(before & feeds) != bool(after & feeds):
+                    self.tell(slot, interest, subject, size, (after & feeds) != 0)
+            left >>= 1
+            slot += 1
+
+    cdef void on_remote_queue(self, Interest interest, const uint8_t *subject, size_t size, const QueueGroup *group,
+                              uint32_t shard, uint32_t before) noexcept:
+        cdef uint64_t left = self.told, bit = <uint64_t>1 << shard
+        cdef uint32_t slot = 0, now = members_of(group, bit), total
+        if bit & self.outside:
+            self.mesh.tell_all(interest, subject, size, <const uint8_t *>group.name + sizeof(QueueName),
+                               group.name.key.size, members_of(group, self.outside))
+        while left:
+            if left & 1 and self.feeds(slot) & bit \
+                    and (self.accounts[slot] is None or self.accounts[slot] is interest):
+                total = members_of(group, self.feeds(slot))
+                self.tell_queue(slot, interest, subject, size, group, total - now + before, total)
+            left >>= 1
+            slot += 1
+
+    cdef uint64_t replay(self, OutBuf *link) noexcept:
+        cdef Retelling retelling = Retelling()
+        retelling.exchange = self
+        retelling.hears_remote = True
+        retelling.link = link
+        retelling.slot = -1
+        for sublist in self.mesh.accounts.values():
+            (<Sublist>sublist).replay(retelling)
+        return retelling.n
+
+    # ---- peers
+
+    cdef int join(self, PeerKind kind, Dialect dialect, OutBuf *out, Sublist account, str cluster) except -2:
+        cdef int slot, other
+        cdef uint64_t bit
+        for slot in range(FIRST_SLOT, END_SLOT):
+            bit = <uint64_t>1 << slot
+            if self.outside & bit:
+                continue
+            self.outside |= bit
+            self.of_kind[<int>PEER_SIBLING] &= ~bit
+            self.of_kind[<int>kind] |= bit
+            self.kinds[slot] = kind
+            self.dialects[slot] = dialect
+            self.outs[slot] = out
+            self.accounts[slot] = account
+            self.clusters[slot] = cluster
+            self.permissions[slot] = None
+            self.mates[slot] = 0
+            for other in range(FIRST_SLOT, END_SLOT):
+                if other != slot and cluster and self.outs[other] != NULL and self.clusters[other] == cluster \
+                        and self.kinds[other] == kind and kind == PEER_LEAF:
+                    self.mates[slot] |= <uint64_t>1 << other
+                    self.mates[other] |= bit
+            return slot
+        return -1
+
+    cdef int begin(self, int slot) except -1:
+        cdef Retelling retelling = Retelling()
+        self.told |= <uint64_t>1 << slot
+        retelling.exchange = self
+        retelling.hears_remote = True
+        retelling.slot = slot
+        for sublist in [self.accounts[slot]] if self.accounts[slot] is not None else self.mesh.accounts.values():
+            (<Sublist>sublist).replay(retelling)
+        return 0
+
+    cdef int part(self, int slot) except -1:
+        cdef uint64_t bit = <uint64_t>1 << slot
+        cdef int other
+        self.told_replies = {told for told in self.told_replies if told[0] != slot}
+        self.told &= ~bit
+        for sublist in [self.accounts[slot]] if self.accounts[slot] is not None else self.mesh.accounts.values():
+            (<Sublist>sublist).drop_remote(slot)
+        self.outside &= ~bit
+        self.of_kind[self.kinds[slot]] &= ~bit
+        self.of_kind[<int>PEER_SIBLING] |= bit
+        self.outs[slot] = NULL
+        self.accounts[slot] = self.permissions[slot] = None
+        self.mates[slot] = 0
+        for other in range(FIRST_SLOT, END_SLOT):
+            self.mates[other] &= ~bit
+        return 0
+
+    def set_own_interest(self, bytes account not None, subjects):
+        """The subjects (bytes) that this broker itself wants in an account, in place of the last ones: services that
+        the account imports, and what is mapped. Hubs and leaf nodes are told, because they send only what is wanted."""
+        cdef Sublist sublist = self.mesh.account(account)
+        cdef const uint8_t *at
+        before = self.own.get(account, frozenset())
+        self.own[account] = wanted = frozenset(subjects)
+        for subject in before ^ wanted:
+            at = <bytes>subject
+            sublist.set_remote(END_SLOT, at, len(subject), subject in wanted)
+
+    def set_permissions(self, int slot, Permissions permissions):
+        """What passes to and from a server from now on: publish rules are for what it is sent, subscribe rules for what
+        is told to it and comes from it. None: everything."""
+        self.permissions[slot] = permissions
+        for sublist in self.mesh.accounts.values():
+            (<Sublist>sublist).forget_entries()
+
+    def free_slots(self) -> int:
+        """How many more servers can be connected."""
+        return END_SLOT - FIRST_SLOT - bin(self.outside).count("1")

@@ -1,0 +1,18 @@
+# A client connection as a record (broker.frozen), and back.
+#
+#   freeze(client) → FrozenClient ──→ another connection, here or on another shard: thaw(client, frozen)
+
+from gnatswarm.broker.connection cimport ClientConnection
+
+# Why the connection cannot be written down now; None: it can.
+cdef str why_not(ClientConnection client)
+# RecordRefused where the record does not fit the connection: another client or account, more than its limits.
+cdef int fits(ClientConnection client, frozen) except -1
+# All but subscriptions and output: flags, counters, reply permissions, unread input. MemoryError.
+cdef int put_state(ClientConnection client, frozen) except -1
+# The connection's subscriptions as FrozenSubscriptions.
+cdef tuple subscriptions_of(ClientConnection client)
+# Adds one; MemoryError.
+cdef int put_subscription(ClientConnection client, frozen) except -1
+# The bytes that wait to be sent.
+cdef bytes unsent_of(ClientConnection client)

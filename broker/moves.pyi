@@ -1,0 +1,78 @@
+from typing import Protocol, final
+
+from gnatswarm.broker.connection import ClientConnection
+from gnatswarm.broker.fence import MeshFence
+from gnatswarm.broker.frozen import FrozenClient, OfferedClient
+from gnatswarm.broker.mesh import Mesh
+from gnatswarm.broker.reroutes import Reroutes
+
+MOST_CLIENTS: int
+MOST_SUBSCRIPTIONS: int
+MOST_UNSENT_BYTES: int
+
+class MovesHost(Protocol):
+    """What the engine cannot do itself when connections move: sessions, sockets, and the way between two shards.
+
+    That way carries, in order, for each move: hand_over()s, then ended(). When it ends (the old shard is dead) the new
+    shard's host says Moves.end_arrivals(old).
+    """
+
+    # ---- at the old shard
+    def words_of(self, client: ClientConnection, /) -> bytes:
+        """Who the client is, for admit() of the new shard."""
+
+    def hand_over(self, new: int, id: int, client: ClientConnection, frozen: FrozenClient | None, /) -> None:
+        """Send its record and its descriptor to the new shard, which calls Moves.arrive(); then leave() here.
+
+        The connection is not closed. None: it has gone, or is being closed; the new shard calls Moves.forget().
+        """
+
+    def ended(self, new: int, id: int, why: str, /) -> None:
+        """The move is over. With a reason, clients that were not handed over are read again here, if not closed.
+
+        Then the new shard is told to call Moves.end_arrivals(old, id).
+        """
+
+    # ---- at the new shard
+    def admit(self, old: int, id: int, offered: OfferedClient, /) -> ClientConnection:
+        """A fresh connection with this cid, its session, account, permissions and limits, and no socket.
+
+        RecordRefused: it cannot be taken; then the whole batch stays where it is.
+        """
+
+    def arrived(self, old: int, id: int, client: ClientConnection, frozen: FrozenClient, /) -> None:
+        """Its output is in order: attach the socket, give it the rights that hold now, and call its go_on().
+
+        It may have to be closed already (close_reason).
+        """
+
+    def lost(self, old: int, id: int, client: ClientConnection, frozen: FrozenClient | None, why: str, /) -> None:
+        """It does not come, and has left. With a record: it is here already, and its socket must be closed."""
+
+@final
+class Moves:
+    host: MovesHost | None
+    def __init__(self, mesh: Mesh, fence: MeshFence, reroutes: Reroutes) -> None: ...
+    @property
+    def is_leaving(self) -> bool: ...
+    @property
+    def is_busy(self) -> bool: ...
+    @property
+    def is_idle(self) -> bool: ...
+    @property
+    def n_arriving(self) -> int: ...
+    @property
+    def n_moved(self) -> int: ...
+    @property
+    def n_arrived(self) -> int: ...
+    @property
+    def n_stopped(self) -> int: ...
+    @property
+    def n_lost(self) -> int: ...
+    def why_not(self, client: ClientConnection) -> str | None: ...
+    def move(self, clients: list[ClientConnection], shard: int) -> int: ...
+    def stop(self) -> None: ...
+    def arrive(self, old: int, id: int, frozen: FrozenClient) -> bool: ...
+    def forget(self, old: int, id: int, cid: int) -> None: ...
+    def end_arrivals(self, old: int, id: int = 0) -> None: ...
+    def remote_members(self, key: tuple[int, bytes, bytes, bytes]) -> int: ...

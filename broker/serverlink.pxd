@@ -1,0 +1,44 @@
+# One connection to another NATS server, and what its frames cause.
+
+cimport cython
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from gnatswarm.broker.exchange cimport Exchange
+from gnatswarm.broker.mesh cimport Mesh
+from gnatswarm.broker.fanout cimport Fanout
+from gnatswarm.broker.outbuf cimport Blob
+from gnatswarm.broker.peer cimport Peer
+from gnatswarm.broker.permissions cimport Permissions
+from gnatswarm.broker.repeat cimport Repeat
+from gnatswarm.broker.serverwire cimport Dialect, ServerOp
+from gnatswarm.broker.sublist cimport Sublist
+
+
+@cython.final
+cdef class ServerLink(Peer):
+    cdef Exchange exchange
+    cdef Mesh mesh
+    cdef Fanout fanout
+    cdef Dialect dialect
+    cdef object session                  # Python: see serverlink.pyi
+    cdef readonly int slot               # in the exchange; -1: not joined
+    cdef bint is_checked                 # a leaf node: it is told when it does what it may not
+    cdef uint32_t max_payload_bytes      # of a message that it may send
+    cdef bint follows_imports            # its messages go on to other accounts, as a client's do
+    cdef public bint is_spare            # a second connection to its server: its first interest makes it the one
+    cdef Sublist account                 # of a leaf node connection
+    cdef bytes loop_subject              # … our own; b"": none
+    cdef Sublist sublist                 # of the account named last
+    cdef Repeat repeat
+    cdef readonly uint64_t in_msgs
+    cdef readonly uint64_t in_bytes
+    cdef readonly uint64_t subscriptions   # that it has told us
+    cdef readonly uint64_t active_us     # when it last sent something
+    cdef readonly uint64_t in_lines      # operations so far
+
+    cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
+    cdef Py_ssize_t message(self, const uint8_t *data, size_t size, ServerOp *op, Blob *whole) except -1
+    cdef int interest(self, ServerOp *op, bint wanted) except -1
+    cdef bint may_hear(self, const uint8_t *subject, size_t size) noexcept
+    cdef int broken(self, str why) except -1
+    cdef Sublist sublist_of(self, ServerOp *op)

@@ -1,0 +1,355 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""One connection to another NATS server, a leaf node's or a route, and what its frames cause.
+
+Messages and interest go through the exchange; INFO, CONNECT, errors and pings go to the session, in Python. The other
+end is another program: frames that are none end the connection, and the session is told why.
+"""
+
+from libc.string cimport memcpy
+
+from gnatswarm.broker.entry cimport Entry, extras_of
+from gnatswarm.broker.exchange cimport ANSWERERS, PEER_HUB, PEER_LEAF, PEER_ROUTE, PeerKind, is_loop_subject
+from gnatswarm.broker.fanout cimport (
+    MOST_QUEUES, ORIGIN_CLIENT, ORIGIN_SIBLING, Outcome, Publish, no_outcome, write_tail_head)
+from gnatswarm.broker.outbuf cimport (
+    CLOSE_CLIENT_CLOSED, CLOSE_MAXIMUM_PAYLOAD_EXCEEDED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_PROTOCOL_VIOLATION,
+    out_append, out_call, out_init, out_pending, out_release)
+from gnatswarm.broker.parser cimport Token
+from gnatswarm.broker.peer cimport HOLD_STALL
+from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
+from gnatswarm.broker.serverwire cimport (
+    DIALECT_LEAF, DIALECT_ROUTE, MOST_SERVER_QUEUES, SERVER_CONNECT, SERVER_ERR, SERVER_IGNORED,
+    SERVER_INFO, SERVER_MORE, SERVER_MSG, SERVER_PING, SERVER_PONG, SERVER_SUB, SERVER_TOO_LONG, SERVER_UNSUB,
+    ServerOpKind, parse_server_op)
+from gnatswarm.broker.subject cimport SUBJECT_BAD, SUBJECT_LITERAL, subject_kind
+from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
+
+from gnatswarm.broker.limits import LARGEST_MAX_PAYLOAD_BYTES
+
+cdef enum:
+    # Pending bytes past which publishers wait: half of the default max_pending, as in nats-server. They are on other
+    # shards, and wait a tenth of a second at a time: with the mark of a link, a hub got a third of what it can take.
+    SERVER_STALL_BYTES = 33554432
+
+
+cdef class ServerLink(Peer):
+    """The engine's side of one connection; `session` is its Python side."""
+
+    def __cinit__(self, Exchange exchange not None, session not None, *, bint is_route):
+        self.exchange = exchange
+        self.mesh = exchange.mesh
+        self.fanout = exchange.fanout
+        self.session = session
+        self.dialect = DIALECT_ROUTE if is_route else DIALECT_LEAF
+        self.slot = -1
+        self.loop_subject = b""
+        self.max_payload_bytes = LARGEST_MAX_PAYLOAD_BYTES
+        out_init(&self.out, self.fanout.box, 0)
+        self.out.peer = <void *>self
+        self.out.takes_headers = True
+
+    cdef int broken(self, str why) except -1:
+        self.session.on_broken(why)   # (it may have a last word)
+        self.close(CLOSE_PARSE_ERROR)
+        return 0
+
+    cdef Py_ssize_t consume(self, const uint8_t *data, size_t size, Blob *whole) except -1:
+        cdef const uint8_t *p = data
+        cdef const uint8_t *end = data + size
+        cdef Publish message
+        cdef Outcome outcome
+        cdef uint32_t n = 0
+        cdef Py_ssize_t done
+        self.active_us = self.out.box.now_us
+        while p < end:
+            if self.sublist is not None:
+                n = repeat_run(&self.repeat, self.sublist, p, end, ORIGIN_SIBLING, &message)
+            if likely(n):
+                p += n * message.stride
+                self.in_lines += n
+                self.in_msgs += n
+                self.in_bytes += <uint64_t>n * message.size
+                self.exchange.in_msgs += n
+                self.exchange.in_bytes += <uint64_t>n * message.size
+                no_outcome(&outcome)
+                self.exchange.forward(self.sublist, self.repeat.entry, &message, self.exchange.reach(self.slot), True,
+                                      NULL, 0, &outcome)
+                if unlikely(outcome.stalls or self.repeat.entry.slow_until_us > self.out.box.now_us):
+                    self.holds |= HOLD_STALL
+            else:
+                done = self.operate(p, end - p, whole)
+                if done == 0:
+                    break
+                p += done
+            if unlikely(self.holds or self.is_closing):
+                break
+        return p - data
+
+    cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1:
+        cdef Token tokens[MOST_SERVER_QUEUES + 9]
+        cdef ServerOp op
+        cdef ServerOpKind kind = parse_server_op(data, size, self.dialect, tokens, &op)
+        if kind == SERVER_MORE:
+            return 0
+        self.in_lines += 1
+        if kind == SERVER_MSG:
+            if unlikely(self.slot < 0):
+                self.session.on_early()
+            if self.slot >= 0 and not self.is_closing:
+                return self.message(data, size, &op, whole)
+        if kind == SERVER_SUB or kind == SERVER_UNSUB:
+            if self.slot < 0:
+                self.session.on_early()
+            if self.slot >= 0 and not self.is_closing:
+                if unlikely(self.is_spare):
+                    self.session.on_interest()
+                self.interest(&op, kind == SERVER_SUB)
+        elif kind == SERVER_PING:
+            out_append(&self.out, b'PONG\r\n', 6)
+        elif kind == SERVER_PONG:
+            self.session.on_pong()
+        elif kind == SERVER_INFO:
+            self.session.on_info(op.argument.at[:op.argument.size])
+        elif kind == SERVER_CONNECT:
+            self.session.on_connect(op.argument.at[:op.argument.size])
+        elif kind == SERVER_ERR:
+            self.session.on_error(op.argument.at[:op.argument.size])
+        elif kind == SERVER_IGNORED:
+            pass
+        elif kind == SERVER_TOO_LONG:
+            self.broken("a line or a payload over the limit: " + repr(data[:min(size, 60)]))
+        elif kind == SERVER_MSG:
+            if not self.is_closing:
+                self.broken("a message before the connection was made")
+        else:
+            self.broken("no frame of a server: " + repr(data[:min(size, 60)]))
+        return size if self.is_closing else op.line_size
+
+    cdef Sublist sublist_of(self, ServerOp *op):
+        if self.account is not None:
+            return self.account
+        if self.sublist is not None and op.account.size == <size_t>len(self.sublist.account) \
+                and op.account.at[:op.account.size] == self.sublist.account:
+            return self.sublist
+        return self.mesh.accounts.get(op.account.at[:op.account.size])   # None: unknown here
+
+    cdef int interest(self, ServerOp *op, bint wanted) except -1:
+        cdef Sublist sublist = self.sublist_of(op)
+        cdef const uint8_t *at = op.subject.at
+        cdef size_t size = op.subject.size
+        if sublist is None:
+            self.session.on_unknown_account(op.account.at[:op.account.size])
+            return 0
+        if subject_kind(at, size) == SUBJECT_BAD or size > 65000:
+            self.session.on_refused("bad subject", op.subject.at[:min(op.subject.size, 200)])
+            return 0
+        if is_loop_subject(at, size) and op.subject.at[:op.subject.size] == self.loop_subject:
+            self.session.on_loop(wanted)
+            return 0
+        if self.is_checked and wanted and not self.may_hear(at, size):
+            self.session.on_refused("Subscription", op.subject.at[:op.subject.size])
+            return 0
+        self.subscriptions += 1 if wanted else -1
+        if op.n_queues:
+            sublist.set_remote_queue(self.slot, at, size, op.queues[0].at, op.queues[0].size,
+                                     op.members if wanted else 0)
+        else:
+            sublist.set_remote(self.slot, at, size, wanted)
+        return 0
+
+    cdef bint may_hear(self, const uint8_t *subject, size_t size) noexcept:
+        """A subject without wildcards must be allowed; others are filtered when there are messages."""
+        cdef Permissions permissions = self.exchange.permissions[self.slot]
+        return permissions is None or is_loop_subject(subject, size) or subject_kind(subject, size) != SUBJECT_LITERAL \
+            or permissions.may_publish(subject, size)
+
+    cdef Py_ssize_t message(self, const uint8_t *data, size_t size, ServerOp *op, Blob *whole) except -1:
+        cdef size_t total = op.line_size + op.size + 2
+        cdef const uint8_t *tail = op.subject.at + op.subject.size
+        cdef Publish message
+        cdef Sublist sublist
+        cdef Entry *entry
+        cdef Permissions permissions
+        cdef uint8_t *to
+        cdef size_t head
+        cdef uint64_t reach
+        cdef Outcome outcome
+        cdef Token answerers
+        cdef bint is_reply, is_random, is_mapped = False
+        cdef bytes subject
+        cdef const uint8_t *at_subject
+        cdef size_t size_of
+        cdef int at = 0, n
+        if op.size > self.max_payload_bytes:
+            self.session.on_refused("Payload", op.subject.at[:min(op.subject.size, 200)])
+            self.close(CLOSE_MAXIMUM_PAYLOAD_EXCEEDED)
+            return size
+        if size < total:
+            self.needs = total
+            self.in_lines -= 1
+            return 0
+        if data[total - 2] != c'\r' or data[total - 1] != c'\n':
+            self.broken("a payload without its end")
+            return size
+        sublist = self.sublist_of(op)
+        if sublist is None:
+            self.session.on_unknown_account(op.account.at[:op.account.size])
+            return total
+        if sublist is not self.sublist:
+            self.sublist = sublist
+            self.repeat.line_size = 0
+        if unlikely(sublist.account == self.exchange.system_account) and op.n_queues == 0 \
+                and self.dialect == DIALECT_ROUTE:
+            # One shard of this broker answers: see Exchange.tell_queue().
+            op.queues = &answerers
+            op.n_queues = 1
+            op.is_plain = False
+            answerers.at = ANSWERERS
+            answerers.size = 5
+        self.in_msgs += 1
+        self.in_bytes += op.size
+        self.exchange.in_msgs += 1
+        self.exchange.in_bytes += op.size
+        permissions = self.exchange.permissions[self.slot]
+        if permissions is not None:
+            if self.is_checked:
+                if not permissions.may_subscribe(op.subject.at, op.subject.size, NULL, 0) \
+                        and not is_loop_subject(op.subject.at, op.subject.size):
+                    self.session.on_refused("Publish", op.subject.at[:op.subject.size])
+                    return size if self.is_closing else total
+            elif permissions.keeps_out(op.subject.at, op.subject.size, NULL, 0):
+                return total
+        message.origin = ORIGIN_SIBLING
+        message.reply = op.reply
+        message.header_size = op.header_size
+        message.size = op.size
+        message.payload = data + op.line_size
+        message.blob = whole
+        message.count = 1
+        message.stride = total
+        if likely(op.is_plain):
+            message.tail = tail
+            message.tail_size = total - (tail - data)
+        else:
+            to = self.fanout.scratch_for(op.reply.size + 32 + op.size + 2)
+            if to == NULL:
+                self.broken("no memory for a message")
+                return size
+            head = write_tail_head(to, op.reply, op.header_size != 0, op.header_size, op.size)
+            memcpy(to + head, message.payload, op.size + 2)
+            message.tail = to
+            message.tail_size = head + op.size + 2
+            message.payload = to + head
+            message.blob = NULL
+        entry = sublist.find(op.subject.at, op.subject.size,
+                             hash_bytes(op.subject.at, op.subject.size, sublist.seed))
+        if entry == NULL:
+            self.broken("no memory for a match")
+            return size
+        no_outcome(&outcome)
+        if unlikely(entry.extras_at) and self.follows_imports and extras_of(entry).mapping >= 0:
+            entry = self.fanout.gate.map(sublist, entry, &is_random)
+            if entry == NULL:
+                return total   # dropped by the mapping
+            is_mapped = True
+        is_reply = unlikely(entry.crosses) and extras_of(entry).is_reply
+        if op.is_plain and whole == NULL and not entry.crosses and permissions is None and not is_mapped:
+            repeat_remember(&self.repeat, sublist, entry, data, op.line_size, &message)
+        if unlikely(entry.crosses) and (is_reply or self.follows_imports):
+            # (what a shard's clients publish has followed the imports there; what comes from outside has not)
+            message.origin = ORIGIN_CLIENT
+            subject = entry.text[:entry.subject_size] + bytes(SLACK)
+            at_subject = subject
+            size_of = entry.subject_size
+            self.fanout.gate.leave(sublist, entry, &message, 0, &outcome)
+            message.origin = ORIGIN_SIBLING
+            entry = sublist.find(at_subject, size_of, hash_bytes(at_subject, size_of, sublist.seed))
+            if entry == NULL:
+                self.broken("no memory for a match")
+                return size
+        reach = self.exchange.reach(self.slot)
+        while True:   # (as many groups at a time as a frame to a sibling names)
+            n = min(op.n_queues - at, <int>MOST_QUEUES)
+            self.exchange.forward(sublist, entry, &message, reach, at == 0, op.queues + at, n, &outcome)
+            at += n
+            if at >= op.n_queues:
+                break
+        if unlikely(outcome.stalls or entry.slow_until_us > self.out.box.now_us):
+            self.holds |= HOLD_STALL
+        return total
+
+    # ---- for the session
+
+    def join(self, str kind not None, bytes account, str cluster not None) -> bool:
+        """Take a place in the exchange: frames count from now on. `kind`: "route", "leaf" or "hub"; `account`: that of
+        a leaf node connection, or None. False: there is no place left."""
+        cdef PeerKind peer = PEER_ROUTE if kind == "route" else PEER_LEAF if kind == "leaf" else PEER_HUB
+        if account is not None:
+            self.account = self.mesh.account(account)
+            self.loop_subject = self.exchange.loop_subject(account)
+        self.follows_imports = peer != PEER_ROUTE
+        self.is_checked = peer == PEER_LEAF
+        self.slot = self.exchange.join(peer, self.dialect, &self.out, self.account, cluster)
+        return self.slot >= 0
+
+    def begin(self, size_t max_pending_bytes=0, uint32_t max_payload_bytes=LARGEST_MAX_PAYLOAD_BYTES):
+        """Tell it the interest here, and send it messages from now on. With more than max_pending_bytes unsent it is
+        closed as a slow consumer, 0: never; but what it is told now counts as half of that, if it is more. It may not
+        send a message of more than max_payload_bytes."""
+        self.out.stall_mark = SERVER_STALL_BYTES
+        self.max_payload_bytes = max_payload_bytes
+        if self.loop_subject:
+            self.send(b"LS+ " + self.loop_subject + b"\r\n")
+        self.exchange.begin(self.slot)
+        if max_pending_bytes:
+            self.out.max_pending = max(max_pending_bytes, 2 * out_pending(&self.out))
+            self.out.stall_mark = self.out.max_pending // 2
+
+    def hush(self):
+        """Send it neither messages nor interest any more; what it sends counts."""
+        self.exchange.told &= ~(<uint64_t>1 << self.slot)
+
+    def set_permissions(self, permissions):
+        """Compiled Permissions: what it may be told (subscribe) and sent (publish); None: everything."""
+        self.repeat.line_size = 0
+        self.exchange.set_permissions(self.slot, permissions)
+
+    def leave(self):
+        """The connection has ended: drop its interest. A second call does nothing."""
+        if self.out.close_reason == CLOSE_NONE:
+            self.out.close_reason = CLOSE_CLIENT_CLOSED
+        if self.slot >= 0:
+            self.exchange.part(self.slot)
+            self.slot = -1
+        out_release(&self.out)
+        self.forget_input()
+
+    def send(self, bytes data not None):
+        """Queue bytes as they are."""
+        out_append(&self.out, data, len(data))
+
+    def end(self):
+        """Close it, after sending what is queued."""
+        self.close(CLOSE_PROTOCOL_VIOLATION)
+        out_call(&self.out)
+
+    def takes_headers(self, bint takes):
+        """Whether messages with headers may be sent to it; without, headers are cut off."""
+        self.out.takes_headers = takes
+
+    @property
+    def idle_us(self) -> int:
+        """How long it has sent nothing."""
+        return max(0, self.out.box.now_us - self.active_us) if self.active_us else 0
+
+    @property
+    def pending_bytes(self) -> int:
+        return out_pending(&self.out)
+
+    @property
+    def out_msgs(self) -> int:
+        return self.out.msgs
+
+    @property
+    def out_bytes(self) -> int:
+        return self.out.payload_bytes

@@ -1,0 +1,65 @@
+# The frames between servers: what nats-server says on a leaf node connection and on a route.
+#
+#   leaf node                                         route
+#   LS+ <subject> [<queue> <weight>]                  RS+ <account> <subject> [<queue> <weight>]
+#   LS- <subject> [<queue>]                           RS- <account> <subject> [<queue>]
+#   LMSG <subject> [reply] <size>                     RMSG <account> <subject> [reply] <size>
+#   LMSG <subject> | <queue>… <size>                  or + <reply> <queue>…, likewise
+#   HMSG … <header size> <size>                       HMSG, likewise; LS+, LS- and LMSG with <origin> <account>
+#
+# Verbs in any case, blanks and line ends as in the client protocol. Unlike a sibling's (broker.routewire), these frames
+# come from other programs.
+
+from libc.stdint cimport uint8_t, uint32_t
+
+from gnatswarm.broker.outbuf cimport OutBuf
+from gnatswarm.broker.parser cimport Token
+
+cdef enum Dialect:
+    DIALECT_LEAF = 0
+    DIALECT_ROUTE = 1
+
+cdef enum ServerOpKind:
+    SERVER_MORE = 0
+    SERVER_MSG
+    SERVER_SUB
+    SERVER_UNSUB
+    SERVER_PING
+    SERVER_PONG
+    SERVER_INFO
+    SERVER_CONNECT
+    SERVER_ERR
+    SERVER_IGNORED     # a line without meaning here, such as +OK
+    SERVER_TOO_LONG    # a line or a payload over our bounds
+    SERVER_BAD
+
+cdef enum:
+    # A control line: nats-server has no limit between servers; a subject of 64 KiB and many groups fit.
+    MOST_SERVER_LINE_BYTES = 229376
+    # Queue groups named in one frame.
+    MOST_SERVER_QUEUES = 1024
+
+# Pointers VALID UNTIL THE NEXT READ.
+ctypedef struct ServerOp:
+    ServerOpKind kind
+    size_t line_size
+    Token argument           # INFO, CONNECT, -ERR: the rest of the line
+    Token origin             # size 0: none
+    Token account            # of a route's frame
+    Token subject
+    Token reply              # size 0: none
+    Token *queues
+    int n_queues
+    uint32_t members         # with a queue
+    uint32_t header_size
+    uint32_t size
+    bint is_plain            # without queues, in the canonical form: its tail can be sent on unchanged
+
+# `tokens` has room for MOST_SERVER_QUEUES + 9.
+cdef ServerOpKind parse_server_op(const uint8_t *data, size_t size, Dialect dialect, Token *tokens,
+                                  ServerOp *op) noexcept nogil
+
+# LS+ and LS-, or RS+ and RS-; queue_size 0: plain interest; members 0: the end of it. False: refused.
+cdef bint write_server_interest(OutBuf *out, Dialect dialect, const uint8_t *account, size_t account_size,
+                                const uint8_t *subject, size_t size, const uint8_t *queue, size_t queue_size,
+                                uint32_t members) noexcept

@@ -1,0 +1,3 @@
+from typing import Any
+
+def parse_server(data: bytes, *, is_route: bool) -> dict[str, Any]: ...

@@ -1,0 +1,112 @@
+"""`gnatswarm completion bash|zsh|fish`: a script that completes commands, flags and some values in that shell.
+
+The flags of each command are read from its help text, so that none can be missing; commands that are programs of their
+own are run with -h, which takes about a second in all. The script itself starts nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+
+from gnatswarm.router.config.flags import FLAGS
+from gnatswarm.router.config.help import COMMANDS as WITH_TEXT
+from gnatswarm.router.config.help import command_help_text
+
+SHELLS = ("bash", "zsh", "fish")
+HELP_DEADLINE_S = 60.0
+
+# What may follow a flag, where it is neither a file nor free text.
+VALUES = {
+    "--accept": ("reuseport", "handoff"),
+    "--compatibility": ("2.9", "2.15"),
+    "--log_format": ("text", "json"),
+    "--signal": ("stop", "quit", "term", "reload", "reopen", "ldm"),
+    "-sl": ("stop", "quit", "term", "reload", "reopen", "ldm"),
+}
+# A flag at the beginning of a line of a help text, or behind another one and a comma.
+_FLAG = re.compile(r"(?:^\s+|, )(--?[A-Za-z][\w-]*)", re.MULTILINE)
+
+
+def completion(shell: str, commands: Sequence[str]) -> str:
+    """The script for this shell (one of SHELLS); `commands` are all commands."""
+    flags = {command: flags_of(command) for command in commands if command not in ("help", "version")}
+    flags["completion"] = []
+    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](commands, flags)
+
+
+@functools.cache
+def flags_of(command: str) -> list[str]:
+    """The flags that the help of this command names, sorted."""
+    if command in WITH_TEXT:
+        text = command_help_text(command, "gnatswarm")
+    else:
+        words = [sys.executable, "-P", "-m", "gnatswarm", command, "-h"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=HELP_DEADLINE_S, check=False)
+        text = done.stdout
+    return sorted(set(_FLAG.findall(text)))
+
+
+def _flags_of_a_start() -> list[str]:
+    return sorted({f"-{name}" if len(name) <= 3 else f"--{name}" for flag in FLAGS for name in flag.names})
+
+
+def _bash(commands: Sequence[str], flags: dict[str, list[str]]) -> str:
+    of_commands = "\n".join(f'    {name}) words="{" ".join(found)}" ;;' for name, found in flags.items())
+    values = "\n".join(f'    {flag}) words="{" ".join(found)}" ;;' for flag, found in VALUES.items())
+    shells = " ".join(SHELLS)
+    return f"""\
+# bash completion for gnatswarm: put this into ~/.local/share/bash-completion/completions/gnatswarm, or type
+#   source <(gnatswarm completion bash)
+_gnatswarm() {{
+  local here="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" command="" word words=""
+  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+    case " {" ".join(commands)} " in *" $word "*) command="$word"; break ;; esac
+  done
+  case "$before" in
+{values}
+    completion) words="{shells}" ;;
+  esac
+  if [ -z "$words" ]; then
+    case "$command" in
+    "") words="{" ".join((*commands, *_flags_of_a_start()))}" ;;
+{of_commands}
+    esac
+    # A word that is no flag may be a file: readline completes it.
+    if [ -n "$command" ] && [ "${{here#-}}" = "$here" ]; then words=""; fi
+  fi
+  COMPREPLY=($(compgen -W "$words" -- "$here"))
+}}
+complete -o default -F _gnatswarm gnatswarm
+"""
+
+
+def _zsh(commands: Sequence[str], flags: dict[str, list[str]]) -> str:
+    head = "#compdef gnatswarm\n# zsh completion for gnatswarm: source <(gnatswarm completion zsh)\n"
+    # zsh runs completions that are written for bash.
+    return f"{head}autoload -U +X bashcompinit && bashcompinit\n{_bash(commands, flags)}"
+
+
+def _fish(commands: Sequence[str], flags: dict[str, list[str]]) -> str:
+    lines = ["# fish completion for gnatswarm: gnatswarm completion fish > ~/.config/fish/completions/gnatswarm.fish"]
+    first = "not __fish_seen_subcommand_from " + " ".join(commands)
+    lines.append(f"complete -c gnatswarm -n '{first}' -a '{' '.join(commands)}'")
+    lines += [_fish_flag(flag, first) for flag in _flags_of_a_start()]
+    for command, found in flags.items():
+        lines += [_fish_flag(flag, f"__fish_seen_subcommand_from {command}") for flag in found]
+    lines.append(f"complete -c gnatswarm -n '__fish_seen_subcommand_from completion' -a '{' '.join(SHELLS)}'")
+    return "\n".join(lines) + "\n"
+
+
+def _fish_flag(flag: str, when: str) -> str:
+    bare = flag.lstrip("-")
+    kind = "-l" if flag.startswith("--") else "-s" if len(bare) == 1 else "-o"
+    return f"complete -c gnatswarm -n '{when}' {kind} {bare}{_fish_values(VALUES.get(flag, ()))}"
+
+
+def _fish_values(values: Iterable[str]) -> str:
+    joined = " ".join(values)
+    return f" -x -a '{joined}'" if joined else ""

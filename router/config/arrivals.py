@@ -1,0 +1,84 @@
+"""Where a message arrives, and who would get it: the result of `router.config.journey`, and its text for people."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Listener(msgspec.Struct, frozen=True):
+    """One subscription of a running broker that the message matches."""
+
+    cid: int
+    user: str  # "": without a user
+    shard: int
+    subject: str  # what it subscribed to
+    queue: str  # "": none
+    kept_out_by: str = ""  # the deny rule that keeps this message from it; "": none
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """The message in one account, under one subject."""
+
+    account: str
+    subject: str
+    how: str  # by which rule it came there
+    may: tuple[str, ...] = ()  # users that may subscribe to it
+    may_not: tuple[str, ...] = ()  # users that may not, each with the rule
+    listeners: tuple[Listener, ...] = ()
+
+
+class Journey(msgspec.Struct, frozen=True):
+    """What becomes of one message. `stopped`: the rule that ends its way at once; "": it arrives somewhere."""
+
+    subject: str
+    user: str
+    account: str
+    rules: tuple[str, ...] = ()  # that were applied, in order
+    stopped: str = ""
+    arrivals: tuple[Arrival, ...] = ()
+    is_live: bool = False  # listeners were looked up
+
+
+def is_heard(found: Journey) -> bool:
+    """Whether anybody gets the message, or by the rules alone: could."""
+    if found.is_live:
+        return any(not one.kept_out_by for arrival in found.arrivals for one in arrival.listeners)
+    return any(arrival.may or not arrival.may_not for arrival in found.arrivals)
+
+
+def shown(found: Journey) -> str:
+    """The journey for people, a line for each rule, account and listener."""
+    lines = [f"{found.subject}, published {f'by {found.user} ' if found.user else ''}in account {found.account}"]
+    lines += [f"  {rule}" for rule in found.rules]
+    if found.stopped:
+        return "\n".join([*lines, f"  STOPPED: {found.stopped}"])
+    for arrival in found.arrivals:
+        lines.append(f"  in {arrival.account} on {arrival.subject}" + (f" ({arrival.how})" if arrival.how else ""))
+        if found.is_live:
+            lines += [f"    {line}" for line in _listeners_shown(arrival.listeners)]
+        elif arrival.may:
+            more = ", …" if len(arrival.may) > 20 else ""
+            lines.append(f"    may be heard by {', '.join(arrival.may[:20])}{more}")
+        elif not arrival.may_not:
+            has_users = " (this account has no users)" if found.user else ""
+            lines.append(f"    may be heard by all clients of this account{has_users}")
+        lines += [f"    not by {rule}" for rule in arrival.may_not[:20]]
+    return "\n".join(lines)
+
+
+def as_json(found: Journey) -> str:
+    """The same as one JSON document, for programs."""
+    return msgspec.json.encode(found).decode()
+
+
+def _listeners_shown(listeners: tuple[Listener, ...]) -> list[str]:
+    lines = []
+    groups: dict[str, int] = {}
+    for one in listeners:
+        if one.queue:
+            groups[one.queue] = groups.get(one.queue, 0) + 1
+    for one in sorted(listeners, key=lambda one: (one.queue, one.cid)):
+        kept = f' KEPT OUT by subscribe deny "{one.kept_out_by}"' if one.kept_out_by else ""
+        group = f", one of {groups[one.queue]} in the queue group {one.queue}" if one.queue else ""
+        lines.append(f'cid {one.cid} {one.user or "(no user)"} on shard {one.shard}: "{one.subject}"{group}{kept}')
+    return lines or ["nobody subscribes to it"]

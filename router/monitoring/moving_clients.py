@@ -1,0 +1,96 @@
+"""Connections that move between shards while a page asks for them: each of them is told once, by the shard that has it.
+
+Shards answer at moments of their own. A client may be open in one answer and, moved meanwhile, in a later one; or in
+neither, if it was on its way. Each answer says who has lately left, whereto, and who has lately come (ConnectionsPart);
+those that no answer has are asked for again where they went. Costs nothing while nobody moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from gnatswarm.shards.boundary.rows import ConnectionRow, ConnectionsPart, ConnectionsQuery, is_found, order
+
+# Asks one shard about these clients.
+Ask = Callable[[int, list[int]], Awaitable[list[ConnectionsPart]]]
+Lists = list[tuple[int, list[ConnectionRow]]]
+
+# A client that moves on while it is asked for is followed so often.
+MOST_HOPS = 3
+
+
+async def settled(
+    query: ConnectionsQuery, lists: Lists, first_parts: Mapping[int, ConnectionsPart], ask: Ask
+) -> tuple[Lists, int]:
+    """The shards' lists with each client once, and by how much the sum of their totals is too small.
+
+    That is exact if the lists are whole; else as far as it can be told, for clients that move more than once meanwhile.
+
+    `first_parts`: the first part of each shard's answer. Each list stays in the order of the query; there may be
+    more lists than shards.
+    """
+    left: dict[int, tuple[int, ConnectionRow]] = {}  # by cid, what its latest shard says
+    for part in first_parts.values():
+        for to, row in part.left:
+            if row.cid not in left or left[row.cid][1].moved_us < row.moved_us:
+                left[row.cid] = to, row
+    came = {(cid, shard): old for shard, part in first_parts.items() for cid, old in part.came}
+    if not left and not came:
+        return lists, 0
+    counted = sum(part.total for part in first_parts.values())
+    is_whole = all(len(rows) == first_parts[shard].total for shard, rows in lists if shard in first_parts)
+    lists = _once(lists)
+    more = -_counted_twice(first_parts, came)
+    shown = {row.cid for _, rows in lists for row in rows}
+    missing = {
+        cid: place
+        for cid, place in left.items()
+        if cid not in shown and (cid, place[0]) not in came and place[0] in first_parts
+    }
+    for _ in range(MOST_HOPS):
+        by_shard: dict[int, list[int]] = {}
+        for cid, (to, _row) in missing.items():
+            by_shard.setdefault(to, []).append(cid)
+        known, missing = missing, {}
+        for shard, cids in by_shard.items():
+            found: list[ConnectionRow] = []
+            for part in await ask(shard, cids):
+                here = {row.cid for row in part.rows} | set(part.coming)
+                for row in part.rows:
+                    found.append(row)
+                    more += row.moved_us > first_parts[shard].counted_us  # else it was counted, but is on a later page
+                found += [known[cid][1] for cid in part.coming]
+                more += len(part.coming)
+                for to, row in part.left:  # those that it left before it came are older
+                    is_news = row.cid in known and row.moved_us > known[row.cid][1].moved_us
+                    if is_news and row.cid not in here and to in first_parts:
+                        missing[row.cid] = to, row
+            wanted = [row for row in found if is_found(row, query)]
+            lists = [*lists, (shard, sorted(wanted, key=order(query.sort, query.now_us)))]
+    return lists, sum(len(rows) for _, rows in lists) - counted if is_whole else more
+
+
+def _once(lists: Lists) -> Lists:
+    """Without the earlier of two rows of one client; one that has ended is the later one."""
+    best: dict[int, ConnectionRow] = {}
+    for _, rows in lists:
+        for row in rows:
+            other = best.get(row.cid)
+            if other is None or _age(row) > _age(other):
+                best[row.cid] = row
+    return [(shard, [row for row in rows if best[row.cid] is row]) for shard, rows in lists]
+
+
+def _age(row: ConnectionRow) -> tuple[bool, int]:
+    return row.stop_us > 0, row.moved_us
+
+
+def _counted_twice(first_parts: Mapping[int, ConnectionsPart], came: Mapping[tuple[int, int], int]) -> int:
+    """How many clients were counted by the shard that they left, and later by the one that they came to."""
+    gone: dict[int, set[int]] = {shard: {row.cid for _, row in part.left} for shard, part in first_parts.items()}
+    return sum(old in gone and cid not in gone[old] and cid not in gone[shard] for (cid, shard), old in came.items())
+
+
+def first_parts(answers: Sequence[tuple[int, Sequence[ConnectionsPart]]]) -> dict[int, ConnectionsPart]:
+    """The part of each answer that has the counts."""
+    return {shard: parts[0] for shard, parts in answers if parts}

@@ -1,0 +1,56 @@
+"""`/whyz`: the answer of `gnatswarm why` for the dashboard and for programs. Pure functions.
+
+A dashboard knows the account of a subject, not who publishes there. Without a user the answer is for the first user of
+the account that may publish it, and names the others.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gnatswarm.broker import options as opt
+from gnatswarm.router.config import arrivals
+from gnatswarm.router.config.arrivals import Journey
+from gnatswarm.router.config.journey import journey
+from gnatswarm.router.monitoring.aggregate import Document
+
+# Of one account: names to choose from, and those of which it is looked up who may publish.
+MOST_USERS = 100
+# In all accounts together.
+MOST_LISTENERS = 1000
+
+
+def publisher(options: opt.Options, account: str, user: str, subject: str) -> str:
+    """For whom the question is answered: `user`, or one of the account; "": `journey` decides."""
+    known = users(options, account)
+    if user or not known:
+        return user
+    return next((name for name in known if not journey(options, subject, name).stopped), known[0])
+
+
+def users(options: opt.Options, account: str) -> list[str]:
+    """The users of an account, the first MOST_USERS of them."""
+    return [one.shown for one in options.users if one.account == account][:MOST_USERS]
+
+
+def document(found: Journey, known: list[str]) -> Document:
+    """The answer: whether anybody gets the message, the text of the command, and its document, shortened."""
+    text = arrivals.shown(found)
+    left = MOST_LISTENERS
+    shown = []
+    for arrival in found.arrivals:
+        shown.append(
+            msgspec.structs.replace(
+                arrival,
+                may=arrival.may[:MOST_USERS],
+                may_not=arrival.may_not[:MOST_USERS],
+                listeners=arrival.listeners[:left],
+            )
+        )
+        left -= len(shown[-1].listeners)
+    return {
+        "heard": arrivals.is_heard(found),
+        "users": known,
+        "text": text,
+        "why": msgspec.to_builtins(msgspec.structs.replace(found, arrivals=tuple(shown))),
+    }

@@ -1,0 +1,191 @@
+"""The record of a running broker: what a router must know to take over the shards of one that has died.
+
+It is written whenever something of it changes, into a memfd that the keeper holds: whole, or not at all. Options are in
+a memfd of their own, because they are large and change only by a reload. What else a router needs are descriptors, by
+names: `Holdings` tells the keeper which. Times are of the monotonic clock, which all processes share.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import msgspec
+
+from gnatswarm.broker.options import Options
+from gnatswarm.router.supervision.supervision import ShardState
+from gnatswarm.shards.boundary.keeping import RECORD
+
+if TYPE_CHECKING:
+    from gnatswarm.router.supervision.shard_process import ShardProcess
+    from gnatswarm.shards.boundary.keeping import Child, Legacy
+
+# Increased with every change of the structs below. Another version is refused.
+RECORD_VERSION = 2
+OPTIONS = "options"
+
+
+class RecordError(Exception):
+    """What a router has left cannot be used; the text says why."""
+
+
+class ShardRecord(msgspec.Struct, frozen=True):
+    """One shard number."""
+
+    state: ShardState
+    pid: int  # 0: no process
+    boot_id: str
+    booted_us: int
+    link_path: str
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where listeners listen."""
+
+    host: str
+    port: int
+    is_inherited: bool = False  # from a service manager
+
+
+# What a rolling restart replaces next; an upgrade goes on with the router, and then the keeper.
+SHARDS, ROUTER, KEEPER = "shards", "router", "keeper"
+
+
+class RollingRecord(msgspec.Struct, frozen=True):
+    """A rolling restart that is under way (`router.supervision.rolling`)."""
+
+    shards: int  # how many there were when it began, and will be again; one more runs meanwhile
+    old: list[str]  # boot ids of the processes that are to be replaced
+    command: list[str] = []  # an upgrade: runs the program that takes over
+    stage: str = SHARDS
+    failure: str = ""  # an upgrade that goes back: why
+
+    def is_replaced(self, number: int, process: ShardProcess | None) -> bool:
+        """Whether this is one of the processes that stay when it is over."""
+        return number < self.shards and process is not None and process.boot_id not in self.old
+
+
+class BrokerRecord(msgspec.Struct, frozen=True):
+    """One broker."""
+
+    version: int
+    server_id: str
+    server_name: str
+    started_at: float
+    stats_dir: str
+    wanted: int
+    is_leaving: bool
+    configured_us: int
+    reload_failed_us: int
+    clients: Place
+    websocket: Place | None
+    servers: dict[str, Place]  # for other servers, by kind
+    directories: list[str]  # own, then the one for links if there is one
+    members: list[ShardRecord]  # the shards by number, then the gateway if there is one
+    rolling: RollingRecord | None = None
+    command: list[str] = []  # runs a shard; []: the keeper forks it
+
+
+class OptionsRecord(msgspec.Struct, frozen=True):
+    """The present options, and how often they were reloaded."""
+
+    generation: int
+    options: Options
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a dead router has left, decoded."""
+
+    record: BrokerRecord
+    options: Options
+    generation: int
+    held: dict[str, int]
+    children: list[Child]
+
+    @classmethod
+    def read(cls, legacy: Legacy) -> Left:
+        """RecordError when this version cannot use it."""
+        held = dict(legacy.held)
+        try:
+            version = msgspec.msgpack.decode(_bytes(held[RECORD]), type=_Version).version
+            if version != RECORD_VERSION:
+                raise RecordError(f"its record has version {version}, this router knows {RECORD_VERSION}")
+            record = _read(held[RECORD], BrokerRecord)
+            options = _read(held[OPTIONS], OptionsRecord)
+        except (OSError, KeyError, msgspec.DecodeError) as error:
+            raise RecordError(f"its record cannot be read: {error}") from None
+        return cls(record, options.options, options.generation, held, legacy.children)
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+class Holder(Protocol):
+    """The keeper, as far as it holds descriptors."""
+
+    def hold(self, name: str, descriptor: int) -> None:
+        """Keep this for the next router, in place of what had this name."""
+
+    def release(self, name: str) -> None:
+        """Keep what has this name no more."""
+
+
+class Holdings:
+    """What the keeper holds for the next router. `begin()` once the broker serves: before, there is no next one."""
+
+    def __init__(self, holder: Holder, held: Mapping[str, int] | None = None) -> None:
+        self._holder = holder
+        self._held = {name: number for name, number in (held or {}).items() if name not in (RECORD, OPTIONS)}
+        self._has_begun = held is not None
+
+    def begin(self, options: OptionsRecord, things: Mapping[str, int], record: BrokerRecord) -> None:
+        """Hold all this; from now on a router that dies is replaced."""
+        self._has_begun = True
+        self.hold_options(options)
+        self.keep(things)
+        self.remember(record)
+
+    def keep(self, things: Mapping[str, int]) -> None:
+        """Hold these descriptors and no others; those that it holds already cost nothing."""
+        if not self._has_begun or things == self._held:
+            return
+        for name in self._held.keys() - things.keys():
+            self._holder.release(name)
+        for name, number in things.items():
+            if self._held.get(name) != number:
+                self._holder.hold(name, number)
+        self._held = dict(things)
+
+    def remember(self, record: BrokerRecord) -> None:
+        """Hold this record in place of the last."""
+        if self._has_begun:
+            self._write(RECORD, record)
+
+    def hold_options(self, options: OptionsRecord) -> None:
+        """Hold these options in place of the last."""
+        if self._has_begun:
+            self._write(OPTIONS, options)
+
+    def _write(self, name: str, record: msgspec.Struct) -> None:
+        descriptor = os.memfd_create(f"gnatswarm-{name}", os.MFD_CLOEXEC)
+        try:
+            with open(descriptor, "wb", closefd=False) as stream:
+                stream.write(msgspec.msgpack.encode(record))
+            self._holder.hold(name, descriptor)
+        finally:
+            os.close(descriptor)
+
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+def _read(descriptor: int, kind: type[Record]) -> Record:
+    return msgspec.msgpack.decode(_bytes(descriptor), type=kind)
+
+
+def _bytes(descriptor: int) -> bytes:
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)

@@ -1,0 +1,338 @@
+"""Replaces the shards of a running broker one after another, by processes that take their clients over.
+
+By `gnatswarm restart` and `upgrade`. One shard more than wanted is started first; each shard's clients move to the
+process before it, then its own successor starts, so no client moves twice but those of the first shard, and there are
+never fewer shards than wanted. The gateway is last: it ends before the next one dials. What is still to be done is in
+the broker's record: a router that takes over goes on. An upgrade goes on with the router, which makes room for one of
+the new version, and the keeper, which becomes the new program; where shards or router of it do not serve, it goes back.
+Not here: how a client moves (the shards'), whether a program is fit to take over (`successor`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from gnatswarm.router.supervision import successor
+from gnatswarm.router.supervision.record import KEEPER, ROUTER, SHARDS, RollingRecord
+from gnatswarm.router.supervision.supervision import BOOT_ATTEMPTS, BOOT_DEADLINE_S, LEAVE_MARGIN_S, Phase
+
+if TYPE_CHECKING:
+    from gnatswarm.router.supervision.broker import SupervisedBroker, SupervisedShard
+    from gnatswarm.router.supervision.broker_commands import RollingCommands
+
+log = logging.getLogger("gnatswarm.router")
+
+POLL_S = 0.02
+# An operator hears that often at least that it goes on. Less than a command waits for the next line.
+SAY_EVERY_S = 5.0
+# A shard may take so long for its clients, and longer with many: they move in less than half of it, at up to 1,000 a
+# second. It ends when they have. Those that cannot move and do not leave when they are told are closed at its end.
+LEAVE_WITHIN_S = 20.0
+CLIENTS_PER_S = 100
+# A new router has taken over the shards, the keeper has become the new program.
+PROVEN_WITHIN_S = 15.0
+RENEWED_WITHIN_S = 30.0
+
+Say = Callable[[str], None]
+
+
+class RollingFailed(Exception):
+    """It ends here; the text says why, and what holds now."""
+
+
+class Rolling:
+    """Rolling restarts of one broker, one at a time. `own`: the command that runs its program."""
+
+    def __init__(self, broker: SupervisedBroker, commands: RollingCommands, own: Sequence[str] = ()) -> None:
+        self._broker = broker
+        self._commands = commands
+        self._own = list(own)
+        self._task: asyncio.Task[str] | None = None
+        self._is_asking = False  # a program whether it can take over
+        self._outcome = "", "nothing is under way; the log says how the last restart or upgrade has ended"
+        self._say: Say = lambda text: None
+        self._said_at = 0.0
+
+    def objection(self) -> str:
+        """Why shards cannot be replaced now; "": they can."""
+        broker = self._broker
+        if broker.is_leaving or broker.is_stopping:
+            return "the broker is shutting down"
+        if not broker.is_serving:
+            return "the broker is still starting"
+        if broker.rolling is not None or self._task is not None or self._is_asking:
+            return "a restart is under way"
+        for shard in broker.members:
+            is_wanted = shard.is_gateway or shard.number < broker.wanted
+            if is_wanted and not shard.state.is_accepting:
+                return f"{shard.name.lower()} does not serve: it is {shard.state.phase.value}"
+            if not is_wanted and shard.state.phase is not Phase.STOPPED:
+                return f"{shard.name.lower()} is still leaving"
+        return ""
+
+    async def restart(self, say: Say) -> tuple[str, str]:
+        """Replace every process but keeper and router; returns (what was done, "") or ("", why not).
+
+        `say` is told how it goes on.
+        """
+        why = self.objection()
+        if why:
+            return "", why
+        broker = self._broker
+        old = [one.process.boot_id for one in broker.members if one.process is not None]
+        why = self._commands.begin_rolling(RollingRecord(broker.wanted, old))
+        if why:
+            return "", why
+        return await self._carry_out(say)
+
+    async def upgrade(self, executable: str, say: Say) -> tuple[str, str]:
+        """Replace every process by this program ("": the broker's own, which may have changed); as restart()."""
+        why = self.objection()
+        if why:
+            return "", why
+        command = [executable] if executable else self._own
+        self._is_asking = True
+        try:
+            spoken = successor.own_formats(self._broker.keeper.formats())
+            version = await successor.ask(command, spoken)
+        except successor.Unfit as error:
+            return "", f"{error}. Nothing has changed"
+        finally:
+            self._is_asking = False
+        why = self.objection()  # the broker has gone on meanwhile
+        if why:
+            return "", why
+        say(f"{' '.join(command)} is gnatswarm {version}")
+        old = [one.process.boot_id for one in self._broker.members if one.process is not None]
+        why = self._commands.begin_rolling(RollingRecord(self._broker.wanted, old, command))
+        if why:
+            return "", why
+        return await self._carry_out(say)
+
+    async def follow(self, say: Say) -> tuple[str, str]:
+        """Wait for what is under way, begun by a router before perhaps; or how the last one has ended."""
+        if self._task is None:
+            return self._outcome
+        self._say = say
+        await asyncio.wait([self._task])
+        return self._outcome
+
+    def go_on(self) -> None:
+        """Finish what a router that has died had begun; nothing where it had not."""
+        if self._broker.rolling is not None:
+            log.info("The rolling %s goes on", "upgrade" if self._broker.rolling.command else "restart")
+            self._start(log.info)
+
+    async def _carry_out(self, say: Say) -> tuple[str, str]:
+        # The operator may leave; it goes on.
+        await asyncio.wait([self._start(say)])
+        return self._outcome
+
+    def _start(self, say: Say) -> asyncio.Task[str]:
+        self._say = say
+        self._task = asyncio.get_running_loop().create_task(self._roll())
+        self._task.add_done_callback(self._on_done)
+        return self._task
+
+    def _on_done(self, task: asyncio.Task[str]) -> None:
+        self._task = None
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, RollingFailed):
+            self._outcome = "", str(error)
+            log.error("The rolling restart has ended: %s", error)
+        elif error is None:
+            self._outcome = task.result(), ""
+            log.info("%s", task.result())
+        else:
+            raise error
+
+    # ---- the steps; each may find that it has been done
+
+    async def _roll(self) -> str:
+        rolling = self._broker.rolling
+        assert rolling is not None
+        began = time.monotonic()
+        if rolling.stage == SHARDS:
+            rolling = await self._roll_shards(rolling)
+        if rolling.stage == ROUTER:
+            rolling = await self._roll_router(rolling)
+        if rolling.stage == KEEPER:
+            await self._roll_keeper(rolling)
+            return f"upgraded to {' '.join(rolling.command)}"
+        n = rolling.shards
+        gateway = " and the gateway" if self._broker.gateway is not None else ""
+        return f"{n} shard{'s' if n > 1 else ''}{gateway} restarted in {time.monotonic() - began:.1f} s"
+
+    async def _roll_shards(self, rolling: RollingRecord) -> RollingRecord:
+        """What is left then."""
+        try:
+            to = await self._replace_all(rolling)
+        except RollingFailed as error:
+            if self._is_ending:
+                raise
+            if rolling.command:
+                await self._go_back(rolling, str(error))
+            spare = self._broker.shards[rolling.shards]
+            self._commands.end_rolling(self._leave_within_s(spare))
+            raise
+        spare = self._broker.shards[rolling.shards]
+        self._tell(f"shard {spare.number} leaves again")
+        left = msgspec.structs.replace(rolling, stage=ROUTER) if rolling.command else None
+        self._commands.end_rolling(self._leave_within_s(spare), [to.number], left)
+        await self._wait_left(spare)
+        if rolling.failure:
+            raise RollingFailed(f"{rolling.failure}. The version before serves again")
+        return left or rolling
+
+    async def _go_back(self, rolling: RollingRecord, why: str) -> NoReturn:
+        """Replace what is of the new version by what was before. RollingFailed, always."""
+        self._tell(f"going back: {why}")
+        log.error("The upgrade goes back: %s", why)
+        broker = self._broker
+        new = [
+            one.process.boot_id
+            for one in broker.members
+            if one.process is not None and (one.process.boot_id not in rolling.old or rolling.stage != SHARDS)
+        ]
+        if not new:
+            self._commands.end_rolling(LEAVE_WITHIN_S)
+            raise RollingFailed(f"{why}. Nothing has changed")
+        back = RollingRecord(rolling.shards, new, failure=why)
+        problem = self._commands.begin_rolling(back)
+        if problem:
+            raise RollingFailed(f"{why}; and going back: {problem}")
+        await self._roll_shards(back)
+        raise AssertionError("going back ends with its reason")
+
+    async def _roll_router(self, rolling: RollingRecord) -> RollingRecord:
+        """Make room for the new version's router; or be that, and see that it serves."""
+        keeper = self._broker.keeper
+        unfit, keeper.unfit = keeper.unfit, ""
+        if unfit:
+            await self._go_back(rolling, f"the router of {' '.join(rolling.command)} did not serve: {unfit}")
+        spare = self._broker.shards[rolling.shards]
+        await self._wait_left(spare)
+        if not keeper.is_successor:
+            self._tell("the router makes room for its successor")
+            log.info("Making room for the router of %s", " ".join(rolling.command))
+            await asyncio.sleep(POLL_S)  # the operator hears it
+            keeper.make_room(rolling.command)
+        shards = self._broker.shards[: rolling.shards]
+        await self._wait(lambda: all(shard.state.is_accepting for shard in shards), shards[0], PROVEN_WITHIN_S)
+        rolling = msgspec.structs.replace(rolling, stage=KEEPER)
+        self._commands.note_rolling(rolling)
+        keeper.taken_over()
+        keeper.is_successor = False
+        return rolling
+
+    async def _roll_keeper(self, rolling: RollingRecord) -> None:
+        """Have the keeper become the new program, which forks shards itself from then on."""
+        keeper = self._broker.keeper
+        self._tell("the keeper becomes the new program")
+        keeper.renew(rolling.command)
+        give_up_at = time.monotonic() + RENEWED_WITHIN_S
+        while keeper.renewed is None and time.monotonic() < give_up_at:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
+        why = "it does not answer" if keeper.renewed is None else keeper.renewed.error
+        if not why:
+            self._broker.command = self._broker.own_command = []
+        self._commands.note_rolling(None)
+        if why:
+            raise RollingFailed(f"everything but the keeper (process {self._broker.pid}) was replaced: {why}")
+
+    async def _replace_all(self, rolling: RollingRecord) -> SupervisedShard:
+        """Returns the shard that was replaced last."""
+        shards = self._broker.shards
+        spare = shards[rolling.shards]
+        if spare.state.phase is not Phase.READY:
+            self._tell(f"shard {spare.number} starts beside the others")
+        await self._wait(lambda: spare.state.is_accepting, spare, BOOT_DEADLINE_S, is_start=True)
+        to = spare
+        for shard in shards[: rolling.shards]:
+            await self._replace(shard, to, rolling)
+            to = shard
+        gateway = self._broker.gateway
+        if gateway is not None and not _is_new(gateway, rolling):
+            self._tell("the gateway is replaced: other servers connect anew")
+            await self._replace_gateway(gateway, rolling)
+        return to
+
+    async def _replace(self, shard: SupervisedShard, to: SupervisedShard, rolling: RollingRecord) -> None:
+        if _is_new(shard, rolling) and shard.state.is_accepting:
+            return
+        within_s = self._leave_within_s(shard)
+        if shard.state.phase is Phase.READY and not _is_new(shard, rolling):
+            n = self._connections(shard)
+            self._tell(f"shard {shard.number}: {n} client{'' if n == 1 else 's'} move to shard {to.number}")
+            self._commands.replace(shard.number, within_s, [to.number])
+        elif shard.state.phase is Phase.STOPPED:
+            self._commands.start_stopped(shard.number)
+        await self._wait_new(shard, rolling, within_s + LEAVE_MARGIN_S + BOOT_DEADLINE_S)
+        assert shard.process is not None
+        self._tell(f"shard {shard.number} is process {shard.process.pid} now")
+
+    async def _replace_gateway(self, gateway: SupervisedShard, rolling: RollingRecord) -> None:
+        if gateway.process is not None and not _is_new(gateway, rolling):
+            self._commands.stop_gateway()
+            await self._wait(lambda: gateway.state.phase is Phase.STOPPED, gateway, BOOT_DEADLINE_S)
+        self._commands.start_gateway()
+        await self._wait_new(gateway, rolling, BOOT_DEADLINE_S)
+
+    # ---- waiting
+
+    async def _wait_new(self, shard: SupervisedShard, rolling: RollingRecord, within_s: float) -> None:
+        """Until a new process of this shard serves."""
+        await self._wait(lambda: _is_new(shard, rolling) and shard.state.is_accepting, shard, within_s, is_start=True)
+
+    async def _wait(
+        self, is_so: Callable[[], bool], shard: SupervisedShard, within_s: float, *, is_start: bool = False
+    ) -> None:
+        give_up_at = time.monotonic() + within_s
+        most_starts = shard.state.starts + BOOT_ATTEMPTS
+        while not is_so():
+            if self._is_ending:
+                raise RollingFailed("the broker is shutting down")
+            state, now = shard.state, time.monotonic()
+            # One that dies on its way is started again; one that dies often would die for ever.
+            would_fail_again = state.fatal_reason or state.starts >= most_starts
+            is_down = state.phase is Phase.STOPPED or (state.phase is Phase.BACKING_OFF and would_fail_again)
+            cannot = is_start and is_down
+            if cannot or now >= give_up_at:
+                why = f": {state.fatal_reason or state.last_reason}" if cannot else f" within {within_s:.0f} s"
+                what = "does not serve" if is_start else "has not left"
+                raise RollingFailed(f"{shard.name.lower()} {what}{why}; the other shards serve on")
+            if now - self._said_at >= SAY_EVERY_S:
+                n = self._connections(shard)
+                self._tell(f"{shard.name.lower()} is {state.phase.value}, with {n} client{'' if n == 1 else 's'}")
+            await asyncio.sleep(POLL_S)
+
+    async def _wait_left(self, spare: SupervisedShard) -> None:
+        within_s = self._leave_within_s(spare) + 2 * LEAVE_MARGIN_S
+        await self._wait(lambda: spare.state.phase is Phase.STOPPED, spare, within_s)
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._broker.is_leaving or self._broker.is_stopping
+
+    def _leave_within_s(self, shard: SupervisedShard) -> float:
+        least_s = max(LEAVE_WITHIN_S, self._broker.options.limits.lame_duck_grace_s)
+        return least_s + self._connections(shard) / CLIENTS_PER_S
+
+    def _connections(self, shard: SupervisedShard) -> int:
+        return int(self._broker.page.snapshot(shard.number)["connections"])
+
+    def _tell(self, text: str) -> None:
+        self._said_at = time.monotonic()
+        self._say(text)
+
+
+def _is_new(shard: SupervisedShard, rolling: RollingRecord) -> bool:
+    return shard.process is not None and shard.process.boot_id not in rolling.old

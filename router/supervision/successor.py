@@ -1,0 +1,95 @@
+"""The program that a running broker may be upgraded to: asks it who it is, before anything is changed.
+
+It is run with a hidden command, under the router's environment, and prints as JSON which versions of each format it
+reads and writes. Every format that this broker speaks must be among them. Called by `router.supervision.rolling`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from gnatswarm.broker.version import OWN_VERSION
+from gnatswarm.router.supervision import record
+
+# A cold interpreter with all that a shard imports, on a busy machine.
+ANSWERS_WITHIN_S = 20.0
+MOST_ANSWER_BYTES = 64 * 1024
+FORMATS_COMMAND = "_formats"
+
+
+class Unfit(Exception):
+    """The program cannot take over; the text says why."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What it prints."""
+
+    gnatswarm: str  # its version
+    pid: int
+    formats: dict[str, tuple[int, int]]  # the lowest and the highest version that it reads and writes
+
+
+def own_formats(of_shards: Mapping[str, int]) -> dict[str, int]:
+    """The versions that this broker speaks: those of keeper and shards, and the router's own."""
+    return {**of_shards, "router's record": record.RECORD_VERSION}
+
+
+def own_answer(of_shards: Mapping[str, int]) -> str:
+    """What this version prints: it reads and writes the present version of each format."""
+    formats = {name: (version, version) for name, version in own_formats(of_shards).items()}
+    return msgspec.json.encode(Answer(OWN_VERSION, os.getpid(), formats)).decode()
+
+
+async def ask(command: Sequence[str], spoken: Mapping[str, int]) -> str:
+    """The version of this program, which can take over a broker that speaks these formats. Unfit."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            FORMATS_COMMAND,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            limit=MOST_ANSWER_BYTES,
+        )
+    except OSError as error:
+        raise Unfit(f"cannot run {command[0]}: {error.strerror}") from None
+    try:
+        async with asyncio.timeout(ANSWERS_WITHIN_S):
+            said, complained = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise Unfit(f"{command[-1]} did not say within {ANSWERS_WITHIN_S:.0f} s what it is") from None
+    shown = command[0] if len(command) == 1 else " ".join(command)
+    if process.returncode:
+        last = complained.decode(errors="replace").strip().rpartition("\n")[2]
+        raise Unfit(
+            f"{shown} is no gnatswarm that can take over: exit code {process.returncode}, {last[:200] or 'no word'}"
+        )
+    try:
+        answer = msgspec.json.decode(said, type=Answer)
+    except msgspec.DecodeError:
+        raise Unfit(f"{shown} is no gnatswarm that can take over: it did not say which formats it has") from None
+    if answer.pid != process.pid:
+        raise Unfit(f"{shown} runs gnatswarm as a child of its own; it has to become gnatswarm (`exec`)")
+    why = objection(answer, spoken)
+    if why:
+        raise Unfit(f"{shown} (gnatswarm {answer.gnatswarm}) cannot take over: {why}")
+    return answer.gnatswarm
+
+
+def objection(answer: Answer, spoken: Mapping[str, int]) -> str:
+    """Why it cannot take over a broker that speaks these formats; "": it can."""
+    for name, version in spoken.items():
+        if name not in answer.formats:
+            return f"it does not know the format of {name}"
+        lowest, highest = answer.formats[name]
+        if not lowest <= version <= highest:
+            known = f"version {lowest}" if lowest == highest else f"versions {lowest} to {highest}"
+            return f"it has {known} of {name}, this broker version {version}"
+    return ""

@@ -1,0 +1,71 @@
+"""What the clients of each user and account may publish per second (`publish_limits`), counted on the shared page.
+
+One Allowance for all clients of a user in an account. Clients that wait for it are resumed by a timer each; the more
+wait, the rarer. Called by the sessions of one shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING
+
+from gnatswarm.broker.allowance import Allowance
+
+if TYPE_CHECKING:
+    from gnatswarm.broker.options import Options, PublishLimits
+    from gnatswarm.shards.boundary.page import Page
+
+# A client that waits is looked at this often at most; so many of one user or account that wait make it rarer.
+LEAST_WAIT_S = 0.005
+WAITING_PER_STEP = 16
+
+
+class Allowances:
+    """Those under one configuration."""
+
+    def __init__(self, options: Options, page: Page) -> None:
+        self._page = page
+        self._users = {user.shown: user.publish_limits for user in options.users if user.publish_limits is not None}
+        self._accounts = {one.name: one.publish_limits for one in options.accounts if one.publish_limits is not None}
+        self._made: dict[tuple[str, str], Allowance | None] = {}
+        self._waiting: Counter[Hashable] = Counter()
+
+    def of(self, user: str, account: str) -> Allowance | None:
+        """The allowance of a user's clients; None: they may publish as much as they want to."""
+        if not self._users and not self._accounts:
+            return None
+        key = (user if user in self._users else "", account)
+        if key not in self._made:
+            parts = [(b"user\0", user, self._users.get(user)), (b"account\0", account, self._accounts.get(account))]
+            self._made[key] = self._new(key, parts)
+        return self._made[key]
+
+    def _new(self, key: tuple[str, str], parts: list[tuple[bytes, str, PublishLimits | None]]) -> Allowance | None:
+        buckets: list[tuple[int, float, float, bool]] = []
+        stalls = []
+        for kind, name, limits in parts:
+            if limits is None:
+                continue
+            of_messages, of_bytes = self._page.publisher_words(kind + name.encode("utf-8", "surrogateescape"))
+            if limits.messages:
+                buckets.append((of_messages, limits.messages, limits.burst_s, False))
+            if limits.bytes:
+                buckets.append((of_bytes, limits.bytes, limits.burst_s, True))
+            if limits.stall_s:
+                stalls.append(limits.stall_s)
+        if not buckets:
+            return None
+        return Allowance(buckets, self._page, stall_s=min(stalls, default=0.0), key=key)
+
+    def wait(self, key: Hashable, wait_us: int, again: Callable[[], None]) -> None:
+        """Call `again` after this time, or somewhat later."""
+        steps = 1 + self._waiting[key] // WAITING_PER_STEP
+        self._waiting[key] += 1
+
+        def over() -> None:
+            self._waiting[key] -= 1
+            again()
+
+        asyncio.get_running_loop().call_later(max(wait_us / 1e6, LEAST_WAIT_S * steps), over)

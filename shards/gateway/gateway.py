@@ -1,0 +1,212 @@
+"""The gateway: what the one process that is connected to other servers does beside its links to siblings.
+
+It begins when this process is in step with all siblings, so that other servers are told the whole interest. It owns the
+exchange; the reactor carries the connections.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING
+
+from gnatswarm.broker.exchange import Exchange
+from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account
+from gnatswarm.shards.gateway.doors import Doors
+from gnatswarm.shards.gateway.leaf_connection import LOOP_LOOK_S
+from gnatswarm.shards.gateway.leaf_port import LeafPort
+from gnatswarm.shards.gateway.remote import Remote
+from gnatswarm.shards.gateway.routes import Routes
+from gnatswarm.shards.gateway.words import Identity
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from gnatswarm.broker.mesh import Mesh
+    from gnatswarm.broker.options import Options
+    from gnatswarm.shards.boundary.control import ControlMessage, ServerPort
+    from gnatswarm.shards.boundary.rows import LeafRow, RouteRow
+    from gnatswarm.shards.sockets.reactor import Reactor
+
+logger = logging.getLogger("gnatswarm.gateway")
+
+
+class Gateway:
+    """The connections to other servers of one broker."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        reactor: Reactor,
+        mesh: Mesh,
+        options: Options,
+        *,
+        server_id: str,
+        server_name: str,
+        ports: dict[str, ServerPort],
+        clients_at: tuple[str, int],
+        websocket_port: int,
+        next_id: Callable[[], int],
+        tell: Callable[[ControlMessage], None],
+    ) -> None:
+        self._loop = loop
+        self._reactor = reactor
+        self._options = options
+        self._identity = Identity(
+            server_id, server_name, options.server_version, options.limits.max_payload_bytes, options.headers
+        )
+        self.exchange = Exchange(mesh)
+        self._mesh = mesh
+        self._configure_accounts()
+        self._routes: Routes | None = None
+        if "cluster" in ports:
+            self._routes = Routes(
+                loop,
+                reactor,
+                self.exchange,
+                options,
+                self._identity,
+                ports["cluster"],
+                clients_at=clients_at,
+                websocket_port=websocket_port,
+                next_id=next_id,
+                tell=tell,
+                flush=self._flush,
+            )
+        self._remotes: list[Remote] = []
+        self._is_started = False
+        self._ports = ports
+        self._next_id = next_id
+        self._doors = Doors(loop, reactor)
+        self._leaf_port: LeafPort | None = None
+        self._opened_s: dict[str, float] = {}  # when a connection of an account was last closed because of a loop
+
+    def start(self) -> None:
+        """Accept other servers, and connect to those that the options name."""
+        self._is_started = True
+        acceptors: dict[str, Callable[[int, str, int], None]] = {}
+        if self._routes is not None:
+            acceptors["cluster"] = self._routes.on_accept
+            self._routes.start()
+        if "leafnodes" in self._ports:
+            self._leaf_port = LeafPort(
+                self._loop,
+                self._reactor,
+                self.exchange,
+                self._identity,
+                self._options,
+                self._ports["leafnodes"].port,
+                cluster_name=self._cluster_name,
+                next_id=self._next_id,
+                flush=self._flush,
+                opens_loop=self._opens_loop,
+            )
+            acceptors["leafnodes"] = self._leaf_port.on_accept
+        for kind, port in self._ports.items():
+            self._doors.open(kind, port.fd, acceptors[kind])
+        self._dial()
+
+    def reload(self, options: Options) -> None:
+        """Connect to what the new options name, and end what they do not name any more."""
+        self._options = options
+        if not self._is_started:
+            return
+        wanted = list(options.leafnodes.remotes)
+        for remote in list(self._remotes):
+            if remote.remote in wanted:
+                wanted.remove(remote.remote)
+            else:
+                self._remotes.remove(remote)
+                remote.close("it was removed from the configuration")
+        if self._leaf_port is not None:
+            self._leaf_port.reload(options)
+        self._dial()
+        self._configure_accounts()
+        if self._routes is not None:
+            self._routes.reload(options)
+
+    def announce_departure(self) -> None:
+        """The broker is in lame duck mode: other servers are told, and stay connected to its end."""
+        self._doors.close("leafnodes")
+        if self._routes is not None:
+            self._routes.announce_departure()
+
+    def tell_again(self) -> None:
+        """There is another router, which knows nothing of what was told before."""
+        if self._routes is not None:
+            self._routes.tell_again()
+
+    def close(self) -> None:
+        """Accept nobody any more, and end all connections."""
+        self._doors.close()
+        if self._leaf_port is not None:
+            self._leaf_port.close()
+        for remote in self._remotes:
+            remote.close("Server Shutdown")
+        self._remotes = []
+        if self._routes is not None:
+            self._routes.close()
+
+    def routes(self) -> list[RouteRow]:
+        """The routes that pass messages, for the monitoring pages."""
+        return self._routes.rows() if self._routes is not None else []
+
+    def leafs(self) -> list[LeafRow]:
+        """The leaf node connections that pass messages, for the monitoring pages."""
+        sessions = [remote.session for remote in self._remotes]
+        rows = [session.row() for session in sessions if session is not None and session.is_accepted]
+        return rows + (self._leaf_port.rows() if self._leaf_port is not None else [])
+
+    def _configure_accounts(self) -> None:
+        """Other servers may name the accounts that are configured, also those that no client here uses yet."""
+        options = self._options
+        for account in (
+            Account(options.system_account),
+            Account(GLOBAL_ACCOUNT, mappings=options.mappings),
+            *options.accounts,
+        ):
+            wanted = {_pattern(one.to) for one in account.imports if one.is_service}
+            wanted |= {_pattern(mapping.subject) for mapping in account.mappings}
+            self.exchange.set_own_interest(account.name.encode("utf-8", "surrogateescape"), wanted)
+        self.exchange.system_account = options.system_account.encode("utf-8", "surrogateescape")
+
+    def _dial(self) -> None:
+        present = [remote.remote for remote in self._remotes]
+        for remote in self._options.leafnodes.remotes:
+            if remote in present:
+                present.remove(remote)
+            else:
+                self._remotes.append(
+                    Remote(
+                        self._loop,
+                        self._reactor,
+                        self.exchange,
+                        remote,
+                        self._identity,
+                        self._options,
+                        self._flush,
+                        self._opens_loop,
+                        self._cluster_name,
+                    )
+                )
+
+    def _cluster_name(self) -> str:
+        """The present name of the cluster; "": there is none."""
+        return self._routes.name if self._routes is not None else ""
+
+    def _opens_loop(self, account: str) -> bool:
+        now_s = self._loop.time()
+        if now_s - self._opened_s.get(account, -LOOP_LOOK_S) < LOOP_LOOK_S:
+            return False
+        self._opened_s[account] = now_s
+        return True
+
+    def _flush(self) -> None:
+        self._loop.call_soon(self._reactor.finish)
+
+
+def _pattern(subject: str) -> bytes:
+    """A subject of an import or a mapping as one that can be subscribed to: its references to tokens are wildcards."""
+    tokens = ["*" if re.fullmatch(r"\$\d+|{{.*}}", token) else token for token in subject.split(".")]
+    return ".".join(tokens).encode("utf-8", "surrogateescape")

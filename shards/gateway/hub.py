@@ -1,0 +1,355 @@
+"""One leaf node connection of which this broker is the hub: its log-in, its rights, and what the leaf node says.
+
+The leaf node is told INFO at once, answers with CONNECT, and passes messages when the second INFO has told it its
+account and its rights. Its rights hold here, whatever it thinks of them: what it may not do ends the connection, as in
+nats-server since 2.14. Called by the `LeafPort` that has accepted it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from gnatswarm.broker.access.auth import Admission, Authenticator, HashedPassword
+from gnatswarm.broker.access.certificate_names import find_user, names_of
+from gnatswarm.broker.access.connect import ClientOptions
+from gnatswarm.broker.errors import AuthorizationViolation, CloseReason
+from gnatswarm.broker.options import Permissions as PermissionOptions
+from gnatswarm.broker.permissions import Permissions
+from gnatswarm.broker.quoted import quoted
+from gnatswarm.broker.subject import is_valid_subscription
+from gnatswarm.shards.gateway import words
+from gnatswarm.shards.gateway.leaf_connection import ConnectionOwner, LeafConnection
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+    from ssl import SSLObject
+
+    from gnatswarm.broker.access.auth import Identity
+    from gnatswarm.broker.access.certificate_names import CertificateNames
+    from gnatswarm.broker.exchange import Exchange
+    from gnatswarm.broker.limits import Limits
+    from gnatswarm.shards.boundary.rows import LeafRow
+    from gnatswarm.shards.clients.certificate_rule import CertificateRule
+    from gnatswarm.shards.clients.passwords import Passwords
+    from gnatswarm.shards.gateway.words import LeafConnect
+
+logger = logging.getLogger("gnatswarm.gateway")
+
+# The type of its connection, as in a user's `allowed_connection_types`.
+LEAFNODE = "LEAFNODE"
+_MOST_DENIED = 1024
+
+
+class HubOwner(ConnectionOwner, Protocol):
+    """The port that has accepted it; a reload may change the attributes."""
+
+    authenticator: Authenticator
+    certificate_rule: CertificateRule | None
+    user_names: frozenset[str]
+    maps_certificates: bool
+    limits: Limits
+    login_timeout_s: float
+    min_version: str
+    is_like_newer: bool
+    takes_headers: bool
+
+    @property
+    def passwords(self) -> Passwords:
+        """Compares passwords with hashes."""
+
+    @property
+    def cluster_name(self) -> Callable[[], str]:
+        """The present name of this broker's cluster; "": there is none."""
+
+    def info(self, session: HubSession) -> dict[str, Any]:
+        """The content of INFO for this leaf node."""
+
+    def account_of(self, identity: Identity) -> str:
+        """The account here of a leaf node that was admitted so."""
+
+    def on_accepted(self, session: HubSession) -> None:
+        """It passes messages; connections that it replaces are to be closed."""
+
+    def on_ended(self, session: HubSession) -> None:
+        """The connection has ended."""
+
+
+class HubSession(LeafConnection):
+    """The connection of one leaf node; `nonce` is what it may sign."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        exchange: Exchange,
+        owner: HubOwner,
+        *,
+        lid: int,
+        host: str,
+        port: int,
+        nonce: bytes,
+        reached: str,
+        ping_interval_s: float,
+        ping_max: int,
+    ) -> None:
+        super().__init__(loop, exchange, owner, ping_interval_s=ping_interval_s, ping_max=ping_max)
+        self._owner = owner
+        self.lid = lid
+        self.host = host
+        self.port = port
+        self.nonce = nonce
+        self.reached = reached  # our address to which it has connected
+        self.connect: LeafConnect | None = None
+        self.admission: Admission | None = None
+        self._names: CertificateNames | None = None
+        self._is_gone = False
+
+    def __str__(self) -> str:
+        address = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{address}:{self.port} - lid:{self.lid}"
+
+    # ---- handshake
+
+    def greet(self) -> None:
+        """Begin: say who we are, and wait for CONNECT. With TLS it follows on this, or precedes it."""
+        self.link.send(words.line(b"INFO", {**self._owner.info(self), "info_on_connect": True}))
+        self._timer = self._loop.call_later(self._owner.login_timeout_s, self._give_up)
+
+    def _give_up(self) -> None:
+        logger.error("%s - Authentication Timeout", self)
+        self._refuse("Authentication Timeout")
+        self._owner.flush()
+
+    def on_connect(self, raw: bytes) -> None:
+        """The leaf node says who it is."""
+        if self.connect is not None:
+            self._refuse("Unexpected CONNECT")
+            return
+        try:
+            connect = words.read_leaf_connect(raw)
+        except ValueError as error:
+            logger.error("%s - %s", self, error)
+            self._end(CloseReason.PROTOCOL_VIOLATION.text)
+            return
+        self.connect = connect
+        objection = self._objection(connect)
+        if objection:
+            logger.error("%s - %s", self, objection)
+            self._refuse(objection)
+            return
+        try:
+            self._examine(connect)
+        except AuthorizationViolation:
+            self._refuse_login()
+
+    def _objection(self, connect: LeafConnect) -> str:
+        """Why this is no leaf node that may connect, whoever it is; "": it is one."""
+        if connect.lang:
+            return "attempted to connect to leaf node port"
+        if connect.gateway:
+            return f"Rejecting connection from gateway {quoted(connect.gateway)} on the leafnode port"
+        if connect.cluster and connect.cluster == self._owner.cluster_name():
+            return "remote leafnode has same cluster name"
+        least = self._owner.min_version
+        if least and not words.is_at_least(connect.version, least):
+            return f'connection rejected since minimum version required is "{least}"'
+        return ""
+
+    def _examine(self, connect: LeafConnect) -> None:
+        given = ClientOptions(
+            user=connect.user,
+            password=connect.password,
+            # (a URL with a token has it in the place of a user's name)
+            auth_token=connect.auth_token or (connect.user if not connect.password else ""),
+            nkey=connect.nkey,
+            sig=connect.sig,
+        )
+        if self._owner.maps_certificates:
+            user = find_user(self._names, self._owner.user_names) if self._names else None
+            if user is None:
+                raise AuthorizationViolation
+            given.user = user
+        outcome = self._owner.authenticator.examine(given, self.nonce, LEAFNODE)
+        if not isinstance(outcome, HashedPassword):
+            self._log_in(outcome)
+        elif not self._owner.passwords.ask(outcome, self):
+            self._give_up()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has been closed, so that the result of its log-in is not needed."""
+        return self._is_gone
+
+    def on_compared(self, question: HashedPassword, is_same: bool | None) -> None:
+        """The result of comparing its password with the hash; None: not compared, because too many were waiting."""
+        if is_same is None:
+            self._give_up()
+        elif is_same and self._owner.authenticator.is_current(question):
+            self._log_in(question.admission)
+        else:
+            self._refuse_login()
+        self._owner.flush()
+
+    def _refuse_login(self) -> None:
+        user = (self.connect.user or self.connect.nkey) if self.connect is not None else ""
+        logger.error("%s - authentication error - User %s", self, quoted(user))
+        self._refuse("Authorization Violation")
+        self._why = CloseReason.AUTHENTICATION_FAILURE.text
+
+    def _log_in(self, admission: Admission) -> None:
+        """Its credentials are good: it gets an account and rights, and passes messages."""
+        connect = self.connect
+        assert connect is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        self.admission = admission
+        self.account = self._owner.account_of(admission.identity)
+        # Do not keep the secrets; `admission` has what a reload needs to check them again.
+        self.connect = msgspec.structs.replace(connect, password="", auth_token="", jwt="", sig="")
+        name = connect.cluster or connect.name
+        kind = "hub" if connect.is_hub else "leaf"
+        if not self.link.join(kind, self.account.encode("utf-8", "surrogateescape"), name):
+            logger.error("%s - no place for another connection to a server: there are 31 at most", self)
+            self._refuse("maximum connections exceeded")
+            return
+        self.is_accepted = True
+        self.link.takes_headers(connect.headers and self._owner.takes_headers)
+        self._apply(admission.identity)
+        self._owner.on_accepted(self)
+        limits = self._owner.limits
+        self.link.begin(limits.max_pending_bytes, limits.max_payload_bytes)
+        self._keep_pinging()
+
+    def _apply(self, identity: Identity) -> None:
+        """Give the leaf node these rights, and tell it."""
+        rights = identity.permissions or PermissionOptions()
+        self._tell(rights)
+        denied = self.connect.deny_pub or () if self.connect is not None else ()
+        denied = tuple(one for one in denied[:_MOST_DENIED] if is_valid_subscription(one.encode("utf-8", "replace")))
+        # The engine's rules are ours: what we may publish to the leaf node is what it may subscribe to.
+        rules = PermissionOptions(
+            publish_allow=rights.subscribe_allow,
+            publish_deny=(*rights.subscribe_deny, *denied),
+            subscribe_allow=rights.publish_allow,
+            subscribe_deny=rights.publish_deny,
+        )
+        self.link.set_permissions(Permissions(rules) if rules != PermissionOptions() else None)
+
+    def _tell(self, rights: PermissionOptions) -> None:
+        content = {**self._owner.info(self), "connect_info": True, "remote_account": self.account}
+        for key, allow, deny in (
+            ("import", rights.subscribe_allow, rights.subscribe_deny),
+            ("export", rights.publish_allow, rights.publish_deny),
+        ):
+            if allow is not None or deny:
+                content[key] = words.Rules(allow, deny or None)
+        self.link.send(words.line(b"INFO", content))
+
+    def reload(self) -> bool:
+        """The rules for log-ins have changed. False: under these it would not be here, and is being closed."""
+        if self.admission is None:
+            return True
+        identity = self._owner.authenticator.readmit(self.admission)
+        if identity is None or self._owner.account_of(identity) != self.account:
+            logger.error("%s - the configuration does not admit it any more", self)
+            self._refuse("Authorization Violation")
+            return False
+        if identity != self.admission.identity:
+            self.admission = msgspec.structs.replace(self.admission, identity=identity)
+            self._apply(identity)
+        return True
+
+    def is_replaced_by(self, other: HubSession) -> bool:
+        """Whether the other is the same leaf node's next connection for the same account."""
+        mine, theirs = self.connect, other.connect
+        return (
+            mine is not None
+            and theirs is not None
+            and bool(mine.name)
+            and (mine.name, mine.cluster, mine.remote_account) == (theirs.name, theirs.cluster, theirs.remote_account)
+            and self.account == other.account
+        )
+
+    def replace(self) -> None:
+        """A newer connection of the same leaf node is here."""
+        text = "Duplicate Remote LeafNode Connection"
+        logger.error("%s - %s", self, text)
+        self._refuse(text)
+
+    # ---- from the engine
+
+    def on_info(self, raw: bytes) -> None:
+        """A leaf node's INFO says nothing that is used here; but CONNECT comes first."""
+        if self.connect is None:
+            self.on_early()
+
+    def on_error(self, raw: bytes) -> None:
+        """The leaf node has refused something; where that ends the connection it closes it."""
+        text = raw.decode("utf-8", "replace").strip().strip("'")
+        logger.error("%s - Leafnode Error %s", self, quoted(text[:300]))
+        self._why = self._why or (text[:300] if "loop detected" in text.lower() else "")
+
+    def on_early(self) -> None:
+        """Something else than CONNECT came first."""
+        if not self.is_accepted:
+            self._refuse_login()
+
+    def on_refused(self, why: str, subject: bytes) -> None:
+        """The leaf node did what it may not."""
+        shown = quoted(subject[:200])
+        if why in ("Publish", "Subscription"):
+            logger.error("%s - %s Violation on %s - Check other side configuration", self, why, shown)
+            self._refuse(f"Permissions Violation for {why} to {shown}")
+            self._why = CloseReason.PROTOCOL_VIOLATION.text
+        elif why == "Payload":
+            logger.error("%s - maximum payload exceeded on %s", self, shown)
+            self._refuse("Maximum Payload Violation")
+            self._why = CloseReason.MAXIMUM_PAYLOAD_EXCEEDED.text
+        else:
+            logger.error("%s - %s: %s", self, why, shown)
+
+    def on_broken(self, why: str) -> None:
+        """Bytes that are no frame."""
+        if self.is_accepted:
+            logger.error("%s - Leafnode parser ERROR: %s", self, why)
+            self._refuse("Unknown Protocol Operation")
+            self._why = CloseReason.PROTOCOL_VIOLATION.text
+        else:
+            self._refuse_login()
+
+    def _on_ended(self, why: str) -> None:
+        self._is_gone = True
+        who = f" - Remote: {self.connect.shown}" if self._owner.is_like_newer and self.connect is not None else ""
+        account = "" if self._owner.is_like_newer else f" account: {self.account}"
+        logger.info("%s - Leafnode connection closed: %s%s%s", self, why, account, who)
+        self._owner.on_ended(self)
+
+    # ---- TLS
+
+    def on_secured(self, tls: SSLObject) -> bool:
+        """The handshake is done. False: its certificate is refused, and the connection is being closed."""
+        rule = self._owner.certificate_rule
+        objection = rule.objection(tls) if rule is not None else ""
+        if objection:
+            self.on_opening_failed(objection)
+            self.link.end()
+            return False
+        if self._owner.maps_certificates:
+            self._names = names_of(tls.getpeercert() or {})
+        return True
+
+    def on_opening_failed(self, why: str, *_: object) -> None:
+        """The handshake failed."""
+        logger.error("%s - TLS leafnode handshake error: %s", self, why)
+        self._why = CloseReason.TLS_HANDSHAKE_FAILURE.text
+
+    # ---- life
+
+    def row(self) -> LeafRow:
+        """This connection on the monitoring pages."""
+        name = self.connect.shown if self.connect is not None else ""
+        is_spoke = self.connect is not None and self.connect.is_hub
+        return self._row(name, self.host, self.port, is_spoke=is_spoke)

@@ -1,0 +1,192 @@
+"""One leaf node connection of which this broker is the leaf: the handshake, pings, and what the hub says.
+
+The hub's first INFO was read by whoever dialled (`shards.gateway.remote`); this session answers it with CONNECT, and
+passes messages when the hub has sent the INFO that says that it has accepted. Messages and interest are the engine's
+(`broker.serverlink`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gnatswarm.broker.options import Permissions as PermissionOptions
+from gnatswarm.broker.permissions import Permissions
+from gnatswarm.shards.gateway import words
+from gnatswarm.shards.gateway.credentials import log_in
+from gnatswarm.shards.gateway.leaf_connection import ConnectionOwner, LeafConnection
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from gnatswarm.broker.exchange import Exchange
+    from gnatswarm.broker.options import LeafRemote
+    from gnatswarm.shards.boundary.rows import LeafRow
+    from gnatswarm.shards.gateway.words import Identity, ServerInfo
+
+logger = logging.getLogger("gnatswarm.gateway")
+
+# A hub that has not accepted by then is none; it waits as long for CONNECT.
+ACCEPT_S = 2.0
+# Texts of the hub after which dialling again at once would only fail again.
+_WAIT_LONG = ("loop detected", "same cluster name", "permissions violation", "authorization violation")
+
+
+class LeafOwner(ConnectionOwner, Protocol):
+    """Who dialled."""
+
+    def on_accepted(self, session: LeafSession) -> None:
+        """The hub has accepted; messages pass."""
+
+    def on_ended(self, session: LeafSession, reason: str, *, wait_long: bool) -> None:
+        """The connection has ended."""
+
+    @property
+    def cluster_name(self) -> Callable[[], str]:
+        """The present name of this broker's cluster; "": there is none."""
+
+    def on_urls(self, urls: tuple[str, ...]) -> None:
+        """The hub named the addresses of its cluster."""
+
+
+class LeafSession(LeafConnection):
+    """The connection to one hub; `info` is the hub's first INFO."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        exchange: Exchange,
+        owner: LeafOwner,
+        remote: LeafRemote,
+        identity: Identity,
+        info: ServerInfo,
+        *,
+        address: str,
+        login: tuple[str, str],
+        is_encrypted: bool,
+        ping_interval_s: float,
+        ping_max: int,
+    ) -> None:
+        super().__init__(loop, exchange, owner, ping_interval_s=ping_interval_s, ping_max=ping_max)
+        self._owner = owner
+        self._identity = identity
+        self._login = login
+        self._is_encrypted = is_encrypted
+        self.remote = remote
+        self.account = remote.account
+        self.info = info
+        self.address = address
+
+    def __str__(self) -> str:
+        return f"leaf node connection to {self.address}"
+
+    # ---- handshake
+
+    def start(self) -> None:
+        """Answer the hub's first INFO."""
+        info, remote = self.info, self.remote
+        content: dict[str, Any] = {
+            "version": self._identity.version,
+            "tls_required": self._is_encrypted,
+            "server_id": self._identity.server_id,
+            "name": self._identity.server_name,
+            # A hub passes nothing between leaf nodes of one cluster, which has its own way for it.
+            "cluster": self._owner.cluster_name() or self._identity.server_name,
+            "headers": self._identity.headers,
+            # A newer hub then closes an older connection of ours that it still holds.
+            "remote_account": remote.account,
+            "deny_pub": list(remote.deny_imports) or None,
+            **log_in(
+                user=self._login[0],
+                password=self._login[1],
+                jwt=remote.jwt,
+                seed=remote.seed,
+                nonce=info.nonce,
+            ),
+        }
+        self.link.send(words.line(b"CONNECT", content))
+        if info.info_on_connect:
+            self._timer = self._loop.call_later(ACCEPT_S, self._give_up)
+        else:
+            self._accepted(info)
+
+    def _give_up(self) -> None:
+        self._why = f"the hub did not accept within {ACCEPT_S:g} s"
+        self._refuse("Stale Leaf Node Connection - Closing")
+        self._owner.flush()
+
+    def _accepted(self, info: ServerInfo) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.is_accepted = True
+        self.link.takes_headers(info.headers and self._identity.headers)
+        if not self.link.join("hub", self.remote.account.encode("utf-8", "surrogateescape"), ""):
+            self._end("there is no room for another connection to a server (31 at most)", wait_long=True)
+            return
+        self._apply_permissions(info)
+        self.link.begin()
+        self._keep_pinging()
+        self._owner.on_accepted(self)
+
+    def _apply_permissions(self, info: ServerInfo) -> None:
+        """What the hub allows, and what the configuration denies: in its INFO, `export` is what a leaf may publish."""
+        exports, imports = info.exports or words.Rules(), info.imports or words.Rules()
+        rules = PermissionOptions(
+            publish_allow=exports.allow or None,
+            publish_deny=(*(exports.deny or ()), *self.remote.deny_exports),
+            subscribe_allow=imports.allow or None,
+            subscribe_deny=(*(imports.deny or ()), *self.remote.deny_imports),
+        )
+        self.link.set_permissions(Permissions(rules) if rules != PermissionOptions() else None)
+
+    # ---- from the engine
+
+    def on_info(self, raw: bytes) -> None:
+        """A later INFO: that the hub has accepted, or that something has changed."""
+        try:
+            info = words.read_info(raw)
+        except ValueError as error:
+            self._end(str(error))
+            return
+        if info.leafnode_urls:
+            self._owner.on_urls(info.leafnode_urls)
+        if not self.is_accepted:
+            if info.connect_info or not self.info.info_on_connect:
+                self._accepted(info)
+        elif info.imports is not None or info.exports is not None:
+            self._apply_permissions(info)
+
+    def on_connect(self, _raw: bytes) -> None:
+        """A hub does not say CONNECT."""
+        self._end("the hub sent CONNECT")
+
+    def on_error(self, raw: bytes) -> None:
+        """The hub has refused something; it closes the connection itself, where that ends it."""
+        text = raw.decode("utf-8", "replace").strip().strip("'")
+        folded = text.lower()
+        if any(said in folded for said in _WAIT_LONG):
+            self._wait_long = True
+        self._why = self._why or f"the hub said: {text[:300]}"
+        logger.error("%s: the hub said: %s", self, text[:300])
+
+    def on_early(self) -> None:
+        """Interest or a message before the hub has accepted."""
+        self._end("interest came before the hub had accepted")
+
+    def _on_ended(self, why: str) -> None:
+        self._owner.on_ended(self, why, wait_long=self._wait_long)
+
+    # ---- TLS
+
+    def on_secured(self, _tls: object) -> bool:
+        """The handshake is done, and the hub's certificate is good."""
+        self.start()
+        return True
+
+    # ---- life
+
+    def row(self) -> LeafRow:
+        """This connection on the monitoring pages."""
+        host, _, port = self.address.rpartition(":")
+        return self._row(self.info.shown, host.strip("[]"), int(port), is_spoke=True)

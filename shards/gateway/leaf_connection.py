@@ -1,0 +1,196 @@
+"""One leaf node connection, whichever end of it is the hub: pings, loops, errors, and how it ends.
+
+`shards.gateway.leaf` is the end of a leaf node, `shards.gateway.hub` that of a hub: they add their handshakes. Messages
+and interest are the engine's (`broker.serverlink`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.serverlink import ServerLink
+from gnatswarm.shards.boundary.rows import LeafRow
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from gnatswarm.broker.exchange import Exchange
+
+logger = logging.getLogger("gnatswarm.gateway")
+
+# Both ends ping whatever the traffic, as nats-server does: the first time soon, because it measures the round trip.
+FIRST_PING_S = 1.0
+# How long a loop that another connection has just opened may still seem to be there.
+LOOP_LOOK_S = 2.0
+
+
+class ConnectionOwner(Protocol):
+    """What both ends need of their owner."""
+
+    def opens_loop(self, account: str) -> bool:
+        """Whether this connection is the one to close; False: another one was closed just now."""
+
+    @property
+    def flush(self) -> Callable[[], None]:
+        """Sends what was queued outside of the reactor's round."""
+
+
+class LeafConnection:
+    """The session of a `ServerLink`; `account` is the one here that it shares, known when it passes messages."""
+
+    account = ""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        exchange: Exchange,
+        owner: ConnectionOwner,
+        *,
+        ping_interval_s: float,
+        ping_max: int,
+    ) -> None:
+        self._loop = loop
+        self._connection_owner = owner
+        self._ping_interval_s = ping_interval_s
+        self._ping_max = ping_max
+        self.is_accepted = False
+        self.rtt_us = 0
+        self.opened_s = loop.time()
+        self._pinged_s = 0.0
+        self._pings_out = 0
+        self._why = ""
+        self._wait_long = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop_timer: asyncio.TimerHandle | None = None
+        self.link = ServerLink(exchange, self, is_route=False)
+
+    # ---- from the engine
+
+    def on_info(self, raw: bytes) -> None:
+        """An INFO of the other end."""
+        raise NotImplementedError
+
+    def on_connect(self, raw: bytes) -> None:
+        """A CONNECT of the other end."""
+        raise NotImplementedError
+
+    def on_error(self, raw: bytes) -> None:
+        """The other end has refused something."""
+        raise NotImplementedError
+
+    def on_early(self) -> None:
+        """Interest or a message before the connection was accepted."""
+        raise NotImplementedError
+
+    def on_interest(self) -> None:
+        """Only routes have spare connections."""
+
+    def on_pong(self) -> None:
+        """A PING of ours was answered."""
+        if self._pings_out:
+            self.rtt_us = max(1, round((self._loop.time() - self._pinged_s) * 1e6))
+        self._pings_out = 0
+
+    def on_loop(self, begins: bool) -> None:
+        """Our own loop subject came back, so that messages would go round; or it is gone again.
+
+        Both ends of a loop hear of it. One closed connection opens it: the other waits whether that was enough.
+        """
+        if self._loop_timer is not None:
+            self._loop_timer.cancel()
+            self._loop_timer = None
+        if not begins:
+            return
+        if self._connection_owner.opens_loop(self.account):
+            self._end_loop()
+        else:
+            self._loop_timer = self._loop.call_later(LOOP_LOOK_S, self._end_loop)
+
+    def _end_loop(self) -> None:
+        text = f'Loop detected for leafnode account="{self.account}". Delaying attempt to reconnect for 30s'
+        self._refuse(text, wait_long=True)
+        self._connection_owner.flush()
+
+    def on_unknown_account(self, account: bytes) -> None:
+        """Frames of a leaf node connection name no account."""
+
+    def on_refused(self, why: str, subject: bytes) -> None:
+        """An operation that has no effect."""
+        logger.error("%s: %s: %r", self, why, subject)
+
+    def on_broken(self, why: str) -> None:
+        """Bytes that are no frame; the link is being closed."""
+        self._why = self._why or why
+
+    def on_closed(self, reason: int) -> None:
+        """The connection has ended."""
+        for timer in (self._timer, self._loop_timer):
+            if timer is not None:
+                timer.cancel()
+        self.link.leave()
+        self._on_ended(self._why or CloseReason(reason).text)
+
+    def _on_ended(self, why: str) -> None:
+        """The connection has ended, and its interest is dropped."""
+        raise NotImplementedError
+
+    # ---- TLS
+
+    def on_opening_failed(self, why: str, *_: object) -> None:
+        """The handshake failed."""
+        self._why = f"TLS handshake error: {why}"
+
+    def on_wire_error(self, text: str) -> None:
+        """Encryption failed later."""
+        self._why = f"TLS error: {text}"
+
+    # ---- life
+
+    def _row(self, name: str, host: str, port: int, *, is_spoke: bool) -> LeafRow:
+        link = self.link
+        return LeafRow(
+            name=name,
+            account=self.account,
+            host=host,
+            port=port,
+            is_spoke=is_spoke,
+            rtt_us=self.rtt_us,
+            in_msgs=link.in_msgs,
+            out_msgs=link.out_msgs,
+            in_bytes=link.in_bytes,
+            out_bytes=link.out_bytes,
+            pending_bytes=link.pending_bytes,
+            subscriptions=link.subscriptions,
+        )
+
+    def close(self, why: str) -> None:
+        """End it, for this reason."""
+        self._end(why)
+
+    def _refuse(self, text: str, *, wait_long: bool = False) -> None:
+        """End it, and tell the other end why."""
+        self.link.send(f"-ERR '{text}'\r\n".encode("utf-8", "surrogateescape"))
+        self._end(text, wait_long=wait_long)
+
+    def _end(self, why: str, *, wait_long: bool = False) -> None:
+        self._why = self._why or why
+        self._wait_long = self._wait_long or wait_long
+        self.link.end()
+
+    def _keep_pinging(self) -> None:
+        """From now on ping the other end; it is accepted."""
+        self._timer = self._loop.call_later(FIRST_PING_S, self._ping)
+
+    def _ping(self) -> None:
+        if self._pings_out >= self._ping_max:
+            self._refuse("Stale Connection")
+            self._connection_owner.flush()
+            return
+        self._pings_out += 1
+        self._pinged_s = self._loop.time()
+        self.link.send(b"PING\r\n")
+        self._connection_owner.flush()
+        self._timer = self._loop.call_later(self._ping_interval_s, self._ping)

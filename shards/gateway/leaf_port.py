@@ -1,0 +1,215 @@
+"""The port for leaf nodes: accepts them, and has what all their sessions share.
+
+Users of `leafnodes { authorization }` log in here if there are any, and then no others; else the broker's own users do.
+A leaf node without credentials is admitted only where a client without would be.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gnatswarm.broker.access.auth import NOBODY, Authenticator, Verdicts
+from gnatswarm.broker.access.nkey import new_nonce
+from gnatswarm.broker.info import advertised
+from gnatswarm.shards.clients.passwords import Passwords
+from gnatswarm.shards.gateway.hub import HubSession
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from gnatswarm.broker.access.auth import Identity
+    from gnatswarm.broker.exchange import Exchange
+    from gnatswarm.broker.options import Options
+    from gnatswarm.shards.boundary.rows import LeafRow
+    from gnatswarm.shards.clients.certificate_rule import CertificateRule
+    from gnatswarm.shards.gateway.words import Identity as OwnIdentity
+    from gnatswarm.shards.sockets.gate import Gate
+    from gnatswarm.shards.sockets.reactor import Reactor
+
+logger = logging.getLogger("gnatswarm.gateway")
+
+_EVERY_ADDRESS = ("", "0.0.0.0", "::")
+# Leaf nodes that have not logged in, of one port: each holds a descriptor for two seconds at most.
+MOST_WAITING = 256
+
+
+class LeafPort:
+    """The leaf nodes of one broker.
+
+    `port` is the bound one; `next_id` gives numbers that no client has. `flush` sends what was queued outside of
+    the reactor's round; `opens_loop` says whether a connection that finds a loop is to be closed, or another one was
+    just now.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        reactor: Reactor,
+        exchange: Exchange,
+        identity: OwnIdentity,
+        options: Options,
+        port: int,
+        *,
+        cluster_name: Callable[[], str],
+        next_id: Callable[[], int],
+        flush: Callable[[], None],
+        opens_loop: Callable[[str], bool],
+    ) -> None:
+        self._loop = loop
+        self._reactor = reactor
+        self._exchange = exchange
+        self._identity = identity
+        self._port = port
+        self.flush = flush
+        self.opens_loop = opens_loop
+        self._verdicts = Verdicts()
+        self.passwords = Passwords(self._verdicts)
+        self.sessions: list[HubSession] = []
+        self.cluster_name = cluster_name
+        self._next_id = next_id
+        self._configure(options)
+
+    def _configure(self, options: Options) -> None:
+        leafnodes = options.leafnodes
+        self._options = options
+        self.limits = options.limits
+        self.login_timeout_s = leafnodes.auth_timeout_s + (leafnodes.tls.timeout_s if leafnodes.tls.is_on else 0.0)
+        self.min_version = leafnodes.min_version
+        self.is_like_newer = options.is_like_newer
+        self.takes_headers = options.headers
+        own = options
+        if leafnodes.users:
+            own = msgspec.structs.replace(
+                options, auth_token="", auth_user="", auth_password="", users=leafnodes.users, no_auth_user=""
+            )
+        self.authenticator = Authenticator(own, self._verdicts)
+        self.user_names = frozenset(user.name for user in own.users)
+        self.maps_certificates = leafnodes.tls.verify_and_map
+        self._gate: Gate | None = None
+        self.certificate_rule: CertificateRule | None = None
+        if leafnodes.tls.is_on:
+            from gnatswarm.shards.boundary.certificates import server_context
+            from gnatswarm.shards.clients.certificate_rule import certificate_rule
+            from gnatswarm.shards.sockets.gate import Gate
+
+            tls = leafnodes.tls
+            context = server_context(tls)
+            self._gate = Gate(
+                context=context,
+                timeout_s=tls.timeout_s,
+                is_silent=tls.handshake_first,
+                fallback_s=tls.handshake_fallback_s,
+            )
+            self.certificate_rule = certificate_rule(tls, context)
+
+    def reload(self, options: Options) -> None:
+        """Use the new options; leaf nodes that they do not admit are closed."""
+        self._configure(options)
+        for session in list(self.sessions):
+            session.reload()
+        self.flush()
+
+    def close(self) -> None:
+        """End all connections."""
+        for session in list(self.sessions):
+            session.close("Server Shutdown")
+        self.passwords.close()
+
+    def rows(self) -> list[LeafRow]:
+        """The leaf nodes that pass messages, for the monitoring pages."""
+        return [session.row() for session in self.sessions if session.is_accepted]
+
+    # ---- connections
+
+    def on_accept(self, fd: int, host: str, port: int) -> None:
+        """Take over a new connection of the port."""
+        if sum(not session.is_accepted for session in self.sessions) >= MOST_WAITING:
+            logger.error("%s:%d - too many connections that have not logged in: closed", host, port)
+            socket.close(fd)
+            return
+        session = HubSession(
+            self._loop,
+            self._exchange,
+            self,
+            lid=self._next_id(),
+            host=host,
+            port=port,
+            nonce=new_nonce(),
+            reached=_local_host(fd),
+            ping_interval_s=self.limits.ping_interval_s,
+            ping_max=self.limits.ping_max,
+        )
+        self.sessions.append(session)
+        logger.info("%s - Leafnode connection created", session)
+        gate = self._gate
+        if gate is None:
+            self._reactor.open(fd, session.link, session)
+        else:
+            from gnatswarm.shards.sockets.layered import LayeredSocket
+
+            layered = LayeredSocket(gate)
+            self._reactor.open(fd, session.link, session, layered)
+            if gate.is_silent and gate.fallback_s:
+                self._loop.call_later(gate.fallback_s, layered.speak_first)
+        session.greet()
+
+    # ---- for the sessions
+
+    def info(self, session: HubSession) -> dict[str, Any]:
+        """The content of INFO for this leaf node."""
+        own = self._identity
+        host = self._options.leafnodes.host
+        if host in _EVERY_ADDRESS:
+            host = session.reached  # an address of ours at which it has reached us
+        host, port = advertised(self._options.leafnodes.advertise, host, self._port)
+        url = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        tls = self._options.leafnodes.tls
+        return {
+            "server_id": own.server_id,
+            "server_name": own.server_name,
+            "version": own.version,
+            "proto": 1,
+            "go": "",
+            "host": host,
+            "port": port,
+            "headers": own.headers,
+            "auth_required": True,
+            "tls_required": tls.is_on or None,
+            "tls_verify": tls.asks_for_certificate or None,
+            "max_payload": self.limits.max_payload_bytes,
+            "ip": url,
+            "client_id": session.lid,
+            "nonce": session.nonce.decode(),
+            "cluster": self.cluster_name() or None,
+            "leafnode_urls": [] if self._options.leafnodes.no_advertise else [url],
+        }
+
+    def account_of(self, identity: Identity) -> str:
+        """The account here of a leaf node that was admitted so."""
+        default = self._options.leafnodes.account
+        return default if default and identity is NOBODY else identity.account
+
+    def on_accepted(self, session: HubSession) -> None:
+        """It passes messages: older connections of the same leaf node end."""
+        for other in list(self.sessions):
+            if other is not session and other.is_accepted and other.is_replaced_by(session):
+                other.replace()
+
+    def on_ended(self, session: HubSession) -> None:
+        """The connection has ended."""
+        self.sessions.remove(session)
+
+
+def _local_host(fd: int) -> str:
+    with socket.socket(fileno=fd) as sock:
+        try:
+            host = str(sock.getsockname()[0])
+        except OSError:
+            host = "127.0.0.1"
+        sock.detach()
+    return host.removeprefix("::ffff:")

@@ -1,0 +1,285 @@
+"""One hub that this broker is a leaf node of: dials it, again and again, and keeps what it knows of its addresses.
+
+It reads the hub's first INFO, because that decides whether TLS follows, and shows that the port is a leaf node port;
+then `shards.gateway.leaf` has the connection. Every wait has an end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import ssl
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from gnatswarm.shards.gateway import words
+from gnatswarm.shards.gateway.leaf import LeafSession
+from gnatswarm.shards.sockets.gate import Gate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gnatswarm.broker.exchange import Exchange
+    from gnatswarm.broker.options import LeafRemote, Options
+    from gnatswarm.shards.gateway.words import Identity
+    from gnatswarm.shards.sockets.reactor import Reactor
+
+logger = logging.getLogger("gnatswarm.gateway")
+
+CONNECT_S = 1.0
+# nats-server as the dialler waits one second for INFO; two leave room for a busy hub.
+FIRST_INFO_S = 2.0
+MOST_INFO_BYTES = 65536
+# After a loop, or a refusal that would only come again.
+LONG_WAIT_S = 30.0
+# Addresses that a hub may name; a cluster has fewer servers.
+MOST_URLS = 64
+# A failure that repeats is logged at the first time, and then every so many tries.
+TELL_EVERY = 60
+# As for links between shards: one round of a busy client should fit.
+SOCKET_BUFFER_BYTES = 1024 * 1024
+
+
+class Address(msgspec.Struct, frozen=True):
+    """One address to dial."""
+
+    host: str
+    port: int
+    login: tuple[str, str] = ("", "")
+    tls: bool = False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def address_of(url: str, default_port: int) -> Address:
+    """The address in a URL such as nats://user:password@host:7422. ValueError: it has none."""
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    if not parts.hostname:
+        raise ValueError(f"no host in {parts.scheme}://…")
+    login = unquote(parts.username or ""), unquote(parts.password or "")
+    return Address(parts.hostname, parts.port or default_port, login, parts.scheme in ("tls", "wss"))
+
+
+async def connected(loop: asyncio.AbstractEventLoop, address: Address, timeout_s: float) -> socket.socket:
+    """A connection to this address: of a name with several addresses, the first that answers. OSError."""
+    found = await asyncio.wait_for(
+        loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM), timeout=max(timeout_s, 5.0)
+    )
+    last: OSError = OSError(f"{address.host} has no address")
+    for family, kind, protocol, _name, where in found:
+        sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
+        try:
+            await asyncio.wait_for(loop.sock_connect(sock, where), timeout_s)
+        except TimeoutError:
+            sock.close()
+            last = TimeoutError(f"no connection within {timeout_s:g} s")
+        except OSError as error:
+            sock.close()
+            last = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+            return sock
+    raise last
+
+
+async def read_line(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> bytes:
+    """One line, and not a byte more: what follows may be TLS. ConnectionError, ValueError."""
+    line = b""
+    while True:
+        ready = loop.create_future()
+        loop.add_reader(sock.fileno(), lambda done=ready: done.done() or done.set_result(None))  # type: ignore[misc]
+        try:
+            await ready
+        finally:
+            loop.remove_reader(sock.fileno())
+        seen = sock.recv(MOST_INFO_BYTES, socket.MSG_PEEK)
+        if not seen:
+            raise ConnectionError("it closed the connection")
+        end = seen.find(b"\n")
+        line += sock.recv(end + 1 if end >= 0 else len(seen))
+        if end >= 0:
+            return line
+        if len(line) > MOST_INFO_BYTES:
+            raise ValueError("its first line has no end")
+
+
+class Remote:
+    """The connection to one configured hub.
+
+    `flush` sends what was queued outside of the reactor's round; `opens_loop` says whether a connection that finds a
+    loop is to be closed, or another one was just now; `cluster_name` is that of this broker's cluster, "": it has none.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        reactor: Reactor,
+        exchange: Exchange,
+        remote: LeafRemote,
+        identity: Identity,
+        options: Options,
+        flush: Callable[[], None],
+        opens_loop: Callable[[str], bool],
+        cluster_name: Callable[[], str],
+    ) -> None:
+        self._loop = loop
+        self._reactor = reactor
+        self._exchange = exchange
+        self._identity = identity
+        self._options = options
+        self.remote = remote
+        self.flush = flush
+        self.opens_loop = opens_loop
+        self.cluster_name = cluster_name
+        self.session: LeafSession | None = None
+        self._configured = [address_of(url, 7422) for url in remote.urls]
+        self._discovered: list[Address] = []
+        self._failures = 0
+        self._waits_long = False
+        self._over: asyncio.Future[None] | None = None
+        self._task = loop.create_task(self._run())
+        self._task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._loop.call_exception_handler({"message": "dialling a hub failed", "exception": error})
+
+    def close(self, why: str) -> None:
+        """End the connection, and dial no more."""
+        self._task.cancel()
+        if self.session is not None:
+            self.session.close(why)
+            self.flush()
+
+    # ---- dialling
+
+    async def _run(self) -> None:
+        addresses: list[Address] = []
+        while True:
+            if not addresses:
+                addresses = [*self._configured, *self._discovered]
+                if len(addresses) > 1:
+                    random.shuffle(addresses)
+            address = addresses.pop()
+            self._waits_long = False
+            try:
+                await self._connect(address)
+            except (OSError, ValueError, ssl.SSLError) as error:
+                self._failed(address, str(error) or type(error).__name__)
+            await asyncio.sleep(LONG_WAIT_S if self._waits_long else self.remote.reconnect_s)
+
+    def _failed(self, address: Address, why: str) -> None:
+        self._failures += 1
+        if self._failures == 1 or self._failures % TELL_EVERY == 0:
+            logger.error(
+                "Error trying to connect as leafnode to remote server %s (attempt %d): %s", address, self._failures, why
+            )
+
+    async def _connect(self, address: Address) -> None:
+        """Connect, and return when that connection has ended."""
+        sock = await connected(self._loop, address, CONNECT_S)
+        try:
+            raw = await asyncio.wait_for(read_line(self._loop, sock), FIRST_INFO_S)
+            if not raw[:5].lower() == b"info ":
+                raise ValueError(f"it is no NATS server: it began with {raw[:40]!r}")
+            info = words.read_info(raw[5:])
+            if not info.client_id or info.leafnode_urls is None:
+                raise ValueError("this is not a leaf node port: its INFO has no leafnode_urls")
+            if info.server_id == self._identity.server_id:
+                self._waits_long = True
+                raise ValueError("this broker itself listens there")
+            gate = self._gate(address, is_wanted=info.tls_required)
+        except TimeoutError:
+            sock.close()
+            raise TimeoutError(f"no INFO within {FIRST_INFO_S:g} s") from None
+        except BaseException:
+            sock.close()
+            raise
+        if info.leafnode_urls:
+            self.on_urls(info.leafnode_urls)
+        self._over = self._loop.create_future()
+        session = self.session = LeafSession(
+            self._loop,
+            self._exchange,
+            self,
+            self.remote,
+            self._identity,
+            info,
+            address=str(address),
+            login=address.login if address.login[0] else self._configured[0].login,
+            is_encrypted=gate is not None,
+            ping_interval_s=self._options.limits.ping_interval_s,
+            ping_max=self._options.limits.ping_max,
+        )
+        if gate is None:
+            self._reactor.open(sock.detach(), session.link, session)
+            session.start()
+        else:
+            from gnatswarm.shards.sockets.layered import LayeredSocket
+
+            layered = LayeredSocket(gate)
+            self._reactor.open(sock.detach(), session.link, session, layered)
+            layered.connect()
+        self.flush()
+        await self._over
+
+    def _gate(self, address: Address, *, is_wanted: bool) -> Gate | None:
+        """How to encrypt; None: not at all. ValueError for files that cannot be used."""
+        tls = self.remote.tls
+        if not (is_wanted or tls.is_on or address.tls):
+            return None
+        context = ssl.create_default_context(cafile=tls.ca_file or None)
+        if tls.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if tls.cert_file:
+            context.load_cert_chain(tls.cert_file, tls.key_file or None)
+        return Gate(context=context, timeout_s=tls.timeout_s, server_hostname=address.host)
+
+    # ---- from the session
+
+    def on_accepted(self, session: LeafSession) -> None:
+        """The hub has accepted."""
+        self._failures = 0
+        logger.info(
+            "Leafnode connection created to %s (%s) for account: %s",
+            session.address,
+            session.info.shown,
+            session.remote.account,
+        )
+
+    def on_ended(self, session: LeafSession, reason: str, *, wait_long: bool) -> None:
+        """The connection has ended."""
+        self._waits_long = wait_long
+        if session.is_accepted:
+            logger.info("Leafnode connection to %s closed: %s", session.address, reason)
+        else:
+            address = session.address
+            self._failures += 1
+            if self._failures == 1 or self._failures % TELL_EVERY == 0:
+                logger.error("Leafnode connection to %s was not made: %s", address, reason)
+        self.session = None
+        if self._over is not None and not self._over.done():
+            self._over.set_result(None)
+
+    def on_urls(self, urls: tuple[str, ...]) -> None:
+        """The hub named the addresses of its cluster."""
+        known = {(one.host, one.port) for one in self._configured}
+        found = []
+        for url in urls[:MOST_URLS]:
+            try:
+                address = address_of(url, 7422)
+            except ValueError:
+                continue
+            if (address.host, address.port) not in known:
+                found.append(msgspec.structs.replace(address, login=self._configured[0].login))
+        self._discovered = found

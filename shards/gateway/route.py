@@ -1,0 +1,407 @@
+"""One connection to another member of the cluster: the handshake of both ends, pings, and what the member says.
+
+Who accepted sends INFO at once; who dialled answers it with CONNECT and INFO. A member is known, and told the interest
+here, when its INFO has come: newer nats-servers make a second connection for $SYS, with the same CONNECT, which they
+end themselves when they have read that here is one connection for all accounts. Messages and interest are the engine's
+(`broker.serverlink`); which connections there are is decided by `shards.gateway.routes`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.permissions import Permissions
+from gnatswarm.broker.serverlink import ServerLink
+from gnatswarm.shards.boundary.rows import RouteRow
+from gnatswarm.shards.gateway import words
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from gnatswarm.broker.exchange import Exchange
+    from gnatswarm.broker.options import Cluster
+    from gnatswarm.shards.gateway.remote import Address
+    from gnatswarm.shards.gateway.words import ServerConnect, ServerInfo
+
+logger = logging.getLogger("gnatswarm.gateway")
+
+# The first ping comes soon, because it measures the round trip; later ones at least this often.
+FIRST_PING_S = 1.0
+LONGEST_PING_S = 30.0
+# nats-server says this to the connection for $SYS, which it makes beside the ordinary one.
+_NO_DEDICATED = "not possible to have a dedicated route"
+CLIENT_PORT = "attempted to connect to route port"
+
+
+class RouteOwner(Protocol):
+    """The routes of this broker."""
+
+    @property
+    def flush(self) -> Callable[[], None]:
+        """Sends what was queued outside of the reactor's round."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """The options."""
+
+    def hello(self) -> bytes:
+        """Our INFO line."""
+
+    def introduction(self, session: RouteSession) -> bytes:
+        """Our CONNECT line."""
+
+    def objection_to_name(self, name: str, session: RouteSession, *, is_dynamic: bool) -> str:
+        """Why a member of a cluster of this name cannot be connected; "": it can, perhaps because ours has changed."""
+
+    def on_introduced(self, session: RouteSession) -> None:
+        """The member's INFO has come, and it is none of ours."""
+
+    def on_frames(self, session: RouteSession) -> None:
+        """The member passes messages or interest on a connection that is not its only one."""
+
+    def on_gossip(self, session: RouteSession, info: ServerInfo) -> None:
+        """The member told of another one."""
+
+    def on_news(self, session: RouteSession, info: ServerInfo) -> None:
+        """The member told something new of itself."""
+
+    def on_self(self, session: RouteSession) -> None:
+        """It is this broker that was dialled."""
+
+    def is_known(self, server_id: str) -> bool:
+        """Whether that member is connected."""
+
+    def on_ended(self, session: RouteSession, reason: str) -> None:
+        """The connection has ended."""
+
+
+class RouteSession:
+    """One connection; `dialled` is the address that was, None: it was accepted."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        exchange: Exchange,
+        owner: RouteOwner,
+        *,
+        rid: int,
+        host: str,
+        port: int,
+        dialled: Address | None,
+        is_configured: bool,
+        identity: words.Identity,
+        ping_interval_s: float,
+        ping_max: int,
+    ) -> None:
+        self._loop = loop
+        self._owner = owner
+        self._identity = identity
+        self._ping_interval_s = min(ping_interval_s, LONGEST_PING_S)
+        self._ping_max = ping_max
+        self.rid = rid
+        self.host = host
+        self.port = port
+        self.dialled = dialled
+        self.is_configured = is_configured
+        self.info: ServerInfo | None = None  # of the member, once it has come
+        self.raw_info: dict[str, Any] = {}
+        self.is_member = False  # it passes messages and is told interest
+        self.is_duplicate = False
+        self.is_self = False
+        self.was_member = False
+        self.rtt_us = 0
+        self.opened_us = time.time_ns() // 1000
+        self.introduced_s = 0.0  # when its INFO had come, by the loop's clock
+        self._has_connected = dialled is not None  # its CONNECT was accepted
+        self._pinged_s = 0.0
+        self._pings_out = 0
+        self._why = ""
+        self._is_quiet = False
+        self._has_started = False
+        self._is_on_trial = False  # logged in, and the member has not said that it takes it
+        self._timer = loop.call_later(FIRST_PING_S, self._ping)
+        self._login_timer = None if dialled is not None else self._login_deadline()
+        self.over: asyncio.Future[None] = loop.create_future()
+        self.link = ServerLink(exchange, self, is_route=True)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port} - rid:{self.rid}"
+
+    def _login_deadline(self) -> asyncio.TimerHandle:
+        return self._loop.call_later(self._owner.cluster.auth_timeout_s, self._too_late)
+
+    # ---- handshake
+
+    def start(self) -> None:
+        """The connection is there, and encrypted where it shall be."""
+        self._has_started = True
+        if self.dialled is None:
+            self.link.send(self._owner.hello())
+
+    def on_secured(self, _tls: object) -> bool:
+        """The TLS handshake is done, and the other end's certificate is good."""
+        self.start()
+        return True
+
+    def on_opening_failed(self, why: str, *_: object) -> None:
+        """The TLS handshake failed; on_closed follows."""
+        self._why = f"TLS route handshake error: {why}"
+        if self.dialled is None:
+            logger.error("%s - %s", self, self._why)
+
+    def on_wire_error(self, text: str) -> None:
+        """Encryption failed later; on_closed follows."""
+        self._why = f"TLS error: {text}"
+
+    def on_connect(self, raw: bytes) -> None:
+        """The member, or whoever it is, introduces itself."""
+        if self.dialled is not None:
+            self.refuse("the other server sent CONNECT, but was dialled")
+            return
+        try:
+            said = words.read_connect(raw)
+        except ValueError as error:
+            self.refuse(str(error))
+            return
+        if said.lang is not None or said.gateway is not None:
+            self.refuse(CLIENT_PORT, CLIENT_PORT)
+        elif not self._is_right(said):
+            self.refuse("Authorization Violation", "Authorization Violation")
+        elif said.name == self._identity.server_id:
+            self.is_self = self._is_quiet = True
+            self._end("it is this broker itself")
+        elif why := self._owner.objection_to_name(said.cluster, self, is_dynamic=said.cluster_dynamic):
+            self.refuse(why, why)
+        else:
+            self._has_connected = True
+
+    def _is_right(self, said: ServerConnect) -> bool:
+        import hmac
+
+        cluster = self._owner.cluster
+        if not cluster.user:
+            return True
+        pairs = (said.user, cluster.user), (said.password, cluster.password)
+        right = [hmac.compare_digest(given.encode(), wanted.encode()) for given, wanted in pairs]
+        return all(right)
+
+    def _too_late(self) -> None:
+        if not self._has_connected:
+            self.refuse("Authentication Timeout", "Authentication Timeout")
+            self._owner.flush()
+
+    def on_info(self, raw: bytes) -> None:
+        """Who the member is; later, what is new of it, or of others."""
+        try:
+            info = words.read_info(raw)
+        except ValueError as error:
+            self.refuse(str(error))
+            return
+        if not self._has_connected:
+            self.refuse("Authorization Violation", "Authorization Violation")
+        elif self.info is None:
+            self._introduced(info, raw)
+        elif info.server_id == self.info.server_id:
+            self._apply_permissions(info)
+            self._owner.on_news(self, info)
+        elif self.is_member:
+            self._owner.on_gossip(self, info)
+
+    def _introduced(self, info: ServerInfo, raw: bytes) -> None:
+        import msgspec
+
+        if not info.server_id or not info.server_name:
+            self.refuse("its INFO has no server_id or server_name")
+            return
+        if info.client_id:
+            self.refuse("it is a port for clients, or for leaf nodes")
+            return
+        if info.server_id == self._identity.server_id:
+            self.is_self = self._is_quiet = True
+            self._owner.on_self(self)
+            self._end("it is this broker itself")
+            return
+        if self.dialled is None and info.server_name == self._identity.server_name:
+            self.refuse(f'Remote server has a duplicate name: "{info.server_name[:200]}"')
+            return
+        if info.cluster and (why := self._owner.objection_to_name(info.cluster, self, is_dynamic=info.cluster_dynamic)):
+            self.refuse(why, why)
+            return
+        self.info = info
+        self.raw_info = msgspec.json.decode(raw)
+        self.introduced_s = self._loop.time()
+        if self.dialled is not None:
+            if self._owner.is_known(info.server_id):
+                # It does not know of this connection yet: said no word, nobody closes the wrong one.
+                self.is_duplicate = self._is_quiet = True
+                self._end("Duplicate Route")
+                return
+            self.link.send(self._owner.introduction(self) + self._owner.hello())
+            if info.auth_required:
+                # Its PONG says that it has taken the log-in; what comes before that counts already.
+                self._is_on_trial = True
+                self._send_ping()
+                self.join()
+        self.link.takes_headers(info.headers and self._identity.headers)
+        if not self._is_on_trial:
+            self._owner.on_introduced(self)
+
+    def join(self) -> bool:
+        """Frames of the member count from now on. False: the connection is being closed."""
+        if self.link.slot < 0 and not self.link.join("route", None, ""):
+            self.refuse("there is no room for another connection to a server (31 at most)")
+            return False
+        if self.info is not None:
+            self._apply_permissions(self.info)
+        return True
+
+    def begin(self) -> None:
+        """It is the member's connection: tell it the interest here, and send it messages from now on."""
+        self.is_member = self.was_member = True
+        self.link.begin()
+
+    def _apply_permissions(self, info: ServerInfo) -> None:
+        """Ours, and the member's: it does not want what it does not import, and gives nothing that it does not export.
+
+        The member enforces its own; ours are enforced here.
+        """
+        if self.link.slot >= 0:
+            ours = self._owner.cluster.permissions
+            self.link.set_permissions(Permissions(ours) if ours is not None else None)
+
+    # ---- from the engine
+
+    def on_error(self, raw: bytes) -> None:
+        """The member refuses something, and closes the connection."""
+        text = raw.decode("utf-8", "replace").strip().strip("'")
+        self._why = self._why or f"Route Error: {text[:300]}"
+        if _NO_DEDICATED in text.lower() or self.is_duplicate:
+            self._is_quiet = True
+        elif self.dialled is None or self.was_member:
+            logger.error("%s - Route Error %r", self, text[:300])
+
+    def on_pong(self) -> None:
+        """A PING of ours was answered."""
+        if self._pings_out:
+            self.rtt_us = max(1, round((self._loop.time() - self._pinged_s) * 1e6))
+        self._pings_out = 0
+        if self._is_on_trial:
+            self._is_on_trial = False
+            self._owner.on_introduced(self)
+
+    def on_early(self) -> None:
+        """Interest or a message, and the member has not joined: after its CONNECT that counts."""
+        if not self._has_connected or self.dialled is not None:
+            self.refuse("Authorization Violation", "Authorization Violation")
+        else:
+            self.join()
+
+    def on_interest(self) -> None:
+        """The member told its first interest."""
+        self._owner.on_frames(self)
+
+    def on_loop(self, begins: bool) -> None:
+        """Routes have no subject that shows loops."""
+
+    def on_unknown_account(self, account: bytes) -> None:
+        """Interest or a message of an account that is not configured here."""
+        logger.debug("%s - no account %r here", self, account[:200])
+
+    def on_refused(self, why: str, subject: bytes) -> None:
+        """An operation that has no effect."""
+        logger.error("%s - %s: %r", self, why, subject)
+
+    def on_broken(self, why: str) -> None:
+        """Bytes that are no frame; the link is being closed."""
+        self._why = self._why or why
+        self.link.send(b"-ERR 'Unknown Protocol Operation'\r\n")
+        logger.error("%s - %s", self, why)
+
+    def on_closed(self, reason: int) -> None:
+        """The connection has ended."""
+        self._timer.cancel()
+        if self._login_timer is not None:
+            self._login_timer.cancel()
+        self.link.leave()
+        why = self._why or CloseReason(reason).text
+        self.is_member = False
+        if self.was_member:
+            logger.info("%s - Router connection closed: %s", self, why)
+        elif not self._is_quiet:
+            logger.debug("%s - Router connection closed: %s", self, why)
+        if not self.over.done():
+            self.over.set_result(None)
+        self._owner.on_ended(self, why)
+
+    # ---- life
+
+    @property
+    def reason(self) -> str:
+        """Why it has ended, or is about to; "": neither."""
+        return self._why
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether its end is nothing that went wrong."""
+        return self._is_quiet
+
+    def row(self) -> RouteRow:
+        """This connection on the monitoring pages."""
+        link = self.link
+        assert self.info is not None
+        return RouteRow(
+            rid=self.rid,
+            remote_id=self.info.server_id,
+            name=self.info.server_name,
+            did_solicit=self.dialled is not None,
+            is_configured=self.is_configured,
+            host=self.host,
+            port=self.port,
+            start_us=self.opened_us,
+            idle_us=link.idle_us,
+            rtt_us=self.rtt_us,
+            in_msgs=link.in_msgs,
+            out_msgs=link.out_msgs,
+            in_bytes=link.in_bytes,
+            out_bytes=link.out_bytes,
+            pending_bytes=link.pending_bytes,
+            subscriptions=link.subscriptions,
+        )
+
+    def refuse(self, why: str, said: str = "") -> None:
+        """Close it, with a line in the log and perhaps a word to the other end."""
+        if said:
+            self.link.send(f"-ERR '{said}'\r\n".encode())
+        # (who dialled tells it as a failure to connect, not at every try)
+        if not self._why and (self.dialled is None or self.was_member):
+            logger.error("%s - %s", self, why)
+        self._end(why)
+
+    def close(self, why: str) -> None:
+        """End it, for this reason."""
+        self._end(why)
+
+    def _end(self, why: str) -> None:
+        self._why = self._why or why
+        self.link.end()
+
+    def _ping(self) -> None:
+        if self._pings_out >= self._ping_max:
+            self.link.send(b"-ERR 'Stale Connection'\r\n")
+            self._end("Stale Connection")
+        elif not self._has_started:
+            self._timer = self._loop.call_later(FIRST_PING_S, self._ping)
+        else:
+            self._send_ping()
+            self._timer = self._loop.call_later(self._ping_interval_s, self._ping)
+        self._owner.flush()
+
+    def _send_ping(self) -> None:
+        self._pings_out += 1
+        self._pinged_s = self._loop.time()
+        self.link.send(b"PING\r\n")

@@ -1,0 +1,561 @@
+"""The cluster: which members there are, who dials whom, and what clients are told of them.
+
+There is one connection to each member. Members named in the options are dialled for ever; those that others tell of
+once, and again as often as connect_retries says. Where two connections to one member come about, because both dialled,
+nats-server closes one of them; so none is closed here, and what the member says decides which of them is the one.
+Between two gnatswarms the one stays that the member with the smaller id has dialled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gnatswarm.broker.info import advertised, cluster_name
+from gnatswarm.broker.version import LANGUAGE, OWN_VERSION
+from gnatswarm.shards.boundary.control import ClusterNews
+from gnatswarm.shards.gateway import words
+from gnatswarm.shards.gateway.addresses import own_urls
+from gnatswarm.shards.gateway.remote import TELL_EVERY, Address, address_of, connected
+from gnatswarm.shards.gateway.route import RouteSession
+from gnatswarm.shards.sockets.gate import Gate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from ssl import SSLContext
+
+    from gnatswarm.broker.exchange import Exchange
+    from gnatswarm.broker.options import Cluster, Options
+    from gnatswarm.shards.boundary.control import ServerPort
+    from gnatswarm.shards.boundary.rows import RouteRow
+    from gnatswarm.shards.gateway.words import ServerInfo
+    from gnatswarm.shards.sockets.reactor import Reactor
+
+logger = logging.getLogger("gnatswarm.gateway")
+
+CONNECT_S = 1.0
+# As nats-server: a second, and up to a tenth more, so that two that dial each other do not do so at the same time.
+AGAIN_S = 1.0
+AGAIN_SPREAD_S = 0.1
+# A connection that is as young was dialled by both ends at once; the member does not know an older one any more.
+YOUNG_S = 5.0
+# So long after its start a gateway only adds to what clients have been told: the one before may have known more.
+SETTLE_S = 3.0
+# Changes within this time are told to clients together.
+TOGETHER_S = 0.02
+# Members that others tell of and that are being dialled; a cluster has fewer.
+MOST_DIALLED = 64
+# connect_urls of one member.
+MOST_URLS = 64
+
+
+class Dialled(msgspec.Struct):
+    """A member that is dialled."""
+
+    address: Address
+    is_configured: bool
+    task: asyncio.Task[None] | None = None
+    session: RouteSession | None = None
+    server_id: str = ""  # of who answered there last
+
+
+class Routes:
+    """All routes of one broker. `next_id` numbers them, `tell` sends news to the router."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        reactor: Reactor,
+        exchange: Exchange,
+        options: Options,
+        identity: words.Identity,
+        port: ServerPort,
+        *,
+        clients_at: tuple[str, int],
+        websocket_port: int,
+        next_id: Callable[[], int],
+        tell: Callable[[ClusterNews], None],
+        flush: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._reactor = reactor
+        self._exchange = exchange
+        self._options = options
+        self._identity = identity
+        self._port = port
+        self._clients_at = clients_at
+        self._websocket_port = websocket_port
+        self._next_id = next_id
+        self._tell = tell
+        self.flush = flush
+        self.name = cluster_name(options.cluster.name, identity.server_id)
+        self.is_dynamic = not options.cluster.name
+        self._sessions: list[RouteSession] = []
+        self._members: dict[str, RouteSession] = {}
+        self._spares: dict[str, list[RouteSession]] = {}  # connections beside the member's one
+        self._dialled: dict[tuple[str, int], Dialled] = {}
+        self._own_urls: tuple[list[str], list[str]] = ([], [])
+        self._had_members = False
+        self._is_leaving = False
+        self._is_closed = False
+        self._is_settled = False
+        self._contexts: tuple[SSLContext, SSLContext] | None = None  # of accepted and of dialled connections
+        self._make_contexts()
+        self._told: ClusterNews | None = None
+        self._telling: asyncio.TimerHandle | None = None
+
+    @property
+    def cluster(self) -> Cluster:
+        """The options of the cluster."""
+        return self._options.cluster
+
+    # ---- life
+
+    def start(self) -> None:
+        """Dial the members that the options name."""
+        logger.info("Cluster name is %s", self.name)
+        if self.is_dynamic:
+            logger.warning("Cluster name was dynamically generated, consider setting one")
+        self._learn_own_urls()
+        self._loop.call_later(SETTLE_S, self._settle)
+        self._changed()
+        self._dial_configured()
+
+    def _settle(self) -> None:
+        self._is_settled = True
+        self._changed()
+
+    def _learn_own_urls(self) -> None:
+        host, port = advertised(self._options.client_advertise, *self._clients_at)
+        ws = self._options.websocket
+        websockets = own_urls(ws.host, self._websocket_port) if self._websocket_port else []
+        self._own_urls = own_urls(host, port), websockets
+
+    def on_accept(self, fd: int, host: str, port: int) -> None:
+        """Another server, or whoever it is, has connected to the cluster's port."""
+        self._open(fd, host, port, None, is_configured=False)
+
+    def reload(self, options: Options) -> None:
+        """Apply new options: members that are not named any more are disconnected, if this broker dialled them."""
+        had = self.cluster
+        had_login = (had.user, had.password, had.permissions, had.tls, had.tls_insecure)
+        self._options = options
+        self._learn_own_urls()
+        self._make_contexts()
+        cluster = options.cluster
+        wanted = {(one.host, one.port) for one in self._addresses()}
+        for key, dialled in list(self._dialled.items()):
+            if dialled.is_configured and key not in wanted:
+                self._forget(key, dialled)
+                if dialled.session is not None:
+                    dialled.session.close("it was removed from the configuration")
+        if had_login != (cluster.user, cluster.password, cluster.permissions, cluster.tls, cluster.tls_insecure):
+            for session in list(self._sessions):
+                session.close("the cluster's configuration has changed")
+        self._dial_configured()
+        self._changed()
+        self.flush()
+
+    def announce_departure(self) -> None:
+        """The broker is in lame duck mode: members tell their clients no more of it."""
+        if not self._is_leaving:
+            self._is_leaving = True
+            line = self.hello()
+            for session in self._members.values():
+                session.link.send(line)
+            self.flush()
+
+    def close(self) -> None:
+        """End all routes, and dial no more."""
+        self._is_closed = True
+        for key, dialled in list(self._dialled.items()):
+            self._forget(key, dialled)
+        for session in list(self._sessions):
+            session.close("Server Shutdown")
+        self.flush()
+
+    def tell_again(self) -> None:
+        """There is another router: tell it the news again."""
+        self._told = None
+        self._changed()
+
+    def rows(self) -> list[RouteRow]:
+        """The routes that pass messages, for the monitoring pages."""
+        return [session.row() for session in self._members.values()]
+
+    # ---- dialling
+
+    def _addresses(self) -> list[Address]:
+        return [address_of(url, 6222) for url in self.cluster.routes]
+
+    def _dial_configured(self) -> None:
+        for address in self._addresses():
+            known = self._dialled.get((address.host, address.port))
+            if known is not None and not known.is_configured:
+                self._forget((address.host, address.port), known)
+            if known is None or not known.is_configured:
+                self._dial(address, is_configured=True)
+
+    def _dial(self, address: Address, *, is_configured: bool) -> None:
+        dialled = self._dialled[address.host, address.port] = Dialled(address, is_configured)
+        dialled.task = self._loop.create_task(self._keep_dialling(dialled))
+        dialled.task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._loop.call_exception_handler({"message": "dialling a route failed", "exception": error})
+
+    def _forget(self, key: tuple[str, int], dialled: Dialled) -> None:
+        self._dialled.pop(key, None)
+        if dialled.task is not None:
+            dialled.task.cancel()
+
+    async def _keep_dialling(self, dialled: Dialled) -> None:
+        attempts = 0
+        key = (dialled.address.host, dialled.address.port)
+        while True:
+            member = self._members.get(dialled.server_id)
+            if member is not None:
+                if not dialled.is_configured:
+                    break
+                await asyncio.wait([member.over])
+                await self._pause()
+                continue
+            attempts += 1
+            session = await self._dial_once(dialled, attempts)
+            if session is not None:
+                if session.is_self:
+                    break
+                if session.was_member or session.is_duplicate:
+                    attempts = 0
+                if session.info is not None:
+                    dialled.server_id = session.info.server_id
+            if not dialled.is_configured and attempts > self.cluster.connect_retries:
+                break
+            await self._pause()
+        self._dialled.pop(key, None)
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(AGAIN_S + random.random() * AGAIN_SPREAD_S)
+
+    async def _dial_once(self, dialled: Dialled, attempt: int) -> RouteSession | None:
+        """Returns the connection when it has ended; None: there was none."""
+        try:
+            sock = await connected(self._loop, dialled.address, CONNECT_S)
+        except (OSError, UnicodeError) as error:
+            self._failed(dialled.address, attempt, str(error) or type(error).__name__)
+            return None
+        try:
+            host, port = sock.getpeername()[:2]
+        except OSError as error:
+            sock.close()
+            self._failed(dialled.address, attempt, str(error))
+            return None
+        session = dialled.session = self._open(
+            sock.detach(), str(host), int(port), dialled.address, is_configured=dialled.is_configured
+        )
+        self.flush()
+        await asyncio.wait([session.over])
+        dialled.session = None
+        if not session.was_member and not session.is_quiet and not session.is_self:
+            self._failed(dialled.address, attempt, session.reason or "it closed the connection")
+        return session
+
+    def _failed(self, address: Address, attempt: int, why: str) -> None:
+        if attempt == 1 or attempt % TELL_EVERY == 0:
+            logger.error("Error trying to connect to route %s (attempt %d): %s", address, attempt, why)
+
+    def _open(self, fd: int, host: str, port: int, dialled: Address | None, *, is_configured: bool) -> RouteSession:
+        limits = self._options.limits
+        session = RouteSession(
+            self._loop,
+            self._exchange,
+            self,
+            rid=self._next_id(),
+            host=host.removeprefix("::ffff:"),
+            port=port,
+            dialled=dialled,
+            is_configured=is_configured,
+            identity=self._identity,
+            ping_interval_s=limits.ping_interval_s,
+            ping_max=limits.ping_max,
+        )
+        self._sessions.append(session)
+        gate = self._gate(dialled)
+        if gate is None:
+            self._reactor.open(fd, session.link, session)
+            session.start()
+            return session
+        from gnatswarm.shards.sockets.layered import LayeredSocket
+
+        layered = LayeredSocket(gate)
+        self._reactor.open(fd, session.link, session, layered)
+        if dialled is not None:
+            layered.connect()
+        return session
+
+    def _gate(self, dialled: Address | None) -> Gate | None:
+        """How to encrypt; None: not at all. An address that others told of has the name of one that is configured."""
+        tls = self.cluster.tls
+        if self._contexts is None:
+            return None
+        accepting, dialling = self._contexts
+        if dialled is None:
+            return Gate(context=accepting, timeout_s=tls.timeout_s, is_silent=True)
+        names = [one.host for one in self._addresses()]
+        host = dialled.host if dialled.host in names or not names else names[0]
+        return Gate(context=dialling, timeout_s=tls.timeout_s, server_hostname=host)
+
+    def _make_contexts(self) -> None:
+        tls = self.cluster.tls
+        self._contexts = None
+        if tls.is_on:
+            # Imported here, so that a cluster without TLS does not load ssl.
+            from gnatswarm.shards.boundary.certificates import client_context, server_context
+
+            self._contexts = server_context(tls), client_context(tls, is_insecure=self.cluster.tls_insecure)
+
+    # ---- what is said at first
+
+    def hello(self) -> bytes:
+        """Our INFO line."""
+        cluster = self.cluster
+        host, port = advertised(cluster.advertise, self._port.host or "0.0.0.0", self._port.port)
+        urls, websockets = ([], []) if cluster.no_advertise else self._own_urls
+        content: dict[str, Any] = {
+            "server_id": self._identity.server_id,
+            "server_name": self._identity.server_name,
+            "version": self._identity.version,
+            "proto": 2,
+            "go": LANGUAGE,
+            "host": host,
+            "port": port,
+            "headers": self._identity.headers,
+            "auth_required": bool(cluster.user) or None,
+            "tls_required": cluster.tls.is_on or None,
+            "tls_verify": cluster.tls.is_on or None,
+            "max_payload": self._identity.max_payload_bytes,
+            "ip": f"nats-route://{_place(host, port)}/" if cluster.advertise else None,
+            "cluster": self.name,
+            "cluster_dynamic": self.is_dynamic or None,
+            "connect_urls": urls or None,
+            "ws_connect_urls": websockets or None,
+            "ldm": self._is_leaving or None,
+            "gnatswarm": OWN_VERSION,
+        }
+        permissions = cluster.permissions
+        if permissions is not None:
+            content["import"] = _rules(permissions.subscribe_allow, permissions.subscribe_deny)
+            content["export"] = _rules(permissions.publish_allow, permissions.publish_deny)
+        return words.line(b"INFO", content)
+
+    def introduction(self, session: RouteSession) -> bytes:
+        """Our CONNECT line: with the user of the address that was dialled, else our own."""
+        cluster = self.cluster
+        assert session.dialled is not None
+        user, password = session.dialled.login
+        if not user:
+            user, password = cluster.user, cluster.password
+        return words.line(
+            b"CONNECT",
+            {
+                "echo": True,
+                "verbose": False,
+                "pedantic": False,
+                "user": user or None,
+                "pass": password or None,
+                "tls_required": cluster.tls.is_on,
+                "headers": self._identity.headers,
+                "name": self._identity.server_id,
+                "cluster": self.name,
+                "cluster_dynamic": self.is_dynamic or None,
+            },
+        )
+
+    def objection_to_name(self, name: str, session: RouteSession, *, is_dynamic: bool) -> str:
+        """Why a member of a cluster of this name cannot be connected; "": it can.
+
+        A made-up name of ours gives way to a configured one, and to a greater one.
+        """
+        if name == self.name:
+            return ""
+        if self.is_dynamic and name and (not is_dynamic or name > self.name):
+            self._rename(name, session, is_dynamic=is_dynamic)
+            return ""
+        if session.dialled is not None and is_dynamic and (not self.is_dynamic or name < self.name):
+            return ""  # theirs gives way, when they hear ours
+        return f'Rejecting connection, cluster name "{name[:200]}" does not match "{self.name}"'
+
+    def _rename(self, name: str, but: RouteSession, *, is_dynamic: bool) -> None:
+        logger.info("Cluster name updated to %s", name)
+        self.name, self.is_dynamic = name, is_dynamic
+        for session in list(self._sessions):
+            if session is not but:
+                session.close("Cluster Name Conflict")
+        self._changed()
+        self.flush()
+
+    # ---- which connection is a member's
+
+    def is_known(self, server_id: str) -> bool:
+        """Whether that member is connected, so that it need not be dialled."""
+        return server_id in self._members
+
+    def on_introduced(self, session: RouteSession) -> None:
+        """A member's INFO has come: it is connected now, or had been already."""
+        assert session.info is not None
+        server_id = session.info.server_id
+        present = self._members.get(server_id)
+        if present is None:
+            self._register(session)
+        elif not session.info.gnatswarm:
+            # It closes one of the two, and says on the other what it is interested in.
+            if session.join():
+                session.is_duplicate = session.link.is_spare = True
+                self._spares.setdefault(server_id, []).append(session)
+        elif self._loop.time() - present.introduced_s < YOUNG_S and self._was_dialled_first(present, session):
+            session.is_duplicate = True
+            session.close("Duplicate Route")
+        else:
+            present.is_duplicate = True
+            present.close("Duplicate Route")
+            self._members.pop(server_id, None)
+            self._register(session)
+
+    def _was_dialled_first(self, present: RouteSession, other: RouteSession) -> bool:
+        """Whether the smaller of the two ids dialled the present connection, of a member that dialled, too."""
+        assert other.info is not None
+        if (present.dialled is None) == (other.dialled is None):
+            return False
+        return (present.dialled is not None) == (self._identity.server_id < other.info.server_id)
+
+    def _register(self, session: RouteSession) -> None:
+        if not session.join():
+            return
+        assert session.info is not None
+        session.is_duplicate = session.link.is_spare = False
+        self._members[session.info.server_id] = session
+        self._had_members = True
+        session.begin()
+        logger.info("%s - Route connection created", session)
+        self._introduce(session)
+        self._changed()
+        self.flush()
+
+    def on_frames(self, session: RouteSession) -> None:
+        """A member tells its interest where a second connection to it is: then that is the one for it."""
+        assert session.info is not None
+        server_id = session.info.server_id
+        present = self._members.get(server_id)
+        if session.is_duplicate and present is not None and present is not session:
+            self._spares.get(server_id, []).remove(session)
+            self._spares.setdefault(server_id, []).append(present)
+            present.is_duplicate = True
+            present.is_member = False
+            present.link.hush()
+            self._register(session)
+
+    def on_ended(self, session: RouteSession, reason: str) -> None:
+        """A connection has ended. If it was its member's one, and there is another, that is the one now."""
+        self._sessions.remove(session)
+        if session.info is None:
+            return
+        server_id = session.info.server_id
+        spares = self._spares.get(server_id, [])
+        if session in spares:
+            spares.remove(session)
+        if self._members.get(server_id) is session:
+            del self._members[server_id]
+            if spares and not self._is_closed:
+                self._register(spares.pop())
+            self._changed()
+        if not spares:
+            self._spares.pop(server_id, None)
+
+    def on_self(self, session: RouteSession) -> None:
+        """The broker has dialled itself; it does so no more."""
+        logger.debug("%s - this broker itself listens there: it is not dialled again", session)
+
+    # ---- gossip
+
+    def _introduce(self, newcomer: RouteSession) -> None:
+        """Tell the other members of this one, so that they dial it."""
+        info = newcomer.info
+        assert info is not None
+        if not info.port or len(self._members) < 2:
+            return
+        told = {key: value for key, value in newcomer.raw_info.items() if key != "nonce"}
+        told.setdefault("ip", f"nats-route://{_place(newcomer.host, info.port)}/")
+        line = words.line(b"INFO", told)
+        for server_id, session in self._members.items():
+            if server_id != info.server_id:
+                session.link.send(line)
+
+    def on_gossip(self, session: RouteSession, info: ServerInfo) -> None:
+        """A member told of another one: dial it, unless it is known."""
+        if self._is_closed or info.server_id in ("", self._identity.server_id) or self.is_known(info.server_id):
+            return
+        try:
+            address = address_of(info.ip, 0)
+        except ValueError:
+            address = Address("", 0)
+        if not address.host or not 0 < address.port < 65536:
+            logger.error("%s - told of a member at an address that cannot be dialled: %r", session, info.ip[:100])
+            return
+        if (address.host, address.port) in self._dialled or len(self._dialled) >= MOST_DIALLED:
+            return
+        if info.auth_required:
+            address = msgspec.structs.replace(address, login=(self.cluster.user, self.cluster.password))
+        self._dial(address, is_configured=False)
+
+    # ---- what clients are told
+
+    def on_news(self, session: RouteSession, info: ServerInfo) -> None:
+        """A member told something new of itself: that clients should leave it."""
+        if info.ldm and session.info is not None and not session.info.ldm:
+            session.info = msgspec.structs.replace(session.info, ldm=True, connect_urls=(), ws_connect_urls=())
+            self._changed()
+
+    def _changed(self) -> None:
+        if self._telling is None and not self._is_closed:
+            self._telling = self._loop.call_later(TOGETHER_S, self._tell_news)
+
+    def _tell_news(self) -> None:
+        self._telling = None
+        news = self._news()
+        if news != self._told and not self._is_closed:
+            self._told = news
+            self._tell(news)
+
+    def _news(self) -> ClusterNews:
+        urls: list[str] = []
+        websockets: list[str] = []
+        own: tuple[list[str], list[str]] = ([], [])
+        if not self.cluster.no_advertise and self._had_members:
+            own = self._own_urls
+            for session in self._members.values():
+                assert session.info is not None
+                urls += (session.info.connect_urls or ())[:MOST_URLS]
+                websockets += (session.info.ws_connect_urls or ())[:MOST_URLS]
+        return ClusterNews(
+            name=self.name,
+            own_urls=own[0],
+            urls=sorted(set(urls) - set(own[0])),
+            own_websocket_urls=own[1],
+            websocket_urls=sorted(set(websockets) - set(own[1])),
+            members=len(self._members),
+            is_settled=self._is_settled,
+        )
+
+
+def _place(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _rules(allow: tuple[str, ...] | None, deny: tuple[str, ...]) -> dict[str, list[str]] | None:
+    found = {name: list(rules) for name, rules in (("allow", allow or ()), ("deny", deny)) if rules}
+    return found or None

@@ -1,0 +1,150 @@
+"""INFO and CONNECT between servers: what this broker says, and what it reads of another's.
+
+Unknown keys are ignored, and everything that is read may be missing: servers differ by version.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+_MOST_NAME = 1024
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What this broker is to other servers."""
+
+    server_id: str
+    server_name: str
+    version: str  # nats-server's, for hubs that refuse old ones
+    max_payload_bytes: int
+    headers: bool
+
+
+class Rules(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Subjects that are allowed and denied."""
+
+    allow: tuple[str, ...] | None = None
+    deny: tuple[str, ...] | None = None
+
+
+class ServerInfo(msgspec.Struct, frozen=True):
+    """The content of another server's INFO, as far as it is used here."""
+
+    server_id: str = ""
+    server_name: str = ""
+    version: str = ""
+    host: str = ""
+    port: int = 0
+    headers: bool = False
+    max_payload: int = 0
+    auth_required: bool = False
+    tls_required: bool = False
+    client_id: int = 0
+    nonce: str = ""
+    ip: str = ""
+    cluster: str = ""
+    cluster_dynamic: bool = False
+    info_on_connect: bool = False
+    connect_info: bool = False
+    remote_account: str = ""
+    leafnode_urls: tuple[str, ...] | None = None
+    connect_urls: tuple[str, ...] | None = None
+    ws_connect_urls: tuple[str, ...] | None = None
+    gnatswarm: str = ""  # its version, if it is a gnatswarm
+    ldm: bool = False
+    imports: Rules | None = msgspec.field(name="import", default=None)
+    exports: Rules | None = msgspec.field(name="export", default=None)
+
+    @property
+    def shown(self) -> str:
+        """The server's name for logs."""
+        return (self.server_name or self.server_id or "a server without a name")[:_MOST_NAME]
+
+
+class ServerConnect(msgspec.Struct, frozen=True):
+    """The content of another server's CONNECT, as far as it is used here."""
+
+    name: str = ""  # the server's id
+    user: str = ""
+    password: str = msgspec.field(name="pass", default="")
+    cluster: str = ""
+    cluster_dynamic: bool = False
+    headers: bool = False
+    lang: str | None = None  # a client's
+    gateway: str | None = None
+
+
+class LeafConnect(msgspec.Struct, frozen=True):
+    """The content of a leaf node's CONNECT, as far as it is used here."""
+
+    version: str = ""
+    server_id: str = ""
+    name: str = ""
+    cluster: str = ""
+    headers: bool = False
+    user: str = ""
+    password: str = msgspec.field(name="pass", default="")
+    auth_token: str = ""
+    nkey: str = ""
+    jwt: str = ""
+    sig: str = ""
+    lang: str = ""  # only clients have one
+    gateway: str = ""
+    is_hub: bool = False  # it dialled, and is the hub all the same
+    deny_pub: tuple[str, ...] | None = None  # what the hub is not to send
+    remote_account: str = ""  # the leaf node's own account
+
+    @property
+    def shown(self) -> str:
+        """The server's name for logs."""
+        return (self.name or self.server_id or "a server without a name")[:_MOST_NAME]
+
+
+_info_decoder = msgspec.json.Decoder(ServerInfo)
+
+
+def read_info(raw: bytes) -> ServerInfo:
+    """The content of an INFO. ValueError: it is none."""
+    try:
+        return _info_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"INFO cannot be read: {error}") from None
+
+
+_connect_decoder = msgspec.json.Decoder(ServerConnect)
+_leaf_connect_decoder = msgspec.json.Decoder(LeafConnect)
+
+
+def read_leaf_connect(raw: bytes) -> LeafConnect:
+    """The content of a leaf node's CONNECT. ValueError: it is none."""
+    try:
+        return _leaf_connect_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"CONNECT cannot be read: {error}") from None
+
+
+def read_connect(raw: bytes) -> ServerConnect:
+    """The content of a CONNECT. ValueError: it is none."""
+    try:
+        return _connect_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"CONNECT cannot be read: {error}") from None
+
+
+def is_at_least(version: str, least: str) -> bool:
+    """Whether a version such as "2.9.10" is this one or later; a text that is none is not."""
+    numbers = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
+    wanted = re.match(r"v?(\d+)\.(\d+)\.(\d+)", least)
+    if numbers is None or wanted is None:
+        return False
+    return tuple(map(int, numbers.groups())) >= tuple(map(int, wanted.groups()))
+
+
+def line(verb: bytes, content: dict[str, Any]) -> bytes:
+    """One line with a JSON object; keys without a value are left out."""
+    return (
+        verb + b" " + msgspec.json.encode({key: value for key, value in content.items() if value is not None}) + b"\r\n"
+    )

@@ -1,0 +1,271 @@
+"""Which clients of this shard move to others, and when: so many to each, a batch at a time.
+
+A batch is small and the next begins after a pause, so that others notice little: at most CLIENTS_PER_S. Who cannot move
+now (it waits for its PONG, a slow receiver, a log-in …) is tried again until the time is up. Where a shard takes nobody
+the others take its share. Clients that go where a placement rule says are named, and tried once; any other journey goes
+before theirs. Called by the worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from gnatswarm.broker.frozen import RecordRefused
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable, Iterator
+
+    from gnatswarm.broker.moves import Moves
+    from gnatswarm.shards.clients.clients import Clients
+    from gnatswarm.shards.clients.session import ClientSession
+    from gnatswarm.shards.moving.host import Host
+
+logger = logging.getLogger("gnatswarm.moving")
+
+# Those that move together are silent together; more of them cost less each.
+BATCH_CLIENTS = 32
+CLIENTS_PER_S = 1000
+# A batch that waits for a sibling for so long is stopped, if it still can be.
+STOP_AFTER_S = 2.0
+# Shards are made even as far as clients can move: those that never log in or read nothing are not waited for.
+PATIENCE_S = 3.0
+AGAIN_S = 0.05
+# Then those that are left are looked at anew, by the rules that hold by then.
+NAMED_WITHIN_S = 30.0
+# Clients looked at in one step.
+LOOK_AT = 512
+
+
+class Departures:
+    """Moves clients of one shard. One journey at a time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clients: Clients, moves: Moves) -> None:
+        self._loop = loop
+        self._clients = clients
+        self._moves = moves
+        self.host: Host | None = None
+        # Why this client may not be moved to that shard to make shards even; "": it may.
+        self.keeps: Callable[[ClientSession, int], str] = lambda session, to: ""
+        self._named: dict[int, Iterator[int]] | None = None  # by their shard; None: any clients
+        self._next_journey: Callable[[], bool] | None = None
+        self._to: dict[int, int] = {}  # how many are still to go where
+        self._shards: list[int] = []  # all of this journey
+        self._refused: set[int] = set()  # which of them took nobody when they were last asked
+        self._until_s = 0.0
+        self._patience_s = math.inf
+        self._on_done: Callable[[int, dict[str, int]], None] | None = None
+        self._looked_at: set[int] = set()
+        self._stay: Counter[str] = Counter()
+        self._may_follow = False  # one of those that were looked at can move now, or will be able to
+        self._moved = 0
+        self._batch = 0
+        self._target = -1
+        self._began_s = 0.0  # of the present or last batch
+        self._stopping: asyncio.TimerHandle | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether clients are being moved, other than those that go where a rule says."""
+        return self._next_journey is not None or (self._on_done is not None and self._named is None)
+
+    @property
+    def still_to_go(self) -> int:
+        """How many clients are still to be moved, the present batch included."""
+        return sum(self._to.values()) + (self._batch if self._stopping is not None else 0)
+
+    def begin(
+        self,
+        to: dict[int, int],
+        within_s: float,
+        on_done: Callable[[int, dict[str, int]], None],
+        *,
+        patience_s: float = math.inf,
+    ) -> bool:
+        """Move so many clients to each of these shards within that time; False: others are being moved.
+
+        It ends sooner when nobody could move for `patience_s`. `on_done` is called with how many were moved, and the
+        reasons why others could not be, with their number.
+        """
+        if self.is_under_way:
+            return False
+        if self._on_done is not None:  # clients that were named: their batch ends first
+            self._to.clear()
+            self._next_journey = lambda: self.begin(to, within_s, on_done, patience_s=patience_s)
+            return True
+        self._named = None
+        self._to = {shard: n for shard, n in to.items() if n > 0}
+        self._shards = list(to)
+        self._refused.clear()
+        self._until_s = self._loop.time() + within_s
+        self._patience_s = patience_s
+        self._began_s = self._loop.time()
+        self._on_done = on_done
+        self._looked_at.clear()
+        self._moved = 0
+        self._loop.call_soon(self._next)
+        return True
+
+    def begin_named(self, to: dict[int, Iterable[int]], on_done: Callable[[], None]) -> bool:
+        """Move these clients to these shards, as far as they can move now; False: others are being moved."""
+        if self._on_done is not None:
+            return False
+        listed = {shard: list(cids) for shard, cids in to.items()}
+        self._to = {shard: len(cids) for shard, cids in listed.items() if cids}
+        self._named = {shard: iter(cids) for shard, cids in listed.items()}
+        self._refused.clear()
+        self._until_s = self._loop.time() + NAMED_WITHIN_S
+        self._on_done = lambda moved, stay: on_done()
+        self._moved = 0
+        self._loop.call_soon(self._next)
+        return True
+
+    def cancel(self) -> None:
+        """Begin no further batch."""
+        self._to.clear()
+        self._next_journey = None
+
+    def _next(self) -> None:
+        if not self._to or self._loop.time() >= self._until_s or self.host is None:
+            self._finish()
+            return
+        ready = [one for one in self._to if one not in self._refused]
+        if not ready:
+            self._refused.clear()
+            self._loop.call_later(AGAIN_S, self._next)
+            return
+        shard = max(ready, key=lambda one: self._to[one])
+        why = self.host.open_way(shard)
+        if why and self._named is None:
+            self._share_out(shard)
+            most = 0
+        else:
+            most = min(self._to[shard], BATCH_CLIENTS)
+        chosen = [] if why else self._choose(most, shard) if self._named is None else self._choose_named(most, shard)
+        if chosen:
+            try:
+                self._moves.move([session.connection for session in chosen], shard)
+            except RecordRefused as error:
+                why = str(error)
+        if self._named is not None and (why or not chosen):
+            # Who cannot move now is named again by the next look at all clients.
+            if why or self._to[shard] <= 0:
+                del self._to[shard]
+            self._loop.call_soon(self._next)
+        elif why:
+            logger.debug("no clients to shard %d for now: %s", shard, why)
+            self._stay = Counter({why: 1})
+            self._looked_at.clear()
+            self._refused.add(shard)
+            self._loop.call_soon(self._next)
+        elif chosen:
+            self._began_s = self._loop.time()
+            self._batch = len(chosen)
+            self._to[shard] -= len(chosen)
+            if self._to[shard] <= 0:
+                del self._to[shard]
+            self._target = shard
+            self._stopping = self._loop.call_later(STOP_AFTER_S, self._moves.stop)
+            self._clients.finish_soon()
+        elif len(self._looked_at) < len(self._clients.open):
+            self._loop.call_soon(self._next)  # there are more to look at
+        elif self._may_follow and self._loop.time() - self._began_s < self._patience_s:
+            self._looked_at.clear()  # all have been looked at: they are tried again
+            self._loop.call_later(AGAIN_S, self._next)
+        else:  # those that are left cannot move
+            del self._to[shard]
+            self._looked_at.clear()
+            self._loop.call_soon(self._next)
+
+    def _choose_named(self, most: int, to: int) -> list[ClientSession]:
+        """The next of the named clients that can move."""
+        assert self.host is not None and self._named is not None
+        chosen: list[ClientSession] = []
+        for looked, cid in enumerate(self._named[to], 1):
+            session = self._clients.open.get(cid)
+            if session is None or self.host.objection(session):
+                self._to[to] -= 1
+            else:
+                chosen.append(session)
+            if len(chosen) == most or looked == LOOK_AT:
+                break
+        return chosen
+
+    def _share_out(self, shard: int) -> None:
+        """This one takes nobody: the others take its share, if there are any."""
+        assert self.host is not None
+        others = [one for one in self._shards if one != shard and not self.host.open_way(one)]
+        if others:
+            each, rest = divmod(self._to.pop(shard), len(others))
+            for n, one in enumerate(others):
+                self._to[one] = self._to.get(one, 0) + each + (n < rest)
+            self._to = {one: n for one, n in self._to.items() if n}
+
+    def _choose(self, most: int, to: int) -> list[ClientSession]:
+        """Clients that can move now and have not been looked at."""
+        assert self.host is not None
+        chosen: list[ClientSession] = []
+        looked = 0
+        if not self._looked_at:
+            self._stay.clear()
+            self._may_follow = False
+        for cid, session in self._clients.open.items():
+            if cid in self._looked_at:
+                continue
+            self._looked_at.add(cid)
+            looked += 1
+            why = self.keeps(session, to) or self.host.objection(session)
+            self._may_follow = self._may_follow or not (session.tls_version or self.keeps(session, to))
+            if why:
+                self._stay[why] += 1
+            else:
+                chosen.append(session)
+            if len(chosen) == most or looked == LOOK_AT:
+                break
+        return chosen
+
+    def on_ended(self, why: str) -> None:
+        """The host says that a move is over."""
+        if self._stopping is not None:
+            self._stopping.cancel()
+            self._stopping = None
+        if why:
+            logger.warning("%d clients stay for now: %s", self._batch, why)
+            if self._named is None:
+                self._to[self._target] = self._to.get(self._target, 0) + self._batch
+                self._refused.add(self._target)
+                self._looked_at.clear()
+        else:
+            self._moved += self._batch
+        took_s = self._loop.time() - self._began_s
+        self._loop.call_later(max(self._batch / CLIENTS_PER_S - took_s, AGAIN_S if why else 0.0), self._next)
+
+    def _finish(self) -> None:
+        done, self._on_done = self._on_done, None
+        self._to.clear()
+        if done is not None:
+            done(self._moved, dict(self._stay))
+        following, self._next_journey = self._next_journey, None
+        if following is not None:
+            following()
+
+
+class ToOthers:
+    """The `Mover` of a shard that leaves: all clients that can move go to these shards, as many to each."""
+
+    def __init__(self, departures: Departures, to: list[int]) -> None:
+        self._departures = departures
+        self._to = to
+
+    def move(self, clients: int, within_s: float) -> None:
+        """Move so many clients within that time, unless some are being moved."""
+        each, rest = divmod(clients, len(self._to))
+        to = {shard: each + (n < rest) for n, shard in enumerate(self._to)}
+        self._departures.begin(to, within_s, lambda moved, stay: None)
+
+    def stop(self) -> None:
+        """Begin to move no more."""
+        self._departures.cancel()

@@ -1,0 +1,298 @@
+"""What the engine's moves need of a shard (`MovesHost` of broker.moves): sessions, sockets, and the way between shards.
+
+At the old shard it writes clients down and hands them over; at the new one it makes sessions for those that are
+announced, and gives them their sockets. Not here: who moves, and when (`departures`). Invariant: a descriptor that came
+belongs to a client's socket, or waits for its last mark, or is closed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.frozen import RecordRefused
+from gnatswarm.shards.boundary.linkdir import path_for_moves
+from gnatswarm.shards.clients import moved as records
+from gnatswarm.shards.moving.move_channel import (
+    CHANNEL_VERSION,
+    Door,
+    Ended,
+    Gone,
+    HandedOver,
+    Hello,
+    Incoming,
+    Message,
+    Outgoing,
+    objection_to_descriptor,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from gnatswarm.broker.connection import ClientConnection
+    from gnatswarm.broker.frozen import FrozenClient, OfferedClient
+    from gnatswarm.broker.moves import Moves
+    from gnatswarm.shards.boundary.control import LinkedShard
+    from gnatswarm.shards.clients.clients import Clients
+    from gnatswarm.shards.clients.session import ClientSession
+    from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
+
+logger = logging.getLogger("gnatswarm.moving")
+
+# Descriptors of a shard that are not its clients': links, listeners, files.
+OTHER_DESCRIPTORS = 256
+# What a shard says that takes no clients any more: it is not asked again.
+LEAVING = "this shard is leaving"
+
+
+class Host:
+    """The host of one shard's moves.
+
+    `full_at`: as of DescriptorHeadroom. `on_ended` is told of each move of ours that is over, with the reason why its
+    clients stay, or "".
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clients: Clients,
+        moves: Moves,
+        *,
+        server_id: str,
+        shard: int,
+        boot_id: str,
+        link_path: str,
+        full_at: int,
+        on_ended: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._clients = clients
+        self._moves = moves
+        self._hello = Hello(CHANNEL_VERSION, server_id, shard, boot_id)
+        self._full_at = full_at
+        self._on_ended = on_ended
+        self._siblings: dict[int, LinkedShard] = {}
+        self._outgoing: dict[int, Outgoing] = {}
+        self._incoming: list[Incoming] = []
+        self._coming: dict[int, ClientSession] = {}  # expected, by client id
+        self._here: dict[int, tuple[int, FrozenSocket]] = {}  # their descriptors and sockets, until the last mark
+        self.on_arrived: Callable[[int], None] = lambda cid: None  # a client goes on here
+        self.n_refused = 0  # clients that were handed over and could not be taken
+        self.is_leaving = False  # this shard takes no clients any more
+        self._closing: set[str] = set()  # boot ids of those that have said so
+        self._door = Door(loop, path_for_moves(link_path), self._on_accepted)
+        moves.host = self
+
+    def listen_anew(self) -> None:
+        """Listen again at the same path, if its file was removed."""
+        self._door.listen_anew()
+
+    def on_linked_shards(self, shards: list[LinkedShard]) -> None:
+        """The router's list of shards."""
+        before = self._siblings
+        self._siblings = {sibling.shard: sibling for sibling in shards}
+        for shard, outgoing in list(self._outgoing.items()):
+            if shard not in self._siblings:
+                outgoing.close()
+                del self._outgoing[shard]
+        boots = {(sibling.shard, sibling.boot_id) for sibling in shards}
+        for incoming in [one for one in self._incoming if one.hello is not None]:
+            hello = incoming.hello
+            if hello is not None and (hello.shard, hello.boot_id) not in boots:
+                incoming.finish()  # a shard that leaves is taken off the list when it has sent all its clients
+        for shard, sibling in before.items():
+            if (shard, sibling.boot_id) not in boots:
+                self._moves.end_arrivals(shard)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether clients are on their way to this shard, or their records wait here to be sent."""
+        return self._moves.n_arriving > 0 or any(one.is_sending for one in self._outgoing.values())
+
+    def close(self) -> None:
+        """End all ways to and from other shards."""
+        self._door.close()
+        for outgoing in self._outgoing.values():
+            outgoing.close()
+        for incoming in self._incoming:
+            incoming.close()
+        self._outgoing.clear()
+        self._incoming.clear()
+
+    # ---- at the old shard
+
+    def open_way(self, shard: int) -> str:
+        """Make the way to another shard, if there is none; returns why that fails, or ""."""
+        sibling = self._siblings.get(shard)
+        if sibling is None:
+            return f"shard {shard} is not there"
+        if sibling.boot_id in self._closing:
+            return f"shard {shard} is leaving"
+        if shard not in self._outgoing:
+            try:
+                way = Outgoing(self._loop, path_for_moves(sibling.path), self._hello, self._on_way_closed)
+            except OSError as error:
+                return f"shard {shard} takes no clients: {error.strerror}"
+            self._outgoing[shard] = way
+        return ""
+
+    def _on_way_closed(self, way: Outgoing) -> None:
+        for shard, one in list(self._outgoing.items()):
+            if one is way:
+                del self._outgoing[shard]
+
+    def _send(self, shard: int, message: Message, fd: int = -1) -> None:
+        way = self._outgoing.get(shard)
+        if way is not None:
+            way.send(message, fd)
+        elif fd >= 0:
+            os.close(fd)
+
+    def objection(self, session: ClientSession) -> str:
+        """Why this client cannot move now; "": it can."""
+        why = self._moves.why_not(session.connection)
+        if why is not None:
+            return why
+        try:
+            session.freeze()
+            if session.socket is not None:
+                session.socket.freeze()
+        except RecordRefused as error:
+            return str(error)
+        return ""
+
+    def words_of(self, client: ClientConnection) -> bytes:
+        """Its session, for admit() of the new shard. RecordRefused."""
+        return records.encoded_session(self._clients.open[client.cid].freeze())
+
+    def hand_over(self, new: int, move: int, client: ClientConnection, frozen: FrozenClient | None) -> None:
+        """Send its record and descriptor. `frozen` None: it has gone, or is being closed."""
+        session = self._clients.open.get(client.cid)
+        if frozen is None or session is None or session.socket is None:
+            self._send(new, Gone(move, client.cid))
+            return
+        try:
+            record = records.encoded(records.MovedClient(session.socket.freeze(), frozen))
+            fd = self._clients.leave_behind(session, new)
+        except RecordRefused as error:
+            logger.error("%s - cannot move, and is closed: %s", session, error)
+            self._send(new, Gone(move, client.cid))
+            session.socket.kick(CloseReason.ROUTE_REMOVED)
+            return
+        self._send(new, HandedOver(move, record), fd)
+
+    def ended(self, new: int, move: int, why: str) -> None:
+        """The move is over."""
+        if why == LEAVING and new in self._siblings:
+            self._closing.add(self._siblings[new].boot_id)
+        self._clients.reload_those_that_stay()
+        self._send(new, Ended(move))
+        self._clients.finish_soon()
+        self._loop.call_soon(self._on_ended, why)
+
+    # ---- at the new shard
+
+    def admit(self, old: int, move: int, offered: OfferedClient) -> ClientConnection:
+        """A fresh connection for a client that is announced. RecordRefused: it cannot come."""
+        if self.is_leaving:
+            raise RecordRefused(LEAVING)
+        if len(self._clients.open) + len(self._coming) + OTHER_DESCRIPTORS >= self._full_at:
+            raise RecordRefused("there is no room for more descriptors")
+        who = records.decoded_session(offered.words)
+        if who.account.encode() != offered.account:
+            raise RecordRefused(f"client {offered.cid}: a record with two accounts")
+        session = self._clients.expect(offered.cid, who)
+        self._coming[offered.cid] = session
+        return session.connection
+
+    def arrived(self, old: int, move: int, client: ClientConnection, frozen: FrozenClient) -> None:
+        """Its output is in order: it goes on."""
+        session = self._coming.pop(client.cid)
+        fd, socket_record = self._here.pop(client.cid)
+        try:
+            self._clients.take_over(session, fd, socket_record, old)
+            self.on_arrived(client.cid)
+        except (RecordRefused, OSError) as error:
+            logger.error("%s - cannot be taken from shard %d, and is closed: %s", session, old, error)
+            self._refuse(fd)
+            client.leave()
+            self._clients.forget_expected(session)
+
+    def lost(self, old: int, move: int, client: ClientConnection, frozen: FrozenClient | None, why: str) -> None:
+        """It does not come."""
+        session = self._coming.pop(client.cid, None)
+        if session is not None:
+            self._clients.forget_expected(session)
+        fd, _ = self._here.pop(client.cid, (-1, None))
+        if fd >= 0:
+            self._refuse(fd)
+
+    def _refuse(self, fd: int) -> None:
+        self.n_refused += 1
+        os.close(fd)
+
+    def _on_accepted(self, sock: socket.socket) -> None:
+        self._incoming.append(Incoming(self._loop, sock, self._on_message, self._on_way_ended))
+
+    def _on_way_ended(self, incoming: Incoming, why: str) -> None:
+        self._incoming = [one for one in self._incoming if one is not incoming]
+        hello = incoming.hello
+        if why:
+            logger.error("a way for clients from another shard ended: %s", why)
+        if hello is not None:
+            self._moves.end_arrivals(hello.shard)
+            self._clients.finish_soon()
+
+    def _on_message(self, incoming: Incoming, message: Message, fd: int) -> None:
+        if isinstance(message, Hello):
+            why = self._objection_to(message)
+            if why:
+                logger.error("a way for clients is refused: %s", why)
+                incoming.close()
+                self._incoming = [one for one in self._incoming if one is not incoming]
+            return
+        assert incoming.hello is not None
+        old = incoming.hello.shard
+        if isinstance(message, HandedOver):
+            self._take(old, message, fd)
+        elif isinstance(message, Gone):
+            self._moves.forget(old, message.move, message.cid)
+        else:
+            self._moves.end_arrivals(old, message.move)
+        self._clients.finish_soon()
+
+    def _objection_to(self, hello: Hello) -> str:
+        if hello.version != CHANNEL_VERSION:
+            return f"a shard that speaks version {hello.version} of it, not {CHANNEL_VERSION}"
+        if hello.server_id != self._hello.server_id:
+            return "a shard of another broker"
+        sibling = self._siblings.get(hello.shard)
+        if sibling is None or sibling.boot_id != hello.boot_id:
+            return f"a shard {hello.shard} that the router does not know"
+        return ""
+
+    def _take(self, old: int, message: HandedOver, fd: int) -> None:
+        why = objection_to_descriptor(fd)
+        cid = -1
+        if not why:
+            try:
+                moved = records.decoded(message.record)
+            except RecordRefused as error:
+                why = str(error)
+            else:
+                cid = moved.client.cid
+                if cid in self._coming and cid not in self._here:
+                    self._here[cid] = fd, moved.socket
+                    if self._moves.arrive(old, message.move, moved.client):
+                        return
+                    self._here.pop(cid, None)
+                why = f"client {cid} was not announced, or is not as it was announced"
+        logger.error("a client from shard %d is refused, and closed: %s", old, why)
+        if fd >= 0:
+            self._refuse(fd)
+        if cid >= 0:
+            self._moves.forget(old, message.move, cid)

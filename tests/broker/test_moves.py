@@ -1,0 +1,616 @@
+"""Connections that move between shards of one process: what arrives, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gnatswarm.broker import frozen as records
+from gnatswarm.broker import options
+from gnatswarm.broker.connection import ClientConnection
+from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.frozen import FrozenClient, OfferedClient, RecordRefused
+from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.permissions import Permissions
+from tests.support.engine import QUIET, EngineClient, frames
+from tests.support.mesh import Mesh
+
+OLD, NEW, THIRD = 0, 1, 2
+
+
+class Host:
+    """The `MovesHost` of one shard; records go to the other host at once, or wait in `kept`."""
+
+    def __init__(self, moving: Moving, shard: int) -> None:
+        self.moving = moving
+        self.probe = moving.mesh.engines[shard].probe
+        self.probe.moves.host = self
+        self.shard = shard
+        self.kept: list[tuple[int, FrozenClient, EngineClient]] = []
+        self.ends: list[str] = []
+        self.lost_cids: list[int] = []
+        self.limits = Limits()
+        self.permissions: Permissions | None = None
+
+    def words_of(self, client: ClientConnection) -> bytes:
+        return b"who it is"
+
+    def hand_over(self, new: int, id: int, client: ClientConnection, frozen: FrozenClient | None) -> None:
+        there = self.moving.hosts[new]
+        if frozen is None:
+            there.probe.moves.forget(self.shard, id, client.cid)
+            return
+        one = next(one for one in self.moving.mesh.clients if one.connection is client)
+        self.probe.let_go(one.socket)
+        client.leave()
+        there.kept.append((id, frozen, one))
+
+    def ended(self, new: int, id: int, why: str) -> None:
+        self.ends.append(why)
+
+    def admit(self, old: int, id: int, offered: OfferedClient) -> ClientConnection:
+        assert offered.words == b"who it is"
+        connection = self.probe.connection(offered.cid, None)
+        connection.set_limits(self.limits)
+        if self.permissions is not None:
+            connection.enter(self.probe.sublist, self.permissions)
+        return connection
+
+    def arrived(self, old: int, id: int, client: ClientConnection, frozen: FrozenClient) -> None:
+        one = next(one for _, record, one in self.kept if record is frozen)
+        one.engine = self.moving.mesh.engines[self.shard]
+        one.session.connection = client
+        self.moving.mesh.shard_of[self.moving.mesh.clients.index(one)] = self.shard
+        self.probe.take_in(one.socket, client)
+        client.go_on()
+
+    def lost(self, old: int, id: int, client: ClientConnection, frozen: FrozenClient | None, why: str) -> None:
+        self.lost_cids.append(client.cid)
+
+
+class Moving:
+    """A mesh whose clients 0 and 1 are on shard 0, and so on."""
+
+    def __init__(self, shards: int = 3) -> None:
+        self.mesh = Mesh(shards, connect=QUIET)
+        for shard, engine in self.mesh.engines.items():
+            engine.probe.last_cid = 1000 * shard + 100
+        self.hosts = {shard: Host(self, shard) for shard in self.mesh.engines}
+
+    def begin(self, *clients: EngineClient, old: int = OLD, new: int = NEW) -> None:
+        self.hosts[old].probe.moves.move([one.connection for one in clients], new)
+        self.mesh.finish()
+
+    def deliver(self, shard: int = NEW, old: int = OLD) -> None:
+        for id, frozen, _ in self.hosts[shard].kept:
+            self.hosts[shard].probe.moves.arrive(old, id, frozen)
+        self.mesh.settle()
+
+    def move(self, *clients: EngineClient, old: int = OLD, new: int = NEW) -> None:
+        self.begin(*clients, old=old, new=new)
+        self.mesh.settle()
+        self.deliver(new, old)
+
+
+def published(client: EngineClient, *payloads: str, subject: str = "a") -> None:
+    client.feed(b"".join(b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(p), p.encode()) for p in payloads))
+
+
+def payloads(client: EngineClient) -> list[str]:
+    return [payload.decode() for _, payload in client.messages()]
+
+
+@pytest.fixture
+def moving():
+    return Moving()
+
+
+def test_messages_before_between_and_behind_the_marks_arrive_once_and_in_order(moving):
+    mesh = moving.mesh
+    client, _, near, _, far, _ = mesh.clients
+    client.feed(b"SUB a 1\r\nSUB a q 2\r\n")
+    mesh.settle()
+    client.take()
+    published(far, "far1")
+    published(near, "near1")
+    moving.begin(client)
+    mesh.carry(OLD, NEW, 1 << 30)  # MOVE
+    published(far, "far2")  # its shard has not marked
+    published(near, "near2")
+    while any(mesh.carry(a, b, 1 << 30) for a, b in ((NEW, THIRD), (THIRD, NEW), (OLD, NEW), (NEW, OLD))):
+        published(near, f"near{near.connection.in_msgs + 1}")
+        published(far, f"far{far.connection.in_msgs + 1}")
+        if near.connection.in_msgs > 8:
+            break
+    mesh.settle()
+    assert moving.hosts[NEW].kept, "it is not handed over"
+    moving.deliver()
+    published(far, "far99")
+    published(near, "near99")
+    mesh.settle()
+    assert client.engine is mesh.engines[NEW]
+    got = [(sid.decode(), payload.decode()) for sid, payload in client.messages()]
+    for sid in "12":
+        for who, publisher in (("near", near), ("far", far)):
+            numbers = [int(payload[len(who) :]) for this, payload in got if this == sid and payload.startswith(who)]
+            assert numbers == [*range(1, publisher.connection.in_msgs), 99]
+    assert all(engine.probe.moves.is_idle for engine in mesh.engines.values())
+    mesh.close()
+
+
+def test_counts_of_queue_members_are_shifted_with_the_mark(moving):
+    mesh = moving.mesh
+    mesh.clients[0].feed(b"SUB a q 1\r\n")
+    mesh.clients[1].feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    third = mesh.engines[THIRD].probe.moves
+    assert [third.remote_members((shard, b"$G", b"a", b"q")) for shard in (OLD, NEW)] == [2, 0]
+    moving.begin(mesh.clients[0])
+    for a, b in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (OLD, NEW), (THIRD, NEW), (NEW, THIRD)):
+        mesh.carry(a, b, 1 << 30)
+        counts = [third.remote_members((shard, b"$G", b"a", b"q")) for shard in (OLD, NEW)]
+        assert sum(counts) == 2
+    assert counts == [1, 1]
+    mesh.settle()
+    moving.deliver()
+    assert [third.remote_members((shard, b"$G", b"a", b"q")) for shard in (OLD, NEW)] == [1, 1]
+    mesh.clients[0].feed(b"UNSUB 1\r\n")
+    mesh.settle()
+    assert [third.remote_members((shard, b"$G", b"a", b"q")) for shard in (OLD, NEW)] == [1, 0]
+    mesh.close()
+
+
+@pytest.mark.parametrize("most", [1, 3, 5])
+def test_a_max_holds_over_both_shards(moving, most):
+    mesh = moving.mesh
+    client, other, near, *_ = mesh.clients
+    client.feed(b"SUB a 1\r\nUNSUB 1 %d\r\nSUB a 2\r\n" % most)
+    mesh.settle()
+    client.take()
+    moving.begin(client)
+    published(other, "1", "2")  # before the old shard's own mark
+    mesh.settle()
+    published(near, "3", "4", "5", "6")  # detached
+    moving.deliver()
+    got = client.messages()
+    assert [payload for sid, payload in got if sid == b"1"] == [b"%d" % n for n in range(1, most + 1)]
+    assert [payload for sid, payload in got if sid == b"2"] == [b"%d" % n for n in range(1, 7)]
+    assert client.connection.subscriptions == 1
+    mesh.close()
+
+
+@pytest.mark.parametrize(
+    ("most", "before", "detached", "reason"),
+    [
+        (6, 3, 20, CloseReason.NONE),  # at most six are detached, and three of them are taken
+        (50, 0, 5, CloseReason.SLOW_CONSUMER_PENDING_BYTES),
+        (50, 48, 20, CloseReason.SLOW_CONSUMER_PENDING_BYTES),  # past four times the limit, whatever would be taken
+    ],
+)
+def test_what_is_detached_beyond_a_max_does_not_count_as_pending(moving, most, before, detached, reason):
+    mesh = moving.mesh
+    client, other, near, *_ = mesh.clients
+    moving.hosts[NEW].limits = Limits(max_pending_bytes=100_000)
+    client.feed(b"SUB a 1\r\nUNSUB 1 %d\r\n" % most)
+    mesh.settle()
+    moving.begin(client)
+    published(other, *["x" * 30_000] * before)
+    mesh.settle()
+    for _ in range(detached):
+        published(near, "y" * 30_000)
+        mesh.engines[NEW].probe.release_stalls()
+    moving.deliver()
+    got = [payload[:1] for payload in payloads(client)]
+    if reason is CloseReason.NONE:
+        assert got == ["x"] * before + ["y"] * (most - before)
+        assert client.connection.subscriptions == 0
+    assert client.connection.close_reason == reason
+    mesh.close()
+
+
+def test_it_goes_on_in_the_middle_of_its_operations_and_its_publishes_stay_in_order(moving):
+    mesh = moving.mesh
+    client, listener = mesh.clients[0], mesh.clients[4]
+    listener.feed(b"SUB a 1\r\n")
+    mesh.settle()
+    client.feed(b"PUB a 1\r\n1\r\nPUB a 1")
+    moving.begin(client)
+    client.feed(b"\r\n2\r\nPING\r\n")
+    mesh.settle()
+    assert payloads(listener) == ["1"]
+    moving.deliver()
+    assert payloads(listener) == ["2"]
+    assert client.take() == b"PONG\r\n"
+    mesh.close()
+
+
+def test_who_cannot_be_moved_is_refused_with_the_reason_and_stays(moving):
+    mesh = moving.mesh
+    client, other = mesh.clients[:2]
+    moves = moving.hosts[OLD].probe.moves
+    client.feed(b"SUB a q 1\r\nUNSUB 1 5\r\n")
+    with pytest.raises(RecordRefused, match="a queue subscription of its has a max"):
+        moves.move([client.connection], NEW)
+    other.feed(b"SUB b 1\r\nPING\r\n")
+    with pytest.raises(RecordRefused, match="its PONG is due"):
+        moves.move([other.connection], NEW)
+    mesh.settle()
+    other.feed(b"SUB c q 2\r\nUNSUB 2\r\n")
+    with pytest.raises(RecordRefused, match="lingers"):
+        moves.move([other.connection], NEW)
+    mesh.settle()
+    with pytest.raises(RecordRefused, match="no link to shard 9"):
+        moves.move([other.connection], 9)
+    with pytest.raises(RecordRefused, match="0 clients at a time"):
+        moves.move([], NEW)
+    moving.begin(other)
+    assert moves.why_not(other.connection) == "it is moving"
+    with pytest.raises(RecordRefused, match="other connections are moving"):
+        moves.move([client.connection], NEW)
+    mesh.settle()
+    moving.deliver()
+    mesh.close()
+
+
+def test_a_move_that_is_stopped_in_time_leaves_the_client_where_it_was(moving):
+    mesh = moving.mesh
+    client, other = mesh.clients[:2]
+    client.feed(b"SUB a 1\r\n")
+    mesh.settle()
+    client.take()
+    moving.begin(client)
+    mesh.carry(OLD, NEW, 1 << 30)
+    moving.hosts[OLD].probe.moves.stop()
+    mesh.settle()
+    assert moving.hosts[OLD].ends == ["it was stopped"]
+    assert not client.socket.is_held and client.engine is mesh.engines[OLD]
+    published(other, "1")
+    assert payloads(client) == ["1"]
+    mesh.close()
+
+
+def test_a_new_shard_that_takes_no_connections_refuses(moving):
+    mesh = moving.mesh
+    moving.hosts[NEW].probe.moves.host = None
+    moving.begin(mesh.clients[0])
+    mesh.settle()
+    assert moving.hosts[OLD].ends == ["this shard takes no connections"]
+    assert not mesh.clients[0].socket.is_held
+    mesh.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (b"", "an offer of version 0; this shard understands version 2"),
+        (b"\0\3\x90", "an offer of version 3"),
+        (b"\0\2\x90", "truncated or damaged"),
+        (b"\0\2" + msgspec.msgpack.encode((2, 3, (), ())), "its links to other shards are not the same"),
+        (
+            b"\0\2" + msgspec.msgpack.encode((2, 7, ((5, b"$G", b"who it is", False, ((b"1", b"a..b"),)),), ())),
+            "no subject",
+        ),
+        (
+            b"\0\2" + msgspec.msgpack.encode((2, 7, ((5, b"$G", b"who it is", False, ((b"1", b"a", b"q"),)),), ())),
+            "import other streams",
+        ),
+    ],
+)
+def test_a_bad_offer_is_refused_with_the_reason(moving, words, why):
+    mesh = moving.mesh
+    here = mesh.ends[NEW, OLD]
+    before = mesh.engines[NEW].probe.memory
+    assert here.socket is not None
+    mesh.engines[NEW].probe.feed(here.socket, b"MOVE 5 %d\r\n%b\r\n" % (len(words), words))
+    said = here.take(1 << 20)
+    assert said.startswith(b"MOVED 0 5 0 ") or b"\r\nMOVED 0 5 0 " in said
+    assert why.encode() in said
+    assert mesh.engines[NEW].probe.memory == before
+    assert here.broken == []
+
+
+@pytest.mark.parametrize("shifts", [b"", b"\xc1", records.encoded_shifts(()) + b"x"])
+def test_shifts_that_cannot_be_read_end_the_link(moving, shifts):
+    here = moving.mesh.ends[THIRD, NEW]
+    assert here.socket is not None
+    moving.mesh.engines[THIRD].probe.feed(here.socket, b"MARKQ 0 5 %d\r\n%b\r\n" % (len(shifts), shifts))
+    assert here.broken and "MARKQ" in here.broken[0]
+
+
+def test_the_connections_are_closed_where_the_new_shard_dies_behind_the_marks(moving):
+    mesh = moving.mesh
+    client = mesh.clients[0]
+    client.feed(b"SUB a 1\r\n")
+    mesh.settle()
+    moving.begin(client)
+    for a, b in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (OLD, NEW), (THIRD, NEW), (NEW, OLD)):
+        mesh.carry(a, b, 1 << 30)
+    assert client.connection.is_moving
+    mesh.kill(NEW)
+    mesh.settle()
+    assert client.is_over and client.reason is CloseReason.ROUTE_REMOVED
+    assert moving.hosts[OLD].ends == ["the link to its new shard ended"]
+    assert moving.hosts[OLD].probe.moves.is_idle
+    mesh.close()
+
+
+def test_a_third_shard_that_dies_counts_as_having_marked(moving):
+    mesh = moving.mesh
+    client, other = mesh.clients[:2]
+    client.feed(b"SUB a 1\r\n")
+    mesh.settle()
+    client.take()
+    moving.begin(client)
+    for a, b in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (OLD, NEW), (THIRD, NEW), (NEW, OLD)):
+        mesh.carry(a, b, 1 << 30)
+    mesh.kill(THIRD)
+    published(other, "1")
+    mesh.settle()
+    moving.deliver()
+    assert payloads(client) == ["1"] and client.engine is mesh.engines[NEW]
+    mesh.close()
+
+
+def test_a_publisher_goes_on_only_when_siblings_have_what_it_sent(moving):
+    mesh = moving.mesh
+    publisher, listener = mesh.clients[0], mesh.clients[4]
+    listener.feed(b"SUB a 1\r\n")
+    mesh.settle()
+    listener.take()
+    published(publisher, "1")
+    moving.begin(publisher)
+    others = [pair for pair in mesh.ends if pair != (OLD, THIRD)]
+    while sum(mesh.carry(a, b, 1 << 30) for a, b in others):
+        pass
+    assert not moving.hosts[NEW].kept, "what it publishes at its next shard would overtake the first"
+    mesh.settle()
+    moving.deliver()
+    published(publisher, "2")
+    mesh.settle()
+    assert payloads(listener) == ["1", "2"]
+    mesh.close()
+
+
+def test_what_comes_behind_one_mark_and_before_the_last_is_detached(moving):
+    mesh = moving.mesh
+    client, far = mesh.clients[0], mesh.clients[4]
+    client.feed(b"SUB a 1\r\n")
+    mesh.settle()
+    moving.begin(client)
+    for a, b in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (OLD, NEW), (THIRD, NEW), (NEW, THIRD)):
+        mesh.carry(a, b, 1 << 30)  # the third shard has read MARKQ, the old one has not
+    published(far, "1")
+    mesh.carry(THIRD, NEW, 1 << 30)
+    mesh.settle()
+    moving.deliver()
+    assert payloads(client) == ["1"] and client.engine is mesh.engines[NEW]
+    mesh.close()
+
+
+def test_a_max_that_both_shards_reach_together_ends_the_subscription(moving):
+    mesh = moving.mesh
+    client, other, near = mesh.clients[:3]
+    client.feed(b"SUB a 1\r\nUNSUB 1 3\r\n")
+    mesh.settle()
+    published(other, "1", "2")
+    moving.begin(client)
+    for a, b in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (OLD, NEW), (THIRD, NEW)):
+        mesh.carry(a, b, 1 << 30)
+    published(near, "3")  # behind the mark of its own shard
+    mesh.settle()
+    moving.deliver()
+    assert payloads(client) == ["1", "2", "3"]
+    assert client.connection.subscriptions == 0
+    mesh.close()
+
+
+def test_each_shard_counts_what_it_delivered(moving):
+    mesh = moving.mesh
+    for engine in mesh.engines.values():
+        engine.probe.tally(1000, 8)
+    client = mesh.connect(OLD)
+    client.feed(b"SUB a 1\r\nSUB b q 2\r\n")
+    mesh.settle()
+    for subject in "ab":
+        published(mesh.clients[0], "1", "2", "3", subject=subject)
+    moving.move(client)
+    assert client.engine is mesh.engines[NEW]
+    rows, _ = client.connection.heard(0, 100)
+    assert rows == []
+    for subject in "ab":
+        published(mesh.clients[2], "4", subject=subject)
+    rows, _ = client.connection.heard(0, 100)
+    assert sorted(rows) == [("a", "", 1), ("b", "q", 1)]
+    mesh.close()
+
+
+def test_a_third_shard_whose_end_is_known_only_later_closes_nobody(moving):
+    """Its link ends before the router says that it is dead; marks were asked for meanwhile."""
+    mesh = moving.mesh
+    client = mesh.clients[0]
+    client.feed(b"SUB a 1\r\nSUB a q 2\r\n")
+    mesh.settle()
+    moving.begin(client)
+    for a, b in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (OLD, NEW), (THIRD, NEW)):
+        mesh.carry(a, b, 1 << 30)
+    end = mesh.ends.pop((OLD, THIRD))
+    end.link.leave(is_broken=True)
+    end.engine.probe.end(end.socket)
+    mesh.carry(NEW, OLD, 1 << 30)  # MARKQ
+    mesh.finish()
+    assert not client.is_over
+    mesh.engines[OLD].probe.fence.gone(THIRD)
+    mesh.kill(THIRD)
+    mesh.settle()
+    moving.deliver()
+    assert not client.is_over and client.engine is mesh.engines[NEW]
+    mesh.close()
+
+
+def test_a_client_that_leaves_while_it_moves_leaves_nothing(moving):
+    mesh = moving.mesh
+    client = mesh.clients[0]
+    client.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    moving.begin(client)
+    mesh.carry(OLD, NEW, 1 << 30)
+    client.close()
+    mesh.settle()
+    assert moving.hosts[NEW].lost_cids == [client.connection.cid]
+    third = mesh.engines[THIRD].probe.moves
+    assert [third.remote_members((shard, b"$G", b"a", b"q")) for shard in (OLD, NEW)] == [0, 0]
+    mesh.close()
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize("reply", ["", "r "])
+def test_a_queue_message_that_waits_for_a_client_that_leaves_goes_to_another_member(moving, place, reply):
+    mesh = moving.mesh
+    client, other, near, _, far, _ = mesh.clients
+    member = (other, near, far)[place % 3]
+    for one in (client, member):
+        one.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    moving.begin(client)
+    mesh.carry(OLD, NEW, 1 << 30)
+    for _ in range(1 + place // 3):  # some of the marks are there
+        mesh.carry(NEW, THIRD, 1 << 30)
+        mesh.carry(NEW, OLD, 1 << 30)
+        mesh.carry(THIRD, NEW, 1 << 30)
+        mesh.carry(OLD, NEW, 1 << 30)
+    client.close()
+    publishers = (mesh.clients[1], mesh.clients[3], mesh.clients[5])
+    for number in range(60):
+        publishers[number % 3].feed(b"PUB a %b6\r\n%06d\r\n" % (reply.encode(), number))
+    mesh.settle()
+    moving.deliver()
+    got = [frame for frame in frames(member.take()) if frame.is_message]
+    assert sorted(int(frame.payload) for frame in got) == list(range(60))
+    assert {frame.reply for frame in got} == {reply.strip().encode()}
+    assert all(engine.probe.moves.is_idle for engine in mesh.engines.values())
+    assert all(engine.probe.reroutes.n_pending == 0 for engine in mesh.engines.values())
+    mesh.close()
+
+
+def test_a_record_of_an_unknown_move_is_refused(moving):
+    frozen = FrozenClient(cid=1, account=b"$G")
+    assert not moving.hosts[NEW].probe.moves.arrive(OLD, 77, frozen)
+
+
+def members_known(moving: Moving, shard: int) -> list[int]:
+    """How many members of queue group q the old and the new shard have, as far as this one knows."""
+    moves = moving.mesh.engines[shard].probe.moves
+    return [moves.remote_members((there, b"$G", b"a", b"q")) for there in (OLD, NEW)]
+
+
+def test_a_member_that_goes_before_the_last_mark_is_counted_with_the_others_first(moving):
+    """Its new shard hears that it has gone while a third one's mark is on its way."""
+    mesh = moving.mesh
+    client = mesh.clients[0]
+    client.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    moving.begin(client)
+    for a, b in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (THIRD, NEW), (OLD, NEW)):
+        mesh.carry(a, b, 1 << 30)  # the new shard asks for marks
+    client.close()
+    others = [pair for pair in mesh.ends if pair != (THIRD, NEW)]
+    while sum(mesh.carry(a, b, 1 << 30) for a, b in others):
+        pass
+    assert moving.hosts[OLD].ends == [""], "it has not been handed over"
+    mesh.settle()
+    assert moving.hosts[NEW].lost_cids == [client.connection.cid]
+    assert members_known(moving, THIRD) == [0, 0]
+    assert all(engine.probe.moves.is_idle for engine in mesh.engines.values())
+    mesh.close()
+
+
+@pytest.mark.parametrize("is_told_with_a_new_link", [False, True])
+def test_a_move_that_was_given_up_takes_no_member_away_from_who_marks_it_late(moving, is_told_with_a_new_link):
+    """The new shard's MARKQ is slower than the old one's word that nobody moves."""
+    mesh = moving.mesh
+    client, stays, publisher = mesh.clients[0], mesh.clients[1], mesh.clients[4]
+    for one in (client, stays):
+        one.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    moving.begin(client)
+    for a, b in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (THIRD, NEW)):
+        mesh.carry(a, b, 1 << 30)
+    mesh.carry(OLD, NEW, 1 << 30)  # all have answered: MARKQ
+    mesh.finish()
+    assert mesh.ends[NEW, THIRD].waits
+    mesh.break_link(OLD, NEW)
+    assert moving.hosts[OLD].ends == ["the link to its new shard ended"]
+    if is_told_with_a_new_link:
+        mesh.break_link(OLD, THIRD)  # with its word
+    while mesh.carry(OLD, THIRD, 1 << 30) or mesh.carry(THIRD, OLD, 1 << 30):
+        pass
+    mesh.settle()
+    assert members_known(moving, THIRD) == [1, 0]
+    published(publisher, "1")
+    mesh.settle()
+    assert payloads(stays) == ["1"]
+    assert all(engine.probe.moves.is_idle for engine in mesh.engines.values())
+    mesh.close()
+
+
+def test_who_may_have_lost_messages_with_a_link_while_it_moves_is_closed(moving):
+    mesh = moving.mesh
+    publisher, waits, listener = mesh.clients[0], mesh.clients[1], mesh.clients[4]
+    listener.feed(b"SUB a 1\r\n")
+    mesh.settle()
+    published(publisher, "1")
+    moving.begin(publisher, waits)
+    others = [pair for pair in mesh.ends if pair != (OLD, THIRD)]
+    while sum(mesh.carry(a, b, 1 << 30) for a, b in others):
+        pass
+    assert mesh.break_link(OLD, THIRD) == 1
+    mesh.settle()
+    assert payloads(listener) == []
+    assert publisher.is_over and publisher.reason is CloseReason.ROUTE_REMOVED
+    moving.deliver()
+    assert waits.talk(b"PING\r\n") == b"PONG\r\n" and waits.engine is mesh.engines[NEW]
+    mesh.close()
+
+
+def test_a_member_is_closed_where_its_new_shard_may_have_been_sent_its_messages(moving):
+    """The old shard has heard of no mark when the new one dies; who is in no queue group stays."""
+    mesh = moving.mesh
+    member, plain = mesh.clients[:2]
+    member.feed(b"SUB a q 1\r\n")
+    plain.feed(b"SUB a 1\r\n")
+    mesh.settle()
+    moving.begin(member, plain)
+    for a, b in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (THIRD, NEW), (OLD, NEW), (NEW, THIRD)):
+        mesh.carry(a, b, 1 << 30)
+    assert members_known(moving, THIRD) == [0, 1], "the third shard sends what is for it to the new one"
+    mesh.kill(NEW)
+    mesh.settle()
+    assert member.is_over and member.reason is CloseReason.ROUTE_REMOVED
+    published(mesh.clients[4], "1")
+    mesh.settle()
+    assert not plain.is_over and payloads(plain) == ["1"]
+    assert moving.hosts[OLD].probe.moves.is_idle
+    mesh.close()
+
+
+def test_a_client_may_answer_what_came_before_and_while_it_moved(moving):
+    mesh = moving.mesh
+    client, near, far = mesh.clients[0], mesh.clients[2], mesh.clients[4]
+    rights = Permissions(options.Permissions(publish_allow=("b",), responses=1, responses_expire_s=60.0))
+    client.connection.enter(mesh.engines[OLD].probe.sublist, rights)
+    moving.hosts[NEW].permissions = rights
+    client.feed(b"SUB a 1\r\n")
+    far.feed(b"SUB reply.* 1\r\n")
+    mesh.settle()
+    far.feed(b"PUB a reply.1 1\r\n1\r\n")
+    mesh.settle()
+    moving.begin(client)
+    mesh.settle()
+    near.feed(b"PUB a reply.2 1\r\n2\r\n")
+    moving.deliver()
+    assert payloads(client) == ["1", "2"]
+    for number in "123":
+        published(client, number, subject=f"reply.{number}")
+    mesh.settle()
+    assert payloads(far) == ["1", "2"]
+    mesh.close()

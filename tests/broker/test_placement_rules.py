@@ -1,0 +1,88 @@
+"""Which rule a client matches: the first, as a plain reading of the patterns would have it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gnatswarm.broker.options import PlacementRule
+from gnatswarm.broker.placement_rules import NONE, Patterns, PlacementRules, glob_matches, subject_covers
+from gnatswarm.broker.subject import matches
+
+texts = st.text("ab", max_size=5)
+patterns = st.text("ab*", min_size=1, max_size=5)
+tokens = st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=4)
+subjects = st.builds(lambda parts, tail: ".".join([*parts, ">"] if tail else parts), tokens, st.booleans())
+literals = st.builds(".".join, st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=5))
+
+
+def naive(pattern: str, text: str) -> bool:
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text, re.DOTALL) is not None
+
+
+@settings(deadline=None)
+@given(patterns, texts)
+def test_a_star_stands_for_any_text(pattern, text):
+    assert glob_matches(pattern, text) == naive(pattern, text)
+
+
+@settings(deadline=None)
+@given(st.lists(patterns, max_size=8), texts)
+def test_the_first_pattern_counts(listed, text):
+    known = Patterns()
+    for number, pattern in enumerate(listed):
+        known.add(pattern, number)
+    assert known.find(text) == next((n for n, pattern in enumerate(listed) if naive(pattern, text)), NONE)
+
+
+@settings(deadline=None)
+@given(patterns, patterns, texts)
+def test_a_pattern_that_matches_another_matches_all_of_its_texts(wide, narrow, text):
+    if glob_matches(wide, narrow) and naive(narrow, text):
+        assert naive(wide, text)
+
+
+@settings(deadline=None)
+@given(subjects, subjects, literals)
+def test_what_covers_a_subscription_matches_all_that_it_can_receive(wide, narrow, subject):
+    if subject_covers(wide, narrow) and matches(narrow.encode(), subject.encode()):
+        assert matches(wide.encode(), subject.encode())
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow", "covers"),
+    [
+        ("orders.>", "orders.*", True),
+        ("orders.>", "orders.eu.>", True),
+        ("orders.>", "orders", False),
+        ("orders.>", ">", False),
+        ("orders.*", "orders.>", False),
+        ("orders.*", "orders.new", True),
+        ("*.new", "orders.new", True),
+        ("orders", "orders", True),
+    ],
+)
+def test_covers(wide, narrow, covers):
+    assert subject_covers(wide, narrow) is covers
+
+
+def test_names_and_subjects_share_one_order():
+    rules = PlacementRules(
+        [
+            PlacementRule("subject", "a.>", 0),
+            PlacementRule("user", "ann", 1),
+            PlacementRule("subject", "b.>", 2),
+            PlacementRule("account", "*", 3),
+        ]
+    )
+    assert rules.of_names("A", "ann", "") == 1
+    assert rules.of_names("A", "bob", "x") == 3
+    assert rules.asks_for_subjects(1) and rules.asks_for_subjects(3)
+    assert rules.of_subjects(["b.c"], 1) == 1
+    assert rules.of_subjects(["b.c"], 3) == 2
+    assert rules.of_subjects(["b.c", "a.*"], 1) == 0
+    assert rules.of_subjects([">"], 3) == 3
+    assert not PlacementRules([PlacementRule("name", "x", 1)]).asks_for_subjects(NONE)

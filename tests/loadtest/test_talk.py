@@ -1,0 +1,260 @@
+"""`gnatswarm pub`, `sub`, `req`, `reply` and `events` do for a terminal and for scripts what a client does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import nkeys
+import pytest
+
+from gnatswarm.loadtest import natswire, talk
+from gnatswarm.loadtest.message import Message
+from tests.support.authority import Authority
+from tests.support.servers import Broker
+
+StartBroker = Callable[..., Broker]
+SYSTEM = """
+system_account: SYS
+accounts { A { users: [{user: a, password: a}] }, SYS { users: [{user: sys, password: s}] } }
+"""
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "gnatswarm.loadtest.talk", *words]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment without what would be a default of these commands."""
+    return {**{name: value for name, value in os.environ.items() if not name.startswith("NATS_")}, **more}
+
+
+def ran(*words: str, given: bytes = b"", more: dict[str, str] | None = None) -> tuple[int, str, str]:
+    done = subprocess.run(
+        command(*words), input=given, capture_output=True, timeout=60, check=False, env=environment(**(more or {}))
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def answer(payload: bytes, message: Message) -> None:
+    message.respond(payload)
+
+
+@contextmanager
+def started(*words: str, until: str = "subscribed to") -> Iterator[subprocess.Popen[str]]:
+    """A command that goes on; what follows comes after its subscription."""
+    with subprocess.Popen(
+        command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert line.startswith(until), line
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def subject(request: pytest.FixtureRequest) -> str:
+    """A subject of this test's own: brokers are shared."""
+    return f"talk.{abs(hash(request.node.nodeid))}"
+
+
+def test_what_pub_sends_sub_shows(broker: Broker, subject: str):
+    with started("sub", subject, "-s", broker.url, "-n", "1") as listener:
+        words = ("pub", subject, "hello", "-s", broker.url, "-H", "Trace: 7", "--reply", "somewhere")
+        assert ran(*words) == (0, "published 1 message, 5 bytes\n", "")
+        shown, _ = listener.communicate(timeout=30)
+    assert shown == f"#1 {subject}  reply somewhere  5 bytes\nTrace: 7\n\nhello\n"
+    assert listener.returncode == 0
+
+
+def test_a_message_cannot_drive_the_terminal_unless_it_is_asked_for_raw(broker: Broker, subject: str):
+    evil = b"\x1b[2J\xe2\x80\xae\ttab"
+    for options, wanted in (
+        ((), f"#1 {subject}  {len(evil)} bytes\n\\u001b[2J\\u202e\ttab\n".encode()),
+        (("--raw",), evil + b"\n"),
+    ):
+        with started("sub", subject, "-s", broker.url, "-n", "1", *options) as listener:
+            assert ran("pub", subject, "-s", broker.url, given=evil)[0] == 0
+            assert listener.communicate(timeout=30)[0].encode() == wanted
+
+
+def test_every_line_is_a_message_and_json_is_for_programs(broker: Broker, subject: str):
+    with started("sub", f"{subject}.>", "-s", broker.url, "-n", "3", "--json") as listener:
+        assert ran("pub", f"{subject}.x", "--lines", "-q", "-s", broker.url, given=b"1\n2\r\n\xff") == (0, "", "")
+        documents = [json.loads(line) for line in listener.communicate(timeout=30)[0].splitlines()]
+    assert [document.get("data") for document in documents] == ["1", "2", None]
+    assert documents[2]["data_base64"] == "/w=="
+    assert {document["subject"] for document in documents} == {f"{subject}.x"}
+
+
+def test_counts_and_their_sum(broker: Broker, subject: str):
+    with started("pub", subject, "-n", "0", "-s", broker.url, until="") as nothing:
+        assert nothing.communicate(timeout=30)[0].startswith("published 0 messages")
+    listener = subprocess.Popen(
+        command("sub", subject, "--count", "--json", "-n", "10", "-s", broker.url),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    with listener, natswire.connect(broker.url) as client:
+        assert listener.stdout is not None
+        listener.stdout.readline()  # a second has passed, so it has subscribed
+        for _ in range(10):
+            client.publish(subject, b"abc")
+        documents = [json.loads(line) for line in listener.stdout]
+    assert documents[-1]["is_total"] and (documents[-1]["messages"], documents[-1]["bytes"]) == (10, 30)
+    assert sum(document["messages"] for document in documents[:-1]) == 10
+
+
+def test_a_rate_is_kept_to(broker: Broker, subject: str):
+    code, shown, _ = ran("pub", subject, "x", "-n", "5", "--rate", "20", "--json", "-s", broker.url)
+    assert code == 0
+    assert json.loads(shown)["published"] == 5
+    assert json.loads(shown)["seconds"] >= 4 / 20
+
+
+def test_a_request_and_its_response(broker: Broker, subject: str):
+    for options, response in (((), "hello"), (("fixed",), "fixed"), (("--command", "tr a-z A-Z"), "HELLO")):
+        with started("reply", subject, *options, "-s", broker.url, "-n", "1", until="answering") as responder:
+            assert ran("req", subject, "hello", "-s", broker.url) == (0, f"{response}\n", "")
+            assert responder.communicate(timeout=30)[0] == f"#1 {subject}  5 bytes\n"
+
+
+def test_a_request_to_nobody_fails_at_once_or_waits_for_somebody(broker: Broker, subject: str):
+    code, _, error = ran("req", subject, "-s", broker.url)
+    assert (code, error) == (1, f"gnatswarm req: nobody subscribes to {subject}\n")
+    waiting = subprocess.Popen(
+        command("req", subject, "me", "--wait", "30", "-s", broker.url),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    with waiting, started("reply", subject, "-n", "1", "-s", broker.url, until="answering"):
+        assert waiting.communicate(timeout=30)[0] == "me\n"
+    assert waiting.returncode == 0
+
+
+def test_several_responses_are_collected(broker: Broker, subject: str):
+    with natswire.connect(broker.url) as client:
+        for name in (b"1", b"2"):
+            client.subscribe(subject, partial(answer, name))
+        client.flush()
+        code, shown, error = ran("req", subject, "-n", "2", "--raw", "-s", broker.url)
+        assert (code, sorted(shown.split()), error) == (0, ["1", "2"], "")
+        code, shown, error = ran("req", subject, "-n", "3", "--timeout", "0.3", "-s", broker.url)
+        assert (code, sorted(shown.split())) == (1, ["1", "2"])
+        assert error == "gnatswarm req: 2 of 3 responses within 0.3 s\n"
+
+
+def test_what_the_server_forbids_is_said(start_broker: StartBroker):
+    rules = "publish: ok.>, subscribe: [ok.>, '_INBOX.>']"
+    broker = start_broker(config=f"authorization {{ users [ {{user: a, password: b, permissions: {{ {rules} }} }} ] }}")
+    login = ("-p", str(broker.port), "--user", "a", "--password", "b")
+    assert ran("pub", "ok.x", "1", *login)[0] == 0
+    for words in (("pub", "no.x", "1"), ("sub", "no.x"), ("req", "no.x", "--timeout", "0.2"), ("reply", "no.x")):
+        code, _, error = ran(*words, *login)
+        assert code == 1 and "Permissions Violation" in error, words
+        assert len(error.splitlines()) == 1
+    assert "Authorization Violation" in ran("pub", "ok.x", "1", "-p", str(broker.port))[2]
+    variables = {"NATS_URL": broker.url, "NATS_USER": "a", "NATS_PASSWORD": "b"}
+    assert ran("pub", "ok.x", "1", "-q", more=variables) == (0, "", "")
+
+
+def test_credentials_by_key_and_tls(start_broker: StartBroker, tmp_path: Path):
+    seed = nkeys.encode_seed(b"0123456789abcdef0123456789abcdef", nkeys.PREFIX_BYTE_USER)
+    public = nkeys.from_seed(bytearray(seed)).public_key.decode()
+    (tmp_path / "user.nk").write_text(seed.decode())
+    authority = Authority(tmp_path)
+    config = f"tls {{ {authority.server().lines} }}\nauthorization {{ users [ {{ nkey: {public} }} ] }}"
+    broker = start_broker(config=config)
+    words = ("pub", "a", "1", "-q", "-p", str(broker.port), "--tlsca", str(authority.path))
+    assert ran(*words, "--creds", str(tmp_path / "user.nk")) == (0, "", "")
+    assert ran(*words)[0] == 1
+    (tmp_path / "user.nk").write_text(seed.decode()[:-1] + "A")
+    assert "the nkey seed cannot be used" in ran(*words, "--creds", str(tmp_path / "user.nk"))[2]
+
+
+@pytest.mark.kinds("gnatswarm-2", "nats-server")
+def test_events(start_broker: StartBroker):
+    broker = start_broker(config=SYSTEM)
+    url = f"127.0.0.1:{broker.port}"
+    system = ("-s", f"nats://sys:s@{url}")
+    with started("events", "--account", "A", "-n", "2", *system) as watcher:
+        assert ran("pub", "x", "1", "-s", f"nats://a:a@{url}")[0] == 0
+        shown, _ = watcher.communicate(timeout=30)
+    assert "client_connect" in shown and 'a@A "gnatswarm"  from 127.0.0.1' in shown
+    code, _, error = ran("events", "-s", f"nats://a:a@{url}")
+    assert (code, "not in the system account" in error) == (1, True)
+
+
+def test_interrupted_it_ends_well(broker: Broker, subject: str):
+    with started("sub", subject, "-s", broker.url) as listener:
+        listener.send_signal(signal.SIGINT)
+        assert listener.wait(30) == 0
+
+
+def test_a_server_that_stops_is_waited_for(start_broker: StartBroker, subject: str):
+    broker = start_broker()
+    with started("sub", subject, "-s", broker.url, "-n", "1") as listener:
+        assert listener.stderr is not None
+        broker.kill()
+        assert "connecting again" in listener.stderr.readline()
+        listener.kill()
+
+
+def test_nobody_listens(unused_port: int):
+    code, shown, error = ran("pub", "a", "b", "-p", str(unused_port))
+    assert (code, shown) == (1, "")
+    assert error == f"gnatswarm pub: 127.0.0.1:{unused_port}: cannot connect: connection refused\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("pub", "a b", "x"), "not a subject"),
+        (("pub",), "the following arguments are required"),
+        (("pub", "a", "x", "-H", "nonsense"), "write 'Name: value'"),
+        (("pub", "a", "x", "-H", "A: 1", "-H", "A: 2"), "given twice"),
+        (("pub", "a", "x", "--lines"), "give no payload"),
+        (("reply", "a", "x", "--command", "y"), "give one of them"),
+        (("sub", "a", "--timeout", "-1"), "--timeout"),
+        (("sub", "a", "-p", "70000"), "a port from 1 to 65535"),
+        (("pub", "a", "x", "--creds", "/nonexistent"), "/nonexistent: cannot be read"),
+    ],
+)
+def test_mistakes_of_the_command_line(broker: Broker, words: tuple[str, ...], why: str):
+    more = {} if "-p" in words else {"NATS_URL": broker.url}
+    code, shown, error = ran(*words, more=more)
+    assert code in (1, 2) and shown == "" and why in error
+    assert "Traceback" not in error
+
+
+def test_the_usage_of_events_has_no_subject():
+    assert ran("events", "-h")[1].startswith("usage: gnatswarm events [options]\n")
+
+
+def test_a_payload_may_begin_with_a_dash(broker: Broker, subject: str):
+    assert ran("pub", "-s", broker.url, "--", subject, "-x") == (0, "published 1 message, 2 bytes\n", "")
+
+
+@pytest.mark.parametrize(
+    ("payload", "wanted"),
+    [
+        ({"type": "io.nats.server.advisory.v1.client_disconnect", "client": {"id": 7, "acc": "A", "host": "h"},
+          "reason": "Client \x1b Closed"}, "client_disconnect  cid 7 (no user)@A  from h  Client \\u001b Closed"),
+        ({"acc": "A", "conns": 2, "type": "x.account_connections"}, "account_connections  A: 2 connections"),
+        ([], "$SYS.X"),
+    ],
+)  # fmt: skip
+def test_an_event_is_one_line(payload: Any, wanted: str):
+    message = Message(None, None, "$SYS.X", "", b"", json.dumps(payload).encode())  # type: ignore[arg-type]
+    assert talk._event_line(message, 1).partition(" ")[2] == wanted

@@ -1,0 +1,113 @@
+"""The `cluster` block and its flags: what is read, and every mistake, with its place, at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gnatswarm.broker.options import Options, Permissions
+from gnatswarm.router.config.conf_tree import ConfigError
+from gnatswarm.router.config.flags import parse
+from gnatswarm.router.config.options_build import build
+
+Build = Callable[..., Options]
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Build:
+    def from_text(text: str, *flags: str) -> Options:
+        path = tmp_path / "t.conf"
+        path.write_text(text)
+        return build(parse(["-c", str(path), *flags]), environment={}).options
+
+    return from_text
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        ("name: C", "name", "C"),
+        ("listen: 'h:7'", "host", "h"),
+        ("listen: 7", "port", 7),
+        ("port: 7, net: h", "host", "h"),
+        ("port: 7, routes: ['nats://u:p@h:1', 'i:2']", "routes", ("nats://u:p@h:1", "nats-route://i:2")),
+        ("cluster_advertise: 'h:1'", "advertise", "h:1"),
+        ("no_advertise: true", "no_advertise", True),
+        ("connect_retries: 3", "connect_retries", 3),
+        ("authorization { user: u, pass: p, timeout: 0.5 }", "user", "u"),
+        ("authorization { user: u, pass: p, timeout: 0.5 }", "password", "p"),
+        ("authorization { user: u, pass: p, timeout: 0.5 }", "auth_timeout_s", 0.5),
+        # In the file's words a member publishes what is imported, and subscribes to what is exported.
+        (
+            "permissions { import: a, export { allow: 'b.*', deny: 'b.c' } }",
+            "permissions",
+            Permissions(publish_allow=("b.*",), publish_deny=("b.c",), subscribe_allow=("a",)),
+        ),
+    ],
+)
+def test_a_key_sets_its_option(built: Build, text: str, field: str, value: object) -> None:
+    assert getattr(built(f"cluster {{ {text} }}").cluster, field) == value
+
+
+def test_flags_override_the_file(built: Build) -> None:
+    text = "cluster { name: C, listen: 'h:7', routes: ['i:1'], no_advertise: false }"
+    flags = (
+        "--cluster",
+        "nats://u:p@j:8",
+        "--cluster_name",
+        "D",
+        "--routes",
+        "nats://k:1,nats://l:2",
+        "--no_advertise",
+    )
+    cluster = built(text, *flags, "--connect_retries", "5", "--cluster_advertise", "m:9").cluster
+    assert (cluster.host, cluster.port, cluster.user, cluster.password) == ("j", 8, "u", "p")
+    assert (cluster.name, cluster.routes) == ("D", ("nats://k:1", "nats://l:2"))
+    assert (cluster.no_advertise, cluster.connect_retries, cluster.advertise) == (True, 5, "m:9")
+    assert built("", "--cluster_listen", "nats://0.0.0.0:-1").cluster.port == -1
+    assert "p" not in repr(cluster).replace("port", "").replace("password", "").replace("permissions", "")
+
+
+def test_only_a_port_needs_a_process_for_it(built: Build) -> None:
+    assert built("cluster { port: 6222 }").has_gateway
+    alone = built("cluster { name: C }")
+    assert not alone.has_gateway
+    assert "has no members" in alone.notices[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("cluster: 5", "1:1: Expected map to define cluster, got a number"),
+        ("cluster { prot: 5 }", '1:11: unknown field "prot"'),
+        ("cluster { port: 70000 }", "1:11: port: 70000 is out of range"),
+        ("cluster { port: 1, routes: ['nats://u:pw@h'] }", "1:29: error parsing route url"),
+        ("cluster { port: 1, routes: ['http://h:1'] }", '1:29: "http" is no scheme'),
+        ("cluster { port: 1, routes: [5] }", "1:29: expected text"),
+        ("cluster { routes: ['h:1'] }", "1:1: solicited routes require cluster capabilities"),
+        ("cluster { authorization { users: [] } }", "1:27: Cluster authorization does not allow users"),
+        ("cluster { authorization { password: pw } }", "cluster: a password without a user"),
+        ("cluster { tls { cert_file: x } }", "1:11: missing 'key_file' in TLS configuration"),
+        ("cluster { tls { cert_file: /no, key_file: /no } }", "1:1: error parsing X509"),
+        ("cluster { tls { cert_file: x, key_file: x, verify_and_map: true } }", "members that are known by their cert"),
+        ("cluster { permissions { allow_responses: true } }", "1:11: Cluster permissions do not support"),
+        ("compatibility: '2.15'\ncluster { name: 'a b' }", "2:1: cluster name cannot contain spaces"),
+        ("port: 4333\ncluster { port: 4333 }", "2:1: port 4333 is given to clients and to cluster"),
+        ("cluster {}\ncluster {}", "2:1: cluster is given again"),
+    ],
+)
+def test_a_mistake_has_its_place(built: Build, text: str, wanted: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        built(text)
+    found = [re.sub(r"^\S*t\.conf:", "", str(problem)) for problem in caught.value.problems]
+    assert any(wanted in line for line in found), found
+    assert "pw" not in "".join(found)
+
+
+@pytest.mark.parametrize("url", ["nats://h", "nats://u@h:1", "h:x", "nats://h:99999"])
+def test_a_bad_address_by_flag_is_refused(built: Build, url: str) -> None:
+    with pytest.raises(ConfigError):
+        built("", "--cluster", url)

@@ -1,0 +1,172 @@
+"""The `leafnodes` block: what is read, and every mistake, with its place, at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gnatswarm.broker.options import ClientTls, LeafNodes, LeafRemote, User
+from gnatswarm.router.config.conf_tree import ConfigError
+from gnatswarm.router.config.flags import parse
+from gnatswarm.router.config.options_build import Built, build
+from tests.support.authority import Authority
+
+Build = Callable[[str], Built]
+SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
+
+PUBLIC = "UAB2CB576PHBBPQ5ODORRZ2LYCMWPZGWGCN2KDK7DXOIMZASKUY3RLKK"
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Build:
+    def from_text(text: str) -> Built:
+        path = tmp_path / "t.conf"
+        path.write_text(text)
+        return build(parse(["-c", str(path)]), environment={})
+
+    return from_text
+
+
+@pytest.fixture
+def refusals(built: Build) -> Callable[[str], list[str]]:
+    def of(text: str) -> list[str]:
+        with pytest.raises(ConfigError) as caught:
+            built(text)
+        return [re.sub(r"^\S*t\.conf:", "", str(problem)) for problem in caught.value.problems]
+
+    return of
+
+
+SETTINGS: list[tuple[str, str, object]] = [
+    ("url: 'nats://u:p@h:1'", "urls", ("nats://u:p@h:1",)),
+    ("urls: ['nats://h:1', 'tls://i']", "urls", ("nats://h:1", "tls://i")),
+    ("url: 'h:1'", "urls", ("nats://h:1",)),
+    ("account: A", "account", "A"),
+    ("local: A", "account", "A"),
+    (f"nkey: {SEED}", "seed", SEED),
+    ("deny_imports: [a, 'b.>']", "deny_imports", ("a", "b.>")),
+    ("deny_import: a", "deny_imports", ("a",)),
+    ("deny_exports: 'c.*'", "deny_exports", ("c.*",)),
+    ("reconnect_delay: '250ms'", "reconnect_s", 0.25),
+    ("tls { insecure: true }", "tls", ClientTls(is_on=True, insecure=True)),
+    ("tls { timeout: 5 }", "tls", ClientTls(is_on=True, timeout_s=5.0)),
+]
+
+
+@pytest.mark.parametrize(("text", "field", "value"), SETTINGS)
+def test_a_key_of_a_remote_sets_its_option(built: Build, text: str, field: str, value: object) -> None:
+    url = "" if "url" in text else "url: h"
+    users = "accounts { A { users [ {user: a, password: p} ] } }\n"
+    (remote,) = built(f"{users}leafnodes {{ remotes [ {{ {url}\n{text} }} ] }}").options.leafnodes.remotes
+    assert getattr(remote, field) == value
+
+
+def test_every_option_of_a_remote_can_be_configured(built: Build, tmp_path: Path) -> None:
+    of_a_file = {"credentials", "jwt"}
+    fields = {field.name for field in msgspec.structs.fields(LeafRemote)}
+    assert {field for _, field, _ in SETTINGS} | of_a_file == fields
+    path = tmp_path / "u.creds"
+    path.write_text(
+        "-----BEGIN NATS USER JWT-----\neyJ0.x.y\n------END NATS USER JWT------\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{SEED}\n------END USER NKEY SEED------\n"
+    )
+    text = f"leafnodes {{ remotes [ {{ url: h, credentials: '{path}' }} ] }}"
+    (remote,) = built(text).options.leafnodes.remotes
+    assert (remote.credentials, remote.jwt, remote.seed) == (str(path), "eyJ0.x.y", SEED)
+    assert SEED not in repr(remote) and "eyJ0" not in repr(remote)
+
+
+PORT_SETTINGS: list[tuple[str, str, object]] = [
+    ("listen: 'h:7422'", "host", "h"),
+    ("listen: 7422", "port", 7422),
+    ("advertise: 'x:1'", "advertise", "x:1"),
+    ("no_advertise: true", "no_advertise", True),
+    ("authorization { timeout: 5 }", "auth_timeout_s", 5.0),
+    ("min_version: v2.9.0", "min_version", "2.9.0"),
+    ("authorization { account: A }", "account", "A"),
+    ("authorization { user: u, password: p, account: A }", "users", (User("u", "p", "", "A"),)),
+    ("authorization { users [ {user: u, pass: p} ] }", "users", (User("u", "p"),)),
+    (f"authorization {{ nkey: {PUBLIC} }}", "users", (User("", "", PUBLIC),)),
+    ("tls { cert_file: CERT, key_file: KEY, handshake_first: true }", "tls", True),
+    ("remotes [ { url: h } ]", "remotes", (LeafRemote(("nats://h",)),)),
+]
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.mark.parametrize(("text", "field", "value"), PORT_SETTINGS)
+def test_a_key_of_the_port_sets_its_option(
+    built: Build, authority: Authority, text: str, field: str, value: object
+) -> None:
+    pair = authority.server()
+    text = text.replace("CERT", f"'{pair.cert}'").replace("KEY", f"'{pair.key}'")
+    users = "accounts { A { users [ {user: a, password: p} ] } }\n"
+    port = "" if "listen" in text else "port: 7422"
+    found = getattr(built(f"{users}leafnodes {{ {port}\n{text} }}").options.leafnodes, field)
+    assert found == value if field != "tls" else found.is_on and found.handshake_first and found.cert_pem
+
+
+def test_every_option_of_the_port_can_be_configured() -> None:
+    fields = {field.name for field in msgspec.structs.fields(LeafNodes)}
+    assert {field for _, field, _ in PORT_SETTINGS} == fields
+
+
+def test_without_port_and_remotes_there_is_no_gateway(built: Build) -> None:
+    options = built("leafnodes { host: h }").options
+    assert not options.has_gateway and not options.server_ports
+    assert "no port" in options.notices[0]
+    options = built("leafnodes { port: 7422 }").options
+    assert options.has_gateway and options.server_ports == {"leafnodes": ("", 7422)}
+    assert built("leafnodes { remotes [ { url: h } ] }").options.has_gateway
+    assert not built("leafnodes { remotes [ { url: h, disabled: true } ] }").options.has_gateway
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("leafnodes: 5", "1:1: Expected map to define leafnodes, got a number"),
+        ("leafnodes { port: x }", "1:13: port: expected a number"),
+        ("leafnodes { port: 4222 }", "1:1: port 4222 is given to clients and to leaf nodes"),
+        ("leafnodes { min_version: two }", "1:13: min_version: invalid leafnode's minimum version"),
+        ("leafnodes { isolate_leafnode_interest: true }", '1:13: "isolate_leafnode_interest": leaf nodes that do not'),
+        ("leafnodes { authorization: 5 }", "1:13: expected a block"),
+        ("leafnodes { authorization { password: pw } }", "1:13: a password without a user lets every leaf node in"),
+        ("leafnodes { authorization { user: u } }", "1:13: a user without a password lets every leaf node in"),
+        ("leafnodes { authorization { users [] } }", "1:29: an empty list of users"),
+        ("leafnodes { authorization { users [ {user: u, pass: pw, permissions: {}} ] } }", "1:57: unknown field"),
+        (
+            "leafnodes { authorization { users [ {user: u, pass: pw, account: A} ] } }",
+            "1:1: leafnodes: there is no acc",
+        ),
+        ("leafnodes { authorization { nkey: x } }", "1:13: Not a valid public nkey"),
+        ("leafnodes { port: 1, tls { cert_file: x } }", "1:22: missing 'key_file'"),
+        ("leafnodes { remotes: 5 }", "1:13: Expected remotes to be a list"),
+        ("leafnodes { remotes [ 5 ] }", "1:23: Expected a remote to be a map"),
+        ("leafnodes { remote [ ] }", '1:13: unknown field "remote"'),
+        ("leafnodes { remotes [ {} ] }", "1:23: a remote without url"),
+        ("leafnodes { remotes [ { url: h, acount: A } ] }", '1:33: unknown field "acount"'),
+        ("leafnodes { remotes [ { url: h, account: A } ] }", '1:1: leafnodes: there is no account "A"'),
+        ("leafnodes { remotes [ { url: 5 } ] }", "1:30: expected a URL"),
+        ("leafnodes { remotes [ { url: 'ws://h' } ] }", "1:30: hubs are not reached by WebSocket"),
+        ("leafnodes { remotes [ { url: 'http://h' } ] }", '1:30: "http" is no scheme'),
+        ("leafnodes { remotes [ { url: 'nats://u:pw@h:x' } ] }", "1:30: error parsing leafnode url"),
+        ("leafnodes { remotes [ { url: h, nkey: SUX } ] }", "1:33: Remote leafnode nkey is not a valid seed"),
+        ("leafnodes { remotes [ { url: h, credentials: /no/such } ] }", "1:33: /no/such: No such file"),
+        ("leafnodes { remotes [ { url: h, hub: true } ] }", '1:33: "hub": a remote that is the leaf node'),
+        ("leafnodes { remotes [ { url: h, deny_imports: ['a..b'] } ] }", "1:48: not a valid subject"),
+        ("leafnodes { remotes [ { url: h, tls { cert_file: x } } ] }", "1:33: a certificate needs its key"),
+        ("leafnodes { remotes [ { url: h, tls { ca_file: /no/such } } ] }", "1:33: /no/such: No such file"),
+        ("leafnodes { remotes [ { url: h } ] }\nleafnodes {}", "2:1: leafnodes is given again"),
+    ],
+)
+def test_a_mistake_has_its_place(refusals: Callable[[str], list[str]], text: str, wanted: str) -> None:
+    found = refusals(text)
+    assert any(line.startswith(wanted) for line in found), found
+    assert "pw" not in "".join(found)

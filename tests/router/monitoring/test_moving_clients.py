@@ -1,0 +1,112 @@
+"""Connections that move while a page is gathered: each is told once, by the shard that has it, and counted once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnatswarm.router.monitoring import moving_clients
+from gnatswarm.shards.boundary.rows import ConnectionRow, ConnectionsPart, ConnectionsQuery
+from tests.router.monitoring.test_pages import connection
+
+SHARDS = 3
+
+
+class World:
+    """Shards that answer one at a time, while clients move, come and close between their answers."""
+
+    def __init__(self, clients: int) -> None:
+        self.now_us = 1_000_000
+        self.open: list[dict[int, ConnectionRow]] = [{} for _ in range(SHARDS)]
+        self.closed: list[list[ConnectionRow]] = [[] for _ in range(SHARDS)]
+        self.on_the_way: dict[int, tuple[int, int, ConnectionRow]] = {}  # by cid: from, to
+        self.left: list[list[tuple[int, ConnectionRow]]] = [[] for _ in range(SHARDS)]
+        self.came: list[list[tuple[int, int]]] = [[] for _ in range(SHARDS)]
+        for cid in range(1, clients + 1):
+            self.open[cid % SHARDS][cid] = connection(cid)
+
+    def step(self, what: tuple[str, int, int]) -> None:
+        """What happens between two answers: ("leave", client, shard), ("arrive", …) or ("close", …)."""
+        self.now_us += 1000
+        kind, cid, to = what
+        shard = next((shard for shard in range(SHARDS) if cid in self.open[shard]), None)
+        if kind == "leave" and shard not in (None, to):
+            row = self.open[shard].pop(cid)
+            self.left[shard].append((to, row))
+            self.on_the_way[cid] = shard, to, row
+        elif kind == "arrive" and cid in self.on_the_way:
+            old, new, row = self.on_the_way.pop(cid)
+            here = connection(cid, came_from=old, moved_us=self.now_us)
+            self.open[new][cid] = here
+            self.came[new].append((cid, old))
+        elif kind == "close" and shard is not None:
+            row = self.open[shard].pop(cid)
+            row.stop_us = self.now_us
+            self.closed[shard].append(row)
+
+    def answer(self, shard: int, query: ConnectionsQuery) -> ConnectionsPart:
+        rows = [row for cid, row in sorted(self.open[shard].items()) if not query.cids or cid in query.cids]
+        return ConnectionsPart(
+            len(self.open[shard]),
+            [*rows[: query.most]],
+            counted_us=self.now_us,
+            left=[one for one in self.left[shard] if not query.cids or one[1].cid in query.cids],
+            came=[one for one in self.came[shard] if one[0] in self.open[shard]],
+            coming=[cid for cid in query.cids if cid in self.on_the_way and self.on_the_way[cid][1] == shard],
+        )
+
+
+CLIENTS = 6
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["leave", "arrive", "leave", "arrive", "close"]),
+        st.integers(1, CLIENTS),
+        st.integers(0, SHARDS - 1),
+    ),
+    max_size=8,
+)
+
+
+@given(st.lists(STEPS, min_size=SHARDS + 1, max_size=SHARDS + 1), st.sampled_from([2, 100]))
+async def test_each_is_told_once_and_counted_once(steps: list[list[tuple[str, int, int]]], most: int) -> None:
+    world = World(CLIENTS)
+    query = ConnectionsQuery(most=most, now_us=1)
+    for one in steps[-1]:  # before the page is asked for
+        world.step(one)
+    answers = []
+    was_open = set(range(1, CLIENTS + 1)) - {row.cid for rows in world.closed for row in rows}
+    for shard in range(SHARDS):
+        for one in steps[shard]:
+            world.step(one)
+        answers.append((shard, [world.answer(shard, query)]))
+
+    async def ask(shard: int, cids: list[int]) -> list[ConnectionsPart]:
+        return [world.answer(shard, ConnectionsQuery(most=len(cids), cids=cids))]
+
+    lists = [(shard, parts[0].rows) for shard, parts in answers]
+    lists, more = await moving_clients.settled(query, lists, moving_clients.first_parts(answers), ask)
+    told = [row.cid for _, rows in lists for row in rows]
+    is_open = was_open - {row.cid for rows in world.closed for row in rows}
+    assert len(told) == len(set(told))
+    assert set(told) <= was_open
+    if most == 100:
+        assert set(told) >= is_open
+        assert len(told) == sum(parts[0].total for _, parts in answers) + more
+    else:  # the first page of two
+        first = sorted(is_open)[:most]
+        assert [cid for cid in sorted(told) if cid in is_open][: len(first)] == first
+    for _, rows in lists:
+        assert rows == sorted(rows, key=lambda row: row.cid)
+
+
+async def test_nobody_is_asked_again_while_nobody_moves() -> None:
+    parts = {0: ConnectionsPart(1, []), 1: ConnectionsPart(1, [])}
+    lists: Any = [(0, [connection(1)]), (1, [connection(2)])]
+    assert await moving_clients.settled(ConnectionsQuery(), lists, parts, None) == (lists, 0)  # type: ignore[arg-type]
+
+
+async def test_one_shard_alone_does_not_follow_those_that_left_it() -> None:
+    parts = {0: ConnectionsPart(0, [], left=[(1, connection(1))])}
+    assert await moving_clients.settled(ConnectionsQuery(), [(0, [])], parts, None) == ([(0, [])], 0)  # type: ignore[arg-type]

@@ -1,0 +1,390 @@
+"""The keeper: parent of router and shards. A router that dies is replaced; a keeper that dies takes all with it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from gnatswarm.keeper import MOST_DEATHS
+from tests.router.routers import DEADLINE_S, Router, dial, option_tree, pause, wait_until
+from tests.support.servers import wait_pids_gone
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def children_of(pid: int) -> dict[int, str]:
+    """The name of a process, by its pid."""
+    found = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                if parent_of(int(entry.name)) == pid:
+                    found[int(entry.name)] = Path(entry.path, "comm").read_text().strip()
+            except OSError:
+                continue
+    return found
+
+
+def sockets_of(pid: int) -> set[str]:
+    """The kernel's names of the sockets it holds."""
+    found = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return {name for name in found if name.startswith("socket:")}
+
+
+def shard_pids(router: Router) -> list[int]:
+    return [row["pid"] for row in router.status()["shards"]]
+
+
+def phases(router: Router) -> list[str]:
+    return [row["phase"] for row in router.status()["shards"]]
+
+
+def info_from(port: int) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        return client.recv(4096)
+
+
+class TestProcesses:
+    def test_router_and_shards_are_its_children_and_a_shard_holds_what_it_was_given(self, tmp_path: Path) -> None:
+        with Router(tmp_path, 2, is_real=True) as router:
+            router.wait_ready()
+            pids = shard_pids(router)
+            below = children_of(router.process.pid)
+            assert below == {router.router_pid(): "gnat-router", **dict.fromkeys(pids, "gnat-shard")}
+            assert info_from(router.port).startswith(b"INFO ")
+            of_router = sockets_of(router.router_pid())
+            listeners = [sockets_of(pid) & of_router for pid in pids]
+            # Each holds its own listener, and not its sibling's.
+            assert len(listeners[0]) == len(listeners[1]) == 1
+            assert listeners[0] != listeners[1]
+
+    def test_each_process_says_what_it_is(self, tmp_path: Path) -> None:
+        """And none of them is taken for a broker by `--signal`, which looks for command lines."""
+        with Router(tmp_path, 2, is_real=True) as router:
+            router.wait_ready()
+            titles = {Path(f"/proc/{pid}/cmdline").read_text().strip("\0") for pid in children_of(router.process.pid)}
+            assert titles == {"gnatswarm: router", "gnatswarm: shard 0", "gnatswarm: shard 1"}
+
+    def test_a_killed_shard_is_forked_again(self, tmp_path: Path) -> None:
+        with Router(tmp_path, 1, is_real=True) as router:
+            router.wait_ready()
+            (old,) = shard_pids(router)
+            os.kill(old, signal.SIGKILL)
+            router.wait_log(r"Shard 0 died: killed by SIGKILL; starting it again")
+            wait_until(lambda: phases(router) == ["ready"], "it is back")
+            (new,) = shard_pids(router)
+            assert new != old
+            assert parent_of(new) == router.process.pid
+            assert info_from(router.port).startswith(b"INFO ")
+
+    def test_many_shards_start_at_once(self, tmp_path: Path) -> None:
+        with Router(tmp_path, 62, is_real=True) as router:
+            router.wait_log("Server is ready", 30.0)
+            assert len(set(shard_pids(router))) == 62
+            assert info_from(router.port).startswith(b"INFO ")
+
+    def test_it_reaps_orphans_as_the_first_process_of_a_container_must(self, tmp_path: Path) -> None:
+        """A child that is not one of its own, as the kernel hands orphans to process 1."""
+        code = (
+            "import os, sys, time\n"
+            "from gnatswarm.keeper import keep\n"
+            "if os.fork() == 0: os._exit(3)\n"  # not waited for by anybody
+            "def route(post):\n"
+            "    print('routing', flush=True)\n"
+            "    post.sock.recv(1)\n"  # SIGTERM is passed on
+            "    own = str(os.getppid())\n"
+            "    state = [open(f'/proc/{p}/stat').read().rpartition(')')[2].split()[:2] for p in os.listdir('/proc')"
+            " if p.isdigit() and os.path.exists(f'/proc/{p}/stat')]\n"
+            "    print(sum(s == ['Z', own] for s in state), flush=True)\n"
+            "    return 0\n"
+            "sys.exit(keep(route, prepares=False))\n"
+        )
+        with subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "routing\n"
+            wait_until(lambda: len(children_of(process.pid)) == 1, "the orphan is reaped, the router runs")
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout.readline() == "0\n"
+            assert process.wait(DEADLINE_S) == 0
+
+
+class TestKeeperDies:
+    def test_it_takes_all_with_it(self, tmp_path: Path) -> None:
+        router = Router(tmp_path, 3, is_real=True)
+        router.wait_ready()
+        port, below = router.port, list(children_of(router.process.pid))
+        assert len(below) == 4
+        router.kill()
+        assert wait_pids_gone(below, 5.0) == []
+        assert router.leftovers() == []
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=2)
+
+    def test_at_any_moment_of_its_start_it_leaves_nobody(self, tmp_path: Path) -> None:
+        for delay_ms in range(0, 240, 20):
+            router = Router(tmp_path, 2, is_real=True)
+            pause(delay_ms / 1000)  # the moment of death is the test's input
+            session = router.process.pid
+            router.kill()
+            wait_until(partial(_is_empty, session), "nobody is left", 5.0)
+            assert router.leftovers() == [], f"killed after {delay_ms} ms"
+
+    def test_after_the_router_was_replaced(self, tmp_path: Path) -> None:
+        router = Router(tmp_path, 2, is_real=True)
+        router.wait_ready()
+        router.kill_router()
+        below = list(children_of(router.process.pid))
+        router.kill()
+        assert wait_pids_gone(below, 5.0) == []
+        assert router.leftovers() == []
+
+
+def _is_empty(session: int) -> bool:
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session and fields[0] not in "ZX":
+                return False
+    return True
+
+
+@pytest.fixture(params=["reuseport", "handoff"])
+def accept(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class TestRouterDies:
+    """The router alone is killed: shards and clients stay, everything that a router does goes on."""
+
+    def test_shards_clients_and_counts_stay(self, tmp_path: Path, accept: str) -> None:
+        with Router(tmp_path, 2, accept=accept, is_real=False) as router:
+            router.wait_ready()
+            clients = dial(router.port, 20)
+            for client in clients:
+                client.greeting()
+            before = router.status()
+            for _ in range(3):
+                router.kill_router()
+            after = router.status()
+            for name in ("pid", "address", "server_name", "accept", "steering", "connections"):
+                assert after[name] == before[name]
+            assert after["router_pid"] != before["router_pid"]
+            assert [(row["pid"], row["starts"], row["phase"]) for row in after["shards"]] == [
+                (row["pid"], 1, "ready") for row in before["shards"]
+            ]
+            late = dial(router.port, 20)
+            assert {client.greeting()[0] for client in late} == {0, 1}
+            assert router.status()["connections"] == 40
+            for client in [*clients, *late]:
+                client.close()
+            wait_until(lambda: router.status()["connections"] == 0, "those who leave are counted")
+            assert len(router.leftovers()) == 1
+
+    def test_supervision_scaling_and_reload_go_on(self, tmp_path: Path, accept: str) -> None:
+        path = tmp_path / "options.json"
+        with Router(tmp_path, 1, accept=accept, environment={"RELOADED_OPTIONS": str(path)}) as router:
+            router.wait_ready()
+            router.kill_router()
+            os.kill(router.pid_of(0), signal.SIGKILL)
+            wait_until(lambda: phases(router) == ["ready"] and router.status()["shards"][0]["starts"] == 2, "restarted")
+            assert router.operator("scale", "3").returncode == 0
+            router.kill_router()
+            assert phases(router) == ["ready"] * 3
+            assert router.operator("scale", "2").returncode == 0
+            tree = option_tree(3, -1, accept, limits={"max_connections": 3})
+            path.write_text(json.dumps(tree))
+            router.process.send_signal(signal.SIGHUP)
+            router.wait_log("Reloaded server configuration")
+            wait_until(lambda: phases(router) == ["ready"] * 3, "three shards")
+            router.note_pids()
+
+    def test_a_shard_that_dies_in_the_gap_is_started_again(self, tmp_path: Path, accept: str) -> None:
+        with Router(tmp_path, 2, accept=accept) as router:
+            router.wait_ready()
+            victim, old = router.pid_of(1), router.router_pid()
+            os.kill(old, signal.SIGSTOP)  # it cannot see the death
+            os.kill(victim, signal.SIGKILL)
+            os.kill(old, signal.SIGKILL)
+            router.wait_log(r"\[WRN\] Shard 1 died: killed by SIGKILL; starting it again")
+            wait_until(lambda: phases(router) == ["ready", "ready"], "it is back")
+            assert [row["starts"] for row in router.status()["shards"]] == [1, 2]
+            router.note_pids()
+
+    def test_while_a_shard_starts(self, tmp_path: Path) -> None:
+        """One that was never ready ends, and another is started; none is left over."""
+        with Router(tmp_path, 2, is_real=True) as router:
+            router.wait_ready()
+            for _ in range(MOST_DEATHS - 1):
+                os.kill(shard_pids(router)[1], signal.SIGKILL)
+                router.kill_router()
+                wait_until(lambda: phases(router) == ["ready", "ready"], "both serve")
+                assert len(children_of(router.process.pid)) == 3
+            assert info_from(router.port).startswith(b"INFO ")
+
+    def test_while_it_scales(self, tmp_path: Path, accept: str) -> None:
+        with Router(tmp_path, 1, accept=accept, is_real=True) as router:
+            router.wait_ready()
+            for signals, wanted in ((signal.SIGTTIN, 2), (signal.SIGTTIN, 3), (signal.SIGTTOU, 2), (signal.SIGTTOU, 1)):
+                seen = len(router.log.lines)
+                router.process.send_signal(signals)
+                router.wait_log(f"Scaling from . to {wanted} shards", start=seen)
+                os.kill(router.router_pid(), signal.SIGKILL)
+                wait_until(partial(_are_ready, router, wanted), f"{wanted} shards", 20.0)
+                assert info_from(router.port).startswith(b"INFO ")
+
+    def test_a_shard_that_missed_a_reload_is_told(self, tmp_path: Path) -> None:
+        path = tmp_path / "options.json"
+        with Router(tmp_path, 2, environment={"RELOADED_OPTIONS": str(path)}) as router:
+            router.wait_ready()
+            path.write_text(json.dumps(option_tree(2, -1, "reuseport", limits={"max_connections": 3})))
+            stopped = router.pid_of(1)
+            os.kill(stopped, signal.SIGSTOP)
+            router.process.send_signal(signal.SIGHUP)
+            router.wait_log("Reloaded: ")
+            router.kill_router()
+            os.kill(stopped, signal.SIGCONT)
+            wait_until(lambda: {0, 1} == {row["shard"] for row in router.reloads()}, "both have the new options")
+            assert {row["generation"] for row in router.reloads()} == {1}
+
+    def test_in_lame_duck_mode(self, tmp_path: Path) -> None:
+        limits = {"lame_duck_grace_s": 4.0, "lame_duck_duration_s": 0.5}
+        with Router(tmp_path, 2, is_real=True, limits=limits) as router:
+            router.wait_ready()
+            port, victim = router.port, router.router_pid()
+            router.process.send_signal(signal.SIGUSR2)
+            router.wait_log("Entering lame duck mode")
+            os.kill(victim, signal.SIGKILL)
+            router.wait_log("The router died: killed by SIGKILL")
+            # It was killed in the middle of this: the next one finishes it.
+            wait_until(partial(_is_refused, port), "nobody listens")
+            assert router.process.wait(DEADLINE_S) == 0
+            assert router.leftovers() == []
+
+    def test_monitoring_is_served_again_on_the_same_port(self, tmp_path: Path) -> None:
+        with Router(tmp_path, 2, is_real=True, http_port=-1) as router:
+            router.wait_ready()
+            port = router.wait_log(r"Starting http monitor on 127\.0\.0\.1:(\d+)")[1]
+            with socket.create_connection(("127.0.0.1", int(port)), timeout=5) as reader:
+                reader.sendall(b"GET /varz HTTP/1.1\r\nHost: 127.0.0.1\r\n")  # and never ends
+                router.kill_router()
+                with contextlib.suppress(ConnectionResetError):
+                    assert reader.recv(100) == b""
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/shardz", timeout=10) as answer:
+                assert json.load(answer)["router"]["pid"] == router.router_pid()
+
+    def test_its_files_are_removed_at_the_end(self, tmp_path: Path) -> None:
+        pid_file = tmp_path / "pid"
+        with Router(tmp_path, 1, pid_file=str(pid_file), ports_file_dir=str(tmp_path)) as router:
+            router.wait_ready()
+            router.kill_router()
+            assert pid_file.read_text() == str(router.process.pid)
+            assert len(list(tmp_path.glob("*.ports"))) == 1
+        assert not pid_file.exists()
+        assert list(tmp_path.glob("*.ports")) == []
+        assert router.leftovers() == []
+
+    def test_after_a_stop_it_is_not_replaced(self, tmp_path: Path) -> None:
+        with Router(tmp_path, 2) as router:
+            router.wait_ready()
+            os.kill(router.pid_of(0), signal.SIGSTOP)  # so that stopping takes a while
+            victim = router.router_pid()
+            router.process.send_signal(signal.SIGTERM)
+            router.wait_log("Initiating Shutdown")
+            os.kill(victim, signal.SIGKILL)
+            assert router.process.wait(DEADLINE_S) == 1
+            assert router.leftovers() == []
+            assert "The router died" not in router.log.text
+
+    def test_a_group_that_is_told_to_stop_stops(self, tmp_path: Path) -> None:
+        with Router(tmp_path, 2, is_real=True) as router:
+            router.wait_ready()
+            below = list(children_of(router.process.pid))
+            os.killpg(router.process.pid, signal.SIGTERM)
+            assert router.process.wait(DEADLINE_S) == 1
+            assert wait_pids_gone(below, 5.0) == []
+            assert router.leftovers() == []
+
+    def test_signals_to_the_router_itself_do_nothing(self, tmp_path: Path) -> None:
+        with Router(tmp_path, 1) as router:
+            router.wait_ready()
+            before = router.router_pid()
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
+                os.kill(before, number)
+            assert router.router_pid() == before
+            assert phases(router) == ["ready"]
+
+    def test_one_that_dies_again_and_again_ends_the_broker_and_says_so(self, tmp_path: Path) -> None:
+        with Router(tmp_path, 1) as router:
+            router.wait_ready()
+            for _ in range(MOST_DEATHS - 1):
+                router.kill_router()
+            os.kill(router.router_pid(), signal.SIGKILL)
+            assert router.process.wait(DEADLINE_S) == 1
+            router.wait_log(rf"\[FTL\] The router died: killed by SIGKILL, the {MOST_DEATHS}th time within \d+ s")
+            assert router.leftovers() == []
+
+    def test_before_the_broker_serves_it_is_not_replaced(self, tmp_path: Path) -> None:
+        with Router(tmp_path, 1, environment={"FAKE_SHARD_MUTE": "1"}) as router:
+            router.wait_log("Listening for client connections")
+            (victim,) = [pid for pid, name in children_of(router.process.pid).items() if name == "gnat-router"]
+            os.kill(victim, signal.SIGKILL)
+            assert router.process.wait(DEADLINE_S) == 1
+            router.wait_log(r"\[FTL\] The router died: killed by SIGKILL\. The broker ends")
+            assert router.leftovers() == []
+
+    def test_descriptors_do_not_pile_up(self, tmp_path: Path, accept: str) -> None:
+        with Router(tmp_path, 2, accept=accept) as router:
+            router.wait_ready()
+
+            def descriptors() -> list[int]:
+                pids = [router.process.pid, router.router_pid(), *(boot["pid"] for boot in router.boots())]
+                return [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
+
+            router.kill_router()
+            before = descriptors()
+            for _ in range(2):
+                router.kill_router()
+            # The operator's own connection may still have been open when they were counted first.
+            wait_until(lambda: all(map(int.__le__, descriptors(), before)), "no more than after the first time")
+
+
+def _is_refused(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=2).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def _are_ready(router: Router, wanted: int) -> bool:
+    return phases(router) == ["ready"] * wanted
+
+
+def test_descriptors_get_their_numbers_even_where_those_are_in_use() -> None:
+    code = (
+        "import os\nfrom gnatswarm.keeper import place_descriptors\n"
+        "a, b, c = os.memfd_create('a'), os.memfd_create('b'), os.memfd_create('c')\n"
+        "place_descriptors([a, b, c], [b, c, 77])\n"
+        "print([os.readlink(f'/proc/self/fd/{n}').split(' ')[0] for n in (b, c, 77)])\n"
+        "print(os.path.exists(f'/proc/self/fd/{a}'))"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout == "['/memfd:a', '/memfd:b', '/memfd:c']\nFalse\n"

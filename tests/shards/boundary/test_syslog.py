@@ -1,0 +1,183 @@
+"""Log lines in syslog: nats-server's format, over every transport, and no line ever waits for a syslog."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gnatswarm.broker.options import Logging
+from gnatswarm.shards.boundary import logs, syslog
+from gnatswarm.shards.boundary.syslog import SyslogHandler
+from tests.support.servers import KINDS, Broker
+from tests.support.turns import until
+from tests.support.wire import Client
+
+LINE = re.compile(
+    rb"<(\d)>(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:Z|[+-]\d\d:\d\d)) (\S+) gnatswarm\[\d+\]: (.*)\n", re.DOTALL
+)
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """The process's own logging is not changed."""
+    root = logging.getLogger(logs.ROOT)
+    kept = root.handlers[:], root.propagate, root.level
+    root.handlers = []
+    yield
+    for handler in root.handlers:
+        handler.close()
+    root.handlers, root.propagate = kept[0], kept[1]
+    root.setLevel(kept[2])
+
+
+def udp() -> tuple[socket.socket, str]:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind(("127.0.0.1", 0))
+    sock.settimeout(10)
+    return sock, f"udp://127.0.0.1:{sock.getsockname()[1]}"
+
+
+def configured(url: str, label: str = "router") -> logging.Logger:
+    logs.configure(Logging(remote_syslog=url, debug=True, trace=True), process_label=label)
+    return logging.getLogger(f"{logs.ROOT}.x")
+
+
+def test_levels_and_format_are_nats_servers() -> None:
+    sock, url = udp()
+    with sock:
+        log = configured(url)
+        for level, severity in ((10, 7), (20, 5), (30, 4), (40, 3), (50, 2), (logs.TRACE, 5)):
+            log.log(level, "said %s", "a\x1bb")
+            found = LINE.fullmatch(sock.recv(9000))
+            assert found and int(found[1]) == severity
+            assert found[4] == b"said a\\x1bb"
+
+
+def test_a_traceback_is_a_message_for_each_line_and_a_shard_is_named() -> None:
+    sock, url = udp()
+    with sock:
+        log = configured(url, "shard 1")
+        try:
+            raise RuntimeError("x")
+        except RuntimeError:
+            log.exception("failed")
+        lines = [sock.recv(9000) for _ in range(4)]
+    texts = [found[4] for line in lines if (found := LINE.fullmatch(line))]
+    assert texts[0] == b"shard 1 - failed" and texts[1].startswith(b"shard 1 - Traceback") and len(texts) == 4
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM])
+def test_a_unix_socket(tmp_path: Path, kind: int) -> None:
+    with socket.socket(socket.AF_UNIX, kind) as sock:
+        sock.bind(str(tmp_path / "log"))
+        sock.settimeout(10)
+        if kind == socket.SOCK_STREAM:
+            sock.listen()
+        configured(f"unix://{tmp_path}/log").info("hello")
+        peer = sock.accept()[0] if kind == socket.SOCK_STREAM else sock
+        assert peer.recv(9000).endswith(b": hello\n")
+        peer.close()
+
+
+def test_the_local_one_has_no_host_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(syslog, "LOCAL_PATHS", (str(tmp_path / "none"), str(tmp_path / "log")))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(tmp_path / "log"))
+        logs.configure(Logging(syslog=True), process_label="router")
+        logging.getLogger(f"{logs.ROOT}.x").info("hello")
+        assert re.fullmatch(rb"<5>\w{3} [ \d]\d \d\d:\d\d:\d\d gnatswarm\[\d+\]: hello\n", sock.recv(9000))
+
+
+def test_a_stream_that_nobody_reads_loses_lines_and_says_how_many() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        handler = SyslogHandler(Logging(remote_syslog=f"tcp://127.0.0.1:{server.getsockname()[1]}"), tag="t")
+        handler.setFormatter(logs.BareFormatter(logtime=True))
+        peer, _ = server.accept()
+        record = logging.LogRecord("x", logging.INFO, "", 0, "y" * 4000, None, None)
+        sent = 0
+        while not handler._lost_lines:
+            handler.emit(record)
+            sent += 1
+            assert sent < 100_000
+        peer.settimeout(10)
+        got = b""
+        lost = handler._lost_lines
+        while b"log lines were lost" not in got:
+            got = got[-100:] + peer.recv(65536)
+            handler.emit(record)
+        assert b"<4>" in got and re.search(rb"\d+ log lines were lost", got) and lost >= 1
+        peer.close()
+        handler.close()
+
+
+def test_a_stream_is_connected_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(syslog, "TRY_AGAIN_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        log = configured(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        server.settimeout(10)
+        server.accept()[0].close()
+        server.setblocking(False)
+        peers: list[socket.socket] = []
+
+        def is_back() -> bool:
+            log.info("again")
+            try:
+                peers.append(server.accept()[0])
+            except BlockingIOError:
+                return False
+            return True
+
+        for _ in range(100_000):
+            if is_back():
+                break
+        peers[0].settimeout(10)
+        log.info("again")
+        assert b": again\n" in peers[0].recv(9000)
+        peers[0].close()
+
+
+def test_without_a_syslog_the_router_does_not_start_and_a_shard_does(
+    unused_tcp_port: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    url = f"tcp://127.0.0.1:{unused_tcp_port}"
+    with pytest.raises(OSError, match="refused"):
+        configured(url)
+    configured(url, "shard 0").info("here")
+    assert "[INF] shard 0 - here" in capfd.readouterr().err
+
+
+async def test_a_broker_logs_to_syslog_what_it_would_log_to_standard_error() -> None:
+    sock, url = udp()
+    config = f'listen: "127.0.0.1:-1"\nremote_syslog: "{url}"\ndebug: true\n'
+    broker = Broker(KINDS["gnatswarm-2"], config=config)
+    with sock:
+        got = b""
+
+        def found(pattern: bytes) -> re.Match[bytes] | None:
+            nonlocal got
+            sock.setblocking(False)
+            try:
+                while True:
+                    message = sock.recv(9000)
+                    assert LINE.fullmatch(message)
+                    got += message
+            except BlockingIOError:
+                return re.search(pattern, got)
+
+        broker.launch()
+        try:
+            await until(lambda: found(b"Server is ready"))
+            listening = found(rb"Listening for client connections on 127.0.0.1:(\d+)")
+            assert listening
+            async with await Client.connect(int(listening[1]), {"verbose": False}) as client:
+                await client.flush()
+                cid = client.info["client_id"]
+                await until(lambda: found(b"shard [01] - .* - cid:%d - Client connection created" % cid))
+            assert "Server is ready" not in broker.log.text
+        finally:
+            broker.kill()

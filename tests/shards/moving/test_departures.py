@@ -1,0 +1,231 @@
+"""Which clients move next, and where to; the test moves the clock and says how each batch ends."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gnatswarm.broker.frozen import RecordRefused
+from gnatswarm.shards.moving.departures import (
+    AGAIN_S,
+    BATCH_CLIENTS,
+    CLIENTS_PER_S,
+    PATIENCE_S,
+    STOP_AFTER_S,
+    Departures,
+    ToOthers,
+)
+
+
+class Timer:
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def cancel(self) -> None:
+        self.is_over = True
+
+
+class World:
+    """The loop, the clients, the engine's moves and the host of one shard."""
+
+    def __init__(self, clients: int) -> None:
+        self.now_s = 100.0
+        self._due: list[tuple[float, int, Callable[..., object], Timer]] = []
+        self._numbers = itertools.count()
+        self.open: dict[int, Any] = {n: SimpleNamespace(connection=n, tls_version="") for n in range(clients)}
+        self.objections: dict[int, str] = {}
+        self.closed: dict[int, str] = {}  # shards that cannot be reached, with the reason
+        self.refuses = ""
+        self.batches: list[tuple[int, list[int]]] = []
+        self.began_s: list[float] = []
+        self.n_stopped = 0
+        self.done: list[tuple[int, dict[str, int]]] = []
+        self.departures = Departures(self, self, self)  # type: ignore[arg-type]
+        self.departures.host = self  # type: ignore[assignment]
+
+    # the loop
+    def time(self) -> float:
+        return self.now_s
+
+    def call_later(self, after_s: float, call: Callable[..., object]) -> Timer:
+        timer = Timer()
+        heapq.heappush(self._due, (self.now_s + after_s, next(self._numbers), call, timer))
+        return timer
+
+    def call_soon(self, call: Callable[..., object]) -> Timer:
+        return self.call_later(0.0, call)
+
+    def advance(self, seconds: float) -> None:
+        until_s = self.now_s + seconds
+        while self._due and self._due[0][0] <= until_s:
+            self.now_s, _, call, timer = heapq.heappop(self._due)
+            if not timer.is_over:
+                call()
+        self.now_s = until_s
+
+    # clients, moves, host
+    def finish_soon(self) -> None:
+        pass
+
+    def objection(self, session: Any) -> str:
+        return self.objections.get(session.connection, "")
+
+    def open_way(self, shard: int) -> str:
+        return self.closed.get(shard, "")
+
+    def move(self, connections: Any, shard: int) -> None:
+        """As Moves.move(), and as the `Mover` of a departure."""
+        if self.refuses:
+            raise RecordRefused(self.refuses)
+        self.batches.append((shard, list(connections)))
+        self.began_s.append(self.now_s)
+
+    def stop(self) -> None:
+        self.n_stopped += 1
+
+    # the test
+    def begin(self, to: dict[int, int], within_s: float = 10.0) -> bool:
+        began = self.departures.begin(to, within_s, lambda *words: self.done.append(words))
+        self.advance(0)
+        return began
+
+    def arrive(self) -> None:
+        """The present batch is over: its clients have gone."""
+        for cid in self.batches[-1][1]:
+            del self.open[cid]
+        self.departures.on_ended("")
+        self.advance(0)
+
+
+def test_so_many_go_to_each_shard_a_batch_at_a_time() -> None:
+    world = World(100)
+    assert world.begin({1: 40, 2: 5})
+    assert not world.begin({1: 1}), "others are being moved"
+    while not world.done:
+        world.arrive()
+        world.advance(1.0)
+    assert [(shard, len(batch)) for shard, batch in world.batches] == [(1, BATCH_CLIENTS), (1, 8), (2, 5)]
+    assert world.done == [(45, {})] and not world.departures.is_under_way
+    assert len(world.open) == 55
+
+
+def test_who_cannot_move_is_waited_for_with_patience_and_no_longer() -> None:
+    world = World(3)
+    world.objections[0] = "it has not logged in"
+    world.departures.begin({1: 3}, 30.0, lambda *words: world.done.append(words), patience_s=PATIENCE_S)
+    world.advance(0)
+    world.arrive()
+    world.advance(PATIENCE_S - 2 * AGAIN_S)
+    assert not world.done
+    world.advance(3 * AGAIN_S)
+    assert world.done == [(2, {"it has not logged in": 1})]
+
+
+def test_a_batch_is_followed_by_a_pause() -> None:
+    world = World(100)
+    world.begin({1: 100})
+    world.advance(0.001)
+    world.arrive()
+    world.advance(1.0)
+    assert world.began_s[1] - world.began_s[0] == pytest.approx(BATCH_CLIENTS / CLIENTS_PER_S)
+
+
+def test_a_batch_that_waits_too_long_is_stopped_and_its_clients_are_tried_again() -> None:
+    world = World(3)
+    world.begin({1: 3})
+    world.advance(STOP_AFTER_S - 0.01)
+    assert world.n_stopped == 0
+    world.advance(0.02)
+    assert world.n_stopped == 1
+    world.departures.on_ended("it was stopped")
+    world.advance(AGAIN_S * 3)
+    assert world.batches == [(1, [0, 1, 2])] * 2
+    world.arrive()
+    world.advance(1.0)
+    assert world.done == [(3, {})]
+    assert world.n_stopped == 1, "of the second batch nothing is to be stopped"
+
+
+def test_who_cannot_move_is_tried_until_the_time_is_up() -> None:
+    world = World(3)
+    world.objections = {0: "its PONG is due", 1: "it has TLS", 2: "it has TLS"}
+    world.begin({1: 3}, within_s=1.0)
+    world.advance(0.5)
+    assert not world.batches
+    del world.objections[0]
+    world.advance(AGAIN_S * 2)
+    assert world.batches == [(1, [0])]
+    world.arrive()
+    world.advance(1.0)
+    assert world.done == [(1, {"it has TLS": 2})]
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_where_a_shard_takes_nobody_the_others_take_its_share(first: int) -> None:
+    world = World(30)
+    world.closed = {first: "shard is leaving"}
+    world.begin({1: 10, 2: 10, 3: 10})
+    while not world.done:
+        world.arrive()
+        world.advance(1.0)
+    others = [shard for shard in (1, 2, 3) if shard != first]
+    gone = {shard: sum(len(batch) for to, batch in world.batches if to == shard) for shard in others}
+    assert gone == dict.fromkeys(others, 15)
+    assert world.done[0][0] == 30
+
+
+def test_a_shard_that_refuses_a_batch_does_not_keep_the_others_waiting() -> None:
+    world = World(20)
+    world.begin({1: 10, 2: 10})
+    assert world.batches[-1][0] == 1
+    world.departures.on_ended("there is no room for more descriptors")
+    world.advance(AGAIN_S)
+    assert world.batches[-1][0] == 2
+    world.arrive()
+    world.advance(1.0)
+    assert world.batches[-1][0] == 1, "it is asked again"
+
+
+def test_the_only_shard_is_asked_again_until_the_time_is_up() -> None:
+    world = World(2)
+    world.closed = {1: "shard 1 is not there"}
+    world.begin({1: 2}, within_s=1.0)
+    world.advance(0.5)
+    assert not world.done
+    world.advance(1.0)
+    assert world.done == [(0, {"shard 1 is not there": 1})]
+
+
+def test_what_the_engine_refuses_is_told_and_tried_again() -> None:
+    world = World(1)
+    world.refuses = "a link to another shard is not in step"
+    world.begin({1: 1, 2: 1})
+    world.advance(AGAIN_S * 4)
+    assert not world.batches
+    world.refuses = ""
+    world.advance(AGAIN_S * 2)
+    assert len(world.batches) == 1
+
+
+def test_a_cancelled_journey_begins_no_further_batch() -> None:
+    world = World(100)
+    world.begin({1: 100})
+    world.departures.cancel()
+    world.arrive()
+    world.advance(1.0)
+    assert len(world.batches) == 1 and world.done == [(BATCH_CLIENTS, {})]
+
+
+def test_a_shard_that_leaves_sends_as_many_to_each_of_the_others() -> None:
+    world = World(7)
+    ToOthers(world.departures, [2, 4, 5]).move(7, 10.0)
+    world.advance(0)
+    while world.open:
+        world.arrive()
+        world.advance(1.0)
+    assert sorted((shard, len(batch)) for shard, batch in world.batches) == [(2, 3), (4, 2), (5, 2)]

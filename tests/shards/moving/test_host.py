@@ -1,0 +1,194 @@
+"""Clients of one shard go on in the next: with everything that was on its way, and under the rules that hold then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnatswarm.broker.freezer import freeze
+from gnatswarm.broker.frozen import OfferedClient, RecordRefused
+from gnatswarm.broker.options import Options, Permissions, User
+from gnatswarm.shards.boundary.linkdir import path_for_moves
+from gnatswarm.shards.clients import moved as records
+from gnatswarm.shards.moving import move_channel as channel
+from tests.support.linked_shards import LinkedShards
+from tests.support.one_shard import Client
+from tests.support.turns import until
+
+
+def options(*denied: str) -> Options:
+    return Options(users=(User("a", "x", permissions=Permissions(subscribe_deny=denied)),))
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncIterator[LinkedShards]:
+    two = LinkedShards(tmp_path, options("c"))
+    await two.link()
+    yield two
+    two.close()
+
+
+async def come(two: LinkedShards, subscriptions: str = "") -> Client:
+    """A client of shard 0, logged in."""
+    client = two.shards[0].one.connect()
+    await client.wait(b"}")
+    connect = f'CONNECT {{"verbose":false,"user":"a","pass":"x"}}\r\n{subscriptions}PING\r\n'
+    assert await client.talk(connect.encode()) == b"PONG\r\n"
+    return client
+
+
+async def moved(two: LinkedShards, n: int) -> dict[str, int]:
+    """So many clients have moved; the reasons of those that could not."""
+    done: list[tuple[int, dict[str, int]]] = []
+    assert two.shards[0].departures.begin({1: n}, 20.0, lambda *words: done.append(words))
+    await until(lambda: done)
+    assert done[0][0] == n
+    return done[0][1]
+
+
+async def test_clients_go_on_in_the_next_shard(two: LinkedShards) -> None:
+    first, second = [await come(two, "SUB a 1\r\n") for _ in range(2)]
+    cids = two.shards[0].cids
+    assert await moved(two, 2) == {}
+    assert (two.shards[0].cids, two.shards[1].cids) == ([], cids)
+    assert two.shards[0].ended == [""]
+    await first.talk(b"PUB a 2\r\nhi\r\nPING\r\n")
+    assert await second.wait(b"hi\r\n") == b"MSG a 1 2\r\nhi\r\n"
+    assert two.page.connections == 2
+    assert not two.shards[0].host.is_busy and not two.shards[1].host.is_busy
+
+
+async def test_a_shard_that_leaves_takes_no_clients(two: LinkedShards) -> None:
+    await come(two)
+    two.shards[1].host.is_leaving = True
+    two.shards[0].departures.begin({1: 1}, 0.2, lambda *_: None)
+    await until(lambda: two.shards[0].ended)
+    assert two.shards[0].ended == ["this shard is leaving"]
+    assert two.shards[0].host.open_way(1) == "shard 1 is leaving", "it is not asked again"
+    assert len(two.shards[0].cids) == 1
+
+
+async def test_a_reload_holds_for_clients_whose_move_is_stopped(two: LinkedShards) -> None:
+    client = await come(two, "SUB a 1\r\nSUB b 2\r\n")
+    old = two.shards[0]
+    shard = old.one.shard
+    sessions = list(shard.clients.open.values())
+    assert not old.host.open_way(1)
+    old.moves.move([session.connection for session in sessions], 1)
+    shard.reload(options("b"))
+    assert shard.mesh.account(b"$G").n_subs == 2, "what was announced to the next shard stays until the move is over"
+    old.moves.stop()
+    shard.reactor.finish()
+    await until(lambda: old.ended)
+    assert old.ended == ["it was stopped"]
+    assert shard.mesh.account(b"$G").n_subs == 1
+    told = await client.talk(b"PING\r\n")
+    assert told.startswith(b"-ERR 'Permissions Violation for Subscription to ") and b'"b"' in told
+
+
+class Moves:
+    """What the engine was told of clients that come."""
+
+    def __init__(self) -> None:
+        self.came: list[int] = []
+        self.ended: list[tuple[int, int]] = []
+        self.host: Any = None
+        self.n_arriving = 0
+
+    def arrive(self, old: int, id: int, frozen: Any) -> bool:
+        self.came.append(frozen.cid)
+        return True
+
+    def end_arrivals(self, old: int, id: int = 0) -> None:
+        self.ended.append((old, id))
+
+
+async def test_clients_that_were_sent_come_though_their_old_shard_is_not_listed_any_more(two: LinkedShards) -> None:
+    """A shard that leaves is gone as soon as it has handed the last over; the next one may be busy meanwhile."""
+    client = await come(two)
+    old, new = two.shards
+    (session,) = old.one.shard.clients.open.values()
+    cid = session.connection.cid
+    moves = Moves()
+    new.host._moves = moves  # type: ignore[assignment]
+    words = records.encoded_session(session.freeze())
+    assert session.socket is not None
+    record = records.encoded(records.MovedClient(session.socket.freeze(), freeze(session.connection)))
+    new.host.admit(0, 7, OfferedClient(cid, b"$G", words, False, ()))
+    assert not old.host.open_way(1)
+    await until(lambda: new.host._incoming and new.host._incoming[0].hello)
+    old.host._send(1, channel.HandedOver(7, record), old.one.shard.clients.leave_behind(session, 1))
+    new.host.on_linked_shards([new.peer])
+    assert moves.came == [cid]
+    assert moves.ended == [(0, 0), (0, 0)], "nobody else comes from there"
+    assert new.host._incoming == []
+    client.close()
+
+
+async def test_arrivals_end_where_their_old_shard_has_gone_before_it_sent_anything(two: LinkedShards) -> None:
+    moves = Moves()
+    new = two.shards[1]
+    new.host._moves = moves  # type: ignore[assignment]
+    new.host.on_linked_shards([new.peer])
+    assert moves.ended == [(0, 0)]
+
+
+async def test_a_way_that_has_not_sent_everything_is_busy(two: LinkedShards) -> None:
+    old = two.shards[0]
+    assert not old.host.open_way(1)
+    assert not old.host.is_busy
+    way = old.host._outgoing[1]
+    way._sock.setsockopt(1, 7, 1)  # SO_SNDBUF: as small as it can be
+    for _ in range(64):
+        way.send(channel.HandedOver(1, bytes(65536)), os.dup(0))
+    assert old.host.is_busy
+    way.close()
+    assert not old.host.is_busy
+
+
+async def test_strangers_are_refused(two: LinkedShards, caplog: pytest.LogCaptureFixture) -> None:
+    new = two.shards[1]
+    path = path_for_moves(new.peer.path)
+    for hello, why in (
+        (channel.Hello(99, "N", 0, "boot0"), "version 99"),
+        (channel.Hello(channel.CHANNEL_VERSION, "M", 0, "boot0"), "another broker"),
+        (channel.Hello(channel.CHANNEL_VERSION, "N", 0, "boot9"), "does not know"),
+    ):
+        closed: list[channel.Outgoing] = []
+        channel.Outgoing(new.host._loop, path, hello, closed.append)
+        await until(closed.__len__)
+        assert why in caplog.text
+        caplog.clear()
+
+
+async def test_a_client_that_was_not_announced_is_closed(two: LinkedShards, caplog: pytest.LogCaptureFixture) -> None:
+    client = await come(two)
+    old, new = two.shards
+    (session,) = old.one.shard.clients.open.values()
+    assert session.socket is not None
+    record = records.encoded(records.MovedClient(session.socket.freeze(), freeze(session.connection)))
+    fd = old.one.shard.clients.leave_behind(session, 1)
+    assert not old.host.open_way(1)
+    old.host._send(1, channel.HandedOver(7, record), fd)
+    await until(lambda: new.host.n_refused)
+    assert "was not announced" in caplog.text
+    await client.wait(b"nothing")
+    assert client.is_over
+
+
+async def test_there_is_room_for_so_many_clients_alone(two: LinkedShards) -> None:
+    new = two.shards[1]
+    new.host._full_at = 10
+    with pytest.raises(RecordRefused, match="no room"):
+        new.host.admit(0, 1, OfferedClient(5, b"$G", b"", False, ()))
+
+
+async def test_a_way_to_a_shard_that_is_not_there_says_so(two: LinkedShards) -> None:
+    old = two.shards[0]
+    assert old.host.open_way(5) == "shard 5 is not there"
+    os.unlink(path_for_moves(two.shards[1].peer.path))
+    assert old.host.open_way(1) == "shard 1 takes no clients: No such file or directory"

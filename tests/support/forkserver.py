@@ -1,0 +1,232 @@
+"""Starts brokers by forking a process that has imported them already, because importing is most of a broker's start.
+
+Run as a program it is that process: it imports what router and shards import, and at each request forks a child that
+calls the command's `main`, or runs another program. A broker started so is in a session of its own, dies with the test
+run, and is an ordinary one from `main` on. It differs in two things: /proc/PID/cmdline of the keeper, and the variables
+that the loader and Python read at their own start. Who tests those starts a program: `Broker(by_fork=False)`.
+
+Needs nothing but the standard library, so a broker finds in its process no module that it did not import itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+# A request has the environment in it.
+_MOST_BYTES = 1 << 20
+_NUMBER = struct.Struct("i")
+_PR_SET_PDEATHSIG = 1
+# What a broker imports in the first second, keeper, router and shard; the rest comes when it is asked for.
+_IMPORTED = (
+    "asyncio",
+    "ssl",
+    "uvloop",
+    "gnatswarm.router.cli",
+    "gnatswarm.keeper",
+    "gnatswarm.shards.worker",
+    "gnatswarm.router.config.options_build",
+    "gnatswarm.router.serving",
+    "gnatswarm.router.monitoring.monitor",
+    "gnatswarm.shards.boundary.keeping",
+    "gnatswarm.shards.boundary.parentage",
+)
+
+
+class Forked:
+    """A process that the fork server started; what tests use of `subprocess.Popen`."""
+
+    def __init__(self, pid: int, stdout: IO[bytes] | None, stderr: IO[bytes], channel: socket.socket) -> None:
+        self.pid = pid
+        self.stdout = stdout
+        self.stderr = stderr
+        self.returncode: int | None = None
+        self._channel = channel
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        """Its exit code (negative: killed by that signal), or None while it runs."""
+        return self._ended_within(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; subprocess.TimeoutExpired after `timeout` seconds."""
+        code = self._ended_within(timeout)
+        if code is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(f"forked broker {self.pid}", timeout)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Do nothing if it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _ended_within(self, timeout_s: float | None) -> int | None:
+        with self._lock:
+            if self.returncode is None:
+                poller = select.poll()
+                poller.register(self._channel, select.POLLIN)
+                if poller.poll(None if timeout_s is None else timeout_s * 1000):
+                    said = self._channel.recv(_NUMBER.size)
+                    # Nothing: the server was killed, and the kernel kills what it has forked.
+                    self.returncode = _NUMBER.unpack(said)[0] if said else -signal.SIGKILL
+                    self._channel.close()
+            return self.returncode
+
+
+class Forkserver:
+    """The process, as those see it that ask; started at once, ended by `close()` or with this process.
+
+    It ends when nobody can ask any more. The kernel is not asked to kill it with us: that would be with the thread that
+    made it, which may be a test's.
+    """
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(Path(__file__).resolve()), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        *,
+        descriptors: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        program: str = "",
+        is_read: bool = False,
+    ) -> Forked:
+        """A process with these `arguments`, the first of which is its own name.
+
+        `program` is Python to run instead of the command. `descriptors` is how many it may have, `environment` is ours
+        by default. `is_read`: its standard output is a pipe, as its standard error is; else it is discarded.
+        """
+        request = {
+            "arguments": list(arguments),
+            "directory": os.getcwd(),
+            "environment": dict(os.environ if environment is None else environment),
+            "descriptors": descriptors,
+            "program": program,
+        }
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stderr, stderr_end = os.pipe()
+        stdout, stdout_end = os.pipe() if is_read else (-1, os.open(os.devnull, os.O_WRONLY))
+        with theirs:
+            given = [theirs.fileno(), stdout_end, stderr_end]
+            socket.send_fds(self._control, [json.dumps(request).encode()], given)
+        os.close(stdout_end)
+        os.close(stderr_end)
+        pid = _NUMBER.unpack(ours.recv(_NUMBER.size))[0]
+        return Forked(pid, os.fdopen(stdout, "rb") if is_read else None, os.fdopen(stderr, "rb"), ours)
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.wait()
+
+
+@functools.cache
+def forkserver() -> Forkserver:
+    """The one of this process, started at the first call."""
+    made = Forkserver()
+    atexit.register(made.close)
+    return made
+
+
+# -- the process ------------------------------------------------------------------------------------------------------
+
+
+def _serve(control: socket.socket) -> dict[str, Any] | None:
+    """Fork at each request: the request, in the child. None when nobody asks any more, then all children are killed."""
+    poller = select.poll()
+    poller.register(control, select.POLLIN)
+    running: dict[int, tuple[int, socket.socket]] = {}
+    while True:
+        for descriptor, _events in poller.poll():
+            if descriptor != control.fileno():
+                poller.unregister(descriptor)
+                pid, channel = running.pop(descriptor)
+                _pid, status = os.waitpid(pid, 0)
+                with contextlib.suppress(BrokenPipeError), channel:
+                    channel.send(_NUMBER.pack(os.waitstatus_to_exitcode(status)))
+                os.close(descriptor)
+                continue
+            data, descriptors, _flags, _address = socket.recv_fds(control, _MOST_BYTES, 3)
+            if not data:
+                return None
+            server = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                _die_with(server)
+                for number in (1, 2):
+                    os.dup2(descriptors[number], number)
+                os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+                return dict(json.loads(data))
+            for number in (1, 2):
+                os.close(descriptors[number])
+            channel = socket.socket(fileno=descriptors[0])
+            channel.send(_NUMBER.pack(pid))
+            ended = os.pidfd_open(pid)
+            running[ended] = pid, channel
+            poller.register(ended, select.POLLIN)
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _main() -> int:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    os.setsid()  # a terminal's ^C is for those that ask
+    # Imports allocate much and leave no garbage, and a collection would write to pages that are shared with the child.
+    gc.disable()
+    for name in _IMPORTED:
+        __import__(name)
+    gc.freeze()
+    gc.enable()
+    request = _serve(control)
+    if request is None:
+        return 0
+    control.detach()
+    os.setsid()
+    if request["descriptors"] is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (request["descriptors"],) * 2)
+    os.chdir(request["directory"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    time.tzset()
+    sys.argv = request["arguments"]
+    if request["program"]:
+        exec(compile(request["program"], "<program>", "exec"), {"__name__": "__main__"})
+        return 0
+    return int(sys.modules["gnatswarm.router.cli"].main())
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,57 @@
+"""Leaf nodes and hubs in tests: clients of several brokers, and waiting until interest is known on the other side.
+
+A message that crosses has to find interest there, and nobody tells when it does; so `know` sends probes until one
+arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+
+from tests.support.servers import Broker
+from tests.support.wire import Client
+
+LISTENS = r"Listening for leafnode connections on \S*:(\d+)"
+CREATED = r"Leafnode connection created"
+
+
+class Net:
+    """Clients of several brokers, closed in the end."""
+
+    def __init__(self) -> None:
+        self.all: list[Client] = []
+
+    async def client(self, broker: Broker, **words: object) -> Client:
+        client = await Client.connect(broker.port, None)
+        self.all.append(client)
+        keys = {"verbose": False, "headers": True, "no_responders": True, "protocol": 1, **words}
+        await client.talk(f"CONNECT {json.dumps(keys)}\r\nPING\r\n", expect_last="PONG\r\n")
+        return client
+
+
+def hub_port(hub: Broker) -> int:
+    return int(hub.log.wait_line(LISTENS)[1])
+
+
+async def know(publisher: Client, subscriber: Client, *, queue: str = "") -> None:
+    """Returns when what `subscriber` has subscribed to before is known where `publisher` is."""
+    subject = f"probe.{uuid.uuid4().hex[:12]}"
+    await subscriber.send(f"SUB {subject} {queue} probe\r\n")
+    await subscriber.flush()
+    async with asyncio.timeout(20):
+        while not any(frame.subject == subject for frame in subscriber.inbox):
+            await publisher.send(f"PUB {subject} 0\r\n\r\n")
+            await publisher.flush()
+            await subscriber.flush()
+    await subscriber.talk("UNSUB probe\r\nPING\r\n", expect_last="PONG\r\n")
+    subscriber.inbox = [frame for frame in subscriber.inbox if frame.subject != subject]
+
+
+async def subscribed(client: Client, *lines: str) -> None:
+    await client.talk("".join(f"SUB {line}\r\n" for line in lines) + "PING\r\n", expect_last="PONG\r\n")
+
+
+async def payloads(client: Client, count: int) -> list[bytes]:
+    return [frame.payload for frame in await client.messages(count, 20)]

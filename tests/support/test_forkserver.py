@@ -1,0 +1,65 @@
+"""What the fork server starts is a process as any other, but for how it began."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+
+import pytest
+
+from tests.support.forkserver import Forkserver, forkserver
+
+SAYS = """
+import json, os, resource, sys
+limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+fds = [int(name) for name in os.listdir("/proc/self/fd")]
+print(json.dumps([sys.argv, dict(os.environ), limit, os.getsid(0) == os.getpid(), max(fds), "pytest" in sys.modules]))
+sys.exit(7)
+"""
+WAITS = "import signal, sys; print('here', flush=True); signal.pause()"
+
+
+def test_a_program_has_what_it_was_given_and_no_descriptor_of_others():
+    others = forkserver().start(["other"], program=WAITS, is_read=True)
+    assert others.stdout is not None and others.stdout.readline() == b"here\n"
+    given = {"TZ": "UTC", "XDG_RUNTIME_DIR": "/nowhere"}
+    program = forkserver().start(["name", "word"], descriptors=100, environment=given, program=SAYS, is_read=True)
+    assert program.stdout is not None
+    said = json.loads(program.stdout.read())
+    # 3 is what lists them.
+    assert said == [["name", "word"], given, [100, 100], True, 3, False]
+    assert program.wait(10) == 7
+    others.kill()
+    assert others.wait(10) == -signal.SIGKILL
+
+
+def test_it_outlives_the_thread_that_made_it():
+    made: list[Forkserver] = []
+    thread = threading.Thread(target=lambda: made.append(Forkserver()))
+    thread.start()
+    thread.join()
+    program = made[0].start(["name"], program=WAITS, is_read=True)
+    assert program.stdout is not None and program.stdout.readline() == b"here\n"
+    made[0].close()  # and all that it started
+    assert program.wait(10) == -signal.SIGKILL
+
+
+def test_the_end_is_told_to_all_who_wait():
+    program = forkserver().start(["name"], program=WAITS, is_read=True)
+    assert program.stdout is not None and program.stdout.readline() == b"here\n"
+    assert program.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        program.wait(0)
+    program.send_signal(signal.SIGTERM)
+    assert program.wait(10) == program.poll() == -signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(program.pid, 0)
+    program.send_signal(signal.SIGTERM)  # nobody
+
+
+def test_an_error_is_what_python_makes_of_it():
+    program = forkserver().start(["name"], program="raise RuntimeError('why')")
+    assert program.wait(10) == 1 and b"RuntimeError: why" in program.stderr.read()

@@ -1,0 +1,520 @@
+"""A cluster of several servers, gnatswarms and nats-servers: what clients of each may expect of the others.
+
+One cluster of four serves most tests: two gnatswarms and nats-servers of both versions; each member but the first knows
+the first one's address alone, so that half of the routes are learned. What ends members has a cluster of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+import urllib.request
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.authority import Authority
+from tests.support.servers import KINDS, Broker, BrokerUnavailable
+from tests.support.turns import until
+from tests.support.wire import Client, Frame
+
+LISTENS = r"Listening for route connections on \S*:(\d+)"
+CREATED = r"Route connection created"
+PAGES = r"Starting http monitor on \S*:(\d+)"
+EVERY_KIND = ("gnatswarm-2", "nats-server", "nats-server-2.15", "gnatswarm-1")
+ACCOUNTS = """
+accounts {
+  EXP { users: [{user: e, password: e}], exports: [{service: svc, response: singleton}, {stream: 'str.>'}] }
+  IMP { users: [{user: i, password: i}], imports: [{service: {account: EXP, subject: svc}},
+        {stream: {account: EXP, subject: 'str.>'}}] }
+  PLAIN { users: [{user: p, password: p}] }
+  SYS { users: [{user: s, password: s}] }
+}
+system_account: SYS
+no_auth_user: p
+"""
+
+
+def route_port(broker: Broker) -> int:
+    return int(broker.log.wait_line(LISTENS)[1])
+
+
+def cluster_config(name: str, routes: tuple[int, ...] = (), more: str = "", inner: str = "", port: int = -1) -> str:
+    urls = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
+    return (
+        f"server_name: {name}\nhttp: '127.0.0.1:-1'\n"
+        f"cluster {{ name: marsh, listen: '127.0.0.1:{port}', routes: [{urls}]\n{inner} }}\n{more}\n"
+    )
+
+
+def started(kind: str, config: str) -> Broker:
+    broker = Broker(KINDS[kind], config=config + "\nstats: false\n" * kind.startswith("gnat"))
+    try:
+        broker.start()
+    except BrokerUnavailable as error:
+        pytest.skip(str(error))
+    return broker
+
+
+def page(broker: Broker, path: str) -> Any:
+    port = int(broker.log.wait_line(PAGES)[1])
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        return json.load(answer)
+
+
+def is_meshed(brokers: list[Broker]) -> bool:
+    return all(
+        len({route["remote_id"] for route in page(broker, "/routez")["routes"]}) == len(brokers) - 1
+        for broker in brokers
+    )
+
+
+Start = Callable[..., Broker]
+
+
+def ended(brokers: list[Broker]) -> None:
+    for broker in brokers:
+        broker.kill()
+        print(f"the log of {broker.kind}:", broker.log.text[-4000:], sep="\n")
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts brokers that end with the test."""
+    brokers: list[Broker] = []
+
+    def begin(kind: str, config: str) -> Broker:
+        brokers.append(started(kind, config))
+        return brokers[-1]
+
+    yield begin
+    ended(brokers)
+
+
+@pytest.fixture(scope="module")
+def members() -> Iterator[list[Broker]]:
+    """One of every kind, all connected to each other."""
+    brokers: list[Broker] = []
+    try:
+        for kind in EVERY_KIND:
+            seed = (route_port(brokers[0]),) if brokers else ()
+            brokers.append(started(kind, cluster_config(f"member{len(brokers)}", seed, ACCOUNTS)))
+        deadline = time.monotonic() + 30
+        while not is_meshed(brokers):
+            assert time.monotonic() < deadline, "the members did not find each other"
+        yield brokers
+    finally:
+        ended(brokers)
+
+
+class Net:
+    """Clients of several brokers, closed in the end."""
+
+    def __init__(self) -> None:
+        self.all: list[Client] = []
+
+    async def client(self, broker: Broker, user: str = "", **words: object) -> Client:
+        client = await Client.connect(broker.port, None)
+        self.all.append(client)
+        keys = {"verbose": False, "headers": True, "no_responders": True, "protocol": 1, **words}
+        if user:
+            keys |= {"user": user, "pass": user}
+        await client.talk(f"CONNECT {json.dumps(keys)}\r\nPING\r\n", expect_last="PONG\r\n")
+        return client
+
+    async def clients(self, brokers: list[Broker], user: str = "") -> list[Client]:
+        return [await self.client(broker, user) for broker in brokers]
+
+
+@pytest.fixture
+async def net() -> AsyncIterator[Net]:
+    found = Net()
+    yield found
+    for client in found.all:
+        client.close()
+
+
+async def know(publisher: Client, *subscribers: Client) -> None:
+    """Returns when what `subscribers` have subscribed to before is known where `publisher` is."""
+    for subscriber in subscribers:
+        subject = f"probe.{uuid.uuid4().hex[:12]}"
+        await subscriber.send(f"SUB {subject} probe\r\n")
+        await subscriber.flush()
+        async with asyncio.timeout(20):
+            while not any(frame.subject == subject for frame in subscriber.inbox):
+                await publisher.send(f"PUB {subject} 0\r\n\r\n")
+                await publisher.flush()
+                await subscriber.flush()
+        await subscriber.talk("UNSUB probe\r\nPING\r\n", expect_last="PONG\r\n")
+        subscriber.inbox = [frame for frame in subscriber.inbox if frame.subject != subject]
+
+
+async def all_know(clients: list[Client]) -> None:
+    for publisher in clients:
+        await know(publisher, *clients)
+
+
+async def subscribed(client: Client, *lines: str) -> None:
+    await client.talk("".join(f"SUB {line}\r\n" for line in lines) + "PING\r\n", expect_last="PONG\r\n")
+
+
+async def arrived(client: Client, count: int) -> list[Frame]:
+    """So many messages, whatever else comes."""
+    async with asyncio.timeout(20):
+        while len(client.inbox) < count:
+            await client.flush()
+    taken, client.inbox = client.inbox[:count], client.inbox[count:]
+    return taken
+
+
+async def settled(clients: list[Client]) -> None:
+    """Returns when everything published so far has arrived: a last message of each to each."""
+    subject = f"end.{uuid.uuid4().hex[:12]}"
+    for client in clients:
+        await subscribed(client, f"{subject} end")
+    await all_know(clients)
+    for client in clients:
+        await client.send(f"PUB {subject} 0\r\n\r\n")
+        await client.flush()
+    async with asyncio.timeout(20):
+        for client in clients:
+            while sum(frame.subject == subject for frame in client.inbox) < len(clients):
+                await client.flush()
+    for client in clients:
+        await client.talk("UNSUB end\r\nPING\r\n", expect_last="PONG\r\n")
+        client.inbox = [frame for frame in client.inbox if frame.subject != subject]
+
+
+async def test_a_message_reaches_every_server_once_and_in_order(members: list[Broker], net: Net) -> None:
+    many = 1000
+    clients = await net.clients(members)
+    for client in clients:
+        await subscribed(client, "order.* 1", "order.> 2")
+    await all_know(clients)
+    for number, client in enumerate(clients):
+        await client.send("".join(f"PUB order.{number} {len(str(n))}\r\n{n}\r\n" for n in range(many)))
+    wanted = [b"%d" % n for n in range(many)]
+    for client in clients:
+        frames = await client.messages(2 * many * len(clients), 20)
+        for number in range(len(clients)):
+            for sid in ("1", "2"):
+                found = [frame.payload for frame in frames if frame.sid == sid and frame.subject == f"order.{number}"]
+                assert found == wanted
+    await settled(clients)
+    assert not any(client.inbox for client in clients)
+
+
+async def test_headers_and_big_messages_cross(members: list[Broker], net: Net) -> None:
+    clients = await net.clients(members)
+    body = b"NATS/1.0\r\nA: b\r\n\r\n" + b"x" * 500_000
+    for client in clients:
+        await subscribed(client, "big 1")
+    await all_know(clients)
+    for client in clients:
+        await client.send(b"HPUB big re.ply 20 %d\r\n%b\r\n" % (len(body), body))
+    for client in clients:
+        frames = await client.messages(len(clients), 20)
+        assert [(frame.reply, frame.payload[-2:]) for frame in frames] == [("re.ply", b"xx")] * len(clients)
+        assert all(b"A: b" in frame.headers for frame in frames)
+
+
+async def test_one_member_of_a_queue_group_gets_it_wherever_it_is(members: list[Broker], net: Net) -> None:
+    clients = await net.clients(members)
+    away = clients[1:]
+    for client in away:
+        await subscribed(client, "work group 1", "work other 2")
+    await all_know(clients)
+    each = 300
+    for client in clients:
+        await client.send("PUB work 1\r\nx\r\n" * each)
+    await settled(clients)
+    for sid in ("1", "2"):
+        shares = [sum(frame.sid == sid for frame in client.inbox) for client in away]
+        assert sum(shares) == each * len(clients)
+        assert all(shares)
+    # Who publishes where there is no member reaches all of them; the last member that stays gets everything.
+    for client in away[1:]:
+        await client.talk("UNSUB 1\r\nUNSUB 2\r\nPING\r\n", expect_last="PONG\r\n")
+    await settled(clients)
+    for client in clients:
+        client.inbox.clear()
+    await clients[0].send("PUB work 1\r\nx\r\n" * each)
+    await settled(clients)
+    assert [len(client.inbox) for client in clients] == [0, 2 * each, 0, 0]
+
+
+async def test_a_request_is_answered_from_anywhere_or_has_no_responders(members: list[Broker], net: Net) -> None:
+    clients = await net.clients(members)
+    for responder in clients:
+        await subscribed(responder, "ask 1")
+        for asker in clients:
+            await subscribed(asker, "answers.> 2")
+        await all_know(clients)
+        for asker in clients:
+            await asker.send("PUB ask answers.a 1\r\n?\r\n")
+            (asked,) = await responder.messages(1, 20)
+            await responder.send(f"PUB {asked.reply} 1\r\n!\r\n")
+            await responder.flush()
+            await settled(clients)
+            for client in clients:
+                assert [frame.payload for frame in client.inbox] == [b"!"]
+                client.inbox.clear()
+        await responder.talk("UNSUB 1\r\nPING\r\n", expect_last="PONG\r\n")
+        await settled(clients)
+        for asker in clients:
+            await asker.send("PUB ask answers.none 1\r\n?\r\n")
+            (answer,) = await asker.messages(1, 20)
+            assert b"503" in answer.headers
+        for asker in clients:
+            await asker.talk("UNSUB 2\r\nPING\r\n", expect_last="PONG\r\n")
+        await settled(clients)
+
+
+async def test_accounts_stay_apart_and_import_over_routes(members: list[Broker], net: Net) -> None:
+    plain, exporting, importing = [await net.clients(members, user) for user in ("p", "e", "i")]
+    for client in (*plain, *exporting, *importing):
+        await subscribed(client, "str.x 1")
+    for group in (plain, exporting, importing):
+        await all_know(group)
+    for client in exporting:
+        await client.send("PUB str.x 1\r\ne\r\n")
+    for client in importing:
+        await client.send("PUB str.x 1\r\ni\r\n")
+    for group in (plain, exporting, importing):
+        await settled(group)
+    assert [len(client.inbox) for client in plain] == [0] * 4
+    assert [[frame.payload for frame in client.inbox] for client in exporting] == [[b"e"] * 4] * 4
+    assert [sorted(frame.payload for frame in client.inbox) for client in importing] == [[b"e"] * 4 + [b"i"] * 4] * 4
+    # A service of one account is asked from another one, on every pair of servers.
+    for responder in exporting:
+        await subscribed(responder, "svc 5")
+        await all_know(exporting)
+        responder.inbox.clear()
+        for number, asker in enumerate(importing):
+            asker.inbox.clear()
+            await subscribed(asker, f"back.{number} 6")
+            await all_know(importing)
+            await asker.send(f"PUB svc back.{number} 1\r\n?\r\n")
+            (asked,) = await responder.messages(1, 20)
+            await responder.send(f"PUB {asked.reply} 1\r\n!\r\n")
+            assert [frame.payload for frame in await asker.messages(1, 20)] == [b"!"]
+            await asker.talk("UNSUB 6\r\nPING\r\n", expect_last="PONG\r\n")
+        await responder.talk("UNSUB 5\r\nPING\r\n", expect_last="PONG\r\n")
+
+
+async def test_unsubscribing_after_a_number_of_messages_is_exact(members: list[Broker], net: Net) -> None:
+    clients = await net.clients(members)
+    for client in clients[1:]:
+        await client.talk("SUB few 1\r\nUNSUB 1 5\r\nPING\r\n", expect_last="PONG\r\n")
+    await all_know(clients)
+    await clients[0].send("PUB few 1\r\nx\r\n" * 20)
+    await settled(clients)
+    assert [len(client.inbox) for client in clients] == [0, 5, 5, 5]
+
+
+async def test_every_server_answers_a_ping_to_the_system_account_once(members: list[Broker], net: Net) -> None:
+    asker = await net.client(members[0], "s")
+    await subscribed(asker, "pong 1")
+    await know(asker, *await net.clients(members, "s"))
+    await asker.send("PUB $SYS.REQ.SERVER.PING pong 0\r\n\r\n")
+    answers = [json.loads(frame.payload) for frame in await asker.messages(len(members), 20)]
+    assert sorted(answer["server"]["name"] for answer in answers) == [f"member{n}" for n in range(4)]
+
+
+async def test_clients_and_pages_tell_of_the_cluster(members: list[Broker], net: Net) -> None:
+    for broker in members:
+        client = await net.client(broker)
+        assert client.info["cluster"] == "marsh"
+        urls = client.info["connect_urls"]
+        assert urls[0] == f"127.0.0.1:{broker.port}"
+        assert sorted(urls) == sorted(f"127.0.0.1:{one.port}" for one in members)
+        varz = page(broker, "/varz")
+        assert (varz["cluster"]["name"], varz["routes"]) == ("marsh", 3)
+    keys = [set(page(broker, "/routez")["routes"][0]) for broker in members]
+    assert keys[0] == keys[1]
+    (route,) = [one for one in page(members[0], "/routez")["routes"] if one["remote_id"] == _id(members[1])]
+    assert route["in_msgs"] and route["out_msgs"] and route["subscriptions"] and not route["did_solicit"]
+
+
+def _id(broker: Broker) -> str:
+    return str(page(broker, "/varz")["server_id"])
+
+
+def _said(port: int, said: bytes) -> bytes:
+    """What is answered to these bytes on a port, to the end of the connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        sock.sendall(said)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := sock.recv(65536):
+                answer += piece
+    return answer
+
+
+CONNECT = b'CONNECT {"name":"x","cluster":"%b"}\r\n'
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "logged"),
+    [
+        (b'CONNECT {"lang":"go"}\r\nPING\r\n', b"attempted to connect to route port", "attempted to connect to route"),
+        (CONNECT % b"moor", b'cluster name "moor" does not match "marsh"', 'cluster name "moor" does not match'),
+        (b"GET / HTTP/1.1\r\n\r\n", b"Unknown Protocol Operation", "no frame of a server"),
+        (b"INFO {}\r\n", b"Authorization Violation", "Authorization Violation"),
+        (CONNECT % b"marsh" + b"INFO {}\r\n", b"INFO", "its INFO has no server_id"),
+        (CONNECT % b"marsh" + b"RS+ $G a b\r\n", b"Unknown Protocol Operation", "no frame of a server"),
+        (CONNECT % b"marsh" + b"RMSG $G a 200000000\r\n", b"Unknown Protocol Operation", "over the limit"),
+        (b"CONNECT {" + b"x" * 300_000, b"Unknown Protocol Operation", "over the limit"),
+    ],
+)
+async def test_bad_input_on_the_port_is_refused(
+    members: list[Broker], net: Net, said: bytes, answer: bytes, logged: str
+) -> None:
+    broker = members[0]
+    since = len(broker.log.text)
+    assert answer in await asyncio.to_thread(_said, route_port(broker), said)
+    await until(lambda: logged in broker.log.text[since:])
+    assert "Traceback" not in broker.log.text
+    clients = await net.clients(members[:2])
+    await subscribed(clients[0], "still 1")
+    await know(clients[1], clients[0])
+
+
+async def test_members_and_gateways_may_be_killed(start: Start, net: Net) -> None:
+    first = start("gnatswarm-2", cluster_config("a", more="debug: true"))
+    others = [start(kind, cluster_config(kind, (route_port(first),))) for kind in ("nats-server", "gnatswarm-1")]
+    brokers = [first, *others]
+    await until(lambda: is_meshed(brokers))
+    clients = await net.clients(brokers)
+    for client in clients:
+        await subscribed(client, "go.on 1")
+    await all_know(clients)
+    # The gateway: clients stay, and after a moment reach the others again.
+    lines = len(first.log.lines)
+    os.kill(int(first.log.wait_line(r"Gateway is process (\d+)")[1]), signal.SIGKILL)
+    first.log.wait_line(CREATED, 20.0, start=lines)
+    await until(lambda: is_meshed(brokers))
+    await all_know(clients)
+    for client in clients:
+        client.inbox.clear()
+    await clients[1].send("PUB go.on 2\r\nhi\r\n")
+    for client in clients:
+        assert [frame.payload for frame in await arrived(client, 1)] == [b"hi"]
+    # A member: the others go on, clients are told, and it comes back at another address of its own.
+    others[0].kill()
+    for client in (clients[0], clients[2]):
+        async with asyncio.timeout(20):
+            while not any(_without(frame, others[0].port) for frame in await client.flush()):
+                pass
+    back = start("nats-server", cluster_config("nats-server", (route_port(first),)))
+    await until(lambda: is_meshed([first, others[1], back]))
+    newcomer = await net.client(back)
+    await know(newcomer, clients[0], clients[2])
+
+
+async def test_routes_may_be_encrypted_and_ask_for_a_password(start: Start, net: Net, authority: Authority) -> None:
+    """Two members learn of each other from the first, and log in with their own user and certificate."""
+
+    def inner(password: str = "right") -> str:
+        tls = f"tls {{ {authority.member().lines}, ca_file: '{authority.path}', timeout: 5 }}"
+        return f"authorization {{ user: route, password: {password}, timeout: 5 }}\n{tls}"
+
+    first = start("gnatswarm-1", cluster_config("first", inner=inner()))
+    seed = (route_port(first),)
+    log_in = cluster_config("x", seed, inner=inner()).replace("nats://", "nats://route:right@")
+    others = [start(kind, log_in.replace("name: x", f"name: {kind}")) for kind in EVERY_KIND[1:]]
+    await until(lambda: is_meshed([first, *others]))
+    clients = await net.clients([first, *others])
+    for client in clients:
+        await subscribed(client, "secret 1")
+    await all_know(clients)
+    body = b"x" * 200_000
+    for client in clients:
+        await client.send(b"PUB secret %d\r\n%b\r\n" % (len(body), body))
+    for client in clients:
+        assert [frame.payload == body for frame in await arrived(client, len(clients))] == [True] * len(clients)
+    # Who has no certificate, or the wrong password, is no member.
+    start("gnatswarm-1", cluster_config("plain", seed))
+    first.log.wait_line("TLS route handshake error")
+    stranger = start("gnatswarm-1", cluster_config("wrong", seed, inner=inner("wrong")))
+    first.log.wait_line("Authorization Violation")
+    stranger.log.wait_line(r"Error trying to connect to route .*Authorization Violation")
+    assert is_meshed([first, *others])
+
+
+async def test_a_member_that_stops_reading_harms_nobody_and_comes_back(start: Start, net: Net) -> None:
+    """It is disconnected after write_deadline; meanwhile the others have every message."""
+    first = start("gnatswarm-2", cluster_config("a", more='write_deadline: "300ms"'))
+    others = [start(kind, cluster_config(kind, (route_port(first),))) for kind in ("nats-server", "gnatswarm-1")]
+    await until(lambda: is_meshed([first, *others]))
+    publisher, near, stopped, far = await net.clients([first, first, *others])
+    for client in (near, stopped, far):
+        await subscribed(client, "flood 1")
+    await know(publisher, near, stopped, far)
+    os.kill(others[0].pid, signal.SIGSTOP)
+    body = b"PUB flood 100000\r\n%b\r\n" % (b"x" * 100_000)
+    sent = 0
+    while not first.log.text.count("Slow Consumer"):
+        await publisher.send(body)
+        await publisher.flush(30)
+        sent += 1
+        for client in (near, far):
+            await arrived(client, 1)
+    assert sent
+    os.kill(others[0].pid, signal.SIGCONT)
+    await until(lambda: is_meshed([first, *others]))
+    await know(publisher, stopped)
+
+
+@pytest.mark.parametrize("kinds", [("gnatswarm-1", "nats-server"), ("gnatswarm-1", "gnatswarm-1")])
+async def test_a_made_up_name_gives_way_and_a_wrong_one_is_refused(start: Start, kinds: tuple[str, str]) -> None:
+    nameless = cluster_config("nameless").replace("name: marsh,", "")
+    first = start(kinds[0], nameless)
+    second = start(kinds[1], cluster_config("named", (route_port(first),)))
+    await until(lambda: is_meshed([first, second]))
+    await until(lambda: page(first, "/varz")["cluster"]["name"] == "marsh")
+    other = cluster_config("other", (route_port(first),)).replace("name: marsh,", "name: moor,")
+    third = start("gnatswarm-1", other)
+    third.log.wait_line('Error trying to connect to route .*cluster name "marsh" does not match "moor"')
+    assert page(third, "/routez")["num_routes"] == 0
+
+
+async def test_members_below_one_hub_hear_it_once_and_lame_duck_mode_is_told(start: Start, net: Net) -> None:
+    """Each member is a leaf node of the same hub, as servers of a cluster are: the hub passes nothing between them."""
+    hub = start("nats-server", "server_name: hub\nleafnodes { listen: '127.0.0.1:-1' }")
+    at = hub.log.wait_line(r"Listening for leafnode connections on \S*:(\d+)")[1]
+    remote = f'leafnodes {{ remotes [ {{ url: "nats://127.0.0.1:{at}" }} ] }}'
+    leaving = start("gnatswarm-1", cluster_config("leaving", more=remote))
+    seed = (route_port(leaving),)
+    staying = [start(kind, cluster_config(kind, seed, remote)) for kind in ("gnatswarm-1", "nats-server")]
+    await until(lambda: is_meshed([leaving, *staying]))
+    for broker in (leaving, *staying):
+        broker.log.wait_line("Leafnode connection created")
+    going, *others = clients = await net.clients([leaving, *staying, hub])
+    for client in clients:
+        await subscribed(client, "once 1")
+    await all_know(clients)
+    for client in clients:
+        await client.send("PUB once 1\r\nx\r\n" * 10)
+    await settled(clients)
+    assert [len(client.inbox) for client in clients] == [40] * 4
+    leaving.send_signal(signal.SIGUSR2)
+    async with asyncio.timeout(20):
+        for client in (going, *others[:2]):
+            while not any(_without(frame, leaving.port) for frame in await client.flush()):
+                pass
+    # Who stays is reached to the end.
+    await subscribed(going, "still 1")
+    await know(others[0], going)
+
+
+def _without(frame: Frame, port: int) -> bool:
+    """Whether it is an INFO whose connect_urls are without this port."""
+    return frame.verb == "INFO" and f"127.0.0.1:{port}" not in json.loads(frame.raw[5:]).get("connect_urls", [])

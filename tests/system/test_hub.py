@@ -1,0 +1,485 @@
+"""A hub of leaf nodes: what clients of a gnatswarm and of its leaf nodes may expect of each other.
+
+Leaf nodes are both versions of nats-server, and a gnatswarm. The brokers of most tests are shared: a test has subjects
+of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import urllib.request
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.authority import Authority
+from tests.support.leaves import Net, hub_port, know, payloads, subscribed
+from tests.support.servers import KINDS, Broker, BrokerUnavailable
+from tests.support.wire import Client, Frame
+
+LEAVES = ("nats-server", "nats-server-2.15", "gnatswarm-1")
+ACCEPTED = r"Leafnode connection created"
+
+HUB = """server_name: hub
+leafnodes { listen: "127.0.0.1:-1" }
+http: "127.0.0.1:-1"
+debug: true
+accounts {
+    A { users [ {user: a, password: p}
+                {user: some, password: p, permissions: {publish: [out.>], subscribe: {allow: [in.>], deny: in.no}}} ]
+        exports [ {service: "svc.>"} ] }
+    B { users [ {user: b, password: p} ]
+        imports [ {service: {account: A, subject: "svc.>"}, to: "of.a.>"} ]
+        mappings { old.x: new.x } }
+}
+"""
+
+Start = Callable[..., Broker]
+
+
+def starter(started: list[Broker]) -> Start:
+    def begin(kind: str, config: str) -> Broker:
+        broker = Broker(KINDS[kind], config=config + "\nstats: false\n" * kind.startswith("gnat"))
+        started.append(broker)
+        try:
+            broker.start()
+        except BrokerUnavailable as error:
+            pytest.skip(str(error))
+        return broker
+
+    return begin
+
+
+def end(started: list[Broker]) -> None:
+    for broker in started:
+        broker.kill()
+        print(f"the log of {broker.kind}:", broker.log.text[-6000:], sep="\n")
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts brokers that end with the test: `start(kind, config)`."""
+    started: list[Broker] = []
+    yield starter(started)
+    end(started)
+
+
+@pytest.fixture
+async def net() -> AsyncIterator[Net]:
+    found = Net()
+    yield found
+    for client in found.all:
+        client.close()
+
+
+def leaf_config(port: int, login: str = "a:p", remote: str = "", more: str = "") -> str:
+    at = f"{login}@" if login else ""
+    return (
+        f"server_name: leaf{uuid.uuid4().hex[:6]}\nleafnodes {{ reconnect: 1, remotes [ "
+        f'{{ url: "nats://{at}127.0.0.1:{port}"\n{remote} }} ] }}\n{more}'
+    )
+
+
+class Tree:
+    """A hub, a leaf node of each kind for the account A, and one for B."""
+
+    def __init__(self, hub: Broker, leaves: dict[str, Broker], of_b: Broker) -> None:
+        self.hub = hub
+        self.leaves = leaves
+        self.of_b = of_b
+
+
+@pytest.fixture(scope="module")
+def tree() -> Iterator[Tree]:
+    started: list[Broker] = []
+    start = starter(started)
+    hub = start("gnatswarm-2", HUB)
+    leaves = {kind: start(kind, leaf_config(hub_port(hub))) for kind in LEAVES}
+    yield Tree(hub, leaves, start("nats-server", leaf_config(hub_port(hub), "b:p")))
+    end(started)
+
+
+@pytest.fixture(params=LEAVES)
+def leaf(request: pytest.FixtureRequest, tree: Tree) -> Broker:
+    return tree.leaves[str(request.param)]
+
+
+A = {"user": "a", "pass": "p"}
+B = {"user": "b", "pass": "p"}
+
+
+async def test_messages_cross_once_in_order_and_whole(tree: Tree, leaf: Broker, net: Net) -> None:
+    at_hub, other, at_leaf = await net.client(tree.hub, **A), await net.client(tree.hub, **A), await net.client(leaf)
+    await subscribed(at_leaf, "down.* 1", "down.> 2")
+    await subscribed(at_hub, "up.* 1", "up.> 2")
+    await subscribed(other, "up.x 3")
+    await know(at_hub, at_leaf)
+    await know(at_leaf, at_hub)
+    await know(at_leaf, other)
+    many = 3000
+    await at_hub.send("".join(f"PUB down.x {len(str(n))}\r\n{n}\r\n" for n in range(many)))
+    await at_leaf.send("".join(f"PUB up.x {len(str(n))}\r\n{n}\r\n" for n in range(many)))
+    sent = [b"%d" % n for n in range(many)]
+    assert await payloads(other, many) == sent
+    for client in (at_leaf, at_hub):
+        frames = await client.messages(2 * many, 20)
+        for sid in ("1", "2"):
+            assert [frame.payload for frame in frames if frame.sid == sid] == sent
+    body = b"x" * 900_000
+    for here, there, subject in ((at_hub, at_leaf, "down.big"), (at_leaf, other, "up.x")):
+        await here.send(b"HPUB %s back 18 %d\r\nNATS/1.0\r\na: b\r\n\r\n" % (subject.encode(), 18 + len(body)))
+        await here.send(body + b"\r\n")
+        frame = (await there.messages(1, 20))[0]
+        assert (frame.reply, frame.headers, frame.payload) == ("back", b"NATS/1.0\r\na: b\r\n\r\n", body)
+
+
+async def test_requests_are_answered_and_queue_groups_served(tree: Tree, leaf: Broker, net: Net) -> None:
+    at_hub, at_leaf = await net.client(tree.hub, **A), await net.client(leaf)
+    for asker, service in ((at_hub, at_leaf), (at_leaf, at_hub)):
+        await subscribed(service, "ask workers 9")
+        await subscribed(asker, "inbox.* 1")
+        await know(asker, service)
+        await know(service, asker)
+        await asker.send("PUB ask inbox.1 2\r\nhi\r\n")
+        (request,) = await service.messages(1, 20)
+        assert (request.payload, request.reply) == (b"hi", "inbox.1")
+        await service.send(f"PUB {request.reply} 3\r\nyes\r\n")
+        assert await payloads(asker, 1) == [b"yes"]
+        await service.talk("UNSUB 9\r\nPING\r\n", expect_last="PONG\r\n")
+        await asker.talk("UNSUB 1\r\nPING\r\n", expect_last="PONG\r\n")
+    await subscribed(at_hub, "none 1")
+    await at_hub.send("PUB nobody.there none 0\r\n\r\n")
+    (answer,) = await at_hub.messages(1)
+    assert answer.headers.startswith(b"NATS/1.0 503")
+
+
+async def test_a_leaf_node_reaches_the_others_through_the_hub_and_no_other_account(tree: Tree, net: Net) -> None:
+    clients = [await net.client(broker) for broker in tree.leaves.values()]
+    stranger = await net.client(tree.hub, **B)
+    await subscribed(stranger, "> 1")
+    for client in clients:
+        await subscribed(client, "all.> 1")
+    for here in clients:
+        for there in clients:
+            if here is not there:
+                await know(here, there)
+    for number, here in enumerate(clients):
+        await here.send(f"PUB all.{number} 0\r\n\r\n" * 50)
+        for there in clients:
+            assert {frame.subject for frame in await there.messages(50, 20)} == {f"all.{number}"}
+    for client in clients:
+        await client.expect_quiet()
+    await stranger.expect_quiet()
+
+
+async def test_a_leaf_node_uses_services_that_its_account_imports_and_its_mappings(tree: Tree, net: Net) -> None:
+    leaf = tree.of_b
+    asker, service, plain = await net.client(leaf), await net.client(tree.hub, **A), await net.client(tree.hub, **B)
+    await subscribed(service, "svc.* 1")
+    await subscribed(plain, "new.x 1")
+    await subscribed(asker, "inbox 1")
+    await know(asker, plain)
+    await know(plain, asker)
+    await asker.send("PUB of.a.time inbox 2\r\nhi\r\n")
+    (request,) = await service.messages(1, 20)
+    assert (request.subject, request.payload) == ("svc.time", b"hi") and request.reply.startswith("_R_.")
+    await service.send(f"PUB {request.reply} 3\r\nyes\r\n")
+    (answer,) = await asker.messages(1, 20)
+    assert (answer.subject, answer.payload) == ("inbox", b"yes")
+    await asker.send("PUB old.x 1\r\n1\r\n")
+    (mapped,) = await plain.messages(1, 20)
+    assert (mapped.subject, mapped.payload) == ("new.x", b"1")
+    for client in (asker, service, plain):
+        await client.expect_quiet()
+
+
+# ---- a leaf node by hand
+
+
+async def unanswered(client: Client, subject: str) -> list[Frame]:
+    """The 503 to a request that nobody is there for; []: somebody is. The client has subscribed to "none"."""
+    await client.send(f"PUB {subject} none 0\r\n\r\n")
+    return [frame for frame in await client.flush() if frame.subject == "none"]
+
+
+class Leaf:
+    """A leaf node that says what it is told to."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, info: dict[str, Any]) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.info = info
+
+    def say(self, text: str | bytes) -> None:
+        self.writer.write(text if isinstance(text, bytes) else text.encode())
+
+    async def until(self, end: bytes) -> bytes:
+        async with asyncio.timeout(10):
+            return await self.reader.readuntil(end)
+
+    async def rest(self) -> bytes:
+        async with asyncio.timeout(10):
+            found = b""
+            try:
+                while data := await self.reader.read(65536):
+                    found += data
+            except ConnectionError:
+                pass
+            return found
+
+
+async def by_hand(port: int, connect: dict[str, Any] | None = None) -> Leaf:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+    line = await reader.readline()
+    leaf = Leaf(reader, writer, json.loads(line[5:]))
+    if connect is not None:
+        leaf.say(f"CONNECT {json.dumps({'version': '2.9.10', 'headers': True, **connect})}\r\n")
+    return leaf
+
+
+async def test_the_hub_says_who_it_is_and_what_the_user_may_do(tree: Tree, net: Net) -> None:
+    port = hub_port(tree.hub)
+    leaf = await by_hand(port, {"name": "hand", "user": "some", "pass": "p"})
+    assert leaf.info["leafnode_urls"] == [f"127.0.0.1:{port}"]
+    assert leaf.info["client_id"] and leaf.info["nonce"] and leaf.info["info_on_connect"]
+    second = json.loads((await leaf.until(b"\n"))[5:])
+    assert (second["connect_info"], second["remote_account"]) == (True, "A")
+    assert (second["export"], second["import"]) == ({"allow": ["out.>"]}, {"allow": ["in.>"], "deny": ["in.no"]})
+    at_hub = await net.client(tree.hub, **A)
+    # Of interest here it is told what it may publish, and of messages here sent what it may hear.
+    await subscribed(at_hub, "other.x 1", "out.* 2", "*.y 3")
+    leaf.say("LS+ >\r\nPING\r\n")
+    told = await leaf.until(b"PONG\r\n")
+    while b"LS+ *.y" not in told or b"LS+ out.*" not in told:
+        told += await leaf.until(b"\n")
+    assert b"other.x" not in told
+    await subscribed(at_hub, "none 9")
+    async with asyncio.timeout(20):
+        while await unanswered(at_hub, "in.known"):
+            pass
+    await at_hub.send("PUB in.no 0\r\n\r\nPUB away 0\r\n\r\nPUB in.yes 0\r\n\r\n")
+    heard = await leaf.until(b"LMSG in.yes 0\r\n")
+    assert b"LMSG in.no" not in heard and b"away" not in heard
+    leaf.say("LMSG out.a 2\r\nhi\r\n")
+    assert await payloads(at_hub, 1) == [b"hi"]
+    leaf.say("LMSG other.x 2\r\nhi\r\n")
+    assert b"-ERR 'Permissions Violation for Publish to \"other.x\"'" in await leaf.rest()
+    await at_hub.expect_quiet()
+
+
+SOME = {"name": "hand", "user": "some", "pass": "p"}
+REFUSED: list[tuple[str, dict[str, Any] | None, bytes, bytes, str]] = [
+    ("a client", {"lang": "go", "name": "x"}, b"", b"attempted to connect to leaf node port", ""),
+    ("a gateway", {"gateway": "g"}, b"", b'Rejecting connection from gateway "g" on the leafnode port', ""),
+    ("no credentials", {"name": "x"}, b"", b"Authorization Violation", 'authentication error - User ""'),
+    ("wrong password", {"user": "a", "pass": "w"}, b"", b"Authorization Violation", 'authentication error - User "a"'),
+    ("unknown user", {"user": "u", "pass": "p"}, b"", b"Authorization Violation", 'authentication error - User "u"'),
+    ("HTTP", None, b"GET / HTTP/1.1\r\n\r\n", b"Authorization Violation", 'authentication error - User ""'),
+    ("interest first", None, b"LS+ a\r\n", b"Authorization Violation", 'authentication error - User ""'),
+    ("message first", None, b"LMSG a 2\r\nhi\r\n", b"Authorization Violation", 'authentication error - User ""'),
+    ("no JSON", None, b"CONNECT {]\r\n", b"", "CONNECT cannot be read"),
+    ("a long line", None, b"CONNECT " + b"x" * 300_000, b"Authorization Violation", "authentication error"),
+    ("subscription", SOME, b"LS+ other\r\n", b'Permissions Violation for Subscription to "other"', "Subscription Viol"),
+    ("garbage", SOME, b"garbage\r\n", b"Unknown Protocol Operation", "parser ERROR"),
+    ("a queue without weight", SOME, b"LS+ in.a q\r\n", b"Unknown Protocol Operation", "parser ERROR"),
+    ("a payload without end", SOME, b"LMSG out.a 2\r\nhihihi\r\n", b"Unknown Protocol Operation", "parser ERROR"),
+    ("max_payload", SOME, b"LMSG out.a 2000000\r\n", b"Maximum Payload Violation", "maximum payload exceeded"),
+    ("two CONNECT", SOME, b"CONNECT {}\r\n", b"Unexpected CONNECT", ""),
+]
+
+
+async def test_what_a_leaf_node_may_not_say_ends_its_connection_with_a_reason(tree: Tree, net: Net) -> None:
+    client = await net.client(tree.hub, **A)
+    for name, connect, words, answer, logged in REFUSED:
+        lines = len(tree.hub.log.lines)
+        leaf = await by_hand(hub_port(tree.hub), connect)
+        leaf.say(words)
+        said = await leaf.rest()
+        assert (b"-ERR '" + answer) in said if answer else b"-ERR" not in said, name
+        tree.hub.log.wait_line(r"Leafnode connection closed", start=lines)
+        assert logged in "\n".join(tree.hub.log.lines[lines:]), name
+    leaf = await by_hand(hub_port(tree.hub))
+    assert b"-ERR 'Authentication Timeout'" in await leaf.rest()
+    await subscribed(client, "own.* 1")
+    await client.send("PUB own.x 0\r\n\r\n")
+    assert await payloads(client, 1) == [b""]
+    text = tree.hub.log.text
+    assert "Traceback" not in text and not [line for line in text.splitlines() if "Gateway" in line and "exit" in line]
+
+
+async def test_the_next_connection_of_a_leaf_node_replaces_the_last_one(tree: Tree) -> None:
+    words = {"name": "twin", "cluster": "twin", "user": "a", "pass": "p", "remote_account": "$G"}
+    first = await by_hand(hub_port(tree.hub), words)
+    await first.until(b"LS+")
+    second = await by_hand(hub_port(tree.hub), words)
+    assert b"-ERR 'Duplicate Remote LeafNode Connection'" in await first.rest()
+    second.say("PING\r\n")
+    await second.until(b"PONG\r\n")
+    second.writer.close()
+
+
+async def test_a_loop_is_found_where_our_own_subject_comes_back(tree: Tree) -> None:
+    words = {"name": "round", "user": "a", "pass": "p"}
+    leaf = await by_hand(hub_port(tree.hub), words)
+    told = await leaf.until(b"LS+ $LDS.")
+    own = (await leaf.until(b"\n")).strip()
+    assert told and own
+    leaf.say(b"LS+ $LDS." + own + b"\r\n")
+    assert (
+        b"-ERR 'Loop detected for leafnode account=\"A\". Delaying attempt to reconnect for 30s'" in await leaf.rest()
+    )
+
+
+async def test_leafz_and_varz_tell_of_the_leaf_nodes(tree: Tree) -> None:
+    monitoring = tree.hub.log.wait_line(r"http monitor on \S*:(\d+)")[1]
+
+    def fetch(page: str) -> dict[str, Any]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{monitoring}/{page}", timeout=10) as answer:
+            return dict(json.load(answer))
+
+    page, varz = await asyncio.to_thread(fetch, "leafz"), await asyncio.to_thread(fetch, "varz")
+    assert [row["account"] for row in page["leafs"]].count("A") >= len(LEAVES)
+    assert varz["leafnodes"] >= len(LEAVES)  # (those of other tests may come and go)
+    assert varz["leaf"] == {"host": "127.0.0.1", "port": hub_port(tree.hub), "auth_timeout": 2, "tls_timeout": 2}
+
+
+# ---- brokers of their own
+
+
+async def test_a_leaf_node_comes_back_after_either_end_was_killed(start: Start, net: Net) -> None:
+    hub = start("gnatswarm-2", HUB)
+    leaf = start("nats-server", leaf_config(hub_port(hub)))
+    at_hub, at_leaf = await net.client(hub, **A), await net.client(leaf)
+    await subscribed(at_hub, "stays 1")
+    await know(at_leaf, at_hub)
+    lines = len(hub.log.lines)
+    gateway = int(hub.log.wait_line(r"Gateway is process (\d+)")[1])
+    os.kill(gateway, signal.SIGKILL)
+    hub.log.wait_line(ACCEPTED, 20.0, start=lines)
+    await know(at_leaf, at_hub)
+    await at_leaf.send("PUB stays 2\r\nhi\r\n")
+    assert await payloads(at_hub, 1) == [b"hi"]
+    # The leaf node dies: its interest goes with it.
+    await subscribed(at_leaf, "gone 1")
+    await know(at_hub, at_leaf)
+    lines = len(hub.log.lines)
+    leaf.kill()
+    hub.log.wait_line("Leafnode connection closed", 20.0, start=lines)
+    await subscribed(at_hub, "none 2")
+    async with asyncio.timeout(20):
+        while not (frames := await unanswered(at_hub, "gone")):
+            pass
+    assert frames[0].headers.startswith(b"NATS/1.0 503")
+
+
+async def test_a_leaf_node_that_does_not_read_harms_nobody_and_is_closed(start: Start, net: Net) -> None:
+    hub = start("gnatswarm-2", HUB + "max_pending: 2MB\nmax_payload: 1MB\n")
+    leaf = start("nats-server", leaf_config(hub_port(hub)))
+    publisher, subscriber = await net.client(hub, **A), await net.client(hub, **A)
+    at_leaf = await net.client(leaf)
+    await subscribed(at_leaf, "flood 1")
+    await subscribed(subscriber, "flood 1")
+    await know(publisher, at_leaf)
+    leaf.send_signal(signal.SIGSTOP)
+    lines = len(hub.log.lines)
+    body = "x" * 100_000
+    sent = 0
+    async with asyncio.timeout(30):
+        while not any("Slow Consumer" in line for line in hub.log.lines[lines:]):
+            await publisher.send(f"PUB flood {len(body)}\r\n{body}\r\n" * 10)
+            await publisher.flush()
+            sent += 10
+            await subscriber.flush()
+    assert len(await payloads(subscriber, sent)) == sent
+    leaf.send_signal(signal.SIGCONT)
+    await know(publisher, at_leaf)
+
+
+async def test_a_reload_closes_whom_it_does_not_admit_any_more(start: Start) -> None:
+    users = "authorization { users [ {user: one, password: p, account: A}, {user: two, password: p, account: B} ] }"
+    config = HUB.replace('listen: "127.0.0.1:-1"', f'listen: "127.0.0.1:-1", {users}')
+    hub = start("gnatswarm-2", config)
+    one = await by_hand(hub_port(hub), {"name": "one", "user": "one", "pass": "p"})
+    two = await by_hand(hub_port(hub), {"name": "two", "user": "two", "pass": "p"})
+    other = await by_hand(hub_port(hub), {"name": "a", "user": "a", "pass": "p"})
+    assert b"Authorization Violation" in await other.rest()  # users of the broker do not count beside these
+    for leaf, account in ((one, b"A"), (two, b"B")):
+        assert b'"remote_account":"%s"' % account in await leaf.until(b"LS+")
+    assert hub.config is not None and hub.directory is not None
+    (hub.directory / "broker.conf").write_text(hub.config.replace("user: two, password: p", "user: two, password: q"))
+    hub.send_signal(signal.SIGHUP)
+    assert b"-ERR 'Authorization Violation'" in await two.rest()
+    one.say("PING\r\n")
+    await one.until(b"PONG\r\n")
+    one.writer.close()
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["after INFO", "first"])
+async def test_leaf_nodes_come_encrypted(start: Start, net: Net, authority: Authority, first: bool) -> None:
+    pair = authority.server()
+    tls = f"tls {{ cert_file: '{pair.cert}', key_file: '{pair.key}', ca_file: '{authority.path}', verify: true"
+    tls += f", handshake_first: {str(first).lower()} }}"
+    hub = start("gnatswarm-2", HUB.replace('listen: "127.0.0.1:-1"', f'listen: "127.0.0.1:-1", {tls}'))
+    mine = authority.client("CN=leaf")
+    own = f"tls {{ ca_file: '{authority.path}', cert_file: '{mine.cert}', key_file: '{mine.key}'"
+    own += ", handshake_first: true }" if first else " }"
+    kinds = ("nats-server-2.15",) if first else ("nats-server", "gnatswarm-1")
+    at_hub = await net.client(hub, **A)
+    for kind in kinds:
+        at_leaf = await net.client(start(kind, leaf_config(hub_port(hub), remote=own)))
+        await subscribed(at_leaf, "t 1")
+        await know(at_hub, at_leaf)
+        body = b"x" * 200_000
+        await at_hub.send(b"PUB t %d\r\n" % len(body) + body + b"\r\n")
+        assert await payloads(at_leaf, 1) == [body]
+    plain = await by_hand(hub_port(hub), A) if not first else None
+    if plain is not None:
+        assert plain.info["tls_required"]
+        await plain.rest()
+        hub.log.wait_line("TLS leafnode handshake error")
+
+
+async def is_open(port: int) -> bool:
+    try:
+        _reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+async def test_a_leaf_node_of_one_member_of_a_cluster_reaches_the_other(start: Start, net: Net) -> None:
+    cluster = 'cluster { name: c, listen: "127.0.0.1:-1" }\n'
+    hub = start("gnatswarm-2", "server_name: one\nleafnodes { listen: '127.0.0.1:-1' }\n" + cluster)
+    route = hub.log.wait_line(r"Listening for route connections on \S*:(\d+)")[1]
+    member = start(
+        "nats-server",
+        f'server_name: two\ncluster {{ name: c, listen: "127.0.0.1:-1"\nroutes: ["nats://127.0.0.1:{route}"] }}\n',
+    )
+    leaf = start("gnatswarm-1", leaf_config(hub_port(hub), ""))
+    at_member, at_leaf = await net.client(member), await net.client(leaf)
+    await subscribed(at_member, "x.* 1")
+    await subscribed(at_leaf, "x.* 1")
+    await know(at_leaf, at_member)
+    await know(at_member, at_leaf)
+    await at_leaf.send("PUB x.1 2\r\nup\r\n")
+    await at_member.send("PUB x.2 4\r\ndown\r\n")
+    assert sorted(await payloads(at_member, 2)) == [b"down", b"up"]
+    assert sorted(await payloads(at_leaf, 2)) == [b"down", b"up"]
+    same = await by_hand(hub_port(hub), {"name": "x", "cluster": "c"})
+    assert same.info["cluster"] == "c"
+    assert b"-ERR 'remote leafnode has same cluster name'" in await same.rest()
+    # In lame duck mode no leaf node connects any more; those that are connected stay as long as clients do.
+    await net.client(hub)
+    hub.send_signal(signal.SIGUSR2)
+    hub.log.wait_line("Entering lame duck mode")
+    async with asyncio.timeout(20):
+        while await is_open(hub_port(hub)):
+            pass
+    await at_member.send("PUB x.3 4\r\nlast\r\n")
+    assert await payloads(at_leaf, 1) == [b"last"]

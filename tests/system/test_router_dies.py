@@ -1,0 +1,145 @@
+"""The router is killed under load: nobody who is connected notices, and what a router does goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import urllib.request
+from functools import partial
+
+import pytest
+
+from tests.support import swarm
+from tests.support.servers import Broker, session_pids
+from tests.support.traffic import Traffic
+from tests.support.turns import until
+from tests.support.wire import Cluster
+
+pytestmark = pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")
+
+DEADLINE_S = 20.0
+# Fewer than would end the broker, whenever they come.
+DEATHS = 4
+
+
+async def kill_router(broker: Broker) -> int:
+    """Kill the router alone and wait until another answers; the new one's pid."""
+    old = (await asyncio.to_thread(swarm.status, broker))["router_pid"]
+    assert old != broker.pid
+    seen = len(broker.log.lines)
+    swarm.signal_shard(broker, old)
+    await asyncio.to_thread(broker.log.wait_line, "The router died: killed by SIGKILL", DEADLINE_S, seen)
+    new = (await asyncio.to_thread(swarm.status, broker))["router_pid"]
+    assert new != old
+    return int(new)
+
+
+@pytest.mark.parametrize("accept", ["reuseport", "handoff"])
+async def test_messages_flow_on_and_nobody_is_disconnected(start_broker, cluster_of, subject, accept):
+    """Traffic fails for a message that is lost, doubled or out of order, and for a connection that is closed."""
+    broker = start_broker(args=["--accept", accept])
+    cluster: Cluster = cluster_of(broker)
+    shards = broker.kind.shards
+    publishers = [await swarm.client_on(cluster, at % shards) for at in range(3)]
+    subscribers = [await swarm.client_on(cluster, (at + 1) % shards) for at in range(3)]
+    before = await swarm.pids(broker)
+    traffic = Traffic(publishers, subscribers, subject)
+    await traffic.start()
+    for _ in range(DEATHS):
+        await traffic.progress(500)
+        await kill_router(broker)
+        await traffic.progress(500)
+    assert await traffic.finish() >= 12_000
+    assert await swarm.pids(broker) == before
+    late = await swarm.client_on(cluster, shards - 1)
+    await late.talk("PING\r\n", expect="PONG\r\n")
+
+
+async def test_a_shard_that_dies_with_it_is_replaced_and_its_siblings_go_on(start_broker, cluster_of, subject):
+    broker = start_broker()
+    cluster = cluster_of(broker)
+    victim = broker.kind.shards - 1
+    publisher, subscriber = [await swarm.client_on(cluster, 0) for _ in range(2)]
+    traffic = Traffic([publisher], [subscriber], subject)
+    await traffic.start()
+    for _ in range(DEATHS - 1):
+        await traffic.progress(200)
+        router = (await asyncio.to_thread(swarm.status, broker))["router_pid"]
+        pid = (await swarm.pids(broker))[victim]
+        os.kill(router, signal.SIGSTOP)  # so that it cannot know of the shard's death
+        swarm.signal_shard(broker, pid)
+        swarm.signal_shard(broker, router)
+        await until(partial(_serves_anew, broker, victim, pid))
+        await traffic.progress(200)
+    assert await traffic.finish() >= 1_200
+
+
+def _serves_anew(broker: Broker, shard: int, old_pid: int) -> bool:
+    try:
+        row = swarm.rows(broker)[shard]
+    except (OSError, ValueError):  # the router died with the question
+        return False
+    return bool(row["phase"] == "ready" and row["pid"] != old_pid)
+
+
+async def test_scaling_and_pages_go_on(start_broker, cluster_of):
+    broker = start_broker(args=["-m", "-1"])
+    cluster = cluster_of(broker)
+    shards = broker.kind.shards
+    port = int((await asyncio.to_thread(broker.log.wait_line, r"http monitor on \S+:(\d+)", DEADLINE_S))[1])
+    clients = await cluster.clients(6)
+    for wanted in (shards + 1, shards):
+        await kill_router(broker)
+        assert f"{wanted} shards serve" in await swarm.scale(broker, wanted)
+
+        def page() -> str:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/varz", timeout=DEADLINE_S) as answer:
+                return str(answer.read())
+
+        found = re.search(r'"connections": ?(\d+)', await asyncio.to_thread(page))
+        assert found is not None and int(found[1]) >= 1
+    for client in clients[:1]:
+        await client.talk("PING\r\n", expect_last="PONG\r\n")
+
+
+async def test_a_request_to_the_system_account_is_answered_by_the_next_router(start_broker, cluster_of):
+    broker = start_broker(config="accounts { SYS: { users: [ {user: admin, password: s} ] } }\nsystem_account: SYS\n")
+    [admin] = await cluster_of(broker).clients(1, connect={"user": "admin", "pass": "s"})
+    await admin.talk("SUB answer 1\r\nPING\r\n", expect="PONG\r\n")
+    router = (await asyncio.to_thread(swarm.status, broker))["router_pid"]
+    os.kill(router, signal.SIGSTOP)
+    await admin.talk("PUB $SYS.REQ.SERVER.PING answer 0\r\n\r\nPING\r\n", expect="PONG\r\n")
+    swarm.signal_shard(broker, router)
+    await admin.expect_line(r"MSG answer 1 \d+", DEADLINE_S)
+    assert '"server"' in (await admin.expect_line(".*"))[0]
+
+
+async def test_counters_never_fall(start_broker, cluster_of, subject):
+    broker = start_broker(args=["-m", "-1"])
+    [client] = await cluster_of(broker).clients(1)
+    port = int((await asyncio.to_thread(broker.log.wait_line, r"http monitor on \S+:(\d+)", DEADLINE_S))[1])
+
+    def counted() -> int:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/varz", timeout=DEADLINE_S) as answer:
+            found = re.search(rb'"in_msgs": ?(\d+)', answer.read())
+        assert found is not None
+        return int(found[1])
+
+    await client.talk(b"PUB %b 2\r\nhi\r\n" % subject.encode() * 100 + b"PING\r\n", expect="PONG\r\n")
+    assert await asyncio.to_thread(counted) == 100
+    await kill_router(broker)
+    await client.talk(b"PUB %b 2\r\nhi\r\n" % subject.encode() * 100 + b"PING\r\n", expect="PONG\r\n")
+    assert await asyncio.to_thread(counted) == 200
+
+
+async def test_the_gateway_stays_too(start_broker):
+    broker = start_broker(config='leafnodes { remotes: [ { url: "nats-leaf://127.0.0.1:1" } ] }\n')
+    # It serves: one that does not yet ends with the router. The broker was ready without it.
+    await asyncio.to_thread(broker.log.wait_line, "gateway - Error trying to connect as leafnode")
+    before = set(session_pids(broker.pid))
+    old = (await asyncio.to_thread(swarm.status, broker))["router_pid"]
+    new = await kill_router(broker)
+    assert set(session_pids(broker.pid)) == before - {old} | {new}
+    assert len(before) == broker.kind.shards + 3  # the gateway, router and keeper

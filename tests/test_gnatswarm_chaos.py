@@ -1,0 +1,125 @@
+"""Faults by seed: what is dropped is dropped again in the next run, and everything else comes as it was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gnatswarm
+from gnatswarm.chaos import _Frames, _matches, faults
+from tests.support.wire import Client
+
+STREAM = (
+    b'INFO {"a":1,"connect_urls":["other:4222"]}\r\nPING\r\nPUB a.b 3\r\nx\r\n\r\npub c r 0\r\n\r\n'
+    b"HPUB a.b r 12 14\r\nNATS/1.0\r\n\r\nhi\r\nMSG a.b 1 2\r\nok\r\n+OK\r\n"
+)
+PARTS = [
+    ("", b'INFO {"a":1}\r\n'),
+    ("", b"PING\r\n"),
+    ("a.b", b"PUB a.b 3\r\nx\r\n\r\n"),
+    ("c", b"pub c r 0\r\n\r\n"),
+    ("a.b", b"HPUB a.b r 12 14\r\nNATS/1.0\r\n\r\nhi\r\n"),
+    ("a.b", b"MSG a.b 1 2\r\nok\r\n"),
+    ("", b"+OK\r\n"),
+]
+
+
+@given(st.lists(st.integers(1, 40), max_size=30))
+def test_a_stream_is_taken_apart_wherever_it_is_cut(sizes: list[int]):
+    frames, found, at = _Frames(), [], 0
+    for size in [*sizes, len(STREAM)]:
+        if STREAM[at : at + size]:
+            found += list(frames.feed(STREAM[at : at + size]))
+        at += size
+    assert found == PARTS
+
+
+def test_patterns_are_those_of_subscriptions():
+    assert _matches("a.*", "a.b") and _matches(">", "a") and _matches("a.>", "a.b.c") and _matches("a", "a")
+    assert not _matches("a.>", "a") and not _matches("a.*", "a.b.c") and not _matches("a.b", "a")
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[gnatswarm.Broker]:
+    with gnatswarm.Broker() as found:
+        yield found
+
+
+async def connected(port: int) -> Client:
+    return await Client.connect(port=port, connect={"verbose": False})
+
+
+async def lost(broker: gnatswarm.Broker, seed: int) -> list[int]:
+    """Of forty messages on each of two connections, those that a proxy with this seed loses."""
+    watch = await connected(broker.port)
+    await watch.talk("SUB > 1\r\nPING\r\n", expect="PONG\r\n")
+    with gnatswarm.Chaos(broker.url, seed=seed) as chaos:
+        chaos.drop("t.*", share=0.3)
+        for n in range(2):
+            client = await connected(int(chaos.url.rpartition(":")[2]))
+            for i in range(40):
+                await client.send(f"PUB t.{n} 2\r\n{i + 10}\r\nPUB other 1\r\nx\r\n")
+            await client.flush()
+            client.close()
+        await watch.flush()
+        here = [int(one.payload) + 100 * int(one.subject[2:]) for one in watch.inbox if one.subject[0] == "t"]
+        assert sum(one.subject == "other" for one in watch.inbox) == 80
+        assert len(chaos.happened) == 80 - len(here)
+    watch.close()
+    return sorted({100 * n + i + 10 for n in range(2) for i in range(40)} - set(here))
+
+
+async def test_the_same_seed_has_the_same_faults(broker: gnatswarm.Broker):
+    first = await lost(broker, 1)
+    assert 5 < len(first) < 50 and await lost(broker, 1) == first != await lost(broker, 2)
+
+
+async def test_connections_are_stalled_delayed_and_cut_and_others_are_not(broker: gnatswarm.Broker):
+    direct = await connected(broker.port)
+    with gnatswarm.Chaos(broker.url) as chaos:
+        port = int(chaos.url.rpartition(":")[2])
+        client = await connected(port)
+        await client.talk("SUB a.> 1\r\nPING\r\n", expect="PONG\r\n")
+        with chaos.having([gnatswarm.Fault("delay", "a.late", seconds=0.1)]):
+            await direct.talk("PUB a.late 1\r\n1\r\nPUB a.now 1\r\n2\r\nPING\r\n", expect="PONG\r\n")
+            assert [one.payload for one in await client.messages(2)] == [b"2", b"1"]
+        chaos.slow(1_000_000)
+        await client.talk("PING\r\n", expect="PONG\r\n")
+        chaos.stall()
+        await client.send("PUB b 1\r\nx\r\nPING\r\n")
+        await direct.talk("SUB b 2\r\nPING\r\n", expect="PONG\r\n")
+        await direct.expect_quiet()
+        chaos.go_on()
+        await client.expect("PONG\r\n")
+        assert [one.subject for one in await direct.messages(1)] == ["b"]
+        chaos.cut()
+        await client.wait_closed()
+        again = await connected(port)
+        await again.talk("PING\r\n", expect="PONG\r\n")
+        again.close()
+    with pytest.raises(ConnectionError):
+        await connected(port)
+    direct.close()
+
+
+def test_mistakes_are_said(broker: gnatswarm.Broker):
+    with pytest.raises(ValueError, match="is no address"):
+        gnatswarm.Chaos("nats://")
+    chaos = gnatswarm.Chaos("nats://u:p@127.0.0.1:1")
+    with pytest.raises(RuntimeError, match="has not started"):
+        _ = chaos.url
+    for fault in (gnatswarm.Fault("burn"), gnatswarm.Fault("drop", share=2), gnatswarm.Fault("slow", bytes_per_s=0)):
+        with pytest.raises(ValueError, match=r"is no fault|share is"):
+            chaos.apply(fault)
+    with chaos:
+        assert chaos.url.startswith("nats://u:p@127.0.0.1:")
+
+
+@given(faults("a", "b"))
+def test_what_is_drawn_can_be_applied(found: list[gnatswarm.Fault]):
+    chaos = gnatswarm.Chaos("nats://127.0.0.1:1")
+    for fault in found:
+        chaos.apply(fault)
