@@ -76,12 +76,21 @@ class Rolling:
                 return f"{shard.name.lower()} is still leaving"
         return ""
 
+    async def _objection_of_started(self) -> str:
+        """As objection(), once those serve that start already, as the gateway does when a broker has just begun."""
+        give_up_at = time.monotonic() + BOOT_DEADLINE_S
+        while time.monotonic() < give_up_at:  # noqa: ASYNC110
+            if not any(one.state.phase in (Phase.STARTING, Phase.LINKED) for one in self._broker.members):
+                break
+            await asyncio.sleep(POLL_S)
+        return self.objection()
+
     async def restart(self, say: Say) -> tuple[str, str]:
         """Replace every process but keeper and router; returns (what was done, "") or ("", why not).
 
         `say` is told how it goes on.
         """
-        why = self.objection()
+        why = await self._objection_of_started()
         if why:
             return "", why
         broker = self._broker
@@ -93,7 +102,7 @@ class Rolling:
 
     async def upgrade(self, executable: str, say: Say) -> tuple[str, str]:
         """Replace every process by this program ("": the broker's own, which may have changed); as restart()."""
-        why = self.objection()
+        why = await self._objection_of_started()
         if why:
             return "", why
         command = [executable] if executable else self._own

@@ -78,3 +78,10 @@ async def test_messages_flow_on_nobody_is_disconnected_and_it_survives_its_route
     late = await swarm.client_on(cluster, 1)
     await late.talk("PING\r\n", expect="PONG\r\n")
     assert "3 shards serve" in await swarm.scale(broker, 3)
+
+
+async def test_a_gateway_that_still_starts_is_waited_for(start_broker):
+    """It starts beside shards that serve already: who restarts a broker right after its start is not refused."""
+    broker = start_broker(config='leafnodes { remotes: [ { url: "nats-leaf://127.0.0.1:1" } ] }\n')
+    reply = await ask(broker, RestartRequest())
+    assert reply.text.startswith("2 shards and the gateway restarted"), reply.error

@@ -79,7 +79,9 @@ async def test_messages_flow_on_and_nobody_is_disconnected(start_broker, cluster
     before = set(session_pids(broker.pid))
     newer = program(tmp_path, "gnatswarm")
     upgrading = asyncio.create_task(follow(broker, UpgradeRequest(newer)))
-    await asyncio.to_thread(broker.log.wait_line, "Replacing 2 shards", DEADLINE_S)
+    begun = asyncio.create_task(asyncio.to_thread(broker.log.wait_line, "Replacing 2 shards", DEADLINE_S))
+    await asyncio.wait([upgrading, begun], return_when=asyncio.FIRST_COMPLETED)
+    assert not upgrading.done(), upgrading.result()
     for request in (ScaleRequest(4), RebalanceRequest(), ReloadRequest(), RestartRequest(), UpgradeRequest(newer)):
         reply = await ask(broker, request)
         assert reply.error.startswith("a restart is under way"), request
