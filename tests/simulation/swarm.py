@@ -302,7 +302,7 @@ class MoveHost:
         self._process = process
         self._sockets: dict[int, EngineClient] = {}  # those that came with records which are not settled
         self._from: dict[tuple[int, int], Process] = {}  # whose moves they are
-        self._there = process  # where the present move leads to
+        self.there = process  # where the present move leads to
         self._is_journey = False  # it is one of Departures
         self._closing: set[Process] = set()  # those that have said that they take nobody any more
 
@@ -317,8 +317,12 @@ class MoveHost:
 
     def move(self, clients: list[ClientConnection], there: Process) -> None:
         """Begin to move these; RecordRefused: they stay."""
-        self._process.links.moves.move(clients, there.number)
-        self._there = there
+        before, self.there = self.there, there
+        try:
+            self._process.links.moves.move(clients, there.number)
+        except RecordRefused:
+            self.there = before
+            raise
         self._is_journey = False
         self._process.engine.probe.finish()
 
@@ -329,7 +333,7 @@ class MoveHost:
         The old shard cannot know that, and closes members of queue groups. But a shard that leaves refuses who is
         announced, once: then nobody is announced to it again.
         """
-        return self._there.has_left and self._there not in self._closing
+        return self.there.has_left and self.there not in self._closing
 
     def open_way(self, shard: int) -> str:
         """As the host of shards.moving: of Departures, which moves clients next."""
@@ -339,7 +343,7 @@ class MoveHost:
             return "it is not there"
         if self.sibling(shard) in self._closing:
             return "it is leaving"
-        self._there = self.sibling(shard)
+        self.there = self.sibling(shard)
         self._is_journey = True
         return ""
 
@@ -351,7 +355,7 @@ class MoveHost:
         return self._process.swarm.movers.words_of(self.client_of(client))
 
     def hand_over(self, new: int, id: int, client: ClientConnection, frozen: FrozenClient | None) -> None:
-        there = self._there
+        there = self.there
         if frozen is None:
             self._process.swarm.send_word(self._process, there, Word(id, client.cid))
             return
@@ -364,9 +368,9 @@ class MoveHost:
 
     def ended(self, new: int, id: int, why: str) -> None:
         if why:
-            self._process.swarm.send_word(self._process, self._there, Word(id))
+            self._process.swarm.send_word(self._process, self.there, Word(id))
         if why == LEAVING:
-            self._closing.add(self._there)
+            self._closing.add(self.there)
         if self._is_journey:
             self._is_journey = False
             self._process.loop.call_soon(self._process.departures.on_ended, why)

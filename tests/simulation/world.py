@@ -74,6 +74,7 @@ class Person:
     errors: int = 0
     limits: Limits = field(default_factory=Limits)
     moves_since: int = NEVER  # the step at which its present move began
+    moves_to: Process | None = None  # where that leads, or would have led if its connection had not closed
     is_on_its_way: bool = False  # neither shard has its socket
     moved_at: int = NEVER  # the step at which its last move began
     detached_to: int = 0  # bytes queued for it when that was over
@@ -87,6 +88,10 @@ class Person:
     def is_read(self) -> bool:
         """Whether the broker reads from it now, and it may send anything."""
         return not (self.is_gone or self.is_on_its_way or self.is_waiting or self.backlog or self.socket.is_held)
+
+    def believed_at(self, process: Process) -> bool:
+        """Whether siblings may send that shard what is for it; it may have closed while it moved there."""
+        return self.process is process or (self.is_gone and self.moves_to is process)
 
 
 class World:
@@ -222,7 +227,7 @@ class World:
                 continue
             socket = person.socket
             if person.moves_since != NEVER and not person.client.connection.is_moving and not socket.is_over:
-                person.moves_since = NEVER  # it stays
+                person.moves_since, person.moves_to = NEVER, None  # it stays
             if person.backlog:
                 self.note_taken(person)
             if socket.queued != person.seen:
@@ -351,12 +356,11 @@ class World:
                 message = self.messages[number]
                 message.shard_died_at = min(message.shard_died_at, self.now)
         for person in self.people:
-            if person.process is not process:
-                continue
-            for sub in self.subscriptions:
-                if sub.client == person.number:
-                    sub.shard_died_at = min(sub.shard_died_at, self.now)
-            if not person.is_gone:
+            if person.believed_at(process):
+                for sub in self.subscriptions:
+                    if sub.client == person.number:
+                        sub.shard_died_at = min(sub.shard_died_at, self.now)
+            if person.process is process and not person.is_gone:
                 self.go(person)
 
     def on_break(self, bodies: list[bytes]) -> None:
@@ -471,7 +475,7 @@ class World:
             if not any(end.other.process is process and end.is_joined for end in self.swarm.ends):
                 self.dying.remove(process)
                 for sub in self.subscriptions:
-                    if self.people[sub.client].process is process:
+                    if self.people[sub.client].believed_at(process):
                         sub.death_known_at = self.now
 
     def relieve(self) -> None:
@@ -868,7 +872,7 @@ class World:
     def words_of(self, client: EngineClient) -> bytes:
         """Who it is: for admit(). Its move begins."""
         person = self.person_of(client)
-        person.moves_since = self.now
+        person.moves_since, person.moves_to = self.now, person.process.host.there
         for sub in self.subscriptions:
             if sub.client == person.number and sub.left_at == NEVER:
                 self.seen["member moves"] += bool(sub.queue)
@@ -900,7 +904,7 @@ class World:
         person.moved_at = person.moves_since
         person.detached_to = client.socket.queued
         person.detached_pending = pending if client.connection.close_reason else 0
-        person.moves_since = NEVER
+        person.moves_since, person.moves_to = NEVER, None
         self.seen["arrived"] += 1
 
     def lost(self, client: EngineClient) -> None:
