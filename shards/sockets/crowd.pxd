@@ -21,7 +21,7 @@ cdef class Crowd(Pace):
     cdef readonly bint is_gathering
     cdef uint64_t reads                # of the present measurement, …
     cdef uint64_t bytes_read
-    cdef uint32_t looks                # … while gathering: in so many looks
+    cdef readonly uint32_t looks       # … while gathering: in so many looks
     cdef uint64_t since_us             # … and its start
     cdef double prompt_rate            # bytes per µs that came before it began to gather, …
     cdef double prompt_size            # … and bytes per read

@@ -26,12 +26,16 @@ cdef class PatientSet(Source):
     cdef int tick_fd
     cdef bint is_ticking
     cdef uint32_t idle_ticks           # looks in a row that found nothing
+    cdef uint32_t unread               # of the present look, which takes several rounds: so many sockets at most are left
+    cdef uint32_t reads                # … and what it has found so far
+    cdef size_t found
 
     # A source of the ready set is read with patience from here on. False: not, because it waits for other events too.
     cdef bint admit(self, Source source) noexcept
     # It is back in the ready set.
     cdef void dismiss(self, Source source) noexcept
     cdef int look(self) except -1
+    cdef void finish_look(self) noexcept
     # Tick after first_us, and every `us` then; us 0: not at all.
     cdef void set_tick(self, uint32_t us, uint32_t first_us) noexcept
     cdef void start_ticking(self) noexcept

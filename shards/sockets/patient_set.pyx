@@ -13,7 +13,7 @@ from posix.time cimport CLOCK_MONOTONIC, timespec
 from posix.unistd cimport close as close_fd, read as read_fd
 
 from gnatswarm.shards.sockets.epoll cimport (
-    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLONESHOT, epoll_create1, epoll_ctl,
+    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, epoll_create1, epoll_ctl,
     epoll_event, epoll_wait)
 
 
@@ -27,7 +27,7 @@ cdef extern from "<sys/timerfd.h>" nogil:
     int timerfd_settime(int fd, int flags, const itimerspec *new, itimerspec *old)
 
 cdef enum:
-    MOST_EVENTS = 64                # sockets read in one look; with more, another round follows at once
+    MOST_EVENTS = 64                # sockets read in one round; a look at more goes on in the next
     IDLE_TICKS = 4                  # looks that find nothing before the clock is stopped
 
 
@@ -105,45 +105,63 @@ cdef class PatientSet(Source):
         timerfd_settime(self.tick_fd, 0, &when, NULL)
 
     cdef void start_ticking(self) noexcept:
+        cdef epoll_event event
         if not self.is_ticking:
             self.is_ticking = True
-            self.idle_ticks = 0
+            self.idle_ticks = self.unread = 0
             self.pace.begin(self.box.now_us)
             self.set_tick(self.pace.tick_us, self.pace.tick_us)
+            # (Not only disarmed: each packet for one of its sockets would still ask the ready set whether it is.)
+            epoll_ctl(self.ready_fd, EPOLL_CTL_DEL, self.fd, &event)
 
     cdef void stop_ticking(self) noexcept:
         """The next byte from a patient socket is served at once, and starts the clock again."""
         cdef epoll_event event
         self.is_ticking = False
         self.set_tick(0, 0)
-        event.events = EPOLLIN | EPOLLONESHOT
+        event.events = EPOLLIN
         event.data.ptr = <void *>self
-        epoll_ctl(self.ready_fd, EPOLL_CTL_MOD, self.fd, &event)
+        epoll_ctl(self.ready_fd, EPOLL_CTL_ADD, self.fd, &event)
 
     cdef int look(self) except -1:
-        """Reads each patient socket that has something, and sets the clock by how much that was."""
+        """Reads patient sockets that have something, each once; with the last of them the clock is set by what was found.
+
+        What comes meanwhile waits for the next look: else a crowd that never pauses would be read without a pause.
+        """
         cdef epoll_event events[MOST_EVENTS]
-        cdef size_t before = self.round.bytes_read, found
-        cdef int n = epoll_wait(self.fd, events, MOST_EVENTS, 0)
+        cdef size_t before = self.round.bytes_read
+        cdef int most = min(MOST_EVENTS, self.unread) if self.unread else MOST_EVENTS
+        cdef int n = epoll_wait(self.fd, events, most, 0)
         cdef int i
-        cdef uint32_t tick = self.pace.tick_us
         cdef Source source
-        if n <= 0:
+        if n <= 0 and not self.unread:
             self.idle_ticks += 1
             if self.idle_ticks >= IDLE_TICKS and self.is_ticking:
                 self.stop_ticking()
             return 0
         self.idle_ticks = 0
+        if not self.unread:
+            self.unread = self.n_sockets
+            self.found = self.reads = 0
         for i in range(n):
             source = <Source>events[i].data.ptr
             if source.fd >= 0:
                 source.on_event(events[i].events)
-        found = self.round.bytes_read - before
+        self.found += self.round.bytes_read - before
         self.round.bytes_read = before   # the clock says when to look again, not how much there was
-        self.pace.after_look(found, n, self.box.now_us)
-        if self.is_ticking:
-            if n == MOST_EVENTS:
+        self.reads += max(n, 0)
+        self.unread -= min(self.unread, <uint32_t>max(n, 0))
+        if n == most and self.unread:
+            if self.is_ticking:
                 self.set_tick(self.pace.tick_us, 0)
-            elif self.pace.tick_us != tick:
-                self.set_tick(self.pace.tick_us, self.pace.tick_us)
+        else:
+            self.finish_look()
         return 0
+
+    cdef void finish_look(self) noexcept:
+        cdef uint32_t tick = self.pace.tick_us
+        cdef bint took_rounds = self.reads > MOST_EVENTS
+        self.unread = 0
+        self.pace.after_look(self.found, self.reads, self.box.now_us)
+        if self.is_ticking and (took_rounds or self.pace.tick_us != tick):
+            self.set_tick(self.pace.tick_us, self.pace.tick_us)

@@ -393,7 +393,7 @@ cdef class Reactor:
             tick = Tick()
             tick.patient = patient
             self.add(tick, patient.tick_fd, EPOLLIN)
-            self.add(patient, patient.fd, EPOLLIN | EPOLLONESHOT)
+            self.add(patient, patient.fd, EPOLLIN)
 
     def __dealloc__(self):
         free(self.shared)

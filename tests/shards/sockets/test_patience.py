@@ -52,10 +52,10 @@ def test_a_slow_publisher_never_waits_longer_than_a_prompt_look():
     assert not slow.patience.is_filling
 
 
-def test_a_prompt_look_is_due_when_some_32_kib_have_come():
+def test_a_prompt_look_is_due_when_some_128_kib_have_come():
     fast = publisher(lambda wait: 600.0)
     waits = fast.go_on(100)
-    assert all(16 * 1024 <= wait * 600 <= 2 * 32 * 1024 for wait in waits[20:])
+    assert all(64 * 1024 <= wait * 600 <= 2 * 128 * 1024 for wait in waits[20:])
 
 
 def test_who_writes_faster_the_longer_he_waits_is_waited_for():

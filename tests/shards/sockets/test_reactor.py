@@ -50,7 +50,7 @@ class Bench:
         self._fanout = Fanout()
         self._sublist = Sublist(b"$G", InterestSink())
         self._fence = Fence()
-        self._cids = iter(range(1, 100))
+        self._cids = iter(range(1, 1000))
         self.owner = Owner()
         self.reactor = Reactor(self._fanout)
 
@@ -192,6 +192,28 @@ def test_a_crowd_that_writes_a_little_each_is_read_together_and_nothing_is_lost(
 
     bench.turn_until(is_prompt)
     bench.turn_until(receive)
+    assert not bench.owner.closed
+
+
+def test_a_look_that_takes_several_rounds_reads_each_socket_once(bench):
+    """Who has written again meanwhile waits for the next: looks are no more often than the clock says."""
+    publishers = [bench.connect()[0] for _ in range(3 * 64)]
+    crowd = bench.reactor.crowd
+
+    def write_on() -> None:
+        for publisher in publishers:
+            publisher.sendall(b"PUB a 8\r\n00000000\r\n")
+
+    def is_gathered() -> bool:
+        write_on()
+        return bench.reactor.gathered.n_sockets == len(publishers) and crowd.looks == 0
+
+    bench.turn_until(is_gathered)
+    since_us = bench.reactor.now_us()
+    while crowd.looks < 10:
+        write_on()
+        bench.reactor.turn()
+    assert bench.reactor.now_us() - since_us > 8 * crowd.tick_us
     assert not bench.owner.closed
 
 
