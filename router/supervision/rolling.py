@@ -79,7 +79,7 @@ class Rolling:
     async def _objection_of_started(self) -> str:
         """As objection(), once those serve that start already, as the gateway does when a broker has just begun."""
         give_up_at = time.monotonic() + BOOT_DEADLINE_S
-        while time.monotonic() < give_up_at:  # noqa: ASYNC110
+        while time.monotonic() < give_up_at:
             if not any(one.state.phase in (Phase.STARTING, Phase.LINKED) for one in self._broker.members):
                 break
             await asyncio.sleep(POLL_S)
