@@ -206,7 +206,7 @@ def test_a_look_that_takes_several_rounds_reads_each_socket_once(bench):
 
     def is_gathered() -> bool:
         write_on()
-        return bench.reactor.gathered.n_sockets == len(publishers) and crowd.looks == 0
+        return bool(bench.reactor.gathered.n_sockets == len(publishers) and crowd.looks == 0)
 
     bench.turn_until(is_gathered)
     since_us = bench.reactor.now_us()
