@@ -12,7 +12,7 @@ cdef enum:
     FIRST_TICK_US = 50
     LEAST_TICK_US = 20
     MOST_TICK_US = 200
-    TICK_BYTES = 131072             # what a prompt look should find: as much as a narrow receive buffer holds (window.pyx)
+    TICK_BYTES = 131072     # what a prompt look should find: what a narrow receive buffer holds (window.pyx)
     # What one look finds when it fills. (Trial builds, 10 messages of 16 B per write, nats-server 2.9.10 = 1:
     # 64 KiB 3.2 times less CPU at 0.95 of the rate; 96 KiB 6.5 and 1.3; 128 KiB 4.0 and 1.2; 256 KiB 2.4 and 0.9.)
     FILL_BYTES = 98304

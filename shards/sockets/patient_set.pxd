@@ -26,7 +26,7 @@ cdef class PatientSet(Source):
     cdef int tick_fd
     cdef bint is_ticking
     cdef uint32_t idle_ticks           # looks in a row that found nothing
-    cdef uint32_t unread               # of the present look, which takes several rounds: so many sockets at most are left
+    cdef uint32_t unread               # sockets that the present look, which takes several rounds, may still read
     cdef uint32_t reads                # … and what it has found so far
     cdef size_t found
 

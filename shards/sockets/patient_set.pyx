@@ -124,7 +124,7 @@ cdef class PatientSet(Source):
         epoll_ctl(self.ready_fd, EPOLL_CTL_ADD, self.fd, &event)
 
     cdef int look(self) except -1:
-        """Reads patient sockets that have something, each once; with the last of them the clock is set by what was found.
+        """Reads patient sockets that have something, each once; then the clock is set by what was found.
 
         What comes meanwhile waits for the next look: else a crowd that never pauses would be read without a pause.
         """

@@ -22,7 +22,7 @@ from gnatswarm.broker.outbuf cimport (
 from gnatswarm.broker.peer cimport HOLD_STALL
 from gnatswarm.broker.word cimport SLACK, likely, unlikely
 from gnatswarm.shards.sockets.epoll cimport (
-    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT,
+    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT,
     epoll_create1, epoll_ctl, epoll_event, epoll_wait)
 from gnatswarm.shards.sockets.page_counters cimport publish_counters
 from gnatswarm.shards.sockets.patience cimport Patience, READ_IN_BULK, READ_NOT_PATIENTLY, READ_SMALL_AND_QUICK
