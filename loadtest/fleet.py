@@ -149,9 +149,12 @@ class Fleet:
             if left_s <= 0:
                 raise LoadFailed(f"a generator process was not {word} within {deadline_s:.0f} s")
             patience_s = min(left_s, PROGRESS_S) if on_progress else left_s
-            readable, _, _ = select.select([process.channel for process in waiting], [], [], patience_s)
+            poll = select.poll()  # (select() itself takes no descriptor above 1,023)
             for process in waiting:
-                if process.channel in readable:
+                poll.register(process.channel, select.POLLIN)
+            readable = {descriptor for descriptor, _ in poll.poll(patience_s * 1000)}
+            for process in waiting:
+                if process.channel.fileno() in readable:
                     process.read()
             if on_progress and not readable:
                 on_progress()

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from gnatswarm.loadtest import processes
+from gnatswarm.loadtest import dialing, processes
 from gnatswarm.loadtest.board import Board
 from gnatswarm.loadtest.credentials import ANONYMOUS, Address, Credentials
 from gnatswarm.loadtest.errors import LoadFailed
@@ -176,7 +176,8 @@ class _Run:
 
     def plan_loops(self, count: int) -> None:
         scenario = self.scenario
-        need_descriptors(scenario.publishers + scenario.subscribers)
+        need_descriptors(scenario.publishers + scenario.subscribers + scenario.idle)
+        self.hold_idle()
         publishers_on = None if scenario.place == "any" else 0
         subscribers_on = {"any": None, "same": 0, "different": 1}[scenario.place]
         board = self.new_board(scenario.publishers, scenario.subscribers, count)
@@ -199,24 +200,37 @@ class _Run:
             self.makers.append(partial(_loop, loop, board, process, share))
 
     def plan_dialling(self) -> None:
-        scenario, target = self.scenario, self.target
+        scenario = self.scenario
         self.open().sock.close()  # reports a refusal before a thousand connections are made
         need_descriptors(scenario.connections)
+        dialled = self.dialled(has_subscription=scenario.subscriptions > 0)
+        self.makers.append(lambda: Dial(*dialled[:2], scenario.connections, *dialled[2:]))
+
+    def hold_idle(self) -> None:
+        """Open connections that only exist, until the run is over."""
+        if self.scenario.idle:
+            family, where, before, behind = self.dialled(has_subscription=True)
+            opened, _ = dialing.dial_many(family, where, self.scenario.idle, before, behind)
+            for descriptor in opened:
+                self.stack.callback(os.close, descriptor)
+
+    def dialled(self, *, has_subscription: bool) -> tuple[int, bytes, bytes | Callable[[bytes], bytes], bytes]:
+        """Family and address, and what many connections send before and behind their number: see dialing.dial_many."""
+        target = self.target
         family, where = numeric_address(target.address.host, target.address.port)
-        behind = b".x 1\r\nPING\r\n" if scenario.subscriptions else b'"}\r\nPING\r\n'
+        behind = b".x 1\r\nPING\r\n" if has_subscription else b'"}\r\nPING\r\n'
 
         def greeting(nonce: str) -> bytes:
             """The bytes that are sent before a connection's number."""
             hello = json.dumps({"verbose": False, **target.credentials.connect_keys(nonce)}).encode()
-            if scenario.subscriptions:
+            if has_subscription:
                 return b"CONNECT %s\r\nSUB idle." % hello
             return b'CONNECT %s,"name":"idle-' % hello[:-1]
 
         def signed(info_line: bytes) -> bytes:
             return greeting(nonce_of(info_line))
 
-        before: bytes | Callable[[bytes], bytes] = signed if target.credentials.nkey_seed else greeting("")
-        self.makers.append(lambda: Dial(family, where, scenario.connections, before, behind))
+        return family, where, signed if target.credentials.nkey_seed else greeting(""), behind
 
     # -- running ------------------------------------------------------------------------------------------------------
 

@@ -43,12 +43,17 @@ cdef enum:
 
 cdef struct Pacer:
     int index                    # on the board
+    int group
     bint is_writable
-    int64_t due_ns               # of the next message
+    bint is_late                 # in the list of those that are
+    int64_t turn_ns              # when it has its next turn
+    int64_t due_ns               # of the first message that it has not sent
     int64_t sent
     size_t out_at
     size_t out_filled
     char *out                    # OWNED
+    char *head                   # of its messages. BORROWED from `heads`
+    size_t head_bytes
 
 
 @cython.final
@@ -59,7 +64,12 @@ cdef class Paced:
     cdef int publishers
     cdef int subscribers
     cdef list subscriber_indices
-    cdef bytes head
+    cdef list groups_publishers  # of each group, those of other processes included
+    cdef list groups_subscribers
+    cdef list heads              # of each group's messages
+    cdef int *late               # OWNED. Publishers with due messages that wait for a socket or for the window
+    cdef int n_late
+    cdef int turn                # the publisher whose turn is next: they have the same interval, so it is round and round
     cdef size_t payload_bytes
     cdef size_t frame_bytes
     cdef int64_t interval_ns     # between one publisher's messages
@@ -77,10 +87,13 @@ cdef class Paced:
 
     def __init__(self, Board board, int process, plan):
         cdef int i
+        cdef bytes head
         self.board = board
         self.payload_bytes = max(STAMP_BYTES, plan.payload_bytes)
-        self.head = b"PUB %s %d\r\n" % (plan.subject_of(0, 0), self.payload_bytes)
-        self.frame_bytes = len(self.head) + self.payload_bytes + 2
+        self.groups_publishers, self.groups_subscribers = plan.groups_publishers, plan.groups_subscribers
+        self.heads = [b"PUB %s %d\r\n" % (plan.subject_of(group, 0), self.payload_bytes)
+                      for group in range(len(self.groups_publishers))]
+        self.frame_bytes = len(self.heads[0]) + self.payload_bytes + 2
         self.interval_ns = max(1, <int64_t>(1e9 * board.publishers / plan.rate_per_s))
         self.duration_ns = <int64_t>(plan.limit_s * 1e9)
         self.window_msgs = max(10, plan.window_bytes // self.frame_bytes)
@@ -89,16 +102,19 @@ cdef class Paced:
         self.subscriber_indices = [index for index, _, _ in plan.subscribers]
         self.pacers = <Pacer *>calloc(max(1, self.publishers), sizeof(Pacer))
         self.streams = <Stream *>calloc(max(1, self.publishers + self.subscribers), sizeof(Stream))
-        if self.pacers == NULL or self.streams == NULL:
+        self.late = <int *>calloc(max(1, self.publishers), sizeof(int))
+        if self.pacers == NULL or self.streams == NULL or self.late == NULL:
             raise MemoryError
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
         self.timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)
         watch(self.epoll, self.timer, EPOLLIN, TIMER)
-        for i, (index, _, descriptor) in enumerate([*plan.publishers, *plan.subscribers]):
+        for i, (index, group, descriptor) in enumerate([*plan.publishers, *plan.subscribers]):
             stream_open(&self.streams[i], descriptor)
             if i < self.publishers:
                 watch(self.epoll, descriptor, EPOLLIN | EPOLLOUT | EPOLLET, PUBLISHER + i)
-                self.pacers[i].index = index
+                head = self.heads[group]
+                self.pacers[i].head, self.pacers[i].head_bytes = head, len(head)
+                self.pacers[i].index, self.pacers[i].group = index, group
                 self.pacers[i].is_writable = True
                 self.pacers[i].out = <char *>malloc(OUT_BYTES + self.frame_bytes)
                 if self.pacers[i].out == NULL:
@@ -116,6 +132,7 @@ cdef class Paced:
                 free(self.pacers[i].out)
         free(self.streams)
         free(self.pacers)
+        free(self.late)
         if self.epoll > 0:
             close_fd(self.epoll)
         if self.timer > 0:
@@ -131,9 +148,9 @@ cdef class Paced:
         for i in range(self.publishers):
             # Spread over one interval, as independent clients would be.
             self.pacers[i].due_ns = t + self.interval_ns * self.pacers[i].index // self.board.publishers
+            self.pacers[i].turn_ns = self.pacers[i].due_ns
         while True:
-            for i in range(self.publishers):
-                self.send_due(i, is_over)
+            self.send_all_due(t, is_over)
             if not is_over and t - self.start_ns >= self.duration_ns:
                 is_over = True
                 self.end_schedule(t)
@@ -141,56 +158,68 @@ cdef class Paced:
                 return
             if not is_over:
                 self.set_timer()
-            count = wait_events(self.epoll, events, MOST_EVENTS, 2 if is_over or self.is_held() else 100)
+            # Who is late may wait for the window: other processes' progress is no event.
+            count = wait_events(self.epoll, events, MOST_EVENTS, 2 if is_over or self.n_late else 100)
             for i in range(count):
                 self.on_event(&events[i])
             t = now_ns()
 
-    cdef bint is_held(self) noexcept:
-        """Whether a due message waits for the window: poll then, because other processes' progress is no event."""
-        cdef int i
-        for i in range(self.publishers):
-            if self.pacers[i].due_ns <= now_ns():
-                return True
-        return False
+    cdef int send_all_due(self, int64_t t, bint is_over) except -1:
+        """Send what is due by now: of those that are late, and of those whose turn has come."""
+        cdef int n = self.n_late, i, at
+        cdef Pacer *pacer
+        self.n_late = 0
+        for at in range(n):
+            i = self.late[at]
+            self.pacers[i].is_late = False
+            self.send_due(i, is_over)
+        while self.publishers and not is_over:
+            pacer = &self.pacers[self.turn]
+            if pacer.turn_ns > t:
+                return 0
+            pacer.turn_ns += self.interval_ns
+            if not pacer.is_late:
+                self.send_due(self.turn, is_over)
+            self.turn = (self.turn + 1) % self.publishers
+        return 0
 
     cdef void set_timer(self) noexcept:
         cdef itimerspec when
         cdef int64_t due = self.start_ns + self.duration_ns
-        cdef int64_t t = now_ns()
-        cdef int i
-        for i in range(self.publishers):
-            if self.pacers[i].due_ns > t and self.pacers[i].due_ns < due:
-                due = self.pacers[i].due_ns
+        if self.publishers:
+            due = min(due, self.pacers[self.turn].turn_ns)
         memset(&when, 0, sizeof(when))
         when.it_value.tv_sec = due // 1000000000
         when.it_value.tv_nsec = due % 1000000000
         timerfd_settime(self.timer, TFD_TIMER_ABSTIME, &when, NULL)
 
-    cdef int64_t room(self) noexcept:
+    cdef int64_t room(self, int group) except? -1:
+        """How many messages a group's publishers may be ahead of its slowest subscriber, still."""
         cdef int64_t least = <int64_t>1 << 62
         cdef int64_t sent = 0
         cdef int i
-        for i in range(self.board.subscribers):
+        cdef list subscribers = self.groups_subscribers[group]
+        for i in subscribers:
             least = min(least, board_read(self.board.got(i)))
-        for i in range(self.board.publishers):
+        for i in <list>self.groups_publishers[group]:
             sent += board_read(self.board.sent(i))
-        return least + self.window_msgs - sent if self.board.subscribers else least
+        return least + self.window_msgs - sent if subscribers else least
 
     cdef int send_due(self, int i, bint is_over) except -1:
+        """Send what is due of one publisher, and note whether that was not everything."""
         cdef Pacer *pacer = &self.pacers[i]
         cdef int64_t t = now_ns()
         cdef int64_t end = self.start_ns + self.duration_ns
-        cdef int64_t room = self.room()
+        cdef int64_t room = self.room(pacer.group)
         cdef Py_ssize_t written
         while True:
             if pacer.out_at < pacer.out_filled:
                 if not pacer.is_writable:
-                    return 0
+                    break
                 written = send_some(self.streams[i].fd, pacer.out + pacer.out_at, pacer.out_filled - pacer.out_at)
                 if written == 0:
                     pacer.is_writable = False
-                    return 0
+                    break
                 pacer.out_at += written
                 continue
             pacer.out_at = pacer.out_filled = 0
@@ -199,13 +228,18 @@ cdef class Paced:
                 self.append(pacer, t)
                 room -= 1
             if pacer.out_filled == 0:
-                return 0
+                break
             board_write(self.board.sent(pacer.index), pacer.sent)
+        if not pacer.is_late and (pacer.out_at < pacer.out_filled or (pacer.due_ns <= t and not is_over)):
+            pacer.is_late = True
+            self.late[self.n_late] = i
+            self.n_late += 1
+        return 0
 
     cdef void append(self, Pacer *pacer, int64_t t) noexcept:
         cdef char *to = pacer.out + pacer.out_filled
-        memcpy(to, <char *>self.head, len(self.head))
-        to += len(self.head)
+        memcpy(to, pacer.head, pacer.head_bytes)
+        to += pacer.head_bytes
         memcpy(to, &pacer.due_ns, 8)
         memcpy(to + 8, &t, 8)
         memset(to + STAMP_BYTES, c"x", self.payload_bytes - STAMP_BYTES)
@@ -227,15 +261,18 @@ cdef class Paced:
             board_write(self.board.done(self.pacers[i].index), 1)
 
     cdef bint is_complete(self) noexcept:
-        cdef int64_t sent = 0
-        cdef int i
+        cdef int64_t sent
+        cdef int i, group
         for i in range(self.board.publishers):
             if not board_read(self.board.done(i)):
                 return False
-            sent += board_read(self.board.sent(i))
-        for i in self.subscriber_indices:
-            if board_read(self.board.got(i)) < sent:
-                return False
+        for group in range(len(self.groups_publishers)):
+            sent = 0
+            for i in <list>self.groups_publishers[group]:
+                sent += board_read(self.board.sent(i))
+            for i in <list>self.groups_subscribers[group]:
+                if board_read(self.board.got(i)) < sent:
+                    return False
         for i in range(self.publishers):
             if self.pacers[i].out_at < self.pacers[i].out_filled:
                 return False

@@ -57,6 +57,7 @@ class Scenario:
     place: str = "any"  # "same" or "different" shard for publishers and subscribers, if INFO names shards
     window_bytes: int = WINDOW_BYTES
     connections: int = 0  # connections: how many
+    idle: int = 0  # connections beside the others, which only exist, each with a subscription that nobody publishes on
     subscriptions: int = 0  # subscriptions: how many on one connection; connections: on each
     subject: str = "foo"
     figures: tuple[str, ...] = ()  # shown in a comparison: cpu, rate, memory, p50, p99
@@ -105,6 +106,7 @@ class Scenario:
             ),
             (1 <= self.rounds <= 100, f"rounds: 1 to 100, not {self.rounds}"),
             (0 <= self.connections <= MAX_CONNECTIONS, f"connections: at most {MAX_CONNECTIONS:,}"),
+            (0 <= self.idle <= MAX_CONNECTIONS, f"idle: 0 to {MAX_CONNECTIONS:,}, not {self.idle:,}"),
             (
                 bool(self.subject) and all(33 <= ord(letter) < 127 and letter not in "*>" for letter in self.subject),
                 f"subject {self.subject!r}: letters, digits and dots",

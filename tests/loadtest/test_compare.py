@@ -136,6 +136,8 @@ def test_a_comparison_from_beginning_to_end(broker: Broker, tmp_path: Path):
     scenarios.write_text(
         '[flow]\nfigures = ["cpu", "rate"]\nmust = [1]\naim = [2]\nmessages = 20000\n'
         '[latency]\nkind = "latency"\nrate_per_s = 2000\nseconds = 0.2\nfigures = ["p50"]\n'
+        '[crowd]\nkind = "latency"\nrate_per_s = 2000\nseconds = 0.2\nfigures = ["p50"]\n'
+        "publishers = 40\nsubscribers = 80\ngroups = 40\nidle = 7\n"
         '[idle]\nkind = "connections"\nconnections = 50\nsubscriptions = 1\nfigures = ["memory"]\n'
         '[apart]\nplace = "different"\nmessages = 1000\nfigures = ["cpu"]\n'
     )
@@ -156,6 +158,7 @@ def test_a_comparison_from_beginning_to_end(broker: Broker, tmp_path: Path):
     turns = [run["server"] for run in runs if run["scenario"] == "flow"]
     assert turns == ["fresh", "given", "fresh", "given"]
     assert all(run["is_ok"] and run["cpu_us"] > 0 for run in runs)
+    assert [run["units"] for run in runs if run["scenario"] == "crowd"] == [800] * 4  # each to the two of its group
     assert len(list(csv.DictReader((out / "results.csv").open()))) == len(runs)
     assert re.search(r"flow +fresh +cpu ×\d+\.\d\d \(must 1, aim 2\)", ran.stdout)
 
