@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from tests.simulation.world import World
 FAILED = Path("build/simulation")
 # No schedule takes a hundredth of that: one that does goes round in circles.
 HANGS_S = 20
+MOST_MEMORY_BYTES = 4 << 30  # of a process that hunts; what one schedule takes without end is a failure like others
 COLLECT_EVERY = 10  # schedules; each leaves about a megabyte
 
 
@@ -65,6 +67,7 @@ def keep(seed: int, schedule: Schedule, why: str) -> Path:
 
 def hunt(first: int, step: int, seconds: float, most: int) -> tuple[Coverage, list[str]]:
     """Schedules of every step-th seed from `first` on; (what was covered, files of those that failed)."""
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
     covered = Coverage()
     failed: list[str] = []
     until = time.monotonic() + seconds

@@ -459,6 +459,11 @@ class Process:
         self.is_ready = True
         self.outbox.append(control.Ready())
 
+    def post(self, message: control.ControlMessage) -> None:
+        """Send it a message of the router, which may not know yet that it is dead: then nobody hears it."""
+        if self.is_alive:
+            self.inbox.append(message)
+
     def hear(self, message: control.ControlMessage) -> None:
         """Handle a message from the router."""
         if isinstance(message, control.LinkedShards):
@@ -627,7 +632,7 @@ class Swarm:
                 self.seen["killed by the router"] += not isinstance(event, supervision.KillWanted)
                 self.processes[number].die()
             elif isinstance(action, supervision.Send):
-                self.processes[number].inbox.append(action.message)
+                self.processes[number].post(action.message)
             elif isinstance(action, supervision.StopRouter):
                 raise AssertionError(action.reason)
         self.publish()
@@ -639,7 +644,7 @@ class Swarm:
             self._peers = peers
             for number, state in self.states.items():
                 if state.is_linked:
-                    self.processes[number].inbox.append(control.LinkedShards(peers))
+                    self.processes[number].post(control.LinkedShards(peers))
 
     def tell(self, which: int) -> bool:
         """Deliver one control message; False: none is on its way."""
