@@ -69,7 +69,7 @@ cdef class Paced:
     cdef list heads              # of each group's messages
     cdef int *late               # OWNED. Publishers with due messages that wait for a socket or for the window
     cdef int n_late
-    cdef int turn                # the publisher whose turn is next: they have the same interval, so it is round and round
+    cdef int turn                # the publisher whose turn is next; they have the same interval, so turns go round
     cdef size_t payload_bytes
     cdef size_t frame_bytes
     cdef int64_t interval_ns     # between one publisher's messages
