@@ -1,4 +1,4 @@
-"""Faults for tests: a proxy in front of a NATS server slows, stalls and cuts connections, drops and delays messages.
+"""Faults for tests: of clients, by a proxy in front of a NATS server, and of the shards of a broker.
 
     def test_a_lost_order_is_sent_again(gnatswarm_chaos, shop):
         gnatswarm_chaos.drop("orders.new", share=0.5)
@@ -8,7 +8,8 @@
 Clients that connect to `url` have the faults, all others have none; so a second Chaos, or none, is a partition. What
 happens to a message follows from the seed, the number of its connection (in the order of their coming) and its own
 number in it: the same test has the same faults. `happened` lists them. Messages of connections with TLS cannot be
-told apart: for them there is `slow`, `stall` and `cut`. Knows no broker, and shares no code with one.
+told apart: for them there is `slow`, `stall` and `cut`. Shards are killed, stopped and continued by signals, and
+parted by the broker itself; `shards` is whoever can do that (a gnatswarm.BrokerProcess). Shares no code with a broker.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
+import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
@@ -32,34 +37,64 @@ START_DEADLINE_S = 10.0
 MESSAGES = {b"PUB", b"HPUB", b"MSG", b"HMSG"}
 TLS_RECORD = 0x16
 
+OF_CLIENTS = ("drop", "delay", "slow", "stall", "cut")
+OF_SHARDS = ("kill_shard", "stall_shard", "slow_shard", "part_shards")
+# A shard that has just died has a successor in some milliseconds.
+SUCCESSOR_DEADLINE_S = 10.0
+STOPPED_DEADLINE_S = 1.0
+# A slow shard stops and goes on once in a time from this range: short beside what clients and supervisors wait for.
+SLICE_S = 0.005, 0.02
+LEAST_SHARE = 0.02
+
 
 @dataclass(frozen=True)
 class Fault:
     """One fault, as Hypothesis draws it: apply it with `Chaos.apply`, or several with `Chaos.having`."""
 
-    kind: str  # "drop", "delay", "slow", "stall" or "cut"
+    kind: str  # the name of the method
     subject: str = ">"  # drop, delay: of these messages, wildcards allowed
-    share: float = 1.0  # drop, delay: of so many of them, 0 to 1
-    seconds: float = 0.05  # delay: for so long
+    share: float = 1.0  # drop, delay: of so many of them, 0 to 1; slow_shard: of the time it runs, 0.02 to 1
+    seconds: float = 0.05  # delay, stall_shard, part_shards: for so long
     bytes_per_s: int = 10_000  # slow: each connection, each way
+    shard: int = 0  # of the shards: which
+    other: int = 1  # part_shards: from which
 
 
 class Happened(NamedTuple):
-    """What was done to one message or connection."""
+    """What was done to one message, connection or shard."""
 
     kind: str
-    connection: int  # from 1, in the order of their coming
-    way: str  # "publish": from the client; "deliver": to the client; "": both
-    subject: str
+    connection: int = 0  # from 1, in the order of their coming
+    way: str = ""  # "publish": from the client; "deliver": to the client; "": both
+    subject: str = ""
+    shards: tuple[int, ...] = ()  # one, or the two that were parted
 
     def __str__(self) -> str:
+        if self.shards:
+            return f"{self.kind} {' and '.join(str(shard) for shard in self.shards)}"
         return f"{self.kind} {self.way} {self.subject!r} of connection {self.connection}"
 
 
-class Chaos:
-    """The proxy in front of the server at `url` (nats://…), on a free port of 127.0.0.1. All methods return at once."""
+class Shards(Protocol):
+    """A broker whose shards can have faults."""
 
-    def __init__(self, url: str, *, seed: int = 0) -> None:
+    def shard_pids(self) -> list[int]:
+        """The shards' process ids, by number; 0: it has none now."""
+
+    def kill_shard(self, shard: int) -> None:
+        """Kill a shard, and wait until its successor serves."""
+
+    def part_shards(self, shard: int, other: int, seconds: float) -> None:
+        """Break the link between two shards for so long; 0: no longer. Returns when it is broken."""
+
+
+class Chaos:
+    """The proxy in front of the server at `url` (nats://…), on a free port of 127.0.0.1; and faults of its `shards`.
+
+    Faults of clients return at once. Those of shards return when they have begun, kill_shard() when it has ended.
+    """
+
+    def __init__(self, url: str, *, seed: int = 0, shards: Shards | None = None) -> None:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
         if not parts.hostname:
             raise ValueError(f"{url!r} is no address of a server: write nats://127.0.0.1:4222")
@@ -69,6 +104,9 @@ class Chaos:
         self._scheme = parts.scheme
         self._login = f"{parts.netloc.rpartition('@')[0]}@" if "@" in parts.netloc else ""
         self._rules: tuple[Fault, ...] = ()
+        self._shards = shards
+        self._held: dict[int, _Held] = {}  # by process id
+        self._parted: set[tuple[int, int]] = set()
         self._bytes_per_s = 0
         self._is_stalled = False
         self._connections = 0
@@ -94,7 +132,8 @@ class Chaos:
         return self
 
     def stop(self) -> None:
-        """End all its connections."""
+        """End all its connections, and the faults of shards."""
+        self._let_shards_go()
         if self._thread is not None and self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended
                 self._loop.call_soon_threadsafe(self._ending.set)
@@ -135,7 +174,8 @@ class Chaos:
         self.apply(Fault("stall"))
 
     def go_on(self) -> None:
-        """End stall()."""
+        """End stall() and stall_shard()."""
+        self._release_shards()
         self._is_stalled = False
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._flowing.set)
@@ -144,13 +184,40 @@ class Chaos:
         """Reset all connections there are; new ones are accepted."""
         self.apply(Fault("cut"))
 
+    # (of shards)
+
+    def kill_shard(self, shard: int) -> None:
+        """SIGKILL this shard, and wait until its successor serves; its clients are disconnected."""
+        self.apply(Fault("kill_shard", shard=shard))
+
+    def stall_shard(self, shard: int, seconds: float) -> None:
+        """Stop this shard for so long, or until go_on().
+
+        After 0.75 s the broker sends new clients to other shards; after some 2 s it replaces the shard, as any that
+        hangs, and its clients are disconnected.
+        """
+        self.apply(Fault("stall_shard", shard=shard, seconds=seconds))
+
+    def slow_shard(self, shard: int, share: float) -> None:
+        """Let this shard run for this share of the time (0.02 to 1), in slices of 5 to 20 ms, until it is replaced."""
+        self.apply(Fault("slow_shard", shard=shard, share=share))
+
+    def part_shards(self, shard: int, other: int, seconds: float) -> None:
+        """Break the link between two shards for so long: operations of their clients wait meanwhile.
+
+        After 2 s the broker replaces the lower of the two, as any that cannot be reached.
+        """
+        self.apply(Fault("part_shards", shard=shard, other=other, seconds=seconds))
+
     def apply(self, fault: Fault) -> None:
-        """Begin with this fault. ValueError: it is none."""
-        if fault.kind not in ("drop", "delay", "slow", "stall", "cut"):
-            raise ValueError(f"{fault.kind!r} is no fault: drop, delay, slow, stall or cut")
+        """Begin with this fault. ValueError: it is none. RuntimeError: the broker has no such shards."""
+        if fault.kind not in OF_CLIENTS + OF_SHARDS:
+            raise ValueError(f"{fault.kind!r} is no fault: {', '.join(OF_CLIENTS + OF_SHARDS)}")
         if not 0 <= fault.share <= 1 or fault.seconds < 0 or fault.bytes_per_s <= 0:
             raise ValueError(f"{fault}: share is 0 to 1, seconds are not negative, bytes_per_s is positive")
-        if fault.kind in ("drop", "delay"):
+        if fault.kind in OF_SHARDS:
+            self._apply_to_shards(fault)
+        elif fault.kind in ("drop", "delay"):
             self._rules = (*self._rules, fault)
         elif fault.kind == "slow":
             self._bytes_per_s = fault.bytes_per_s
@@ -166,6 +233,7 @@ class Chaos:
         self._rules = ()
         self._bytes_per_s = 0
         self.go_on()
+        self._let_shards_go()
 
     @contextlib.contextmanager
     def having(self, faults: Iterable[Fault]) -> Iterator[Self]:
@@ -177,6 +245,65 @@ class Chaos:
             yield self
         finally:
             self.clear()
+
+    # ---- shards
+
+    def _apply_to_shards(self, fault: Fault) -> None:
+        shards, loop = self._shards, self._loop
+        if shards is None:
+            text = (
+                "the shards are not known: Chaos(broker.url, shards=broker), where broker is a gnatswarm.BrokerProcess"
+            )
+            raise RuntimeError(f"{fault.kind}: {text}")
+        if self._thread is None or loop is None:
+            raise RuntimeError("it has not started: use it as a context manager, or call start()")
+        is_parting = fault.kind == "part_shards"
+        which = (fault.shard, fault.other) if is_parting else (fault.shard,)
+        there = len(shards.shard_pids())
+        if any(not 0 <= shard < there for shard in which) or (is_parting and fault.shard == fault.other):
+            raise RuntimeError(f"{Happened(fault.kind, shards=which)}: the broker has the shards 0 to {there - 1}")
+        if fault.kind == "slow_shard" and fault.share < LEAST_SHARE:
+            raise ValueError(f"{fault}: share is {LEAST_SHARE} to 1")
+        self.happened.append(Happened(fault.kind, shards=which))
+        if fault.kind == "kill_shard":
+            shards.kill_shard(fault.shard)
+        elif is_parting:
+            self._parted.add((fault.shard, fault.other))
+            shards.part_shards(fault.shard, fault.other, fault.seconds)
+        elif fault.kind == "stall_shard":
+            held = self._held_of(fault.shard)
+            held.hold(waits=True)
+            loop.call_soon_threadsafe(loop.call_later, fault.seconds, held.release)
+        else:
+            slow = _slow(self._held_of(fault.shard), fault.share, random.Random(f"{self.seed} {fault}"))
+            asyncio.run_coroutine_threadsafe(slow, loop)
+
+    def _held_of(self, shard: int) -> _Held:
+        """The process of a shard, or of its successor."""
+        assert self._shards is not None
+        deadline = time.monotonic() + SUCCESSOR_DEADLINE_S
+        while not (pid := self._shards.shard_pids()[shard]):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"shard {shard} has no process")
+            time.sleep(0.01)
+        held = self._held.get(pid)
+        if held is None or held.is_over:
+            held = self._held[pid] = _Held(pid)
+        return held
+
+    def _release_shards(self) -> None:
+        for held in list(self._held.values()):
+            held.end()
+        self._held.clear()
+
+    def _let_shards_go(self) -> None:
+        self._release_shards()
+        parted, self._parted = self._parted, set()
+        for shard, other in parted:
+            assert self._shards is not None
+            # The broker has ended, or has fewer shards by now.
+            with contextlib.suppress(Exception):
+                self._shards.part_shards(shard, other, 0.0)
 
     # ---- the proxy, in its thread
 
@@ -275,6 +402,77 @@ class Chaos:
         return None
 
 
+class _Held:
+    """A process that is stopped while anybody holds it. For any thread."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._fd = -1
+        with contextlib.suppress(ProcessLookupError):
+            self._fd = os.pidfd_open(pid)
+        self._holds = 0
+        self._lock = threading.Lock()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, or end() was called."""
+        with self._lock:
+            return not self._signalled(0)
+
+    def hold(self, *, waits: bool = False) -> None:
+        """Stop it, if it is not stopped yet; `waits`: return when it has stopped."""
+        with self._lock:
+            self._holds += 1
+            if not self._signalled(signal.SIGSTOP):
+                return
+        deadline = time.monotonic() + STOPPED_DEADLINE_S
+        while waits and self._state() not in ("", "T", "Z") and time.monotonic() < deadline:
+            time.sleep(0.0005)
+
+    def release(self) -> None:
+        """Let it go on, if nobody else holds it."""
+        with self._lock:
+            self._holds -= 1
+            if self._holds == 0:
+                self._signalled(signal.SIGCONT)
+
+    def end(self) -> None:
+        """Let it go on, whoever holds it; nobody can hold it any more."""
+        with self._lock:
+            self._signalled(signal.SIGCONT)
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd = -1
+
+    def _signalled(self, number: int) -> bool:
+        """Send it this signal; whether it is there."""
+        if self._fd < 0:
+            return False
+        try:
+            signal.pidfd_send_signal(self._fd, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def _state(self) -> str:
+        try:
+            return Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return ""
+
+
+async def _slow(held: _Held, share: float, chance: random.Random) -> None:
+    """Let a process run for this share of the time, until it has ended or held.end() was called."""
+    while not held.is_over:
+        slice_s = chance.uniform(*SLICE_S)
+        held.hold()
+        try:
+            await asyncio.sleep(slice_s * (1 - share))
+        finally:
+            held.release()
+        await asyncio.sleep(slice_s * share)
+
+
 class _Frames:
     """A stream of the protocol, in whole operations; as it is, once it is not understood (TLS)."""
 
@@ -330,19 +528,30 @@ def _matches(pattern: str, subject: str) -> bool:
     return len(wanted) == len(tokens)
 
 
-def faults(*subjects: str, most: int = 4) -> SearchStrategy[list[Fault]]:
+def faults(*subjects: str, most: int = 4, shards: int = 0) -> SearchStrategy[list[Fault]]:
     """For Hypothesis: up to `most` faults, drops and delays of messages on these subjects first.
 
-    A test that fails has the fewest and the simplest with which it does. (They do not stall: nothing would end that.)
+    With `shards`, faults of so many shards, too, short enough that only kill_shard disconnects clients. A test that
+    fails has the fewest and the simplest with which it does. (Connections do not stall: nothing would end that.)
     """
     from hypothesis import strategies as st
 
     of = st.sampled_from(subjects or (">",))
     share = st.sampled_from([1.0, 0.5, 0.1])
-    one = st.one_of(
+    kinds = [
         st.builds(Fault, st.just("drop"), of, share),
         st.builds(Fault, st.just("delay"), of, share, st.sampled_from([0.01, 0.05, 0.2])),
         st.builds(Fault, st.just("slow"), bytes_per_s=st.sampled_from([1_000_000, 100_000])),
         st.builds(Fault, st.just("cut")),
-    )
-    return st.lists(one, max_size=most)
+    ]
+    if shards > 0:
+        shard, seconds = st.integers(0, shards - 1), st.sampled_from([0.05, 0.2, 0.5])
+        running = st.sampled_from([0.5, 0.2])
+        kinds.append(st.builds(Fault, st.just("slow_shard"), share=running, shard=shard))
+        kinds.append(st.builds(Fault, st.just("stall_shard"), seconds=seconds, shard=shard))
+        kinds.append(st.builds(Fault, st.just("kill_shard"), shard=shard))
+    if shards > 1:
+        pairs = st.sampled_from([(one, other) for other in range(shards) for one in range(other)])
+        parted = st.tuples(pairs, seconds)
+        kinds.append(parted.map(lambda two: Fault("part_shards", seconds=two[1], shard=two[0][0], other=two[0][1])))
+    return st.lists(st.one_of(kinds), max_size=most)

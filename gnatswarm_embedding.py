@@ -499,11 +499,12 @@ class BrokerProcess(RouterProcess, _Endpoint):
     """A broker in processes of its own: one router, and `shards` shards (default: one per core).
 
     Use it with `with`, `async with`, or start() and stop(). It ends when this program ends, however it ends.
+    With `chaos=True`, for tests, part_shards() works.
     """
 
-    def __init__(self, **options: Unpack[Keywords]) -> None:
+    def __init__(self, *, chaos: bool = False, **options: Unpack[Keywords]) -> None:
         _Endpoint.__init__(self)
-        RouterProcess.__init__(self, options, "gnatswarm.BrokerProcess()")
+        RouterProcess.__init__(self, options, "gnatswarm.BrokerProcess()", chaos=chaos)
 
     def start(self) -> Self:
         """Start the broker and wait until clients can connect: about 0.1 s. BrokerFailed with the end of its log."""
@@ -547,6 +548,10 @@ class BrokerProcess(RouterProcess, _Endpoint):
     async def akill_shard(self, shard: int = 0) -> None:
         """kill_shard(), awaited."""
         await _on_thread(lambda: self.kill_shard(shard))
+
+    async def apart_shards(self, shard: int, other: int, seconds: float) -> None:
+        """part_shards(), awaited."""
+        await _on_thread(lambda: self.part_shards(shard, other, seconds))
 
     async def ascale(self, shards: int) -> None:
         """scale(), awaited."""

@@ -15,7 +15,7 @@ async tests.
     gnatswarm_fresh     one of this test's own
     gnatswarm_factory   several: gnatswarm_factory(shards=2, max_payload=1024)
     gnatswarm_client    a client of nats-py, connected to `gnatswarm` (needs nats-py and pytest-asyncio)
-    gnatswarm_chaos     a proxy in front of `gnatswarm` that loses, delays, slows, stalls and cuts: a gnatswarm.Chaos
+    gnatswarm_chaos     faults of its clients (lost, late, slow, stalled, cut) and its shards: a gnatswarm.Chaos
     gnatswarm_token, gnatswarm_users, gnatswarm_tls    shared ones that ask for a token, for users, that encrypt
     gnatswarm_session   the shared broker, for fixtures that live longer than a test
     gnatswarm_options   override it in conftest.py: options of every broker, as a dict
@@ -212,13 +212,14 @@ def gnatswarm_fresh(gnatswarm_factory: BrokerFactory) -> api.AnyBroker:
 
 @pytest.fixture
 def gnatswarm_chaos(request: pytest.FixtureRequest, gnatswarm: api.AnyBroker) -> Iterator[api.Chaos]:
-    """A proxy in front of `gnatswarm`, whose clients have the faults that the test asks for.
+    """Faults that the test asks for: of clients of a proxy in front of `gnatswarm`, and of its shards.
 
     Its seed is --gnatswarm-seed (default: 0), which the report of a failed test names with what happened.
     """
-    from gnatswarm import Chaos
+    from gnatswarm import BrokerProcess, Chaos
 
-    chaos = Chaos(gnatswarm.url, seed=request.config.getoption("gnatswarm_seed"))
+    shards = gnatswarm if isinstance(gnatswarm, BrokerProcess) else None
+    chaos = Chaos(gnatswarm.url, seed=request.config.getoption("gnatswarm_seed"), shards=shards)
     request.node.stash[_chaos] = chaos
     with chaos:
         yield chaos
@@ -360,7 +361,7 @@ def _made(options: dict[str, object]) -> api.AnyBroker:
     is_embedded = given.pop("embedded", False)
     keywords = cast("api.Keywords", given)
     try:
-        return api.Broker(**keywords) if is_embedded else api.BrokerProcess(**keywords)
+        return api.Broker(**keywords) if is_embedded else api.BrokerProcess(chaos=True, **keywords)
     except (TypeError, api.ConfigError) as error:
         problem = str(error)
     pytest.fail(f"gnatswarm_options: {problem}", pytrace=False)

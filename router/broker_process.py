@@ -28,9 +28,11 @@ from gnatswarm.router.commands.operator_commands import NotFound, exchange, find
 from gnatswarm.router.config.keywords import conf_text, options_from
 from gnatswarm.router.config.reload import Change
 from gnatswarm.router.supervision.operator_socket import (
+    CHAOS_VARIABLE,
     DisconnectRequest,
     KillRequest,
     OperatorRequest,
+    PartRequest,
     Ports,
     PortsRequest,
     PublishedRequest,
@@ -123,9 +125,10 @@ class RouterProcess:
     ConfigError and UnknownOption (a TypeError) from the constructor, which starts nothing.
     """
 
-    def __init__(self, given: Mapping[str, object], who: str) -> None:
+    def __init__(self, given: Mapping[str, object], who: str, *, chaos: bool = False) -> None:
         self._who = who
         self._given = dict(given)
+        self._is_for_chaos = chaos
         self.options: Options = options_from(conf_text(given, who), who)
         self._process: subprocess.Popen[bytes] | None = None
         self._log: BrokerLog | None = None
@@ -268,6 +271,14 @@ class RouterProcess:
         """SIGKILL a shard, and wait until its successor serves; only its own clients are disconnected."""
         self._ask(KillRequest(shard))
 
+    def part_shards(self, shard: int, other: int, seconds: float) -> None:
+        """Break the link between two shards, and keep it broken for so long (0..60; 0: no longer); for tests.
+
+        Returns when it is broken. After two seconds the lower of the two is replaced, because it cannot be reached.
+        Only for a broker that was made with `chaos=True`: BrokerFailed.
+        """
+        self._ask(PartRequest(shard, other, float(seconds)))
+
     def disconnect_clients(self, first_cid: int = 0) -> int:
         """Disconnect every client whose id (client_id in INFO) is `first_cid` or higher; returns how many."""
         return self._ask(DisconnectRequest(first_cid)).clients
@@ -293,6 +304,7 @@ class RouterProcess:
         module = "gnatswarm.router.owned"
         command = [sys.executable, "-P", "-m", module, str(theirs), "-c", f"/proc/self/fd/{self._conf_fd}"]
         environment = {name: value for name, value in child_environment().items() if name not in _NOT_FOR_CHILDREN}
+        environment[CHAOS_VARIABLE] = "1" if self._is_for_chaos else ""
         environment["NOTIFY_SOCKET"] = "@" + notices.getsockname().removeprefix(b"\0").decode()
         try:
             process = self._process = subprocess.Popen(

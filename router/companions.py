@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gnatswarm.router.monitoring.state import MonitoringState
     from gnatswarm.router.supervision.broker import SupervisedBroker
     from gnatswarm.router.supervision.notify import Notifier
-    from gnatswarm.router.supervision.operator_answers import Disconnections
+    from gnatswarm.router.supervision.operator_answers import Disconnections, Partings
     from gnatswarm.router.supervision.operator_socket import OperatorServer
     from gnatswarm.router.supervision.placing import Placing
     from gnatswarm.router.supervision.rebalance import Rebalance
@@ -69,6 +69,7 @@ class Companions:
         self._monitor: Monitor | None = None
         self._operators: OperatorServer | None = None
         self._disconnections: Disconnections | None = None
+        self._partings: Partings | None = None
         self._rebalance: Rebalance | None = None
         self._placing: Placing | None = None
 
@@ -87,7 +88,7 @@ class Companions:
         """
         import asyncio
 
-        from gnatswarm.router.supervision.operator_answers import Disconnections, OperatorAnswers
+        from gnatswarm.router.supervision.operator_answers import Disconnections, OperatorAnswers, Partings
         from gnatswarm.router.supervision.operator_socket import OperatorServer
         from gnatswarm.router.supervision.placing import Placing
         from gnatswarm.router.supervision.rebalance import Rebalance
@@ -97,6 +98,7 @@ class Companions:
 
         broker = self._broker
         self._disconnections = Disconnections()
+        self._partings = Partings()
         self._rebalance = rebalance = Rebalance(broker, broker)
         self._placing = Placing(broker, asyncio.get_running_loop())
         rolling = Rolling(broker, supervisor, self._own)
@@ -115,6 +117,7 @@ class Companions:
             broker,
             supervisor,
             self._disconnections,
+            self._partings,
             reloader,
             self._rebalance,
             rolling,
@@ -174,6 +177,9 @@ class Companions:
             case control.Disconnected(clients):
                 if self._disconnections is not None:
                     self._disconnections.on_disconnected(shard, clients)
+            case control.Parted(other):
+                if self._partings is not None:
+                    self._partings.on_parted(shard, other)
             case control.Moved():
                 if self._rebalance is not None:
                     self._rebalance.on_moved(shard, message)

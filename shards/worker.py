@@ -111,6 +111,9 @@ class Worker:
                 self._links.listen_anew()
                 if self._host is not None:
                     self._host.listen_anew()
+            case control.PartLink(shard, for_s):
+                self._links.part(shard, for_s)
+                self._channel.send(control.Parted(shard))
             case control.Ping(seq):
                 self._channel.send(control.Pong(seq))
             case control.Stop():

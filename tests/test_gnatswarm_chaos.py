@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import gnatswarm
-from gnatswarm.chaos import _Frames, _matches, faults
+from gnatswarm.chaos import OF_SHARDS, Fault, _Frames, _matches, faults
+from tests.support.turns import until
 from tests.support.wire import Client
 
 STREAM = (
@@ -118,8 +120,101 @@ def test_mistakes_are_said(broker: gnatswarm.Broker):
         assert chaos.url.startswith("nats://u:p@127.0.0.1:")
 
 
-@given(faults("a", "b"))
+@pytest.fixture(scope="module")
+def swarm() -> Iterator[gnatswarm.BrokerProcess]:
+    with gnatswarm.BrokerProcess(shards=2, chaos=True) as found:
+        yield found
+
+
+@pytest.fixture
+async def ends(swarm: gnatswarm.BrokerProcess) -> AsyncIterator[list[Client]]:
+    """A client on each of two shards; the one on shard 1 subscribes to `t`."""
+    found: dict[int, Client] = {}
+    while len(found) < 2:
+        client = await connected(swarm.port)
+        if found.setdefault(client.shard, client) is not client:
+            client.close()
+    ends = [found[0], found[1]]
+    await ends[1].talk("SUB t 1\r\nPING\r\n", expect="PONG\r\n")
+    yield ends
+    for client in ends:
+        client.close()
+
+
+def process_state(swarm: gnatswarm.BrokerProcess, shard: int) -> str:
+    """Its letter in /proc; T: it is stopped."""
+    return Path(f"/proc/{swarm.shard_pids()[shard]}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+async def test_a_stalled_shard_says_nothing_until_it_goes_on(swarm: gnatswarm.BrokerProcess, ends: list[Client]):
+    with gnatswarm.Chaos(swarm.url, shards=swarm) as chaos:
+        chaos.stall_shard(1, 60.0)
+        await ends[0].send("PUB t 1\r\nx\r\n")
+        assert ends[1].take_arrived_messages(1) == [] and process_state(swarm, 1) == "T"
+        chaos.go_on()
+        await ends[1].expect("MSG t 1 1\r\nx\r\n")
+        chaos.stall_shard(0, 0.05)  # it ends by itself
+        await ends[0].talk("PING\r\n", expect="PONG\r\n")
+        assert [str(one) for one in chaos.happened] == ["stall_shard 1", "stall_shard 0"]
+    starts = [row.starts for row in (await swarm.astatus()).shards]
+    assert starts == [1, 1]
+
+
+async def test_a_slow_shard_runs_for_its_share_and_fast_again_without(swarm: gnatswarm.BrokerProcess):
+    with gnatswarm.Chaos(swarm.url, shards=swarm) as chaos, chaos.having([Fault("slow_shard", share=0.2)]):
+        for is_stopped in (True, False, True, False):
+            await until(lambda wanted=is_stopped: (process_state(swarm, 0) == "T") == wanted)
+    assert process_state(swarm, 0) != "T"
+
+
+async def test_clients_wait_while_shards_are_parted(swarm: gnatswarm.BrokerProcess, ends: list[Client]):
+    with gnatswarm.Chaos(swarm.url, shards=swarm) as chaos:
+        chaos.part_shards(0, 1, 60.0)
+        await ends[0].send("PUB t 1\r\nx\r\nPING\r\n")
+        assert [row.links for row in (await swarm.astatus()).shards] == [0, 0]
+        assert ends[0].take_arrived_messages(1) == ends[1].take_arrived_messages(1) == []
+        chaos.clear()
+        await ends[1].expect("MSG t 1 1\r\nx\r\n")
+        await ends[0].expect("PONG\r\n")
+    assert [row.starts for row in (await swarm.astatus()).shards] == [1, 1]
+
+
+async def test_a_killed_shard_is_replaced_also_while_it_is_stopped(swarm: gnatswarm.BrokerProcess):
+    before = swarm.shard_pids()
+    with gnatswarm.Chaos(swarm.url, shards=swarm) as chaos:
+        chaos.stall_shard(1, 60.0)
+        chaos.slow_shard(1, 0.5)
+        chaos.kill_shard(1)
+    after = swarm.shard_pids()
+    assert before[0] == after[0] and before[1] != after[1]
+
+
+def test_mistakes_about_shards_are_said(swarm: gnatswarm.BrokerProcess):
+    with gnatswarm.Chaos(swarm.url) as chaos, pytest.raises(RuntimeError, match="shards are not known"):
+        chaos.kill_shard(0)
+    with pytest.raises(RuntimeError, match="has not started"):
+        gnatswarm.Chaos(swarm.url, shards=swarm).stall_shard(0, 1.0)
+    with gnatswarm.Chaos(swarm.url, shards=swarm) as chaos:
+        for shard, other in ((0, 2), (1, 1), (-1, 0)):
+            with pytest.raises(RuntimeError, match="has the shards 0 to 1"):
+                chaos.part_shards(shard, other, 1.0)
+        with pytest.raises(ValueError, match="share is"):
+            chaos.slow_shard(0, 0.0)
+        with pytest.raises(gnatswarm.BrokerFailed, match="seconds must be"):
+            chaos.part_shards(0, 1, 1000.0)
+    with gnatswarm.BrokerProcess(shards=2) as plain, pytest.raises(gnatswarm.BrokerFailed, match="GNATSWARM_CHAOS=1"):
+        plain.part_shards(0, 1, 1.0)
+
+
+@given(faults("a", "b", shards=3))
 def test_what_is_drawn_can_be_applied(found: list[gnatswarm.Fault]):
     chaos = gnatswarm.Chaos("nats://127.0.0.1:1")
     for fault in found:
-        chaos.apply(fault)
+        if fault.kind in OF_SHARDS:  # these act at once
+            assert (
+                0 <= fault.shard < 3
+                and fault.seconds < 1
+                and (fault.kind != "part_shards" or fault.other > fault.shard)
+            )
+        else:
+            chaos.apply(fault)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from gnatswarm.router.supervision.operator_socket import (
+    CHAOS_VARIABLE,
     AnyRequest,
     DisconnectRequest,
     FollowRequest,
     KillRequest,
     MoveRequest,
+    PartRequest,
     Ports,
     PortsRequest,
     PublishedRequest,
@@ -27,7 +31,7 @@ from gnatswarm.router.supervision.operator_socket import (
 )
 from gnatswarm.router.supervision.rebalance import MARGIN_S, is_scaled
 from gnatswarm.router.supervision.status import status
-from gnatswarm.shards.boundary.control import Disconnect
+from gnatswarm.shards.boundary.control import Disconnect, PartLink
 
 if TYPE_CHECKING:
     from gnatswarm.router.config.arrivals import Journey
@@ -44,6 +48,9 @@ SCALE_POLL_S = 0.05
 KILL_DEADLINE_S = 20.0
 KILL_POLL_S = 0.002
 DISCONNECT_DEADLINE_S = 5.0
+PART_DEADLINE_S = 5.0
+# Shards that are parted for longer than two seconds do not stay so: one of them is replaced.
+LONGEST_PART_S = 60.0
 # A start takes a tenth of a second, on a busy machine more. Less than the client side waits.
 START_DEADLINE_S = 50.0
 RELOAD_DEADLINE_S = 10.0
@@ -77,6 +84,34 @@ class Disconnections:
             return sum(counts.values())
 
 
+class Partings:
+    """Breaks links between shards, for tests."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[int, int], asyncio.Event] = {}
+
+    def on_parted(self, shard: int, other: int) -> None:
+        """A shard has broken its link to another."""
+        if (shard, other) in self._waiting:
+            self._waiting[shard, other].set()
+
+    async def carry_out(self, channels: ShardChannels, shard: int, other: int, seconds: float) -> bool:
+        """Have both ends break their link; whether they did."""
+        # The one that dials first: the other's end could be dialled again at once.
+        for one, sibling in ((max(shard, other), min(shard, other)), (min(shard, other), max(shard, other))):
+            done = self._waiting.setdefault((one, sibling), asyncio.Event())
+            try:
+                if not channels.tell(one, PartLink(sibling, seconds)):
+                    return False
+                async with asyncio.timeout(PART_DEADLINE_S):
+                    await done.wait()
+            except TimeoutError:
+                return False
+            finally:
+                self._waiting.pop((one, sibling), None)
+        return True
+
+
 class OperatorAnswers:
     """Replies to the operators of one broker."""
 
@@ -86,6 +121,7 @@ class OperatorAnswers:
         channels: ShardChannels,
         commands: BrokerCommands,
         disconnections: Disconnections,
+        partings: Partings,
         reloader: Reloader,
         rebalance: Rebalance,
         rolling: Rolling,
@@ -96,6 +132,7 @@ class OperatorAnswers:
         self._channels = channels
         self._commands = commands
         self._disconnections = disconnections
+        self._partings = partings
         self._reloader = reloader
         self._rebalance = rebalance
         self._rolling = rolling
@@ -112,6 +149,8 @@ class OperatorAnswers:
                 return await self._scale(shards)
             case KillRequest(shard):
                 return await self._kill(shard)
+            case PartRequest(shard, other, seconds):
+                return await self._part(shard, other, seconds)
             case DisconnectRequest(first_cid):
                 return await self._disconnect(first_cid)
             case PortsRequest():
@@ -179,6 +218,17 @@ class OperatorAnswers:
                 return Reply(error=f"shard {number} is not back yet; `gnatswarm status` says why")
             await asyncio.sleep(KILL_POLL_S)
         return Reply(text=f"shard {number} was killed and is back")
+
+    async def _part(self, shard: int, other: int, seconds: float) -> Reply:
+        if os.environ.get(CHAOS_VARIABLE) != "1":
+            return Reply(error=f"this broker parts no shards: it was not started with {CHAOS_VARIABLE}=1")
+        if shard == other or not 0 <= min(shard, other) <= max(shard, other) < self._view.wanted:
+            return Reply(error=f"there is no link between shards {shard} and {other}: {self._view.wanted} run")
+        if not (math.isfinite(seconds) and 0 <= seconds <= LONGEST_PART_S):
+            return Reply(error=f"seconds must be 0..{LONGEST_PART_S:g}, not {seconds:g}")
+        if not await self._partings.carry_out(self._channels, shard, other, seconds):
+            return Reply(error="a shard does not answer; `gnatswarm status` says which")
+        return Reply(text=f"shards {shard} and {other} have no link for {seconds:g} s")
 
     async def _ports(self) -> Reply:
         view = self._view

@@ -29,6 +29,9 @@ log = logging.getLogger("gnatswarm.router.operator")
 MAX_REQUEST_BYTES = 4096
 REQUEST_DEADLINE_S = 1.0
 
+# In a broker's environment: "1" lets it part its shards (PartRequest).
+CHAOS_VARIABLE = "GNATSWARM_CHAOS"
+
 
 class OperatorRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Base of all requests."""
@@ -50,6 +53,17 @@ class KillRequest(OperatorRequest, frozen=True):
     """Kill this shard with SIGKILL; answered when its successor serves. It does not count as a crash."""
 
     shard: int
+
+
+class PartRequest(OperatorRequest, frozen=True):
+    """Break the link between two shards for so long; 0: let them make it again. Answered when it is broken.
+
+    Refused unless the broker was started for it, with GNATSWARM_CHAOS=1 in its environment.
+    """
+
+    shard: int
+    other: int
+    seconds: float
 
 
 class DisconnectRequest(OperatorRequest, frozen=True):
@@ -170,6 +184,7 @@ AnyRequest = (
     StatusRequest
     | ScaleRequest
     | KillRequest
+    | PartRequest
     | DisconnectRequest
     | PortsRequest
     | ReloadRequest

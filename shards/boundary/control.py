@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Increased with every change of a message. Router and shards come from one installation; versions differ when that was
 # upgraded under a running broker. The shard then reports it and does not start.
-CONTROL_VERSION = 16
+CONTROL_VERSION = 17
 
 # The process that is connected to other servers has this number among the shards.
 GATEWAY_NUMBER = 63
@@ -123,6 +123,13 @@ class LinkedShards(ControlMessage, frozen=True):
 
 class ListenAnew(ControlMessage, frozen=True):
     """The file of your link socket is gone: listen at its path again, so that siblings can dial you."""
+
+
+class PartLink(ControlMessage, frozen=True):
+    """For tests: break your link to this shard, and dial it no more for a time; answered by Parted."""
+
+    shard: int
+    for_s: float  # 0: dial it again
 
 
 class Reload(ControlMessage, frozen=True):
@@ -264,6 +271,12 @@ class Moved(ControlMessage, frozen=True):
     stay: dict[str, int]  # why others could not move, and how many
 
 
+class Parted(ControlMessage, frozen=True):
+    """What PartLink asked for is done."""
+
+    shard: int
+
+
 class RuleMatch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Clients of one shard that match one placement rule."""
 
@@ -312,6 +325,7 @@ ToShard = (
     | Ping
     | LinkedShards
     | ListenAnew
+    | PartLink
     | Reload
     | ReopenLog
     | Drain
@@ -336,6 +350,7 @@ ToRouter = (
     | Reloaded
     | Disconnected
     | Moved
+    | Parted
     | Matching
     | Drained
     | SnapshotReply

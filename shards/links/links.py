@@ -189,6 +189,7 @@ class Links:
         self._hello = hello
         self._sink = sink
         self._missing: dict[int, tuple[str, float]] = {}  # siblings whose link broke: boot id, and when it broke
+        self._parted: dict[str, float] = {}  # boot ids of siblings not to be dialled, and until when
         self._is_ready = False
         self._siblings: dict[int, LinkedShard] = {}
         self._sessions: dict[int, LinkSession] = {}  # joined ones, by the sibling's number
@@ -217,6 +218,11 @@ class Links:
 
     def _dial(self, sibling: LinkedShard) -> None:
         if self._siblings.get(sibling.shard) is not sibling or sibling.shard in self._sessions:
+            return
+        if self._is_being_dialled(sibling):
+            return
+        if self._parted.get(sibling.boot_id, 0.0) > self._loop.time():
+            self._loop.call_later(DIAL_AGAIN_S, self._dial, sibling)
             return
         try:
             connection = self._sockets.dial(sibling.path)
@@ -272,11 +278,34 @@ class Links:
             session.link.go_on()
             self._flush()
         for shard, sibling in known.items():
-            is_being_dialled = any(session.dialled is sibling for session in self._greeting)
-            if shard < self._hello.shard and shard not in self._sessions and not is_being_dialled:
+            if shard < self._hello.shard:
                 self._dial(sibling)
         if us is not None:
             self._look_whether_ready()
+
+    def _is_being_dialled(self, sibling: LinkedShard) -> bool:
+        return any(session.dialled is sibling for session in self._greeting)
+
+    def part(self, shard: int, for_s: float) -> None:
+        """For tests: break the link to this sibling, and do not dial it for so long; 0: dial it again.
+
+        The end that is dialled only breaks it. A partition that outlasts the looks at a hole ends a shard, as always.
+        """
+        sibling = self._siblings.get(shard)
+        if sibling is None:
+            return
+        # Only those that live: this must not grow.
+        alive = {one.boot_id for one in self._siblings.values()}
+        self._parted = {boot_id: until for boot_id, until in self._parted.items() if boot_id in alive}
+        self._parted[sibling.boot_id] = self._loop.time() + for_s
+        if for_s <= 0:
+            return
+        logger.warning("The link to shard %d is broken for %g s, as a test has asked for", shard, for_s)
+        for session in [one for one in self._greeting if one.dialled is sibling]:
+            session.link.end("parted")
+        if shard in self._sessions:
+            self._drop(self._sessions.pop(shard), "parted")
+        self._flush()
 
     def objection(self, hello: Hello, dialled: LinkedShard | None) -> str:
         """Why a process with this handshake must not be linked; "" if it may."""

@@ -306,6 +306,39 @@ def test_a_link_that_breaks_leaves_a_hole_and_is_made_again(swarm: Swarm) -> Non
     assert low.said == high.said == ["ready", "hole", "whole"]
 
 
+def test_shards_that_a_test_parts_are_linked_again_when_that_is_over(swarm: Swarm) -> None:
+    low, high, other = (swarm.start(number) for number in range(3))
+    swarm.tell(low, high, other)
+    high.links.part(0, 1.0)
+    low.links.part(1, 1.0)
+    swarm.run()
+    assert (low.linked, high.linked, other.linked) == ([2], [2], [0, 1])
+    assert low.said == high.said == ["ready", "hole"]
+    swarm.tell(low, high, other)  # the router's word does not end it
+    swarm.pass_s(0.9)
+    assert (low.linked, high.linked) == ([2], [2])
+    swarm.pass_s(0.3)
+    assert (low.linked, high.linked) == ([1, 2], [0, 2])
+    high.links.part(0, 60.0)
+    high.links.part(0, 0.0)
+    swarm.run()
+    swarm.pass_s(0.3)
+    assert (low.linked, high.linked) == ([1, 2], [0, 2])
+    assert low.said == high.said == ["ready", "hole", "whole", "hole", "whole"]
+    high.links.part(7, 1.0)  # no such shard
+
+
+def test_a_parted_shards_successor_is_dialled_at_once(swarm: Swarm) -> None:
+    low, high = swarm.start(0), swarm.start(1)
+    swarm.tell(low, high)
+    high.links.part(0, 60.0)
+    swarm.run()
+    successor = Sibling(0, swarm.clock, swarm.directory, "c")
+    swarm.siblings.append(successor)
+    swarm.tell(successor, high)
+    assert (successor.linked, high.linked) == ([1], [0])
+
+
 def test_who_is_dialled_gives_up_when_nobody_dials_again(swarm: Swarm) -> None:
     one = swarm.start(0)
     other = LinkedShard(1, "b1", str(swarm.directory / "nowhere"))
