@@ -54,6 +54,7 @@ cdef class Exchange(Onward):
     # Where messages of a slot go, and whose interest a slot is told.
     cdef uint64_t reach(self, uint32_t slot) noexcept
     cdef uint64_t feeds(self, uint32_t slot) noexcept
+    cdef uint64_t feeds_on(self, uint32_t slot, const uint8_t *subject, size_t size) noexcept
     # A message to the slots of `reach`: see Onward.pass_on().
     cdef uint64_t forward(self, Sublist sublist, Entry *entry, Publish *publish, uint64_t reach, bint plainly,
                           const Token *queues, int n_queues, Outcome *outcome) noexcept

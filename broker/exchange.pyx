@@ -60,7 +60,7 @@ cdef class Retelling(InterestSink):
                         uint64_t after) noexcept:
         cdef const uint8_t *account = interest.account
         if self.slot >= 0:
-            if after & self.exchange.feeds(self.slot):
+            if after & self.exchange.feeds_on(self.slot, subject, size):
                 self.exchange.tell(self.slot, interest, subject, size, True)
         elif after & self.exchange.outside and not is_loop_subject(subject, size):
             write_interest(self.link, account, len(interest.account), subject, size, NULL, 0, 1)
@@ -131,6 +131,14 @@ cdef class Exchange(Onward):
         if self.kinds[slot] == PEER_ROUTE:   # a request that came by a route follows no imports
             slots &= ~(<uint64_t>1 << END_SLOT)
         return slots & ~self.mates[slot] & ~(<uint64_t>1 << slot)
+
+    cdef uint64_t feeds_on(self, uint32_t slot, const uint8_t *subject, size_t size) noexcept:
+        """feeds() for one subject. A hub is not told that JetStream's API is imported here: its clients have their own,
+        or none, and two would answer them."""
+        cdef uint64_t slots = self.feeds(slot)
+        if self.kinds[slot] == PEER_HUB and size == 9 and memcmp(subject, b'$JS.API.>', 9) == 0:
+            slots &= ~(<uint64_t>1 << END_SLOT)
+        return slots
 
     # ---- messages
 
@@ -353,7 +361,7 @@ cdef class Exchange(Onward):
             self.mesh.tell_all(interest, subject, size, NULL, 0, 1 if after & self.outside else 0)
         while left:
             if left & 1 and (self.accounts[slot] is None or self.accounts[slot] is interest):
-                feeds = self.feeds(slot)
+                feeds = self.feeds_on(slot, subject, size)
                 if bool(before & feeds) != bool(after & feeds):
                     self.tell(slot, interest, subject, size, (after & feeds) != 0)
             left >>= 1

@@ -189,6 +189,7 @@ class Account(_Discreet, frozen=True, forbid_unknown_fields=True):
     imports: tuple[Import, ...] = ()  # streams and services of other accounts
     mappings: tuple[Mapping, ...] = ()  # other subjects for messages published in the account; the first match counts
     publish_limits: PublishLimits | None = None  # of all its clients together, beside those of users; None: no limits
+    jetstream: bool = False  # in a cluster, its clients use the JetStream of members that have it
 
 
 class Tls(_Discreet, frozen=True, forbid_unknown_fields=True):

@@ -41,21 +41,31 @@ cdef class Mapping:
 
 
 cdef class ServiceImport:
-    """What `importer` publishes to `local_subject` is a request to `exporter` on `subject`."""
+    """What `importer` publishes to `local_subject` is a request to `exporter` on `subject`, unless it begins with one
+    of `stays`."""
 
     def __cinit__(self, Sublist importer not None, Sublist exporter not None, bytes subject not None,
-                  bytes local_subject not None, int response_kind, uint64_t threshold_us):
+                  bytes local_subject not None, int response_kind, uint64_t threshold_us, tuple stays=()):
         self.importer = importer
         self.exporter = exporter
         self.response_kind = response_kind
         self.threshold_us = threshold_us
-        name = json.dumps(importer.account.decode("utf-8", "replace")).encode()
-        self.note = b'Nats-Request-Info: {"acc":%s}\r\n' % name
+        self.stays = stays
+        self.set_requestor()
         self.subject = local_service_pattern(subject, local_subject)
         if subject_kind(subject, len(subject)) != SUBJECT_WILDCARD:
             self.renaming = None if local_subject == subject else Transform(subject, subject)
         elif local_subject != subject:
             self.renaming = (<Transform>_local_pattern(subject, local_subject)[1]).reversed()
+
+    def set_requestor(self, **more):
+        """What requests say of who asks, beside the importing account's name: `more` of it, as in nats-server."""
+        told = {"acc": self.importer.account.decode("utf-8", "replace"), **more}
+        self.note = b"Nats-Request-Info: %s\r\n" % json.dumps(told, separators=(",", ":")).encode()
+
+    cdef bint is_for(self, bytes published):
+        """Whether what is published to this subject, which fits the pattern, is a request."""
+        return not published.startswith(self.stays)
 
 
 cdef class StreamImport:

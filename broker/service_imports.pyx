@@ -87,7 +87,9 @@ cdef class ServiceImports(AccountGate):
             return 0
         if message.origin != ORIGIN_SIBLING and message.origin != ORIGIN_SIBLING_ACCOUNT:
             for i in range(extras.n_imports):   # (the entry may be gone after the first)
-                rules.append(sublist.rules[extras.imports[i]])
+                rule = sublist.rules[extras.imports[i]]
+                if (<ServiceImport>rule).is_for(subject):
+                    rules.append(rule)
         self.depth += 1
         try:
             if is_reply:

@@ -145,6 +145,7 @@ BY_HAND = {
     "account.exports": "exports",
     "account.imports": "imports",
     "account.mappings": "mappings",
+    "account.jetstream": "jetstream: enabled, or a block",
     "export.subject": "stream",
     "export.is_service": "service",
     "export.accounts": "accounts",

@@ -92,7 +92,13 @@ class Shard:
         self.reactor = Reactor(self.fanout, counters, is_tracing=options.logging.trace)
         self._deadlines = Deadlines(self.reactor, options.limits)
         self.fence = MeshFence(self.mesh)
-        self.imports_exports = ImportsExports(options, self.fanout, self.mesh)
+        self.imports_exports = ImportsExports(
+            options,
+            self.fanout,
+            self.mesh,
+            server_name=server_name,
+            cluster=self._news.name if self._news is not None else "",
+        )
         sessions: dict[int, ClientSession] = {}
         self.system = System(
             reactor=self.reactor,
@@ -164,6 +170,7 @@ class Shard:
                 websocket_urls=sorted({*before.websocket_urls, *news.websocket_urls}),
             )
         self._news = news
+        self.imports_exports.set_cluster(news.name)
         if self._news_for_clients() != line:
             self.clients.announce(self._info_template(self._options))
 

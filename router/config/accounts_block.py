@@ -82,6 +82,7 @@ class Accounts:
         mappings: tuple[Mapping, ...] = ()
         defaults: Permissions | None = None
         rate: PublishLimits | None = None
+        has_jetstream = False
         for entry in block or ():
             key = entry.key.lower()
             if entry.replaces is not None:
@@ -94,6 +95,8 @@ class Accounts:
                 self._read_limits(entry)
             elif key == "default_permissions":
                 defaults = PermissionBlock(entry, self.problems).permissions
+            elif key == "jetstream":
+                has_jetstream = self._jetstream(entry)
             elif key == "nkey":
                 self._notice(entry.at, '"nkey" of an account has no effect here', "accounts are known by their names")
             elif key == "exports":
@@ -118,6 +121,7 @@ class Accounts:
                 imports=tuple(found for found, _ in exchange.imports),
                 mappings=mappings,
                 publish_limits=rate,
+                jetstream=has_jetstream,
             ),
         )
         if users is None:
@@ -129,6 +133,20 @@ class Accounts:
                 )
         self.user_places |= users.places
         self.users += with_defaults(users.users, defaults)
+
+    def _jetstream(self, entry: Entry) -> bool:
+        """Whether the account is to have JetStream: a block of limits, or enabled."""
+        value = entry.value
+        word = value.value if isinstance(value, Scalar) else "enabled" if isinstance(value, Block) else None
+        is_on = word.lower() in ("enabled", "enable") if isinstance(word, str) else word is True
+        if not is_on and word is not False and str(word).lower() not in ("disabled", "disable"):
+            self._problem(entry.at, "Expected map, bool or string to define JetStream", "write enabled or disabled")
+            return False
+        if is_on:
+            self._notice(
+                entry.at, f'"{entry.key}" stores nothing here', not_offered.OPENS_IN_ACCOUNTS[entry.key.lower()]
+            )
+        return is_on
 
     def _read_limits(self, entry: Entry) -> None:
         block = entry.value

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gnatswarm.broker import rules
-from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account
+from gnatswarm.broker import jetstream, rules
+from gnatswarm.broker.jetstream import accounts_with_jetstream
+from gnatswarm.broker.options import Account
 from gnatswarm.broker.service_imports import ServiceImports
 
 if TYPE_CHECKING:
@@ -22,20 +23,23 @@ if TYPE_CHECKING:
 class ImportsExports:
     """The imports, exports and mappings of one shard's accounts."""
 
-    def __init__(self, options: Options, fanout: Fanout, mesh: Mesh) -> None:
+    def __init__(
+        self, options: Options, fanout: Fanout, mesh: Mesh, *, server_name: str = "", cluster: str = ""
+    ) -> None:
         self._mesh = mesh
         self.service_imports = ServiceImports(fanout, mesh.shard, adds_headers=options.headers)
         fanout.gate = self.service_imports
         mesh.set_reply_prefix(self.service_imports.reply_prefix)
         self._rules: dict[str, object] = {}  # the present ones of each account, for comparison
         self._streams: dict[str, object] = {}
+        self._jetstream: dict[str, list[rules.ServiceImport]] = {}  # imports of its API
+        self._place = {"server": server_name, "cluster": cluster}
         self.configure(options)
 
     def configure(self, options: Options) -> set[str]:
         """Apply these options; returns the accounts whose stream imports have changed."""
-        accounts = {account.name: account for account in options.accounts}
-        if options.mappings:
-            accounts[GLOBAL_ACCOUNT] = Account(GLOBAL_ACCOUNT, mappings=options.mappings)
+        accounts = {account.name: account for account in accounts_with_jetstream(options)}
+        api = (options.system_account, jetstream.API)
         changed = set()
         for name in {*accounts, *self._rules, *self._streams}:
             account = accounts.get(name) or Account(name)
@@ -43,7 +47,7 @@ class ImportsExports:
             streams = [found for found in account.imports if not found.is_service]
             if self._rules.get(name, ((), [])) != (account.mappings, services):
                 self._rules[name] = (account.mappings, services)
-                self._set_rules(name, account, services)
+                self._set_rules(name, account, services, api)
             if self._streams.get(name, []) != streams:
                 self._streams[name] = streams
                 self._sublist(name).streams = [
@@ -53,7 +57,16 @@ class ImportsExports:
                 changed.add(name)
         return changed
 
-    def _set_rules(self, name: str, account: Account, services: list[tuple[Import, Export | None]]) -> None:
+    def set_cluster(self, name: str) -> None:
+        """The cluster has another name: JetStream puts streams where the request comes from."""
+        self._place["cluster"] = name
+        for found in self._jetstream.values():
+            for one in found:
+                one.set_requestor(**self._place)
+
+    def _set_rules(
+        self, name: str, account: Account, services: list[tuple[Import, Export | None]], api: tuple[str, str]
+    ) -> None:
         sublist = self._sublist(name)
         mappings = [
             rules.Mapping(_raw(mapping.subject), [(_raw(subject), weight) for subject, weight in mapping.destinations])
@@ -67,10 +80,14 @@ class ImportsExports:
                 _raw(found.to),
                 rules.RESPONSE_KINDS[export.response],
                 round(export.threshold_s * 1e6),
+                jetstream.STAYS if (found.account, found.subject) == api else (),
             )
             for found, export in services
             if export is not None
         ]
+        self._jetstream[name] = [one for one in imports if one.stays]
+        for one in self._jetstream[name]:
+            one.set_requestor(**self._place)
         sublist.set_rules(mappings, imports)
 
     def _sublist(self, name: str) -> Sublist:

@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker.exchange import Exchange
+from gnatswarm.broker.jetstream import accounts_with_jetstream
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account
 from gnatswarm.shards.gateway.doors import Doors
 from gnatswarm.shards.gateway.leaf_connection import LOOP_LOOK_S
@@ -161,11 +162,9 @@ class Gateway:
     def _configure_accounts(self) -> None:
         """Other servers may name the accounts that are configured, also those that no client here uses yet."""
         options = self._options
-        for account in (
-            Account(options.system_account),
-            Account(GLOBAL_ACCOUNT, mappings=options.mappings),
-            *options.accounts,
-        ):
+        accounts = {name: Account(name) for name in (options.system_account, GLOBAL_ACCOUNT)}
+        accounts |= {account.name: account for account in accounts_with_jetstream(options)}
+        for account in accounts.values():
             wanted = {_pattern(one.to) for one in account.imports if one.is_service}
             wanted |= {_pattern(mapping.subject) for mapping in account.mappings}
             self.exchange.set_own_interest(account.name.encode("utf-8", "surrogateescape"), wanted)

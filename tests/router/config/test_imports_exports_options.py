@@ -250,3 +250,26 @@ def test_what_has_no_effect_is_announced(built: Build) -> None:
         "share",
         "cluster",
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "has_it"),
+    [
+        ("enabled", True),
+        ("ENABLE", True),
+        ("true", True),
+        ("{ max_mem: 1G }", True),
+        ("disabled", False),
+        ("false", False),
+    ],
+)
+def test_an_account_may_use_the_jetstream_of_other_members(built: Build, value: str, has_it: bool) -> None:
+    found = built(f"accounts {{ A {{ jetstream: {value}, users: [{{user: a, password: a}}] }} }}")
+    assert [account.jetstream for account in found.options.accounts] == [has_it]
+    assert ("the JetStream of members that have it" in "".join(found.options.notices)) is has_it
+
+
+@pytest.mark.parametrize("value", ["1", "x", "[a]"])
+def test_what_says_nothing_of_jetstream_is_refused(refusals: Callable[[str], list[str]], value: str) -> None:
+    (refused,) = refusals(f"accounts {{ A {{ jetstream: {value} }} }}")
+    assert "Expected map, bool or string to define JetStream" in refused
