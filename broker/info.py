@@ -45,7 +45,7 @@ def cluster_name(configured: str, server_id: str) -> str:
 def _template(fields: dict[str, Any]) -> bytes:
     """An INFO line with placeholders for client_id and client_ip."""
     line = info_line(fields).replace(b"%", b"%%")
-    return line.replace(b'"client_id":0,"client_ip":"?"', b'"client_id":%d,"client_ip":"%b"%b', 1)
+    return line.replace(b'"client_id":0,"client_ip":"?"', b'"client_id":%d%b%b', 1)
 
 
 class InfoTemplate:
@@ -124,5 +124,9 @@ class InfoTemplate:
         return self._with(tls_required=False, tls_verify=False, tls_available=False, connect_urls=self._websocket_urls)
 
     def line(self, client_id: int, client_ip: str, nonce: bytes = b"") -> bytes:
-        """The line for one client; `nonce` is for it to sign. Neither nonce nor address needs escaping."""
-        return self._template % (client_id, client_ip.encode(), b',"nonce":"%b"' % nonce if nonce else b"")
+        """The line for one client; `client_ip`: "" where it is not known yet; `nonce` is for it to sign.
+
+        Neither nonce nor address needs escaping.
+        """
+        address = b',"client_ip":"%b"' % client_ip.encode() if client_ip else b""
+        return self._template % (client_id, address, b',"nonce":"%b"' % nonce if nonce else b"")

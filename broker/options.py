@@ -311,6 +311,7 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     placement: Placement = Placement()
     tls: Tls = Tls()  # of the clients' port
     allow_non_tls: bool = False  # with tls: also accept clients without TLS
+    proxy_protocol: bool = False  # clients' connections may begin with a load balancer's PROXY header (v1, v2)
     websocket: WebSocket = WebSocket()
     leafnodes: LeafNodes = LeafNodes()
     cluster: Cluster = Cluster()

@@ -63,6 +63,7 @@ class Keywords(TypedDict, total=False):
     mappings: Mapping[str, Any]
     tls: Mapping[str, Any]
     allow_non_tls: bool
+    proxy_protocol: bool
     websocket: Mapping[str, Any]
     leafnodes: Mapping[str, Any]
     cluster: Mapping[str, Any]

@@ -25,7 +25,6 @@ RESTRICTS = {
     "resolver_pinned_accounts": "account resolvers",
     "auth_callout": "authentication by a service",
     "proxies": "trusted proxies that sign their connections",
-    "proxy_protocol": "PROXY headers of load balancers; without them a client has the address of the load balancer",
 }
 
 # The same inside `authorization`, and in each user.

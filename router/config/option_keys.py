@@ -129,6 +129,7 @@ KEYS = (
     Key(("lame_duck_duration",), _sets("limits.lame_duck_duration_s", values.lame_duck_duration_s)),
     Key(("lame_duck_grace_period",), _sets("limits.lame_duck_grace_s", values.lame_duck_grace_s)),
     Key(("allow_non_tls",), _sets("allow_non_tls", values.boolean)),
+    Key(("proxy_protocol",), _sets("proxy_protocol", values.boolean)),
     Key(("no_header_support",), _no_headers),
     Key(("no_auth_user",), _sets("no_auth_user", values.text)),
     Key(("system_account", "system"), _system_account),

@@ -17,6 +17,7 @@ LIVE = frozenset(
         "logging",
         "tls",
         "allow_non_tls",
+        "proxy_protocol",
         "websocket.tls",
         "websocket.compression",
         "websocket.same_origin",

@@ -41,6 +41,7 @@ class ListenerGroups:
     ) -> None:
         self._is_handoff = is_handoff
         self.websocket_scheme = "wss" if options.websocket.tls.is_on else "ws"
+        self._reads_proxy_headers = options.proxy_protocol
         self._is_tls_required = options.tls.is_on and not options.allow_non_tls
         self.clients: ListeningSockets
         self.websocket: Listeners | None = None
@@ -89,6 +90,8 @@ class ListenerGroups:
     def announce(self) -> None:
         """Log the addresses."""
         log.info("Listening for client connections on %s", self.clients.address)
+        if self._reads_proxy_headers:
+            log.info("PROXY protocol enabled for client connections")
         if self._is_tls_required:
             log.info("TLS required for client connections")
         if self.websocket:

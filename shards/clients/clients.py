@@ -147,7 +147,7 @@ class Clients:
         self.user_names = frozenset(user.name for user in options.users)
         gates: dict[str, Gate | None] = {"nats": None, "websocket": None}
         rules: dict[str, CertificateRule | None] = {"nats": None, "websocket": None}
-        if options.tls.is_on or options.websocket.port:
+        if options.tls.is_on or options.websocket.port or options.proxy_protocol:
             # Imported here, so that a broker without TLS and WebSocket does not load ssl.
             from gnatswarm.shards.sockets.gate import client_gate, websocket_gate
 
@@ -157,7 +157,8 @@ class Clients:
 
             for kind, tls in ("nats", options.tls), ("websocket", options.websocket.tls):
                 gate = gates[kind]
-                rules[kind] = certificate_rule(tls, gate.context) if gate is not None else None
+                if gate is not None and gate.context is not None:
+                    rules[kind] = certificate_rule(tls, gate.context)
         self._gates = gates
         self.certificate_rules = rules
 
@@ -181,15 +182,16 @@ class Clients:
         cid = self._page.next_client_id()
         nonce = new_nonce() if self.authenticator.wants_nonce else b""
         template = self.info if kind == "nats" else self.info.for_websocket()
-        info = template.line(cid, host, nonce)
         gate = self._gates[kind]
+        # A PROXY header, which says whose connection it is, comes after INFO.
+        info = template.line(cid, "" if gate is not None and gate.reads_proxy_header else host, nonce)
         if not admitted:
             greeting = info if gate is None or (kind == "nats" and not gate.is_silent) else b""
             self._refuse(fd, greeting, MaximumConnectionsExceeded())
             fields = {"cid": cid, "address": f"{host}:{port}"}
             logger.error("%s:%d - cid:%d - maximum connections exceeded", host, port, cid, extra={"log_fields": fields})
             return
-        if kind == "nats" and gate is not None and self._is_throttled():
+        if kind == "nats" and gate is not None and gate.context is not None and self._is_throttled():
             self._page.remove_connection(self._shard)
             self._refuse(fd, b"" if gate.is_silent else info, ConnectionThrottling())
             return

@@ -264,6 +264,17 @@ class ClientSession:
         """The client sent an invalid TLS record or WebSocket frame; on_closed follows."""
         logger.error("%s - read error: %s", self, _harmless(why))
 
+    def on_proxied(self, host: str, port: int) -> None:
+        """A load balancer's PROXY header says whose connection this is."""
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("%s - Client address %s:%d by PROXY protocol", self, host, port)
+        self.host, self.port = host, port
+
+    def on_proxy_refused(self, why: str) -> None:
+        """Its PROXY header is invalid, or did not come; on_closed follows."""
+        self._clients.note_failed_handshake()
+        logger.warning("Error reading PROXY protocol header from %s:%d: %s", self.host, self.port, _harmless(why))
+
     def on_connect(self, raw: bytes) -> None:
         """A CONNECT line has arrived. Raises ProtocolError when it is invalid or refused."""
         options = overlay(self.connect, raw)

@@ -1,4 +1,4 @@
-"""Gates: what happens on a new connection of one port before the NATS protocol: TLS, WebSocket upgrade, or both.
+"""Gates: what happens on a new connection of one port before the NATS protocol: PROXY header, TLS, WebSocket upgrade.
 
 One gate serves all connections of a port until a reload makes another one; established connections are unaffected. A
 plain port has no gate, and imports nothing of this.
@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 class Gate:
     """The parameters of a shards.sockets.layered.LayeredSocket."""
 
-    __slots__ = ("allows_plain", "context", "fallback_s", "frames", "is_silent", "server_hostname", "timeout_us")
+    __slots__ = (
+        "allows_plain",
+        "context",
+        "fallback_s",
+        "frames",
+        "is_silent",
+        "reads_proxy_header",
+        "server_hostname",
+        "timeout_us",
+    )
 
     def __init__(
         self,
@@ -32,6 +41,7 @@ class Gate:
         fallback_s: float = 0.0,
         frames: Callable[[FrozenFrames | None], Frames] | None = None,
         server_hostname: str = "",
+        reads_proxy_header: bool = False,
     ) -> None:
         self.timeout_us = int(timeout_s * 1_000_000)
         self.context = context  # None: no TLS
@@ -41,6 +51,7 @@ class Gate:
         self.server_hostname = (
             server_hostname  # the server that we dialled: we begin the handshake; "": we were dialled
         )
+        self.reads_proxy_header = reads_proxy_header  # of a load balancer, before everything else
         self.frames = frames  # makes the WebSocket state of a new connection (None), or of one that moves here
 
 
@@ -48,7 +59,7 @@ def client_gate(options: Options) -> Gate | None:
     """The gate of the clients' port; None: plain. Raises CertificateError."""
     tls = options.tls
     if not tls.is_on:
-        return None
+        return Gate(timeout_s=0, reads_proxy_header=True) if options.proxy_protocol else None
     from gnatswarm.shards.boundary.certificates import server_context
 
     return Gate(
@@ -57,6 +68,7 @@ def client_gate(options: Options) -> Gate | None:
         allows_plain=options.allow_non_tls,
         is_silent=tls.handshake_first,
         fallback_s=tls.handshake_fallback_s,
+        reads_proxy_header=options.proxy_protocol,
     )
 
 

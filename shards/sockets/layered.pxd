@@ -6,6 +6,7 @@
 #              the first byte is no handshake, and plain clients are allowed
 #   QUIET ─→ WAITS ────────────────────────────────────────────────────────────→ PLAIN
 #      └───────┴──→ SHAKES ──→ UPGRADES (WebSocket) ──→ OPEN
+# With a PROXY header (Gate.reads_proxy_header) the connection is QUIET or WAITS until the header is over.
 # QUIET holds INFO back (handshake_first); WAITS has sent it in plain. Only PLAIN and OPEN speak the peer's protocol.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -22,6 +23,7 @@ cdef enum Stage:
     OPEN = 5
 
 cdef class LayeredSocket(Socket):
+    cdef object prologue       # shards.sockets.proxy_header.ProxyHeader; None: none is expected, or it is over
     cdef object gate           # shards.sockets.gate.Gate; None once it is passed
     cdef object tls            # ssl.SSLObject; None: the wire is not encrypted, or not yet
     cdef object incoming       # ssl.MemoryBIO, like the next
@@ -36,6 +38,8 @@ cdef class LayeredSocket(Socket):
     cdef int thaw(self, gate, frozen) except -1
     cdef int take(self, const uint8_t *data, Py_ssize_t size) except -1
     cdef int take_kept(self) except -1
+    cdef int take_prologue(self, bytes data) except -1
+    cdef int refuse_prologue(self, str why) except -1
     cdef int begin_tls(self) except -1
     cdef int shake(self) except -1
     cdef int decrypt(self) except -1

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""A socket with layers between the wire and the peer's protocol: TLS, WebSocket, or WebSocket over TLS.
+"""A socket with layers between the wire and the peer's protocol: a PROXY header, TLS, WebSocket, or WebSocket over TLS.
 
 TLS is an ssl.SSLObject between two MemoryBIOs, fed from a buffer that all sockets share; WebSocket is
 `shards.sockets.frames`. Imported only where one of them is configured. Invariants: plaintext is encrypted only when the
@@ -28,6 +28,7 @@ from msgspec import structs
 
 from gnatswarm.broker.errors import SecureConnectionRequired
 from gnatswarm.broker.frozen import RecordRefused
+from gnatswarm.shards.sockets.proxy_header import TIMEOUT_S, ProxyHeader, ProxyHeaderError
 
 cdef extern from "<sys/epoll.h>" nogil:
     enum:
@@ -56,6 +57,8 @@ cdef enum:
     MOST_OPENING_BYTES = 262144  # before the protocol began; certificate chains take some KB
     MOST_UNSENT = 262144         # unsent answers to control frames; above that nothing is read
 
+cdef uint64_t PROLOGUE_US = int(TIMEOUT_S * 1_000_000)
+
 # SHARED BY ALL SOCKETS: the contents are used up before the next recv() or send().
 cdef uint8_t WIRE_IN[65536]
 cdef uint8_t WIRE_OUT[65536]
@@ -82,8 +85,9 @@ cdef class LayeredSocket(Socket):
 
     `frozen` (a FrozenSocket): the connection had another socket, and nothing happens before its protocol goes on.
 
-    `owner` is told on_secured(the SSLObject), on_opening_failed(why, is_upgrade) and on_wire_error(text). on_secured
-    returns False if it has refused and closed the connection: then the protocol does not begin.
+    `owner` is told on_secured(the SSLObject), on_opening_failed(why, is_upgrade), on_wire_error(text), and with a PROXY
+    header on_proxied(host, port) or on_proxy_refused(why). on_secured returns False if it has refused and closed the
+    connection: then the protocol does not begin.
     """
 
     def __cinit__(self, gate, frozen=None):
@@ -93,6 +97,8 @@ cdef class LayeredSocket(Socket):
             return
         self.gate = gate
         self.is_opening = True
+        if gate.reads_proxy_header:
+            self.prologue = ProxyHeader()
         if gate.frames is not None:
             self.frames = gate.frames(None)
             self.stage = SHAKES if gate.context is not None else UPGRADES
@@ -153,6 +159,8 @@ cdef class LayeredSocket(Socket):
             return self.take(WIRE_IN, got)
         if got < 0 and (errno == EAGAIN or errno == EINTR):
             return 0
+        if self.prologue is not None and self.prologue.has_begun:   # (an empty connection is a health check)
+            return self.refuse_prologue("EOF")
         if self.is_opening and self.stage != WAITS and self.stage != QUIET:
             return self.fail("EOF" if got == 0 else "the connection was reset", None)
         self.peer.close(CLOSE_CLIENT_CLOSED if got == 0 else CLOSE_READ_ERROR)
@@ -162,6 +170,8 @@ cdef class LayeredSocket(Socket):
     cdef int take(self, const uint8_t *data, Py_ssize_t size) except -1:
         """Bytes from the wire."""
         cdef Py_ssize_t piece
+        if unlikely(self.prologue is not None):
+            return self.take_prologue((<const char *>data)[:size])
         if self.stage == QUIET or self.stage == WAITS:
             if data[0] == HANDSHAKE_RECORD:
                 self.begin_tls()
@@ -215,6 +225,34 @@ cdef class LayeredSocket(Socket):
                 self.take(<const uint8_t *>PyBytes_AS_STRING(wire), PyBytes_GET_SIZE(wire))
             else:
                 self.feed(data)
+        return 0
+
+    # ---- the PROXY header
+
+    cdef int take_prologue(self, bytes data) except -1:
+        cdef bytes rest
+        try:
+            rest = self.prologue.feed(data)
+        except ProxyHeaderError as error:
+            return self.refuse_prologue(str(error))
+        if rest is None:
+            return 0
+        if self.prologue.address is not None:
+            self.owner.on_proxied(*self.prologue.address)
+        self.prologue = None
+        if self.gate.context is None:
+            self.become_plain()
+        else:
+            self.opened_us = self.reactor.box.now_us   # the handshake's time starts now
+        if not rest:
+            return 0
+        return self.take(<const uint8_t *>PyBytes_AS_STRING(rest), PyBytes_GET_SIZE(rest))
+
+    cdef int refuse_prologue(self, str why) except -1:
+        self.prologue = None
+        self.owner.on_proxy_refused(why)
+        self.peer.close(CLOSE_PROTOCOL_VIOLATION)
+        out_call(&self.peer.out)
         return 0
 
     # ---- TLS
@@ -418,6 +456,10 @@ cdef class LayeredSocket(Socket):
             self.flush()
 
     cdef int check_opening(self) except -1:
+        if self.prologue is not None:
+            if self.reactor.box.now_us - self.opened_us <= PROLOGUE_US:
+                return 0
+            return self.refuse_prologue("timeout")
         if self.reactor.box.now_us - self.opened_us <= <uint64_t>self.gate.timeout_us:
             return 0
         if self.stage == WAITS or self.stage == QUIET:
@@ -596,3 +638,4 @@ cdef class LayeredSocket(Socket):
     cdef void drop(self) noexcept:
         self.is_opening = False
         self.tls = self.incoming = self.outgoing = self.frames = self.unsent = self.kept = self.gate = None
+        self.prologue = None
