@@ -91,13 +91,7 @@ def _run(line: CommandLine, program: str, owner: int, arguments: list[str]) -> i
         print(_version_line(line, program))
         return 0
     if line.values.get("sl"):
-        from gnatswarm.router.commands.signals import SignalError, send
-
-        try:
-            send(str(line.values["sl"]), program)
-        except SignalError as error:
-            return _fail(program, str(error))
-        return 0
+        return _signal(str(line.values["sl"]), program)
     if command in ("scale", "rebalance", "restart", "upgrade", "status", "health", "reload", "why"):
         return _operate(line, program)
     if command == "top":
@@ -135,6 +129,23 @@ def _help(command: str, program: str) -> int:
     if command in TALK:
         os.execv(sys.executable, [sys.executable, "-P", "-m", "gnatswarm.loadtest.talk", command, "-h"])
     print(command_help_text(command, program) or help_text(program), end="")
+    return 0
+
+
+def _signal(asked: str, program: str) -> int:
+    from gnatswarm.router.commands.signals import SignalError, find_pid, send
+
+    name, _, target = asked.partition("=")
+    try:
+        if name == "reload":
+            from gnatswarm.router.commands import operator_commands
+
+            code = operator_commands.reload_quietly(find_pid(target, program))
+            if code is not None:
+                return code
+        send(asked, program)
+    except SignalError as error:
+        return _fail(program, str(error))
     return 0
 
 

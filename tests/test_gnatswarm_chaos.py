@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -146,6 +147,10 @@ def process_state(swarm: gnatswarm.BrokerProcess, shard: int) -> str:
     return Path(f"/proc/{swarm.shard_pids()[shard]}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+def is_in_state(swarm: gnatswarm.BrokerProcess, *, stopped: bool) -> bool:
+    return (process_state(swarm, 0) == "T") == stopped
+
+
 async def test_a_stalled_shard_says_nothing_until_it_goes_on(swarm: gnatswarm.BrokerProcess, ends: list[Client]):
     with gnatswarm.Chaos(swarm.url, shards=swarm) as chaos:
         chaos.stall_shard(1, 60.0)
@@ -163,7 +168,7 @@ async def test_a_stalled_shard_says_nothing_until_it_goes_on(swarm: gnatswarm.Br
 async def test_a_slow_shard_runs_for_its_share_and_fast_again_without(swarm: gnatswarm.BrokerProcess):
     with gnatswarm.Chaos(swarm.url, shards=swarm) as chaos, chaos.having([Fault("slow_shard", share=0.2)]):
         for is_stopped in (True, False, True, False):
-            await until(lambda wanted=is_stopped: (process_state(swarm, 0) == "T") == wanted)
+            await until(functools.partial(is_in_state, swarm, stopped=is_stopped))
     assert process_state(swarm, 0) != "T"
 
 

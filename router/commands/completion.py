@@ -50,8 +50,16 @@ def flags_of(command: str) -> list[str]:
     return sorted(set(_FLAG.findall(text)))
 
 
-def _flags_of_a_start() -> list[str]:
-    return sorted({f"-{name}" if len(name) <= 3 else f"--{name}" for flag in FLAGS for name in flag.names})
+def _flags_of_a_start(kinds: tuple[type, ...] = (bool, int, str)) -> list[str]:
+    found = {
+        f"-{name}" if len(name) <= 3 else f"--{name}" for flag in FLAGS if flag.kind in kinds for name in flag.names
+    }
+    return sorted(found)
+
+
+def _before_files() -> list[str]:
+    """Flags of a start whose value is a file, or nothing that a shell knows."""
+    return [flag for flag in _flags_of_a_start((int, str)) if flag not in VALUES]
 
 
 def _bash(commands: Sequence[str], flags: dict[str, list[str]]) -> str:
@@ -70,6 +78,9 @@ _gnatswarm() {{
 {values}
     completion) words="{shells}" ;;
   esac
+  if [ -z "$command" ]; then
+    case "$before" in {"|".join(_before_files())}) COMPREPLY=(); return ;; esac
+  fi
   if [ -z "$words" ]; then
     case "$command" in
     "") words="{" ".join((*commands, *_flags_of_a_start()))}" ;;
@@ -85,19 +96,49 @@ complete -o default -F _gnatswarm gnatswarm
 
 
 def _zsh(commands: Sequence[str], flags: dict[str, list[str]]) -> str:
-    head = "#compdef gnatswarm\n# zsh completion for gnatswarm: source <(gnatswarm completion zsh)\n"
-    # zsh runs completions that are written for bash.
-    return f"{head}autoload -U +X bashcompinit && bashcompinit\n{_bash(commands, flags)}"
+    of_commands = "\n".join(f"    {name}) offered=({' '.join(found)}) ;;" for name, found in flags.items())
+    values = "\n".join(f"    {flag}) offered=({' '.join(found)}) ;;" for flag, found in VALUES.items())
+    return f"""\
+#compdef gnatswarm
+# zsh completion for gnatswarm: put this into a directory of $fpath as _gnatswarm, or type, after compinit,
+#   source <(gnatswarm completion zsh)
+_gnatswarm() {{
+  local word command=""
+  local -a offered
+  for word in "${{(@)words[2,CURRENT-1]}}"; do
+    case "$word" in ({"|".join(commands)}) command="$word"; break ;; esac
+  done
+  case "${{words[CURRENT-1]}}" in
+{values}
+    completion) offered=({" ".join(SHELLS)}) ;;
+  esac
+  if [[ -z "$command" ]]; then
+    case "${{words[CURRENT-1]}}" in ({"|".join(_before_files())}) _files; return ;; esac
+  fi
+  if (( ! $#offered )); then
+    case "$command" in
+    "") offered=({" ".join((*commands, *_flags_of_a_start()))}) ;;
+{of_commands}
+    esac
+    # A word that is no flag may be a file.
+    if [[ -n "$command" && "${{words[CURRENT]}}" != -* ]]; then offered=(); fi
+  fi
+  (( $#offered )) && compadd -- "${{(@)offered}}" || _files
+}}
+# Called as a function of $fpath, or sourced.
+if [[ "${{funcstack[1]}}" == _gnatswarm ]]; then _gnatswarm "$@"; else compdef _gnatswarm gnatswarm; fi
+"""
 
 
 def _fish(commands: Sequence[str], flags: dict[str, list[str]]) -> str:
     lines = ["# fish completion for gnatswarm: gnatswarm completion fish > ~/.config/fish/completions/gnatswarm.fish"]
     first = "not __fish_seen_subcommand_from " + " ".join(commands)
     lines.append(f"complete -c gnatswarm -n '{first}' -a '{' '.join(commands)}'")
-    lines += [_fish_flag(flag, first) for flag in _flags_of_a_start()]
+    with_value = _before_files()
+    lines += [_fish_flag(flag, first) + (" -r -F" if flag in with_value else "") for flag in _flags_of_a_start()]
     for command, found in flags.items():
         lines += [_fish_flag(flag, f"__fish_seen_subcommand_from {command}") for flag in found]
-    lines.append(f"complete -c gnatswarm -n '__fish_seen_subcommand_from completion' -a '{' '.join(SHELLS)}'")
+    lines.append(f"complete -c gnatswarm -n '__fish_seen_subcommand_from completion' -f -a '{' '.join(SHELLS)}'")
     return "\n".join(lines) + "\n"
 
 

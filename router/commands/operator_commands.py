@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -93,13 +93,32 @@ def reload(*, pid: int | None = None, port: int | None = None) -> int:
         changed = [str(change) for change in reply.reload.changes]
         return "\n  ".join(["reloaded:", *changed]) if changed else "reloaded: nothing changed"
 
-    def refused(error: str) -> str:
-        return "\n  ".join(["not reloaded, the old configuration still holds:", *error.splitlines()])
-
-    code = _ask(ReloadRequest(), pid, port, shown, refused)
+    code = _ask(ReloadRequest(), pid, port, shown, _not_reloaded)
     if problems:
-        return _failed("\n  ".join(["reloaded, but for this:", *problems]))
+        return _failed(_reloaded_but(problems))
     return code
+
+
+def reload_quietly(pid: int) -> int | None:
+    """As reload(), but print only what is wrong, as `--signal reload` does. None: it cannot be asked, by this user."""
+    try:
+        path = find(pid, None)
+        reply = exchange(path, ReloadRequest())
+    except (NotFound, OSError, msgspec.DecodeError):
+        return None
+    if reply.error:
+        return _failed(_not_reloaded(reply.error))
+    if reply.reload is not None and reply.reload.problems:
+        return _failed(_reloaded_but(reply.reload.problems))
+    return 0
+
+
+def _not_reloaded(error: str) -> str:
+    return "\n  ".join(["not reloaded, the old configuration still holds:", *error.splitlines()])
+
+
+def _reloaded_but(problems: Sequence[str]) -> str:
+    return "\n  ".join(["reloaded, but for this:", *problems])
 
 
 def why(subject: str, user: str, *, pid: int | None = None, port: int | None = None, as_json: bool = False) -> int:

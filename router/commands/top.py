@@ -316,9 +316,11 @@ def _subjects(before: Look | None, now: Look, rows: int) -> Table:
     if before is not None and before.subjects is not None:
         earlier = {(row.get("account", "$G"), row["subject"]): row["msgs"] for row in before.subjects["subjects"]}
     took_s = now.at_s - before.at_s if before else 0.0
+    is_lost = False
     for row in now.subjects["subjects"][:rows]:
         account = row.get("account", "$G")
         grown = row["msgs"] - earlier.get((account, row["subject"]), row["msgs"])
+        is_lost = is_lost or not row["wanted"]
         table.add_row(
             Text(visible(row["subject"] if account == "$G" else f"{account} · {row['subject']}")),
             count_text(row.get("msgs_per_s", max(0.0, grown / took_s) if took_s > 0 else 0.0)),
@@ -329,6 +331,9 @@ def _subjects(before: Look | None, now: Look, rows: int) -> Table:
             str(row.get("publishers") or ""),
             _subscribers(row),
         )
+    if is_lost:
+        table.caption = "to nobody: [b]gnatswarm why SUBJECT --user USER[/] says what stops it"
+        table.caption_justify = "left"
     return table
 
 
@@ -396,7 +401,7 @@ def run(url: str, *, sort: str = "cid", interval_s: float = 1.0, looks: int = 0)
         with _single_keys() as has_keys, _drawing(console, is_screen) as draw:
             shown = 0
             while True:
-                rows = max(5, console.height - 14) if is_screen else 50
+                rows = max(5, console.height - 15) if is_screen else 50
                 now = pages.look(sort, rows, wants_subjects=shows_subjects)
                 draw(view(before, now, sort, shows_subjects=shows_subjects, rows=rows, width=console.width))
                 before = now

@@ -90,7 +90,12 @@ class Reloader:
             return ReloadOutcome(("there is no configuration to read again",))
         try:
             options = self._reparse()
-        except (ConfigError, ListenError, OSError, ValueError) as error:
+        except ConfigError as error:
+            from gnatswarm.router.config.excerpt import with_lines
+
+            log.error("Reload failed, nothing was changed: %s", error)
+            return ReloadOutcome(tuple(with_lines(error).splitlines()) or (type(error).__name__,))
+        except (ListenError, OSError, ValueError) as error:
             log.error("Reload failed, nothing was changed: %s", error)
             return ReloadOutcome(tuple(str(error).splitlines()) or (type(error).__name__,))
         old = self._broker.options

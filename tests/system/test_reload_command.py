@@ -56,17 +56,37 @@ def test_every_error_is_printed_and_monitoring_says_when_it_failed_until_one_suc
     assert (done.returncode, done.stdout) == (1, "")
     first, *errors = done.stderr.splitlines()
     assert first == "gnatswarm: not reloaded, the old configuration still holds:"
-    assert len(errors) == 2 and "max_paylod" in errors[0] and "ping_max" in errors[1]
+    assert len(errors) == 6 and "max_paylod" in errors[0] and "ping_max" in errors[3]
+    assert errors[1:3] == ["      1 | max_paylod: …", "        | ^"]
     at_s, said = failed_at(pages)
     assert at_s > 0
     assert re.match(r"\d{4}-\d\d-\d\dT", said)
     write(broker, "max_payload: 200\n")
     assert reload(broker, "-p", str(broker.port)).returncode == 0
     assert failed_at(pages) == (0, "")
-    # By signal nobody hears the result; monitoring has it all the same.
+    # Whoever sends a signal does not hear the result; monitoring has it all the same.
     write(broker, "max_paylod: 200\n")
     broker.send_signal(signal.SIGHUP)
     wait_until(lambda: failed_at(pages)[0] > 0)
+
+
+def test_signal_reload_says_what_is_wrong_and_nothing_else(start_broker: Start):
+    broker = start_broker(config="max_payload: 100\n")
+    program = broker.kind.command()[: -len(["--shards", "1"])]
+
+    def signalled() -> tuple[int, str, str]:
+        command = [*program, "--signal", f"reload={broker.pid}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    write(broker, "max_payload: 200\n")
+    assert signalled() == (0, "", "")
+    write(broker, "max_paylod: 300\n")
+    code, out, err = signalled()
+    assert (code, out) == (1, "")
+    assert err.startswith("gnatswarm: not reloaded, the old configuration still holds:\n") and "max_paylod" in err
+    write(broker, "max_payload: 300\n")
+    assert reload(broker, "-p", str(broker.port)).stdout == "reloaded:\n  limits.max_payload_bytes: 200 → 300\n"
 
 
 def test_what_needs_a_restart_is_refused(start_broker: Start):
