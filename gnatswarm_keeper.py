@@ -30,9 +30,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
-    from typing import NoReturn
+    from typing import NoReturn, Protocol
 
     from gnatswarm.shards.boundary.keeping import Packet, Post, Succession
+
+    class Begun(Protocol):
+        """Ports that were opened before the router was forked."""
+
+        def close(self) -> None:
+            """Close our copies; the router has its own."""
+
 
 _WATCHED = (*HANDLED_SIGNALS, signal.SIGCHLD)
 EX_SOFTWARE = 70  # of sysexits(3)
@@ -54,6 +61,7 @@ def keep(
     *,
     owner: int = -1,
     prepares: bool = True,
+    begin: Callable[[], Begun | None] = lambda: None,
     program: str = "gnatswarm",
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
@@ -61,14 +69,16 @@ def keep(
     """Run a broker; returns its exit code.
 
     `route` runs the router. `owner` is a descriptor whose end stops the broker, as SIGINT does; -1: none. `prepares`:
-    import what shards need at once, not when the first is launched. A program that follows this one is called with
+    import what shards need at once, not when the first is launched. `begin` opens ports, if it can without a
+    configuration: then what router and shards both need is imported before the fork, and is theirs in common; else the
+    router is forked at once, to open them. A program that follows this one is called with
     `arguments`, and gets the variables of `environment`, which are of the service manager. Where this program is to
     follow another one, as SUCCESSION says, it is a running broker's keeper or router.
     """
     number = os.environ.pop(SUCCESSION, "").partition(":")[0]
     again = _Again(program, tuple(arguments), dict(environment or {}))
     if not number:
-        return _Keeper(route, owner, again).run(prepares=prepares)
+        return _Keeper(route, owner, again).run(prepares=prepares, begin=begin)
     from gnatswarm.shards.boundary import keeping
 
     succession = keeping.read_succession(int(number))
@@ -176,7 +186,7 @@ class _Keeper:
             if child.lifeline < 0:
                 sock.close()
 
-    def run(self, *, prepares: bool) -> int:
+    def run(self, *, prepares: bool, begin: Callable[[], Begun | None] = lambda: None) -> int:
         wakes, woken = socket.socketpair()
         for end in (wakes, woken):
             end.setblocking(False)
@@ -186,7 +196,12 @@ class _Keeper:
         signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
         self._own = (wakes, woken)
         if self._sock is None:
+            begun = begin()
+            if begun is not None:
+                _share()
             self._start_router("")
+            if begun is not None:
+                begun.close()
         else:
             self._say(self._words.Renewed())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
@@ -591,6 +606,26 @@ def _exit(code: int) -> NoReturn:
 
 def _do_nothing(*_: object) -> None:
     """The wake-up descriptor tells the loop."""
+
+
+def _share() -> None:
+    """Import what a router and a shard both need: the pages are shared, and the work is done once."""
+    # Imports allocate much and leave no garbage. The router enables collecting when it has imported the rest.
+    import gc
+
+    gc.disable()
+    import uvloop  # noqa: F401
+
+    import gnatswarm.shards.boundary.handoff
+    import gnatswarm.shards.boundary.keeping
+    import gnatswarm.shards.boundary.linkdir
+    import gnatswarm.shards.boundary.logs
+    import gnatswarm.shards.boundary.page
+    import gnatswarm.shards.boundary.parentage
+    import gnatswarm.shards.boundary.rows  # noqa: F401
+
+    # What there is now is never looked at again, so that collecting writes to none of its pages.
+    gc.freeze()
 
 
 def _prepare() -> None:

@@ -16,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
     from gnatswarm.router.config.conf_tree import ConfigError
+    from gnatswarm.router.listening.head_start import HeadStart
     from gnatswarm.router.listening.inherited import Inherited
     from gnatswarm.router.supervision.notify import Notifier
     from gnatswarm.shards.boundary.keeping import Post
@@ -328,11 +329,21 @@ def _serve(line: CommandLine, program: str, owner: int, arguments: list[str]) ->
             return _fail(program, str(error))
     from gnatswarm.keeper import keep
 
+    begun: list[HeadStart] = []
+
+    def begin() -> HeadStart | None:
+        if inherited is None:
+            from gnatswarm.router.listening.head_start import head_start
+
+            begun.extend(filter(None, (head_start(line),)))
+        return begun[0] if begun else None
+
     # Forks here: this process becomes the keeper, which imports the shards' modules while the router reads its
     # configuration.
     own = _own_command(arguments)
     return keep(
-        lambda post: _route(line, program, post, inherited, notifier, own),
+        lambda post: _route(line, program, post, inherited, notifier, own, begun[0] if begun else None),
+        begin=begin,
         owner=owner,
         program=program,
         arguments=arguments,
@@ -355,6 +366,7 @@ def _route(
     inherited: Inherited | None,
     notifier: Notifier | None,
     own: list[str],
+    begun: HeadStart | None,
 ) -> int:
     """Run the router, in a process of its own."""
     from gnatswarm.router.config.conf_tree import ConfigError
@@ -374,7 +386,16 @@ def _route(
     from gnatswarm.router.serving import serve
 
     # SIGHUP reads the same command line and file again; flags still override the file.
-    return serve(options, program=program, post=post, reparse=read, inherited=inherited, notifier=notifier, own=own)
+    return serve(
+        options,
+        program=program,
+        post=post,
+        reparse=read,
+        inherited=inherited,
+        begun=begun,
+        notifier=notifier,
+        own=own,
+    )
 
 
 def _with_lines(error: ConfigError) -> str:

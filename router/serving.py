@@ -6,6 +6,7 @@ Called by the command line.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from gnatswarm.shards.boundary import logs
 
 if TYPE_CHECKING:
     from gnatswarm.router.companions import Companions
+    from gnatswarm.router.listening.head_start import HeadStart
     from gnatswarm.router.listening.inherited import Inherited
     from gnatswarm.router.supervision.broker import SupervisedBroker
     from gnatswarm.router.supervision.notify import Notifier
@@ -40,6 +42,7 @@ def serve(
     reparse: Callable[[], Options] | None = None,
     command: Sequence[str] = (),
     inherited: Inherited | None = None,
+    begun: HeadStart | None = None,
     notifier: Notifier | None = None,
     own: Sequence[str] = (),
 ) -> int:
@@ -48,7 +51,8 @@ def serve(
     `options` are None where a dead router has left a broker, with its options. `program` is the name we were called by,
     `post` what we got from the keeper. `reparse` reads the configuration again for SIGHUP, and may raise ConfigError,
     OSError or ValueError. `command` replaces the command that runs a shard (tests). `inherited` are sockets to use in
-    place of our own, `notifier` tells a service manager. `own` is the command that runs this program.
+    place of our own, `begun` ports that are open already; `notifier` tells a service manager. `own` is the command that
+    runs this program.
     """
     opened = None
     if post.legacy is None:
@@ -60,7 +64,7 @@ def serve(
             return 1
         descriptors.raise_limit()
         try:
-            opened = Opened(options, inherited)
+            opened = Opened(options, inherited, begun)
         except CannotStart as error:
             log.critical("%s", error)
             return 1
@@ -170,5 +174,8 @@ def _run(supervisor: Supervisor, companions: Companions) -> int:
 
     import uvloop
 
+    # The collector was off during the imports, and need not look at what they have made.
+    gc.freeze()
+    gc.enable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(companions.run(supervisor))

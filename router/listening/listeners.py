@@ -160,7 +160,9 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, str]:
         except OSError:
             return socket.AF_INET, "0.0.0.0"
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # The codec for other names imports more than all the rest until the port is open.
+        name = host.encode() if host.isascii() else host
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ListenError(

@@ -8,25 +8,41 @@ from __future__ import annotations
 import os
 import socket
 
-from gnatswarm.broker.options import Options
 from gnatswarm.router.listening.listeners import ListenError
+
+TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would slow the start
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Wanted(Protocol):
+        """What is read here of `Options`."""
+
+        @property
+        def host(self) -> str: ...
+        @property
+        def http_host(self) -> str: ...
+        @property
+        def http_port(self) -> int: ...
+        @property
+        def https_port(self) -> int: ...
+
 
 LOOPBACK = "127.0.0.1"
 # More than come while the router builds a page. A client that finds the backlog full tries again a second later.
 BACKLOG = 1024
 
 
-def monitoring_host(options: Options) -> str:
+def monitoring_host(options: Wanted) -> str:
     """The host of the pages: http_host, else the clients' host, else loopback."""
     return options.http_host or options.host or LOOPBACK
 
 
-def monitoring_scheme(options: Options) -> str:
+def monitoring_scheme(options: Wanted) -> str:
     """The scheme of the pages: https or http."""
     return "https" if options.https_port else "http"
 
 
-def listen(options: Options) -> socket.socket | None:
+def listen(options: Wanted) -> socket.socket | None:
     """A socket on https_port or http_port (-1: any free one), None where both are 0. ListenError."""
     asked = options.https_port or options.http_port
     if not asked:
@@ -38,7 +54,8 @@ def listen(options: Options) -> socket.socket | None:
             is_dual = socket.has_dualstack_ipv6()
             family = socket.AF_INET6 if is_dual else socket.AF_INET
             return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=is_dual)
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        name = host.encode() if host.isascii() else host  # the codec for other names imports much
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         found.sort(key=lambda entry: entry[0] != socket.AF_INET)
         return socket.create_server((str(found[0][4][0]), port), family=found[0][0], backlog=BACKLOG)
     except OSError as error:
@@ -48,6 +65,6 @@ def listen(options: Options) -> socket.socket | None:
         raise ListenError(f"Can't start monitoring: cannot listen on {host}:{asked}: {why}") from None
 
 
-def address(sock: socket.socket, options: Options) -> tuple[str, int]:
+def address(sock: socket.socket, options: Wanted) -> tuple[str, int]:
     """The host as configured and the port as bound."""
     return monitoring_host(options), sock.getsockname()[1]

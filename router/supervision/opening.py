@@ -1,7 +1,8 @@
 """The first step of a start: how many shards there will be, and the ports on which they will serve.
 
-Done before the rest of the router is imported: whoever connects from then on waits in a listener's queue, and is served
-by the first shard that is ready. So a script that starts a broker and connects at once is not refused.
+Done before the rest of the router is imported: whoever connects from then on waits in a listener's queue, and is
+served by the first shard that is ready. So a script that starts a broker and connects at once is not refused. Where the
+command line is simple, `router.listening.head_start` has done it earlier still.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from gnatswarm.router.supervision import descriptors
 
 if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
+    from gnatswarm.router.listening.head_start import HeadStart
     from gnatswarm.router.listening.inherited import Inherited
 
 # In the gateway other servers have the numbers from 32 on (broker.exchange): so shards have those below, and one of
@@ -31,17 +33,23 @@ class CannotStart(Exception):
 class Opened:
     """Listening sockets, open until they are closed, for this many shards. CannotStart: none is open.
 
-    `inherited` are sockets to serve on in place of our own.
+    `inherited` are sockets to serve on in place of our own, `begun` those that are open already.
     """
 
-    def __init__(self, options: Options, inherited: Inherited | None = None) -> None:
+    def __init__(self, options: Options, inherited: Inherited | None = None, begun: HeadStart | None = None) -> None:
         self.shards = _wanted_shards(options)
         passed_in = inherited.monitoring if inherited is not None else None
         is_handoff = options.sharding.accept == "handoff"
         self.monitor_socket: socket.socket | None = None
         try:
-            self.monitor_socket = passed_in or monitor_socket.listen(options)
-            self.listener_groups = ListenerGroups(options, self.shards, is_handoff=is_handoff, inherited=inherited)
+            self.monitor_socket = passed_in or (monitor_socket.listen(options) if begun is None else begun.monitor)
+            self.listener_groups = ListenerGroups(
+                options,
+                self.shards,
+                is_handoff=is_handoff,
+                inherited=inherited,
+                taken_over=None if begun is None else (begun.clients, None, {}),
+            )
         except ListenError as error:
             if self.monitor_socket is not None:
                 self.monitor_socket.close()

@@ -1,0 +1,199 @@
+"""Ports are open before the modules are imported that read a configuration, where the command line cannot be wrong."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from gnatswarm.router.config.conf_tree import ConfigError
+from gnatswarm.router.config.cores import usable_cores
+from gnatswarm.router.config.flags import FLAGS, parse
+from gnatswarm.router.config.options_build import build
+from gnatswarm.router.listening.head_start import DEFAULT_PORT, head_start, is_simple
+from gnatswarm.router.supervision.opening import Opened
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+# What an empty Python has not, and a broker has until its port is open.
+FEW = 40
+HEAVY = {"msgspec", "logging", "asyncio", "uvloop", "ssl", "typing", "re", "encodings.idna", "inspect", "argparse"}
+
+
+def test_little_is_imported_until_the_port_is_open() -> None:
+    code = (
+        "import sys; before = set(sys.modules)\n"
+        "from gnatswarm import keeper\n"
+        "def keep(route, *, begin, **_):\n"
+        "    begun = begin()\n"
+        "    print(begun.clients.port > 0, begun.monitor is not None, len(begun.clients.sockets))\n"
+        "    print(*sorted(set(sys.modules) - before))\n"
+        "    return 0\n"
+        "keeper.keep = keep\n"
+        "from gnatswarm.router.cli import main\n"
+        "main(['-a', '127.0.0.1', '-p', '-1', '-m', '-1', '--shards', '2', '-DV', '-n', 'me'])\n"
+    )
+    result = subprocess.run([sys.executable, "-P", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    opened, names = result.stdout.splitlines()
+    modules = set(names.split())
+    assert opened == "True True 2"
+    assert modules & HEAVY == set()
+    assert len(modules) < FEW, sorted(modules)
+
+
+VALUES = {
+    "a": ["127.0.0.1", "", "0.0.0.0", "1.2.3.4.5", "127.0.0.1:5", "::1", "localhost", "1 2", "a/b", "٣", "..", "1"],
+    "p": ["0", "-1", "-2", "1", "8222", "65535", "65536", "0x10"],
+    "m": ["0", "-1", "-2", "4222", "8222", "65536"],
+    "shards": ["0", "1", "2", "62", "63", "-1"],
+    "accept": ["reuseport", "handoff", "", "both"],
+    "user": ["ann", "", "$2a$11$x", "a b"],
+    "pass": ["s3cret", "", "$2a$11$" + "x" * 53, "$2y"],
+    "auth": ["token", "", "$2b$1"],
+    "n": ["me", "", "a b"],
+    "compatibility": ["2.9", "2.15", "3"],
+    "log_format": ["json", "x"],
+    "cluster": ["nats://0.0.0.0:4222", "x"],
+    "l": ["", "/nowhere/at/all/x.log", "/"],
+    "stats_window": ["1s", "x"],
+    "tls": None,
+    "js": None,
+    "D": None,
+    "no_stats": None,
+}
+
+
+def test_each_line_that_is_accepted_makes_options() -> None:
+    draw = random.Random(20)
+    accepted = 0
+    for _ in range(4000):
+        words = []
+        for name in draw.sample(sorted(VALUES), draw.choice((1, 2, 3, 4))):
+            values = VALUES[name]
+            words.append(f"--{name}" + ("" if values is None else f"={draw.choice(values)}"))
+        line = parse(words)
+        if not is_simple(line):
+            continue
+        accepted += 1
+        try:
+            options = build(line).options
+        except ConfigError as error:
+            raise AssertionError(f"{words}: {error}") from error
+        assert options.host == line.values.get("a", ""), words
+        assert options.port == (int(line.values.get("p", 0)) or DEFAULT_PORT), words
+        assert options.http_port == int(line.values.get("m", 0)), words
+        assert (options.http_host, options.https_port) == ("", 0), words
+        assert (options.websocket.port, options.server_ports) == (0, {}), words
+        assert options.sharding.shards == int(line.values.get("shards", 0)), words
+        assert options.sharding.accept == line.values.get("accept", "reuseport"), words
+    assert accepted > 300
+
+
+@pytest.mark.parametrize("flag", [flag.names[0] for flag in FLAGS])
+def test_a_flag_that_needs_the_configuration_is_not_accepted(flag: str) -> None:
+    simple = {"a", "p", "m", "n", "P", "l", "T", "D", "V", "VV", "DV", "DVV", "js", "auth", "user", "pass"}
+    simple |= {"compatibility", "shards", "accept", "no_stats", "stats_dir", "ports_file_dir"}
+    values = {
+        "compatibility": "2.15",
+        "a": "127.0.0.1",
+        "p": "5",
+        "m": "6",
+        "shards": "2",
+        "accept": "handoff",
+        "l": os.devnull,
+    }
+    kind = next(one.kind for one in FLAGS if one.names[0] == flag)
+    words = [f"--{flag}" if kind is bool else f"--{flag}={values.get(flag, '7')}"]
+    words += {"user": ["--pass=x"], "pass": ["--user=x"]}.get(flag, [])
+    # A log that is no file is left to who writes it: the reader of a pipe would take closing it for the end.
+    assert is_simple(parse(words)) == (flag in simple - {"l"})
+
+
+def test_it_is_what_the_router_goes_on_with() -> None:
+    line = parse(["-a", "127.0.0.1", "-p", "-1", "-m", "-1", "--shards", "3"])
+    begun = head_start(line)
+    assert begun is not None
+    opened = Opened(build(line).options, None, begun)
+    try:
+        assert opened.shards == 3
+        assert opened.listener_groups.clients is begun.clients
+        assert len(begun.clients.sockets) == 3
+        assert opened.monitor_socket is begun.monitor
+    finally:
+        opened.close()
+    assert begun.clients.sockets == []
+
+
+def test_without_a_number_there_is_a_listener_for_each_core_and_one_for_hand_off() -> None:
+    for words, count in (([], usable_cores()), (["--accept", "handoff"], 1)):
+        begun = head_start(parse(["-a", "127.0.0.1", "-p", "-1", *words]))
+        assert begun is not None
+        assert len(begun.clients.sockets) == count
+        assert begun.monitor is None
+        begun.close()
+
+
+@pytest.mark.parametrize("flag", ["-p", "-m"])
+def test_a_port_in_use_is_left_to_the_router_at_once(flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = str(other.getsockname()[1])
+        assert head_start(parse(["-a", "127.0.0.1", "-p", "-1", flag, taken])) is None
+
+
+def test_a_log_that_cannot_be_written_opens_no_port(tmp_path: pathlib.Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "no" / "x.log", tmp_path / "pipe"):
+        assert not is_simple(parse(["-l", str(path)]))
+    assert is_simple(parse(["-l", str(tmp_path / "x.log")]))
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def _start(port: int, *flags: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-P", "-m", "gnatswarm", "-a", "127.0.0.1", "-p", str(port), "--no_stats", *flags]
+    return subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+def _connected(process: subprocess.Popen[str], port: int) -> socket.socket:
+    """A connection made at the first moment at which the port is open."""
+    while process.poll() is None:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=20)
+        except ConnectionRefusedError:
+            continue
+    raise AssertionError(process.communicate()[1])
+
+
+def test_who_connects_at_the_first_moment_is_served_and_a_signal_at_that_moment_is_kept() -> None:
+    port = _free_port()
+    with _start(port, "--shards", "2") as process, _connected(process, port) as client:
+        assert client.recv(5) == b"INFO "
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+    port = _free_port()
+    with _start(port, "--shards", "2") as process, _connected(process, port):
+        process.send_signal(signal.SIGTERM)
+        log = process.communicate(timeout=20)[1]
+        assert process.returncode == 1, log
+        assert re.search(r"Server Exiting", log), log
+
+
+def test_after_kill_9_while_it_imports_nothing_holds_the_port() -> None:
+    port = _free_port()
+    with _start(port, "--shards", "2") as process, _connected(process, port):
+        process.kill()
+        process.wait()
+        process.communicate(timeout=20)  # no process has its standard error any more
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", port))
