@@ -291,6 +291,8 @@ class Cluster(_Discreet, frozen=True, forbid_unknown_fields=True):
     password: str = ""  # and its password
     auth_timeout_s: float = 2.0  # how long other members may take to log in
     tls: Tls = Tls()  # of routes, on both ends; members always verify each other's certificates
+    ping_interval_s: float = 0.0  # a member is pinged so often, at least every 30 s; 0: the broker's own
+    ping_max: int = 0  # a member that has not answered so many pings is disconnected; 0: the broker's own
     tls_insecure: bool = False  # members that are dialled need no certificate that can be verified
     permissions: Permissions | None = None  # what goes to other members (publish) and comes (subscribe); None: all
 

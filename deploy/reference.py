@@ -180,6 +180,8 @@ BY_HAND = {
     "cluster.advertise": "advertise",
     "cluster.no_advertise": "no_advertise",
     "cluster.connect_retries": "connect_retries",
+    "cluster.ping_interval_s": "ping_interval",
+    "cluster.ping_max": "ping_max",
     "cluster.user": "authorization { user }",
     "cluster.password": "authorization { password }",
     "cluster.auth_timeout_s": "authorization { timeout }",

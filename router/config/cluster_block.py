@@ -41,6 +41,8 @@ class ClusterBlock:
             try:
                 found = _KEYS[key](entry.value.value if isinstance(entry.value, Scalar) else None)
                 self.settings |= {f"cluster.{name}": value for name, value in found.items()}
+            except BareSeconds as bare:
+                self.settings |= {f"cluster.{name}": value for name, value in _KEYS[key](f"{bare.seconds}s").items()}
             except Mistake as mistake:
                 self._problem(entry.at, f"{key}: {mistake.what}", mistake.advice)
         elif key == "routes":
@@ -180,4 +182,6 @@ _KEYS: dict[str, Callable[[object], Settings]] = {
     "cluster_advertise": _sets("advertise", values.client_advertise),
     "no_advertise": _sets("no_advertise", values.boolean),
     "connect_retries": _sets("connect_retries", values.connect_retries),
+    "ping_interval": _sets("ping_interval_s", lambda value: values.interval_s(value, 0.0)),
+    "ping_max": _sets("ping_max", lambda value: values.number(value, 0, 1_000_000)),
 }

@@ -117,8 +117,6 @@ NO_EFFECT_IN_CLUSTER = {
     "pool_size": "there is one connection to each member; members that have more use one to this broker",
     "accounts": "there is one connection to each member for all accounts",
     "compression": "routes are not compressed",
-    "ping_interval": "routes are pinged every ping_interval of the broker, and at least every 30 seconds",
-    "ping_max": "the broker's own counts",
     "connect_backoff": "a member is dialled again after a second",
     "write_deadline": "the broker's own counts",
     "write_timeout": "a member that reads nothing for write_deadline is disconnected",

@@ -123,7 +123,7 @@ class RouteSession:
         self._is_quiet = False
         self._has_started = False
         self._is_on_trial = False  # logged in, and the member has not said that it takes it
-        self._timer = loop.call_later(FIRST_PING_S, self._ping)
+        self._timer = loop.call_later(min(FIRST_PING_S, self._ping_interval_s), self._ping)
         self._login_timer = None if dialled is not None else self._login_deadline()
         self.over: asyncio.Future[None] = loop.create_future()
         self.link = ServerLink(exchange, self, is_route=True)
@@ -395,7 +395,7 @@ class RouteSession:
             self.link.send(b"-ERR 'Stale Connection'\r\n")
             self._end("Stale Connection")
         elif not self._has_started:
-            self._timer = self._loop.call_later(FIRST_PING_S, self._ping)
+            self._timer = self._loop.call_later(min(FIRST_PING_S, self._ping_interval_s), self._ping)
         else:
             self._send_ping()
             self._timer = self._loop.call_later(self._ping_interval_s, self._ping)

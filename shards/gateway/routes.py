@@ -281,8 +281,8 @@ class Routes:
             dialled=dialled,
             is_configured=is_configured,
             identity=self._identity,
-            ping_interval_s=limits.ping_interval_s,
-            ping_max=limits.ping_max,
+            ping_interval_s=self.cluster.ping_interval_s or limits.ping_interval_s,
+            ping_max=self.cluster.ping_max or limits.ping_max,
         )
         self._sessions.append(session)
         gate = self._gate(dialled)

@@ -1,0 +1,162 @@
+"""Members that are parted, stopped and killed: what they find out, and how they come together again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.pipe import Pipe
+from tests.support.servers import Broker
+from tests.support.turns import until
+from tests.support.wire import Client
+from tests.system.test_cluster import (
+    CREATED,
+    Net,
+    Start,
+    all_know,
+    cluster_config,
+    is_meshed,
+    know,
+    net,
+    route_port,
+    settled,
+    start,
+    subscribed,
+)
+
+__all__ = ["net", "start"]  # fixtures
+
+PINGS = 'ping_interval: "150ms"'
+CLOSED = r"Router connection closed: Stale Connection"
+
+
+def pings_of(kind: str) -> str:
+    """nats-server 2.9 pings other members as often as clients, by default every two minutes."""
+    return "" if kind == "nats-server" else PINGS
+
+
+KINDS = ("gnatswarm-2", "nats-server")
+
+
+async def has_no_responders(client: Client, subject: str) -> None:
+    """Returns when a request is answered by 503: the route is gone, and this client's shard has been told."""
+    async with asyncio.timeout(20):
+        while True:
+            await client.send(f"PUB {subject} answers.here 0\r\n\r\n")
+            if any(frame.headers and b"503" in frame.headers for frame in await client.flush()):
+                return
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_partition_is_found_and_heals(start: Start, net: Net, kind: str) -> None:
+    """Nothing is forwarded between two members, and no connection ends: only unanswered pings tell."""
+    here = start("gnatswarm-2", cluster_config("here", inner=PINGS))
+    async with Pipe(route_port(here)) as pipe:
+        there = start(kind, cluster_config("there", (pipe.port,), inner=pings_of(kind)))
+        await until(lambda: is_meshed([here, there]))
+        near, far = clients = await net.clients([here, there])
+        await subscribed(near, "answers.> 9")
+        await subscribed(far, "before 1", "during.gone 2")
+        await all_know(clients)
+        pipe.stall()
+        await asyncio.to_thread(here.log.wait_line, CLOSED, 20.0)
+        # Two clusters: what only the other side subscribes to has no responders.
+        await has_no_responders(near, "before")
+        await far.talk("UNSUB 2\r\nPING\r\n", expect_last="PONG\r\n")
+        await subscribed(far, "during.new 3")
+        if pings_of(kind):
+            await asyncio.to_thread(there.log.wait_line, "Router connection closed", 20.0)
+        pipe.go_on()
+        await until(lambda: is_meshed([here, there]))
+        await all_know(clients)
+        near.inbox.clear()
+        far.inbox.clear()
+        await has_no_responders(near, "during.gone")
+        for number in range(50):
+            await near.send(f"PUB before {len(str(number))}\r\n{number}\r\nPUB during.new 1\r\nx\r\n")
+        await settled(clients)
+        assert [frame.payload for frame in far.inbox if frame.sid == "1"] == [b"%d" % n for n in range(50)]
+        assert sum(frame.sid == "3" for frame in far.inbox) == 50
+        assert sum(frame.sid == "2" for frame in far.inbox) == 0
+
+
+@pytest.mark.parametrize("kind", ["gnatswarm-1", "nats-server"])
+async def test_a_member_that_stops_is_found_by_pings_and_comes_back(start: Start, net: Net, kind: str) -> None:
+    here = start("gnatswarm-2", cluster_config("here", inner=PINGS))
+    debug = "debug: true" if kind.startswith("gnat") else ""
+    there = start(kind, cluster_config("there", (route_port(here),), inner=pings_of(kind), more=debug))
+    await until(lambda: is_meshed([here, there]))
+    near, far = clients = await net.clients([here, there])
+    await subscribed(near, "answers.> 9")
+    await subscribed(far, "before 1")
+    await all_know(clients)
+    stopped = _gateway(there) if kind.startswith("gnat") else there.pid
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        await asyncio.to_thread(here.log.wait_line, CLOSED, 20.0)
+        await has_no_responders(near, "before")
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    await until(lambda: is_meshed([here, there]))
+    await all_know(clients)
+    near.inbox.clear()
+    await near.send("PUB before 1\r\nx\r\n" * 20)
+    await settled(clients)
+    assert sum(frame.sid == "1" for frame in far.inbox) == 20
+
+
+def _gateway(broker: Broker) -> int:
+    return int(broker.log.wait_line(r"Gateway is process (\d+)")[1])
+
+
+async def _numbered(publisher: Client, subject: str, is_over: Callable[[], bool]) -> int:
+    """Publishes 0, 1, … until it is over; how many."""
+    number = 0
+    while not is_over():
+        lines = [f"PUB {subject} {len(str(n))}\r\n{n}\r\n" for n in range(number, number + 50)]
+        await publisher.send("".join(lines))
+        await publisher.flush(20)
+        number += 50
+    return number
+
+
+@pytest.mark.parametrize(("kind", "fault"), [("gnatswarm-2", "gateway killed"), ("nats-server", "route cut")])
+async def test_under_load_messages_may_be_lost_but_not_doubled_or_reordered(
+    start: Start, net: Net, kind: str, fault: str
+) -> None:
+    here = start("gnatswarm-2", cluster_config("here", more="debug: true"))
+    async with Pipe(route_port(here)) as pipe:
+        there = start(kind, cluster_config("there", (pipe.port,)))
+        await until(lambda: is_meshed([here, there]))
+        near, far, near_too, far_too = clients = await net.clients([here, there, here, there])
+        await subscribed(near_too, "to.here 1")
+        await subscribed(far_too, "to.there 1")
+        await all_know(clients)
+        is_over = False
+        publishing = [
+            asyncio.create_task(_numbered(near, "to.there", lambda: is_over)),
+            asyncio.create_task(_numbered(far, "to.here", lambda: is_over)),
+        ]
+        for client in (near_too, far_too):
+            while len(client.inbox) < 100:
+                await client.flush(20)
+        lines = len(here.log.lines)
+        if fault == "gateway killed":
+            os.kill(_gateway(here), signal.SIGKILL)
+        else:
+            pipe.cut()
+        await asyncio.to_thread(here.log.wait_line, CREATED, 20.0, lines)
+        await know(near_too, far_too)
+        await know(far_too, near_too)
+        is_over = True
+        counts = await asyncio.gather(*publishing)
+        await settled(clients)
+        for client, count in ((far_too, counts[0]), (near_too, counts[1])):
+            got = [int(frame.payload) for frame in client.inbox if frame.sid == "1" and frame.payload]
+            assert got == sorted(set(got))
+            assert got[-1] == count - 1  # it goes on to the end
+            assert got[:100] == list(range(got[0], got[0] + 100))
