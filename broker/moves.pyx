@@ -559,8 +559,10 @@ cdef class Moves:
                         raise records.RecordRefused(f"client {one.cid}: {sub.subject!r} is no subject")
                     if sub.max_msgs:
                         client.out.has_surplus = True
-                    put_subscription(client, msgspec.structs.replace(
-                        sub, delivered=0, max_msgs=sub.max_msgs - sub.delivered if sub.max_msgs else 0))
+                    if sub.delivered:
+                        sub = msgspec.structs.replace(
+                            sub, delivered=0, max_msgs=sub.max_msgs - sub.delivered if sub.max_msgs else 0)
+                    put_subscription(client, sub)
                 set_maxima(client, True)
             if shifts_of(batch.clients.values()) != batch.shifts:
                 raise records.RecordRefused("its accounts import other streams")

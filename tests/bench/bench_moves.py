@@ -7,6 +7,7 @@ counted. Only ratios within one run mean anything. GNATSWARM_MOVED_CLIENTS: how 
 from __future__ import annotations
 
 import os
+import random
 import re
 import select
 import selectors
@@ -33,6 +34,7 @@ BATCH = 500
 PAYLOAD = b"x" * 16
 MOVES = 100
 GAP_S = 0.002
+PACE_S = 0.001
 
 
 def named(broker: Broker, shard: int, name: str) -> socket.socket:
@@ -105,24 +107,34 @@ def test_idle_connections_move() -> None:
         echo = client_on(broker, 0)
         talk(echo, b"SUB echo 1\r\nPING\r\n")
         calm = round_trips(echo, time.monotonic() + 3.0)
+        calm_paced = round_trips(echo, time.monotonic() + 3.0, gap_s=PACE_S)
         before = cpu_ns(broker)
         moving = threading.Thread(target=asked, args=(broker, MoveRequest(0, 1, there[0])))
         moving.start()
         moving.join()
         moved = (cpu_ns(broker) - before) / there[0]
-        # Back again, while somebody who stays talks: his round trips are not counted above.
-        moving = threading.Thread(target=asked, args=(broker, MoveRequest(1, 0, there[0])))
-        began = time.monotonic()
-        moving.start()
-        busy = round_trips(echo, began + 3.0, moving.is_alive)
-        moving.join()
-        rate = there[0] / (time.monotonic() - began)
+        # Back and forth, while somebody who stays talks: his round trips are not counted above.
+        busy, rate = while_moving(broker, echo, there[0], 1)
+        busy_paced, _ = while_moving(broker, echo, there[0], 0, PACE_S)
         for sock in crowd:
             sock.close()
     table("CPU per connection with ten subscriptions", [("accept, CONNECT, SUBs", made), ("move", moved)])
-    rows = [("calm: median", median(calm)), ("calm: p99", quantiles(calm, n=100)[98])]
-    rows += [(f"{rate:,.0f} moves/s: median", median(busy)), ("p99", quantiles(busy, n=100)[98])]
-    table(f"Round trip of a client that stays, of {len(calm)} and {len(busy)}", [(n, t * 1e6) for n, t in rows], "µs")
+    for how, quiet, late in (("one after the other", calm, busy), ("every ms", calm_paced, busy_paced)):
+        rows = [("calm: p99", quantiles(quiet, n=100)[98]), ("calm: median", median(quiet))]
+        rows += [(f"{rate:,.0f} moves/s: median", median(late)), ("p99", quantiles(late, n=100)[98])]
+        table(f"Round trips of a client that stays, {how}", [(n, t * 1e6) for n, t in rows], "µs")
+
+
+def while_moving(
+    broker: Broker, echo: socket.socket, clients: int, old: int, gap_s: float = 0
+) -> tuple[list[float], float]:
+    """Round trips while so many move from this shard to the other, and how many move in a second."""
+    moving = threading.Thread(target=asked, args=(broker, MoveRequest(old, 1 - old, clients)))
+    began = time.monotonic()
+    moving.start()
+    found = round_trips(echo, began + 60.0, moving.is_alive, gap_s=gap_s)
+    moving.join()
+    return found, clients / (time.monotonic() - began)
 
 
 def test_a_busy_client_moves() -> None:
@@ -175,10 +187,14 @@ def gaps(arrived: list[float], since: float, until: float) -> list[float]:
     return [after - before for before, after in pairwise(found)] or [0.0]
 
 
-def round_trips(sock: socket.socket, until: float, condition: Callable[[], bool] = lambda: True) -> list[float]:
-    """Seconds of each message to itself, one after the other."""
+def round_trips(
+    sock: socket.socket, until: float, condition: Callable[[], bool] = lambda: True, *, gap_s: float = 0
+) -> list[float]:
+    """Seconds of each message to itself, one after the other, or with pauses of that length at the mean."""
     found = []
     while time.monotonic() < until and condition():
+        if gap_s:
+            select.select([], [], [], random.uniform(0, 2 * gap_s))
         began = time.monotonic()
         sock.sendall(b"PUB echo 1\r\nx\r\n")
         said = b""

@@ -91,6 +91,26 @@ async def test_each_record_comes_with_its_descriptor_whatever_its_size(ends: End
             sock.close()
 
 
+@pytest.mark.parametrize(("turn_ns", "at_least", "at_most"), [(10**12, 20, 20), (0, 1, 1)])
+async def test_as_many_are_taken_in_one_turn_as_its_time_allows(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, turn_ns: int, at_least: int, at_most: int
+) -> None:
+    monkeypatch.setattr(channel, "TURN_NS", turn_ns)
+    way = ends.dial()
+    await until(lambda: ends.came)
+    ours, theirs = socket.socketpair()
+    for n in range(20):
+        way.send(channel.HandedOver(n, b"x"), os.dup(ours.fileno()))
+    ends.incoming[0]._on_readable()
+    assert at_least <= len(ends.came) - 1 <= at_most
+    await until(lambda: len(ends.came) == 21)
+    for _, fd in ends.came[1:]:
+        os.close(fd)
+    way.close()
+    ours.close()
+    theirs.close()
+
+
 async def test_a_way_whose_other_end_is_gone_closes_what_it_could_not_send(ends: Ends) -> None:
     way = ends.dial()
     await until(lambda: ends.came)
