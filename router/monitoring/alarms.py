@@ -3,7 +3,8 @@
 Every five seconds, and when somebody asks, the conditions of `alarm_rules` are looked at, as Prometheus would with the
 alerts of deploy/. A look asks no shard; what only shards know (the messages that nobody got, the hubs) is asked for at
 leisure, so a shard that hangs delays nothing. Memory is bounded by the longest window of a condition, 15 minutes: 180
-samples of some ten numbers for each shard. It runs while pages are served, and begins anew with another router.
+samples of some ten numbers for each shard. It runs while pages are served. With another router it begins anew: what
+is wrong then is wrong since then.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """The last hour of the broker's counters, one sample a second: what the dashboard's chart shows when it is opened.
 
 Counters, not rates: a reader that takes every tenth sample still gets true rates. A sample costs one look at the shared
-page per shard, and asks no shard. Memory is bounded: 48 bytes a sample, 170 KB for an hour. It runs while pages are
-served.
+page per shard, and asks no shard. Memory is bounded: 48 bytes a sample, 170 KB for an hour, in a memfd that the keeper
+holds, so the next router goes on with it. It runs while pages are served.
 """
 
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
 import time
-from array import array
 from collections.abc import Callable, Mapping
 
 from gnatswarm.router.monitoring.aggregate import Document
@@ -19,15 +20,28 @@ MOST_SAMPLES = 3600
 COUNTERS = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "connections")
 
 
-class History:
-    """Samples of `look()`, which returns the broker's totals by name."""
+# Before the samples: how many there may be, and how many there have been.
+_MOST, _TAKEN, _HEAD = 0, 1, 2
+_ROW = 1 + len(COUNTERS)  # the time in µs since 1970, and the counters
+_CELL_BYTES = 8
 
-    def __init__(self, look: Callable[[], Mapping[str, int]], *, most: int = MOST_SAMPLES) -> None:
+
+class History:
+    """Samples of `look()`, which returns the broker's totals by name, in the file `fd` (-1: in memory of its own).
+
+    What another router has left in the file is kept, unless it is of another form.
+    """
+
+    def __init__(self, look: Callable[[], Mapping[str, int]], *, most: int = MOST_SAMPLES, fd: int = -1) -> None:
         self._look = look
         self._most = most
-        self._times_us = array("q")
-        self._columns = {name: array("q") for name in COUNTERS}
-        self._taken = 0  # samples so far; the next one goes to the place of this number, modulo `most`
+        size_bytes = (_HEAD + most * _ROW) * _CELL_BYTES
+        if fd >= 0 and os.fstat(fd).st_size != size_bytes:
+            os.ftruncate(fd, 0)  # of another form, or new
+            os.ftruncate(fd, size_bytes)
+        self._cells = memoryview(mmap.mmap(fd, size_bytes)).cast("q")
+        if self._cells[_MOST] != most or self._cells[_TAKEN] < 0:
+            self._cells[_MOST], self._cells[_TAKEN] = most, 0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -48,22 +62,25 @@ class History:
     def take(self, now_us: int) -> None:
         """Add a sample; beyond the most the oldest one is overwritten."""
         totals = self._look()
-        place = self._taken % self._most
-        for column, value in ((self._times_us, now_us), *((self._columns[name], totals[name]) for name in COUNTERS)):
-            if place == len(column):
-                column.append(value)
-            else:
-                column[place] = value
-        self._taken += 1
+        taken = self._cells[_TAKEN]
+        row = self._row(taken)
+        for cell, value in enumerate((now_us, *(totals[name] for name in COUNTERS)), row):
+            self._cells[cell] = value
+        self._cells[_TAKEN] = taken + 1  # last: a router may be killed at any moment
+
+    def _row(self, number: int) -> int:
+        """Where this sample is."""
+        return _HEAD + number % self._most * _ROW
 
     def latest(self, count: int, step: int = 1) -> Document:
         """The last `count` samples, or every `step`th, oldest first, as columns; `at` is in seconds since 1970.
 
         The latest one is always among them.
         """
-        count = min(count, (len(self._times_us) + step - 1) // step)
-        places = [(self._taken - 1 - step * back) % self._most for back in range(count - 1, -1, -1)]
-        document: Document = {"at": [self._times_us[place] / 1e6 for place in places]}
-        for name, column in self._columns.items():
-            document[name] = [column[place] for place in places]
+        taken = self._cells[_TAKEN]
+        count = min(count, (min(taken, self._most) + step - 1) // step)
+        rows = [self._row(taken - 1 - step * back) for back in range(count - 1, -1, -1)]
+        document: Document = {"at": [self._cells[row] / 1e6 for row in rows]}
+        for column, name in enumerate(COUNTERS, 1):
+            document[name] = [self._cells[row + column] for row in rows]
         return document

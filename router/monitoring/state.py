@@ -33,7 +33,7 @@ class MonitoringState:
             self.address = monitor_socket.address(sock, view.options)
         self.requests: dict[str, int] = {}  # over HTTP, by path
         self.questions = ShardQuestions(channels.tell)
-        self.history = History(self._totals)  # started when pages are served over HTTP
+        self.history = History(self._totals, fd=view.history_fd)  # started when pages are served over HTTP
         self._alarm_meter = Meter()  # of its own: a look must not shorten what pages measure over
         self.alarms = Alarms(self._gather_for_alarms, lambda facts: self.pages.asked_metrics(facts))  # likewise
         self.pages = Pages(self.gather, self.questions, self.requests, self.history, self.alarms)

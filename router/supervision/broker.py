@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from gnatswarm.router.supervision.shard_process import ShardProcess
     from gnatswarm.shards.boundary.control import ClusterNews, ControlMessage
 
+# The name under which the keeper holds the history of counters.
+HISTORY = "history"
+
 
 class SupervisedShard:
     """One shard number with its state and its present process, if any."""
@@ -99,6 +102,7 @@ class SupervisedBroker:
         self.server_name = options.server_name or self.server_id
         self.holdings = Holdings(keeper)
         self.monitor_socket = opened.monitor_socket
+        self.history_fd = _history(self.monitor_socket)
         self.listener_groups = opened.listener_groups
         try:
             self.runtime_files = RuntimeFiles(
@@ -130,6 +134,8 @@ class SupervisedBroker:
         self.holdings = Holdings(self.keeper, held)
         self.monitor_socket = socket.socket(fileno=held["monitoring"]) if "monitoring" in held else None
         websocket = record.websocket
+        # (an older version, which is being upgraded, has left none)
+        self.history_fd = held[HISTORY] if HISTORY in held else _history(self.monitor_socket)
         self.listener_groups = ListenerGroups(
             self.options,
             self.wanted,
@@ -187,6 +193,8 @@ class SupervisedBroker:
         held = {**self.listener_groups.holdings(), **self.runtime_files.holdings(), "page": self.page.fd}
         if self.monitor_socket is not None:
             held["monitoring"] = self.monitor_socket.fileno()
+        if self.history_fd >= 0:
+            held[HISTORY] = self.history_fd
         return held
 
     def _record(self) -> BrokerRecord:
@@ -259,6 +267,13 @@ class SupervisedBroker:
             self.monitor_socket.close()
         self.runtime_files.remove()
         self.page.close()
+        if self.history_fd >= 0:
+            os.close(self.history_fd)
+
+
+def _history(monitor_socket: socket.socket | None) -> int:
+    """An empty file in memory for the history of counters; -1: no pages are served, so nobody reads it."""
+    return -1 if monitor_socket is None else os.memfd_create("gnatswarm-history", os.MFD_CLOEXEC)
 
 
 def _gateway(options: Options) -> SupervisedShard | None:

@@ -91,6 +91,10 @@ class BrokerView(Protocol):
         """The shared page."""
 
     @property
+    def history_fd(self) -> int:
+        """A memfd for `router.monitoring.history`, which outlives this router; -1: there is none."""
+
+    @property
     def listener_groups(self) -> ListenerGroups:
         """The clients' listening sockets."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -90,6 +91,12 @@ async def test_scaling_and_pages_go_on(start_broker, cluster_of):
     shards = broker.kind.shards
     port = int((await asyncio.to_thread(broker.log.wait_line, r"http monitor on \S+:(\d+)", DEADLINE_S))[1])
     clients = await cluster.clients(6)
+
+    def first_sample() -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/historyz", timeout=DEADLINE_S) as answer:
+            return float(json.load(answer)["at"][0])
+
+    since = await asyncio.to_thread(first_sample)
     for wanted in (shards + 1, shards):
         await kill_router(broker)
         assert f"{wanted} shards serve" in await swarm.scale(broker, wanted)
@@ -100,6 +107,7 @@ async def test_scaling_and_pages_go_on(start_broker, cluster_of):
 
         found = re.search(r'"connections": ?(\d+)', await asyncio.to_thread(page))
         assert found is not None and int(found[1]) >= 1
+        assert await asyncio.to_thread(first_sample) == since
     for client in clients[:1]:
         await client.talk("PING\r\n", expect_last="PONG\r\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 
 from gnatswarm.router.monitoring.history import COUNTERS, History
@@ -38,3 +39,16 @@ def test_an_hour_is_told_in_few_samples_and_the_latest_is_among_them():
         assert seen[-1] == count
         assert all(later - earlier == 3 for earlier, later in pairwise(seen))
         assert len(seen) == min(3, (min(count, 7) + 2) // 3)
+
+
+def test_the_next_router_goes_on_with_it_and_not_with_another_form():
+    fd = os.memfd_create("history")
+    first = History(lambda: dict.fromkeys(COUNTERS, 7), most=5, fd=fd)
+    for at in range(1, 8):
+        first.take(at * 1_000_000)
+    second = History(lambda: dict.fromkeys(COUNTERS, 8), most=5, fd=fd)
+    assert second.latest(9)["at"] == [3.0, 4.0, 5.0, 6.0, 7.0]
+    second.take(8_000_000)
+    assert second.latest(2) == {"at": [7.0, 8.0]} | {name: [7, 8] for name in COUNTERS}
+    assert History(dict, most=6, fd=fd).latest(9)["at"] == []
+    os.close(fd)
