@@ -56,9 +56,14 @@ def failure(schedule: Schedule) -> tuple[str, World | None]:
     return "", world
 
 
-def keep(seed: int, schedule: Schedule, why: str) -> Path:
-    """Shrinks and writes down a schedule that fails."""
-    small = shrunk(schedule, lambda one: bool(failure(one)[0]))
+def keep(seed: int, schedule: Schedule, why: str, collect: Callable[[], None]) -> Path:
+    """Shrinks and writes down a schedule that fails; calls `collect`, of collecting_seldom(), for each that it tries."""
+
+    def still_fails(one: Schedule) -> bool:
+        collect()
+        return bool(failure(one)[0])
+
+    small = shrunk(schedule, still_fails)
     FAILED.mkdir(parents=True, exist_ok=True)
     path = FAILED / f"{seed}.txt"
     path.write_text(f"# seed {seed}: {why[:500]}\n# shrunk: {failure(small)[0][:500]}\n{small}")
@@ -79,7 +84,7 @@ def hunt(first: int, step: int, seconds: float, most: int) -> tuple[Coverage, li
             why, world = failure(schedule)
             covered.add(schedule, world)
             if world is None:
-                failed.append(str(keep(seed, schedule, why)))
+                failed.append(str(keep(seed, schedule, why, collect)))
             del world
             collect()
     return covered, failed

@@ -169,7 +169,10 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
     assert len(got) <= 1, f"{message} came to {len(got)} members of {queue}: {got}"
     if message.may_be_lost or message.is_lost_on_its_way or not message.is_promised:
         return
-    if any(one.most != NEVER or message.at <= one.gone_at <= message.acked_at for one in members):
+    # What was detached for a member that ended while it moved comes to another when the move is over.
+    is_late = any(one.lost_from != NEVER and not one.is_over_for(message) for one in members)
+    comes_until = NEVER - 1 if is_late else message.acked_at
+    if any(one.most != NEVER or message.at <= one.gone_at <= comes_until for one in members):
         return  # the chosen member has reached its max, or the message was lost with its connection
     if any(one.lost_from <= message.acked_at and message.at <= one.gone_at for one in members):
         return  # it was detached at the new shard of a member that moved, and lost with the shard or the link
@@ -190,8 +193,6 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
             continue  # an answer is published in the asker's account when it arrives on the asker's shard
         if one.has_seen(message):
             assert got, f"no member of {queue} got {message}, and {one} was there"
-            # (What was detached for a member that ended while it moved comes to another when the move is over.)
-            is_late = any(other.lost_from != NEVER and not other.is_over_for(message) for other in members)
             assert is_late or got[0][1] <= message.acked_at, f"{message} was acknowledged before {got[0][0]} got it"
 
 
