@@ -57,7 +57,7 @@ def failure(schedule: Schedule) -> tuple[str, World | None]:
 
 
 def keep(seed: int, schedule: Schedule, why: str, collect: Callable[[], None]) -> Path:
-    """Shrinks and writes down a schedule that fails; calls `collect`, of collecting_seldom(), for each that it tries."""
+    """Shrinks and writes down a schedule that fails; calls `collect` for each that it tries."""
 
     def still_fails(one: Schedule) -> bool:
         collect()
