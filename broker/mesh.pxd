@@ -30,7 +30,8 @@ cdef class Mesh(InterestSink):
     # Siblings whose interest is not completely known: their link is new, or broke while they live.
     cdef readonly uint64_t out_of_step
     cdef readonly Formers formers            # members of queue groups that have left and linger
-    cdef dict accounts                       # name → Sublist
+    cdef dict accounts                       # name → Sublist; none is ever taken out
+    cdef Sublist last_named                  # by a sibling: its next frame is mostly of the same account
     cdef bytes reply_prefix                  # for Sublist.set_reply_prefix(); None: not set yet
     cdef uint32_t tallied                    # subjects counted per account; 0: none
     cdef public object moves                 # Moves, which put themselves here; None: there are none

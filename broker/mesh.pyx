@@ -79,8 +79,11 @@ cdef class Mesh(InterestSink):
         return list(self.accounts)
 
     cdef Sublist sublist_of(self, const uint8_t *account, size_t size):
-        # A sibling may know a new account before us, during a reload: so it is made here too.
-        return self.account(account[:size])
+        cdef Sublist last = self.last_named
+        if last is None or <size_t>len(last.account) != size or memcmp(<char *>last.account, account, size) != 0:
+            # A sibling may know a new account before us, during a reload: so it is made here too.
+            last = self.last_named = self.account(account[:size])
+        return last
 
     cdef uint64_t frames_to(self, int shard) noexcept:
         cdef OutBuf *link = self.fanout.links[shard]

@@ -9,24 +9,26 @@ from libc.string cimport memchr, memcmp
 
 
 cdef SubjectKind subject_kind(const uint8_t *subject, size_t size) noexcept nogil:
-    cdef size_t start = 0, i = 0
+    cdef const uint8_t *token = subject
+    cdef const uint8_t *subject_end = subject + size
+    cdef const uint8_t *token_end
     cdef SubjectKind kind = SUBJECT_LITERAL
-    if size == 0:
-        return SUBJECT_BAD
-    while i <= size:
-        if i == size or subject[i] == c'.':
-            if i == start:
+    while True:
+        token_end = <const uint8_t *>memchr(token, c'.', subject_end - token)
+        if token_end == NULL:
+            token_end = subject_end
+        if token_end - token <= 1:
+            if token_end == token:
                 return SUBJECT_BAD
-            if i - start == 1:
-                if subject[start] == c'*':
-                    kind = SUBJECT_WILDCARD
-                elif subject[start] == c'>':
-                    if i != size:
-                        return SUBJECT_BAD
-                    kind = SUBJECT_WILDCARD
-            start = i + 1
-        i += 1
-    return kind
+            if token[0] == c'*':
+                kind = SUBJECT_WILDCARD
+            elif token[0] == c'>':
+                if token_end != subject_end:
+                    return SUBJECT_BAD
+                kind = SUBJECT_WILDCARD
+        if token_end == subject_end:
+            return kind
+        token = token_end + 1
 
 
 cdef bint is_publishable(const uint8_t *subject, size_t size) noexcept nogil:
