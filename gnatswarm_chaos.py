@@ -251,9 +251,7 @@ class Chaos:
     def _apply_to_shards(self, fault: Fault) -> None:
         shards, loop = self._shards, self._loop
         if shards is None:
-            text = (
-                "the shards are not known: Chaos(broker.url, shards=broker), where broker is a gnatswarm.BrokerProcess"
-            )
+            text = "no shards to do that to: Chaos(broker.url, shards=broker) has those of a gnatswarm.BrokerProcess"
             raise RuntimeError(f"{fault.kind}: {text}")
         if self._thread is None or loop is None:
             raise RuntimeError("it has not started: use it as a context manager, or call start()")
