@@ -617,13 +617,18 @@ def _share() -> None:
     import uvloop  # noqa: F401
 
     import gnatswarm.shards.boundary.handoff
-    import gnatswarm.shards.boundary.keeping
     import gnatswarm.shards.boundary.linkdir
     import gnatswarm.shards.boundary.logs
     import gnatswarm.shards.boundary.page
     import gnatswarm.shards.boundary.parentage
-    import gnatswarm.shards.boundary.rows  # noqa: F401
+    import gnatswarm.shards.boundary.process_use
+    import gnatswarm.shards.boundary.rows
+    import gnatswarm.shards.boundary.statfile  # noqa: F401
+    from gnatswarm.shards.boundary import control, keeping
 
+    for expected in (keeping.ToKeeper, keeping.ToRouter):
+        keeping.decoder_of(expected)  # makes the types' tables, which stay
+    control.decoder_of(control.ToRouter)
     # What there is now is never looked at again, so that collecting writes to none of its pages.
     gc.freeze()
 
@@ -637,7 +642,9 @@ def _prepare() -> None:
 
     gc.disable()
     import gnatswarm.shards.worker  # noqa: F401
+    from gnatswarm.shards.boundary import control
 
+    control.decoder_of(control.ToShard)  # makes the types' tables, which stay
     gc.freeze()
     gc.enable()
 

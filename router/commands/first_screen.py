@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 
@@ -65,8 +64,16 @@ def called_by(own: Sequence[str]) -> str:
     script = own[-1]
     if os.path.basename(script) != "gnatswarm" or not os.path.isabs(script):
         return shlex.join((_nearby(own[0]), *own[1:]))
-    found = shutil.which("gnatswarm")
-    return "gnatswarm" if found and os.path.samefile(found, script) else shlex.quote(_nearby(script))
+    return "gnatswarm" if _is_first_on_path(script) else shlex.quote(_nearby(script))
+
+
+def _is_first_on_path(script: str) -> bool:
+    """Whether a shell runs this one by its name. Without `shutil`, which imports compression at every start."""
+    for directory in os.get_exec_path():
+        found = os.path.join(directory, os.path.basename(script))
+        if os.path.isfile(found) and os.access(found, os.X_OK):
+            return os.path.samefile(found, script)
+    return False
 
 
 def _nearby(path: str) -> str:

@@ -7,9 +7,9 @@ broker whose default cannot be written, run without statistics and log that once
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,13 +52,25 @@ def stats_place(options: Options, program: str) -> StatsPlace:
         )
     try:
         make_directory(Path(directory))
-        with tempfile.TemporaryFile(dir=directory):
-            pass
+        _try_to_write(directory)
     except OSError as error:
         if stats.dir:  # it may become writable; the shards try again in every window
             return StatsPlace(directory, f"Cannot write statistics to {directory}: {error.strerror}", logging.ERROR)
         return StatsPlace("", f"Statistics are off: cannot write to {directory}: {error.strerror}", logging.WARNING)
     return StatsPlace(directory, "" if stats.dir else f"Statistics go to {directory}")
+
+
+def _try_to_write(directory: str) -> None:
+    """Make a file without a name, and let it go. OSError."""
+    try:
+        os.close(os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
+            raise
+        import tempfile  # only for filesystems without such files: with what it imports it takes half a megabyte
+
+        with tempfile.TemporaryFile(dir=directory):
+            pass
 
 
 def default_directory(port: int) -> str | None:

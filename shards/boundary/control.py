@@ -370,6 +370,11 @@ def encode(message: ControlMessage) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+def decoder_of(expected: object) -> msgspec.msgpack.Decoder[ControlMessage]:
+    """A decoder for one direction: ToShard or ToRouter. The first for each reads all annotations: some milliseconds."""
+    return msgspec.msgpack.Decoder(expected)
+
+
 class Framer:
     """Bytes in, messages out; no socket. Holds at most one incomplete frame.
 
@@ -378,7 +383,7 @@ class Framer:
     """
 
     def __init__(self, expected: object) -> None:
-        self._decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(expected)
+        self._decoder = decoder_of(expected)
         self._buffer = bytearray()
         self._error: ControlError | None = None
 

@@ -48,6 +48,33 @@ def test_little_is_imported_until_the_port_is_open() -> None:
     assert len(modules) < FEW, sorted(modules)
 
 
+def test_what_router_and_shards_both_need_is_imported_before_they_are_forked() -> None:
+    code = (
+        "import os, sys\n"
+        "from gnatswarm import keeper\n"
+        "import gnatswarm.router.listening.head_start, gnatswarm.router.cli\n"
+        "keeper._share()\n"
+        "before = set(sys.modules)\n"
+        "if os.fork() == 0:\n"
+        "    import gnatswarm.shards.worker\n"
+        "    print(*sorted(set(sys.modules) - before), flush=True)\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        "import gnatswarm.router.config.options_build, gnatswarm.router.serving, gnatswarm.router.companions\n"
+        "from gnatswarm.router.commands import first_screen\n"
+        "from gnatswarm.router.supervision import broker, supervisor, operator_answers, operator_socket, placing\n"
+        "from gnatswarm.router.supervision import reloader, rolling, signal_handlers\n"
+        "print(*sorted(set(sys.modules) - before))\n"
+    )
+    result = subprocess.run([sys.executable, "-P", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    shard, router = (set(line.split()) for line in result.stdout.splitlines())
+    assert {"gnatswarm.shards.worker"} <= shard
+    assert {"gnatswarm.router.serving"} <= router
+    assert shard & router <= {"copy", "dataclasses"}  # of the standard library, and small
+    # What the router would import for one small thing, and each takes a quarter of a megabyte.
+    assert router & {"shutil", "tempfile", "bz2", "lzma", "random", "subprocess", "urllib.parse"} == set()
+
+
 VALUES = {
     "a": ["127.0.0.1", "", "0.0.0.0", "1.2.3.4.5", "127.0.0.1:5", "::1", "localhost", "1 2", "a/b", "٣", "..", "1"],
     "p": ["0", "-1", "-2", "1", "8222", "65535", "65536", "0x10"],
