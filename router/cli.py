@@ -169,10 +169,12 @@ def _operate(line: CommandLine, program: str) -> int:
         return operator_commands.health(pid=pid, port=asked.port)
     if asked.command == "rebalance":
         return operator_commands.rebalance(pid=pid, port=asked.port)
+    if asked.finishes:
+        return operator_commands.finish(pid=pid, port=asked.port)
     if asked.command == "upgrade":
-        return operator_commands.upgrade(asked.executable, pid=pid, port=asked.port)
+        return operator_commands.upgrade(asked.executable, asked.tls_within_s, pid=pid, port=asked.port)
     if asked.command == "restart":
-        return operator_commands.restart(pid=pid, port=asked.port)
+        return operator_commands.restart(asked.tls_within_s, pid=pid, port=asked.port)
     if asked.command == "reload":
         return operator_commands.reload(pid=pid, port=asked.port)
     if asked.command == "why":

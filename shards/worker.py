@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from gnatswarm.shards.boundary.rows import ConnectionRow
     from gnatswarm.shards.clients.session import ClientSession
     from gnatswarm.shards.gateway.gateway import Gateway
+    from gnatswarm.shards.sockets.relay import Relay
 
 logger = logging.getLogger("gnatswarm.shard")
 
@@ -50,6 +51,12 @@ logger = logging.getLogger("gnatswarm.shard")
 SAY_FULL_S = 1.0
 # Between Drained and the exit, for links to send the frames that they still hold.
 LAST_WORDS_S = 0.1
+# A relay tells the router at most this often how many clients it has.
+TELL_EVERY_S = 1.0
+# A relay that no router has ended so long after its time, which they may not understand any more, ends by itself.
+ROUTER_LATE_S = 60.0
+# What a relay's clients have to take their last bytes when the broker stops. Shorter than the router waits.
+STOP_WITHIN_S = 1.5
 
 
 def run(control_fd: int, lifeline_fd: int) -> int:
@@ -96,10 +103,17 @@ class Worker:
         self._placing: Placing | None = None
         self._recorder: Recorder | None = None
         self._gateway: Gateway | None = None
+        self._relay: Relay | None = None  # carries TLS of clients that have moved
+        self._is_relay = False  # and that is all: this is no shard any more
+        self._relay_ends_at_s = 0.0
+        self._telling: asyncio.TimerHandle | None = None
 
     # ---- control channel
 
     def _on_message(self, message: ControlMessage) -> None:
+        if self._is_relay:
+            self._on_message_to_relay(message)
+            return
         match message:
             case control.Boot():
                 self._start(message)
@@ -118,10 +132,14 @@ class Worker:
                 self._channel.send(control.Pong(seq))
             case control.Stop():
                 self._stop()
-            case control.Drain(deadline_s, to):
+            case control.Drain(deadline_s, to, relay_s):
+                if relay_s > 0:
+                    self._stay_for_tls(relay_s)
                 self._leaves_at_s = self._leaves_at_s or self._loop.time() + deadline_s
                 # In the first half clients may leave by themselves, in the second the remaining ones are closed.
                 self._leave(deadline_s / 2, deadline_s / 2, quiet_s=QUIET_S, to=to)
+            case control.RelaysEnd(boot_ids):
+                self._shard.clients.announce_end_of_relays(boot_ids)
             case control.MoveAway(to, within_s):
                 self._move_away(dict(to), within_s)
             case control.Places():
@@ -175,6 +193,9 @@ class Worker:
         self._channel.read_to_end()
         self._channel.close_silently()
         self._channel = control.Channel(sock, control.ToShard, self._on_message, self._on_control_closed)
+        if self._is_relay:
+            self._tell_relayed()
+            return
         leaves_within_s = max(0.0, self._leaves_at_s - self._loop.time()) if self._leaves_at_s else -1.0
         self._tell(
             control.Resumed(
@@ -437,11 +458,11 @@ class Worker:
     def _on_departed(self) -> None:
         self._shard.stop_listening()
         self._has_drained = True
-        self._channel.send(control.Drained())
+        self._channel.send(control.Drained(self._relay is not None and self._relay.clients > 0))
         self._close_ways()
         # Links may still hold frames for siblings: send them before the process exits.
         self._shard.reactor.finish()
-        self._loop.call_later(LAST_WORDS_S, self._finish, 0)
+        self._loop.call_later(LAST_WORDS_S, self._end_or_relay)
 
     def _stop(self) -> None:
         self._shard.stop_listening()
@@ -450,6 +471,65 @@ class Worker:
         self._shard.clients.close_all(CloseReason.SERVER_SHUTDOWN)
         self._close_ways()
         self._finish(0)
+
+    # ---- after the shard's end: the TLS of clients that have moved
+
+    def _stay_for_tls(self, within_s: float) -> None:
+        """Clients with TLS are to move, too."""
+        assert self._boot is not None
+        if self._relay is None and self._departure is None and self._shard.clients.may_have_tls:
+            from gnatswarm.shards.sockets.relay import Relay
+
+            self._relay = self._shard.clients.relay = Relay(self._loop, self._boot.boot_id, self._on_relay_changed)
+            self._relay_ends_at_s = self._loop.time() + within_s
+
+    def _end_or_relay(self) -> None:
+        """Every client has gone, and all frames are sent."""
+        if self._relay is None or not self._relay.clients or self.done.done():
+            self._finish(0)
+            return
+        assert self._boot is not None
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+        self._links.on_linked_shards([])
+        if self._handoff is not None:
+            self._loop.remove_reader(self._handoff.fileno())
+            self._handoff.close()
+        self._shard.close()
+        self._is_relay = True
+        logs.configure(self._boot.options.logging, process_label=f"relay {os.getpid()}")
+        logger.info("No shard any more: encrypting for %d clients that have moved", self._relay.clients)
+        alone_at_s = self._relay_ends_at_s + ROUTER_LATE_S
+        self._loop.call_at(alone_at_s, self._relay.dismiss, ROUTER_LATE_S)
+        self._tell_relayed()
+
+    def _on_message_to_relay(self, message: ControlMessage) -> None:
+        assert self._relay is not None
+        match message:
+            case control.EndRelay(within_s):
+                self._relay_ends_at_s = -1.0
+                self._relay.dismiss(within_s)
+                self._tell_relayed()
+            case control.Stop():  # the shards close our clients now, which ends us
+                self._loop.call_later(STOP_WITHIN_S, self._finish, 0)
+            case control.Ping(seq):
+                self._channel.send(control.Pong(seq))
+            case control.ReopenLog():
+                logs.reopen()
+
+    def _on_relay_changed(self) -> None:
+        if self._is_relay and self._relay is not None and not self._relay.clients:
+            logger.info("All clients with TLS have left")
+            self._loop.call_soon(self._finish, 0)
+        elif self._is_relay and self._telling is None:
+            self._telling = self._loop.call_later(TELL_EVERY_S, self._tell_relayed)
+
+    def _tell_relayed(self) -> None:
+        assert self._relay is not None
+        self._telling = None
+        ends_in_s = max(0.0, self._relay_ends_at_s - self._loop.time()) if self._relay_ends_at_s >= 0 else -1.0
+        self._tell(control.Relays(self._relay.clients, ends_in_s))
 
     def _close_ways(self) -> None:
         """Links, and the ways for clients, end with the process; nobody can dial any more, or log in."""

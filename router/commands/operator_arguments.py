@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from gnatswarm.router.config.cores import MAX_SHARDS
 from gnatswarm.router.config.flags import BadCommandLine, CommandLine, parse
+from gnatswarm.router.config.option_values import Mistake, duration_s
+from gnatswarm.router.supervision.operator_socket import RELAY_S
 
 
 class OperatorArguments(NamedTuple):
@@ -22,6 +24,8 @@ class OperatorArguments(NamedTuple):
     user: str = ""  # why: --user
     executable: str = ""  # upgrade: the program that is to take over, absolute; "": the broker's own
     config: CommandLine | None = None  # why: with -c FILE, instead of a running broker
+    tls_within_s: float = RELAY_S  # restart, upgrade: --tls-within: so long old processes encrypt for clients with TLS
+    finishes: bool = False  # restart, upgrade: --finish: end those that do, instead of a restart
 
 
 def operator_arguments(line: CommandLine, program: str) -> OperatorArguments:
@@ -29,10 +33,13 @@ def operator_arguments(line: CommandLine, program: str) -> OperatorArguments:
     command, *rest = line.words
     count = rest.pop(0) if command == "scale" and rest and not rest[0].startswith("-") else ""
     subject = rest.pop(0) if command == "why" and rest and not rest[0].startswith("-") else ""
+    tls_within_s, finishes = _about_tls(command, rest)
     executable = rest.pop(0) if command == "upgrade" and rest and not rest[0].startswith("-") else ""
     after = parse(rest)
     if command == "upgrade" and not executable and after.words:
         executable = after.words.pop(0)
+    if finishes and executable:
+        raise BadCommandLine("upgrade: --finish ends what an upgrade has left; it takes no program")
     if command == "why" and not subject:
         subject = after.words.pop(0) if after.words else ""
         if not subject:
@@ -58,7 +65,34 @@ def operator_arguments(line: CommandLine, program: str) -> OperatorArguments:
         str(values.get("user", "")),
         _absolute(executable),
         CommandLine({"c": values["c"]}, {"c": "c"}, []) if values.get("c") else None,
+        tls_within_s,
+        finishes,
     )
+
+
+def _about_tls(command: str, words: list[str]) -> tuple[float, bool]:
+    """Take --tls-within and --finish of restart and upgrade out of these words: (seconds, whether to finish)."""
+    within_s, finishes = RELAY_S, False
+    if command not in ("restart", "upgrade"):
+        return within_s, finishes
+    rest = words[:]
+    words.clear()
+    while rest:
+        word = rest.pop(0)
+        name, equals, text = word.lstrip("-").partition("=")
+        name = name.replace("_", "-")
+        if word[0:1] == "-" and name == "finish" and not equals:
+            finishes = True
+        elif word[0:1] == "-" and name == "tls-within":
+            if not equals and not rest:
+                raise BadCommandLine("flag needs an argument: --tls-within")
+            try:
+                within_s = float(duration_s(text if equals else rest.pop(0)))
+            except Mistake as error:
+                raise BadCommandLine(f"--tls-within: {error}") from None
+        else:
+            words.append(word)
+    return within_s, finishes
 
 
 def _absolute(executable: str) -> str:

@@ -17,9 +17,11 @@ import msgspec
 from gnatswarm.router.config import arrivals
 from gnatswarm.router.supervision.broker_view import RuleState
 from gnatswarm.router.supervision.operator_socket import (
+    FinishRequest,
     FollowRequest,
     OperatorRequest,
     RebalanceRequest,
+    RelayStatus,
     ReloadRequest,
     Reply,
     RestartRequest,
@@ -139,14 +141,19 @@ def rebalance(*, pid: int | None = None, port: int | None = None) -> int:
     return _ask(RebalanceRequest(), pid, port, lambda reply: reply.text)
 
 
-def restart(*, pid: int | None = None, port: int | None = None) -> int:
+def restart(relay_s: float, *, pid: int | None = None, port: int | None = None) -> int:
     """Replace all shards one after another; prints how it goes on, and waits until it is done."""
-    return _follow(RestartRequest(), pid, port)
+    return _follow(RestartRequest(relay_s), pid, port)
 
 
-def upgrade(executable: str, *, pid: int | None = None, port: int | None = None) -> int:
+def upgrade(executable: str, relay_s: float, *, pid: int | None = None, port: int | None = None) -> int:
     """Replace every process of the broker by this program ("": its own); prints how it goes on, and waits for it."""
-    return _follow(UpgradeRequest(executable), pid, port)
+    return _follow(UpgradeRequest(executable, relay_s), pid, port)
+
+
+def finish(*, pid: int | None = None, port: int | None = None) -> int:
+    """End the processes that a restart or upgrade has left for clients with TLS, and wait for that."""
+    return _ask(FinishRequest(), pid, port, lambda reply: reply.text)
 
 
 def _follow(request: OperatorRequest, pid: int | None, port: int | None) -> int:
@@ -196,11 +203,20 @@ def status_table(status: Status) -> str:
     ]
     for cells in [_COLUMNS, *rows]:
         lines.append("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
+    lines += [_relay_line(relay) for relay in status.relays]
     lines += [_rule_line(rule) for rule in status.rules]
     lines += [
         f"shard {row.shard}: {row.last_reason}" for row in status.shards if row.last_reason and row.phase != "ready"
     ]
     return "\n".join(lines)
+
+
+def _relay_line(relay: RelayStatus) -> str:
+    """One process of before."""
+    clients = f"{relay.clients} client{'' if relay.clients == 1 else 's'} with TLS"
+    until = time.strftime("%H:%M", time.localtime(time.time() + relay.ends_in_s))
+    when = f"until {until} at the latest" if relay.ends_in_s >= 0 else "which have been told to reconnect"
+    return f"process {relay.pid}, which was shard {relay.shard}, encrypts for {clients}, {when}"
 
 
 def _rule_line(rule: RuleState) -> str:

@@ -142,6 +142,15 @@ _WHICH = """\
     -P, --pid <pid>      the one with this process id, or the id in this file
                          (default: the only broker of this user)
 """
+_TLS = """\
+Clients with TLS move as well. The processes before stay to encrypt for them, and do nothing else, until those clients
+have left or an hour has passed; then the clients are told to connect again, and closed 10 to 20 seconds later. A
+restart or upgrade meanwhile need not wait. `{program} status` shows these processes.
+
+    --tls-within <duration>  how long they stay at most, as in 10m (default: 1h); 0: no client with TLS moves, all are
+                         told at once
+    --finish             instead: end those that are left now
+"""
 # Help by command. Commands that are not here are programs of their own, and print their own help.
 COMMANDS = {
     "status": (
@@ -185,23 +194,29 @@ most 1,000 a second leave a shard.
 """
     + _WHICH,
     "restart": """\
-{program} restart [-p <port> | -P <pid>]
+{program} restart [--tls-within <duration>] [-p <port> | -P <pid>]
+{program} restart --finish [-p <port> | -P <pid>]
 
 Replaces all shards of a running broker by new processes, one after another, and waits for that: against leaks, or
-for another affinity. Clients move and do not notice; those that cannot (TLS) are told to connect elsewhere. One shard
-more runs meanwhile. A connection to other servers is made anew at the end. Goes on if this command is ended. New
-libraries need `{program} upgrade`: the new processes have the modules of the one that was started.
+for another affinity. Clients move and do not notice. One shard more runs meanwhile. A connection to other servers is
+made anew at the end. Goes on if this command is ended. New libraries need `{program} upgrade`: the new processes have
+the modules of the one that was started.
 
 """
+    + _TLS
     + _WHICH,
     "upgrade": """\
-{program} upgrade [<program>] [-p <port> | -P <pid>]
+{program} upgrade [<program>] [--tls-within <duration>] [-p <port> | -P <pid>]
+{program} upgrade --finish [-p <port> | -P <pid>]
 
 Replaces every process of a running broker by another version of itself, without a client noticing, and waits for that:
 the shards as in `{program} restart`, then the router, then the process that was started, which keeps its pid. The new
 version is asked first whether it understands what this one says; where it does not, or cannot be run, nothing changes.
 Where a part of it does not serve, the version before serves on. Goes on if this command is ended.
 
+"""
+    + _TLS
+    + """\
     <program>            the command gnatswarm of the other version, in an environment of its own
                          (default: the one that the broker was started with, where that was replaced)
 """

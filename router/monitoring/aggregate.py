@@ -552,6 +552,7 @@ def shardz(facts: Facts, links: Sequence[tuple[int, Sequence[LinkRow]]]) -> Docu
             for name in ("connections", "subscriptions", "in_msgs", "out_msgs", "cpu_s")
         },
         "placement": placement(facts),
+        "relays": [msgspec.to_builtins(relay) for relay in facts.relays],
         "shards": [_shard(shard) for shard in facts.shards],
         "links": [link(shard, row, facts.now_us) for shard, rows in links for row in rows],
     }

@@ -15,6 +15,8 @@ import msgspec
 from gnatswarm.broker.info import advertised, cluster_name
 from gnatswarm.broker.options import GLOBAL_ACCOUNT
 from gnatswarm.router.supervision.broker_view import RuleState
+from gnatswarm.router.supervision.operator_socket import RelayStatus
+from gnatswarm.router.supervision.status import relays
 from gnatswarm.shards.boundary.process_use import process_use
 
 if TYPE_CHECKING:
@@ -88,6 +90,7 @@ class Facts(msgspec.Struct):
     members: int = 0  # other members of the cluster that are connected
     connect_urls: tuple[str, ...] = ()  # that clients are told
     placed: list[RuleState] = []  # the placement rules
+    relays: list[RelayStatus] = []  # processes that were replaced, and encrypt for clients with TLS that have moved
     server_ports: dict[str, int] = {}  # bound ports for other servers, by kind as in Options.server_ports
     reload_failed_us: int = 0  # when the last reload failed, even in part; 0: it did not, or there was none
 
@@ -189,6 +192,7 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
         members=news.members if news is not None else 0,
         connect_urls=(*news.own_urls, *news.urls) if news is not None else (),
         placed=list(view.placed),
+        relays=relays(view),
         reload_failed_us=view.reload_failed_us,
     )
 

@@ -8,6 +8,7 @@ rest, so that another router can take it over. It is made first, so that the rea
 from __future__ import annotations
 
 import base64
+import math
 import os
 import socket
 import time
@@ -26,6 +27,7 @@ from gnatswarm.router.supervision.record import (
     Left,
     OptionsRecord,
     Place,
+    RelayRecord,
     RollingRecord,
     ShardRecord,
 )
@@ -58,6 +60,22 @@ class SupervisedShard:
         self.link_path = ""
 
 
+class SupervisedRelay:
+    """A process that was a shard, and encrypts for clients with TLS that have moved (`router.supervision.relays`)."""
+
+    def __init__(self, process: ShardProcess) -> None:
+        self.process = process
+        self.clients = 0  # as it said last
+        self.ends_at = math.inf  # by the monotonic clock: then its clients are told
+        self.is_ending = False  # they have been
+
+    @property
+    def record(self) -> RelayRecord:
+        """What another router must know."""
+        process = self.process
+        return RelayRecord(process.pid, process.shard, process.boot_id, process.booted_us)
+
+
 class SupervisedBroker:
     """One broker: with the ports just `opened`, or with all that a dead router has `left`.
 
@@ -86,6 +104,7 @@ class SupervisedBroker:
         self.is_stopping = False
         self.cluster_news: ClusterNews | None = None  # what the gateway told last; it tells each router again
         self.placed: list[RuleState] = []  # written by router.supervision.placing
+        self.relays: list[SupervisedRelay] = []  # written by router.supervision.relays
         self.most_shards = most_shards(options)
         if left is not None:
             self._take_over(left)
@@ -216,6 +235,7 @@ class SupervisedBroker:
             members=[_shard_record(shard) for shard in self.members],
             rolling=self.rolling,
             command=list(self.command),
+            relays=[one.record for one in self.relays],
         )
 
     @property
@@ -242,10 +262,12 @@ class SupervisedBroker:
         return True
 
     def tell_all(self, message: ControlMessage) -> None:
-        """Send this message to every shard that has a process, and to the gateway."""
+        """Send this message to every shard that has a process, to the gateway, and to relays."""
         for shard in self.members:
             if shard.process is not None:
                 shard.process.send(message)
+        for relay in self.relays:
+            relay.process.send(message)
 
     def adopt(self, options: Options) -> None:
         """Replace the options, for the router and for shards that start from now on."""

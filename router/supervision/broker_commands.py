@@ -34,8 +34,14 @@ class RollingCommands(Protocol):
     def begin_rolling(self, rolling: RollingRecord) -> str:
         """Start one shard more than wanted, and remember the plan; "" or why not."""
 
-    def replace(self, number: int, within_s: float, to: list[int]) -> None:
-        """Have this shard move its clients to those in `to` and end, within that time; its next process follows."""
+    def replace(self, number: int, within_s: float, to: list[int], relay_s: float) -> None:
+        """Have this shard move its clients to those in `to` and end, within that time; its next process follows.
+
+        `relay_s`: for so long its process encrypts for those with TLS; 0: they are told to reconnect.
+        """
+
+    def end_relays(self) -> int:
+        """Have the clients of relays reconnect; returns how many those are that had not been told."""
 
     def stop_gateway(self) -> None:
         """End the gateway's process."""

@@ -51,6 +51,26 @@ class ShardView(Protocol):
         """Its running process; None if there is none."""
 
 
+class RelayView(Protocol):
+    """A process that was a shard, and encrypts for clients with TLS that have moved."""
+
+    @property
+    def process(self) -> ShardProcess:
+        """That process."""
+
+    @property
+    def clients(self) -> int:
+        """How many they are."""
+
+    @property
+    def ends_at(self) -> float:
+        """When they are told to reconnect, by the monotonic clock in seconds."""
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether they have been told."""
+
+
 class BrokerView(Protocol):
     """One broker; attributes show its present state."""
 
@@ -129,6 +149,10 @@ class BrokerView(Protocol):
     @property
     def placed(self) -> Sequence[RuleState]:
         """The placement rules, and how far their clients are where they belong."""
+
+    @property
+    def relays(self) -> Sequence[RelayView]:
+        """Processes that were shards, and encrypt for clients with TLS that have moved."""
 
     @property
     def shards(self) -> Sequence[ShardView]:

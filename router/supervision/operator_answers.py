@@ -13,6 +13,7 @@ from gnatswarm.router.supervision.operator_socket import (
     CHAOS_VARIABLE,
     AnyRequest,
     DisconnectRequest,
+    FinishRequest,
     FollowRequest,
     KillRequest,
     MoveRequest,
@@ -167,6 +168,9 @@ class OperatorAnswers:
                 return Reply(text=text, error=problem)
             case RestartRequest() | UpgradeRequest():
                 return await self._roll(request, say)
+            case FinishRequest():
+                text, problem = await self._rolling.finish(say)
+                return Reply(text=text, error=problem)
             case FollowRequest():
                 text, problem = await self._rolling.follow(say)
                 return Reply(text=text, error=problem)
@@ -199,9 +203,9 @@ class OperatorAnswers:
         if not self._reloader.is_done:
             return Reply(error="a reload is under way")
         if isinstance(request, UpgradeRequest):
-            text, problem = await self._rolling.upgrade(request.executable, say)
+            text, problem = await self._rolling.upgrade(request.executable, say, request.relay_s)
         else:
-            text, problem = await self._rolling.restart(say)
+            text, problem = await self._rolling.restart(say, request.relay_s)
         return Reply(text=text, error=problem)
 
     async def _kill(self, number: int) -> Reply:

@@ -103,14 +103,25 @@ class MoveRequest(OperatorRequest, frozen=True):
     clients: int
 
 
+# So long old processes encrypt for clients with TLS that have moved, unless an operator says otherwise.
+RELAY_S = 3600.0
+
+
 class RestartRequest(OperatorRequest, frozen=True):
     """Replace all shards, one after another; answered with progress, and when that is done or has failed."""
+
+    relay_s: float = RELAY_S  # 0: clients with TLS are told to reconnect
 
 
 class UpgradeRequest(OperatorRequest, frozen=True):
     """Replace every process by this program; answered as RestartRequest. The router that answers may be replaced."""
 
     executable: str = ""  # "": the program that the broker was started with
+    relay_s: float = RELAY_S
+
+
+class FinishRequest(OperatorRequest, frozen=True):
+    """Have clients reconnect whose TLS is in processes that were replaced; answered when those have ended."""
 
 
 class FollowRequest(OperatorRequest, frozen=True):
@@ -134,6 +145,15 @@ class ShardStatus(msgspec.Struct, frozen=True):
     last_reason: str
 
 
+class RelayStatus(msgspec.Struct, frozen=True):
+    """A process that was replaced, and encrypts for clients with TLS that have moved."""
+
+    pid: int
+    shard: int  # that it was
+    clients: int
+    ends_in_s: float  # then they are told to reconnect; negative: they have been
+
+
 class Status(msgspec.Struct, frozen=True):
     """The answer to StatusRequest."""
 
@@ -147,6 +167,7 @@ class Status(msgspec.Struct, frozen=True):
     uptime_s: float
     shards: list[ShardStatus]
     rules: list[RuleState] = []  # of placement, in their order
+    relays: list[RelayStatus] = []
 
 
 class Ports(msgspec.Struct, frozen=True):
@@ -194,6 +215,7 @@ AnyRequest = (
     | PublishedRequest
     | RestartRequest
     | UpgradeRequest
+    | FinishRequest
     | FollowRequest
 )
 Say = Callable[[str], None]  # sends a line of progress

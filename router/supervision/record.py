@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gnatswarm.shards.boundary.keeping import Child, Legacy
 
 # Increased with every change of the structs below. Another version is refused.
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 OPTIONS = "options"
 
 
@@ -39,6 +39,15 @@ class ShardRecord(msgspec.Struct, frozen=True):
     boot_id: str
     booted_us: int
     link_path: str
+
+
+class RelayRecord(msgspec.Struct, frozen=True):
+    """A process that was a shard, and encrypts for clients that have moved (`router.supervision.relays`)."""
+
+    pid: int
+    shard: int  # whose process it was
+    boot_id: str
+    booted_us: int
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -61,6 +70,7 @@ class RollingRecord(msgspec.Struct, frozen=True):
     command: list[str] = []  # an upgrade: runs the program that takes over
     stage: str = SHARDS
     failure: str = ""  # an upgrade that goes back: why
+    relay_s: float = 0.0  # for so long old processes encrypt for clients with TLS; 0: those are told to reconnect
 
     def is_replaced(self, number: int, process: ShardProcess | None) -> bool:
         """Whether this is one of the processes that stay when it is over."""
@@ -86,6 +96,7 @@ class BrokerRecord(msgspec.Struct, frozen=True):
     members: list[ShardRecord]  # the shards by number, then the gateway if there is one
     rolling: RollingRecord | None = None
     command: list[str] = []  # runs a shard; []: the keeper forks it
+    relays: list[RelayRecord] = []
 
 
 class OptionsRecord(msgspec.Struct, frozen=True):

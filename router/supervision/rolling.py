@@ -2,9 +2,10 @@
 
 By `gnatswarm restart` and `upgrade`. One shard more than wanted is started first; each shard's clients move to the
 process before it, then its own successor starts, so no client moves twice but those of the first shard, and there are
-never fewer shards than wanted. The gateway is last: it ends before the next one dials. What is still to be done is in
-the broker's record: a router that takes over goes on. An upgrade goes on with the router, which makes room for one of
-the new version, and the keeper, which becomes the new program; where shards or router of it do not serve, it goes back.
+never fewer shards than wanted. Clients with TLS go on through their old processes (`relays`). The gateway is last: it
+ends before the next one dials. What is still to be done is in the broker's record: a router that takes over goes on. An
+upgrade goes on with the router, which makes room for one of the new version, and the keeper, which becomes the new
+program; where shards or router of it do not serve, it goes back.
 Not here: how a client moves (the shards'), whether a program is fit to take over (`successor`).
 """
 
@@ -20,6 +21,7 @@ import msgspec
 
 from gnatswarm.router.supervision import successor
 from gnatswarm.router.supervision.record import KEEPER, ROUTER, SHARDS, RollingRecord
+from gnatswarm.router.supervision.relays import END_WITHIN_S
 from gnatswarm.router.supervision.supervision import BOOT_ATTEMPTS, BOOT_DEADLINE_S, LEAVE_MARGIN_S, Phase
 
 if TYPE_CHECKING:
@@ -85,22 +87,23 @@ class Rolling:
             await asyncio.sleep(POLL_S)
         return self.objection()
 
-    async def restart(self, say: Say) -> tuple[str, str]:
+    async def restart(self, say: Say, relay_s: float) -> tuple[str, str]:
         """Replace every process but keeper and router; returns (what was done, "") or ("", why not).
 
-        `say` is told how it goes on.
+        `say` is told how it goes on. `relay_s`: for so long old processes encrypt for clients with TLS, which stay
+        connected; 0: those are told to reconnect.
         """
         why = await self._objection_of_started()
         if why:
             return "", why
         broker = self._broker
         old = [one.process.boot_id for one in broker.members if one.process is not None]
-        why = self._commands.begin_rolling(RollingRecord(broker.wanted, old))
+        why = self._commands.begin_rolling(RollingRecord(broker.wanted, old, relay_s=relay_s))
         if why:
             return "", why
         return await self._carry_out(say)
 
-    async def upgrade(self, executable: str, say: Say) -> tuple[str, str]:
+    async def upgrade(self, executable: str, say: Say, relay_s: float) -> tuple[str, str]:
         """Replace every process by this program ("": the broker's own, which may have changed); as restart()."""
         why = await self._objection_of_started()
         if why:
@@ -119,10 +122,30 @@ class Rolling:
             return "", why
         say(f"{' '.join(command)} is gnatswarm {version}")
         old = [one.process.boot_id for one in self._broker.members if one.process is not None]
-        why = self._commands.begin_rolling(RollingRecord(self._broker.wanted, old, command))
+        why = self._commands.begin_rolling(RollingRecord(self._broker.wanted, old, command, relay_s=relay_s))
         if why:
             return "", why
         return await self._carry_out(say)
+
+    async def finish(self, say: Say) -> tuple[str, str]:
+        """Have clients reconnect whose TLS is in processes that were replaced, and wait until those have ended."""
+        broker = self._broker
+        if not broker.relays:
+            return "no process of before serves clients with TLS", ""
+        waiting = set(map(id, broker.relays))
+        processes = f"{len(waiting)} process{'es' if len(waiting) > 1 else ''} of before"
+        clients = self._commands.end_relays()
+        say(f"{processes}: {clients} client{'' if clients == 1 else 's'} with TLS told to reconnect")
+        said_at, give_up_at = time.monotonic(), time.monotonic() + END_WITHIN_S + LEAVE_WITHIN_S
+        while any(id(one) in waiting for one in broker.relays):
+            now = time.monotonic()
+            if now >= give_up_at:
+                return "", f"{processes}: not ended yet; `gnatswarm status` shows who is left"
+            if now - said_at >= SAY_EVERY_S:
+                said_at = now
+                say(f"{sum(one.clients for one in broker.relays)} clients have not left")
+            await asyncio.sleep(POLL_S)
+        return f"{processes} {'have' if len(waiting) > 1 else 'has'} ended", ""
 
     async def follow(self, say: Say) -> tuple[str, str]:
         """Wait for what is under way, begun by a router before perhaps; or how the last one has ended."""
@@ -214,7 +237,7 @@ class Rolling:
         if not new:
             self._commands.end_rolling(LEAVE_WITHIN_S)
             raise RollingFailed(f"{why}. Nothing has changed")
-        back = RollingRecord(rolling.shards, new, failure=why)
+        back = RollingRecord(rolling.shards, new, failure=why, relay_s=rolling.relay_s)
         problem = self._commands.begin_rolling(back)
         if problem:
             raise RollingFailed(f"{why}; and going back: {problem}")
@@ -281,7 +304,7 @@ class Rolling:
         if shard.state.phase is Phase.READY and not _is_new(shard, rolling):
             n = self._connections(shard)
             self._tell(f"shard {shard.number}: {n} client{'' if n == 1 else 's'} move to shard {to.number}")
-            self._commands.replace(shard.number, within_s, [to.number])
+            self._commands.replace(shard.number, within_s, [to.number], rolling.relay_s)
         elif shard.state.phase is Phase.STOPPED:
             self._commands.start_stopped(shard.number)
         await self._wait_new(shard, rolling, within_s + LEAVE_MARGIN_S + BOOT_DEADLINE_S)

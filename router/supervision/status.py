@@ -11,7 +11,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from gnatswarm.router.supervision.operator_socket import ShardStatus, Status
+from gnatswarm.router.supervision.operator_socket import RelayStatus, ShardStatus, Status
 from gnatswarm.shards.boundary.process_use import process_use
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gnatswarm.shards.boundary.page import Page
 
 LONGEST_SAMPLE_S = 10.0
+# The time of a relay that has just been taken over, and has not said when it ends.
+LONGEST_RELAY_S = 30 * 86400.0
 
 
 async def status(view: BrokerView, sample_s: float) -> Status:
@@ -62,7 +64,22 @@ async def status(view: BrokerView, sample_s: float) -> Status:
         uptime_s=time.monotonic() - view.started_at,
         shards=rows,
         rules=list(view.placed),
+        relays=relays(view),
     )
+
+
+def relays(view: BrokerView) -> list[RelayStatus]:
+    """Processes that were replaced, and encrypt for clients with TLS that have moved."""
+    now = time.monotonic()
+    return [
+        RelayStatus(
+            one.process.pid,
+            one.process.shard,
+            one.clients,
+            -1.0 if one.is_ending else round(max(0.0, min(one.ends_at - now, LONGEST_RELAY_S)), 1),
+        )
+        for one in view.relays
+    ]
 
 
 def _reading(shard: ShardView, page: Page) -> tuple[int, float, int, int]:

@@ -27,6 +27,7 @@ from gnatswarm.shards.boundary.control import (
     Ping,
     Pong,
     Ready,
+    Relays,
     Resumed,
     Stop,
 )
@@ -46,6 +47,10 @@ STABLE_AFTER_S = 10.0  # after being ready for this long, earlier deaths do not 
 
 STOP_DEADLINE_S = 3.0  # from Stop to SIGKILL
 LEAVE_MARGIN_S = 2.0  # a retiring shard is killed this long after its own deadline
+
+
+# From Drained to Relays: its last statistics are written, which must not cost clients where the disk is slow.
+RELAY_MARGIN_S = 10.0
 
 
 class Phase(enum.Enum):
@@ -159,7 +164,7 @@ class Late(RouterEvent, frozen=True):
 
 
 # Messages of the shard that change its state; the supervisor delivers them as they came.
-ShardMessage = Linked | Ready | Resumed | InStep | HasHeadroom | Pong | Fatal | Drained
+ShardMessage = Linked | Ready | Resumed | InStep | HasHeadroom | Pong | Fatal | Drained | Relays
 
 Event = RouterEvent | ShardMessage
 
@@ -187,6 +192,10 @@ class Send(Action, frozen=True):
 
 class Forget(Action, frozen=True):
     """The process is gone: subtract its connections, close its channel, take back its handed-over sockets."""
+
+
+class Release(Action, frozen=True):
+    """The process lives on as a relay: take it off the shard, then as Forget, without closing its channel."""
 
 
 class StopRouter(Action, frozen=True):
@@ -384,7 +393,31 @@ def _fatal(state: ShardState, event: Event, now: float) -> Result:
 
 
 def _drained(state: ShardState, event: Event, now: float) -> Result:
-    return _with(state, has_drained=True, deadline=min(state.deadline, now + LEAVE_MARGIN_S)), ()
+    assert isinstance(event, Drained)
+    deadline = now + RELAY_MARGIN_S if event.stays else min(state.deadline, now + LEAVE_MARGIN_S)
+    return _with(state, has_drained=True, deadline=deadline), ()
+
+
+def _relays(state: ShardState, event: Event, now: float) -> Result:
+    """The process is no shard any more, though it lives; its number is free, as after its exit."""
+    assert isinstance(event, Relays)
+    if not (state.has_drained or state.is_resuming):
+        return _breach(state, event, now)
+    base = _with(
+        state,
+        phase=Phase.STOPPED,
+        deadline=math.inf,
+        leave=None,
+        ping_sent_at=None,
+        is_suspect=False,
+        is_resuming=False,
+        last_reason="",
+    )
+    text = f"has left, and its process encrypts for {event.clients} clients with TLS that have moved"
+    done: tuple[Action, ...] = (Release(), Report("info", text))
+    if state.is_wanted:
+        return _spawned(_with(base, deaths=0), now), (*done, Spawn())
+    return base, done
 
 
 def _ended(state: ShardState, event: Event, now: float) -> Result:
@@ -514,6 +547,7 @@ _ROWS: dict[type[Event], tuple[Handler, ...]] = {
     Pong:         (_nothing,  _nothing,  _breach,   _breach,   _pong,     _pong,     _nothing,  _nothing),
     Fatal:        (_nothing,  _nothing,  _fatal,    _fatal,    _fatal,    _fatal,    _nothing,  _nothing),
     Drained:      (_nothing,  _nothing,  _breach,   _breach,   _breach,   _drained,  _nothing,  _nothing),
+    Relays:       (_nothing,  _nothing,  _breach,   _breach,   _relays,   _relays,   _nothing,  _nothing),
     ChannelEnded: (_nothing,  _nothing,  _ended,    _ended,    _ended,    _ended,    _nothing,  _nothing),
     Exited:       (_nothing,  _nothing,  _died,     _died,     _died,     _died,     _gone,     _died),
     TimePassed:   (_nothing,  _retry,    _booting,  _booting,  _serving,  _leaving,  _waiting,  _nothing),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from gnatswarm.router.supervision import descriptors, gap, supervision
 from gnatswarm.router.supervision.broker import SupervisedBroker, SupervisedShard
 from gnatswarm.router.supervision.opening import CannotStart, why_most
+from gnatswarm.router.supervision.relays import RelayKeeping
 from gnatswarm.router.supervision.shard_process import ShardProcess, exit_text
 from gnatswarm.shards.boundary import control, linkdir, logs
 
@@ -55,6 +56,7 @@ class Supervisor:
         self._done: asyncio.Future[int] | None = None
         self._last_tick = 0.0
         self._exit_code: int | None = None  # not None: the broker is stopping
+        self._relays = RelayKeeping(broker)
         self._left_exits: list[tuple[int, int]] = []  # taken over: processes that have ended, with their status
 
     def start(self) -> None:
@@ -97,6 +99,16 @@ class Supervisor:
                 self._left_exits.append((child.pid, status))
             for action in actions:
                 self._carry_out(shard, action)
+        for relay in left.record.relays:
+            child = children.pop(relay.pid, None)
+            if child is not None and child.status is not None:
+                broker.keeper.forgotten(child.pid)
+            elif child is not None:
+                self._relays.add(
+                    ShardProcess.taken_over(
+                        broker.keeper, child.pid, shard=relay.shard, boot_id=relay.boot_id, booted_us=relay.booted_us
+                    )
+                )
         for child in children.values():  # started just before the router died: nobody is connected there
             broker.keeper.kill(child.pid)
             if child.status is not None:
@@ -131,6 +143,8 @@ class Supervisor:
         for shard in self._broker.members:
             if shard.process is not None and not shard.process.is_open:
                 shard.process.open_channel(self._on_message, self._on_channel_ended)
+        for relay in self._broker.relays:
+            relay.process.open_channel(self._on_message, self._on_channel_ended)
         if self._handoff is not None:
             self._handoff.start()
         self._last_tick = time.monotonic()
@@ -148,6 +162,7 @@ class Supervisor:
     def close(self) -> None:
         """Release everything, the broker's too: leaves no process, descriptor, socket file or directory of ours."""
         self._broker.keeper.close()
+        self._relays.close()
         for shard in self._broker.members:
             if shard.process is not None:
                 with contextlib.suppress(OSError):
@@ -164,6 +179,9 @@ class Supervisor:
     def _on_message(self, process: ShardProcess, message: control.ControlMessage) -> None:
         shard = self._broker.shard_of(process)
         if shard is None:
+            relay = self._relays.of(process)
+            if relay is not None:
+                self._relays.on_message(relay, message)
             return
         if isinstance(message, control.Linked):
             shard.link_path = message.path
@@ -176,6 +194,9 @@ class Supervisor:
                     one.process.send(message)
         elif isinstance(message, supervision.ShardMessage):
             self._deliver(shard, message)
+            relay = self._relays.of(process)
+            if relay is not None:
+                self._relays.on_message(relay, message)
         else:
             self._audience.on_message(shard.number, message)
 
@@ -195,6 +216,9 @@ class Supervisor:
             # Its last messages may be unread: a Fatal among them is the real reason.
             shard.process.on_exited()
             self._deliver(shard, supervision.Exited(exit_text(status)))
+        elif self._relays.on_exited(pid, exit_text(status)):
+            self._remember()
+            self._check_done()
         self._broker.keeper.forgotten(pid)  # after the record says what follows
 
     def _tick(self) -> None:
@@ -207,6 +231,7 @@ class Supervisor:
                 self._deliver(shard, supervision.Late(gap_s))
             self._deliver(shard, supervision.TimePassed())
         logs.rotate_when_full()
+        self._relays.on_tick()
         self._mend()
         self._hold()
         self._notify()
@@ -245,6 +270,10 @@ class Supervisor:
             if shard.process is not None:
                 shard.process.kill()
         elif isinstance(action, supervision.Forget):
+            self._forget(shard)
+        elif isinstance(action, supervision.Release):
+            if shard.process is not None:
+                self._relays.add(shard.process)
             self._forget(shard)
         elif isinstance(action, supervision.Spawn):
             self._spawn(shard)
@@ -321,14 +350,15 @@ class Supervisor:
             process.open_channel(self._on_message, self._on_channel_ended)
 
     def _forget(self, shard: SupervisedShard) -> None:
-        """Clean up after a reaped process: exactly once for each one started."""
+        """Clean up after a shard whose process was reaped, or is a relay now: exactly once for each one started."""
         process, shard.process = shard.process, None
         if process is None:
             return
         if shard.link_path:
             linkdir.remove_sockets(shard.link_path)
             shard.link_path = ""
-        process.close()
+        if self._relays.of(process) is None:
+            process.close()
         if self._broker.stats_dir:
             gap.note_gap(
                 self._broker.page, process, self._broker.server_id, self._broker.stats_dir, shard.state.last_reason
@@ -385,6 +415,9 @@ class Supervisor:
                 if self._broker.is_leaving and gateway.state.phase is not supervision.Phase.STOPPING:
                     self._deliver(gateway, supervision.StopWanted())
                 return
+            if self._broker.relays and (self._exit_code is not None or self._broker.is_leaving):
+                self._relays.stop()  # the last one that ends calls this again
+                return
             if self._exit_code is not None:
                 self._done.set_result(self._exit_code)
             elif self._broker.is_leaving:
@@ -433,6 +466,7 @@ class Supervisor:
     def stop(self, exit_code: int) -> None:
         """Stop every shard within a bounded time; a second call kills those that have not stopped."""
         if self._exit_code is not None:
+            self._relays.kill()
             for shard in self._broker.members:
                 if shard.process is not None:
                     shard.process.kill()
@@ -522,11 +556,15 @@ class Supervisor:
         self._want(wanted)
         return ""
 
-    def replace(self, number: int, within_s: float, to: list[int]) -> None:
+    def replace(self, number: int, within_s: float, to: list[int], relay_s: float) -> None:
         """Have this shard move its clients to those in `to` and end, within that time; its next process follows."""
         shard = self._broker.shards[number]
-        self._deliver(shard, supervision.LeaveWanted(control.Drain(within_s, to)))
+        self._deliver(shard, supervision.LeaveWanted(control.Drain(within_s, to, relay_s)))
         self._deliver(shard, supervision.StartWanted())
+
+    def end_relays(self) -> int:
+        """Have the clients of relays reconnect; returns how many those are that had not been told."""
+        return self._relays.end(self._broker.relays)
 
     def stop_gateway(self) -> None:
         """End the gateway's process."""
@@ -556,7 +594,7 @@ class Supervisor:
         if then is None:
             self._broker.command = self._broker.own_command
         others = [one.number for one in self._broker.shards[: rolling.shards] if one.state.is_accepting]
-        self._want(rolling.shards, control.Drain(within_s, others if to is None else to))
+        self._want(rolling.shards, control.Drain(within_s, others if to is None else to, rolling.relay_s))
 
     def _align(self, leave: control.Drain | None = None) -> None:
         """Have as many shards as are wanted: start those that are missing, retire those that are too many."""

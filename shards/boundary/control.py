@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Increased with every change of a message. Router and shards come from one installation; versions differ when that was
 # upgraded under a running broker. The shard then reports it and does not start.
-CONTROL_VERSION = 17
+CONTROL_VERSION = 18
 
 # The process that is connected to other servers has this number among the shards.
 GATEWAY_NUMBER = 63
@@ -152,6 +152,19 @@ class Drain(ControlMessage, frozen=True):
 
     deadline_s: float
     to: list[int] = []  # []: nobody is moved
+    relay_s: float = 0.0  # > 0: clients with TLS move too; stay for so long to encrypt for them, as Relays says
+
+
+class RelaysEnd(ControlMessage, frozen=True):
+    """To shards: send INFO with ldm to your clients whose TLS is in these processes, which end soon."""
+
+    boot_ids: list[str]
+
+
+class EndRelay(ControlMessage, frozen=True):
+    """To a relay: your clients have been told. Close them one by one in the second half of this time, and exit 0."""
+
+    within_s: float
 
 
 class MoveAway(ControlMessage, frozen=True):
@@ -296,6 +309,18 @@ class Matching(ControlMessage, frozen=True):
 class Drained(ControlMessage, frozen=True):
     """Every client is gone; I exit now."""
 
+    stays: bool = False  # as a relay, instead: Relays follows
+
+
+class Relays(ControlMessage, frozen=True):
+    """I have drained, and am no shard any more: I encrypt for clients in other shards, and exit 0 when they have left.
+
+    Sent after Drained in place of an exit, when the number has changed, and first to a router that has taken me over.
+    """
+
+    clients: int
+    ends_in_s: float  # after which they should be told to reconnect; negative: they have been
+
 
 class SnapshotReply(ControlMessage, frozen=True):
     """One part of the answer to Snapshot(seq), in order; the last has no body."""
@@ -329,6 +354,8 @@ ToShard = (
     | Reload
     | ReopenLog
     | Drain
+    | RelaysEnd
+    | EndRelay
     | MoveAway
     | Places
     | LameDuck
@@ -353,6 +380,7 @@ ToRouter = (
     | Parted
     | Matching
     | Drained
+    | Relays
     | SnapshotReply
     | SystemRequest
     | AccountChanged

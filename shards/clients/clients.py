@@ -53,7 +53,9 @@ if TYPE_CHECKING:
     from gnatswarm.shards.clients.system import System
     from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
     from gnatswarm.shards.sockets.gate import Gate
+    from gnatswarm.shards.sockets.layered import LayeredSocket
     from gnatswarm.shards.sockets.reactor import Reactor, Socket
+    from gnatswarm.shards.sockets.relay import Relay
 
 logger = logging.getLogger("gnatswarm.clients")
 
@@ -126,6 +128,7 @@ class Clients:
         self.passing = Passing()
         self._is_holding = False
         self._is_departing = False
+        self.relay: Relay | None = None  # this process stays for the TLS of clients that move; None: they do not
         self._throttled = 0  # connections refused by connection_rate_limit since the last log line
         self._system = system
         self._on_slow = on_slow
@@ -232,6 +235,17 @@ class Clients:
 
     # ---- between shards
 
+    @property
+    def may_have_tls(self) -> bool:
+        """Whether any port has TLS, now or before a reload."""
+        return any(gate is not None and gate.context is not None for gate in self._gates.values()) or any(
+            session.has_tls_here for session in self.open.values()
+        )
+
+    def stays(self, session: ClientSession) -> bool:
+        """Whether this client cannot move: its TLS is here, and this process does not stay for it."""
+        return session.has_tls_here and self.relay is None
+
     def is_expected(self, cid: int) -> bool:
         """Whether a client of another shard is about to go on here."""
         return cid in self._expected
@@ -243,8 +257,15 @@ class Clients:
         """
         if session.socket is None:
             raise RecordRefused("it is being closed")
+        relay = self.relay if session.has_tls_here else None
+        ends = relay.make_pair() if relay is not None else None
         self.passing.leave(connection_row(session, wall_offset_us()), new)
-        fd = session.socket.detach()
+        if relay is not None and ends is not None:
+            layered: LayeredSocket = session.socket  # type: ignore[assignment]  # no other has TLS
+            relay.take(str(session), layered.detach_tls(), ends[1])
+            fd = ends[0].detach()
+        else:
+            fd = session.socket.detach()
         del self.open[session.connection.cid]
         self._reload_later.pop(session.connection.cid, None)
         self._page.remove_connection(self._shard)
@@ -455,7 +476,7 @@ class Clients:
     def announce_departure(self, *, with_tls_only: bool = False) -> None:
         """Ask every client, and from now on every new one, to reconnect elsewhere (`ldm` in INFO).
 
-        `with_tls_only`: those alone that have TLS now.
+        `with_tls_only`: those alone that cannot move, because of their TLS.
         """
         departing = self.info.for_departure()
         self._is_departing = not with_tls_only
@@ -464,10 +485,20 @@ class Clients:
             self._connected.clear()
         on_websocket = departing.for_websocket()
         for session in self.open.values():
-            if with_tls_only and not session.tls_version:
+            if with_tls_only and not self.stays(session):
                 continue
             template = departing if session.kind == "nats" else on_websocket
             session.connection.send_info(template.line(session.connection.cid, session.host, session.nonce))
+        self._reactor.finish()
+
+    def announce_end_of_relays(self, relays: list[str]) -> None:
+        """Ask those clients to reconnect whose TLS is in these processes (`ldm` in INFO)."""
+        departing = self.info.for_departure()
+        on_websocket = departing.for_websocket()
+        for session in self.open.values():
+            if session.relay in relays:
+                template = departing if session.kind == "nats" else on_websocket
+                session.connection.send_info(template.line(session.connection.cid, session.host, session.nonce))
         self._reactor.finish()
 
     def announce(self, info: InfoTemplate) -> None:

@@ -12,12 +12,13 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from gnatswarm.broker.access.certificate_names import CertificateNames
 from gnatswarm.broker.access.connect import ClientOptions
 from gnatswarm.broker.frozen import MOST_RECORD_BYTES, Count, FrozenClient, RecordRefused, check
 from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
 
 # Increased with every change of a field, or of what one means; of the engine's record and the socket's too.
-CLIENT_RECORD_VERSION = 1
+CLIENT_RECORD_VERSION = 2
 _VERSION = CLIENT_RECORD_VERSION.to_bytes(2, "big")
 
 T = TypeVar("T")
@@ -38,6 +39,15 @@ class FrozenAdmission(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     kind: Text
 
 
+class FrozenTls(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """What was agreed on with a client whose TLS is in another process."""
+
+    version: Annotated[str, msgspec.Meta(max_length=16)]
+    cipher_suite: Annotated[str, msgspec.Meta(max_length=64)]
+    relay: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]  # the boot id of that process
+    names: CertificateNames | None  # of its certificate, with verify_and_map
+
+
 class FrozenSession(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """Who the client is."""
 
@@ -56,6 +66,7 @@ class FrozenSession(msgspec.Struct, frozen=True, kw_only=True, array_like=True, 
     rights: Annotated[bytes, msgspec.Meta(max_length=64)]  # what distinguishes its permissions from others
     violations: Count = 0  # of its permissions, since the last log line about them, …
     violated_us: Count = 0  # … which was then
+    tls: FrozenTls | None = None  # None: it has none
 
 
 class MovedClient(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

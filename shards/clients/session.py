@@ -29,7 +29,7 @@ from gnatswarm.broker.frozen import RecordRefused
 from gnatswarm.broker.options import STANDARD, WEBSOCKET
 from gnatswarm.broker.quoted import quoted
 from gnatswarm.shards.boundary.logs import TRACE
-from gnatswarm.shards.clients.moved import FrozenAdmission, FrozenSession
+from gnatswarm.shards.clients.moved import FrozenAdmission, FrozenSession, FrozenTls
 
 if TYPE_CHECKING:
     from ssl import SSLObject
@@ -43,7 +43,10 @@ if TYPE_CHECKING:
     from gnatswarm.shards.clients.certificate_rule import CertificateRule
     from gnatswarm.shards.clients.passwords import Passwords
     from gnatswarm.shards.clients.rights import Rights
+    from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
+    from gnatswarm.shards.sockets.layered import LayeredSocket
     from gnatswarm.shards.sockets.reactor import Socket
+    from gnatswarm.shards.sockets.relay import Relay
 
 logger = logging.getLogger("gnatswarm.clients")
 
@@ -64,6 +67,7 @@ class SessionOwner(Protocol):
     maps_certificates: bool
     certificate_rules: dict[str, CertificateRule | None]
     is_like_newer: bool
+    relay: Relay | None
 
     @property
     def census(self) -> AccountCensus:
@@ -139,6 +143,7 @@ class ClientSession:
         "nonce",
         "port",
         "reason",
+        "relay",
         "socket",
         "started_s",
         "stated",
@@ -165,6 +170,7 @@ class ClientSession:
         self.port = port
         self.kind = kind
         self.tls_version = self.tls_cipher_suite = ""
+        self.relay = ""  # the boot id of the process that has its TLS; "": this one, or it has none
         self.names: CertificateNames | None = None  # of its certificate, with verify_and_map
         self.started_s = time.time()
         self.ended_s = 0.0
@@ -400,11 +406,32 @@ class ClientSession:
             self.connection.send(error.wire)
             logger.info("%s - Removed sub %s (sid %s), not authorized", self, quoted(subject), quoted(sid))
 
+    @property
+    def has_tls_here(self) -> bool:
+        """Whether the keys of its TLS are in this process, which must stay as its relay when it moves."""
+        return bool(self.tls_version) and not self.relay
+
+    def freeze_socket(self) -> FrozenSocket:
+        """Its socket as a record, without its TLS; as freeze()."""
+        if self.socket is None:
+            raise RecordRefused("it is being closed")
+        if not self.has_tls_here:
+            return self.socket.freeze()
+        layered: LayeredSocket = self.socket  # type: ignore[assignment]  # no other has TLS
+        return layered.freeze_behind_tls()
+
+    def _frozen_tls(self) -> FrozenTls | None:
+        if not self.tls_version:
+            return None
+        here = self._clients.relay
+        relay = self.relay or (here.key if here is not None else "")
+        return FrozenTls(version=self.tls_version, cipher_suite=self.tls_cipher_suite, relay=relay, names=self.names)
+
     def freeze(self) -> FrozenSession:
         """Who the client is, as a record; nothing changes. RecordRefused, with the reason, where it has none now."""
         if self.socket is None or self.is_gone:
             raise RecordRefused("it is being closed")
-        if self.tls_version or self.names is not None:
+        if self.has_tls_here and self._clients.relay is None:
             raise RecordRefused("it has TLS, whose keys stay in the process that made them")
         if self._asking is not None:
             raise RecordRefused("its log-in is being checked")
@@ -440,6 +467,7 @@ class ClientSession:
             rights=self._clients.rights.digest(identity.permissions),
             violations=self._violations,
             violated_us=self._violated_us,
+            tls=self._frozen_tls(),
         )
 
     def thaw(self, frozen: FrozenSession) -> None:
@@ -471,6 +499,9 @@ class ClientSession:
             raise RecordRefused("its user may not log in here, or has another account: the configurations differ")
         if self._clients.rights.digest(identity.permissions) != frozen.rights:
             raise RecordRefused("its permissions are different here: a reload is under way")
+        if frozen.tls is not None:
+            self.tls_version, self.tls_cipher_suite = frozen.tls.version, frozen.tls.cipher_suite
+            self.relay, self.names = frozen.tls.relay, frozen.tls.names
         self.started_s = frozen.started_s
         self.claimed = frozen.claimed
         self.stated = frozen.stated

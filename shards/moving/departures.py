@@ -218,7 +218,7 @@ class Departures:
             self._looked_at.add(cid)
             looked += 1
             why = self.keeps(session, to) or self.host.objection(session)
-            self._may_follow = self._may_follow or not (session.tls_version or self.keeps(session, to))
+            self._may_follow = self._may_follow or not (self._clients.stays(session) or self.keeps(session, to))
             if why:
                 self._stay[why] += 1
             else:

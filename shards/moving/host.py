@@ -157,10 +157,15 @@ class Host:
         why = self._moves.why_not(session.connection)
         if why is not None:
             return why
+        relay = self._clients.relay
+        if relay is not None and session.has_tls_here:
+            # Two for each that has gone, and those on their way.
+            needed = len(self._clients.open) + 2 * relay.clients + OTHER_DESCRIPTORS
+            if needed >= self._full_at:
+                return "there is no room for the descriptors of its relay"
         try:
             session.freeze()
-            if session.socket is not None:
-                session.socket.freeze()
+            session.freeze_socket()
         except RecordRefused as error:
             return str(error)
         return ""
@@ -176,7 +181,7 @@ class Host:
             self._send(new, Gone(move, client.cid))
             return
         try:
-            record = records.encoded(records.MovedClient(session.socket.freeze(), frozen))
+            record = records.encoded(records.MovedClient(session.freeze_socket(), frozen))
             fd = self._clients.leave_behind(session, new)
         except RecordRefused as error:
             logger.error("%s - cannot move, and is closed: %s", session, error)

@@ -191,7 +191,7 @@ class Placing:
         if rule == NONE:
             return
         row = counts.setdefault(rule, [0, 0, 0])
-        is_staying = bool(session.tls_version)
+        is_staying = self._clients.stays(session)
         row[0] += 1
         row[1] += is_staying
         row[2] += msgs - seen.msgs

@@ -1,7 +1,7 @@
 """One connected socket, written down: what the reactor and the WebSocket layer know of it, beside its peer.
 
 Part of the record of a client that moves to another shard (shards.clients.moved). Times are µs of the host's monotonic
-clock, which all shards share. TLS has no record: its keys live in OpenSSL.
+clock, which all shards share. TLS has no record: its keys live in OpenSSL (shards.sockets.relay).
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from msgspec import structs
 from gnatswarm.broker.errors import SecureConnectionRequired
 from gnatswarm.broker.frozen import RecordRefused
 from gnatswarm.shards.sockets.proxy_header import TIMEOUT_S, ProxyHeader, ProxyHeaderError
+from gnatswarm.shards.sockets.relay import DetachedTls
 
 cdef extern from "<sys/epoll.h>" nogil:
     enum:
@@ -118,6 +119,25 @@ cdef class LayeredSocket(Socket):
             frames=self.frames.freeze() if self.frames is not None else None,
             kept=b"".join([bytes(data) for _, data in self.kept]) if self.kept else b"",
             unsent=self.unsent[self.unsent_at:] if self.unsent is not None else b"")
+
+    def freeze_behind_tls(self):
+        """What is between TLS and the peer, as a record, for a client whose TLS stays here. RecordRefused."""
+        if self.tls is None or self.is_opening:
+            raise RecordRefused("its handshake is not done")
+        return structs.replace(
+            Socket.freeze(self),
+            frames=self.frames.freeze() if self.frames is not None else None,
+            kept=b"".join([bytes(data) for is_wire, data in self.kept if not is_wire]) if self.kept else b"")
+
+    def detach_tls(self) -> DetachedTls:
+        """Take the connection with its TLS out of the reactor, as detach(); freeze_behind_tls() has the rest."""
+        cdef bytes read = b"".join([data for is_wire, data in self.kept if is_wire]) if self.kept else b""
+        cdef bytes unsent = self.unsent[self.unsent_at:] if self.unsent is not None else b""
+        cdef object left
+        fd = Socket.detach(self)
+        left = DetachedTls(fd, self.tls, self.incoming, self.outgoing, read, unsent + self.outgoing.read())
+        self.drop()
+        return left
 
     cdef int thaw(self, gate, frozen) except -1:
         self.stage = PLAIN

@@ -486,6 +486,7 @@ def test_a_second_stop_kills_what_has_not_stopped() -> None:
     broker: Any = SimpleNamespace(
         shards=[shard],
         members=[shard],
+        relays=[],
         gateway=None,
         listener_groups=SimpleNamespace(close=lambda: None),
         is_serving=False,

@@ -218,6 +218,9 @@ class Clients:
     def open(self) -> dict[int, Any]:
         return {one.connection.cid: one.session for one in self.all if not one.is_over}
 
+    def stays(self, session: object) -> bool:
+        return False
+
     def connections(self) -> list[Any]:
         return [one.connection for one in self.all if not one.is_over]
 
@@ -424,6 +427,8 @@ class Process:
         self.is_ready = False
         self.has_left = False  # in order
         self.leaves_at_s = 0.0  # when it leaves at the latest
+        self.is_relay = False  # this shard has left, and its process stays for clients with TLS
+        self.is_relay_next = False  # it leaves, and its process stays for clients with TLS
         self.departure: Departure | None = None
         self.inbox: deque[control.ControlMessage] = deque()
         self.outbox: deque[supervision.Event] = deque()
@@ -484,27 +489,33 @@ class Process:
             )
             self.swarm.seen["leave"] += 1
             self.swarm.seen["retire"] += bool(message.to)
+            self.is_relay_next = message.relay_s > 0
 
     def on_departed(self) -> None:
         self.is_ready = False
         # (When its time is up, clients that are still on their way to it or from it are lost.)
         moves = self.links.moves
         self.has_left = self.loop.time() < self.leaves_at_s or (moves.n_arriving == 0 and not moves.is_leaving)
-        self.outbox.append(control.Drained())
+        self.outbox.append(control.Drained(self.is_relay_next))
         self.links.close()
         self.engine.probe.finish()
-        self.loop.call_later(LAST_WORDS_S, self.die, "exit 0")
+        self.loop.call_later(LAST_WORDS_S, self.die, "exit 0", self.is_relay_next)
 
-    def die(self, why: str = "killed") -> None:
-        """End the process; bytes that its sockets have taken are still carried."""
+    def die(self, why: str = "killed", is_relay: bool = False) -> None:
+        """End the process, or (`is_relay`) the shard in it; bytes that its sockets have taken are still carried."""
         if not self.is_alive:
+            if self.is_relay:  # that is no more than clients with TLS elsewhere
+                self.is_relay = False
+                self.outbox.append(supervision.Exited(why))
             return
         self.is_alive = False
+        self.is_relay = is_relay
         self.swarm.forget_alive()
         self.transport.close()
         self.loop.timers.clear()
         self.inbox.clear()
-        self.outbox.append(supervision.Exited(why))
+        self.swarm.seen["relay"] += is_relay
+        self.outbox.append(control.Relays(1, 3600.0) if is_relay else supervision.Exited(why))
         self.swarm.on_end(self)
         self.swarm.end_words(self)
 
@@ -703,9 +714,10 @@ class Swarm:
         return False
 
     def leave(self, number: int, *, moves: bool = False) -> None:
-        """Retire this shard; its clients are closed, or move to the others."""
+        """Retire this shard; its clients are closed, or move to the others, and then every second process stays."""
         to = [one for one, state in self.states.items() if one != number and state.is_accepting] if moves else []
-        self.deliver(number, supervision.LeaveWanted(control.Drain(4.0 if moves else 1.0, to)))
+        relay_s = 3600.0 if moves and self.states[number].starts % 2 else 0.0
+        self.deliver(number, supervision.LeaveWanted(control.Drain(4.0 if moves else 1.0, to, relay_s)))
 
     # ---- links
 

@@ -90,7 +90,6 @@ class Session:
     """The Python side of one connection: its CONNECT, a log-in by token, the errors reported to it."""
 
     token: str = ""
-    tls_version: str = ""
     options: ClientOptions = field(default_factory=ClientOptions)
     errors: list[ProtocolError] = field(default_factory=list)
     waits_us: list[int] = field(default_factory=list)  # of on_publish_limited

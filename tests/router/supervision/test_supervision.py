@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 import msgspec
@@ -22,6 +23,7 @@ from gnatswarm.shards.boundary.control import (
     Ping,
     Pong,
     Ready,
+    Relays,
     Resumed,
     Stop,
 )
@@ -41,6 +43,7 @@ SAMPLES: dict[type[s.Event], s.Event] = {
     Pong: Pong(1),
     Fatal: Fatal("bad option"),
     Drained: Drained(),
+    Relays: Relays(2, 60.0),
     s.ChannelEnded: s.ChannelEnded("undecodable"),
     s.Exited: s.Exited("signal 9"),
     s.TimePassed: s.TimePassed(),
@@ -91,6 +94,7 @@ EXPECTED: dict[Phase, dict[type[s.Event], tuple[Phase, list[str]]]] = {
         Pong: (Phase.KILLED, ["Kill"]),
         Fatal: (Phase.KILLED, ["Kill"]),
         Drained: (Phase.KILLED, ["Kill"]),
+        Relays: (Phase.KILLED, ["Kill"]),
         s.ChannelEnded: (Phase.KILLED, ["Kill"]),
         s.Exited: (Phase.STARTING, ["Forget", "Report", "Spawn"]),
     },
@@ -104,6 +108,7 @@ EXPECTED: dict[Phase, dict[type[s.Event], tuple[Phase, list[str]]]] = {
         Pong: (Phase.KILLED, ["Kill"]),
         Fatal: (Phase.KILLED, ["Kill"]),
         Drained: (Phase.KILLED, ["Kill"]),
+        Relays: (Phase.KILLED, ["Kill"]),
         s.ChannelEnded: (Phase.KILLED, ["Kill"]),
         s.Exited: (Phase.STARTING, ["Forget", "Report", "Spawn"]),
     },
@@ -116,10 +121,12 @@ EXPECTED: dict[Phase, dict[type[s.Event], tuple[Phase, list[str]]]] = {
         Resumed: (Phase.KILLED, ["Kill"]),
         Fatal: (Phase.KILLED, ["Kill"]),
         Drained: (Phase.KILLED, ["Kill"]),
+        Relays: (Phase.KILLED, ["Kill"]),
         s.ChannelEnded: (Phase.KILLED, ["Kill"]),
         s.Exited: (Phase.STARTING, ["Forget", "Report", "Spawn"]),
     },
     Phase.DRAINING: {
+        Relays: (Phase.KILLED, ["Kill"]),  # before Drained
         s.StopWanted: (Phase.STOPPING, ["Send"]),
         s.KillWanted: (Phase.DRAINING, ["Kill"]),
         Linked: (Phase.KILLED, ["Kill"]),
@@ -143,6 +150,26 @@ EXPECTED: dict[Phase, dict[type[s.Event], tuple[Phase, list[str]]]] = {
 def test_each_phase_answers_each_event(phase: Phase, event: s.Event) -> None:
     state, actions = step(in_phase(phase), event, 100.5)
     assert (state.phase, kinds(actions)) == EXPECTED[phase].get(type(event), (phase, []))
+
+
+def test_a_process_that_stays_for_tls_gives_its_number_back() -> None:
+    drained, _ = step(in_phase(Phase.DRAINING), Drained(), 100.5)
+    state, actions = step(drained, Relays(2, 60.0), 100.6)
+    assert (state.phase, state.leave, kinds(actions)) == (Phase.STOPPED, None, ["Release", "Report"])
+    assert state.deadline == math.inf
+    replaced, _ = step(drained, s.StartWanted(), 100.6)
+    state, actions = step(replaced, Relays(2, 60.0), 100.7)
+    assert (state.phase, kinds(actions)) == (Phase.STARTING, ["Release", "Report", "Spawn"])
+    assert not state.has_drained and state.deaths == 0
+
+
+@pytest.mark.parametrize("phase", [Phase.READY, Phase.DRAINING])
+def test_the_next_router_may_be_the_first_to_hear_that_a_process_stays_for_tls(phase: Phase) -> None:
+    left, _ = s.taken_over(in_phase(phase), 100.5)
+    state, actions = step(left, Relays(2, 60.0), 100.6)
+    assert kinds(actions)[0] == "Release"
+    assert not state.is_resuming
+    assert state.has_process == (phase is Phase.READY)
 
 
 def test_a_death_that_an_operator_asked_for_counts_as_the_first() -> None:

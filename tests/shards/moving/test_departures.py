@@ -37,7 +37,7 @@ class World:
         self.now_s = 100.0
         self._due: list[tuple[float, int, Callable[..., object], Timer]] = []
         self._numbers = itertools.count()
-        self.open: dict[int, Any] = {n: SimpleNamespace(connection=n, tls_version="") for n in range(clients)}
+        self.open: dict[int, Any] = {n: SimpleNamespace(connection=n) for n in range(clients)}
         self.objections: dict[int, str] = {}
         self.closed: dict[int, str] = {}  # shards that cannot be reached, with the reason
         self.refuses = ""
@@ -47,6 +47,9 @@ class World:
         self.done: list[tuple[int, dict[str, int]]] = []
         self.departures = Departures(self, self, self)  # type: ignore[arg-type]
         self.departures.host = self  # type: ignore[assignment]
+
+    def stays(self, session: object) -> bool:
+        return False
 
     # the loop
     def time(self) -> float:

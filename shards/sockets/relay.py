@@ -1,0 +1,323 @@
+"""The TLS of clients that have moved to other shards: decrypts and encrypts for them, as a process of its own soon.
+
+The keys of a TLS connection live in the process that shook hands. So its client moves without them: the new shard gets
+one end of a socket pair as the client's connection, and this carries the bytes between the other end and the client.
+It knows no operation of the protocol, and no subscription. Invariants: plaintext is read from a shard only when the
+client's kernel has taken everything before, and ciphertext from a client only when the shard's end has, so each side
+feels how slow the other is, and a connection holds at most MOST_UNSENT_BYTES; the end of either side reaches the other
+behind all bytes. Called by the worker, and by `shards.clients.clients` when a client goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from ssl import SSLError, SSLWantReadError
+from typing import TYPE_CHECKING, NamedTuple
+
+from gnatswarm.broker.frozen import RecordRefused
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+    from ssl import MemoryBIO, SSLObject
+
+logger = logging.getLogger("gnatswarm.relay")
+
+# A MemoryBIO never shrinks: an idle connection holds as much as was fed to it at once.
+FEED_BYTES = 16384
+RECORD_BYTES = 16384  # of plaintext, at most
+# Answers to a client's key updates, which it does not read; above that nothing more is read from it.
+MOST_UNSENT_BYTES = 262144
+# A client whose shard has closed it has this long to take its last bytes, as in the reactor.
+LINGER_S = 1.0
+STEP_S = 0.05
+
+
+class DetachedTls(NamedTuple):
+    """A TLS connection without its client: what `LayeredSocket.detach_tls` leaves."""
+
+    fd: int
+    tls: SSLObject
+    incoming: MemoryBIO
+    outgoing: MemoryBIO
+    read: bytes  # ciphertext that was read, and is not in `incoming` yet
+    unsent: bytes  # ciphertext that the kernel has not taken
+
+
+class Relay:
+    """All of one process. `key`: the boot id of this process, by which shards know whose clients they have.
+
+    `on_changed` is called when a client has come or gone.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, key: str, on_changed: Callable[[], None]) -> None:
+        self._loop = loop
+        self.key = key
+        self._on_changed = on_changed
+        self._streams: dict[int, _Stream] = {}  # by descriptor
+        self._to_end: list[_Stream] | None = None
+
+    @property
+    def clients(self) -> int:
+        """How many clients it carries."""
+        return len(self._streams)
+
+    def make_pair(self) -> tuple[socket.socket, socket.socket]:
+        """(the shard's end, ours) for one more client. RecordRefused: there are no descriptors left."""
+        try:
+            shards, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise RecordRefused(f"no relay for its TLS: {error.strerror}") from None
+        shards.setblocking(False)
+        ours.setblocking(False)
+        return shards, ours
+
+    def take(self, label: str, left: DetachedTls, ours: socket.socket) -> None:
+        """Carry the bytes of this connection from now on; `label` is its client in log lines."""
+        client = socket.socket(fileno=left.fd)
+        client.setblocking(False)
+        stream = self._streams[left.fd] = _Stream(self._loop, label, left, client, ours, self._on_ended)
+        stream.go_on()
+        self._on_changed()
+
+    def dismiss(self, within_s: float) -> None:
+        """End all connections one by one in the second half of this time; their clients have been told."""
+        if self._to_end is None:
+            self._to_end = list(self._streams.values())
+            began_s = self._loop.time()
+            self._loop.call_later(within_s / 2, self._end_some, began_s + within_s / 2, within_s / 2, 0)
+
+    def _end_some(self, since_s: float, spread_s: float, ended: int) -> None:
+        assert self._to_end is not None
+        share = 1.0 if spread_s <= 0 else min(1.0, (self._loop.time() - since_s) / spread_s)
+        until = int(share * len(self._to_end))
+        for stream in self._to_end[ended:until]:
+            stream.end_input()
+        if share < 1.0:
+            self._loop.call_later(STEP_S, self._end_some, since_s, spread_s, until)
+
+    def _on_ended(self, fd: int) -> None:
+        del self._streams[fd]
+        self._on_changed()
+
+    def close(self) -> None:
+        """Close everything at once."""
+        for stream in list(self._streams.values()):
+            stream.close()
+
+
+class _Stream:
+    """One connection."""
+
+    __slots__ = (
+        "_client",
+        "_client_events",
+        "_fd",
+        "_has_told_client",
+        "_has_told_shard",
+        "_incoming",
+        "_is_client_gone",
+        "_is_input_over",
+        "_is_output_over",
+        "_label",
+        "_loop",
+        "_on_ended",
+        "_outgoing",
+        "_shard",
+        "_shard_events",
+        "_tls",
+        "_to_client",
+        "_to_shard",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        label: str,
+        left: DetachedTls,
+        client: socket.socket,
+        shard: socket.socket,
+        on_ended: Callable[[int], None],
+    ) -> None:
+        self._loop = loop
+        self._label = label  # the client in log lines
+        self._fd = left.fd
+        self._client = client
+        self._shard = shard
+        self._tls, self._incoming, self._outgoing = left.tls, left.incoming, left.outgoing
+        self._on_ended = on_ended
+        self._to_client = bytearray(left.unsent)
+        self._to_shard = bytearray()
+        self._client_events = self._shard_events = (False, False)  # whether it is read, and written
+        self._is_input_over = False  # nothing more comes from the client
+        self._is_output_over = False  # nothing more comes from the shard: it has closed its end
+        self._is_client_gone = False  # nothing more can be sent to the client
+        self._has_told_client = self._has_told_shard = False  # of the end of the other side
+        if left.read:
+            self._incoming.write(left.read)
+
+    def go_on(self) -> None:
+        """Begin with what was read before."""
+        self._decrypt()
+        self._settle()
+
+    def end_input(self) -> None:
+        """Read the client no more: its shard closes it, and we follow."""
+        self._is_input_over = True
+        self._settle()
+
+    def close(self) -> None:
+        """Close both ends at once."""
+        if self._client.fileno() < 0:
+            return
+        self._watch(False, False, False, False)
+        self._client.close()
+        self._shard.close()
+        self._on_ended(self._fd)
+
+    # ---- from the client
+
+    def _on_client_readable(self) -> None:
+        try:
+            data = self._client.recv(FEED_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._lose_client()
+            data = b""
+        if self._is_output_over:  # it still talks, or has closed as well
+            if not data:
+                self.close()
+            return
+        if data:
+            self._incoming.write(data)
+            self._decrypt()
+        else:
+            self._is_input_over = True
+        self._settle()
+
+    def _decrypt(self) -> None:
+        while not self._is_input_over:
+            try:
+                data = self._tls.read(RECORD_BYTES)
+            except SSLWantReadError:
+                break
+            except SSLError as error:
+                logger.error("%s - read error: %s", self._label, error.reason or error)
+                data = b""
+            if data:
+                self._to_shard += data
+            else:  # close_notify
+                self._is_input_over = True
+        self._to_client += self._outgoing.read()  # an alert, or the response to a key update
+
+    # ---- from the shard
+
+    def _on_shard_readable(self) -> None:
+        try:
+            data = self._shard.recv(RECORD_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._encrypt(data)
+        else:
+            self._end_output()
+        self._settle()
+
+    def _encrypt(self, data: bytes) -> None:
+        if self._is_client_gone:
+            return
+        try:
+            self._tls.write(data)
+        except SSLError as error:
+            logger.error("%s - write error: %s", self._label, error.reason or error)
+            self._lose_client()
+        self._to_client += self._outgoing.read()
+
+    def _end_output(self) -> None:
+        """The shard has closed the client: so do we, behind its last bytes."""
+        self._is_output_over = self._is_input_over = True
+        self._to_shard.clear()
+        with contextlib.suppress(SSLError):  # the client has not sent its close_notify, and need not
+            self._tls.unwrap()
+        self._to_client += self._outgoing.read()
+        self._loop.call_later(LINGER_S, self.close)
+
+    # ---- both
+
+    def _lose_client(self) -> None:
+        self._is_client_gone = self._is_input_over = True
+        self._to_client.clear()
+
+    def _settle(self) -> None:
+        """Send what can be sent, say that an end has come, and watch for what follows."""
+        if self._client.fileno() < 0:
+            return
+        if self._to_client and not self._is_client_gone and not self._send(self._client, self._to_client):
+            self._lose_client()
+        if self._is_client_gone:
+            self._to_client.clear()
+        if self._to_shard and not self._is_output_over and not self._send(self._shard, self._to_shard):
+            self._to_shard.clear()  # it has closed, which its end will say
+        if self._is_output_over:
+            if self._is_client_gone:
+                self.close()
+                return
+            if not self._to_client and not self._has_told_client:
+                self._has_told_client = True
+                with contextlib.suppress(OSError):
+                    self._client.shutdown(socket.SHUT_WR)
+        elif self._is_input_over and not self._to_shard and not self._has_told_shard:
+            self._has_told_shard = True
+            with contextlib.suppress(OSError):
+                self._shard.shutdown(socket.SHUT_WR)
+        reads_client = not self._is_input_over and not self._to_shard and len(self._to_client) <= MOST_UNSENT_BYTES
+        lingers = self._is_output_over and not self._to_client
+        self._watch(
+            reads_client or lingers,
+            bool(self._to_client),
+            not self._is_output_over and not self._to_client,
+            bool(self._to_shard) and not self._is_output_over,
+        )
+
+    def _send(self, sock: socket.socket, data: bytearray) -> bool:
+        """Send what the kernel takes, and remove that from `data`; False: the other end is gone."""
+        try:
+            while data:
+                del data[: sock.send(data, socket.MSG_NOSIGNAL)]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            return False
+        return True
+
+    def _watch(self, reads_client: bool, writes_client: bool, reads_shard: bool, writes_shard: bool) -> None:
+        self._client_events = self._watch_one(
+            self._client, self._client_events, (reads_client, writes_client), self._on_client_readable
+        )
+        self._shard_events = self._watch_one(
+            self._shard, self._shard_events, (reads_shard, writes_shard), self._on_shard_readable
+        )
+
+    def _watch_one(
+        self,
+        sock: socket.socket,
+        before: tuple[bool, bool],
+        wanted: tuple[bool, bool],
+        on_readable: Callable[[], None],
+    ) -> tuple[bool, bool]:
+        if wanted[0] != before[0]:
+            if wanted[0]:
+                self._loop.add_reader(sock.fileno(), on_readable)
+            else:
+                self._loop.remove_reader(sock.fileno())
+        if wanted[1] != before[1]:
+            if wanted[1]:
+                self._loop.add_writer(sock.fileno(), self._settle)
+            else:
+                self._loop.remove_writer(sock.fileno())
+        return wanted

@@ -1,0 +1,179 @@
+"""Clients with TLS stay connected through restart and upgrade: their old process goes on to encrypt for them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from gnatswarm.router.commands.operator_commands import exchange, find
+from gnatswarm.router.supervision.operator_socket import (
+    AnyRequest,
+    FinishRequest,
+    FollowRequest,
+    Reply,
+    RestartRequest,
+    UpgradeRequest,
+)
+from tests.support import swarm
+from tests.support.framed import connect as framed_connect
+from tests.support.framed import websocket_port
+from tests.support.secure import SecureClient, connect, connections, said
+from tests.support.servers import Broker
+from tests.support.traffic import Traffic
+from tests.support.wire import Cluster
+
+pytestmark = pytest.mark.kinds("gnatswarm-1")
+
+DEADLINE_S = 30.0
+
+
+async def ask(broker: Broker, request: AnyRequest) -> Reply:
+    return await asyncio.to_thread(exchange, find(broker.pid, broker.port), request, DEADLINE_S, lambda text: None)
+
+
+async def relays(broker: Broker) -> list[dict[str, object]]:
+    return list((await asyncio.to_thread(swarm.status, broker))["relays"])
+
+
+class Talk:
+    """Clients with TLS that publish numbers, and a check that each of them hears all of them in order, once."""
+
+    def __init__(self, clients: list[SecureClient], subject: str) -> None:
+        self._clients = clients
+        self._subject = subject.encode()
+        self._sent = [0] * len(clients)
+        self._got: list[list[list[int]]] = [[[] for _ in clients] for _ in clients]
+        self._is_over = False
+        self._pongs = [asyncio.Event() for _ in clients]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        for client in self._clients:
+            await client.send(b"SUB %b.* 1\r\n" % self._subject)
+            await client.flush()
+        self._tasks = [asyncio.create_task(self._read(at)) for at in range(len(self._clients))]
+        self._publishing = [asyncio.create_task(self._publish(at)) for at in range(len(self._clients))]
+
+    async def _publish(self, at: int) -> None:
+        while not self._is_over:
+            first = self._sent[at]
+            lines = [b"PUB %b.%d 6\r\n%06d\r\n" % (self._subject, at, n) for n in range(first, first + 20)]
+            self._pongs[at].clear()
+            await self._clients[at].send(b"".join(lines) + b"PING\r\n")
+            self._sent[at] += 20
+            async with asyncio.timeout(DEADLINE_S):
+                await self._pongs[at].wait()
+
+    async def _read(self, at: int) -> None:
+        client = self._clients[at]
+        while True:
+            line = await client.reader.readuntil(b"\r\n")
+            if line == b"PONG\r\n":
+                self._pongs[at].set()
+            elif line == b"PING\r\n":
+                await client.send(b"PONG\r\n")
+            else:
+                assert line.startswith(b"MSG "), line
+                publisher = int(line.split()[1].rpartition(b".")[2])
+                self._got[at][publisher].append(int(await client.reader.readexactly(8)))
+
+    async def progress(self) -> None:
+        """Everybody has published more, and heard it up to then."""
+        goal = [sent + 200 for sent in self._sent]
+        async with asyncio.timeout(DEADLINE_S):
+            while any(len(got[who]) < n for got in self._got for who, n in enumerate(goal)):
+                for task in (*self._tasks, *self._publishing):
+                    if task.done():
+                        task.result()
+                await asyncio.wait(self._tasks, timeout=0.01)
+
+    async def finish(self) -> None:
+        self._is_over = True
+        await asyncio.gather(*self._publishing)
+        async with asyncio.timeout(DEADLINE_S):
+            while any(len(got[who]) < sent for got in self._got for who, sent in enumerate(self._sent)):
+                await asyncio.wait(self._tasks, timeout=0.01)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+        assert self._got == [[list(range(sent)) for sent in self._sent]] * len(self._clients)
+
+
+async def upgraded(broker: Broker, directory: Path) -> Reply:
+    """Upgrade to a program that is this one; the last word is of another router."""
+    program = directory / "gnatswarm"
+    program.write_text(f"#!{sys.executable} -P\nimport sys\nfrom gnatswarm.router.cli import main\nsys.exit(main())\n")
+    program.chmod(0o755)
+    request: AnyRequest = UpgradeRequest(str(program))
+    while True:
+        try:
+            return await ask(broker, request)
+        except (ConnectionAbortedError, ConnectionResetError):
+            request = FollowRequest()
+
+
+async def test_they_talk_on_through_an_upgrade_and_the_death_of_its_router(
+    secure, authority, server, cluster_of, subject, tmp_path
+):
+    """With one over WebSocket, and clients in plain that move at the same time."""
+    port = f"websocket {{ host: 127.0.0.1, port: -1, tls {{ {server.lines} }} }}\n"
+    broker = secure(rest=f"allow_non_tls: true\nhttp: 127.0.0.1:-1\n{port}")
+    context = authority.client_context()
+    clients = [await connect(broker.port, context) for _ in range(3)]
+    talk = Talk(clients, f"{subject}.tls")
+    cluster: Cluster = cluster_of(broker)
+    plain = Traffic(await cluster.clients(2), await cluster.clients(2), f"{subject}.plain")
+    framed = await framed_connect(websocket_port(broker), context=context)
+    await framed.say(b"SUB framed 1\r\nPUB framed 300000\r\n" + bytes(150_000))
+    await talk.start()
+    await plain.start()
+    reply = await upgraded(broker, tmp_path)
+    assert not reply.error
+    (left,) = await relays(broker)
+    assert (left["clients"], left["shard"]) == (4, 0)
+    await framed.say(bytes(150_000) + b"\r\n")
+    await framed.expect(b"MSG framed 1 300000\r\n" + bytes(300_000) + b"\r\n")
+    assert 3500 < float(str(left["ends_in_s"])) <= 3600
+    since = len(broker.log.lines)
+    swarm.signal_shard(broker, (await asyncio.to_thread(swarm.status, broker))["router_pid"])
+    await said(broker, "Starting http monitor", since=since)
+    await talk.progress()
+    assert [one["pid"] for one in await relays(broker)] == [left["pid"]]
+    rows = await connections(broker, "open")
+    assert [row["tls_version"] for row in rows if "tls_version" in row] == ["1.3"] * 4
+    assert len(rows) == 8
+    await talk.finish()
+    assert await plain.finish() > 0
+
+
+async def test_they_end_with_their_shard_or_when_an_operator_wants_it(secure, authority):
+    broker = secure()
+    context = authority.client_context()
+    lost = await connect(broker.port, context)
+    assert (await ask(broker, FinishRequest())).text == "no process of before serves clients with TLS"
+    assert not (await ask(broker, RestartRequest())).error
+    (first,) = await relays(broker)
+    swarm.signal_shard(broker, (await swarm.pids(broker))[0])
+    await lost.rest()
+    await said(broker, f"process {first['pid']}, has ended .exit code 0")
+    clients = [await connect(broker.port, context) for _ in range(3)]
+    for number, client in enumerate(clients):
+        await client.send(b"SUB told.%d 1\r\n" % number)
+        await client.flush()
+    assert not (await ask(broker, RestartRequest())).error
+    finishing = asyncio.create_task(ask(broker, FinishRequest()))
+    for client in clients:
+        line = await client.line()
+        assert line.startswith(b"INFO {") and b'"ldm":true' in line
+    await clients[1].send(b"PUB told.0 2\r\nhi\r\n")
+    await clients[0].expect(b"MSG told.0 1 2\r\nhi\r\n")
+    (second,) = await relays(broker)
+    assert (second["clients"], second["ends_in_s"]) == (3, -1.0)
+    for client in clients:
+        client.close()
+    reply = await finishing
+    assert reply.text == "1 process of before has ended", reply
+    assert await relays(broker) == []
