@@ -5,8 +5,10 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from gnatswarm.broker.exchange cimport Exchange
 from gnatswarm.broker.mesh cimport Mesh
-from gnatswarm.broker.fanout cimport Fanout
+from gnatswarm.broker.entry cimport Entry
+from gnatswarm.broker.fanout cimport Fanout, Outcome, Publish
 from gnatswarm.broker.outbuf cimport Blob
+from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.permissions cimport Permissions
 from gnatswarm.broker.repeat cimport Repeat
@@ -38,6 +40,8 @@ cdef class ServerLink(Peer):
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef Py_ssize_t message(self, const uint8_t *data, size_t size, ServerOp *op, Blob *whole) except -1
+    cdef int send_on(self, Sublist sublist, Entry *entry, Publish *message, Token *queues, int n, uint64_t orphans,
+                     Outcome *outcome) except -1
     cdef int interest(self, ServerOp *op, bint wanted) except -1
     cdef bint may_hear(self, const uint8_t *subject, size_t size) noexcept
     cdef int broken(self, str why) except -1

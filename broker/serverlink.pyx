@@ -176,6 +176,8 @@ cdef class ServerLink(Peer):
         cdef Outcome outcome
         cdef Token answerers
         cdef bint is_reply, is_random, is_mapped = False
+        cdef bint names_groups = op.n_queues > 0
+        cdef uint64_t orphans
         cdef bytes subject
         cdef const uint8_t *at_subject
         cdef size_t size_of
@@ -270,13 +272,29 @@ cdef class ServerLink(Peer):
         reach = self.exchange.reach(self.slot)
         while True:   # (as many groups at a time as a frame to a sibling names)
             n = min(op.n_queues - at, <int>MOST_QUEUES)
-            self.exchange.forward(sublist, entry, &message, reach, at == 0, op.queues + at, n, &outcome)
+            orphans = self.exchange.forward(sublist, entry, &message, reach, at == 0, op.queues + at, n, &outcome)
+            if unlikely(orphans) and names_groups and self.dialect == DIALECT_ROUTE:
+                self.send_on(sublist, entry, &message, op.queues + at, n, orphans, &outcome)
             at += n
             if at >= op.n_queues:
                 break
         if unlikely(outcome.stalls or entry.slow_until_us > self.out.box.now_us):
             self.holds |= HOLD_STALL
         return total
+
+    cdef int send_on(self, Sublist sublist, Entry *entry, Publish *message, Token *queues, int n, uint64_t orphans,
+                     Outcome *outcome) except -1:
+        """Groups whose last member here has gone before their server knew: another server has members, or nobody gets
+        it. Not the one that sent it: as long as each took the other for the last, it would go to and fro."""
+        cdef Token left[MOST_QUEUES]
+        cdef uint64_t others = self.exchange.of_kind[<int>PEER_ROUTE] & ~(<uint64_t>1 << self.slot)
+        cdef int i, count = 0
+        for i in range(n):
+            if (orphans >> i) & 1:
+                left[count] = queues[i]
+                count += 1
+        self.exchange.forward(sublist, entry, message, others, False, left, count, outcome)
+        return 0
 
     # ---- for the session
 
