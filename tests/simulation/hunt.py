@@ -22,6 +22,8 @@ FAILED = Path("build/simulation")
 HANGS_S = 20
 MOST_MEMORY_BYTES = 4 << 30  # of a process that hunts; what one schedule takes without end is a failure like others
 COLLECT_EVERY = 10  # schedules; each leaves about a megabyte
+# A schedule that has not become short by then is kept as it is: many thousand are tried for a long one.
+SHRINK_S = 120.0
 
 
 class Hangs(AssertionError):
@@ -58,12 +60,13 @@ def failure(schedule: Schedule) -> tuple[str, World | None]:
 
 def keep(seed: int, schedule: Schedule, why: str, collect: Callable[[], None]) -> Path:
     """Shrinks and writes down a schedule that fails; calls `collect` for each that it tries."""
+    until = time.monotonic() + SHRINK_S
 
-    def still_fails(one: Schedule) -> bool:
+    def fails(shorter: Schedule) -> bool:
         collect()
-        return bool(failure(one)[0])
+        return time.monotonic() < until and bool(failure(shorter)[0])
 
-    small = shrunk(schedule, still_fails)
+    small = shrunk(schedule, fails)
     FAILED.mkdir(parents=True, exist_ok=True)
     path = FAILED / f"{seed}.txt"
     path.write_text(f"# seed {seed}: {why[:500]}\n# shrunk: {failure(small)[0][:500]}\n{small}")
