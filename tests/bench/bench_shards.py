@@ -1,6 +1,7 @@
-"""What a message, and a subscription that comes and goes, cost a broker of 1, 2, 4 and 8 shards.
+"""What messages, subscriptions and connections cost a broker by the number of its shards: `make scaling`.
 
-CPU of all its processes from /proc/*/schedstat, per published message or per SUB+UNSUB pair, the least of three runs.
+CPU of all its processes from /proc/*/schedstat, per published message, per SUB+UNSUB pair, or per connection, the
+least of three runs; memory is the proportional one (PSS) of all processes. GNATSWARM_SHARDS: which numbers of shards.
 On a machine of few cores more shards take turns, so rates say nothing here, and CPU holds what switching costs.
 Clients are plain sockets in threads of this process, which is not counted.
 """
@@ -8,6 +9,8 @@ Clients are plain sockets in threads of this process, which is not counted.
 from __future__ import annotations
 
 import json
+import os
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -16,12 +19,15 @@ from pathlib import Path
 
 from tests.support.servers import HOST, Broker, Kind, session_pids
 
-SHARDS = (1, 2, 4, 8)
+SHARDS = tuple(map(int, os.environ.get("GNATSWARM_SHARDS", "1 2 4 8").split()))
 RUNS = 3
 PAYLOAD = b"x" * 16
 AHEAD_BYTES = 4 << 20
 MESSAGES = 1_000_000
 PAIRS = 30_000
+CONNECTIONS = 500
+SUBSCRIPTIONS = 10  # of each
+HELD = 100_000  # subscriptions, on one connection
 HELLO = b'CONNECT {"verbose":false}\r\nPING\r\n'
 
 
@@ -112,6 +118,39 @@ def pair_ns(broker: Broker, in_between: int) -> float:
     return used / PAIRS
 
 
+def connection_ns(broker: Broker) -> float:
+    """Connections that log in and make ten subscriptions each: CPU of one, until all shards know of it."""
+    before = cpu_ns(broker)
+    socks = []
+    for number in range(CONNECTIONS):
+        sock = socket.create_connection((HOST, broker.port))
+        socks.append(sock)
+        subs = b"".join(b"SUB own.%d.%d %d\r\n" % (number, sid, sid) for sid in range(SUBSCRIPTIONS))
+        talk(sock, HELLO.removesuffix(b"PING\r\n") + subs + b"PING\r\n")
+    used = cpu_ns(broker) - before
+    for sock in socks:
+        sock.close()
+    return used / CONNECTIONS
+
+
+def resident(broker: Broker) -> int:
+    """Bytes of all its processes; what they share counts once."""
+    rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in session_pids(broker.pid)]
+    return sum(int(re.findall(r"^Pss: +(\d+)", text, re.MULTILINE)[0]) for text in rollups) * 1024
+
+
+def interest_bytes(broker: Broker) -> float:
+    """Memory of one subscription: at its shard, and of the interest at every other."""
+    sock = client_on(broker, 0)
+    before = resident(broker)
+    for first in range(0, HELD, 1_000):
+        words = [b"SUB held.%06d.x %d\r\n" % (number, number) for number in range(first, first + 1_000)]
+        talk(sock, b"".join(words) + b"PING\r\n")
+    grown = resident(broker) - before
+    sock.close()
+    return grown / HELD
+
+
 def least(measure: Callable[[], float]) -> float:
     return min(measure() for _ in range(RUNS))
 
@@ -130,7 +169,9 @@ def test_cost_by_the_number_of_shards():
             note("a subscriber on each shard", least(partial(message_ns, broker, 0, list(range(shards)))), 3)
             note("SUB+UNSUB, one after the other", least(partial(pair_ns, broker, 1)), 2)
             note("SUB+UNSUB, 100 then 100", least(partial(pair_ns, broker, 100)), 2)
-    print("\nCPU µs of the broker for each message or pair, by shards")
+            note("a connection with ten subscriptions", least(partial(connection_ns, broker)), 1)
+            note("bytes of a subscription", interest_bytes(broker) * 1_000, 0)
+    print("\nCPU µs of the broker for each message, pair or connection, by shards")
     print(f"  {'':<34}" + "".join(f"{shards:>9}" for shards in SHARDS))
     for name, values in rows.items():
         print(f"  {name:<34}" + "".join(f"{value:>9}" for value in values))
