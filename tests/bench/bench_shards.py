@@ -92,7 +92,7 @@ def message_ns(broker: Broker, publisher_on: int, subscribers_on: list[int]) -> 
         publisher.sendall(batch)
     for reader in readers:
         reader.join(60)
-        assert reader.taken == reader.wanted
+        assert reader.taken >= reader.wanted  # (or a PING more)
     used = cpu_ns(broker) - before
     for sock in [publisher, *subscribers]:
         sock.close()
