@@ -29,3 +29,12 @@ cdef class ProbeHabit:
         """It is read with patience from here on, as PatientSet.admit() has it."""
         self.habit.is_patient = True
         self.habit.small_reads = 0
+
+    def gather(self):
+        """It is one of the crowd from here on, as Socket.gather() has it."""
+        self.habit.is_gathered = True
+
+    def read_promptly(self):
+        """It is in neither set any more, as Socket.read_promptly() has it."""
+        self.habit.is_patient = self.habit.is_gathered = False
+        self.habit.small_reads = 0
