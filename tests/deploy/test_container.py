@@ -8,9 +8,11 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -100,44 +102,102 @@ def test_the_steps_of_the_builder_make_a_broker_that_runs(tmp_path: Path) -> Non
     assert not (target / "bin" / "pip").exists()
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root, for a namespace of processes"
-)
-def test_as_process_1_it_is_found_by_its_health_check_and_its_pre_stop(tmp_path: Path) -> None:
+class Process1:
+    """A broker that is process 1 of a namespace of processes."""
+
+    def __init__(self, directory: Path, runtime: str) -> None:
+        self.gnatswarm = str(Path(sys.executable).parent / "gnatswarm")
+        self.log_path = directory / "log"
+        self.environment = {**os.environ, "XDG_RUNTIME_DIR": runtime}
+        config = directory / "gnatswarm.conf"
+        config.write_text('listen: "127.0.0.1:-1", shards: 2, lame_duck_grace_period: "0s"')
+        with self.log_path.open("wb") as log:
+            self.namespace = subprocess.Popen(
+                ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", self.gnatswarm, "-c", str(config)],
+                env=self.environment,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    @property
+    def pid(self) -> int:
+        """Its number outside."""
+        return children(self.namespace.pid)[0]
+
+    def inside(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["nsenter", "-t", str(self.pid), "-p", "-m", self.gnatswarm, *words],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def named(pids: list[int], name: str) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(name.encode())]
+
+
+@pytest.fixture
+def process_1(tmp_path: Path) -> Iterator[Process1]:
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("needs root, for a namespace of processes")
     if subprocess.run(["unshare", "-pf", "--mount-proc", "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets nobody make a namespace of processes")
-    gnatswarm = str(Path(sys.executable).parent / "gnatswarm")
-    config = tmp_path / "gnatswarm.conf"
-    config.write_text('listen: "127.0.0.1:-1", shards: 2, lame_duck_grace_period: "0s"')
-    with tempfile.TemporaryDirectory(prefix="gnat-", dir="/tmp") as runtime, (tmp_path / "log").open("wb") as log:
-        environment = {**os.environ, "XDG_RUNTIME_DIR": runtime}
-        namespace = subprocess.Popen(
-            ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", gnatswarm, "-c", str(config)],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-        )
+    with tempfile.TemporaryDirectory(prefix="gnat-", dir="/tmp") as runtime:
+        broker = Process1(tmp_path, runtime)
         try:
-            wait_until(lambda: "Server is ready" in (tmp_path / "log").read_text(), "the broker is ready")
-            children = Path(f"/proc/{namespace.pid}/task/{namespace.pid}/children").read_text().split()
-
-            def inside(*words: str) -> subprocess.CompletedProcess[str]:
-                return subprocess.run(
-                    ["nsenter", "-t", children[0], "-p", "-m", gnatswarm, *words],
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    timeout=60,
-                    check=False,
-                )
-
-            assert (tmp_path / "log").read_text().startswith("[1] ")
-            healthy = inside("health")
-            assert (healthy.returncode, healthy.stdout) == (0, "ok: 2 of 2 shards serve\n"), healthy.stderr
-            left = inside("--signal", "ldm")
-            assert (left.returncode, left.stderr) == (0, "")
-            assert namespace.wait(60) == 0
-            assert "every shard has left" in (tmp_path / "log").read_text()
+            wait_until(lambda: "Server is ready" in broker.log, "the broker is ready")
+            yield broker
         finally:
-            namespace.kill()
-            namespace.wait()
+            broker.namespace.kill()
+            broker.namespace.wait()
+
+
+def test_as_process_1_it_is_found_by_its_health_check_and_its_pre_stop(process_1: Process1) -> None:
+    assert process_1.log.startswith("[1] ")
+    healthy = process_1.inside("health")
+    assert (healthy.returncode, healthy.stdout) == (0, "ok: 2 of 2 shards serve\n"), healthy.stderr
+    left = process_1.inside("--signal", "ldm")
+    assert (left.returncode, left.stderr) == (0, "")
+    assert process_1.namespace.wait(60) == 0
+    assert "every shard has left" in process_1.log
+
+
+def test_as_process_1_its_client_stays_through_an_upgrade_and_the_death_of_its_router(process_1: Process1) -> None:
+    """The client is outside: namespaces of processes share the network. The upgrade is with GNATSWARM_SLOW=1 only."""
+    listening = re.search(r"Listening for client connections on (\S+):(\d+)", process_1.log)
+    assert listening is not None
+    with socket.create_connection((listening[1], int(listening[2])), timeout=20) as client:
+        client.sendall(b'CONNECT {"verbose":false}\r\n')
+
+        def answers() -> bool:
+            client.sendall(b"PING\r\n")
+            said = b""
+            while not said.endswith(b"PONG\r\n"):
+                said += client.recv(4096)
+            return b"-ERR" not in said
+
+        assert answers()
+        before = process_1.pid
+        if os.environ.get("GNATSWARM_SLOW") == "1":
+            upgraded = process_1.inside("upgrade")
+            assert upgraded.returncode == 0 and "upgraded to" in upgraded.stdout, upgraded.stdout + upgraded.stderr
+            assert answers() and process_1.pid == before
+        (router,) = named(children(before), "gnatswarm: router")
+        os.kill(router, signal.SIGKILL)
+        wait_until(lambda: "goes on with its shards" in process_1.log, "another router has taken over")
+        assert answers() and process_1.pid == before
+        assert process_1.inside("health").returncode == 0
+        os.kill(before, signal.SIGTERM)
+        assert process_1.namespace.wait(20) == 1  # as nats-server after SIGTERM
+        assert "Server Exiting" in process_1.log
