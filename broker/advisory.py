@@ -72,8 +72,8 @@ class Person(msgspec.Struct, frozen=True):
     stop_us: int = 0
     rtt_us: int = 0
 
-    def document(self) -> Document:
-        """The member `client`."""
+    def document(self, server: str = "", cluster: str = "") -> Document:
+        """The member `client`; `server` and `cluster` are where it is, for other accounts."""
         found: Document = {"start": time_text(self.start_us), "host": self.host, "id": self.cid, "acc": self.account}
         for key, text in (("user", self.user), ("name", self.name), ("lang", self.lang), ("ver", self.version)):
             if text:
@@ -82,6 +82,9 @@ class Person(msgspec.Struct, frozen=True):
             found["rtt"] = self.rtt_us * 1000
         if self.stop_us:
             found["stop"] = time_text(self.stop_us)
+        for key, text in (("server", server), ("cluster", cluster)):
+            if text:
+                found[key] = text
         return found | {"kind": "Client", "client_type": self.kind}
 
 

@@ -481,7 +481,7 @@ cdef class ClientConnection(Peer):
         cdef uint64_t unwanted
         cdef bint is_wanted
         no_outcome(&outcome)
-        self.fanout.gate.leave(self.sublist, entry, message, self.rtt_us, &outcome)
+        self.fanout.gate.leave(self.sublist, entry, message, self, &outcome)
         entry = self.sublist.find(at, size, hash)
         if entry == NULL:
             self.close(CLOSE_READ_ERROR)

@@ -60,8 +60,9 @@ cdef inline void add_outcome(Outcome *outcome, const Outcome *more) noexcept nog
 # Where messages leave one account for another (broker.service_imports). The base class lets none leave.
 cdef class AccountGate:
     # Delivers a message whose entry `crosses` to other accounts. A sibling has handled its requests itself: of its
-    # messages, call this for replies alone. The entry may be freed.
-    cdef void leave(self, Sublist sublist, Entry *entry, Publish *message, uint64_t rtt_us, Outcome *outcome) noexcept
+    # messages, call this for replies alone. The entry may be freed. `client`: the ClientConnection here that has
+    # published it, or None.
+    cdef void leave(self, Sublist sublist, Entry *entry, Publish *message, object client, Outcome *outcome) noexcept
     # The entry of the subject that a mapping leads to; NULL: the message is dropped.
     cdef Entry *map(self, Sublist sublist, Entry *entry, bint *is_random) noexcept
 

@@ -44,7 +44,7 @@ cdef size_t write_tail_head(uint8_t *to, Token reply, bint with_header, uint32_t
 cdef class AccountGate:
     """Keeps every message in its account."""
 
-    cdef void leave(self, Sublist sublist, Entry *entry, Publish *message, uint64_t rtt_us, Outcome *outcome) noexcept:
+    cdef void leave(self, Sublist sublist, Entry *entry, Publish *message, object client, Outcome *outcome) noexcept:
         pass
 
     cdef Entry *map(self, Sublist sublist, Entry *entry, bint *is_random) noexcept:

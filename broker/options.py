@@ -160,6 +160,8 @@ class Export(_Discreet, frozen=True, forbid_unknown_fields=True):
     accounts: tuple[str, ...] | None = None  # the accounts that may import it; None: all
     response: str = "singleton"  # of a service: "singleton", "stream" or "chunked"
     threshold_s: float = 120.0  # of a service: the longest wait for a response, or for the next of several
+    latency_subject: str = ""  # of a service: where its response times are published, in this account; "": nowhere
+    latency_percent: int = 100  # of requests that are measured, beside traced ones; 0 ("headers"): traced ones alone
 
 
 class Import(_Discreet, frozen=True, forbid_unknown_fields=True):
@@ -169,6 +171,7 @@ class Import(_Discreet, frozen=True, forbid_unknown_fields=True):
     subject: str  # the subject in the exporting account
     is_service: bool  # instead of stream: the importing account sends requests; a stream it subscribes to
     to: str  # the subject in the importing account, with $1, $2 or the same number of *; of a stream also a prefix
+    share: bool = False  # of a service: it sees which client asks (name, user, address …), not only which account
 
 
 class Mapping(_Discreet, frozen=True, forbid_unknown_fields=True):

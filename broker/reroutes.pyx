@@ -282,7 +282,7 @@ cdef class Reroutes:
             self.pending[orphan.id] = orphan
             origin.orphans.add(orphan.id)
             return 0
-        self.mesh.fanout.gate.leave(sublist, entry, message, 0, outcome)
+        self.mesh.fanout.gate.leave(sublist, entry, message, None, outcome)
         return self.ask(origin, outcome.touched)
 
     cdef int answer_now(self, Orphan orphan) except -1:

@@ -31,6 +31,9 @@ class ServiceImport:
         response_kind: int,
         threshold_us: int,
         stays: tuple[bytes, ...] = (),
+        *,
+        shares: bool = False,
+        latency: tuple[bytes, int] | None = None,
     ) -> None: ...
     def set_requestor(self, **more: str) -> None: ...
     @property

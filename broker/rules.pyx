@@ -45,12 +45,15 @@ cdef class ServiceImport:
     of `stays`."""
 
     def __cinit__(self, Sublist importer not None, Sublist exporter not None, bytes subject not None,
-                  bytes local_subject not None, int response_kind, uint64_t threshold_us, tuple stays=()):
+                  bytes local_subject not None, int response_kind, uint64_t threshold_us, tuple stays=(), *,
+                  bint shares=False, tuple latency=None):
         self.importer = importer
         self.exporter = exporter
         self.response_kind = response_kind
         self.threshold_us = threshold_us
         self.stays = stays
+        self.shares = shares
+        self.latency = latency
         self.set_requestor()
         self.subject = local_service_pattern(subject, local_subject)
         if subject_kind(subject, len(subject)) != SUBJECT_WILDCARD:

@@ -263,7 +263,7 @@ cdef class ServerLink(Peer):
             subject = entry.text[:entry.subject_size] + bytes(SLACK)
             at_subject = subject
             size_of = entry.subject_size
-            self.fanout.gate.leave(sublist, entry, &message, 0, &outcome)
+            self.fanout.gate.leave(sublist, entry, &message, None, &outcome)
             message.origin = ORIGIN_SIBLING
             entry = sublist.find(at_subject, size_of, hash_bytes(at_subject, size_of, sublist.seed))
             if entry == NULL:

@@ -29,6 +29,7 @@ cdef class Response:
     cdef bytes reply                # … and where it waits for the reply
     cdef int kind
     cdef uint64_t asked_us
+    cdef object measured            # broker.service_latency.Measured; None: nobody wants to know how long it takes
 
 
 @cython.final
@@ -39,6 +40,12 @@ cdef class ServiceImports(AccountGate):
     cdef list lanes                 # dicts, reply subject → Response, oldest first
     cdef uint32_t n_waiting
     cdef bint adds_headers
+    cdef dict measured              # cid → replies to its requests that are measured
+    # All three are set by the shard; clock_ns() counts nanoseconds. describe(session) → who a client is, for others; on_latency(Measured, status, session of
+    # the responder or None, µs since the request, ns that passing the reply on took): there is an event to be sent.
+    cdef public object clock_ns
+    cdef public object describe
+    cdef public object on_latency
     cdef bytes random_pool
     cdef int random_at
     cdef int depth
@@ -47,11 +54,15 @@ cdef class ServiceImports(AccountGate):
     cdef readonly uint64_t n_expired
 
     cdef int enter(self, Sublist sublist, bytes subject, Publish *message, Outcome *outcome) except -1
-    cdef int request(self, ServiceImport rule, bytes subject, Publish *message, uint64_t rtt_us,
+    cdef int request(self, ServiceImport rule, bytes subject, Publish *message, object client,
                      Outcome *outcome) except -1
-    cdef int respond(self, Sublist sublist, bytes subject, Publish *message, Outcome *outcome) except -1
-    cdef bytes expect(self, Sublist importer, Sublist exporter, bytes reply, int kind, uint64_t threshold_us)
-    cdef int leave_from(self, Sublist sublist, Entry *entry, Publish *message, uint64_t rtt_us,
+    cdef int respond(self, Sublist sublist, bytes subject, Publish *message, object client,
+                     Outcome *outcome) except -1
+    cdef bytes expect(self, Sublist importer, Sublist exporter, bytes reply, int kind, uint64_t threshold_us,
+                      object measured)
+    cdef object measure(self, ServiceImport rule, dict requestor, Publish *message, object client)
+    cdef int report(self, object measured, int status, object client, uint64_t system_ns) except -1
+    cdef int leave_from(self, Sublist sublist, Entry *entry, Publish *message, object client,
                         Outcome *outcome) except -1
     # What became of it, alone.
     cdef Outcome send(self, Sublist sublist, bytes subject, Publish *message, bytes reply, bytes note) except *

@@ -1,6 +1,8 @@
-from typing import final
+from collections.abc import Callable
+from typing import Any, final
 
 from gnatswarm.broker.fanout import AccountGate, Fanout
+from gnatswarm.broker.service_latency import Measured
 
 DEFAULT_THRESHOLD_US: int
 
@@ -17,4 +19,8 @@ class ServiceImports(AccountGate):
     def n_replies(self) -> int: ...
     @property
     def n_expired(self) -> int: ...
+    clock_ns: Callable[[], int] | None
+    describe: Callable[[Any], dict[str, Any]] | None
+    on_latency: Callable[[Measured, int, Any, int, int], None] | None
     def sweep(self) -> None: ...
+    def on_client_gone(self, cid: int) -> None: ...

@@ -9,6 +9,7 @@ client and no clock; the time is the outbox's now_us. Cost: some 3 µs per reque
 
 from libc.string cimport memcpy
 
+from gnatswarm.broker.connection cimport ClientConnection
 from gnatswarm.broker.fanout cimport (
     ORIGIN_ACCOUNT, ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, add_outcome, no_outcome, write_tail_head)
 from gnatswarm.broker.interest cimport MOST_SHARDS
@@ -18,7 +19,11 @@ from gnatswarm.broker.transform cimport Transform
 from gnatswarm.broker.word cimport SLACK, hash_bytes, unlikely
 
 import base64
+import json
 import os
+
+from gnatswarm.broker import service_latency
+from gnatswarm.broker.service_latency import Measured
 
 # As on nats-server; the first of the lanes.
 DEFAULT_THRESHOLD_US = 120_000_000
@@ -42,6 +47,7 @@ cdef class ServiceImports(AccountGate):
         self.lanes = [{}]
         self.thresholds_us = [DEFAULT_THRESHOLD_US]
         self.adds_headers = adds_headers
+        self.measured = {}
 
     @property
     def reply_prefix(self) -> bytes:
@@ -65,18 +71,26 @@ cdef class ServiceImports(AccountGate):
                     break
                 over.append(reply)
             for reply in over:
+                response = <Response>lane[reply]
+                self.report(response.measured, service_latency.TIMED_OUT, None, 0)
                 self.forget(reply)
             self.n_expired += <uint64_t>len(over)
 
+    def on_client_gone(self, uint64_t cid):
+        """Nobody waits for the replies to its requests any more."""
+        for reply in list(self.measured.get(cid, ())):
+            self.report((<Response>self.lane_of(reply)[reply]).measured, service_latency.REQUESTOR_GONE, None, 0)
+            self.forget(reply)
+
     # ---- called by users of fan-out
 
-    cdef void leave(self, Sublist sublist, Entry *entry, Publish *message, uint64_t rtt_us, Outcome *outcome) noexcept:
+    cdef void leave(self, Sublist sublist, Entry *entry, Publish *message, object client, Outcome *outcome) noexcept:
         try:
-            self.leave_from(sublist, entry, message, rtt_us, outcome)
+            self.leave_from(sublist, entry, message, client, outcome)
         except MemoryError:
             pass
 
-    cdef int leave_from(self, Sublist sublist, Entry *entry, Publish *message, uint64_t rtt_us,
+    cdef int leave_from(self, Sublist sublist, Entry *entry, Publish *message, object client,
                         Outcome *outcome) except -1:
         cdef bytes subject = entry.text[:entry.subject_size]
         cdef const Extras *extras = extras_of(entry)
@@ -93,9 +107,9 @@ cdef class ServiceImports(AccountGate):
         self.depth += 1
         try:
             if is_reply:
-                self.respond(sublist, subject, message, outcome)
+                self.respond(sublist, subject, message, client, outcome)
             for rule in rules:
-                self.request(<ServiceImport>rule, subject, message, rtt_us, outcome)
+                self.request(<ServiceImport>rule, subject, message, client, outcome)
         finally:
             self.depth -= 1
         return 0
@@ -137,7 +151,7 @@ cdef class ServiceImports(AccountGate):
         if entry == NULL:
             return 0
         if entry.crosses:
-            self.leave_from(sublist, entry, message, 0, outcome)
+            self.leave_from(sublist, entry, message, None, outcome)
             entry = sublist.find(at, size, hash_bytes(at, size, sublist.seed))   # other match results were built since
             if entry == NULL:
                 return 0
@@ -150,34 +164,49 @@ cdef class ServiceImports(AccountGate):
         add_outcome(outcome, &here)
         return 0
 
-    cdef int request(self, ServiceImport rule, bytes subject, Publish *message, uint64_t rtt_us,
+    cdef int request(self, ServiceImport rule, bytes subject, Publish *message, object client,
                      Outcome *outcome) except -1:
         """Send a request to an imported service."""
         cdef bytes reply = None
         cdef bytes note = b""
+        cdef uint64_t rtt_us = (<ClientConnection>client).rtt_us if client is not None else 0
+        cdef dict requestor = None
+        cdef object measured = None
         cdef Outcome there
+        if rule.shares and client is not None and self.describe is not None \
+                and (<ClientConnection>client).session is not None:
+            requestor = self.describe((<ClientConnection>client).session)
+        if rule.latency is not None and self.on_latency is not None:
+            measured = self.measure(rule, requestor, message, client)
         if message.reply.size:
             reply = self.expect(rule.importer, rule.exporter, message.reply.at[:message.reply.size],
-                                rule.response_kind, rule.threshold_us)
+                                rule.response_kind, rule.threshold_us, measured)
+        else:
+            self.report(measured, service_latency.NO_REPLY_SUBJECT, None, 0)
         if rule.renaming is not None:
             subject = rule.renaming(subject)
         if self.adds_headers:
             note = rule.note
-            if rtt_us:
+            if requestor is not None:
+                note = b"Nats-Request-Info: %s\r\n" % json.dumps(requestor, separators=(",", ":")).encode()
+            elif rtt_us:
                 note = b'%s,"rtt":%d}\r\n' % (note[:len(note) - 3], rtt_us * 1000)
         self.n_requests += 1
         there = self.send(rule.exporter, subject, message, reply, note)
         if there.deliveries == 0 and there.touched == 0 and reply is not None:
+            self.report(measured, service_latency.NO_RESPONDER, None, 0)
             self.forget(reply)   # there is no service to reply to it
         add_outcome(outcome, &there)
         return 0
 
-    cdef int respond(self, Sublist sublist, bytes subject, Publish *message, Outcome *outcome) except -1:
+    cdef int respond(self, Sublist sublist, bytes subject, Publish *message, object client,
+                     Outcome *outcome) except -1:
         """Deliver a reply on a reply subject generated here."""
         cdef dict lane = self.lane_of(subject)
         cdef Response response
         cdef bytes reply = None
         cdef uint64_t threshold_us
+        cdef uint64_t started_ns = 0
         cdef Outcome there
         if lane is None:
             return 0
@@ -186,6 +215,7 @@ cdef class ServiceImports(AccountGate):
             return 0
         threshold_us = self.thresholds_us[int(subject[len(self.prefix):len(self.prefix) + 4], 16)]
         if self.fanout.box.now_us - response.asked_us > threshold_us:
+            self.report(response.measured, service_latency.TIMED_OUT, None, 0)
             self.forget(subject)
             self.n_expired += 1
             return 0
@@ -193,9 +223,14 @@ cdef class ServiceImports(AccountGate):
             self.forget(subject)
         if message.reply.size:   # the requestor may reply to this reply
             reply = self.expect(response.exporter, response.importer, message.reply.at[:message.reply.size],
-                                RESPONSE_SINGLETON, DEFAULT_THRESHOLD_US)
+                                RESPONSE_SINGLETON, DEFAULT_THRESHOLD_US, None)
         self.n_replies += 1
+        if response.measured is not None and self.clock_ns is not None:
+            started_ns = self.clock_ns()
         there = self.send(response.importer, response.reply, message, reply, b"")
+        if response.measured is not None:   # (a singleton: this was its only reply)
+            self.report(response.measured, service_latency.REPLIED, client,
+                        self.clock_ns() - started_ns if self.clock_ns is not None else 0)
         if there.deliveries == 0 and there.touched == 0:   # the requestor is gone
             self.forget(subject)
             if reply is not None:
@@ -247,7 +282,30 @@ cdef class ServiceImports(AccountGate):
         self.enter(sublist, subject, &other, &outcome)
         return outcome
 
-    cdef bytes expect(self, Sublist importer, Sublist exporter, bytes reply, int kind, uint64_t threshold_us):
+    cdef object measure(self, ServiceImport rule, dict requestor, Publish *message, object client):
+        """A Measured, if the request is one of those that the export's `latency` wants to know of; or None."""
+        cdef object headers = {}
+        cdef uint64_t rtt_us
+        if (rule.importer.random() >> 32) % 100 >= <uint64_t><int>rule.latency[1]:
+            headers = service_latency.traced(message.payload[:message.header_size]) if message.header_size else None
+            if headers is None:
+                return None
+        if requestor is None:
+            requestor = {"acc": rule.importer.account.decode("utf-8", "replace")}
+            rtt_us = (<ClientConnection>client).rtt_us if client is not None else 0
+            if rtt_us:
+                requestor["rtt"] = rtt_us * 1000
+        return Measured(rule.exporter.account, rule.latency[0], requestor, headers,
+                        (<ClientConnection>client).cid if client is not None else 0, self.fanout.box.now_us)
+
+    cdef int report(self, object measured, int status, object client, uint64_t system_ns) except -1:
+        if measured is not None and self.on_latency is not None:
+            self.on_latency(measured, status, (<ClientConnection>client).session if client is not None else None,
+                            self.fanout.box.now_us - <uint64_t>measured.asked_us, system_ns)
+        return 0
+
+    cdef bytes expect(self, Sublist importer, Sublist exporter, bytes reply, int kind, uint64_t threshold_us,
+                      object measured):
         """Generate the reply subject for the exporter."""
         cdef Response response = Response()
         cdef bytes made
@@ -269,6 +327,9 @@ cdef class ServiceImports(AccountGate):
         response.reply = reply
         response.kind = kind
         response.asked_us = self.fanout.box.now_us
+        response.measured = measured
+        if measured is not None and measured.cid:
+            self.measured.setdefault(measured.cid, set()).add(made)
         lane[made] = response
         self.n_waiting += 1
         if self.n_waiting > MOST_RESPONSES:
@@ -285,8 +346,20 @@ cdef class ServiceImports(AccountGate):
 
     cdef int forget(self, bytes reply) except -1:
         cdef dict lane = self.lane_of(reply)
-        if lane is not None and lane.pop(reply, None) is not None:
-            self.n_waiting -= 1
+        cdef Response response
+        cdef object found
+        if lane is None:
+            return 0
+        found = lane.pop(reply, None)
+        if found is None:
+            return 0
+        self.n_waiting -= 1
+        response = <Response>found
+        if response.measured is not None and response.measured.cid:
+            found = self.measured[response.measured.cid]
+            found.discard(reply)
+            if not found:
+                del self.measured[response.measured.cid]
         return 0
 
     cdef bytes random_bytes(self, int n):

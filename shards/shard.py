@@ -11,6 +11,7 @@ import asyncio
 import errno
 import logging
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -111,6 +112,9 @@ class Shard:
             tell=tell,
             may_answer=has_clients,
         )
+        services = self.imports_exports.service_imports
+        services.clock_ns = time.monotonic_ns
+        services.describe, services.on_latency = self.system.describe, self.system.on_latency
         self.clients = Clients(
             shard=number,
             options=options,
@@ -123,8 +127,9 @@ class Shard:
             system=self.system,
             sessions=sessions,
             on_slow=on_slow or (lambda row: None),
-            on_closed=on_client_closed or (lambda session: None),
+            on_closed=self._on_client_closed,
         )
+        self._tell_client_closed = on_client_closed or (lambda session: None)
         self._on_sweep = on_sweep or (lambda late_s: None)
         self._lag_s = 0.0
         self._listeners: list[Listener] = []
@@ -226,6 +231,10 @@ class Shard:
             version=options.server_version,
             **self._news_for_clients(),
         )
+
+    def _on_client_closed(self, session: ClientSession) -> None:
+        self.imports_exports.service_imports.on_client_gone(session.connection.cid)
+        self._tell_client_closed(session)
 
     def _sweep(self) -> None:
         now_s = self._loop.time()

@@ -117,17 +117,60 @@ class ImportsExportsBlock:
         subject = self._subject(entry.value, f"{word} name")
         accounts = self._accounts(keys["accounts"]) if "accounts" in keys else None
         response, threshold_s = self._answers(keys, is_service)
-        if "latency" in keys:
-            what = "latency is only for services" if not is_service else '"latency" is not offered and was ignored'
-            report = self._problem if not is_service else self._notice
-            report(keys["latency"].at, what, "no latency of answers is published")
+        latency_subject, latency_percent = self._latency(keys, is_service, response)
         self._note_trace(keys)
         if "position" in keys:
             self._not_enforced(keys["position"])
         if "token" in keys:
             self._not_enforced(keys["token"])
         if subject:
-            self.exports.append((Export(subject, is_service, accounts, response, threshold_s), entry.at))
+            export = Export(subject, is_service, accounts, response, threshold_s, latency_subject, latency_percent)
+            self.exports.append((export, entry.at))
+
+    def _latency(self, keys: dict[str, Entry], is_service: bool, response: str) -> tuple[str, int]:
+        """Where the latency of responses is published, and of how many percent of requests; "": nowhere."""
+        if "latency" not in keys:
+            return "", 100
+        entry = keys["latency"]
+        if not is_service:
+            self._problem(entry.at, "latency is only for services", "remove it")
+            return "", 100
+        if response != "singleton":
+            what = "Error adding service latency sampling: bad service response type"
+            self._problem(entry.at, what, "it is measured until the only response; remove it")
+            return "", 100
+        if not isinstance(entry.value, Block):
+            return self._latency_subject(entry), 100
+        found = self._keys(entry.value, {"subject": "subject", "sampling": "sampling"})
+        if "subject" not in found:
+            self._problem(entry.at, "Latency subject required, but missing", "add subject: …")
+            return "", 100
+        percent = self._sampling(found["sampling"]) if "sampling" in found else 100
+        return self._latency_subject(found["subject"]), percent
+
+    def _latency_subject(self, entry: Entry) -> str:
+        subject = self._subject(entry.value, "latency subject")
+        if subject and not is_literal(_raw(subject)):
+            what = f'Error adding service latency sampling on subject "{subject}": invalid publish subject'
+            self._problem(entry.at, what, "write a subject without wildcards")
+            return ""
+        return subject
+
+    def _sampling(self, entry: Entry) -> int:
+        """Percent of the requests; 0: those that are traced."""
+        value = entry.value.value if isinstance(entry.value, Scalar) else None
+        text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
+        if text.strip().lower() == "headers":
+            return 0
+        digits = text.strip().removesuffix("%")
+        if not (digits.isascii() and digits.isdigit()):
+            what = f"Failed to parse latency sample: {text or entry.value.kind}"
+            self._problem(entry.at, what, "write 1 to 100 percent, or headers")
+            return 100
+        if not 1 <= int(digits[:4]) <= 100:
+            self._problem(entry.at, "bad sampling percentage, should be 1-100", "to measure nothing, remove latency")
+            return 100
+        return int(digits)
 
     def _accounts(self, entry: Entry) -> tuple[str, ...]:
         if not isinstance(entry.value, List):
@@ -189,12 +232,17 @@ class ImportsExportsBlock:
         account = self._text(inner["account"].value, "account name")
         subject = self._subject(inner["subject"].value, "subject")
         to = self._local_subject(keys, is_service, subject)
-        if "share" in keys and not (isinstance(keys["share"].value, Scalar) and keys["share"].value.value is False):
-            what = '"share" is not offered and was ignored'
-            self._notice(keys["share"].at, what, "services see the account that asks, and nothing more of the client")
+        share = self._share(keys["share"]) if "share" in keys else False
         self._note_trace(keys)
         if account and subject and to:
-            self.imports.append((Import(account, subject, is_service, to), entry.at))
+            self.imports.append((Import(account, subject, is_service, to, share and is_service), entry.at))
+
+    def _share(self, entry: Entry) -> bool:
+        value = entry.value.value if isinstance(entry.value, Scalar) else None
+        if not isinstance(value, bool):
+            self._problem(entry.at, f"Expected share to be a boolean, got {entry.value.kind}", "write true or false")
+            return False
+        return value
 
     def _local_subject(self, keys: dict[str, Entry], is_service: bool, subject: str) -> str:
         """The import's subject in the importing account; "" after a problem."""
@@ -259,3 +307,7 @@ class ImportsExportsBlock:
 
     def _notice(self, at: Position, what: str, advice: str) -> None:
         self._notices.append(Problem(at, what, advice))
+
+
+def _raw(subject: str) -> bytes:
+    return subject.encode("utf-8", "surrogateescape")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec import structs
+
 from gnatswarm.broker.options import Export, Import
 from gnatswarm.broker.rules import intersection, local_pattern, local_service_pattern
 from gnatswarm.router.config.conf_tree import Position, Problem
@@ -44,7 +46,7 @@ def _export_problems(exchange: ImportsExportsBlock, names: Sequence[str]) -> lis
         before = seen.setdefault((export.subject, export.is_service), export)
         if before is not export and (
             None in (before.accounts, export.accounts)
-            or (before.response, before.threshold_s) != (export.response, export.threshold_s)
+            or structs.replace(before, accounts=None) != structs.replace(export, accounts=None)
         ):
             # In the real server the order decides which one counts; then a list of accounts could be ignored.
             what = f'{_word(export)} "{export.subject}" is exported again, and differently'

@@ -35,7 +35,7 @@ def _export(export: Export) -> Document:
 
 
 def _import(wanted: Import) -> Document:
-    rest: Document = {"invalid": False, "share": False, "tracking": False}
+    rest: Document = {"invalid": False, "share": wanted.share, "tracking": False}
     if wanted.is_service:
         here = local_service_pattern(
             wanted.subject.encode("utf-8", "surrogateescape"), wanted.to.encode("utf-8", "surrogateescape")

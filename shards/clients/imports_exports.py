@@ -81,6 +81,8 @@ class ImportsExports:
                 rules.RESPONSE_KINDS[export.response],
                 round(export.threshold_s * 1e6),
                 jetstream.STAYS if (found.account, found.subject) == api else (),
+                shares=found.share,
+                latency=(_raw(export.latency_subject), export.latency_percent) if export.latency_subject else None,
             )
             for found, export in services
             if export is not None

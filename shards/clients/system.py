@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gnatswarm.broker import advisory, census
+from gnatswarm.broker import advisory, census, service_latency
 from gnatswarm.broker.advisory import Person, ServerIdentity
 from gnatswarm.broker.connection import ClientConnection, Fence
 from gnatswarm.broker.errors import CloseReason
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gnatswarm.broker.limits import Limits
     from gnatswarm.broker.mesh import Mesh
     from gnatswarm.broker.options import Options, User
+    from gnatswarm.broker.service_latency import Measured
     from gnatswarm.shards.boundary.control import ControlMessage
     from gnatswarm.shards.boundary.page import Page
     from gnatswarm.shards.clients.session import ClientSession
@@ -202,6 +203,24 @@ class System:
             voice = self._voices[account] = self._own_connection(account, self._server.options.limits)
         voice.post(b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload))
         self._finish_soon()
+
+    # ---- events of services
+
+    def describe(self, session: ClientSession) -> advisory.Document:
+        """The client as other accounts see it that may know it (`share`), and the owners of services (`latency`)."""
+        who = msgspec.structs.replace(_person(session), rtt_us=session.connection.rtt_us)
+        return who.document(self._server.server_name, self._server.options.cluster.name)
+
+    def on_latency(
+        self, measured: Measured, status: int, responder: ClientSession | None, passed_us: int, system_ns: int
+    ) -> None:
+        """A request to a service whose latency is published is over. The event follows on the loop's next turn."""
+        who = self.describe(responder) if responder is not None else None
+        payload = service_latency.event(
+            measured, status, who, now_us=_now_us(), passed_us=passed_us, system_ns=system_ns
+        )
+        account = measured.account.decode("utf-8", "surrogateescape")
+        self._loop.call_soon(self._say, account, measured.subject, payload)
 
     def _named(self, now_us: int) -> advisory.Document:
         return self._server.document(self._page.next_event_number(), now_us)

@@ -239,16 +239,49 @@ def test_a_mistake_in_a_mapping_is_found(refusals: Callable[[str], list[str]], t
     assert says in problem
 
 
+def test_latency_and_share_are_read(built: Build) -> None:
+    exports = "{service: s, latency: x}, {service: t, latency: {subject: y, sampling: 5%}}, "
+    exports += (
+        '{service: u, latency: {subject: z, sampling: Headers}}, {service: v, latency: {subject: z, sampling: "7"}}'
+    )
+    options = built(exchange(exports, "{service: {account: A, subject: s}, share: true}")).options
+    exporter, importer = options.accounts[:2]
+    found = [(export.latency_subject, export.latency_percent) for export in exporter.exports]
+    assert found == [("x", 100), ("y", 5), ("z", 0), ("z", 7)]
+    assert importer.imports[0].share
+    assert not any(word in notice for word in ('latency"', 'share"') for notice in options.notices)
+
+
+@pytest.mark.parametrize(
+    ("latency", "says"),
+    [
+        ("{sampling: 10}", "Latency subject required"),
+        ("a.*", "invalid publish subject"),
+        ('{subject: "a.>"}', "invalid publish subject"),
+        ("{subject: a, sampling: 0}", "bad sampling percentage"),
+        ("{subject: a, sampling: 101%}", "bad sampling percentage"),
+        ("{subject: a, sampling: x%}", "Failed to parse latency sample"),
+        ("{subject: a, sampling: -1}", "Failed to parse latency sample"),
+        ("{subject: a, sampling: 10.5}", "Failed to parse latency sample"),
+        ("{subject: a, sampling: true}", "Failed to parse latency sample"),
+        ("{subject: a, foo: 1}", 'Unknown field "foo"'),
+        ("5", "Expected latency subject to be string"),
+        ("a, response_type: stream", "bad service response type"),
+    ],
+)
+def test_a_mistake_in_latency_is_found(refusals: Callable[[str], list[str]], latency: str, says: str) -> None:
+    (problem,) = refusals(exchange(f"{{service: s, latency: {latency}}}", ""))
+    assert says.lower() in problem.lower()
+
+
 def test_what_has_no_effect_is_announced(built: Build) -> None:
     options = built(
-        exchange("{service: s, latency: x}", "{service: {account: A, subject: s}, share: true}")
+        exchange("{service: s}", "")
         + "mappings { foo: [ {destination: bar, weight: 50%, cluster: east}, {destination: baz, weight: 50%} ] }\n"
     ).options
     assert options.mappings == (Mapping("foo", (("baz", 50), ("foo", 50))),)
     assert [word for word in ("latency", "share", "cluster") for notice in options.notices if word in notice] == [
-        "latency",
-        "share",
-        "cluster",
+        "cluster"
     ]
 
 
