@@ -14,23 +14,35 @@ MOST_EDGES = 5000
 def graph_answers(clients: DataFrame, most: int = 25, services: str = "auto") -> dict[str, DataFrame]:
     """Who talks to whom, from the rows of clients."""
     rows = talkers.by_service(clients, services)
-    edges = graph.settled(graph.edges(graph.flows(rows)))
+    spoken, taken = graph.talk(rows)
+    edges = graph.settled(graph.edges(graph.met(spoken, taken)))
+    rows = graph.settled(talkers.over_windows(rows))
     return {
         "services": talkers.services(rows, most=MOST_EDGES),
         "edges": edges.limit(MOST_EDGES),
         "service_matrix": graph.between_services(edges, most=MOST_EDGES),
         "who_crosses": graph.who_crosses(edges, most=most),
-        "lone": graph.lone(rows, most=most),
+        "lone": graph.lone(spoken, taken, most=most),
         "pairs": graph.pairs(edges, rows, most=most),
         "churners": talkers.churners(rows, most=most),
     }
 
 
+def _as_it_is(rows: DataFrame) -> DataFrame:
+    return rows
+
+
 def answers(statistics: Statistics, most: int = 25, services: str = "auto") -> dict[str, DataFrame]:
-    """The results by name; lazy, like all DataFrames, but for the sums that who talks to whom is made of."""
+    """The results by name; lazy, like all DataFrames, but for the sums that several of them are made of."""
     subject, shard, link = statistics["subject"], statistics["shard"], statistics["link"]
-    parts = skew.per_shard(shard)
-    deliveries = matrix.deliveries(shard, link)
+    # What fits into memory is scanned once, and the many results are made of what is left.
+    kept = graph.settled if statistics.is_small else _as_it_is
+    shard, link = kept(shard), kept(link)
+    torn = trouble.torn(subject, shard)
+    if statistics.is_small:
+        subject = graph.settled(subjects.over_shards(subject))
+    parts = kept(skew.per_shard(shard))
+    deliveries = kept(matrix.deliveries(shard, link))
     return {
         "totals": trouble.totals(subject, statistics["gap"], shard),
         "hottest": subjects.hottest(subject, most=most),
@@ -50,7 +62,7 @@ def answers(statistics: Statistics, most: int = 25, services: str = "auto") -> d
         "slow": trouble.slow_consumers(statistics["slow"]),
         "denied": trouble.denied(statistics["denied"], most=most),
         "gaps": trouble.gaps(statistics["gap"]),
-        "torn": trouble.torn(subject, shard),
+        "torn": torn,
         **graph_answers(statistics["client"], most, services),
         "aside": statistics.aside.groupBy("why").count().orderBy("why"),
     }

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pyspark import StorageLevel
@@ -32,6 +33,7 @@ OPTIONS = {
     # Retention may remove a file between listing and reading.
     "ignoreMissingFiles": "true",
 }
+ASIDE = "source string, line string, why string"
 UNREADABLE = "a file of which nothing can be read"
 
 
@@ -41,19 +43,22 @@ class Statistics:
 
     kinds: dict[str, DataFrame]
     aside: DataFrame  # source, line, why
+    # Sums that several results are made of fit into memory.
+    is_small: bool = False
 
     def __getitem__(self, kind: str) -> DataFrame:
         return self.kinds[kind]
 
     def of_broker(self, beginning: str) -> Statistics:
         """Only the rows of brokers whose ids have this prefix; lines that are set aside belong to no broker."""
-        is_it = F.col("broker").startswith(beginning)
-        return Statistics({kind: rows.where(is_it) for kind, rows in self.kinds.items()}, self.aside)
+        return self._where(F.col("broker").startswith(beginning))
 
     def between(self, from_us: int, to_us: int) -> Statistics:
         """Only the windows that begin at from_us or later, and before to_us."""
-        is_it = (F.col("window_start_us") >= from_us) & (F.col("window_start_us") < to_us)
-        return Statistics({kind: rows.where(is_it) for kind, rows in self.kinds.items()}, self.aside)
+        return self._where((F.col("window_start_us") >= from_us) & (F.col("window_start_us") < to_us))
+
+    def _where(self, is_it: Column) -> Statistics:
+        return replace(self, kinds={kind: rows.where(is_it) for kind, rows in self.kinds.items()})
 
 
 def stored_files(directory: str) -> dict[Path, os.stat_result]:
@@ -93,13 +98,36 @@ def judge(lines: DataFrame, level: StorageLevel) -> DataFrame:
     return lines.withColumn("why", why_aside()).persist(level)
 
 
-def split(lines: DataFrame) -> Statistics:
+def split(lines: DataFrame, *, is_small: bool = False) -> Statistics:
     """Records by kind, without copies of files; all other lines set aside."""
+    session = lines.sparkSession
     judged = judge(lines, StorageLevel.MEMORY_AND_DISK)
-    good = once(judged.where("why is null"))
-    kinds = {kind: good.where(F.col("kind") == kind).select(*schema.columns(kind)) for kind in schema.KINDS}
-    aside = set_aside(judged).unionByName(unreadable(lines.sparkSession, lines.inputFiles(), judged))
-    return Statistics(kinds, aside)
+    # Everything that must be known before the first question, in one pass: which files, which kinds, any copies.
+    counted = judged.groupBy("why", "kind", *IDENTITY, "source").agg(F.count("*").alias("rows")).collect()
+    used = [row for row in counted if row["why"] is None]
+    good = judged.where("why is null")
+    files: dict[tuple[Any, ...], int] = {}
+    for row in used:
+        file = (*(row[name] for name in IDENTITY), row["source"])
+        files[file] = files.get(file, 0) + row["rows"]
+    if len(files) > len({file[:-1] for file in files}):
+        types = ", ".join(f"{name} {schema.COMMON[name]}" for name in IDENTITY)
+        rows = [(*file, n) for file, n in files.items()]
+        good = without_copies(good, session.createDataFrame(rows, f"{types}, source string, rows bigint"))
+    found = {row["kind"] for row in used}
+
+    def of_kind(kind: str) -> DataFrame:
+        columns = schema.columns(kind)
+        if kind not in found:  # Spark answers questions about nothing without a job
+            types = {"source": "string", **schema.COMMON, **schema.KINDS[kind]}
+            return session.createDataFrame([], ", ".join(f"`{name}` {types[name]}" for name in columns))
+        return good.where(F.col("kind") == kind).select(*columns)
+
+    missing = unread(lines.inputFiles(), {row["source"] for row in counted})
+    aside = session.createDataFrame([(source, None, UNREADABLE) for source in missing], ASIDE)
+    if len(used) < len(counted):
+        aside = set_aside(judged).unionByName(aside)
+    return Statistics({kind: of_kind(kind) for kind in schema.KINDS}, aside, is_small)
 
 
 def set_aside(judged: DataFrame) -> DataFrame:
@@ -116,9 +144,14 @@ def place(source: str) -> str:
 def unreadable(session: SparkSession, listed: list[str], seen: DataFrame | None) -> DataFrame:
     """The listed files without any row, in the form of `set_aside`."""
     rows = seen.select("source").distinct().collect() if seen is not None else []
-    found = {place(row["source"]) for row in rows}
-    missing = [(source, None, UNREADABLE) for source in sorted(listed) if place(source) not in found]
-    return session.createDataFrame(missing, "source string, line string, why string")
+    missing = unread(listed, {row["source"] for row in rows})
+    return session.createDataFrame([(source, None, UNREADABLE) for source in missing], ASIDE)
+
+
+def unread(listed: Iterable[str], seen: Iterable[str]) -> list[str]:
+    """The listed files that are not among those of which a row was seen."""
+    found = {place(source) for source in seen}
+    return sorted(source for source in listed if place(source) not in found)
 
 
 def files_of(rows: DataFrame) -> DataFrame:
@@ -132,11 +165,8 @@ def chosen(files: DataFrame) -> DataFrame:
     return files.groupBy(*IDENTITY).agg(best.alias("source"), F.max("rows").alias("rows"))
 
 
-def once(rows: DataFrame) -> DataFrame:
-    """The rows of one copy of each file. Usually there are no copies, and one small aggregation shows that."""
-    files = files_of(rows)
-    if files.groupBy(*IDENTITY).count().where("count > 1").isEmpty():
-        return rows
+def without_copies(rows: DataFrame, files: DataFrame) -> DataFrame:
+    """The rows of the chosen copy of each of these files."""
     return rows.join(F.broadcast(chosen(files)).select(*IDENTITY, "source"), [*IDENTITY, "source"], "left_semi")
 
 

@@ -26,6 +26,16 @@ OLDEST_JAVA = 17  # Spark 4
 LOOPBACK = "127.0.0.1"
 # Needs less memory outside the heap than G1, which is the default; pauses do not matter here.
 COLLECTOR = "-XX:+UseParallelGC"
+# For some 10^5 rows on this machine: to compile costs more processor time than it saves. So Spark interprets its plans,
+# in one partition and as they are, and Java uses its first compiler only, and a collector without threads.
+SMALL = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
+}
 QUIET = Path(__file__).resolve().with_name("log4j2.properties")
 
 WRAPPER = """#!/bin/bash
@@ -145,6 +155,8 @@ def new_session(
         # Suppress the messages of Spark's launcher, which come before a log level can be set.
         java = given.get("spark.driver.extraJavaOptions", COLLECTOR)
         given["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={QUIET.as_uri()} {java}".strip()
+    elif settings is SMALL:
+        given.pop("spark.driver.extraJavaOptions", None)
     for key, value in given.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()

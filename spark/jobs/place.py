@@ -15,11 +15,11 @@ from gnatswarm.spark.answers import MOST_EDGES
 from gnatswarm.spark.figures import percent, visible
 from gnatswarm.spark.jobs.arguments import DEFAULT_PORT, default_directory, place_parser
 from gnatswarm.spark.jobs.progress import Progress
-from gnatswarm.spark.jobs.report import lines_of, refusal
+from gnatswarm.spark.jobs.report import is_small, lines_of, refusal
 from gnatswarm.spark.partition import balance, crossing_share, partition
 from gnatswarm.spark.placement_file import BadFile, Expected, Rule, expected_of, is_writable, written
 from gnatswarm.spark.read import Statistics, read_parquet
-from gnatswarm.spark.session import run
+from gnatswarm.spark.session import SMALL, run
 from gnatswarm.spark.transforms import graph, talkers
 
 # Instructions of the engine for a small message that crosses to another shard, and for one that does not:
@@ -163,7 +163,15 @@ def main(arguments: list[str]) -> int:
         with lines_of(session, asked.stats_dir, progress) as statistics:
             return place(asked, statistics, expected)
 
-    return run("gnatswarm place", work, master=asked.master, memory=asked.memory, shuffle_partitions=asked.partitions)
+    small = is_small(asked.master, asked.stats_dir or asked.from_parquet)
+    return run(
+        "gnatswarm place",
+        work,
+        master=asked.master,
+        memory=asked.memory,
+        shuffle_partitions=0 if small else asked.partitions,
+        settings=SMALL if small else None,
+    )
 
 
 def place(asked: argparse.Namespace, statistics: Statistics, expected: Expected | None) -> int:

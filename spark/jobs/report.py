@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from gnatswarm.spark.jobs.progress import Progress
 from gnatswarm.spark.page import page
 from gnatswarm.spark.period import BadPeriod, periods
 from gnatswarm.spark.plots import plots
-from gnatswarm.spark.read import Statistics, parquet, read_lines, read_parquet, split, stored_files, unreadable
-from gnatswarm.spark.session import is_here, run
+from gnatswarm.spark.read import LINES, Statistics, parquet, read_lines, read_parquet, split, stored_files, unreadable
+from gnatswarm.spark.session import SMALL, is_here, run
 from gnatswarm.spark.transforms import graph, talkers
 from gnatswarm.spark.unfinished import copy_unfinished, has_unfinished, is_being_written
 from gnatswarm.spark.write import write_batch
@@ -33,12 +34,31 @@ from gnatswarm.spark.write import write_batch
 # Of compressed files: some half a million rows. Every result reads all parsed rows, so they have to stay in memory;
 # with ten times as many and a heap of 1 GB, Spark writes them to disk and reads them again for each of twenty results.
 MOST_KEPT_BYTES = 8 << 20
+# Of compressed files: some 10^5 rows. In tables a row takes a quarter of that, or much less where all are alike.
+MOST_SMALL_BYTES = 2 << 20
+PARQUET_WEIGHT = 4
 # The batch number of the temporary tables. It is after every batch of the stream, so that a row in both counts once.
 LAST_BATCH = 1 << 30
 
 
+def is_small(master: str, directory: str) -> bool:
+    """Whether session.SMALL costs least: all is on this machine, and in at most MOST_SMALL_BYTES of files."""
+    if "://" in directory or not is_here(master):
+        return False
+    left = MOST_SMALL_BYTES
+    for ending, weight in ((LINES, 1), ("*.parquet", PARQUET_WEIGHT)):
+        for path in Path(directory).rglob(ending):
+            with contextlib.suppress(OSError):  # retention
+                left -= weight * path.stat().st_size
+            if left < 0:
+                return False
+    return True
+
+
 @contextlib.contextmanager
-def lines_of(session: SparkSession, stats_dir: str, progress: Progress) -> Iterator[Statistics]:
+def lines_of(
+    session: SparkSession, stats_dir: str, progress: Progress, *, is_small: bool = False
+) -> Iterator[Statistics]:
     """Parse the shards' files once: keep the rows in memory if there are few, else in temporary tables."""
     with contextlib.ExitStack() as stack:
         # Executors on other machines cannot read or write a local directory; they have their own memory and disks.
@@ -47,7 +67,7 @@ def lines_of(session: SparkSession, stats_dir: str, progress: Progress) -> Itera
         found = stored_files(stats_dir)
         stored = sum(status.st_size for status in found.values())
         if stored <= MOST_KEPT_BYTES or not here:
-            yield split(read_lines(session, stats_dir, *filter(None, left)))
+            yield split(read_lines(session, stats_dir, *filter(None, left)), is_small=is_small)
             return
         tables = stack.enter_context(tempfile.TemporaryDirectory(prefix="gnatswarm-report-"))
         progress.say(
@@ -148,17 +168,26 @@ def main(arguments: list[str]) -> int:
         print(f"gnatswarm report: {why}", file=sys.stderr)
         return 1
     progress.say("starting Spark (this takes some seconds) …")
+    small = is_small(asked.master, asked.stats_dir or asked.from_parquet)
 
     def work(session: SparkSession) -> int:
         # Exit as on Ctrl-C, so that temporary directories are removed.
         signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
         progress.say(f"Spark {session.version} on {session.sparkContext.master}; reading …")
         if asked.from_parquet:
-            return report(asked, session, read_parquet(session, asked.from_parquet, asked.date or ()), progress)
-        with lines_of(session, asked.stats_dir, progress) as statistics:
+            statistics = read_parquet(session, asked.from_parquet, asked.date or ())
+            return report(asked, session, replace(statistics, is_small=small), progress)
+        with lines_of(session, asked.stats_dir, progress, is_small=small) as statistics:
             return report(asked, session, statistics, progress)
 
-    return run("gnatswarm report", work, master=asked.master, memory=asked.memory, shuffle_partitions=asked.partitions)
+    return run(
+        "gnatswarm report",
+        work,
+        master=asked.master,
+        memory=asked.memory,
+        shuffle_partitions=0 if small else asked.partitions,
+        settings=SMALL if small else None,
+    )
 
 
 def report(asked: argparse.Namespace, session: SparkSession, statistics: Statistics, progress: Progress) -> int:

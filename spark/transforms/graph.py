@@ -56,16 +56,26 @@ def settled(sums: DataFrame) -> DataFrame:
     """The same rows without the plan that they came from; kept, in memory or on disk, until nothing refers to them.
 
     For sums that are small beside the rows, and that many results are made of: Spark analyses the plan of each result
-    anew, with all that it is made of. Where Spark adapts its plans, most of the work is done here, not when it is asked
-    for the rows. An executor that is lost takes its part with it: the program fails, and is run again.
+    anew, with all that it is made of. They are made at once: if two results made them at the same time, the work would
+    be done twice, and Spark log errors about the counters of the plan that is gone. An executor that is lost takes its
+    part with it: the program fails, and is run again.
     """
-    return sums.localCheckpoint(eager=False)
+    return sums.localCheckpoint(eager=True)
 
 
 def flows(rows: DataFrame) -> DataFrame:
     """From `by_service`: what went from a service on a shard to a service on a shard, by subject and queue."""
+    return met(*talk(rows))
+
+
+def talk(rows: DataFrame) -> tuple[DataFrame, DataFrame]:
+    """From `by_service`: (`said`, `heard`) of subjects that are known."""
     spoken = settled(said(rows).where(F.col("subject") != OTHER))
-    taken = settled(heard(rows).where(F.col("pattern") != OTHER))
+    return spoken, settled(heard(rows).where(F.col("pattern") != OTHER))
+
+
+def met(spoken: DataFrame, taken: DataFrame) -> DataFrame:
+    """`flows`, from `talk`."""
     asked = settled(_shares(spoken.where(F.col("subject") != INBOX), taken.where(F.col("pattern") != INBOX)))
     return asked.unionByName(
         _answers(spoken.where(F.col("subject") == INBOX), taken.where(F.col("pattern") == INBOX), asked)
@@ -200,10 +210,9 @@ def who_crosses(of: DataFrame, most: int = 25) -> DataFrame:
     )  # fmt: skip
 
 
-def lone(rows: DataFrame, most: int = 25) -> DataFrame:
-    """From `by_service`: subjects that one client publishes to, or one service receives; with who that is."""
-    spoken = said(rows).where(~F.col("subject").isin(OTHER, INBOX))
-    taken = heard(rows).where(F.col("pattern") != OTHER)
+def lone(spoken: DataFrame, taken: DataFrame, most: int = 25) -> DataFrame:
+    """From `talk`: subjects that one client publishes to, or one service receives; with who that is."""
+    spoken = spoken.where(F.col("subject") != INBOX)
     key = ["broker", "account"]
     publishers = spoken.groupBy(*key, "subject").agg(
         F.sum("clients").alias("publishers"), F.sum("msgs").alias("msgs"), F.max("service").alias("publisher")

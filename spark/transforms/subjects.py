@@ -31,6 +31,16 @@ def totals(subjects: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
+def over_shards(subjects: DataFrame) -> DataFrame:
+    """One row per subject and window, with the columns of the shards' rows: what several results are made of."""
+    first = ["broker", "account", "subject", "window_start_us"]
+    sums = ["in_msgs", "in_bytes", "deliveries", "out_bytes", "link_out_msgs", "unwanted_msgs", "cache_misses"]
+    return subjects.groupBy(*first).agg(
+        *(F.sum(name).alias(name) for name in sums),
+        *(F.max(name).alias(name) for name in ("is_folded", "widest", "error_msgs")),
+    )
+
+
 def hottest(subjects: DataFrame, by: str = "deliveries", most: int = 25) -> DataFrame:
     """The subjects with the highest value in a column of `totals`; equal ones by name, so that the result is stable."""
     return totals(subjects).orderBy(F.desc(by), F.desc("msgs"), "account", "subject").limit(most)

@@ -89,6 +89,17 @@ def heard(rows: DataFrame) -> DataFrame:
     )
 
 
+def over_windows(rows: DataFrame) -> DataFrame:
+    """From `by_service`: one row per client, with the names and meanings of its windows' rows; without its subjects."""
+    end = F.max(F.col("window_start_us") + F.col("window_us"))
+    sums = ["in_msgs", "in_bytes", "out_msgs", "out_bytes", "opened", "closed"]
+    return rows.groupBy("broker", "account", "service", "ip", "shard", "cid").agg(
+        *(F.sum(name).alias(name) for name in sums),
+        F.min("window_start_us").alias("window_start_us"),
+        (end - F.min("window_start_us")).alias("window_us"),
+    )
+
+
 def services(rows: DataFrame, most: int = 25) -> DataFrame:
     """From `by_service`: each service, what it sent and got, its clients, and who came and went."""
     seconds = (F.max(F.col("window_start_us") + F.col("window_us")) - F.min("window_start_us")) / 1e6

@@ -22,6 +22,8 @@ import pytest
 from tests.bench import statistics_rows
 from tests.support.servers import session_pids
 
+# Of the rows: of clients, as many per shard and window.
+CLIENTS = int(os.environ.get("GNATSWARM_BENCH_CLIENTS", "0"))
 ROWS = [int(n) for n in os.environ.get("GNATSWARM_BENCH_ROWS", "100000,1000000").split(",")]
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -36,10 +38,10 @@ class Cost:
 
 
 def run(*words: str) -> Cost:
-    """`python -m gnatswarm.spark.jobs.WORDS…` to its end."""
+    """`python WORDS…` to its end."""
     started = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-P", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
     cost = Cost(0.0, 0.0, 0)
     cpu: dict[int, float] = {}
@@ -72,14 +74,15 @@ def run(*words: str) -> Cost:
 def costs(place: Path, rows: int) -> dict[str, Cost]:
     """The cost of both programs over this many rows."""
     stats, tables, page = place / "stats", place / "tables", place / "page.html"
-    made = statistics_rows.write(stats, rows)
+    made = statistics_rows.write(stats, rows, clients=CLIENTS, subjects=10 if CLIENTS else 2000)
     given = ["--master", "local[2]", "--memory", "1g"]
+    report = ["-m", "gnatswarm.spark.jobs.report", "--out", str(page)]
     stored, whole = made["stored_bytes"] / 1e6, made["bytes"] / 1e6
     print(f"{made['rows']:,} rows in {made['files']:,} files, {stored:,.0f} MB of {whole:,.0f}")
     found = {
-        "ingest": run("spark.jobs.ingest", "--stats-dir", str(stats), "--out", str(tables), *given),
-        "report from tables": run("spark.jobs.report", "--from-parquet", str(tables), "--out", str(page), *given),
-        "report from lines": run("spark.jobs.report", "--stats-dir", str(stats), "--out", str(page), *given),
+        "ingest": run("-m", "gnatswarm.spark.jobs.ingest", "--stats-dir", str(stats), "--out", str(tables), *given),
+        "report from tables": run(*report, "--from-parquet", str(tables), *given),
+        "report from lines": run(*report, "--stats-dir", str(stats), *given),
     }
     assert f"{made['in_msgs']:,}" in page.read_text()
     stored = sum(path.stat().st_size for path in tables.rglob("*.parquet"))

@@ -22,6 +22,7 @@ WINDOW_US = 10_000_000
 WINDOWS_PER_FILE = 6
 START_US = 1_770_000_000_000_000  # 2026-02-02 02:40 UTC
 MEMBERS = 4
+SERVICES = 50  # that publish, and as many that listen to them
 
 _encode = msgspec.json.Encoder().encode
 
@@ -83,8 +84,44 @@ def window_lines(window: dict[str, Any], subjects: int, shards: int, turn: int, 
     return lines
 
 
+def client_lines(window: dict[str, Any], clients: int, shards: int, totals: Counter[str]) -> list[bytes]:
+    """Clients of one shard in one window: of ten, one publishes to two subjects, and nine of another service listen."""
+    lines = []
+    for i in range(clients):
+        group, is_publisher = i // 10 % SERVICES, i % 10 == 0
+        cid = 1 + i * shards + window["shard"]
+        subjects = [f"svc{group}.new", f"svc{group}.done"]
+        received: tuple[records.Received, ...] = ()
+        published: tuple[records.Published, ...] = ()
+        if is_publisher:
+            published = tuple(records.Published(subject=one, msgs=9, bytes=576, requests=0) for one in subjects)
+        else:
+            received = (records.Received(subject=f"svc{group}.*", queue="workers", msgs=2),)
+        msgs = sum(one.msgs for one in published), sum(one.msgs for one in received)
+        name = f"{'from' if is_publisher else 'to'}{group}-{i}"
+        lines.append(
+            _encode(
+                records.ClientRecord(
+                    **window, account="$G", user="", name=name, lib="bench",
+                    ip="10.0.0.1", cid=cid, connections=1, opened=0, closed=0, in_msgs=msgs[0], in_bytes=msgs[0] * 64,
+                    out_msgs=msgs[1], out_bytes=msgs[1] * 64, published=published, received=received,
+                )
+            )
+        )  # fmt: skip
+        totals.update(client_in_msgs=msgs[0], client_out_msgs=msgs[1], client_rows=1)
+    totals.update(rows=len(lines), bytes=sum(map(len, lines)) + len(lines))
+    return lines
+
+
 def write(
-    directory: Path, rows: int, *, brokers: int = 1, shards: int = 8, subjects: int = 2000, broker_names: str = "BROKER"
+    directory: Path,
+    rows: int,
+    *,
+    brokers: int = 1,
+    shards: int = 8,
+    subjects: int = 2000,
+    clients: int = 0,
+    broker_names: str = "BROKER",
 ) -> Counter[str]:
     """At least so many rows; what they add up to."""
     totals: Counter[str] = Counter()
@@ -105,7 +142,9 @@ def write(
                     if file is None:
                         start_us = START_US + k * WINDOW_US
                         file = statfile.StatFile(directory, statfile.file_name(*name, number), start_us)
-                    file.append(b"\n".join(window_lines(window, subjects, shards, k, totals)) + b"\n")
+                    lines = client_lines(window, clients, shards, totals)
+                    lines += window_lines(window, subjects, shards, k, totals)
+                    file.append(b"\n".join(lines) + b"\n")
                     totals["windows"] += 1
                 if file is not None:
                     totals["files"] += 1
@@ -123,8 +162,12 @@ def main() -> int:
     parser.add_argument("--brokers", type=int, default=1)
     parser.add_argument("--shards", type=int, default=8)
     parser.add_argument("--subjects", type=int, default=2000, help="per shard and window")
+    parser.add_argument("--clients", type=int, default=0, help="per shard and window")
     asked = parser.parse_args()
-    done = write(asked.directory, asked.rows, brokers=asked.brokers, shards=asked.shards, subjects=asked.subjects)
+    done = write(
+        asked.directory, asked.rows, brokers=asked.brokers, shards=asked.shards, subjects=asked.subjects,
+        clients=asked.clients,
+    )  # fmt: skip
     print(json.dumps(done))
     return 0
 

@@ -184,7 +184,7 @@ def test_what_crosses_who_is_alone_and_who_asks(spark: Any):
     edges = graph.edges(graph.flows(services))
     crossed = {(row["subject"], row["to_service"]): row["crossed_msgs"] for row in graph.who_crosses(edges).collect()}
     assert crossed == {("price", "prices"): 40, ("log", "logger"): 6}
-    lone = {row["subject"]: row.asDict() for row in graph.lone(services).collect()}
+    lone = {row["subject"]: row.asDict() for row in graph.lone(*graph.talk(services)).collect()}
     assert (lone["price"]["publishers"], lone["price"]["one_publisher"]) == (1, "web")
     assert (lone["log"]["publishers"], lone["log"]["one_publisher"]) == (2, None)
     assert lone["log"]["one_listener"] == "logger" and lone["price"]["one_listener"] == "prices"
