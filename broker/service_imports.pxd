@@ -41,8 +41,9 @@ cdef class ServiceImports(AccountGate):
     cdef uint32_t n_waiting
     cdef bint adds_headers
     cdef dict measured              # cid → replies to its requests that are measured
-    # All three are set by the shard; clock_ns() counts nanoseconds. describe(session) → who a client is, for others; on_latency(Measured, status, session of
-    # the responder or None, µs since the request, ns that passing the reply on took): there is an event to be sent.
+    # All three are set by the shard; clock_ns() counts nanoseconds. describe(session) → who a client is, for others.
+    # on_latency(Measured, status, session of the responder or None, µs since the request, ns that passing the reply on
+    # took): there is an event to be sent.
     cdef public object clock_ns
     cdef public object describe
     cdef public object on_latency

@@ -39,6 +39,8 @@ LIVE = frozenset(
         "mappings",
         "leafnodes.remotes",
         "cluster.routes",
+        "cluster.ping_interval_s",
+        "cluster.ping_max",
         "cluster.advertise",
         "cluster.no_advertise",
         "cluster.connect_retries",

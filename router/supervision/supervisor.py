@@ -230,6 +230,7 @@ class Supervisor:
             if gap_s > LATE_S:
                 self._deliver(shard, supervision.Late(gap_s))
             self._deliver(shard, supervision.TimePassed())
+        self._broker.page.settle_connections()
         logs.rotate_when_full()
         self._relays.on_tick()
         self._mend()

@@ -282,6 +282,7 @@ cdef class Page:
     cdef PageHeader* header           # owned by this object, unmapped when it is deallocated
     cdef PageLayout* layout
     cdef readonly int fd              # owned: closed by close()
+    cdef bint is_in_doubt             # a shard was killed inside a change: see settle_connections()
 
     cdef int map_descriptor(self, int fd) except -1
     cdef bint count_error(self, int64_t* error) noexcept

@@ -22,7 +22,7 @@ import hashlib
 SLOTS = PAGE_SLOTS
 VERSION = PAGE_VERSION
 
-# How often forget_connections tries to find a moment in which no living shard is inside a change. A change takes some
+# How often settle_connections tries to find a moment in which no living shard is inside a change. A change takes some
 # 50 ns, so the first or second try succeeds; a shard stopped inside one (SIGSTOP) must not block the router.
 QUIET_MOMENT_ATTEMPTS = 1000
 
@@ -176,12 +176,11 @@ cdef class Page:
 
         Returns how many they were. The shard's gauges and pid become 0, its counters stay. Exact also when the shard
         was killed inside a change: the broker's count is then compared with the sum of all slots in a moment without
-        changes.
+        changes, now or by settle_connections().
         """
         cdef ShardSlot* slot = self.slot(shard)
         cdef bint killed_inside_change = page_load(&slot.changes_begun) != page_load(&slot.changes_done)
         cdef int64_t gone = <int64_t> page_load(&slot.connections)
-        cdef int64_t error
         page_forget_accounts(self.layout, shard)
         page_store(&slot.connections, 0)
         page_store(&slot.subscriptions, 0)
@@ -190,12 +189,23 @@ cdef class Page:
         page_store(&slot.pid, 0)
         page_subtract(self.header, gone)
         page_store(&slot.changes_done, page_load(&slot.changes_begun))
-        if killed_inside_change:
+        self.is_in_doubt |= killed_inside_change
+        return gone + self.settle_connections()
+
+    def settle_connections(self):
+        """Correct the broker's count of connections if a shard was killed inside a change; by how many it was too high.
+
+        Another shard may be inside a change just now, and lose its processor there for longer than this tries: then it
+        is 0, and the next call tries again.
+        """
+        cdef int64_t error
+        if self.is_in_doubt:
             for _ in range(QUIET_MOMENT_ATTEMPTS):
                 if self.count_error(&error):
+                    self.is_in_doubt = False
                     page_subtract(self.header, error)
-                    return gone + error
-        return gone
+                    return error
+        return 0
 
     cdef bint count_error(self, int64_t* error) noexcept:
         """Sets `error` to the broker's count minus the sum of the slots; False when there was a change meanwhile."""
@@ -322,3 +332,9 @@ def begin_change(Page page, int shard, str change, int steps):
         page_store(&slot.connections, slot.connections + count)
     if steps >= 4:
         page_store(&slot.changes_done, slot.changes_done + 1)
+
+
+def end_change(Page page, int shard):
+    """The change that was begun is done, and changed nothing more."""
+    cdef ShardSlot* slot = page.slot(shard)
+    page_store(&slot.changes_done, slot.changes_begun)

@@ -200,6 +200,22 @@ def test_killed_after_each_step_of_a_change(change: str, steps: int) -> None:
     assert not page.try_add_connection(0, 4)
 
 
+def test_a_count_that_could_not_be_settled_at_once_is_settled_later() -> None:
+    """Another shard lost its processor inside a change of its own, and goes on."""
+    page = Page.create()
+    for shard in (0, 0, 1):
+        page.try_add_connection(shard, 0)
+    page_module.begin_change(page, 0, "add", 2)  # killed there
+    page_module.begin_change(page, 1, "add", 1)  # waits there
+    page.forget_connections(0)
+    assert page.settle_connections() == 0
+    assert page.connections == 2
+    page_module.end_change(page, 1)
+    assert page.settle_connections() == 1
+    assert page.connections == 1
+    assert page.settle_connections() == 0
+
+
 def test_a_stopped_shard_inside_a_change_does_not_hold_the_router() -> None:
     page = Page.create()
     for shard in (0, 0, 1):

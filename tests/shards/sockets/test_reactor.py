@@ -83,7 +83,9 @@ class Bench:
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     with contextlib.ExitStack() as stack:
-        yield Bench(stack)
+        made = Bench(stack)
+        stack.callback(made.reactor.close)  # or its hundreds of descriptors stay open in this process
+        yield made
 
 
 def receive_buffer(fd: int) -> tuple[int, bool]:
