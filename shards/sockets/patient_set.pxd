@@ -26,8 +26,9 @@ cdef class PatientSet(Source):
     cdef int tick_fd
     cdef bint is_ticking
     cdef uint32_t idle_ticks           # looks in a row that found nothing
-    cdef uint32_t unread               # sockets that the present look, which takes several rounds, may still read
-    cdef uint32_t reads                # … and what it has found so far
+    cdef bint is_looking               # a look that takes several rounds goes on with the next
+    cdef uint32_t number               # of the present look, or the last
+    cdef uint32_t reads                # what it has found so far
     cdef size_t found
 
     # A source of the ready set is read with patience from here on. False: not, because it waits for other events too.

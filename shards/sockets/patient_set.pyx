@@ -108,7 +108,8 @@ cdef class PatientSet(Source):
         cdef epoll_event event
         if not self.is_ticking:
             self.is_ticking = True
-            self.idle_ticks = self.unread = 0
+            self.idle_ticks = 0
+            self.is_looking = False
             self.pace.begin(self.box.now_us)
             self.set_tick(self.pace.tick_us, self.pace.tick_us)
             # (Not only disarmed: each packet for one of its sockets would still ask the ready set whether it is.)
@@ -130,38 +131,41 @@ cdef class PatientSet(Source):
         """
         cdef epoll_event events[MOST_EVENTS]
         cdef size_t before = self.round.bytes_read
-        cdef int most = min(MOST_EVENTS, self.unread) if self.unread else MOST_EVENTS
-        cdef int n = epoll_wait(self.fd, events, most, 0)
+        cdef int n = epoll_wait(self.fd, events, MOST_EVENTS, 0)
         cdef int i
+        cdef bint was_all = n < MOST_EVENTS
         cdef Source source
-        if n <= 0 and not self.unread:
+        if n <= 0 and not self.is_looking:
             self.idle_ticks += 1
             if self.idle_ticks >= IDLE_TICKS and self.is_ticking:
                 self.stop_ticking()
             return 0
         self.idle_ticks = 0
-        if not self.unread:
-            self.unread = self.n_sockets
+        if not self.is_looking:
+            self.is_looking = True
+            self.number += 1
             self.found = self.reads = 0
         for i in range(n):
             source = <Source>events[i].data.ptr
+            if source.looked == self.number:   # epoll reports who has been read behind all others
+                was_all = True
+                break
+            source.looked = self.number
             if source.fd >= 0:
+                self.reads += 1
                 source.on_event(events[i].events)
         self.found += self.round.bytes_read - before
         self.round.bytes_read = before   # the clock says when to look again, not how much there was
-        self.reads += max(n, 0)
-        self.unread -= min(self.unread, <uint32_t>max(n, 0))
-        if n == most and self.unread:
-            if self.is_ticking:
-                self.set_tick(self.pace.tick_us, 0)
-        else:
+        if was_all:
             self.finish_look()
+        elif self.is_ticking:
+            self.set_tick(self.pace.tick_us, 0)
         return 0
 
     cdef void finish_look(self) noexcept:
         cdef uint32_t tick = self.pace.tick_us
         cdef bint took_rounds = self.reads > MOST_EVENTS
-        self.unread = 0
+        self.is_looking = False
         self.pace.after_look(self.found, self.reads, self.box.now_us)
         if self.is_ticking and (took_rounds or self.pace.tick_us != tick):
             self.set_tick(self.pace.tick_us, self.pace.tick_us)

@@ -18,4 +18,5 @@ cdef class Source:
     cdef int set_fd          # the epoll set that it is in
     cdef uint32_t armed      # the epoll events it is in the set for
     cdef int at              # its index in reactor.sources; -1: not there
+    cdef uint32_t looked     # of a patient set: the number of the last look that read it
     cdef int on_event(self, uint32_t events) except -1
