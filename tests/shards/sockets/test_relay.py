@@ -12,6 +12,7 @@ import pytest
 
 from gnatswarm.shards.sockets.relay import DetachedTls, Relay
 from tests.support.authority import Authority
+from tests.support.turns import until
 
 DEADLINE_S = 10.0
 
@@ -97,8 +98,7 @@ async def test_the_client_leaves_and_its_shard_hears_of_it_behind_its_last_bytes
     relayed.writer.close()
     assert await relayed.shard_reader.read() == b"early last"
     relayed.shard_writer.close()
-    while relayed.relay.clients:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: not relayed.relay.clients)
     assert relayed.changes == [1, 0]
 
 
@@ -107,8 +107,7 @@ async def test_the_shard_closes_and_the_client_hears_of_it_behind_its_last_bytes
     relayed.shard_writer.close()
     assert await relayed.reader.read() == b"unsent -ERR 'Bye'\r\n"
     relayed.writer.close()
-    while relayed.relay.clients:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: not relayed.relay.clients)
 
 
 async def test_garbage_in_place_of_a_record_ends_the_client(relayed: Relayed, caplog: pytest.LogCaptureFixture) -> None:
