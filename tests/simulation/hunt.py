@@ -46,7 +46,8 @@ def bounded() -> Iterator[None]:
 
 def failure(schedule: Schedule) -> tuple[str, World | None]:
     """What goes wrong ("" nothing), and the world in which it did not."""
-    logging.getLogger("gnatswarm.links").setLevel(logging.CRITICAL)  # links that break say so
+    for name in ("gnatswarm.links", "gnatswarm.moving"):  # links that break say so, and moves that end
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         with bounded():
             world = World(schedule)

@@ -22,7 +22,7 @@ BUILD = """
 from pathlib import Path
 from setuptools import Extension, setup
 from Cython.Build import cythonize
-sources = [*Path("broker").rglob("*.pyx"), Path("tests/probes/engine.pyx")]
+sources = [*Path("broker").rglob("*.pyx"), Path("tests/probes/engine.pyx"), Path("tests/probes/pipes.pyx")]
 def name(source):
     return "gnatswarm." + ".".join(source.with_suffix("").parts).removeprefix("tests.")
 flags = ["-O0", "--coverage", "-fprofile-update=single"]

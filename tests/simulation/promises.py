@@ -36,6 +36,13 @@ class History:
             if at <= last and (place + 1 == len(log) or log[place + 1][0] >= first)
         ]
 
+    def may_be_kept_out(self, sub: Subscription, subject: str, first: int, last: int) -> bool:
+        """Whether permissions that its client had at any time between two steps exclude the subject."""
+        log = self.rights[sub.client]
+        if len(log) == 1 and not log[0][1]:  # it may do everything, always
+            return False
+        return any(is_kept_out(one, subject) for one in self.rights_between(sub.client, first, last))
+
 
 @dataclass
 class Reach:
@@ -43,6 +50,9 @@ class Reach:
 
     message: Message
     hits: dict[int, tuple[Subscription, View, str]] = field(default_factory=dict)  # by the subscription's sid
+    # The same hits: those without a queue group, and the members of each group, by account and name.
+    plain: list[tuple[Subscription, View, str]] = field(default_factory=list)
+    groups: dict[tuple[str, str], list[Subscription]] = field(default_factory=dict)
 
 
 def check(history: History) -> None:
@@ -56,11 +66,7 @@ def check(history: History) -> None:
     answered: dict[int, list[Message]] = defaultdict(list)
     for reach in reaches:
         check_plain(history, reach)
-        groups: dict[tuple[str, str], list[Subscription]] = defaultdict(list)
-        for sub, view, _ in reach.hits.values():
-            if sub.queue:
-                groups[view.account, sub.queue].append(sub)
-        for (_, queue), members in groups.items():
+        for (_, queue), members in reach.groups.items():
             check_queue(history, reach, queue, members)
         if reach.message.wants_answer:
             check_no_responders(history, reach)
@@ -75,7 +81,7 @@ def found_reaches(history: History) -> list[Reach]:
     kinds: dict[tuple[str, str], list[Subscription]] = defaultdict(list)
     for sub in history.subscriptions:
         kinds[sub.account, sub.pattern].append(sub)
-    known: dict[tuple[View, ...], dict[int, tuple[Subscription, View, str]]] = {}
+    known: dict[tuple[View, ...], Reach] = {}
     answers: dict[int, list[Message]] = defaultdict(list)
     for message in history.messages:
         if message.answers >= 0 and message.at != NEVER and not message.is_denied:
@@ -86,15 +92,20 @@ def found_reaches(history: History) -> list[Reach]:
             reaches.append(Reach(message))
             continue
         views = tuple(views_of(history, message, answers[message.answers] if message.answers >= 0 else []))
-        hits = known.get(views)
-        if hits is None:
-            hits = known[views] = {}
+        reach = known.get(views)
+        if reach is None:
+            reach = known[views] = Reach(message)
             for (account, pattern), subs in kinds.items():
                 for view in views:
                     subject = history.tenants.heard(view, account)
                     if subject and matches(pattern, subject):
-                        hits.update((sub.sid, (sub, view, subject)) for sub in subs)
-        reaches.append(Reach(message, hits))
+                        reach.hits.update((sub.sid, (sub, view, subject)) for sub in subs)
+            for sub, view, subject in reach.hits.values():
+                if sub.queue:
+                    reach.groups.setdefault((view.account, sub.queue), []).append(sub)
+                else:
+                    reach.plain.append((sub, view, subject))
+        reaches.append(Reach(message, reach.hits, reach.plain, reach.groups))
     return reaches
 
 
@@ -130,8 +141,9 @@ def check_deliveries(history: History, sub: Subscription, reaches: dict[int, Rea
         assert reach is not None and sub.sid in reach.hits, f"{sub}: {history.messages[number]} is not for it"
         message = reach.message
         _, _, subject = reach.hits[sub.sid]
-        rights = history.rights_between(sub.client, message.at, at)
-        assert not all(is_kept_out(one, subject) for one in rights), f"{sub}: it may not have {message}"
+        if history.may_be_kept_out(sub, subject, message.at, at):
+            rights = history.rights_between(sub.client, message.at, at)
+            assert not all(is_kept_out(one, subject) for one in rights), f"{sub}: it may not have {message}"
         assert message.at <= until, f"{sub}: {message} was published after it had left"
         assert at <= sub.left_acked_at, f"{sub}: {message} came after the PONG of its end"
 
@@ -152,10 +164,10 @@ def check_plain(history: History, reach: Reach) -> None:
     message = reach.message
     if not message.is_promised:
         return
-    for sub, view, subject in reach.hits.values():
-        if sub.queue or not view.is_sure or not sub.must_have(message):
+    for sub, view, subject in reach.plain:
+        if not view.is_sure or not sub.must_have(message):
             continue
-        if any(is_kept_out(one, subject) for one in history.rights_between(sub.client, message.at, message.acked_at)):
+        if history.may_be_kept_out(sub, subject, message.at, message.acked_at):
             continue
         assert message.number in sub.got, f"{sub} did not get {message}"
         assert sub.got[message.number] <= message.acked_at, f"{message} was acknowledged before {sub} got it"
@@ -167,6 +179,8 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
     is_answer = message.subject.startswith("_R_")
     got = [(one, one.got[message.number]) for one in members if message.number in one.got]
     assert len(got) <= 1, f"{message} came to {len(got)} members of {queue}: {got}"
+    if got and got[0][1] <= message.acked_at:
+        return
     if message.may_be_lost or message.is_lost_on_its_way or not message.is_promised:
         return
     # What was detached for a member that ended while it moved comes to another when the move is over.
@@ -182,7 +196,9 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
         for one in counted
     ):
         return  # it was on its way to a shard that was believed to have a member, and died with it
-    kept_out = {one.sid for one in members if may_be_kept_out(history, reach, one)}
+    kept_out = {
+        one.sid for one in members if history.may_be_kept_out(one, reach.hits[one.sid][2], message.at, message.acked_at)
+    }
     if not got and is_excused_by_a_stale_choice(message, members, counted, kept_out):
         return
     for one in members:
@@ -194,13 +210,6 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
         if one.has_seen(message):
             assert got, f"no member of {queue} got {message}, and {one} was there"
             assert is_late or got[0][1] <= message.acked_at, f"{message} was acknowledged before {got[0][0]} got it"
-
-
-def may_be_kept_out(history: History, reach: Reach, sub: Subscription) -> bool:
-    """Whether permissions that its client had meanwhile exclude the message."""
-    _, _, subject = reach.hits[sub.sid]
-    rights = history.rights_between(sub.client, reach.message.at, reach.message.acked_at)
-    return any(is_kept_out(number, subject) for number in rights)
 
 
 def counted_elsewhere(history: History, reach: Reach, queue: str, members: list[Subscription]) -> list[Subscription]:
@@ -248,8 +257,7 @@ def check_no_responders(history: History, reach: Reach) -> None:
     views = history.tenants.views(message.account, message.subject)
     is_sure = not any(history.tenants.is_a_stream(view) for view in views if view.is_across)
     for sub, _, subject in reach.hits.values():
-        rights = history.rights_between(sub.client, message.at, message.acked_at)
-        if any(is_kept_out(one, subject) for one in rights):
+        if history.may_be_kept_out(sub, subject, message.at, message.acked_at):
             is_sure = False  # siblings are told of interest, not of permissions
         elif sub.must_have(message):
             assert message.nobody_at == NEVER, f"{message}: told that nobody responds, and {sub} was there"

@@ -8,6 +8,7 @@ router is supervision's pure machine. Between them are pipes: bytes wait in them
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from gnatswarm.broker.fence import MeshFence
 from gnatswarm.broker.frozen import FrozenClient, OfferedClient, RecordRefused
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.link import SiblingLink
-from gnatswarm.probes.engine import ProbeSocket
+from gnatswarm.probes.pipes import FrameReader, Pipe, busy_pipes, count_words, is_over
 from gnatswarm.router.supervision import supervision
 from gnatswarm.router.supervision.supervision import Phase, ShardState
 from gnatswarm.shards.boundary import control
@@ -37,11 +38,6 @@ LAST_WORDS_S = 0.1
 TICK_S = 0.25
 MOST_CARRIES = 1000  # rounds in which everything moves once; some tens are usual
 FRAMES_SENT_ON = b"QMSG", b"QHMG", b"XQMG", b"XQHG"
-FRAMES_WITH_PAYLOAD = (
-    *(b"RMSG", b"HMSG", b"XMSG", b"XHMG"),
-    *FRAMES_SENT_ON,
-    *(b"MOVE ", b"MARKQ", b"MOVED"),
-)
 
 
 class Timer:
@@ -68,9 +64,11 @@ class Loop:
         return self._swarm.now_s
 
     def call_later(self, after_s: float, call: Callable[..., object], *args: Any) -> Timer:
-        self._swarm.n_timers += 1
-        timer = Timer(self._swarm.now_s + after_s, self._swarm.n_timers, call, args)
+        swarm = self._swarm
+        swarm.n_timers += 1
+        timer = Timer(swarm.now_s + after_s, swarm.n_timers, call, args)
         heapq.heappush(self.timers, (timer.due, timer))
+        swarm.next_due_s = min(swarm.next_due_s, timer.due[0])
         return timer
 
     def call_soon(self, call: Callable[..., object], *args: Any) -> Timer:
@@ -87,18 +85,17 @@ class Loop:
         return is_busy
 
 
-class End:
+class End(Pipe):
     """One shard's end of a link's byte stream."""
 
+    process: Process
+    other: End
     opened = 0
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.other: End = self
-        self.socket: ProbeSocket | None = None
+        self.other = self
         self.link: SiblingLink | None = None
-        self.carried = 0  # bytes of ours that the other end has read
-        self.is_cut = False  # bytes that were not carried are lost
         self.reader = FrameReader()
 
     def kick(self, _reason: CloseReason) -> None:
@@ -108,14 +105,6 @@ class End:
         """Close this end; the other end is told after it has read what was sent."""
         if self.socket is not None and not self.socket.is_over:
             self.process.engine.probe.end(self.socket)
-
-    @property
-    def on_its_way(self) -> int:
-        return 0 if self.socket is None or self.is_cut else len(self.socket.sent) - self.carried
-
-    @property
-    def is_open(self) -> bool:
-        return self.process.is_alive and self.socket is not None and not self.socket.is_over
 
     @property
     def is_joined(self) -> bool:
@@ -132,44 +121,6 @@ class End:
             for line, body in FrameReader().frames(self.socket.queued_from(0))
             if line.startswith(FRAMES_SENT_ON) and line.split(b" ")[1] not in answered | {b"0"}
         ]
-
-    def take(self, most: int) -> bytes:
-        assert self.socket is not None
-        data = bytes(self.socket.sent[self.carried : self.carried + most])
-        self.carried += len(data)
-        return data
-
-
-class FrameReader:
-    """Reads the control lines of the frames in a byte stream between shards."""
-
-    def __init__(self) -> None:
-        self.rest = b""
-        self.skip = 0
-
-    def lines(self, data: bytes) -> list[bytes]:
-        """The control lines of the frames that are complete now."""
-        return [line for line, _ in self.frames(data)]
-
-    def frames(self, data: bytes) -> list[tuple[bytes, bytes]]:
-        """The control lines of the frames that are complete now, and what stands behind each: header and payload."""
-        self.rest += data
-        found = []
-        at = 0
-        while True:
-            end = self.rest.find(b"\r\n", at)
-            if end < 0:
-                break
-            line = self.rest[at:end]
-            after = end + 2
-            if line.startswith(FRAMES_WITH_PAYLOAD):
-                after += int(line[line.rindex(b" ") + 1 :]) + 2
-                if after > len(self.rest):
-                    break
-            found.append((line, self.rest[end + 2 : after - 2]))
-            at = after
-        self.rest = self.rest[at:]
-        return found
 
 
 class Transport:
@@ -535,6 +486,7 @@ class Swarm:
     ) -> None:
         self.now_s = 0.0
         self.n_timers = 0
+        self.next_due_s = 0.0  # no timer is due before
         self.seen: Counter[str] = Counter()
         self.on_end: Callable[[Process], None] = lambda process: None
         self.on_frames: Callable[[End, list[bytes]], None] = lambda end, lines: None
@@ -729,29 +681,18 @@ class Swarm:
 
     def turn(self) -> None:
         """Let every shard do what is due now."""
-        is_busy = True
-        while is_busy:
-            is_busy = False
-            for process in self.alive:
-                if process.loop.timers and process.loop.run():
-                    is_busy = True
+        if self.next_due_s <= self.now_s:
+            while sum(process.loop.run() for process in self.alive):
+                pass
+            self.next_due_s = min((one.loop.timers[0][0][0] for one in self.alive if one.loop.timers), default=math.inf)
         for process in self.alive:
             process.probe.finish()
 
     def busy_ends(self) -> list[End]:
         """Ends of links from which something is to be read at the other end: bytes, or the end of the stream."""
-        busy = []
-        over = []
-        for end in self.ends:
-            socket, there = end.socket, end.other.socket
-            is_open = socket is not None and not socket.is_over and end.process.is_alive
-            if there is None or there.is_over or not end.other.process.is_alive:
-                if not is_open:
-                    over.append(end)
-            elif end.is_cut or (socket is not None and (not is_open or len(socket.sent) > end.carried)):
-                busy.append(end)
-        if over:
-            self.ends = [end for end in self.ends if end not in over]
+        busy, are_some_over = busy_pipes(self.ends)
+        if are_some_over:
+            self.ends = [end for end in self.ends if not is_over(end)]
         return busy
 
     def carry(self, end: End, most: int, pieces: Iterable[int] = ()) -> None:
@@ -769,9 +710,9 @@ class Swarm:
                 end.process.engine.probe.set_takes(end.socket, self._capacity - end.on_its_way)
             if reroutes.n_pending - reroutes.n_sent_on > waiting and not any(b" _R_" in line for line in lines):
                 self.seen["out-of-step wait"] += 1
-            for line in lines:
-                self.seen[line.split(b" ", 1)[0].decode()] += 1
-            self.on_frames(end, lines)
+            if lines:
+                count_words(lines, self.seen)
+                self.on_frames(end, lines)
         else:
             if end.is_cut and there.is_open:
                 self.on_break(there.in_flight())

@@ -21,6 +21,7 @@ from gnatswarm.broker.frozen import OfferedClient, RecordRefused
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.probes.engine import ProbeSocket
+from gnatswarm.probes.pipes import Sight, with_news
 from gnatswarm.shards.clients.imports_exports import ImportsExports
 from tests.simulation import promises
 from tests.simulation.history import NEVER, Message, Subscription
@@ -63,7 +64,6 @@ class Person:
     rights: int
     is_gone: bool = False
     is_slow: bool = False  # takes bytes only when a step says so
-    seen: int = 0  # bytes queued for it that we have looked at
     unread: deque[tuple[int, str, bytes, int]] = field(default_factory=deque)  # (where it ends, what, reply, message)
     is_asking: bool = False  # its PONG is not queued yet
     is_waiting: bool = False  # it has not read its PONG
@@ -80,9 +80,11 @@ class Person:
     detached_to: int = 0  # bytes queued for it when that was over
     detached_pending: int = 0  # of those, how many its new shard had not sent, if it is to be closed for them
     socket: ProbeSocket = field(init=False)
+    sight: Sight = field(default_factory=Sight)  # what we have looked at of what it was sent
 
     def __post_init__(self) -> None:
-        self.socket = self.client.socket  # whichever shard it is at
+        self.socket = self.sight.socket = self.client.socket  # whichever shard it is at
+        self.sight.whose = self
 
     @property
     def is_read(self) -> bool:
@@ -106,7 +108,7 @@ class World:
         self.history = History(self.tenants)
         self.seen: Counter[str] = Counter()  # named situations that it has covered
         self.people: list[Person] = []
-        self.present: list[Person] = []  # who was not gone at the last look
+        self.present: list[Sight] = []  # of those who are not gone
         self.is_bursting = False
         self.slow_told: dict[tuple[int, str, str], int] = {}
         self.said_slow: dict[tuple[int, int, str], int] = {}  # (who, to whom, subject) → when
@@ -191,7 +193,7 @@ class World:
         person = Person(number, process, client, account, rights, limits=self.limits)
         person.taken = client.connection.in_msgs
         self.people.append(person)
-        self.present.append(person)
+        self.present.append(person.sight)
         self.history.rights.append([(self.now, rights)])
         self.subscribe(person, f"_INBOX.{number}.*", "")
 
@@ -221,24 +223,26 @@ class World:
 
     def look(self) -> None:
         """Look at what clients were sent since the last look, and what they have read of it."""
-        self.present = [one for one in self.present if not one.is_gone]
-        for person in self.present:
-            if person.is_gone or person.is_on_its_way:
+        for sight in with_news(self.present):
+            person: Person = sight.whose
+            if person.is_on_its_way:
                 continue
             socket = person.socket
             if person.moves_since != NEVER and not person.client.connection.is_moving and not socket.is_over:
                 person.moves_since, person.moves_to = NEVER, None  # it stays
             if person.backlog:
                 self.note_taken(person)
-            if socket.queued != person.seen:
-                at = person.seen
+            if socket.queued != sight.queued:
+                at = sight.queued
                 data = socket.queued_from(at)
-                person.seen += len(data)
+                sight.queued += len(data)
                 for frame in frames(data, is_cut=socket.close_reason != 0):
                     at += frame.size
                     self.on_queued(person, frame, at)
+            sight.sent = len(socket.sent)
             if person.unread:
-                self.note_read(person, len(socket.sent))
+                self.note_read(person, sight.sent)
+            sight.is_watched = bool(person.backlog) or person.moves_since != NEVER
             if socket.is_over:
                 self.on_closed(person)
 
@@ -334,6 +338,7 @@ class World:
         if person.backlog:
             self.note_taken(person)
         person.is_gone = True
+        self.present.remove(person.sight)
         person.is_waiting = False
         person.backlog.clear()
         for sub in self.subscriptions:
@@ -559,6 +564,7 @@ class World:
         message.wants_answer = wants_answer
         self.messages.append(message)
         person.backlog.append(number)
+        person.sight.is_watched = True
         mapped = self.tenants.mapped(person.account, subject)
         if not may_publish(person.rights, mapped) and not self.may_answer(person, mapped):
             message.is_denied = True
@@ -873,6 +879,7 @@ class World:
         """Who it is: for admit(). Its move begins."""
         person = self.person_of(client)
         person.moves_since, person.moves_to = self.now, person.process.host.there
+        person.sight.is_watched = True
         for sub in self.subscriptions:
             if sub.client == person.number and sub.left_at == NEVER:
                 self.seen["member moves"] += bool(sub.queue)

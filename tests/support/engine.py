@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gnatswarm.broker.access.connect import ClientOptions, overlay, require_object, require_sense
 from gnatswarm.broker.connection import ClientConnection
@@ -20,8 +21,7 @@ WITH_HEADERS = b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n'
 NO_RESPONDERS = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true}\r\n'
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """One frame to a client or sibling. `line` is its control line without CRLF, `body` its header and payload."""
 
     line: bytes
