@@ -15,7 +15,7 @@ SHOWN __UINT8_TYPE__ gnatswarm_counters[COUNTERS];
 SHOWN __UINT64_TYPE__ gnatswarm_places[2 * COUNTERS]; /* address and flags of each counter, as libFuzzer wants them */
 SHOWN void (*gnatswarm_compared[4])(__UINT64_TYPE__, __UINT64_TYPE__); /* for 1, 2, 4 and 8 bytes; 0: nobody listens */
 
-extern const char __ehdr_start __attribute__((visibility("hidden"))); /* the linker's name for the module's first byte */
+extern const char __ehdr_start __attribute__((visibility("hidden"))); /* the linker's name for its first byte */
 
 HIDDEN void __sanitizer_cov_trace_pc(void)
 {
