@@ -8,11 +8,13 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from gnatswarm.broker.entry cimport Choice, Entry
 from gnatswarm.broker.fanout cimport Fanout, Onward, Outcome, Publish
+from gnatswarm.broker.fence cimport MeshFence
 from gnatswarm.broker.interest cimport MOST_SHARDS, Interest, InterestSink, QueueGroup
 from gnatswarm.broker.mesh cimport Mesh
 from gnatswarm.broker.outbuf cimport OutBuf
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.permissions cimport Permissions
+from gnatswarm.broker.server_fence cimport ServerFence
 from gnatswarm.broker.serverwire cimport Dialect
 from gnatswarm.broker.sublist cimport Sublist
 
@@ -32,6 +34,8 @@ cdef enum:
 cdef class Exchange(Onward):
     cdef Mesh mesh
     cdef Fanout fanout
+    cdef MeshFence siblings_fence        # None: a PING of a route is answered at once
+    cdef readonly ServerFence fence
     cdef readonly uint64_t outside       # slots of other servers
     cdef readonly uint64_t told          # … of those that have been told the interest here: they get messages
     cdef uint64_t of_kind[PEER_KINDS]    # slots of each kind; siblings: all that are of no other
@@ -70,7 +74,8 @@ cdef class Exchange(Onward):
     # A link begins to pass messages: its slot; -1: there is none left.
     cdef int join(self, PeerKind kind, Dialect dialect, OutBuf *out, Sublist account, str cluster) except -2
     # Tells it the interest here, and sends it messages from now on.
-    cdef int begin(self, int slot) except -1
+    # `pongs_due`: see ServerFence.begin().
+    cdef int begin(self, int slot, list pongs_due) except -1
     cdef int part(self, int slot) except -1
 
 

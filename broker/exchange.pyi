@@ -1,11 +1,15 @@
 from collections.abc import Iterable
 from typing import final
 
+from gnatswarm.broker.fence import MeshFence
 from gnatswarm.broker.mesh import Mesh
+from gnatswarm.broker.server_fence import ServerFence
 
 @final
 class Exchange:
-    def __init__(self, mesh: Mesh) -> None: ...
+    def __init__(self, mesh: Mesh, siblings_fence: MeshFence | None = None) -> None: ...
+    @property
+    def fence(self) -> ServerFence: ...
     @property
     def in_msgs(self) -> int: ...
     @property

@@ -14,6 +14,7 @@ from gnatswarm.broker.fanout cimport MOST_QUEUES, write_tail_head
 from gnatswarm.broker.entry cimport choice_named
 from gnatswarm.broker.interest cimport QueueName
 from gnatswarm.broker.outbuf cimport Blob, blob_release, out_mark_dirty, out_reserve
+from gnatswarm.broker.reroutes cimport OriginLink
 from gnatswarm.broker.routewire cimport write_interest
 from gnatswarm.broker.serverwire cimport DIALECT_LEAF, DIALECT_ROUTE, write_server_interest
 from gnatswarm.broker.word cimport unlikely
@@ -93,8 +94,10 @@ cdef inline uint32_t members_of(const QueueGroup *group, uint64_t slots) noexcep
 cdef class Exchange(Onward):
     """The peers of the shard whose mesh this is."""
 
-    def __cinit__(self, Mesh mesh not None):
+    def __cinit__(self, Mesh mesh not None, MeshFence siblings_fence=None):
         self.mesh = mesh
+        self.siblings_fence = siblings_fence
+        self.fence = ServerFence()
         self.fanout = mesh.fanout
         self.of_kind[<int>PEER_SIBLING] = ~<uint64_t>0
         self.accounts = [None] * MOST_SHARDS
@@ -255,6 +258,7 @@ cdef class Exchange(Onward):
         if (slot, sublist.account, pattern) in self.told_replies:
             return
         self.told_replies.add((slot, sublist.account, pattern))
+        self.fence.interest_frames[slot] += 1
         write_server_interest(self.outs[slot], self.dialects[slot], account, len(sublist.account), pattern,
                               len(pattern), NULL, 0, 1)
 
@@ -329,6 +333,7 @@ cdef class Exchange(Onward):
     cdef void tell(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept:
         cdef const uint8_t *account = interest.account
         if self.may_tell(slot, subject, size, NULL, 0):
+            self.fence.interest_frames[slot] += 1
             write_server_interest(self.outs[slot], self.dialects[slot], account, len(interest.account), subject, size,
                                   NULL, 0, wanted)
 
@@ -349,6 +354,7 @@ cdef class Exchange(Onward):
             return
         if not self.may_tell(slot, subject, size, queue, queue_size):
             return
+        self.fence.interest_frames[slot] += 1
         if (before == 0 and after > 1) or (after == 0 and before > 1):
             write_server_interest(out, dialect, account, len(interest.account), subject, size, queue, queue_size, 1)
         write_server_interest(out, dialect, account, len(interest.account), subject, size, queue, queue_size, after)
@@ -392,6 +398,9 @@ cdef class Exchange(Onward):
             (<Sublist>sublist).replay(retelling)
         return retelling.n
 
+    cdef uint64_t await_servers(self, object link) except? 0:
+        return self.fence.await_servers(<OriginLink>link)
+
     # ---- peers
 
     cdef int join(self, PeerKind kind, Dialect dialect, OutBuf *out, Sublist account, str cluster) except -2:
@@ -419,9 +428,11 @@ cdef class Exchange(Onward):
             return slot
         return -1
 
-    cdef int begin(self, int slot) except -1:
+    cdef int begin(self, int slot, list pongs_due) except -1:
         cdef Retelling retelling = Retelling()
         self.told |= <uint64_t>1 << slot
+        if self.kinds[slot] == PEER_ROUTE:
+            self.fence.begin(slot, self.outs[slot], pongs_due)
         retelling.exchange = self
         retelling.hears_remote = True
         retelling.slot = slot
@@ -434,6 +445,7 @@ cdef class Exchange(Onward):
         cdef int other
         self.told_replies = {told for told in self.told_replies if told[0] != slot}
         self.told &= ~bit
+        self.fence.part(slot)
         for sublist in [self.accounts[slot]] if self.accounts[slot] is not None else self.mesh.accounts.values():
             (<Sublist>sublist).drop_remote(slot)
         self.outside &= ~bit

@@ -81,6 +81,9 @@ cdef class Onward:
                               uint32_t shard, uint32_t before) noexcept
     # Tells a new sibling the interest of other servers; returns how many frames that took.
     cdef uint64_t replay(self, OutBuf *link) noexcept
+    # A sibling's PING came over this OriginLink. 0: its PONG waits for no other server; else what it waits for, with
+    # which the link's on_settled() is called.
+    cdef uint64_t await_servers(self, object link) except? 0
 
 
 @cython.final

@@ -70,6 +70,9 @@ cdef class Onward:
     cdef uint64_t replay(self, OutBuf *link) noexcept:
         return 0
 
+    cdef uint64_t await_servers(self, object link) except? 0:
+        return 0
+
 
 cdef class Fanout:
     """Delivers for one shard, and counts its totals. Owns the outbox of its peers' buffers."""

@@ -374,9 +374,16 @@ cdef class SiblingLink(OriginLink):
         return 0
 
     cdef int on_ping(self) except -1:
-        """Reply at once, or when the pending queue messages that came before it have arrived."""
-        if self.orphans:
-            self.pings_due.append(set(self.orphans))
+        """Reply at once, or when the pending queue messages that came before it have arrived, and other servers know
+        what they were told before it, where PONGs promise that."""
+        cdef uint64_t wait = 0
+        if unlikely(self.fanout.onward is not None) and self.heard_ping:
+            wait = self.fanout.onward.await_servers(self)
+        if self.orphans or wait or self.pings_due:
+            ids = set(self.orphans)
+            if wait:
+                ids.add(wait)
+            self.pings_due.append(ids)
         else:
             self.say_pong()
         return 0

@@ -4,6 +4,7 @@ cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from gnatswarm.broker.exchange cimport Exchange
+from gnatswarm.broker.fence cimport FencedBatch
 from gnatswarm.broker.mesh cimport Mesh
 from gnatswarm.broker.entry cimport Entry
 from gnatswarm.broker.fanout cimport Fanout, Outcome, Publish
@@ -14,6 +15,12 @@ from gnatswarm.broker.permissions cimport Permissions
 from gnatswarm.broker.repeat cimport Repeat
 from gnatswarm.broker.serverwire cimport Dialect, ServerOp
 from gnatswarm.broker.sublist cimport Sublist
+
+
+# A PING of another member: its PONG says that all shards here know what came before it.
+@cython.final
+cdef class DuePong(FencedBatch):
+    cdef ServerLink link
 
 
 @cython.final
@@ -30,6 +37,7 @@ cdef class ServerLink(Peer):
     cdef public bint is_spare            # a second connection to its server: its first interest makes it the one
     cdef Sublist account                 # of a leaf node connection
     cdef bytes loop_subject              # … our own; b"": none
+    cdef list pongs_due                  # for each PING without a PONG whether broker.server_fence has sent it
     cdef Sublist sublist                 # of the account named last
     cdef Repeat repeat
     cdef readonly uint64_t in_msgs
@@ -43,6 +51,8 @@ cdef class ServerLink(Peer):
     cdef int send_on(self, Sublist sublist, Entry *entry, Publish *message, Token *queues, int n, uint64_t orphans,
                      Outcome *outcome) except -1
     cdef int interest(self, ServerOp *op, bint wanted) except -1
+    cdef int on_ping(self) except -1
+    cdef int on_pong(self) except -1
     cdef bint may_hear(self, const uint8_t *subject, size_t size) noexcept
     cdef int broken(self, str why) except -1
     cdef Sublist sublist_of(self, ServerOp *op)

@@ -32,6 +32,14 @@ cdef enum:
     SERVER_STALL_BYTES = 33554432
 
 
+cdef class DuePong(FencedBatch):
+    """A PING of another member: its PONG says that all shards here know what came before it."""
+
+    cdef int on_fenced(self) except -1:
+        out_append(&self.link.out, b'PONG\r\n', 6)
+        return 0
+
+
 cdef class ServerLink(Peer):
     """The engine's side of one connection; `session` is its Python side."""
 
@@ -43,6 +51,7 @@ cdef class ServerLink(Peer):
         self.dialect = DIALECT_ROUTE if is_route else DIALECT_LEAF
         self.slot = -1
         self.loop_subject = b""
+        self.pongs_due = []
         self.max_payload_bytes = LARGEST_MAX_PAYLOAD_BYTES
         out_init(&self.out, self.fanout.box, 0)
         self.out.peer = <void *>self
@@ -105,9 +114,9 @@ cdef class ServerLink(Peer):
                     self.session.on_interest()
                 self.interest(&op, kind == SERVER_SUB)
         elif kind == SERVER_PING:
-            out_append(&self.out, b'PONG\r\n', 6)
+            self.on_ping()
         elif kind == SERVER_PONG:
-            self.session.on_pong()
+            self.on_pong()
         elif kind == SERVER_INFO:
             self.session.on_info(op.argument.at[:op.argument.size])
         elif kind == SERVER_CONNECT:
@@ -124,6 +133,22 @@ cdef class ServerLink(Peer):
         else:
             self.broken("no frame of a server: " + repr(data[:min(size, 60)]))
         return size if self.is_closing else op.line_size
+
+    cdef int on_ping(self) except -1:
+        """Reply; to a member of the cluster when every sibling here knows what it has sent."""
+        cdef DuePong due
+        if self.dialect == DIALECT_LEAF or self.slot < 0 or self.exchange.siblings_fence is None:
+            out_append(&self.out, b'PONG\r\n', 6)
+            return 0
+        due = DuePong()
+        due.link = self
+        return self.exchange.siblings_fence.fence_batch(due)
+
+    cdef int on_pong(self) except -1:
+        if self.pongs_due and self.pongs_due.pop(0):
+            return self.exchange.fence.on_pong(self.slot)
+        self.session.on_pong()
+        return 0
 
     cdef Sublist sublist_of(self, ServerOp *op):
         if self.account is not None:
@@ -318,7 +343,7 @@ cdef class ServerLink(Peer):
         self.max_payload_bytes = max_payload_bytes
         if self.loop_subject:
             self.send(b"LS+ " + self.loop_subject + b"\r\n")
-        self.exchange.begin(self.slot)
+        self.exchange.begin(self.slot, self.pongs_due)
         if max_pending_bytes:
             self.out.max_pending = max(max_pending_bytes, 2 * out_pending(&self.out))
             self.out.stall_mark = self.out.max_pending // 2
@@ -341,6 +366,11 @@ cdef class ServerLink(Peer):
             self.slot = -1
         out_release(&self.out)
         self.forget_input()
+
+    def ping(self):
+        """Send PING; the session is told of its PONG."""
+        self.pongs_due.append(False)
+        out_append(&self.out, b'PING\r\n', 6)
 
     def send(self, bytes data not None):
         """Queue bytes as they are."""

@@ -262,6 +262,7 @@ class Worker:
                 self._loop,
                 shard.reactor,
                 shard.mesh,
+                shard.fence,
                 options,
                 server_id=boot.server_id,
                 server_name=boot.server_name,

@@ -25,7 +25,7 @@ _CREDENTIALS = ("token", "user", "password", "users")
 _BLOCKS = ("authorization", "accounts", "mappings", "tls", "websocket", "leafnodes", "cluster", "placement")
 # A plain number for one of these is seconds.
 _DURATIONS = frozenset(
-    {"write_deadline", "ping_interval", "lame_duck_duration", "lame_duck_grace_period"}
+    {"write_deadline", "ping_interval", "lame_duck_duration", "lame_duck_grace_period", "fence_timeout"}
     | {"window", "max_age", "handshake_timeout", "expires"}
 )
 # Text such as "8MB" for one of these is a number.
@@ -67,6 +67,8 @@ class Keywords(TypedDict, total=False):
     websocket: Mapping[str, Any]
     leafnodes: Mapping[str, Any]
     cluster: Mapping[str, Any]
+    fence: str  # "broker" or "cluster"
+    fence_timeout: float | str | datetime.timedelta
     max_payload: int | str
     max_control_line: int | str
     max_connections: int

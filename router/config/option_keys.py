@@ -130,6 +130,8 @@ KEYS = (
     Key(("lame_duck_grace_period",), _sets("limits.lame_duck_grace_s", values.lame_duck_grace_s)),
     Key(("allow_non_tls",), _sets("allow_non_tls", values.boolean)),
     Key(("proxy_protocol",), _sets("proxy_protocol", values.boolean)),
+    Key(("fence",), _sets("fence", values.fence)),  # not in nats-server, like the next one
+    Key(("fence_timeout",), _sets("fence_timeout_s", values.fence_timeout_s)),
     Key(("no_header_support",), _no_headers),
     Key(("no_auth_user",), _sets("no_auth_user", values.text)),
     Key(("system_account", "system"), _system_account),

@@ -15,6 +15,7 @@ from gnatswarm.broker.limits import (
     SHORTEST_LAME_DUCK_DURATION_S,
     Limits,
 )
+from gnatswarm.broker.options import Options
 from gnatswarm.broker.version import SERVER_VERSIONS
 
 _DEFAULTS = Limits()
@@ -24,6 +25,7 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([a-zµμ]*)")
 _UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 MOST_SHARDS = 62  # as of cores.MAX_SHARDS
+LONGEST_FENCE_S = 5.0  # client libraries give up on a PONG after 10 s and more
 LONGEST_DURATION_S = 10 * 365 * 86_400.0  # ten years: a longer one has the wrong unit
 
 
@@ -274,6 +276,19 @@ def shard_count(value: object) -> int:
 def accept_mode(value: object) -> str:
     """How a new connection is assigned to a shard."""
     return _one_of(value, ("reuseport", "handoff"))
+
+
+def fence(value: object) -> str:
+    """Whose knowledge a PONG promises."""
+    return _one_of(value, ("broker", "cluster"))
+
+
+def fence_timeout_s(value: object) -> float:
+    """How long a PONG waits for other members, at most LONGEST_FENCE_S; 0: the default."""
+    seconds = interval_s(value, Options().fence_timeout_s)
+    if seconds > LONGEST_FENCE_S:
+        raise Mistake(f"clients would wait for {seconds:g} s", f'write "{LONGEST_FENCE_S:g}s" or less')
+    return seconds
 
 
 def after_scale(value: object) -> str:

@@ -413,6 +413,8 @@ class _Building:
             self._problem(place, what, "add cluster { port: 6222 }")
         elif settings.get("cluster.name") and not settings.get("cluster.port"):
             self._notice(place, "a cluster without a port has no members", "add port: 6222 if it should have some")
+        if settings.get("fence") == "cluster" and not settings.get("cluster.port"):
+            self._notice(self._place("fence"), '"fence: cluster" without a cluster', "add cluster { port: 6222 }")
         if " " in str(settings.get("cluster.name", "")) and settings.get("compatibility") == NEW:
             self._problem(place, "cluster name cannot contain spaces or newlines", "write it without")
         if settings.get("cluster.password") and not settings.get("cluster.user"):

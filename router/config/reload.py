@@ -37,6 +37,8 @@ LIVE = frozenset(
         "no_auth_user",
         "accounts",
         "mappings",
+        "fence",
+        "fence_timeout_s",
         "leafnodes.remotes",
         "cluster.routes",
         "cluster.ping_interval_s",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from gnatswarm.broker.fence import MeshFence
     from gnatswarm.broker.mesh import Mesh
     from gnatswarm.broker.options import Options
     from gnatswarm.shards.boundary.control import ControlMessage, ServerPort
@@ -41,6 +42,7 @@ class Gateway:
         loop: asyncio.AbstractEventLoop,
         reactor: Reactor,
         mesh: Mesh,
+        fence: MeshFence,
         options: Options,
         *,
         server_id: str,
@@ -57,7 +59,7 @@ class Gateway:
         self._identity = Identity(
             server_id, server_name, options.server_version, options.limits.max_payload_bytes, options.headers
         )
-        self.exchange = Exchange(mesh)
+        self.exchange = Exchange(mesh, fence)
         self._mesh = mesh
         self._configure_accounts()
         self._routes: Routes | None = None

@@ -191,6 +191,6 @@ class LeafConnection:
             return
         self._pings_out += 1
         self._pinged_s = self._loop.time()
-        self.link.send(b"PING\r\n")
+        self.link.ping()
         self._connection_owner.flush()
         self._timer = self._loop.call_later(self._ping_interval_s, self._ping)

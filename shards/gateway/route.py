@@ -382,6 +382,12 @@ class RouteSession:
             logger.error("%s - %s", self, why)
         self._end(why)
 
+    def say_late(self, bound_s: float) -> None:
+        """It did not answer a PING for which PONGs to clients wait, within this time."""
+        logger.warning(
+            "%s - no answer within %g s: PONGs to clients do not wait for it until it answers", self, bound_s
+        )
+
     def close(self, why: str) -> None:
         """End it, for this reason."""
         self._end(why)
@@ -404,4 +410,4 @@ class RouteSession:
     def _send_ping(self) -> None:
         self._pings_out += 1
         self._pinged_s = self._loop.time()
-        self.link.send(b"PING\r\n")
+        self.link.ping()

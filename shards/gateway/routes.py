@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -105,6 +106,9 @@ class Routes:
         self._is_settled = False
         self._contexts: tuple[SSLContext, SSLContext] | None = None  # of accepted and of dialled connections
         self._make_contexts()
+        self._fence_timer: asyncio.TimerHandle | None = None
+        exchange.fence.on_wait = self._on_fence_wait
+        self._configure_fence()
         self._told: ClusterNews | None = None
         self._telling: asyncio.TimerHandle | None = None
 
@@ -146,6 +150,7 @@ class Routes:
         self._options = options
         self._learn_own_urls()
         self._make_contexts()
+        self._configure_fence()
         cluster = options.cluster
         wanted = {(one.host, one.port) for one in self._addresses()}
         for key, dialled in list(self._dialled.items()):
@@ -186,6 +191,25 @@ class Routes:
     def rows(self) -> list[RouteRow]:
         """The routes that pass messages, for the monitoring pages."""
         return [session.row() for session in self._members.values()]
+
+    # ---- PONGs that wait for members
+
+    def _configure_fence(self) -> None:
+        self._exchange.fence.is_on = self._options.fence == "cluster"
+
+    def _on_fence_wait(self) -> None:
+        """Some PONG waits for members: no longer than the option says."""
+        if self._fence_timer is None:
+            self._fence_timer = self._loop.call_later(self._options.fence_timeout_s, self._look_at_fence)
+
+    def _look_at_fence(self) -> None:
+        bound_us = round(self._options.fence_timeout_s * 1e6)
+        late, next_us = self._exchange.fence.expire(time.monotonic_ns() // 1000, bound_us)
+        self._fence_timer = self._loop.call_later(next_us / 1e6, self._look_at_fence) if next_us else None
+        for session in self._sessions:
+            if session.link.slot in late:
+                session.say_late(self._options.fence_timeout_s)
+        self.flush()
 
     # ---- dialling
 

@@ -292,7 +292,7 @@ cdef class Probe:
         self.sockets.append(socket)
         return socket
 
-    def adopt(self, SiblingLink link not None) -> ProbeSocket:
+    def adopt(self, Peer link not None) -> ProbeSocket:
         """The socket of a link that somebody else has made."""
         socket = ProbeSocket(self, link)
         self.sockets.append(socket)

@@ -178,7 +178,7 @@ def test_every_option_can_be_configured() -> None:
     """Whoever adds a field to Options adds a key for it, or says here why there is none."""
     settable = set()
     for key in KEYS:
-        texts = ("1:1", "30s", "json", "reuseport", "2.15", "udp://h:1")
+        texts = ("1:1", "30s", "1s", "json", "reuseport", "2.15", "udp://h:1", "cluster")
         examples: tuple[object, ...] = (1, True, *texts, [], {}, STATS_BLOCK)
         for value in examples:
             try:

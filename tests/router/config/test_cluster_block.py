@@ -74,6 +74,13 @@ def test_flags_override_the_file(built: Build) -> None:
     assert "p" not in repr(cluster).replace("port", "").replace("password", "").replace("permissions", "")
 
 
+def test_pongs_may_wait_for_the_cluster(built: Build) -> None:
+    assert (built("").fence, built("").fence_timeout_s) == ("broker", 0.25)
+    options = built("fence: cluster\nfence_timeout: 1s\ncluster { port: 6222 }")
+    assert (options.fence, options.fence_timeout_s, options.notices) == ("cluster", 1.0, ())
+    assert "without a cluster" in built("fence: cluster").notices[0]
+
+
 def test_only_a_port_needs_a_process_for_it(built: Build) -> None:
     assert built("cluster { port: 6222 }").has_gateway
     alone = built("cluster { name: C }")
@@ -100,6 +107,9 @@ def test_only_a_port_needs_a_process_for_it(built: Build) -> None:
         ("compatibility: '2.15'\ncluster { name: 'a b' }", "2:1: cluster name cannot contain spaces"),
         ("port: 4333\ncluster { port: 4333 }", "2:1: port 4333 is given to clients and to cluster"),
         ("cluster {}\ncluster {}", "2:1: cluster is given again"),
+        ("fence: shard", "1:1: fence: "),
+        ("fence_timeout: 6s", "1:1: fence_timeout: clients would wait for 6 s"),
+        ("fence_timeout: 10us", "1:1: fence_timeout: shorter than a millisecond"),
     ],
 )
 def test_a_mistake_has_its_place(built: Build, text: str, wanted: str) -> None:

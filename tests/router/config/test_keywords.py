@@ -53,6 +53,7 @@ def test_every_section_of_the_options_can_be_reached():
         "config_digest",
         "notices",
         "http_host",
+        "fence_timeout_s",
     }  # under the names of their options
     assert set(Options.__struct_fields__) - reached <= set(known_names())
 

@@ -1,0 +1,82 @@
+"""With `fence: cluster` a client's PONG means that the other members know, too, whatever they are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from tests.support.servers import Broker
+from tests.support.turns import until
+from tests.system.test_cluster import Net, Start, cluster_config, is_meshed, know, net, route_port, start, subscribed
+
+__all__ = ["net", "start"]
+FENCED = "fence: cluster"
+LATE = r"no answer within (\S+) s: PONGs to clients do not wait for it until it answers"
+
+
+async def meshed(start: Start, *members: tuple[str, str]) -> list[Broker]:
+    brokers: list[Broker] = []
+    for number, (kind, more) in enumerate(members):
+        seed = (route_port(brokers[0]),) if brokers else ()
+        brokers.append(start(kind, cluster_config(f"member{number}", seed, more)))
+    await until(lambda: is_meshed(brokers))
+    return brokers
+
+
+@pytest.mark.parametrize("other", ["gnatswarm-2", "nats-server", "nats-server-2.15"])
+async def test_who_has_a_pong_gets_what_any_member_publishes_next(start: Start, net: Net, other: str) -> None:
+    """No probe and no wait: each subject is published to at once, on the other members, and only once."""
+    brokers = await meshed(start, ("gnatswarm-2", FENCED), (other, ""), ("gnatswarm-1", FENCED))
+    subscribers = [await net.client(brokers[0]) for _ in range(4)] + [await net.client(brokers[2])]
+    publishers = await net.clients(brokers)
+    for number in range(60):
+        subscriber = subscribers[number % len(subscribers)]
+        await subscribed(subscriber, f"exact.{number} {number}")
+        for publisher in publishers:
+            await publisher.send(f"PUB exact.{number} 1\r\nx\r\n")
+        frames = await subscriber.messages(len(publishers), 20)
+        assert [frame.sid for frame in frames] == [str(number)] * len(publishers)
+
+
+async def test_a_member_that_does_not_answer_holds_a_pong_once_and_briefly(start: Start, net: Net) -> None:
+    here, there = await meshed(start, ("gnatswarm-2", f"{FENCED}\nfence_timeout: 300ms"), ("nats-server", ""))
+    near, far = await net.clients([here, there])
+    await know(far, near)
+    os.kill(there.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        await subscribed(near, "held 1")
+        waited = time.monotonic() - began
+        assert waited > 0.25
+        assert await asyncio.to_thread(here.log.wait_line, LATE)
+        # It is not waited for again: twenty such waits would take six seconds.
+        began = time.monotonic()
+        for number in range(20):
+            await subscribed(near, f"more.{number} m{number}")
+        assert time.monotonic() - began < 3
+    finally:
+        os.kill(there.pid, signal.SIGCONT)
+    await know(far, near)
+    await subscribed(near, "again 2")
+    await far.send("PUB again 1\r\nx\r\nPUB held 1\r\nx\r\n")
+    assert [frame.subject for frame in await near.messages(2, 20)] == ["again", "held"]
+
+
+async def test_a_reload_turns_it_on(start: Start, net: Net) -> None:
+    here, there = await meshed(start, ("gnatswarm-1", ""), ("nats-server", ""))
+    near = await net.client(here)
+    os.kill(there.pid, signal.SIGSTOP)
+    try:
+        await subscribed(near, "at.once 1")
+        assert here.config is not None and here.directory is not None
+        (here.directory / "broker.conf").write_text(f"{here.config}\n{FENCED}\n")
+        here.send_signal(signal.SIGHUP)
+        await asyncio.to_thread(here.log.wait_line, "Reloaded server configuration")
+        await subscribed(near, "held 2")
+        assert await asyncio.to_thread(here.log.wait_line, LATE)
+    finally:
+        os.kill(there.pid, signal.SIGCONT)
