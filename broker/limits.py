@@ -7,18 +7,6 @@ from __future__ import annotations
 
 import msgspec
 
-# Bounds of the options. One payload must fit one allocation, one control line must fit the read buffer beside a
-# payload, and with a pending limit below one payload a broker could not deliver it.
-LARGEST_MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
-LARGEST_MAX_CONTROL_LINE_BYTES = 128 * 1024
-
-# Our "no limit", for which nats-server has -1: more connections than one host's ports and memory allow.
-NO_MAX_CONNECTIONS = 2**31 - 1
-
-# nats-server's own bounds: it warns of a larger max_payload, and refuses a shorter lame duck duration.
-DISCOURAGED_MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
-SHORTEST_LAME_DUCK_DURATION_S = 30.0
-
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Per-connection and broker-wide limits. 0 means "no limit" only where it says so."""

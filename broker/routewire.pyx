@@ -7,7 +7,7 @@ checked before anything is allocated nevertheless.
 
 from libc.string cimport memchr, memcpy
 
-from gnatswarm.broker.limits import LARGEST_MAX_PAYLOAD_BYTES
+from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
 from gnatswarm.broker.interest cimport MOST_SHARDS
 from gnatswarm.broker.outbuf cimport out_mark_dirty, out_reserve
 from gnatswarm.broker.parser cimport match_verb, parse_number, split_line

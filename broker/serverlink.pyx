@@ -24,7 +24,7 @@ from gnatswarm.broker.serverwire cimport (
 from gnatswarm.broker.subject cimport SUBJECT_BAD, SUBJECT_LITERAL, subject_kind
 from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
-from gnatswarm.broker.limits import LARGEST_MAX_PAYLOAD_BYTES
+from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
 
 cdef enum:
     # Pending bytes past which publishers wait: half of the default max_pending, as in nats-server. They are on other

@@ -8,7 +8,7 @@ before anything is allocated.
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memchr, memcpy
 
-from gnatswarm.broker.limits import LARGEST_MAX_PAYLOAD_BYTES
+from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
 from gnatswarm.broker.outbuf cimport out_mark_dirty, out_reserve
 from gnatswarm.broker.parser cimport match_verb, parse_number, split_line
 from gnatswarm.broker.word cimport SLACK, decimal

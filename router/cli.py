@@ -372,7 +372,7 @@ def _route(
 ) -> int:
     """Run the router, in a process of its own."""
     from gnatswarm.router.config.conf_tree import ConfigError
-    from gnatswarm.router.config.options_build import build
+    from gnatswarm.router.config.options_build import build, build_parsed
     from gnatswarm.router.listening.listeners import ListenError
 
     def read() -> Options:
@@ -382,7 +382,8 @@ def _route(
     options = None
     if post.legacy is None:
         try:
-            options = read()
+            # What the ports were opened for, also if the file has changed since.
+            options = read() if begun is None else build_parsed(begun.parsed, line).options
         except (ConfigError, ListenError) as error:
             return _fail(program, _with_lines(error) if isinstance(error, ConfigError) else str(error))
     from gnatswarm.router.serving import serve

@@ -19,8 +19,6 @@ import os
 import re
 from collections.abc import Mapping
 
-import msgspec
-
 from gnatswarm.router.config.conf_file import read_bytes
 from gnatswarm.router.config.conf_scanner import Scanner, Unreadable, Variable
 from gnatswarm.router.config.conf_tree import Block, ConfigError, Entry, List, Node, Position, Problem, Scalar
@@ -39,18 +37,22 @@ _ONE_WORD = re.compile(r"[^\s,;\[\]{}()'\"\\#$]+")
 _CONTROL_CHARACTER = re.compile("[\x00-\x08\x0e-\x1f\x7f]")
 
 
-class Parsed(msgspec.Struct):
+class Parsed:
     """What a file said, and everything that is wrong with how it says it."""
 
-    tree: Block
-    problems: list[Problem] = []
-    notices: list[Problem] = []  # legal, but probably not meant
-    is_whole: bool = True  # False: a value is missing, because its variable is undefined
+    def __init__(self, tree: Block, problems: list[Problem], notices: list[Problem], is_whole: bool) -> None:
+        self.tree = tree
+        self.problems = problems
+        self.notices = notices  # legal, but probably not meant
+        self.is_whole = is_whole  # False: a value is missing, because its variable is undefined
 
 
-def parse_file(path: str, *, environment: Mapping[str, str] | None = None) -> Parsed:
-    """The tree of a configuration file and its includes; never raises, problems are in the result."""
-    reading = _Reading(os.environ if environment is None else environment)
+def parse_file(path: str, *, environment: Mapping[str, str] | None = None, most_bytes: int = 0) -> Parsed:
+    """The tree of a configuration file and its includes; never raises, problems are in the result.
+
+    `most_bytes` is the limit of all files together; 0: MOST_BYTES.
+    """
+    reading = _Reading(os.environ if environment is None else environment, most_bytes)
     tree = reading.file(path, Position(path))
     return Parsed(tree, reading.problems, reading.notices, reading.is_whole)
 
@@ -73,8 +75,9 @@ def load(path: str, *, environment: Mapping[str, str] | None = None) -> Block:
 class _Reading:
     """The state that the parsers of a file and its includes share."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], most_bytes: int = 0) -> None:
         self.environment = environment
+        self.most_bytes = most_bytes or MOST_BYTES
         self.problems: list[Problem] = []
         self.notices: list[Problem] = []
         self.is_whole = True
@@ -129,9 +132,9 @@ class _Reading:
                 self.problem(at, f"open {path}: {reason}", "name a readable configuration file")
             return None
         self.bytes += len(data)
-        if self.bytes > MOST_BYTES:
-            if self.bytes - len(data) <= MOST_BYTES:
-                what = f"the configuration and all it includes are larger than {MOST_BYTES // (1024 * 1024)} MiB"
+        if self.bytes > self.most_bytes:
+            if self.bytes - len(data) <= self.most_bytes:
+                what = f"the configuration and all it includes are larger than {self.most_bytes // (1024 * 1024)} MiB"
                 self.problem(at, what, "include less")
             return None
         # First look for bytes that no text has, so that an executable is reported as binary, not as too large.

@@ -8,10 +8,13 @@ with the place. Opens no file and knows no option. Linear in the length of the t
 from __future__ import annotations
 
 import bisect
-import datetime
 import re
 
 from gnatswarm.router.config.conf_tree import Position, Problem, Scalar
+
+TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would slow the start
+if TYPE_CHECKING:
+    import datetime
 
 _BLANKS = re.compile(r"[ \t]*")
 _SPACE = re.compile(r"\s*")
@@ -252,6 +255,8 @@ class Scanner:
         return value
 
     def _date(self, word: str, start: int) -> datetime.datetime:
+        import datetime  # no option is a date
+
         try:
             return datetime.datetime.strptime(word, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.UTC)
         except ValueError:

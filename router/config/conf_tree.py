@@ -2,23 +2,53 @@
 
 Three kinds of node: `Scalar` (a word, string, number, boolean or date), `List` and `Block`. A block keeps its
 entries in the order of the file, with keys as written; users of the tree compare keys without case. Nothing here knows
-an option: the parser is `router.config.conf`, and `router.config.options_build` gives keys their meaning.
+an option: the parser is `router.config.conf`, and `router.config.options_build` gives keys their meaning. Imports
+nothing: `router.listening.head_start` reads files before msgspec, dataclasses or typing are imported.
 """
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Iterator
 
-import msgspec
+TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would slow the start
+if TYPE_CHECKING:
+    import datetime
+    from typing import Self
 
 
-class Position(msgspec.Struct, frozen=True, order=True):
+class _Comparable:
+    """Compared, sorted and hashed by its values; not changed after it was made."""
+
+    __slots__ = ()
+
+    def _values(self) -> tuple[object, ...]:
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other._values() == self._values()
+
+    def __lt__(self, other: Self) -> bool:
+        return self._values() < other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}{self._values()!r}"
+
+
+class Position(_Comparable):
     """A place in a configuration file, or the command line."""
 
-    file: str  # as the operator named it; "" for the command line
-    line: int = 0  # 1..; 0: the file as a whole
-    column: int = 0  # 1.., in characters; 0: the file as a whole
+    __slots__ = ("column", "file", "line")
+
+    def __init__(self, file: str, line: int = 0, column: int = 0) -> None:
+        self.file = file  # as the operator named it; "" for the command line
+        self.line = line  # 1..; 0: the file as a whole
+        self.column = column  # 1.., in characters; 0: the file as a whole
+
+    def _values(self) -> tuple[object, ...]:
+        return (self.file, self.line, self.column)
 
     def __str__(self) -> str:
         if not self.file:
@@ -26,12 +56,18 @@ class Position(msgspec.Struct, frozen=True, order=True):
         return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
 
-class Problem(msgspec.Struct, frozen=True, order=True):
+class Problem(_Comparable):
     """One thing that is wrong with the configuration: where, what, and what to do about it."""
 
-    at: Position
-    what: str
-    advice: str = ""
+    __slots__ = ("advice", "at", "what")
+
+    def __init__(self, at: Position, what: str, advice: str = "") -> None:
+        self.at = at
+        self.what = what
+        self.advice = advice
+
+    def _values(self) -> tuple[object, ...]:
+        return (self.at, self.what, self.advice)
 
     def __str__(self) -> str:
         # A message about a whole file often has its name already ("open x.conf: no such file or directory").
@@ -64,13 +100,22 @@ class ConfigError(Exception):
         return "\n".join(lines)
 
 
-class Scalar(msgspec.Struct):
+class Scalar:
     """One value that is neither list nor block."""
 
-    at: Position
-    value: str | int | float | bool | datetime.datetime
-    text: str = ""  # as written, for messages
-    is_from_environment: bool = False  # no quotes mark it as text: the option decides what 007 is
+    __slots__ = ("at", "is_from_environment", "text", "value")
+
+    def __init__(
+        self,
+        at: Position,
+        value: str | int | float | bool | datetime.datetime,
+        text: str = "",
+        is_from_environment: bool = False,
+    ) -> None:
+        self.at = at
+        self.value = value
+        self.text = text  # as written, for messages
+        self.is_from_environment = is_from_environment  # no quotes mark it as text: the option decides what 007 is
 
     @property
     def as_text(self) -> str | None:
@@ -86,32 +131,44 @@ class Scalar(msgspec.Struct):
         return names.get(type(self.value), "a date")
 
 
-class List(msgspec.Struct):
+class List:
     """`[a, b, c]`."""
 
-    at: Position
-    items: list[Node] = []
-    is_whole: bool = True  # False: an item is missing, because its variable is undefined
+    __slots__ = ("at", "is_whole", "items")
     kind = "a list"
 
+    def __init__(self, at: Position, items: list[Node] | None = None, is_whole: bool = True) -> None:
+        self.at = at
+        self.items: list[Node] = [] if items is None else items
+        self.is_whole = is_whole  # False: an item is missing, because its variable is undefined
 
-class Entry(msgspec.Struct):
+
+class Entry:
     """One `key: value` of a block."""
 
-    key: str
-    at: Position  # of the key
-    value: Node
-    used: bool = False  # a `$variable` refers to it: then its key need not be an option
-    replaces: Position | None = None  # an earlier entry of the same name, which this one overrides
+    __slots__ = ("at", "key", "replaces", "used", "value")
+
+    def __init__(
+        self, key: str, at: Position, value: Node, used: bool = False, replaces: Position | None = None
+    ) -> None:
+        self.key = key
+        self.at = at  # of the key
+        self.value = value
+        self.used = used  # a `$variable` refers to it: then its key need not be an option
+        self.replaces = replaces  # an earlier entry of the same name, which this one overrides
 
 
-class Block(msgspec.Struct):
+class Block:
     """`{ key: value … }`, or a whole file."""
 
-    at: Position
-    entries: dict[str, Entry] = {}
-    unknown: set[str] = set()  # keys whose value is an undefined variable: reported once, at that variable
+    __slots__ = ("at", "entries", "unknown")
     kind = "a block"
+
+    def __init__(self, at: Position, entries: dict[str, Entry] | None = None, unknown: set[str] | None = None) -> None:
+        self.at = at
+        self.entries: dict[str, Entry] = {} if entries is None else entries
+        # Keys whose value is an undefined variable: reported once, at that variable.
+        self.unknown: set[str] = set() if unknown is None else unknown
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries.values())
@@ -140,3 +197,12 @@ def incomplete(node: Node, at: Position) -> Iterator[Position]:
 def text_in(node: Node) -> str | None:
     """The node's text; None: it is something else."""
     return node.as_text if isinstance(node, Scalar) else None
+
+
+def plain(node: Node, *, prefers_text: bool = False) -> object:
+    """The node as a plain value, for `router.config.option_values`."""
+    if isinstance(node, Scalar):
+        return node.as_text if prefers_text and node.is_from_environment else node.value
+    if isinstance(node, List):
+        return [plain(item, prefers_text=prefers_text) for item in node.items]
+    return {entry.key: plain(entry.value, prefers_text=prefers_text) for entry in node}

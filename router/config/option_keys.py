@@ -7,18 +7,21 @@ dotted name, so that flags, which set the same fields, can override them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from gnatswarm.router.config import option_values as values
+from gnatswarm.router.config.conf_tree import Node, plain
 
 Settings = dict[str, object]  # dotted field of Options → its value
 
 
-class Key(NamedTuple):
+class Key:
     """One option of the file's top level."""
 
-    names: tuple[str, ...]  # the first is the one in messages; the real server has them all
-    read: Callable[[object], Settings]
+    __slots__ = ("names", "read")
+
+    def __init__(self, names: tuple[str, ...], read: Callable[[object], Settings]) -> None:
+        self.names = names  # the first is the one in messages; the real server has them all
+        self.read = read
 
 
 def _sets(field: str, check: Callable[[object], object]) -> Callable[[object], Settings]:
@@ -143,3 +146,18 @@ KEYS = (
 )
 
 BY_NAME = {name: key for key in KEYS for name in key.names}
+
+
+def read_node(key: Key, node: Node) -> Settings:
+    """The settings of one option. A value from the environment that looks like a number may be text."""
+    try:
+        return key.read(plain(node))
+    except values.Mistake:
+        as_text = plain(node, prefers_text=True)
+        if as_text == plain(node):
+            raise
+        try:
+            return key.read(as_text)
+        except values.Mistake:
+            pass
+        raise

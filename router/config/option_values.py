@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import re
 
-from gnatswarm.broker.limits import (
+from gnatswarm.broker.bounds import (
     LARGEST_MAX_CONTROL_LINE_BYTES,
     LARGEST_MAX_PAYLOAD_BYTES,
     NO_MAX_CONNECTIONS,
     SHORTEST_LAME_DUCK_DURATION_S,
-    Limits,
 )
 from gnatswarm.broker.options import Options
 from gnatswarm.broker.version import SERVER_VERSIONS
 
-_DEFAULTS = Limits()
 # Each text matches in one way only: with `\d+\.?\d*` 40,000 digits without a unit took a minute.
 _DURATION = re.compile(r"(?:(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+\Z")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([a-zµμ]*)")
@@ -44,6 +42,13 @@ class BareSeconds(Exception):
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
         self.seconds = seconds
+
+
+def _default(field: str) -> float:
+    """The default of this limit, for values that ask for it."""
+    from gnatswarm.broker.limits import Limits  # the port is open before this is imported
+
+    return float(getattr(Limits(), field))
 
 
 def kind_of(value: object) -> str:
@@ -151,22 +156,25 @@ def duration_s(value: object) -> float:
     return seconds
 
 
-def interval_s(value: object, default_s: float) -> float:
-    """A duration; 0 means the default. Less than a millisecond is an error, because the unit must be wrong."""
+def interval_s(value: object, limit: str = "") -> float:
+    """A duration; 0 means the default of this limit, or 0 without one.
+
+    Less than a millisecond is an error, because the unit must be wrong.
+    """
     seconds = duration_s(value)
     if 0 < seconds < 0.001:
         raise Mistake("shorter than a millisecond", 'write one such as "2s"')
-    return seconds or default_s
+    return seconds or (_default(limit) if limit else 0.0)
 
 
 def write_deadline_s(value: object) -> float:
     """How long a client may take no bytes; 0: the default."""
-    return interval_s(value, _DEFAULTS.write_deadline_s)
+    return interval_s(value, "write_deadline_s")
 
 
 def ping_interval_s(value: object) -> float:
     """Between PINGs; 0: the default."""
-    return interval_s(value, _DEFAULTS.ping_interval_s)
+    return interval_s(value, "ping_interval_s")
 
 
 def auth_timeout_s(value: object) -> float:
@@ -174,11 +182,11 @@ def auth_timeout_s(value: object) -> float:
     if isinstance(value, float):
         if not 0 <= value <= LONGEST_DURATION_S:
             raise Mistake(f"{value} seconds is out of range", "write seconds, as in 2 or 0.5")
-        return value or _DEFAULTS.auth_timeout_s
+        return value or _default("auth_timeout_s")
     try:
-        return interval_s(value, _DEFAULTS.auth_timeout_s)
+        return interval_s(value, "auth_timeout_s")
     except BareSeconds as bare:  # the usual form for this key
-        return bare.seconds or _DEFAULTS.auth_timeout_s
+        return bare.seconds or _default("auth_timeout_s")
 
 
 def lame_duck_duration_s(value: object) -> float:
@@ -204,18 +212,18 @@ def _strict_duration_s(value: object) -> float:
 def max_payload_bytes(value: object) -> int:
     """1 byte to 64 MiB; 0: the default, -1: 64 MiB."""
     size = number(value, -1, LARGEST_MAX_PAYLOAD_BYTES, "bytes")
-    return LARGEST_MAX_PAYLOAD_BYTES if size < 0 else size or _DEFAULTS.max_payload_bytes
+    return LARGEST_MAX_PAYLOAD_BYTES if size < 0 else size or int(_default("max_payload_bytes"))
 
 
 def max_control_line_bytes(value: object) -> int:
     """1 byte to 128 KiB; 0: the default."""
-    return number(value, 0, LARGEST_MAX_CONTROL_LINE_BYTES, "bytes") or _DEFAULTS.max_control_line_bytes
+    return number(value, 0, LARGEST_MAX_CONTROL_LINE_BYTES, "bytes") or int(_default("max_control_line_bytes"))
 
 
 def max_connections(value: object) -> int:
     """0: the default, negative: no limit."""
     count = number(value, -1, NO_MAX_CONNECTIONS)
-    return NO_MAX_CONNECTIONS if count < 0 else count or _DEFAULTS.max_connections
+    return NO_MAX_CONNECTIONS if count < 0 else count or int(_default("max_connections"))
 
 
 def max_subscriptions(value: object) -> int:
@@ -225,12 +233,12 @@ def max_subscriptions(value: object) -> int:
 
 def max_pending_bytes(value: object) -> int:
     """0: the default. `options_build` checks that it is not less than max_payload."""
-    return number(value, 0, 2**50, "bytes") or _DEFAULTS.max_pending_bytes
+    return number(value, 0, 2**50, "bytes") or int(_default("max_pending_bytes"))
 
 
 def ping_max(value: object) -> int:
     """0: the default."""
-    return number(value, 0, 1_000_000) or _DEFAULTS.ping_max
+    return number(value, 0, 1_000_000) or int(_default("ping_max"))
 
 
 def size_limit_bytes(value: object) -> int:

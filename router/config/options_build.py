@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gnatswarm.broker.limits import DISCOURAGED_MAX_PAYLOAD_BYTES, Limits
+from gnatswarm.broker.bounds import DISCOURAGED_MAX_PAYLOAD_BYTES
+from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.options import (
     GLOBAL_ACCOUNT,
     SYSTEM_ACCOUNT,
@@ -34,15 +35,13 @@ from gnatswarm.router.config.conf_tree import (
     Block,
     ConfigError,
     Entry,
-    List,
-    Node,
     Position,
     Problem,
-    Scalar,
     incomplete,
+    plain,
 )
 from gnatswarm.router.config.flags import CommandLine
-from gnatswarm.router.config.option_keys import BY_NAME, Key, Settings
+from gnatswarm.router.config.option_keys import BY_NAME, Settings, read_node
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
 
 if TYPE_CHECKING:
@@ -263,7 +262,7 @@ class _Building:
             self.rule_places = placement.places
         elif key is not None:
             try:
-                self._set(entry.at, _read(key, entry.value))
+                self._set(entry.at, read_node(key, entry.value))
             except BareSeconds as bare:
                 self._set(entry.at, key.read(f"{bare.seconds:.0f}s"))
                 what = f'invalid use of field "{name}": {name} should be converted to a duration'
@@ -275,13 +274,13 @@ class _Building:
 
             problem = unknown_field(entry, _ALL_NAMES)
             if name in _ELSEWHERE:
-                problem = msgspec.structs.replace(problem, advice=_ELSEWHERE[name])
+                problem = Problem(problem.at, problem.what, _ELSEWHERE[name])
             self.problems.append(problem)
 
     def _unoffered(self, entry: Entry, name: str) -> bool:
         """Whether only the real server has this key; if so, its notice or problem is added."""
         # An empty block restricts nothing, and neither does `false`.
-        empty = _plain(entry.value) in ({}, [], False)
+        empty = plain(entry.value) in ({}, [], False)
         if name in not_offered.RESTRICTS:
             if not empty:
                 self._not_enforced(entry.at, f'"{entry.key}": {not_offered.RESTRICTS[name]}')
@@ -301,7 +300,7 @@ class _Building:
         return True
 
     def _jetstream(self, entry: Entry) -> None:
-        value = _plain(entry.value)
+        value = plain(entry.value)
         word = value.lower() if isinstance(value, str) else value
         if word in ("disabled", False):
             return
@@ -579,30 +578,6 @@ def _overlap(host: str, other: str) -> bool:
     if host in _EVERY_ADDRESS or other in _EVERY_ADDRESS or host == other:
         return True
     return host in _LOOPBACK and other in _LOOPBACK
-
-
-def _read(key: Key, node: Node) -> Settings:
-    """The settings of one option. A value from the environment that looks like a number may be text."""
-    try:
-        return key.read(_plain(node))
-    except Mistake:
-        as_text = _plain(node, prefers_text=True)
-        if as_text == _plain(node):
-            raise
-        try:
-            return key.read(as_text)
-        except Mistake:
-            pass
-        raise
-
-
-def _plain(node: Node, *, prefers_text: bool = False) -> object:
-    """A node as a plain value, for `router.config.option_values`."""
-    if isinstance(node, Scalar):
-        return node.as_text if prefers_text and node.is_from_environment else node.value
-    if isinstance(node, List):
-        return [_plain(item, prefers_text=prefers_text) for item in node.items]
-    return {entry.key: _plain(entry.value, prefers_text=prefers_text) for entry in node}
 
 
 # Names that other servers or other blocks use, with advice for each.

@@ -1,9 +1,10 @@
 """A head start for the ports: open before the modules are imported that read a configuration and make `Options`.
 
-Only for a command line that is known to be valid without them: no file, and flags of few kinds, whose values cannot
-collide. So a configuration with a mistake still fails before anything listens. Whatever else is asked for, or goes
-wrong here, is left to `router.supervision.opening`, which says why. Invariant: a line that is accepted here makes
-options, with the same host, ports and number of shards. Imports next to nothing. Called by the command line.
+Only for a command line and a file that are known to be valid without them: flags of few kinds, and what
+`router.config.simple_file` accepts, with values that cannot collide. So a configuration with a mistake still fails
+before anything listens. Whatever else is asked for, or goes wrong here, is left to `router.supervision.opening`, which
+says why. Invariant: what is accepted here makes options, with the same host, ports and number of shards. Imports
+little. Called by the command line.
 """
 
 from __future__ import annotations
@@ -20,92 +21,127 @@ TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would
 if TYPE_CHECKING:
     import socket
 
+    from gnatswarm.router.config.conf import Parsed
     from gnatswarm.router.config.flags import CommandLine
+    from gnatswarm.router.config.simple_file import SimpleFile
 
 DEFAULT_PORT = 4222  # as of Options
 
 # Flags whose values are read here, or cannot be wrong, alone or with others.
-_READ = frozenset({"a", "p", "m", "shards", "accept", "l", "n", "user", "pass", "auth", "compatibility"})
+_READ = frozenset({"a", "p", "m", "shards", "accept", "l", "n", "c", "user", "pass", "auth", "compatibility"})
 _HARMLESS = frozenset({"P", "T", "D", "V", "VV", "DV", "DVV", "no_stats", "stats_dir", "ports_file_dir", "js"})
+
+_CREDENTIALS = frozenset({"user", "pass", "auth"})
 
 # Of descriptors: with fewer, the number of shards might be too large.
 ENOUGH_DESCRIPTORS = 1024
 
 
-class _MonitorWish:
-    """What `monitor_socket` reads of Options."""
+class Wished:
+    """What is read here of flags and file; `monitor_socket` reads the hosts and ports as of Options."""
 
-    http_host = ""
     https_port = 0
 
-    def __init__(self, host: str, http_port: int) -> None:
-        self.host = host
-        self.http_port = http_port
+    def __init__(self, line: CommandLine, file: SimpleFile | None) -> None:
+        values = line.values
+        found = {} if file is None else file.settings
+        self.host = str(values.get("a", found.get("host", "")))
+        self.port = _number(values.get("p", found.get("port", 0))) or DEFAULT_PORT
+        self.http_host = str(found.get("http_host", ""))
+        self.http_port = _number(values.get("m", found.get("http_port", 0)))
+        self.shards = _number(values.get("shards", found.get("sharding.shards", 0)))
+        self.accept = str(values.get("accept", found.get("sharding.accept", "reuseport")))
+        self.parsed = None if file is None else file.parsed
+        self.log_file = str(values.get("l", found.get("logging.file", "")))
+
+    def is_sound(self) -> bool:
+        """Whether these ports, and this log, can be opened without a question."""
+        return (
+            -1 <= self.port <= 65_535
+            and -1 <= self.http_port <= 65_535
+            and (self.port != self.http_port or self.port < 0)
+            and 0 <= self.shards <= MAX_SHARDS
+            and self.accept in ("reuseport", "handoff")
+            and all(_is_looked_up_at_once(host) for host in (self.host, self.http_host))
+            and _can_log(self.log_file)
+        )
 
 
 class HeadStart:
     """Ports that are open already: the clients' listeners, and the socket of the monitoring pages, if there are any."""
 
-    def __init__(self, clients: Listeners, monitor: socket.socket | None) -> None:
+    def __init__(self, clients: Listeners, monitor: socket.socket | None, parsed: Parsed | None) -> None:
         self.clients = clients
         self.monitor = monitor
+        self.parsed = parsed  # the file that said which; None: there is none
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all of them, and forget the file."""
+        self.parsed = None
         self.clients.close()
         if self.monitor is not None:
             self.monitor.close()
 
 
 def head_start(line: CommandLine) -> HeadStart | None:
-    """Open the ports of this command line; None: it has to be read in whole, or a port cannot be opened at once."""
-    if not is_simple(line):
+    """Open the ports of this command line and file; None: they have to be read in whole, or a port is not free."""
+    wished = simple(line)
+    if wished is None:
         return None
-    values = line.values
-    host, port = str(values.get("a", "")), int(values.get("p", 0)) or DEFAULT_PORT
-    shards = int(values.get("shards", 0)) or usable_cores()
     monitor = None
     try:
-        monitor = monitor_socket.listen(_MonitorWish(host, int(values.get("m", 0))))
-        clients = Listeners(host, port, 1 if values.get("accept") == "handoff" else shards, wait_s=0.0)
+        monitor = monitor_socket.listen(wished)
+        count = 1 if wished.accept == "handoff" else wished.shards or usable_cores()
+        clients = Listeners(wished.host, wished.port, count, wait_s=0.0)
     except ListenError:
         if monitor is not None:
             monitor.close()
         return None
-    return HeadStart(clients, monitor)
+    return HeadStart(clients, monitor, wished.parsed)
 
 
-def is_simple(line: CommandLine) -> bool:
-    """Whether this command line is known to make options, and the log file can be opened."""
+def simple(line: CommandLine) -> Wished | None:
+    """What this command line and its file ask for; None: it is not known here that they make options."""
+    if not _has_simple_flags(line):
+        return None
+    file = None
+    if line.config_file:
+        from gnatswarm.router.config.simple_file import simple_file
+
+        file = simple_file(line.config_file)
+        if file is None or (file.has_credentials and line.values.keys() & _CREDENTIALS):
+            return None
+    wished = Wished(line, file)
+    return wished if wished.is_sound() else None
+
+
+def _has_simple_flags(line: CommandLine) -> bool:
+    """Whether the flags alone are known to make options."""
     values = line.values
     if line.words or not values.keys() <= _READ | _HARMLESS:
         return False
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < ENOUGH_DESCRIPTORS:
         return False
-    port, http_port = int(values.get("p", 0)) or DEFAULT_PORT, int(values.get("m", 0))
     return (
-        -1 <= port <= 65_535
-        and -1 <= http_port <= 65_535
-        and (port != http_port or port < 0)
-        and 0 <= int(values.get("shards", 0)) <= MAX_SHARDS
-        and values.get("accept", "reuseport") in ("reuseport", "handoff")
-        and values.get("compatibility", DEFAULT_COMPATIBILITY) in SERVER_VERSIONS
+        values.get("compatibility", DEFAULT_COMPATIBILITY) in SERVER_VERSIONS
         and " " not in str(values.get("n", ""))  # the real server has refused this since 2.10
-        and _is_number_or_none(str(values.get("a", "")))
         and _has_plain_credentials(values)
-        and _can_log(str(values.get("l", "")))
     )
 
 
-def _is_number_or_none(host: str) -> bool:
-    """Whether it is every address, or one in figures: a name would have to be looked up."""
-    return not host or (host.isascii() and host.replace(".", "").isdigit())
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _is_looked_up_at_once(host: str) -> bool:
+    """Whether it is every address, this host, or an address in figures: another name might have to be asked for."""
+    return not host or host == "localhost" or (host.isascii() and host.replace(".", "").isdigit())
 
 
 def _has_plain_credentials(values: dict[str, bool | int | str]) -> bool:
     """No credentials, a token, or a user with a password: none of them empty or hashed."""
-    names = values.keys() & {"user", "pass", "auth"}
+    names = values.keys() & _CREDENTIALS
     if names not in (set(), {"auth"}, {"user", "pass"}):
         return False
     return all(values[name] and not str(values[name]).startswith("$") for name in names)

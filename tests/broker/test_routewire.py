@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnatswarm.broker.limits import LARGEST_MAX_PAYLOAD_BYTES
+from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
 from gnatswarm.broker.routewire import parse_route
 
 

@@ -17,17 +17,29 @@ from gnatswarm.router.config.conf_tree import ConfigError
 from gnatswarm.router.config.cores import usable_cores
 from gnatswarm.router.config.flags import FLAGS, parse
 from gnatswarm.router.config.options_build import build
-from gnatswarm.router.listening.head_start import DEFAULT_PORT, head_start, is_simple
+from gnatswarm.router.listening.head_start import DEFAULT_PORT, head_start, simple
 from gnatswarm.router.supervision.opening import Opened
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
-# What an empty Python has not, and a broker has until its port is open.
+# What an empty Python has not, and a broker has until its port is open; and where it reads a file.
 FEW = 40
+FEW_WITH_FILE = 57
+FILE = """
+listen: 127.0.0.1:-1
+http: -1
+shards: 2
+max_payload: 2MB
+ping_interval: "20s"
+accounts { A { users: [ {user: ann, password: pw, permissions: {publish: "a.>"}} ] } }
+"""
 HEAVY = {"msgspec", "logging", "asyncio", "uvloop", "ssl", "typing", "re", "encodings.idna", "inspect", "argparse"}
 
 
-def test_little_is_imported_until_the_port_is_open() -> None:
+@pytest.mark.parametrize("is_file", [False, True])
+def test_little_is_imported_until_the_port_is_open(is_file: bool, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "nats.conf").write_text(FILE)
+    flags = ["-a", "127.0.0.1", "-p", "-1", "-m", "-1", "--shards", "2", "-DV", "-n", "me"]
     code = (
         "import sys; before = set(sys.modules)\n"
         "from gnatswarm import keeper\n"
@@ -38,14 +50,14 @@ def test_little_is_imported_until_the_port_is_open() -> None:
         "    return 0\n"
         "keeper.keep = keep\n"
         "from gnatswarm.router.cli import main\n"
-        "main(['-a', '127.0.0.1', '-p', '-1', '-m', '-1', '--shards', '2', '-DV', '-n', 'me'])\n"
+        f"main({['-c', str(tmp_path / 'nats.conf')] if is_file else flags})\n"
     )
     result = subprocess.run([sys.executable, "-P", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     opened, names = result.stdout.splitlines()
     modules = set(names.split())
     assert opened == "True True 2"
-    assert modules & HEAVY == set()
-    assert len(modules) < FEW, sorted(modules)
+    assert modules & HEAVY == ({"re"} if is_file else set())
+    assert len(modules) < (FEW_WITH_FILE if is_file else FEW), sorted(modules)
 
 
 def test_what_router_and_shards_both_need_is_imported_before_they_are_forked() -> None:
@@ -70,7 +82,7 @@ def test_what_router_and_shards_both_need_is_imported_before_they_are_forked() -
     shard, router = (set(line.split()) for line in result.stdout.splitlines())
     assert {"gnatswarm.shards.worker"} <= shard
     assert {"gnatswarm.router.serving"} <= router
-    assert shard & router <= {"copy", "dataclasses"}  # of the standard library, and small
+    assert shard & router <= {"copy", "dataclasses", "gnatswarm.broker.bounds"}  # small
     # What the router would import for one small thing, and each takes a quarter of a megabyte.
     assert router & {"shutil", "tempfile", "bz2", "lzma", "random", "subprocess", "urllib.parse"} == set()
 
@@ -106,7 +118,7 @@ def test_each_line_that_is_accepted_makes_options() -> None:
             values = VALUES[name]
             words.append(f"--{name}" + ("" if values is None else f"={draw.choice(values)}"))
         line = parse(words)
-        if not is_simple(line):
+        if simple(line) is None:
             continue
         accepted += 1
         try:
@@ -125,8 +137,8 @@ def test_each_line_that_is_accepted_makes_options() -> None:
 
 @pytest.mark.parametrize("flag", [flag.names[0] for flag in FLAGS])
 def test_a_flag_that_needs_the_configuration_is_not_accepted(flag: str) -> None:
-    simple = {"a", "p", "m", "n", "P", "l", "T", "D", "V", "VV", "DV", "DVV", "js", "auth", "user", "pass"}
-    simple |= {"compatibility", "shards", "accept", "no_stats", "stats_dir", "ports_file_dir"}
+    known = {"a", "p", "m", "n", "P", "l", "T", "D", "V", "VV", "DV", "DVV", "js", "auth", "user", "pass"}
+    known |= {"compatibility", "shards", "accept", "no_stats", "stats_dir", "ports_file_dir"}
     values = {
         "compatibility": "2.15",
         "a": "127.0.0.1",
@@ -140,7 +152,7 @@ def test_a_flag_that_needs_the_configuration_is_not_accepted(flag: str) -> None:
     words = [f"--{flag}" if kind is bool else f"--{flag}={values.get(flag, '7')}"]
     words += {"user": ["--pass=x"], "pass": ["--user=x"]}.get(flag, [])
     # A log that is no file is left to who writes it: the reader of a pipe would take closing it for the end.
-    assert is_simple(parse(words)) == (flag in simple - {"l"})
+    assert (simple(parse(words)) is not None) == (flag in known - {"l"})
 
 
 def test_it_is_what_the_router_goes_on_with() -> None:
@@ -177,8 +189,8 @@ def test_a_port_in_use_is_left_to_the_router_at_once(flag: str) -> None:
 def test_a_log_that_cannot_be_written_opens_no_port(tmp_path: pathlib.Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "no" / "x.log", tmp_path / "pipe"):
-        assert not is_simple(parse(["-l", str(path)]))
-    assert is_simple(parse(["-l", str(tmp_path / "x.log")]))
+        assert simple(parse(["-l", str(path)])) is None
+    assert simple(parse(["-l", str(tmp_path / "x.log")])) is not None
 
 
 def _free_port() -> int:
@@ -213,6 +225,22 @@ def test_who_connects_at_the_first_moment_is_served_and_a_signal_at_that_moment_
         log = process.communicate(timeout=20)[1]
         assert process.returncode == 1, log
         assert re.search(r"Server Exiting", log), log
+
+
+def test_with_a_file_who_connects_at_the_first_moment_is_served_and_a_mistake_opens_no_port(
+    tmp_path: pathlib.Path,
+) -> None:
+    port = _free_port()
+    path = tmp_path / "nats.conf"
+    path.write_text(f"listen: 127.0.0.1:{port}\nserver_name: early\nauthorization {{ token: t }}\n")
+    words = [sys.executable, "-P", "-m", "gnatswarm", "-c", str(path), "--no_stats"]
+    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        with _connected(process, port) as client:
+            path.write_text("x: y")  # options are what the port was opened for
+            assert b'"server_name":"early"' in client.recv(4096)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+    assert head_start(parse(["-c", str(path)])) is None
 
 
 def test_after_kill_9_while_it_imports_nothing_holds_the_port() -> None:

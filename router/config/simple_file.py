@@ -1,0 +1,213 @@
+"""Which configuration files are known to be valid before the modules are imported that make `Options` of them.
+
+A short grammar of what most files have: single options, users with passwords and subjects that they may use, accounts
+with users, and blocks that are ignored. Syntax and values are read by `conf` and `option_keys`, as for any file; here
+is only decided that nothing in the file can contradict anything else in it. Whatever is not known here is no mistake:
+`options_build` reads the whole again, and says what is wrong. Invariant: of a file that is accepted here,
+`options_build` makes options, with these settings. Called by `router.listening.head_start`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from gnatswarm.router.config import not_offered
+from gnatswarm.router.config import option_values as values
+from gnatswarm.router.config.conf import Parsed, parse_file
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Node, Scalar, plain, text_in
+from gnatswarm.router.config.option_keys import BY_NAME, Settings, read_node
+
+# A larger file takes longer to read than the imports that are saved. All its includes together, too.
+LARGEST_BYTES = 64 * 1024
+
+# Options whose values need nothing but themselves.
+_ALONE = frozenset(
+    {
+        *("port", "host", "listen", "server_name", "compatibility", "server_tags", "server_metadata"),
+        *("client_advertise", "http", "http_port", "http_base_path", "http_user", "http_password"),
+        *("debug", "trace", "logtime", "logtime_utc", "log_file", "log_size_limit", "log_format"),
+        *("max_traced_msg_len", "pid_file", "ports_file_dir", "max_payload", "max_control_line"),
+        *("max_connections", "max_subscriptions", "max_pending", "write_deadline", "ping_interval", "ping_max"),
+        *("proxy_protocol", "no_header_support", "shards", "accept", "prefer_local", "stats"),
+    }
+)
+# With this much, max_pending is enough for any default.
+DEFAULT_MAX_PAYLOAD_BYTES = 1024 * 1024
+_LONGEST_SUBJECT = 256
+_NAMES = {"user": "user", "username": "user", "pass": "password", "password": "password", "token": "token"}
+_SIDES = {"publish": "publish", "pub": "publish", "subscribe": "subscribe", "sub": "subscribe"}
+_PERMISSIONS = ("permission", "permissions")
+
+
+class SimpleFile:
+    """A file that was accepted: its tree, the settings of its single options, and whether it asks for credentials."""
+
+    def __init__(self, parsed: Parsed, settings: Settings, has_credentials: bool) -> None:
+        self.parsed = parsed
+        self.settings = settings
+        self.has_credentials = has_credentials
+
+
+class _NotKnownHere(Exception):
+    """Something that has to be read in whole."""
+
+
+def simple_file(path: str) -> SimpleFile | None:
+    """The file, if it is one of those; None: it is not, or cannot be read."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_BYTES:  # a pipe can be read only once
+        return None
+    parsed = parse_file(path, most_bytes=LARGEST_BYTES)
+    if parsed.problems or not parsed.is_whole:
+        return None
+    try:
+        return _judged(parsed)
+    except (_NotKnownHere, values.Mistake):
+        return None
+
+
+def _judged(parsed: Parsed) -> SimpleFile:
+    settings: Settings = {}
+    users: dict[str, None] = {}
+    seen: set[str] = set()
+    has_credentials = False
+    for entry in parsed.tree:
+        name = entry.key.lower()
+        if entry.replaces is not None or name in seen:
+            raise _NotKnownHere
+        seen.add(name)
+        key = BY_NAME.get(name)
+        if key is not None and key.names[0] in _ALONE:
+            try:
+                settings |= read_node(key, entry.value)
+            except values.BareSeconds as bare:  # accepted with a warning
+                settings |= key.read(f"{bare.seconds:.0f}s")
+        elif name == "authorization":
+            has_credentials = True
+            _authorization(entry, users)
+        elif name == "accounts":
+            has_credentials = True
+            _accounts(entry, users)
+        elif not _is_ignored(name, entry):
+            raise _NotKnownHere
+    if {"authorization", "accounts"} <= seen or " " in str(settings.get("server_name", "")):
+        raise _NotKnownHere
+    pending, payload = settings.get("limits.max_pending_bytes"), settings.get("limits.max_payload_bytes")
+    if isinstance(pending, int) and pending < (payload if isinstance(payload, int) else DEFAULT_MAX_PAYLOAD_BYTES):
+        raise _NotKnownHere
+    return SimpleFile(parsed, settings, has_credentials)
+
+
+def _is_ignored(name: str, entry: Entry) -> bool:
+    """Whether it is a key whose value is not looked at, or a block that is ignored."""
+    if name in not_offered.RESTRICTS or name in BY_NAME:
+        return False
+    if name == "jetstream":
+        value = plain(entry.value)
+        return isinstance(value, dict | bool) or str(value).lower() in ("enabled", "disabled")
+    if name in not_offered.WANTS_BLOCK:
+        return isinstance(entry.value, Block)
+    return name in not_offered.OPENS or name in not_offered.NO_EFFECT
+
+
+def _authorization(entry: Entry, users: dict[str, None]) -> None:
+    """`{ user, password }`, `{ token }` or `{ users }`, with a timeout or without."""
+    given: set[str] = set()
+    for inner in _entries(entry.value):
+        name = inner.key.lower()
+        if name == "timeout":
+            values.auth_timeout_s(plain(inner.value))
+        elif name == "users":
+            given.add(name)
+            _users(inner.value, users)
+        elif name in _NAMES and _NAMES[name] not in given:
+            given.add(_NAMES[name])
+            _plain_text(inner.value)
+        else:
+            raise _NotKnownHere
+    if given not in ({"user", "password"}, {"token"}, {"users"}):
+        raise _NotKnownHere
+
+
+def _accounts(entry: Entry, users: dict[str, None]) -> None:
+    """Accounts that have users, and share nothing."""
+    for account in _entries(entry.value):
+        if account.key.startswith("$") or not account.key.isidentifier():
+            raise _NotKnownHere
+        inner = _entries(account.value)
+        if [one.key.lower() for one in inner] != ["users"]:
+            raise _NotKnownHere
+        _users(inner[0].value, users)
+
+
+def _users(node: Node, users: dict[str, None]) -> None:
+    """A list of users with a password, none of them twice; their names are added."""
+    if not isinstance(node, List) or not node.items:
+        raise _NotKnownHere
+    for item in node.items:
+        found: dict[str, str] = {}
+        for entry in _entries(item):
+            name = entry.key.lower()
+            kind = "permissions" if name in _PERMISSIONS else _NAMES.get(name, "token")
+            if kind in found or kind == "token":
+                raise _NotKnownHere
+            found[kind] = ""
+            if kind == "permissions":
+                _permissions(entry.value)
+            else:
+                found[kind] = _plain_text(entry.value)
+        if "user" not in found or "password" not in found or found["user"] in users:
+            raise _NotKnownHere
+        users[found["user"]] = None
+
+
+def _permissions(node: Node) -> None:
+    """What may be published or subscribed to, allowed or denied, in plain subjects."""
+    seen: set[str] = set()
+    for entry in _entries(node):
+        side = _SIDES.get(entry.key.lower(), "")
+        if not side or side in seen:
+            raise _NotKnownHere
+        seen.add(side)
+        if not isinstance(entry.value, Block):
+            _subjects(entry.value)
+            continue
+        for inner in _entries(entry.value):
+            if inner.key not in ("allow", "deny"):
+                raise _NotKnownHere
+            _subjects(inner.value)
+
+
+def _subjects(node: Node) -> None:
+    items = node.items if isinstance(node, List) else [node]
+    if not items or not all(_is_subject(text_in(item) or "") for item in items):
+        raise _NotKnownHere
+
+
+def _is_subject(text: str) -> bool:
+    """Whether it is a subject of the plainest kind, with wildcards or without."""
+    *before, last = text.split(".")
+    return (
+        text.isascii()
+        and len(text) <= _LONGEST_SUBJECT
+        and all(token == "*" or token.replace("_", "a").replace("-", "a").isalnum() for token in before)
+        and (last in ("*", ">") or last.replace("_", "a").replace("-", "a").isalnum())
+    )
+
+
+def _entries(node: Node) -> list[Entry]:
+    """The entries of a block that has some, each given once."""
+    if not isinstance(node, Block) or not node.entries or any(entry.replaces is not None for entry in node):
+        raise _NotKnownHere
+    return list(node)
+
+
+def _plain_text(node: Node) -> str:
+    """Text that is no hash, whose form would have to be checked."""
+    if not isinstance(node, Scalar) or not isinstance(node.value, str) or not node.value or node.value[0] == "$":
+        raise _NotKnownHere
+    return node.value
