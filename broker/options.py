@@ -254,12 +254,14 @@ class ClientTls(_Discreet, frozen=True, forbid_unknown_fields=True):
 class LeafRemote(_Discreet, frozen=True, forbid_unknown_fields=True):
     """A hub that this broker connects to as a leaf node, for one account."""
 
-    urls: tuple[str, ...]  # addresses of the hub, as nats://[user:password@]host[:7422] or tls://…; one at a time
+    urls: tuple[str, ...]  # addresses of the hub, as nats://[user:password@]host[:7422], tls://, ws:// or wss://
     account: str = GLOBAL_ACCOUNT  # the account here whose messages and interest the hub shares
     credentials: str = ""  # path of a .creds file with a user's JWT and seed; "": none
     seed: str = ""  # an nkey's seed, "SU…", that signs the hub's nonce; "": none
     jwt: str = ""  # from the file of credentials
     tls: ClientTls = ClientTls()  # of this connection
+    ws_compression: bool = False  # by WebSocket (ws:// or wss://): messages are compressed if the hub agrees
+    ws_no_masking: bool = False  # … and frames are not masked if the hub agrees, which saves CPU on both ends
     deny_imports: tuple[str, ...] = ()  # subjects that do not come from the hub
     deny_exports: tuple[str, ...] = ()  # subjects that do not go to the hub
     reconnect_s: float = 1.0  # the wait before the hub is dialled again

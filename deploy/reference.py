@@ -196,6 +196,8 @@ BY_HAND = {
     "remote.credentials": "credentials",
     "remote.seed": "nkey",
     "remote.tls": "tls { … }",
+    "remote.ws_compression": "ws_compression",
+    "remote.ws_no_masking": "ws_no_masking",
     "remote.deny_imports": "deny_imports",
     "remote.deny_exports": "deny_exports",
     "remote.reconnect_s": "reconnect_delay",

@@ -21,9 +21,11 @@ from gnatswarm.router.config.option_values import BareSeconds, Mistake
 from gnatswarm.router.config.tls_block import TlsBlock
 from gnatswarm.router.config.user_list import BAD_HASH, known, not_enforced, unknown_field
 
-_SCHEMES = ("nats", "nats-leaf", "tls", "leaf")
+_SCHEMES = ("nats", "nats-leaf", "tls", "leaf", "ws", "wss")
+_WEBSOCKET = ("ws://", "wss://")
 _REMOTE_KEYS = ("url", "urls", "account", "local", "credentials", "creds", "nkey", "seed", "tls", "deny_imports",
-                "deny_import", "deny_exports", "deny_export", "reconnect_delay", "disabled")  # fmt: skip
+                "deny_import", "deny_exports", "deny_export", "reconnect_delay", "disabled", "ws_compression",
+                "websocket_compression", "ws_no_masking", "websocket_no_masking")  # fmt: skip
 _USER_KEYS = {"user": "user", "username": "user", "pass": "password", "password": "password", "account": "account",
               "nkey": "nkey"}  # fmt: skip
 _TLS_KEYS = ("ca_file", "cert_file", "key_file", "insecure", "timeout", "verify")
@@ -203,6 +205,10 @@ class LeafNodesBlock:
                 settings["deny_exports"] = self._subjects(inner)
             elif key == "reconnect_delay":
                 settings["reconnect_s"] = self._seconds(inner, self._reconnect_s)
+            elif key in ("ws_compression", "websocket_compression"):
+                settings["ws_compression"] = self._boolean(inner)
+            elif key in ("ws_no_masking", "websocket_no_masking"):
+                settings["ws_no_masking"] = self._boolean(inner)
             elif key == "disabled":
                 is_disabled = self._boolean(inner)
             elif key in not_offered.NO_EFFECT_IN_REMOTE:
@@ -240,12 +246,12 @@ class LeafNodesBlock:
             if not has_host:
                 # (the URL may have a password: it is not shown)
                 self._problem(item.at, "error parsing leafnode url", "write nats://host:7422")
-            elif parts.scheme in ("ws", "wss"):
-                self._problem(item.at, "hubs are not reached by WebSocket", "give the hub's port for leaf nodes, 7422")
             elif parts.scheme not in _SCHEMES:
                 self._problem(item.at, f'"{parts.scheme}" is no scheme of a leaf node url', "write nats:// or tls://")
             else:
                 found.append(url)
+        if len({url.lower().startswith(_WEBSOCKET) for url in found}) > 1:
+            self._problem(entry.at, "remote leafnode urls with and without WebSocket", "make two remotes of them")
         return tuple(found)
 
     def _credentials(self, entry: Entry) -> dict[str, object]:

@@ -94,8 +94,6 @@ RESTRICTS_IN_LEAFNODES = {
 # The same in each of its remotes.
 NO_EFFECT_IN_REMOTE = {
     "no_randomize": "addresses are tried in any order",
-    "ws_compression": "hubs are not reached by WebSocket",
-    "ws_no_masking": "hubs are not reached by WebSocket",
     "jetstream_cluster_migrate": "nothing is stored here",
     "compression": "leaf node connections are not compressed",
     "first_info_timeout": "it is 2 seconds",

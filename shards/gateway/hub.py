@@ -341,7 +341,7 @@ class HubSession(LeafConnection):
             self._names = names_of(tls.getpeercert() or {})
         return True
 
-    def on_opening_failed(self, why: str, *_: object) -> None:
+    def on_opening_failed(self, why: str, _is_upgrade: bool = False) -> None:
         """The handshake failed."""
         logger.error("%s - TLS leafnode handshake error: %s", self, why)
         self._why = CloseReason.TLS_HANDSHAKE_FAILURE.text

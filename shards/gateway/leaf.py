@@ -1,8 +1,8 @@
 """One leaf node connection of which this broker is the leaf: the handshake, pings, and what the hub says.
 
-The hub's first INFO was read by whoever dialled (`shards.gateway.remote`); this session answers it with CONNECT, and
-passes messages when the hub has sent the INFO that says that it has accepted. Messages and interest are the engine's
-(`broker.serverlink`).
+The hub's first INFO was read by whoever dialled (`shards.gateway.remote`), but for a hub that is reached by WebSocket;
+this session answers it with CONNECT, and passes messages when the hub has sent the INFO that says that it has accepted.
+Messages and interest are the engine's (`broker.serverlink`).
 """
 
 from __future__ import annotations
@@ -46,12 +46,15 @@ class LeafOwner(ConnectionOwner, Protocol):
     def cluster_name(self) -> Callable[[], str]:
         """The present name of this broker's cluster; "": there is none."""
 
-    def on_urls(self, urls: tuple[str, ...]) -> None:
-        """The hub named the addresses of its cluster."""
+    def on_urls(self, info: ServerInfo) -> None:
+        """The hub named the addresses of its cluster, or none."""
+
+    def objection_to(self, info: ServerInfo) -> str:
+        """Why a first INFO is none of a hub; "": it is one."""
 
 
 class LeafSession(LeafConnection):
-    """The connection to one hub; `info` is the hub's first INFO."""
+    """The connection to one hub; `info` is the hub's first INFO, None: it comes."""
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class LeafSession(LeafConnection):
         owner: LeafOwner,
         remote: LeafRemote,
         identity: Identity,
-        info: ServerInfo,
+        info: ServerInfo | None,
         *,
         address: str,
         login: tuple[str, str],
@@ -75,7 +78,8 @@ class LeafSession(LeafConnection):
         self._is_encrypted = is_encrypted
         self.remote = remote
         self.account = remote.account
-        self.info = info
+        self._is_greeted = info is not None
+        self.info = info if info is not None else words.ServerInfo()
         self.address = address
 
     def __str__(self) -> str:
@@ -83,8 +87,18 @@ class LeafSession(LeafConnection):
 
     # ---- handshake
 
+    def wait_for_info(self, timeout_s: float) -> None:
+        """The first INFO has to come within this time."""
+        self._timer = self._loop.call_later(timeout_s, self._miss_info, timeout_s)
+
+    def _miss_info(self, timeout_s: float) -> None:
+        self._end(f"no INFO within {timeout_s:g} s")
+        self._owner.flush()
+
     def start(self) -> None:
         """Answer the hub's first INFO."""
+        if self._timer is not None:
+            self._timer.cancel()
         info, remote = self.info, self.remote
         content: dict[str, Any] = {
             "version": self._identity.version,
@@ -149,9 +163,16 @@ class LeafSession(LeafConnection):
         except ValueError as error:
             self._end(str(error))
             return
-        if info.leafnode_urls:
-            self._owner.on_urls(info.leafnode_urls)
-        if not self.is_accepted:
+        if not self._is_greeted:
+            objection = self._owner.objection_to(info)
+            if objection:
+                self._end(objection)
+                return
+        self._owner.on_urls(info)
+        if not self._is_greeted:
+            self._is_greeted, self.info = True, info
+            self.start()
+        elif not self.is_accepted:
             if info.connect_info or not self.info.info_on_connect:
                 self._accepted(info)
         elif info.imports is not None or info.exports is not None:
@@ -181,7 +202,8 @@ class LeafSession(LeafConnection):
 
     def on_secured(self, _tls: object) -> bool:
         """The handshake is done, and the hub's certificate is good."""
-        self.start()
+        if self._is_greeted:
+            self.start()
         return True
 
     # ---- life

@@ -139,9 +139,9 @@ class LeafConnection:
 
     # ---- TLS
 
-    def on_opening_failed(self, why: str, *_: object) -> None:
-        """The handshake failed."""
-        self._why = f"TLS handshake error: {why}"
+    def on_opening_failed(self, why: str, is_upgrade: bool = False) -> None:
+        """The handshake failed, or the upgrade to WebSocket."""
+        self._why = f"{'WebSocket' if is_upgrade else 'TLS'} handshake error: {why}"
 
     def on_wire_error(self, text: str) -> None:
         """Encryption failed later."""

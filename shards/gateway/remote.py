@@ -1,7 +1,8 @@
 """One hub that this broker is a leaf node of: dials it, again and again, and keeps what it knows of its addresses.
 
 It reads the hub's first INFO, because that decides whether TLS follows, and shows that the port is a leaf node port;
-then `shards.gateway.leaf` has the connection. Every wait has an end.
+then `shards.gateway.leaf` has the connection. By WebSocket there is an upgrade first, and TLS before that, so the
+session reads that INFO itself. Every wait has an end.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from gnatswarm.broker.limits import LARGEST_MAX_PAYLOAD_BYTES
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.leaf import LeafSession
 from gnatswarm.shards.sockets.gate import Gate
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.broker.options import LeafRemote, Options
-    from gnatswarm.shards.gateway.words import Identity
+    from gnatswarm.shards.gateway.words import Identity, ServerInfo
+    from gnatswarm.shards.sockets.frames import Frames
+    from gnatswarm.shards.sockets.frozen_socket import FrozenFrames
     from gnatswarm.shards.sockets.reactor import Reactor
 
 logger = logging.getLogger("gnatswarm.gateway")
@@ -51,18 +55,23 @@ class Address(msgspec.Struct, frozen=True):
     port: int
     login: tuple[str, str] = ("", "")
     tls: bool = False
+    websocket: bool = False
+    path: str = ""  # by WebSocket: in front of /leafnode
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def address_of(url: str, default_port: int) -> Address:
-    """The address in a URL such as nats://user:password@host:7422. ValueError: it has none."""
+    """The address in a URL such as nats://user:password@host:7422 or wss://host/path. ValueError: it has none."""
     parts = urlsplit(url if "://" in url else f"nats://{url}")
     if not parts.hostname:
         raise ValueError(f"no host in {parts.scheme}://…")
     login = unquote(parts.username or ""), unquote(parts.password or "")
-    return Address(parts.hostname, parts.port or default_port, login, parts.scheme in ("tls", "wss"))
+    is_websocket = parts.scheme in ("ws", "wss")
+    path = parts.path.strip("/") if is_websocket else ""
+    port = parts.port or default_port
+    return Address(parts.hostname, port, login, parts.scheme in ("tls", "wss"), is_websocket, path)
 
 
 async def connected(loop: asyncio.AbstractEventLoop, address: Address, timeout_s: float) -> socket.socket:
@@ -187,16 +196,22 @@ class Remote:
     async def _connect(self, address: Address) -> None:
         """Connect, and return when that connection has ended."""
         sock = await connected(self._loop, address, CONNECT_S)
+        if address.websocket:
+            try:
+                gate = self._gate(address, is_wanted=False)
+            except BaseException:
+                sock.close()
+                raise
+            await self._pass_messages(sock, address, None, gate)
+            return
         try:
             raw = await asyncio.wait_for(read_line(self._loop, sock), FIRST_INFO_S)
             if not raw[:5].lower() == b"info ":
                 raise ValueError(f"it is no NATS server: it began with {raw[:40]!r}")
             info = words.read_info(raw[5:])
-            if not info.client_id or info.leafnode_urls is None:
-                raise ValueError("this is not a leaf node port: its INFO has no leafnode_urls")
-            if info.server_id == self._identity.server_id:
-                self._waits_long = True
-                raise ValueError("this broker itself listens there")
+            objection = self.objection_to(info)
+            if objection:
+                raise ValueError(objection)
             gate = self._gate(address, is_wanted=info.tls_required)
         except TimeoutError:
             sock.close()
@@ -204,8 +219,22 @@ class Remote:
         except BaseException:
             sock.close()
             raise
-        if info.leafnode_urls:
-            self.on_urls(info.leafnode_urls)
+        self.on_urls(info)
+        await self._pass_messages(sock, address, info, gate)
+
+    def objection_to(self, info: ServerInfo) -> str:
+        """Why this first INFO is none of a hub; "": it is one."""
+        if not info.client_id or (info.leafnode_urls is None and info.ws_connect_urls is None):
+            return "this is not a leaf node port: its INFO has no leafnode_urls"
+        if info.server_id == self._identity.server_id:
+            self._waits_long = True
+            return "this broker itself listens there"
+        return ""
+
+    async def _pass_messages(
+        self, sock: socket.socket, address: Address, info: ServerInfo | None, gate: Gate | None
+    ) -> None:
+        """Give the connection to a session, and return when it has ended. `info` None: the session reads it."""
         self._over = self._loop.create_future()
         session = self.session = LeafSession(
             self._loop,
@@ -216,10 +245,12 @@ class Remote:
             info,
             address=str(address),
             login=address.login if address.login[0] else self._configured[0].login,
-            is_encrypted=gate is not None,
+            is_encrypted=gate is not None and gate.context is not None,
             ping_interval_s=self._options.limits.ping_interval_s,
             ping_max=self._options.limits.ping_max,
         )
+        if info is None:
+            session.wait_for_info(FIRST_INFO_S + self.remote.tls.timeout_s)
         if gate is None:
             self._reactor.open(sock.detach(), session.link, session)
             session.start()
@@ -233,17 +264,33 @@ class Remote:
         await self._over
 
     def _gate(self, address: Address, *, is_wanted: bool) -> Gate | None:
-        """How to encrypt; None: not at all. ValueError for files that cannot be used."""
+        """What comes before the protocol: TLS, WebSocket; None: nothing. ValueError for files that cannot be used."""
         tls = self.remote.tls
+        frames = self._frames(address) if address.websocket else None
         if not (is_wanted or tls.is_on or address.tls):
-            return None
+            return Gate(timeout_s=tls.timeout_s, frames=frames) if frames is not None else None
         context = ssl.create_default_context(cafile=tls.ca_file or None)
         if tls.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if tls.cert_file:
             context.load_cert_chain(tls.cert_file, tls.key_file or None)
-        return Gate(context=context, timeout_s=tls.timeout_s, server_hostname=address.host)
+        return Gate(context=context, timeout_s=tls.timeout_s, server_hostname=address.host, frames=frames)
+
+    def _frames(self, address: Address) -> Callable[[FrozenFrames | None], Frames]:
+        """Makes the WebSocket state of a connection to this address."""
+        # Imported here: few hubs are reached so.
+        from gnatswarm.shards.sockets.dialled_frames import DialledFrames
+        from gnatswarm.shards.sockets.frames import FRAME_ROOM_BYTES
+
+        scheme = "wss" if address.tls or self.remote.tls.is_on else "ws"
+        path = f"{address.path}/leafnode" if address.path else "leafnode"
+        return lambda _: DialledFrames(
+            f"{scheme}://{address}/{path}",
+            most_bytes=LARGEST_MAX_PAYLOAD_BYTES + FRAME_ROOM_BYTES,
+            is_compressed=self.remote.ws_compression,
+            masks=not self.remote.ws_no_masking,
+        )
 
     # ---- from the session
 
@@ -271,8 +318,12 @@ class Remote:
         if self._over is not None and not self._over.done():
             self._over.set_result(None)
 
-    def on_urls(self, urls: tuple[str, ...]) -> None:
-        """The hub named the addresses of its cluster."""
+    def on_urls(self, info: ServerInfo) -> None:
+        """The hub named the addresses of its cluster, or none."""
+        first = self._configured[0]
+        urls = info.ws_connect_urls if first.websocket else info.leafnode_urls
+        if not urls:
+            return
         known = {(one.host, one.port) for one in self._configured}
         found = []
         for url in urls[:MOST_URLS]:
@@ -281,5 +332,7 @@ class Remote:
             except ValueError:
                 continue
             if (address.host, address.port) not in known:
-                found.append(msgspec.structs.replace(address, login=self._configured[0].login))
+                same = {"login": first.login, "websocket": first.websocket, "path": first.path}
+                tls = address.tls or (first.websocket and first.tls)
+                found.append(msgspec.structs.replace(address, tls=tls, **same))
         self._discovered = found

@@ -18,7 +18,7 @@ from websockets.datastructures import MultipleValuesError
 from websockets.extensions.permessage_deflate import PerMessageDeflate, ServerPerMessageDeflateFactory
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request
-from websockets.protocol import CONNECTING, OPEN
+from websockets.protocol import CONNECTING, OPEN, Protocol
 from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
@@ -47,8 +47,8 @@ _BAD_REQUEST = (
 )
 
 # The library logs nothing: the socket's owner logs errors.
-_silent = logging.getLogger("gnatswarm.websocket")
-_silent.setLevel(logging.CRITICAL)
+silent = logging.getLogger("gnatswarm.websocket")
+silent.setLevel(logging.CRITICAL)
 
 _POLICY = frozenset(
     {
@@ -149,11 +149,11 @@ class Frames:
     def __init__(self, rules: Rules, frozen: FrozenFrames | None = None) -> None:
         """`frozen`: of a connection whose upgrade was done elsewhere. RecordRefused: it contradicts itself."""
         self._rules = rules
-        self._protocol = ServerProtocol(
+        self._protocol: Protocol = ServerProtocol(
             extensions=rules.extensions or None,
             state=CONNECTING if frozen is None else OPEN,
             max_size=(None, rules.most_bytes),
-            logger=_silent,
+            logger=silent,
         )
         self._reader = self._protocol.reader = Reader()
         self._protocol.parser = self._protocol.parse()
@@ -192,8 +192,9 @@ class Frames:
         protocol.receive_data(bytes(data))
         events = protocol.events_received()
         if not self.is_open:
-            self._open(events)
-            return []
+            events = self._open(events)
+            if not self.is_open:
+                return []
         payloads: list[BytesLike] = []
         for event in events:
             assert isinstance(event, Frame)
@@ -227,21 +228,22 @@ class Frames:
         self._protocol.send_close(code, why.text)
         return self.take_answer()
 
-    def _open(self, events: list[Event]) -> None:
-        """Handle the HTTP request: complete, incomplete or invalid."""
+    def _open(self, events: list[Event]) -> list[Event]:
+        """Handle the HTTP request: complete, incomplete or invalid. Returns events that came behind it."""
         protocol = self._protocol
+        assert isinstance(protocol, ServerProtocol)
         if not events:
             if protocol.handshake_exc is not None:
                 self._refuse(str(protocol.handshake_exc.__cause__ or protocol.handshake_exc))
                 if not any(protocol.writes):
                     protocol.writes.insert(0, _BAD_REQUEST)
-            return
+            return []
         request = events[0]
         assert isinstance(request, Request)
         complaint = self._rules.complaint(request)
         if len(events) > 1 or protocol.reader.buffer or protocol.parser_exc is not None:
             self._refuse("client sent data before handshake is complete")
-            return
+            return []
         if "Host" not in request.headers:
             response = protocol.reject(HTTPStatus.BAD_REQUEST, "Bad Request\n")
             self._refuse("'Host' missing in request")
@@ -256,6 +258,7 @@ class Frames:
                 self._refuse(str(protocol.handshake_exc))
                 response.headers["Sec-WebSocket-Version"] = "13"
         protocol.send_response(response)
+        return []
 
     def _refuse(self, why: str) -> None:
         self.is_over = True

@@ -46,6 +46,7 @@ cdef class LayeredSocket(Socket):
     cdef int unframe(self, object data) except -1
     cdef int feed(self, object payload) except -1
     cdef int become_open(self) except -1
+    cdef int ask_for_upgrade(self) except -1
     cdef int become_plain(self) except -1
     cdef int fail(self, str why, object error) except -1
     cdef bint may_take(self) noexcept

@@ -305,7 +305,7 @@ cdef class LayeredSocket(Socket):
             return 0   # refused: no byte of the peer's protocol is sent
         if self.frames is not None:
             self.stage = UPGRADES
-            return 0
+            return self.ask_for_upgrade()
         return self.become_open()
 
     cdef int decrypt(self) except -1:
@@ -456,6 +456,13 @@ cdef class LayeredSocket(Socket):
         self.flush()
         return 0
 
+    cdef int ask_for_upgrade(self) except -1:
+        """Of who has dialled; who was dialled has nothing to say yet."""
+        cdef bytes request = self.frames.take_answer()
+        if request:
+            self.queue(request)
+        return 0
+
     cdef int become_plain(self) except -1:
         self.stage = PLAIN
         self.is_opening = False
@@ -465,9 +472,12 @@ cdef class LayeredSocket(Socket):
         return 0
 
     def connect(self):
-        """We have dialled: begin the handshake."""
-        self.begin_tls()
-        self.shake()
+        """We have dialled: begin the handshake, or ask for the upgrade."""
+        if self.stage == UPGRADES:
+            self.ask_for_upgrade()
+        else:
+            self.begin_tls()
+            self.shake()
 
     def speak_first(self):
         """The client has not begun a handshake: send INFO in plain."""

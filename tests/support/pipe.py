@@ -10,6 +10,7 @@ import contextlib
 from typing import Self
 
 READ_BYTES = 65_536
+KEPT_BYTES = 4096
 
 
 class Pipe:
@@ -23,6 +24,7 @@ class Pipe:
         self._writers: set[asyncio.StreamWriter] = set()
         self.port = 0
         self.connections = 0  # so far
+        self.asked, self.answered = bytearray(), bytearray()  # the first bytes of both ends, of all connections
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
@@ -55,15 +57,16 @@ class Pipe:
         with contextlib.suppress(OSError):
             there_reader, there = await asyncio.open_connection("127.0.0.1", self._target)
             self._writers.add(there)
-            for source, sink in ((reader, there), (there_reader, writer)):
-                task = asyncio.create_task(self._carry(source, sink))
+            for source, sink, kept in ((reader, there, self.asked), (there_reader, writer, self.answered)):
+                task = asyncio.create_task(self._carry(source, sink, kept))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, kept: bytearray) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(READ_BYTES):
                 await self._flowing.wait()
+                kept += data[: max(0, KEPT_BYTES - len(kept))]
                 sink.write(data)
                 await sink.drain()
         await self._flowing.wait()  # (the end of a connection is not heard of either)
