@@ -14,7 +14,6 @@ from gnatswarm.broker.bounds import (
     NO_MAX_CONNECTIONS,
     SHORTEST_LAME_DUCK_DURATION_S,
 )
-from gnatswarm.broker.options import Options
 from gnatswarm.broker.version import SERVER_VERSIONS
 
 # Each text matches in one way only: with `\d+\.?\d*` 40,000 digits without a unit took a minute.
@@ -23,6 +22,7 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([a-zµμ]*)")
 _UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 MOST_SHARDS = 62  # as of cores.MAX_SHARDS
+FENCE_TIMEOUT_S = 0.25  # as in Options
 LONGEST_FENCE_S = 5.0  # client libraries give up on a PONG after 10 s and more
 LONGEST_DURATION_S = 10 * 365 * 86_400.0  # ten years: a longer one has the wrong unit
 
@@ -293,7 +293,7 @@ def fence(value: object) -> str:
 
 def fence_timeout_s(value: object) -> float:
     """How long a PONG waits for other members, at most LONGEST_FENCE_S; 0: the default."""
-    seconds = interval_s(value, Options().fence_timeout_s)
+    seconds = interval_s(value) or FENCE_TIMEOUT_S
     if seconds > LONGEST_FENCE_S:
         raise Mistake(f"clients would wait for {seconds:g} s", f'write "{LONGEST_FENCE_S:g}s" or less')
     return seconds

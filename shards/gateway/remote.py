@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from gnatswarm.broker.limits import LARGEST_MAX_PAYLOAD_BYTES
+from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.leaf import LeafSession
 from gnatswarm.shards.sockets.gate import Gate

@@ -78,6 +78,7 @@ def test_pongs_may_wait_for_the_cluster(built: Build) -> None:
     assert (built("").fence, built("").fence_timeout_s) == ("broker", 0.25)
     options = built("fence: cluster\nfence_timeout: 1s\ncluster { port: 6222 }")
     assert (options.fence, options.fence_timeout_s, options.notices) == ("cluster", 1.0, ())
+    assert built("fence_timeout: 0").fence_timeout_s == Options().fence_timeout_s
     assert "without a cluster" in built("fence: cluster").notices[0]
 
 
