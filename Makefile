@@ -188,8 +188,8 @@ build/.built: $(VENV)/.installed $(COMPILED_SOURCES) build/.flags
 
 # Files that change only when a setting changes.
 $(VENV)/.extras: FORCE | $(VENV)/.created
-	@echo '$(EXTRAS)' | cmp -s - $@ || echo '$(EXTRAS)' > $@
+	@[ -f $@ ] && [ "$$(cat $@)" = '$(EXTRAS)' ] || echo '$(EXTRAS)' > $@
 
 build/.flags: FORCE
 	@mkdir -p build
-	@echo '$(GNATSWARM_NATIVE)' | cmp -s - $@ || echo '$(GNATSWARM_NATIVE)' > $@
+	@[ -f $@ ] && [ "$$(cat $@)" = '$(GNATSWARM_NATIVE)' ] || echo '$(GNATSWARM_NATIVE)' > $@

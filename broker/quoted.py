@@ -1,6 +1,7 @@
-"""Text in double quotes, as by Go's %q: makes what a client sent safe to show.
+"""Text in double quotes, as by Go's %q, or without them: makes what a client sent safe to show.
 
-Printable characters stay; quotes, backslashes, control characters and invalid UTF-8 are escaped.
+Printable characters stay. Control characters, those that turn the direction of text, and invalid UTF-8 are escaped;
+between quotes so are quotes and backslashes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,13 @@ def quoted(data: bytes | str) -> str:
     if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
         return f'"{text}"'
     return '"' + "".join(_escaped(character) for character in text) + '"'
+
+
+def visible(text: str) -> str:
+    """`text` without quotes: for lines of which only a part comes from a client."""
+    if text.isprintable():
+        return text
+    return "".join(one if one in '"\\' else _escaped(one) for one in text)
 
 
 def _escaped(character: str) -> str:

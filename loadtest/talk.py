@@ -27,6 +27,7 @@ from gnatswarm.loadtest.errors import AuthenticationError, Disconnected, NatsErr
 from gnatswarm.loadtest.handshake import tls_context
 from gnatswarm.loadtest.message import Message
 from gnatswarm.loadtest.natswire import Client, Settings
+from gnatswarm.loadtest.subscription import Subscription
 from gnatswarm.loadtest.wireparser import ProtocolViolation
 
 DEFAULT_PORT = 4222
@@ -182,7 +183,18 @@ def _complain(command: str, why: str, code: int) -> int:
     return code
 
 
+def _check_subjects(command: str, options: argparse.Namespace) -> None:
+    """Say what is wrong with a subject before anything is sent; ValueError."""
+    for subject in getattr(options, "subjects", None) or [getattr(options, "subject", "x")]:
+        tokens = subject.split(".")
+        if "" in tokens or any(blank in subject for blank in " \t\r\n\0") or ">" in tokens[:-1]:
+            raise ValueError(f"not a subject: {subject!r}")
+        if command in ("pub", "req") and ("*" in tokens or ">" in tokens):
+            raise ValueError(f"not a subject: {subject!r}: a message has one subject, wildcards are for subscribers")
+
+
 def _run(command: str, options: argparse.Namespace) -> int:
+    _check_subjects(command, options)
     for name in ("timeout", "wait"):
         if not 0 <= getattr(options, name, 0) <= 86_400 * 365:
             raise ValueError(f"--{name}: a number of seconds from 0 to a year is wanted")
@@ -305,7 +317,7 @@ def _publish(talk: _Conversation, options: argparse.Namespace) -> int:
         _print_json({"published": sent, "bytes": size, "seconds": round(took_s, 6)})
     elif not options.quiet:
         speed = f", {sent / took_s:,.0f} per second" if sent > 1 else ""
-        print(f"published {_messages(sent)}, {size:,} bytes{speed}")
+        print(f"published {_messages(sent)}, {_bytes(size)}{speed}")
     return 0
 
 
@@ -328,9 +340,12 @@ def _subscribe(talk: _Conversation, options: argparse.Namespace) -> int:
 
 def _events(talk: _Conversation, options: argparse.Namespace) -> int:
     try:
-        talk.client.request("$SYS.REQ.SERVER.PING", timeout_s=5)
-    except (NoResponders, RequestTimeout):
-        raise _Failed("this user is not in the system account, so it gets no events (--user, --password)") from None
+        with _asked(talk, "$SYS.REQ.SERVER.PING") as subscription:
+            is_answered = subscription.next(5).status != 503
+    except (_Failed, RequestTimeout):
+        is_answered = False
+    if not is_answered:
+        raise _Failed("this user is not in the system account, so it gets no events (--user, --password)")
     account = options.account
     subjects = EVENTS if account == "*" else (f"$SYS.ACCOUNT.{account}.>",)
     options.count = options.raw = False
@@ -396,7 +411,7 @@ def _print_counts(options: argparse.Namespace, title: str, messages: int, size: 
     if options.json:
         _print_json({"messages": messages, "bytes": size, "seconds": round(took_s, 6), "is_total": bool(title)})
     else:
-        print(f"{title}{_messages(messages)}, {size:,} bytes; {messages / took_s:,.0f} per second", flush=True)
+        print(f"{title}{_messages(messages)}, {_bytes(size)}; {messages / took_s:,.0f} per second", flush=True)
 
 
 def _request(talk: _Conversation, options: argparse.Namespace) -> int:
@@ -411,9 +426,6 @@ def _request(talk: _Conversation, options: argparse.Namespace) -> int:
                 raise
             talk.done.wait(ASK_AGAIN_S)
             talk.check()
-        except RequestTimeout:
-            talk.check()  # a request that is forbidden is not answered: say that instead
-            raise
     talk.check()
     for number, message in enumerate(responses, 1):
         _print_message(message, number, options, _response_shown)
@@ -427,25 +439,35 @@ def _responses(
     talk: _Conversation, options: argparse.Namespace, payload: bytes, headers: Mapping[str, str] | None
 ) -> list[Message]:
     """NoResponders, RequestTimeout: there is none at all."""
-    if options.number == 1:
-        return [talk.client.request(options.subject, payload, options.timeout, headers)]
-    inbox = f"_INBOX.{os.urandom(11).hex()}"
-    subscription = talk.client.subscribe(inbox)
-    talk.client.publish(options.subject, payload, inbox, headers)
     found: list[Message] = []
     until = time.monotonic() + options.timeout
+    with _asked(talk, options.subject, payload, headers) as subscription:
+        try:
+            while len(found) < options.number:
+                message = subscription.next(max(0.0, until - time.monotonic()))
+                if message.status == 503 and not message.payload:
+                    raise NoResponders(f"nobody subscribes to {options.subject}")
+                found.append(message)
+        except RequestTimeout:
+            if not found:
+                raise RequestTimeout(f"no answer from {options.subject} within {options.timeout:g} s") from None
+    return found
+
+
+@contextlib.contextmanager
+def _asked(
+    talk: _Conversation, subject: str, payload: bytes = b"", headers: Mapping[str, str] | None = None
+) -> Iterator[Subscription]:
+    """Send a request; its responses come to this subscription. One that is forbidden fails at once."""
+    inbox = f"_INBOX.{os.urandom(11).hex()}"
+    subscription = talk.client.subscribe(inbox)
     try:
-        while len(found) < options.number:
-            message = subscription.next(max(0.0, until - time.monotonic()))
-            if message.status == 503 and not message.payload:
-                raise NoResponders(f"nobody subscribes to {options.subject}")
-            found.append(message)
-    except RequestTimeout:
-        if not found:
-            raise
+        talk.client.publish(subject, payload, inbox, headers)
+        talk.client.flush()  # the server's refusal comes before its PONG
+        talk.check()
+        yield subscription
     finally:
         subscription.unsubscribe()
-    return found
 
 
 def _respond(talk: _Conversation, options: argparse.Namespace) -> int:
@@ -465,7 +487,7 @@ def _respond(talk: _Conversation, options: argparse.Namespace) -> int:
             if options.json:
                 _print_json(_document(message, answered))
             elif not options.quiet:
-                print(f"#{answered} {_safe(message.subject)}  {len(message.payload):,} bytes", flush=True)
+                print(f"#{answered} {_safe(message.subject)}  {_bytes(len(message.payload))}", flush=True)
         except (OSError, _Failed, NatsError) as error:
             talk.fail(error)
         if answered == options.number:
@@ -518,6 +540,10 @@ def _messages(number: int) -> str:
     return f"{number:,} message{'' if number == 1 else 's'}"
 
 
+def _bytes(number: int) -> str:
+    return f"{number:,} byte{'' if number == 1 else 's'}"
+
+
 def _note(command: str, text: str) -> None:
     print(f"gnatswarm {command}: {text}", file=sys.stderr)
 
@@ -567,7 +593,7 @@ def _body(message: Message) -> list[str]:
 
 def _shown(message: Message, number: int) -> str:
     reply = f"  reply {_safe(message.reply)}" if message.reply else ""
-    first = f"#{number} {_safe(message.subject)}{reply}  {len(message.payload):,} bytes"
+    first = f"#{number} {_safe(message.subject)}{reply}  {_bytes(len(message.payload))}"
     return "\n".join((first, *_body(message)))
 
 

@@ -41,7 +41,7 @@ LEAST_OPEN_FILES = 512
 JAVA_DEADLINE_S = 20.0
 # Each extra: what it is for, and modules that it installs.
 _EXTRAS = {
-    "spark": ("`report`, `ingest`, `compact` and `place`", ("pyspark", "matplotlib")),
+    "spark": ("`report`, `ingest`, `compact`, `place` and `suggest-permissions`", ("pyspark", "matplotlib")),
     "top": ("`top`", ("rich",)),
     "loadtest": ("locust users, and the plots of `bench --compare`", ("locust", "matplotlib")),
 }
@@ -303,10 +303,9 @@ def _congestion(_options: Options) -> Finding:
 
 
 def _java(_options: Options) -> Finding:
-    """For `report` and `ingest`. Runs in a separate process, because the broker imports nothing of Spark."""
+    """For the extra `spark`. Runs in a separate process, because the broker imports nothing of Spark."""
     if importlib.util.find_spec("pyspark") is None:
-        advice = "pip install 'gnatswarm[spark]', if you want `report` and `ingest`"
-        return Finding("spark", WARN, "not installed; a broker does not need it", advice)
+        return Finding("spark", OK, "not installed")  # `extras` says how, and what for
     code = "import os; from gnatswarm.spark.session import find_java; print(find_java(os.environ)[1])"
     try:
         done = subprocess.run(

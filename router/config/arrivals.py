@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from gnatswarm.broker.quoted import visible
+
 
 class Listener(msgspec.Struct, frozen=True):
     """One subscription of a running broker that the message matches."""
@@ -47,11 +49,15 @@ def is_heard(found: Journey) -> bool:
 
 
 def shown(found: Journey) -> str:
-    """The journey for people, a line for each rule, account and listener."""
+    """The journey for people, a line for each rule, account and listener; names cannot drive the terminal."""
+    return "\n".join(visible(line) for line in _lines(found))
+
+
+def _lines(found: Journey) -> list[str]:
     lines = [f"{found.subject}, published {f'by {found.user} ' if found.user else ''}in account {found.account}"]
     lines += [f"  {rule}" for rule in found.rules]
     if found.stopped:
-        return "\n".join([*lines, f"  STOPPED: {found.stopped}"])
+        return [*lines, f"  STOPPED: {found.stopped}"]
     for arrival in found.arrivals:
         lines.append(f"  in {arrival.account} on {arrival.subject}" + (f" ({arrival.how})" if arrival.how else ""))
         if found.is_live:
@@ -63,7 +69,7 @@ def shown(found: Journey) -> str:
             has_users = " (this account has no users)" if found.user else ""
             lines.append(f"    may be heard by all clients of this account{has_users}")
         lines += [f"    not by {rule}" for rule in arrival.may_not[:20]]
-    return "\n".join(lines)
+    return lines
 
 
 def as_json(found: Journey) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gnatswarm.broker import options as opt
+from gnatswarm.broker.quoted import quoted
 from gnatswarm.broker.rules import local_service_pattern
 from gnatswarm.broker.subject import is_literal, is_valid_publish, matches
 from gnatswarm.broker.transform import Transform
@@ -28,8 +29,9 @@ class Unknown(ValueError):
 def journey(options: opt.Options, subject: str, user: str = "") -> Journey:
     """The way of a message that `user` publishes to `subject`. Unknown; ValueError if it cannot be published to."""
     raw = _raw(subject)
-    if not is_valid_publish(raw) or not is_literal(raw):
-        raise ValueError(f'"{subject}" is no subject that can be published to (one subject, without wildcards)')
+    if not is_valid_publish(raw) or not is_literal(raw) or any(blank in raw for blank in b" \t\r\n\0"):
+        what = "one subject, without blanks and wildcards"
+        raise ValueError(f"{quoted(subject)} is no subject that can be published to ({what})")
     who, account, permissions = _publisher(options, user)
     found = Journey(subject, who, account)
     rule, is_allowed = _publish_rule(permissions, raw)

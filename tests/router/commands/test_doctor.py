@@ -167,7 +167,10 @@ def test_extras_that_are_missing_are_named_with_what_they_are_for(monkeypatch: p
     assert "top, for `top`" in found.found and "loadtest, for locust users" in found.found
     assert "spark" not in found.found
     assert found.advice == "pip install 'gnatswarm[top,loadtest]'"
-    there |= {"rich", "locust"}
+    there.clear()
+    assert "`place` and `suggest-permissions`" in doctor._extras().found
+    assert doctor._java(Options()) == Finding("spark", OK, "not installed")  # said once, with what it is for
+    there |= {"pyspark", "matplotlib", "rich", "locust"}
     assert doctor._extras() == Finding("extras", OK, "all there: spark, top, loadtest")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gnatswarm.broker.options import Options
 from gnatswarm.router import cli
-from gnatswarm.router.config.arrivals import is_heard, shown
+from gnatswarm.router.config.arrivals import Arrival, Journey, Listener, is_heard, shown
 from gnatswarm.router.config.journey import Unknown, journey
 from gnatswarm.router.config.keywords import options_from
 
@@ -78,9 +78,19 @@ def test_who_publishes_must_be_clear(options: Options) -> None:
         journey(options, "x")
     with pytest.raises(Unknown, match='no user "eve"'):
         journey(options, "x", "eve")
-    for subject in ("a.*", "a..b", ">"):
+    for subject in ("a.*", "a..b", ">", "a b", "a\tb", ""):
         with pytest.raises(ValueError, match="no subject that can be published to"):
             journey(options, subject, "ann")
+
+
+def test_a_name_cannot_drive_the_terminal() -> None:
+    one = Listener(7, "ann\u202e", 0, "a.\x1b[2J.>", "\u2067q")
+    found = Journey("a.\x1b[2J", "", "$G", arrivals=(Arrival("$G", "a.\x1b[2J", "", listeners=(one,)),), is_live=True)
+    text = shown(found)
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert 'cid 7 ann\\u202e on shard 0: "a.\\x1b[2J.>", one of 1 in the queue group \\u2067q' in text
+    with pytest.raises(ValueError, match=r"^\"a\.\\u202e\*\\x1b\.\*\" is no subject"):
+        journey(Options(), "a.\u202e*\x1b.*")
 
 
 def test_where_nobody_logs_in_everybody_may_hear_it() -> None:
