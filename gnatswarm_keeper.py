@@ -519,7 +519,7 @@ class _Keeper:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
 
     def _end(self) -> None:
-        """Leave no process and no link directory."""
+        """Leave no process, no link directory, and no file that names this process."""
         for child in self._children.values():
             if child.status is None:
                 _kill(child.pid)
@@ -529,7 +529,7 @@ class _Keeper:
         from gnatswarm.shards.boundary import linkdir
 
         for path in self._link_dirs:
-            linkdir.remove(path)
+            linkdir.remove_left(path, self._pid)
 
     # ---- shards
 

@@ -52,8 +52,8 @@ class KeeperLink:
         """The keeper is dead: so is the broker."""
         give_up_at = time.monotonic() + REMOVAL_S
         for path in self._link_dirs:
-            linkdir.remove(path)
-            while os.path.exists(path) and time.monotonic() < give_up_at:
+            linkdir.remove_left(path, self.pid)
+            while os.path.isdir(path) and time.monotonic() < give_up_at:
                 time.sleep(REMOVAL_RETRY_S)
                 linkdir.remove(path)
         os._exit(1)
@@ -97,9 +97,10 @@ class KeeperLink:
         self._send(keeping.Release(name))
 
     def watch(self, path: str) -> None:
-        """Have this link directory removed however the broker ends."""
-        self._link_dirs.append(path)
-        self._send(keeping.Watch(path))
+        """Have this link directory, pid file or ports file removed however the broker ends."""
+        if path not in self._link_dirs:  # a reload may name the same file again
+            self._link_dirs.append(path)
+            self._send(keeping.Watch(path))
 
     def notify(self, address: str, text: str) -> None:
         """Send this to the service manager, which listens to the main process."""

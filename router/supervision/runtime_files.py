@@ -31,7 +31,7 @@ _PARTS = ("base", "directory", "owner")
 
 
 class RuntimeFiles:
-    """The constructor makes the directories, each announced before it exists, or raises LinkDirectoryError.
+    """The constructor makes the directories, or raises LinkDirectoryError. Each path is announced before it exists.
 
     `pid` is the broker's. `left`: paths of directories that another router has made, and descriptors by name.
     """
@@ -48,6 +48,7 @@ class RuntimeFiles:
     ) -> None:
         self._options = options
         self._pid = pid
+        self._announce = announce
         self._pid_file: TemporaryFile | None = None
         self._ports_file: TemporaryFile | None = None
         owner = linkdir.Owner(pid, port, server_name)
@@ -148,6 +149,7 @@ class RuntimeFiles:
         if path:
             from gnatswarm.router.supervision.portsfile import write_pid_file
 
+            self._announce(os.path.abspath(path))
             self._pid_file = write_pid_file(path, self._pid)
 
     def write_ports_file(
@@ -156,7 +158,7 @@ class RuntimeFiles:
         """Write the ports file; directory "": none. OSError when it cannot be written."""
         if directory:
             from gnatswarm.router.listening import monitor_socket
-            from gnatswarm.router.supervision.portsfile import Listening, write_ports_file
+            from gnatswarm.router.supervision.portsfile import Listening, ports_file_path, write_ports_file
 
             pages = (
                 None
@@ -166,6 +168,7 @@ class RuntimeFiles:
                 )
             )
             clients, websocket = listener_groups.clients, listener_groups.websocket
+            self._announce(os.path.abspath(ports_file_path(directory, program, self._pid)))
             self._ports_file = write_ports_file(
                 directory,
                 program,

@@ -69,7 +69,7 @@ class Release(Packet, frozen=True):
 
 
 class Watch(Packet, frozen=True):
-    """Remove this link directory when the broker has ended and it is still there."""
+    """Remove this link directory, pid file or ports file when the broker has ended and it is still there."""
 
     path: str
 

@@ -286,6 +286,22 @@ def remove(path: str) -> None:
         return
 
 
+def remove_left(path: str, pid: int) -> None:
+    """Remove what this broker has left: a link directory, or a file that names its pid (pid file, ports file).
+
+    A file that another broker has replaced stays.
+    """
+    if os.path.isdir(path):
+        remove(path)
+        return
+    with contextlib.suppress(OSError, ValueError):
+        if not path.endswith(f"_{pid}.ports"):
+            with open(path) as stream:
+                if stream.read(64) != str(pid):
+                    return
+        os.unlink(path)
+
+
 def remove_stale(base: str) -> list[str]:
     """Remove the directories of dead routers; returns their paths."""
     removed = []

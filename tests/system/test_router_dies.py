@@ -142,6 +142,42 @@ async def test_counters_never_fall(start_broker, cluster_of, subject):
     assert await asyncio.to_thread(counted) == 200
 
 
+@pytest.mark.kinds("gnatswarm-2")
+async def test_a_broker_that_is_stopped_while_its_router_is_gone_leaves_no_file(start_broker, tmp_path):
+    """Also if the main process is killed, and the router is what is left to clean up."""
+    for stop, code in ((signal.SIGTERM, 1), (signal.SIGKILL, -signal.SIGKILL)):
+        broker = start_broker(args=["-P", str(tmp_path / "broker.pid"), "--ports_file_dir", str(tmp_path)])
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["broker.pid", f"gnatswarm_{broker.pid}.ports"]
+        router = (await asyncio.to_thread(swarm.status, broker))["router_pid"]
+        if stop == signal.SIGTERM:
+            os.kill(router, signal.SIGSTOP)  # it cannot stop the broker
+        os.kill(broker.pid, stop)
+        if stop == signal.SIGTERM:
+            await until(lambda pid=broker.pid: not _has_pending_signals(pid))
+            swarm.signal_shard(broker, router)
+        assert await asyncio.to_thread(broker.process.wait, DEADLINE_S) == code
+        await until(lambda: not list(tmp_path.iterdir()))
+
+
+async def test_a_pid_file_of_another_broker_stays(start_broker, tmp_path):
+    path = tmp_path / "broker.pid"
+    broker = start_broker(args=["-P", str(path)])
+    path.write_text("1")
+    router = (await asyncio.to_thread(swarm.status, broker))["router_pid"]
+    os.kill(router, signal.SIGSTOP)
+    os.kill(broker.pid, signal.SIGTERM)
+    await until(lambda: not _has_pending_signals(broker.pid))
+    swarm.signal_shard(broker, router)
+    assert await asyncio.to_thread(broker.process.wait, DEADLINE_S) == 1
+    assert path.read_text() == "1"
+
+
+def _has_pending_signals(pid: int) -> bool:
+    with open(f"/proc/{pid}/status") as stream:
+        pending = re.findall(r"^(?:SigPnd|ShdPnd):\s*([0-9a-f]+)", stream.read(), re.MULTILINE)
+    return any(int(mask, 16) for mask in pending)
+
+
 async def test_the_gateway_stays_too(start_broker):
     broker = start_broker(config='leafnodes { remotes: [ { url: "nats-leaf://127.0.0.1:1" } ] }\n')
     # It serves: one that does not yet ends with the router. The broker was ready without it.
