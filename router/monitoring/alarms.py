@@ -3,18 +3,22 @@
 Every five seconds, and when somebody asks, the conditions of `alarm_rules` are looked at, as Prometheus would with the
 alerts of deploy/. A look asks no shard; what only shards know (the messages that nobody got, the hubs) is asked for at
 leisure, so a shard that hangs delays nothing. Memory is bounded by the longest window of a condition, 15 minutes: 180
-samples of some ten numbers for each shard. It runs while pages are served. With another router it begins anew: what
-is wrong then is wrong since then.
+samples of some ten numbers for each shard, and the same encoded in a memfd that the keeper holds, so another router goes
+on with it. It runs while pages are served.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import struct
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
+
+import msgspec
 
 from gnatswarm.broker.goformat import age_text, time_text
 from gnatswarm.router.monitoring import metrics
@@ -52,10 +56,67 @@ class Alarm(NamedTuple):
         return now_s - self.since_s >= self.rule.for_s
 
 
-class Alarms:
-    """The alarms of one broker. `ask` asks the shards for those metrics that only they know; BadQuery: no answer."""
+class _KeptAlarm(msgspec.Struct, frozen=True, array_like=True):
+    """An alarm; its rule by name, because another version may have other rules."""
 
-    def __init__(self, gather: Callable[[], Facts], ask: Callable[[Facts], Awaitable[Values]]) -> None:
+    rule: str
+    shard: str
+    since_s: float
+    since_us: int
+    value: float
+    detail: str
+    until_us: int
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """What another router goes on with. Times in seconds are of the monotonic clock, which all processes share."""
+
+    began_us: int
+    asked: dict[str, dict[str, float]]
+    present: list[_KeptAlarm]
+    past: list[_KeptAlarm]
+    samples: list[msgspec.Raw]  # encoded when they were taken: most of them stay as they are from look to look
+
+
+_samples = msgspec.msgpack.Decoder(tuple[float, dict[str, dict[str, float]]])
+
+
+class _Memory:
+    """A file in memory that has the last text written, or the one before: a router may be killed at any moment.
+
+    Two places take turns, and the head, which says where the last text is, is written last.
+    """
+
+    _HEAD = struct.Struct("qq")  # place, length
+    _PLACES = (_HEAD.size, 1 << 30)  # what lies between takes no memory
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def read(self) -> bytes:
+        """The last text; b"": none."""
+        head = os.pread(self._fd, self._HEAD.size, 0)
+        if len(head) < self._HEAD.size:
+            return b""
+        place, length = self._HEAD.unpack(head)
+        return os.pread(self._fd, length, place) if place in self._PLACES and length >= 0 else b""
+
+    def write(self, text: bytes) -> None:
+        """Replace the text. OSError: the last one stays."""
+        last = os.pread(self._fd, self._HEAD.size, 0)
+        is_second = len(last) < self._HEAD.size or self._HEAD.unpack(last)[0] != self._PLACES[1]
+        place = self._PLACES[is_second]
+        if os.pwrite(self._fd, text, place) == len(text):
+            os.pwrite(self._fd, self._HEAD.pack(place, len(text)), 0)
+
+
+class Alarms:
+    """The alarms of one broker. `ask` asks the shards for those metrics that only they know; BadQuery: no answer.
+
+    `fd`: the file in memory that another router may have left, and the next one gets; -1: none.
+    """
+
+    def __init__(self, gather: Callable[[], Facts], ask: Callable[[Facts], Awaitable[Values]], *, fd: int = -1) -> None:
         self._gather = gather
         self._ask_shards = ask
         self._samples: deque[Sample] = deque()
@@ -67,6 +128,11 @@ class Alarms:
         self._asked: Values = {}  # the last answer
         self._asking: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._encoded: dict[float, msgspec.Raw] = {}  # the samples, by their times
+        self._kept_s = 0.0
+        self._memory = _Memory(fd) if fd >= 0 else None
+        if self._memory is not None:
+            self._take_over(self._memory.read())
 
     def start(self) -> None:
         """Look now, and every five seconds from now on."""
@@ -126,7 +192,35 @@ class Alarms:
         for key, alarm in self._present.items():
             if key not in holding and alarm.is_firing(now_s):
                 self._past.appendleft(alarm._replace(until_us=now_us))
+        is_news = self._present.keys() != holding.keys()
         self._present = holding
+        if self._memory is not None and (is_news or now_s - self._kept_s >= INTERVAL_S):
+            self._kept_s = now_s
+            self._keep(self._memory)
+
+    def _keep(self, memory: _Memory) -> None:
+        """Write what another router needs."""
+        encoded = self._encoded
+        self._encoded = {
+            sample[0]: encoded.get(sample[0]) or msgspec.Raw(msgspec.msgpack.encode(sample)) for sample in self._samples
+        }
+        present, past = ([_kept(alarm) for alarm in some] for some in (self._present.values(), self._past))
+        state = _Kept(self._began_us, _plain(self._asked), present, past, list(self._encoded.values()))
+        with contextlib.suppress(OSError):  # no memory: another router begins with what was written before
+            memory.write(msgspec.msgpack.encode(state))
+
+    def _take_over(self, text: bytes) -> None:
+        """Go on with what another router has kept; with nothing if it is of another form."""
+        try:
+            kept = msgspec.msgpack.decode(text, type=_Kept)
+            samples = [_samples.decode(one) for one in kept.samples]
+        except msgspec.DecodeError:
+            return
+        self._began_us, self._asked = kept.began_us, kept.asked
+        self._samples.extend(samples)
+        present, past = ([alarm for one in some if (alarm := _known(one))] for some in (kept.present, kept.past))
+        self._present = {(alarm.rule.name, alarm.shard): alarm for alarm in present}
+        self._past.extend(past)
 
     @property
     def present(self) -> list[Alarm]:
@@ -156,6 +250,20 @@ class Alarms:
             "alarms": present,
             "past": [_document(alarm, server_name, now_us) for alarm in self._past],
         }
+
+
+def _plain(found: Values) -> dict[str, dict[str, float]]:
+    return {name: dict(by_shard) for name, by_shard in found.items()}
+
+
+def _kept(alarm: Alarm) -> _KeptAlarm:
+    return _KeptAlarm(alarm.rule.name, *alarm[1:])
+
+
+def _known(kept: _KeptAlarm) -> Alarm | None:
+    """The alarm; None where this version has no such rule."""
+    rule = next((rule for rule in ALARM_RULES if rule.name == kept.rule), None)
+    return None if rule is None else Alarm(rule, *msgspec.structs.astuple(kept)[1:])
 
 
 def values(facts: Facts, asked: Values) -> Values:

@@ -35,7 +35,9 @@ class MonitoringState:
         self.questions = ShardQuestions(channels.tell)
         self.history = History(self._totals, fd=view.history_fd)  # started when pages are served over HTTP
         self._alarm_meter = Meter()  # of its own: a look must not shorten what pages measure over
-        self.alarms = Alarms(self._gather_for_alarms, lambda facts: self.pages.asked_metrics(facts))  # likewise
+        self.alarms = Alarms(  # likewise
+            self._gather_for_alarms, lambda facts: self.pages.asked_metrics(facts), fd=view.alarms_fd
+        )
         self.pages = Pages(self.gather, self.questions, self.requests, self.history, self.alarms)
 
     def _totals(self) -> dict[str, int]:

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from gnatswarm.router.supervision.shard_process import ShardProcess
     from gnatswarm.shards.boundary.control import ClusterNews, ControlMessage
 
-# The name under which the keeper holds the history of counters.
-HISTORY = "history"
+# The names under which the keeper holds the history of counters, and the state of the alarms.
+HISTORY, ALARMS = "history", "alarms"
 
 
 class SupervisedShard:
@@ -121,7 +121,7 @@ class SupervisedBroker:
         self.server_name = options.server_name or self.server_id
         self.holdings = Holdings(keeper)
         self.monitor_socket = opened.monitor_socket
-        self.history_fd = _history(self.monitor_socket)
+        self.history_fd, self.alarms_fd = self._kept(HISTORY, {}), self._kept(ALARMS, {})
         self.listener_groups = opened.listener_groups
         try:
             self.runtime_files = RuntimeFiles(
@@ -153,8 +153,7 @@ class SupervisedBroker:
         self.holdings = Holdings(self.keeper, held)
         self.monitor_socket = socket.socket(fileno=held["monitoring"]) if "monitoring" in held else None
         websocket = record.websocket
-        # (an older version, which is being upgraded, has left none)
-        self.history_fd = held[HISTORY] if HISTORY in held else _history(self.monitor_socket)
+        self.history_fd, self.alarms_fd = self._kept(HISTORY, held), self._kept(ALARMS, held)
         self.listener_groups = ListenerGroups(
             self.options,
             self.wanted,
@@ -212,9 +211,15 @@ class SupervisedBroker:
         held = {**self.listener_groups.holdings(), **self.runtime_files.holdings(), "page": self.page.fd}
         if self.monitor_socket is not None:
             held["monitoring"] = self.monitor_socket.fileno()
-        if self.history_fd >= 0:
-            held[HISTORY] = self.history_fd
+        held |= {name: fd for name, fd in ((HISTORY, self.history_fd), (ALARMS, self.alarms_fd)) if fd >= 0}
         return held
+
+    def _kept(self, name: str, held: Mapping[str, int]) -> int:
+        """What another router has left, or an empty file in memory; -1: no pages are served, so nobody reads it."""
+        if self.monitor_socket is None:
+            return -1
+        # (an older version, which is being upgraded, may have left none)
+        return held[name] if name in held else os.memfd_create(f"gnatswarm-{name}", os.MFD_CLOEXEC)
 
     def _record(self) -> BrokerRecord:
         clients, websocket = self.listener_groups.clients, self.listener_groups.websocket
@@ -289,13 +294,9 @@ class SupervisedBroker:
             self.monitor_socket.close()
         self.runtime_files.remove()
         self.page.close()
-        if self.history_fd >= 0:
-            os.close(self.history_fd)
-
-
-def _history(monitor_socket: socket.socket | None) -> int:
-    """An empty file in memory for the history of counters; -1: no pages are served, so nobody reads it."""
-    return -1 if monitor_socket is None else os.memfd_create("gnatswarm-history", os.MFD_CLOEXEC)
+        for fd in (self.history_fd, self.alarms_fd):
+            if fd >= 0:
+                os.close(fd)
 
 
 def _gateway(options: Options) -> SupervisedShard | None:

@@ -115,6 +115,10 @@ class BrokerView(Protocol):
         """A memfd for `router.monitoring.history`, which outlives this router; -1: there is none."""
 
     @property
+    def alarms_fd(self) -> int:
+        """A memfd for `router.monitoring.alarms`, which outlives this router; -1: there is none."""
+
+    @property
     def listener_groups(self) -> ListenerGroups:
         """The clients' listening sockets."""
 

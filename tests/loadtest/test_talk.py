@@ -24,7 +24,10 @@ from tests.support.servers import Broker
 StartBroker = Callable[..., Broker]
 SYSTEM = """
 system_account: SYS
-accounts { A { users: [{user: a, password: a}, {user: few, password: f, permissions: {publish: "ok.>"}}] }, SYS { users: [{user: sys, password: s}] } }
+accounts {
+  A { users: [{user: a, password: a}, {user: few, password: f, permissions: {publish: "ok.>"}}] }
+  SYS { users: [{user: sys, password: s}] }
+}
 """
 
 

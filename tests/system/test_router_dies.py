@@ -112,6 +112,28 @@ async def test_scaling_and_pages_go_on(start_broker, cluster_of):
         await client.talk("PING\r\n", expect_last="PONG\r\n")
 
 
+@pytest.mark.kinds("gnatswarm-2")
+async def test_alarms_hold_since_when_they_did(start_broker, cluster_of):
+    config = "authorization { users: [ { user: a, password: b, permissions: { publish: ok } } ] }"
+    broker = start_broker(args=["-m", "-1"], config=config)
+    port = int((await asyncio.to_thread(broker.log.wait_line, r"http monitor on \S+:(\d+)", DEADLINE_S))[1])
+
+    def denied() -> list[str]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/alarmz", timeout=DEADLINE_S) as answer:
+            page = json.load(answer)
+        return [page["watched_since"], *(one["since"] for one in page["alarms"] if one["alert"] == "GnatswarmDenied")]
+
+    await asyncio.to_thread(denied)  # what counters are compared with
+    [client] = await cluster_of(broker).clients(1, connect={"user": "a", "pass": "b"})
+    await client.talk(
+        "PUB no 0\r\n\r\nPING\r\n", expect="-ERR 'Permissions Violation for Publish to \"no\"'\r\nPONG\r\n"
+    )
+    await until(lambda: len(denied()) == 2)
+    before = await asyncio.to_thread(denied)
+    await kill_router(broker)
+    assert await asyncio.to_thread(denied) == before
+
+
 async def test_a_request_to_the_system_account_is_answered_by_the_next_router(start_broker, cluster_of):
     broker = start_broker(config="accounts { SYS: { users: [ {user: admin, password: s} ] } }\nsystem_account: SYS\n")
     [admin] = await cluster_of(broker).clients(1, connect={"user": "admin", "pass": "s"})

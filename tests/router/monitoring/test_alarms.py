@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,60 @@ def test_what_never_fired_is_not_in_the_past_and_the_past_is_bounded() -> None:
         seen.take(10_000 + at * 100, at, {"config_reload_failed_time_seconds": {"": float(at % 3 > 0)}})
     assert len(seen.document("", 1)["past"]) == MOST_PAST
     assert len(seen._samples) <= 10
+
+
+def test_the_next_router_goes_on_and_not_with_another_form() -> None:
+    fd = os.memfd_create("alarms")
+    first = Alarms(facts, None, fd=fd)  # type: ignore[arg-type]
+    assert first.document("", 1)["watched_since"] is None
+    first._asked = ANSWER
+    counts = {"received_messages_total": {"0": 0.0}, "denied_messages_total": {"0": 0.0}}
+    first.take(0, 1_000_000, {**WELL, **counts})
+    first.take(10, 11_000_000, {**ILL, **counts, "denied_messages_total": {"0": 3.0}}, "shard 0 is killed")
+    first.take(50, 51_000_000, {**WELL, **counts, "denied_messages_total": {"0": 3.0}})
+    told = first.document("here", 60_000_000)
+    assert [one["alert"] for one in told["alarms"]] == ["GnatswarmDenied"]
+    assert [one["alert"] for one in told["past"]] == ["GnatswarmUnhealthy"]
+    second = Alarms(facts, None, fd=fd)  # type: ignore[arg-type]
+    assert second._asked == ANSWER
+    # The first look of the next router: the counter has not grown since, but it has within the window.
+    second.take(56, 57_000_000, {**WELL, **counts, "denied_messages_total": {"0": 3.0}})
+    assert second.document("here", 60_000_000) == told
+    assert list(second._samples)[:-1] == list(first._samples)
+    for other in (b"", b"\x00" * 40, b"\xff" * 40, struct.pack("qq", 16, 5) + b"\x80" * 5):
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, other, 0)
+        assert Alarms(facts, None, fd=fd).document("", 1)["watched_since"] is None  # type: ignore[arg-type]
+    os.close(fd)
+
+
+def test_a_rule_that_another_version_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = os.memfd_create("alarms")
+    Alarms(facts, None, fd=fd).take(10, 11_000_000, ILL)  # type: ignore[arg-type]
+    monkeypatch.setattr(module, "ALARM_RULES", [rule for rule in ALARM_RULES if rule.name != "Unhealthy"])
+    assert Alarms(facts, None, fd=fd).present == []  # type: ignore[arg-type]
+    os.close(fd)
+
+
+def test_a_text_that_was_not_finished_does_not_replace_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = os.memfd_create("alarms")
+    memory = module._Memory(fd)
+    for text in (b"one", b"two", b"three"):
+        memory.write(text)
+        assert memory.read() == text
+    written = os.pwrite
+    heads: list[int] = []
+
+    def dies(fd: int, data: bytes, place: int) -> int:  # before it writes the head
+        if place == 0:
+            heads.append(len(data))
+            return len(data)
+        return written(fd, data, place)
+
+    monkeypatch.setattr(os, "pwrite", dies)
+    memory.write(b"four, which is longer")
+    assert heads and memory.read() == b"three"
+    os.close(fd)
 
 
 def test_the_gravest_is_first() -> None:
