@@ -3,7 +3,7 @@
 Every five seconds, and when somebody asks, the conditions of `alarm_rules` are looked at, as Prometheus would with the
 alerts of deploy/. A look asks no shard; what only shards know (the messages that nobody got, the hubs) is asked for at
 leisure, so a shard that hangs delays nothing. Memory is bounded by the longest window of a condition, 15 minutes: 180
-samples of some ten numbers for each shard, and the same encoded in a memfd that the keeper holds, so another router goes
+samples of some ten numbers for each shard, and the same encoded in a memfd that the keeper holds: another router goes
 on with it. It runs while pages are served.
 """
 
