@@ -18,6 +18,9 @@ from gnatswarm.broker.options import Options
 Document = dict[str, Any]
 
 USER_INFO = b"$SYS.REQ.USER.INFO"
+# How many subscriptions would get a message, or are within a pattern: in the system account, or in any.
+SUBSCRIBERS = "$SYS.DEBUG.SUBSCRIBERS"
+SUBSCRIPTION_COUNT = "$SYS.REQ.ACCOUNT.NSUBS"
 # Requests that users of any account may make about their own account.
 ABOUT_ONES_OWN = {
     b"$SYS.REQ.ACCOUNT.PING.CONNZ": "CONNZ",
@@ -96,6 +99,8 @@ def request_subjects(server_id: str) -> list[str]:
         *(f"{ping}.{what}" for what in OF_SERVERS),
         *(f"$SYS.REQ.SERVER.{server_id}.{what}" for what in (*OF_SERVERS, *OF_THIS_SERVER)),
         *(f"$SYS.REQ.ACCOUNT.*.{what}" for what in OF_ACCOUNTS),
+        SUBSCRIBERS,
+        SUBSCRIPTION_COUNT,
     ]
 
 

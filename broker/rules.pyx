@@ -26,7 +26,7 @@ cdef class Mapping:
             sum += percent
             if sum > 100:
                 raise ValueError("more than 100 percent")
-            self.destinations.append((Transform(subject, destination), percent))
+            self.destinations.append((Transform(subject, destination, is_mapping=True), percent))
             self.bounds[self.n_choices] = <uint8_t>sum
             self.n_choices += 1
         self.is_constant = self.n_choices == 1 and sum == 100 and not (<Transform>self.destinations[0][0]).is_random

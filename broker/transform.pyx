@@ -38,9 +38,12 @@ class TransformError(ValueError):
 
 
 cdef class Transform:
-    """`source` to `destination`. TransformError: they do not fit together."""
+    """`source` to `destination`. TransformError: they do not fit together.
 
-    def __cinit__(self, bytes source not None, bytes destination not None):
+    `is_mapping`: as in nats-server 2.10 and later, a mapping need not use each `*` of its source.
+    """
+
+    def __cinit__(self, bytes source not None, bytes destination not None, *, bint is_mapping=False):
         cdef list given = source.split(b".")
         cdef list wanted = destination.split(b".")
         cdef bytearray texts = bytearray()
@@ -71,7 +74,7 @@ cdef class Transform:
         for i in range(self.n_pieces):
             self.read_piece(wanted[i], &self.pieces[i], texts)
             made += self.pieces[i].kind != PIECE_LITERAL and self.pieces[i].kind != PIECE_REST
-        if made < self.n_wildcards:
+        if made < self.n_wildcards and not is_mapping:
             raise TransformError(
                 f"invalid mapping destination: not using all of the token wildcard(s) in {_shown(destination)}")
         self.is_constant = made == 0 and not self.has_rest

@@ -111,7 +111,7 @@ def _mapped(options: opt.Options, account: str, subject: bytes, rules: list[str]
         made = []
         for destination, percent in mapping.destinations:
             if percent:
-                transform = Transform(_raw(mapping.subject), _raw(destination))
+                transform = Transform(_raw(mapping.subject), _raw(destination), is_mapping=True)
                 made.append((percent, transform(subject), " (a random number)" if transform.is_random else ""))
         total = sum(percent for percent, _, _ in made)
         texts = [f"{percent} % to {_text(to)}{random}" for percent, to, random in made]

@@ -112,7 +112,7 @@ class MappingsBlock:
         if destination == subject:
             return destination if "*" not in subject.split(".") else _itself(subject), weight
         try:
-            Transform(_raw(subject), _raw(destination))
+            Transform(_raw(subject), _raw(destination), is_mapping=True)
         except TransformError as error:
             what = f'Error adding mapping for "{subject}" to "{destination}" : {error}'
             self._problem(at, what, "write $1 for what the first * stands for")

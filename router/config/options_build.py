@@ -41,7 +41,7 @@ from gnatswarm.router.config.conf_tree import (
     plain,
 )
 from gnatswarm.router.config.flags import CommandLine
-from gnatswarm.router.config.option_keys import BY_NAME, Settings, read_node
+from gnatswarm.router.config.option_keys import BY_NAME, Key, Settings, read_node
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
 
 if TYPE_CHECKING:
@@ -262,11 +262,7 @@ class _Building:
             self.rule_places = placement.places
         elif key is not None:
             try:
-                self._set(entry.at, read_node(key, entry.value))
-            except BareSeconds as bare:
-                self._set(entry.at, key.read(f"{bare.seconds:.0f}s"))
-                what = f'invalid use of field "{name}": {name} should be converted to a duration'
-                self.warnings.append(Problem(entry.at, what, f'write "{bare.seconds:.0f}s"'))
+                self._option(entry, name, key)
             except Mistake as mistake:
                 self._problem(entry.at, f"{name}: {mistake.what}", mistake.advice)
         elif not self._unoffered(entry, name) and not entry.used:
@@ -276,6 +272,15 @@ class _Building:
             if name in _ELSEWHERE:
                 problem = Problem(problem.at, problem.what, _ELSEWHERE[name])
             self.problems.append(problem)
+
+    def _option(self, entry: Entry, name: str, key: Key) -> None:
+        """An option of the top level; seconds without a unit are accepted with a warning. Mistake."""
+        try:
+            self._set(entry.at, read_node(key, entry.value))
+        except BareSeconds as bare:
+            self._set(entry.at, key.read(f"{bare.seconds:.0f}s"))
+            what = f'invalid use of field "{name}": {name} should be converted to a duration'
+            self.warnings.append(Problem(entry.at, what, f'write "{bare.seconds:.0f}s"'))
 
     def _unoffered(self, entry: Entry, name: str) -> bool:
         """Whether only the real server has this key; if so, its notice or problem is added."""

@@ -16,6 +16,8 @@ import orjson
 
 from gnatswarm.broker import advisory
 from gnatswarm.broker.advisory import Document, ServerIdentity
+from gnatswarm.broker.placement_rules import subject_covers
+from gnatswarm.broker.subject import is_literal, is_valid_subscription
 from gnatswarm.router.monitoring import aggregate
 from gnatswarm.router.monitoring.page_query import DEFAULT_LIMIT, BadQuery, PageQuery
 from gnatswarm.router.monitoring.pages import Busy
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 # An answer is one control message and one message to the client; a longer one must be requested page by page.
 MOST_ANSWER_BYTES = 8 * 1024 * 1024
+# Subscriptions that are looked at for one count: a pattern or a queue is compared with each of them.
+MOST_COMPARED = 200_000
+COMPARED_AT_ONCE = 1024
 # Documents up to this size are serialized again without blanks; longer ones stay as the pages have them.
 MOST_COMPACTED_BYTES = 512 * 1024
 
@@ -62,11 +67,20 @@ class RequestOptions(msgspec.Struct, rename={"js_enabled": "js-enabled", "js_ser
     js_server_only: bool = False
 
 
+class CountOptions(msgspec.Struct):
+    """The options of SUBSCRIPTION_COUNT."""
+
+    acc: str
+    subject: str = ""
+    queue: bytes = b""  # base64 in JSON; b"": every queue, and none
+
+
 class Unasked(Exception):
     """The request is not for this broker: send no answer."""
 
 
 _options = msgspec.json.Decoder(RequestOptions)
+_count_options = msgspec.json.Decoder(CountOptions)
 
 
 class SystemAnswers:
@@ -106,6 +120,8 @@ class SystemAnswers:
             return b""
 
     async def _answer(self, account: str, subject: str, body: bytes) -> bytes:
+        if subject in (advisory.SUBSCRIBERS, advisory.SUBSCRIPTION_COUNT):
+            return await self._subscription_count(account, subject, body)
         words = subject.split(".")[2:]  # behind $SYS.REQ
         try:
             asked = _options.decode(body) if body.strip() else RequestOptions()
@@ -233,6 +249,59 @@ class SystemAnswers:
             if any(part.is_found for part in parts):
                 return None
         raise BadQuery("no such client id")
+
+    # ---- counts of subscriptions: the answer is the number alone
+
+    async def _subscription_count(self, account: str, subject: str, body: bytes) -> bytes:
+        if account != self._view.options.system_account:
+            raise Unasked
+        wanted, queue = "", ""
+        if subject == advisory.SUBSCRIBERS:  # "subject" or "subject queue"
+            words = body.decode("utf-8", "surrogateescape").strip().split(" ")
+            if len(words) <= 2:
+                wanted, queue = words[0], "".join(words[1:])
+        else:
+            try:
+                asked = _count_options.decode(body)
+                account, wanted, queue = asked.acc, asked.subject, asked.queue.decode("utf-8", "surrogateescape")
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                raise Unasked from None
+        facts = self._state.gather()
+        if account not in facts.accounts:
+            raise Unasked
+        raw = wanted.encode("utf-8", "surrogateescape")
+        if any(character.isspace() for character in wanted) or not is_valid_subscription(raw):
+            return b"0"
+        try:
+            return b"%d" % await self._count_subscriptions(facts, account, wanted, queue)
+        except Busy:
+            raise Unasked from None
+
+    async def _count_subscriptions(self, facts: Facts, account: str, wanted: str, queue: str) -> int:
+        """Subscriptions that would get this message, or are within this pattern; with `queue` of that group alone."""
+        test = wanted if is_literal(wanted.encode("utf-8", "surrogateescape")) else ""
+        count = compared = 0
+        for shard in (shard.shard for shard in facts.shards if shard.pid):
+            offset = 0
+            while True:
+                most = COMPARED_AT_ONCE if queue or not test else 0
+                question = rows.SubscriptionsQuery(offset, most, test, account)
+                parts = await self._state.questions.ask(shard, question, rows.SubscriptionsPart)
+                if not most:
+                    count += parts[0].total if parts else 0
+                    break
+                found = [row for part in parts for row in part.rows]
+                count += sum(
+                    (not queue or row.queue == queue) and (bool(test) or subject_covers(wanted, row.subject))
+                    for row in found
+                )
+                compared += len(found)
+                if compared > MOST_COMPARED:
+                    raise Unasked
+                offset += len(found)
+                if len(found) < COMPARED_AT_ONCE:
+                    break
+        return count
 
     # ---- figures that are also published without a request
 

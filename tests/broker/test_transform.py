@@ -145,6 +145,15 @@ def test_a_rule_that_cannot_be(source: bytes, destination: bytes, says: str) -> 
         Transform(source, destination)
 
 
+def test_a_mapping_need_not_use_each_wildcard() -> None:
+    assert Transform(b"a.*.*", b"b.$2", is_mapping=True)(b"a.x.y") == b"b.y"
+    assert Transform(b"a.*.>", b"b.>", is_mapping=True)(b"a.x.y.z") == b"b.y.z"
+    rule = Transform(b"a.*", b"b", is_mapping=True)
+    assert rule(b"a.x") == b"b" and rule.is_constant
+    with pytest.raises(TransformError, match="out of range"):
+        Transform(b"a.*", b"b.$2", is_mapping=True)
+
+
 def test_a_function_cannot_be_undone() -> None:
     with pytest.raises(TransformError, match="cannot be undone"):
         Transform(b"a.*", b"b.{{partition(3,1)}}").reversed()

@@ -142,6 +142,7 @@ MAPPINGS = """
 mappings {
     "left.*": "a.{{left(1,3)}}", "right.*": "a.{{right(1,3)}}", "buckets.*.*": "a.$2.$1.{{partition(10)}}"
     "rest.>": "a.{{partition(7)}}.>", "none.*": "a.$1.{{random(1)}}"
+    "some.*.*": "a.$2", "few.*.*": a, "tail.*.>": "a.>"
 }
 """  # no partition of a subject without wildcards: nats-server 2.15.1 gives another one after one start in five
 
@@ -161,11 +162,15 @@ async def test_functions_of_mappings_that_came_later(newer, brokers) -> None:
                 "buckets.x.y",
                 "rest.a.b",
                 "none.x",
+                "some.x.y",
+                "few.x.y",
+                "tail.x.y.z",
             ):
                 await client.send(f"PUB {subject} 0\r\n\r\n")
             found.append([frame.subject for frame in await client.flush() if frame.is_message])
     assert found[0] == found[1]
     assert found[1][:4] == ["a.abc", "a.a", "a.def", "a.a"]
+    assert found[1][-3:] == ["a.y", "a", "a.y.z"]
 
 
 NOBODY = "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4"

@@ -285,6 +285,30 @@ async def test_what_is_asked_about_one_account(fresh_cluster):
     assert await is_silent(asker, "$SYS.REQ.ACCOUNT.B.STATZ")
 
 
+async def test_how_many_subscriptions_would_get_a_message(cluster):
+    asker, outsider = await cluster.client_on(0, said("s")), await cluster.client_on(1, said("a"))
+    subs = "SUB foo 2\r\nSUB foo.* q 3\r\nSUB foo.> 5\r\nSUB foo.x r 6\r\nPING\r\n"
+    for shard, user in ((0, "s"), (1, "s"), (0, "b"), (1, "b")):
+        await (await cluster.client_on(shard, said(user))).talk(subs, expect="PONG\r\n")
+    counts = {"foo": 2, "foo.x": 6, "foo.x q": 2, "foo.y r": 0, "foo.* q": 2, "foo.*": 4, "foo.>": 6, "no": 0}
+    counts |= {"": 0, " foo": 2, "foo q x": 0, "foo.x  q": 0, "bad..s": 0}
+    for body, count in counts.items():
+        assert (await ask_frame(asker, "$SYS.DEBUG.SUBSCRIBERS", body)).payload == b"%d" % count, body
+    of_b: list[tuple[object, int]] = [({"acc": "B", "subject": "foo.x"}, 6), ({"acc": "B"}, 0)]
+    of_b += [({"acc": "B", "subject": "foo.x", "queue": "cQ=="}, 2), ({"acc": "B", "subject": ">"}, 8)]
+    for asked, count in of_b:
+        assert (await ask_frame(asker, "$SYS.REQ.ACCOUNT.NSUBS", asked)).payload == b"%d" % count, asked
+    unanswered: list[object] = [
+        "",
+        "B",
+        {"acc": "NOPE", "subject": "foo"},
+        {"acc": "B", "subject": "foo", "queue": "q"},
+    ]
+    for wrong in unanswered:
+        assert await is_silent(asker, "$SYS.REQ.ACCOUNT.NSUBS", wrong)
+    assert await ask(outsider, "$SYS.DEBUG.SUBSCRIBERS", "foo") is None
+
+
 @pytest.mark.parametrize(
     ("asked", "is_meant"),
     [

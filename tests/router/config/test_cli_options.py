@@ -588,6 +588,11 @@ def test_what_is_switched_off_needs_no_notice(built: Build) -> None:
     assert built("tls {}\naccounts {}").options.notices == ()
 
 
+def test_bare_seconds_that_are_too_many_are_a_mistake(refusals: Callable[[str], list[str]]) -> None:
+    (problem,) = refusals("fence_timeout: 99999999")
+    assert "1:1: fence_timeout: clients would wait for 1e+08 s" in problem
+
+
 def test_bare_seconds_are_taken_and_warned_of(built: Build) -> None:
     result = built("ping_interval: 5\nwrite_deadline: 0")
     assert result.options.limits.ping_interval_s == 5.0

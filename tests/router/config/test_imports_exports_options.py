@@ -168,7 +168,7 @@ def test_all_mistakes_are_found_at_once(refusals: Callable[[str], list[str]]) ->
             "{stream: s, foo: 1}\n{service: t, response_type: x}",
             "{stream: {account: A, subject: q}}\n{service: {account: Z, subject: q}}\n{stream: 3}",
         )
-        + 'mappings {\n "a.*": b\n c: [ {destination: d} ]\n}\n'
+        + 'mappings {\n "a.>": b\n c: [ {destination: d} ]\n}\n'
     )
     assert sorted(int(problem.split(":")[0]) for problem in found) == [3, 4, 7, 8, 9, 14, 15]
 
@@ -218,7 +218,7 @@ def test_many_accounts_that_import_all_of_each_other_are_looked_through(built: B
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('"foo.*": bar', "4:11: Error adding mapping for \"foo.*\" to \"bar\" : invalid mapping destination: not"),
+        ('"foo.>": bar', "4:11: Error adding mapping for \"foo.>\" to \"bar\" : foo.> and bar do not both end in >"),
         ('"foo.*": "b.$2"', "wildcard index out of range in $2: [2]"),
         ('foo: [ {destination: bar, weight: 101} ]', "Invalid weight 101 for mapping destination"),
         ('foo: [ {destination: bar, weight: -1} ]', "Invalid weight -1 for mapping destination"),
