@@ -57,6 +57,7 @@ class StatFile:
         make_directory(folder)
         self.start_us = start_us
         self.size_bytes = 0
+        self.windows = 0  # times that append() succeeded
         self._hidden = folder / f".{name}"
         self._shown = folder / name
         self._fd = os.open(self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
@@ -77,6 +78,16 @@ class StatFile:
                 os.lseek(self._fd, self.size_bytes, os.SEEK_SET)
             raise
         self.size_bytes += done
+        self.windows += 1
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether somebody has removed the file, so that what is written goes nowhere."""
+        return os.fstat(self._fd).st_nlink == 0
+
+    def drop(self) -> None:
+        """Close the file; without its name nothing is left of it."""
+        os.close(self._fd)
 
     def finish(self) -> None:
         """Sync the file and give it its final name; an empty file is removed instead."""

@@ -94,7 +94,10 @@ class Scribe:
         try:
             while self._backlog:
                 self._write(self._backlog[0])
-                self._backlog_bytes -= len(self._backlog.popleft().lines)
+                # It is written: if its file cannot be finished now, it must not be written to the next one, too.
+                block = self._backlog.popleft()
+                self._backlog_bytes -= len(block.lines)
+                self._finish_if_due(block)
         except OSError as error:
             self._pause(error)
             return
@@ -106,7 +109,7 @@ class Scribe:
         is_other_hour = self._file is not None and statfile.hour_directory(
             self._directory, block.start_us
         ) != statfile.hour_directory(self._directory, self._file.start_us)
-        if is_other_hour:
+        if is_other_hour or (self._file is not None and self._file.is_removed):
             self._finish()
         if self._file is None:
             self._number += 1
@@ -114,6 +117,10 @@ class Scribe:
             self._file = statfile.StatFile(self._directory, name, block.start_us)
         self._file.append(block.lines.replace(_MARK, b'"file":%d,' % self._number))
         block.on_written()
+
+    def _finish_if_due(self, block: WindowRows) -> None:
+        """End the file with its minute, which `block` may have filled, or when it is big enough."""
+        assert self._file is not None
         # abs(): when the clock was set back, a window may begin before the file's first one.
         covered_s = abs(block.end_us - self._file.start_us) / 1_000_000
         if covered_s >= ROTATE_S or self._file.size_bytes >= ROTATE_BYTES:
@@ -122,7 +129,13 @@ class Scribe:
 
     def _finish(self) -> None:
         file, self._file = self._file, None
-        if file is not None:
+        if file is None:
+            return
+        if file.is_removed:
+            file.drop()
+            self.lost_windows += file.windows
+            logger.warning("A statistics file in %s was removed with %d windows", self._directory, file.windows)
+        else:
             file.finish()
 
     def _tidy(self) -> None:

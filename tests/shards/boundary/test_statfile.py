@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import zstandard
 from gnatswarm.shards.boundary import statfile
 from gnatswarm.shards.statistics import scribe as scribe_module
 from gnatswarm.shards.statistics.scribe import FILE_MARK, Scribe, WindowRows
+from tests.support.servers import wait_until
 
 START_US = 1_770_000_000_000_000
 LINE = b'{"file":%d,"n":1}\n' % FILE_MARK
@@ -202,6 +204,53 @@ def test_what_a_full_disk_does_not_take_is_bounded_and_counted(tmp_path: Path, m
     assert scribe.close()
     kept = 1000 // len(LINE * 10)
     assert scribe.lost_windows == 50 - kept
+
+
+def test_a_window_is_written_once_though_its_file_could_not_be_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The disk takes a minute's last window, and then not its sync: the file is finished later, as of a dead writer."""
+    disk = Disk(monkeypatch)
+    disk.is_full = True
+    written: list[int] = []
+    scribe = Scribe(tmp_path, broker="B", shard=0, boot="boot")
+
+    def put(i: int) -> None:
+        scribe.put(block(START_US + i * 10 * SECOND_US)._replace(on_written=lambda: written.append(i)))
+
+    for i in range(6):
+        put(i)
+    wait_until(lambda: scribe._is_paused)
+    disk.is_full = False
+    for i in range(6, 12):
+        put(i)
+    assert scribe.close()
+    statfile.adopt_orphans(tmp_path)
+    assert written == list(range(12))
+    assert sum(text(path).count(b"\n") for path in statfile.finished_files(tmp_path)) == 12
+
+
+def test_a_directory_that_is_removed_is_made_again_and_its_windows_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    written: list[int] = []
+    scribe = Scribe(tmp_path / "stats", broker="B", shard=0, boot="boot")
+
+    def put(i: int) -> None:
+        scribe.put(block(START_US + i * 10 * SECOND_US)._replace(on_written=lambda: written.append(i)))
+        wait_until(lambda: written[-1:] == [i])
+
+    for i in range(3):
+        put(i)
+    shutil.rmtree(tmp_path / "stats")
+    for i in range(3, 5):
+        put(i)
+    assert scribe.close()
+    assert scribe.lost_windows == 3
+    [path] = statfile.finished_files(tmp_path / "stats")
+    assert text(path).count(b"\n") == 2
+    assert "3 windows" in caplog.text
+    assert caplog.text.count("removed") == 1
 
 
 def test_files_and_the_directories_made_for_them_are_their_users_alone(tmp_path: Path):
