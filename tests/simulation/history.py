@@ -61,6 +61,8 @@ class Message:
     is_denied: bool = False  # its publisher may not publish it
     answers: int = -1  # the request that it is an answer to
     shard_died_at: int = NEVER  # when the shard on which it was published died
+    crosses_reload: bool = False  # imports and mappings were reloaded before it was acknowledged
+    chosen: str = ""  # the destination of a weighted mapping to which it went, if it came to anybody
 
     @property
     def is_promised(self) -> bool:

@@ -20,10 +20,17 @@ QUEUES = ("q", "r")
 class History:
     """All that clients did and got."""
 
-    tenants: Tenants
+    tenants: Tenants  # at first; reloads change neither its services nor its accounts
     subscriptions: list[Subscription] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     rights: list[list[tuple[int, int]]] = field(default_factory=list)  # of each client: (from this step on, number)
+    reloads: list[tuple[int, Tenants]] = field(default_factory=list)  # of imports and mappings: from this step on
+
+    def tenants_for(self, message: Message) -> list[Tenants]:
+        """The accounts' imports when a message was published; several, where a reload came before its PONG."""
+        if message.crosses_reload:
+            return [self.tenants, *(one for _, one in self.reloads)]
+        return [next((one for at, one in reversed(self.reloads) if at < message.at), self.tenants)]
 
     def rights_between(self, client: int, first: int, last: int) -> list[int]:
         """The rights that a client had at any time between two steps."""
@@ -49,6 +56,7 @@ class Reach:
     """Who may get a message: subscriptions, each with its account's view of the message, and the subject there."""
 
     message: Message
+    tenants: Tenants
     hits: dict[int, tuple[Subscription, View, str]] = field(default_factory=dict)  # by the subscription's sid
     # The same hits: those without a queue group, and the members of each group, by account and name.
     plain: list[tuple[Subscription, View, str]] = field(default_factory=list)
@@ -81,46 +89,53 @@ def found_reaches(history: History) -> list[Reach]:
     kinds: dict[tuple[str, str], list[Subscription]] = defaultdict(list)
     for sub in history.subscriptions:
         kinds[sub.account, sub.pattern].append(sub)
-    known: dict[tuple[View, ...], Reach] = {}
+    known: dict[tuple[int, tuple[View, ...]], Reach] = {}
     answers: dict[int, list[Message]] = defaultdict(list)
     for message in history.messages:
         if message.answers >= 0 and message.at != NEVER and not message.is_denied:
             answers[message.answers].append(message)
     reaches = []
     for message in history.messages:
+        arrangements = history.tenants_for(message)
         if message.is_denied:
-            reaches.append(Reach(message))
+            reaches.append(Reach(message, arrangements[0]))
             continue
-        views = tuple(views_of(history, message, answers[message.answers] if message.answers >= 0 else []))
-        reach = known.get(views)
+        all_answers = answers[message.answers] if message.answers >= 0 else []
+        found = [(one, tuple(views_of(history, one, message, all_answers))) for one in arrangements]
+        key = (id(found[0][0]) if len(found) == 1 else 0, found[0][1])
+        reach = known.get(key) if len(found) == 1 else None
         if reach is None:
-            reach = known[views] = Reach(message)
-            for (account, pattern), subs in kinds.items():
-                for view in views:
-                    subject = history.tenants.heard(view, account)
-                    if subject and matches(pattern, subject):
-                        reach.hits.update((sub.sid, (sub, view, subject)) for sub in subs)
+            reach = Reach(message, found[0][0])
+            if len(found) == 1:
+                known[key] = reach
+            for tenants, views in found:
+                for (account, pattern), subs in kinds.items():
+                    for view in views:
+                        subject = tenants.heard(view, account)
+                        if subject and matches(pattern, subject):
+                            view = view._replace(is_sure=view.is_sure and len(found) == 1)
+                            reach.hits.update((sub.sid, (sub, view, subject)) for sub in subs)
             for sub, view, subject in reach.hits.values():
                 if sub.queue:
                     reach.groups.setdefault((view.account, sub.queue), []).append(sub)
                 else:
                     reach.plain.append((sub, view, subject))
-        reaches.append(Reach(message, reach.hits, reach.plain, reach.groups))
+        reaches.append(Reach(message, reach.tenants, reach.hits, reach.plain, reach.groups))
     return reaches
 
 
-def views_of(history: History, message: Message, answers: list[Message]) -> list[View]:
+def views_of(history: History, tenants: Tenants, message: Message, answers: list[Message]) -> list[View]:
     """The message in each account that it comes to; `answers`: all answers to the request that it answers."""
     if not message.subject.startswith("_R_"):
-        return history.tenants.views(message.account, message.subject)
+        return tenants.views(message.account, message.subject, message.chosen)
     request = history.messages[message.answers]
     is_sure = (
-        len([one for one in answers if one.subject.startswith("_R_")]) == 1
+        (tenants.is_chunked or len([one for one in answers if one.subject.startswith("_R_")]) == 1)
         and is_in_time(history, request, message)
         and request.shard_died_at > message.acked_at
         and not request.is_orphaned
     )
-    return history.tenants.way_back(
+    return tenants.way_back(
         request.account, message.account, f"_INBOX.{request.client}.{request.number}", is_sure=is_sure
     )
 
@@ -222,7 +237,7 @@ def counted_elsewhere(history: History, reach: Reach, queue: str, members: list[
         for one in history.subscriptions
         if one.queue == queue and one.sid not in reach.hits
         for view in views
-        if (subject := history.tenants.heard(view, one.account)) and matches(one.pattern, subject)
+        if (subject := reach.tenants.heard(view, one.account)) and matches(one.pattern, subject)
     ]
 
 
@@ -254,8 +269,10 @@ def check_no_responders(history: History, reach: Reach) -> None:
         assert message.nobody_at == NEVER, f"{message}: it was not published"
         return
     # Siblings are told of interest, not whose it is: a third account's stream import there counts as interest, too.
-    views = history.tenants.views(message.account, message.subject)
-    is_sure = not any(history.tenants.is_a_stream(view) for view in views if view.is_across)
+    views = reach.tenants.views(message.account, message.subject, message.chosen)
+    is_sure = not any(reach.tenants.is_a_stream(view) for view in views if view.is_across)
+    if message.crosses_reload or not all(view.is_sure for view in views):
+        return
     for sub, _, subject in reach.hits.values():
         if history.may_be_kept_out(sub, subject, message.at, message.acked_at):
             is_sure = False  # siblings are told of interest, not of permissions
@@ -273,7 +290,7 @@ def check_answers(history: History, request: Message, answers: list[Message]) ->
         if one.client == request.client and one.pattern == f"_INBOX.{request.client}.*"
     )
     got = [one for one in answers if one.number in inbox.got]
-    assert len(got) <= 1, f"{request} was answered {len(got)} times"
+    assert len(got) <= 1 or history.tenants.is_chunked, f"{request} was answered {len(got)} times"
     assert not got or request.nobody_at == NEVER, f"{request} was answered, and told that nobody responds"
     if got or inbox.left_at != NEVER or request.shard_died_at != NEVER:
         return

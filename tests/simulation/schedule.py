@@ -80,6 +80,9 @@ FEATURES = {
     "third": (0.15, {}),
     "queues": (0.5, {}),  # of a world with a third account: queue groups there
 }
+# Features of a world with accounts, drawn apart, so that the rest of a seed's schedule stays as it was.
+LATER_FEATURES = {"chunked": 0.3, "weighted": 0.4, "reloads": 0.4}
+MOST_RELOADS = 8
 MOST_SHARDS_HERE = 6
 
 
@@ -144,7 +147,8 @@ def drawn(seed: int) -> Schedule:
     kinds = rng.choices(list(weights), list(weights.values()), k=rng.randrange(60, 200))
     steps = tuple(drawn_step(rng, kind) for kind in kinds)
     shards, world, is_narrow = rng.randint(2, MOST_SHARDS_HERE), rng.randint(1, 1000), rng.random() < 0.5
-    return Schedule(shards, world, is_narrow, with_patterns(seed, with_moves(seed, steps)), features)
+    steps = with_patterns(seed, with_moves(seed, steps))
+    return with_later_features(seed, Schedule(shards, world, is_narrow, steps, features))
 
 
 def with_moves(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -187,6 +191,27 @@ def with_patterns(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     return tuple(found)
 
 
+def with_later_features(seed: int, schedule: Schedule) -> Schedule:
+    """The same schedule; in a world with accounts perhaps with some of LATER_FEATURES."""
+    if not schedule.has("accounts"):
+        return schedule
+    rng = random.Random(f"features {seed}")
+    features = [name for name, share in LATER_FEATURES.items() if rng.random() < share]
+    if schedule.has("rights"):
+        features = [name for name in features if name != "weighted"]
+    steps = list(schedule.steps)
+    if "reloads" in features:
+        for _ in range(rng.randint(1, MOST_RELOADS)):
+            steps.insert(rng.randrange(len(steps) + 1), drawn_step(rng, "reload"))
+    if "weighted" in features:
+        for _ in range(rng.randint(1, 30)):  # more of what is published to a mapping's subject
+            steps.insert(rng.randrange(len(steps) + 1), drawn_step(rng, "pub")._replace(which=4))
+    if "chunked" in features:
+        for kind in rng.choices(("request", "answer", "answer", "settle"), k=rng.randint(4, 40)):
+            steps.insert(rng.randrange(len(steps) + 1), drawn_step(rng, kind))
+    return replace(schedule, steps=tuple(steps), features=(*schedule.features, *features))
+
+
 def drawn_step(rng: random.Random, kind: str) -> Step:
     return Step(kind, below_24(rng), below_24(rng), below_24(rng))
 
@@ -205,8 +230,8 @@ def parsed(text: str) -> Schedule:
     try:
         _, shards, _, seed, width, *features = lines[0]
         steps = tuple(Step(kind, int(who), int(which), int(much)) for kind, who, which, much in lines[1:])
-        unknown = {step.kind for step in steps} - set(KINDS) - set(MOVES) - set(PATTERN_STEPS)
-        unknown |= set(features) - set(FEATURES)
+        unknown = {step.kind for step in steps} - set(KINDS) - set(MOVES) - set(PATTERN_STEPS) - {"reload"}
+        unknown |= set(features) - set(FEATURES) - set(LATER_FEATURES)
         if unknown:
             raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
         return Schedule(int(shards), int(seed), width == "narrow", steps, tuple(features))

@@ -57,26 +57,38 @@ class Tenants:
     """The accounts and what passes between them; `kind` chooses one of several arrangements, 0: one account.
 
     `has_third`: a service and a stream have the same subject, and a third account, which must not get requests,
-    imports the stream.
+    imports the stream. `is_chunked`: a request may have any number of answers. `is_weighted`: the mapping has two
+    destinations. `variant`: what a reload has left out: 1 the mapping, 2 and 4 the streams of A.
     """
 
     threshold_s: float
     crossings: tuple[Crossing, ...]
     accounts: tuple[str, ...]
-    mapping: tuple[str, str]
+    mapping: tuple[str, tuple[tuple[str, int], ...]]  # in A: its subject, and destinations with their shares
+    is_chunked: bool
 
-    def __init__(self, kind: int, *, has_third: bool = False) -> None:
+    def __init__(
+        self,
+        kind: int,
+        *,
+        has_third: bool = False,
+        is_chunked: bool = False,
+        is_weighted: bool = False,
+        variant: int = 0,
+    ) -> None:
+        self.is_chunked = is_chunked
         self.threshold_s = 0.4 if kind % 4 == 1 else 120.0
         self.crossings = ()
         self.accounts = (GLOBAL_ACCOUNT,)
-        self.mapping = ("", "")
+        self.mapping = ("", ())
         if kind:
             middle = ("B", "b") if kind % 2 else ("A", "b")
             self.accounts = ("A", "B", "C")
-            self.mapping = ("m", "a")  # in A
+            if not variant & 1:
+                self.mapping = ("m", (("a", 60), ("a.b", 40)) if is_weighted else (("a", 100),))
             self.crossings = (
-                Crossing("B", "A", "a.*", "x.*", is_service=False),
-                Crossing("C", "A", "a", "a", is_service=False),
+                *((Crossing("B", "A", "a.*", "x.*", is_service=False),) if not variant & 2 else ()),
+                *((Crossing("C", "A", "a", "a", is_service=False),) if not variant & 4 else ()),
                 Crossing("B", "A", "b", "b", is_service=True),
                 Crossing("C", *middle, "c", is_service=True),
             )
@@ -89,7 +101,12 @@ class Tenants:
             Export("a.*", is_service=False),
             Export("a", is_service=False),
             Export("b", is_service=False),
-            Export("b", is_service=True, threshold_s=self.threshold_s),
+            Export(
+                "b",
+                is_service=True,
+                threshold_s=self.threshold_s,
+                response="chunked" if self.is_chunked else "singleton",
+            ),
         )
         return Options(
             accounts=tuple(
@@ -101,25 +118,27 @@ class Tenants:
                         for one in self.crossings
                         if one.importer == name
                     ),
-                    mappings=(Mapping(self.mapping[0], ((self.mapping[1], 100),)),) if name == "A" else (),
+                    mappings=(Mapping(*self.mapping),) if name == "A" and self.mapping[0] else (),
                 )
                 for name in self.accounts
                 if name != GLOBAL_ACCOUNT
             )
         )
 
-    def mapped(self, account: str, subject: str) -> str:
-        """The subject that a mapping makes of a published one."""
-        return self.mapping[1] if account == "A" and subject == self.mapping[0] else subject
+    def mapped(self, account: str, subject: str) -> tuple[str, ...]:
+        """The subjects of which a mapping makes one of a published one."""
+        if account == "A" and subject == self.mapping[0]:
+            return tuple(to for to, _ in self.mapping[1])
+        return (subject,)
 
-    def views(self, account: str, subject: str) -> list[View]:
-        """A message in each account that it comes to."""
-        subject = self.mapped(account, subject)
-        found = [View(account, subject, is_across=False)]
+    def views(self, account: str, subject: str, chosen: str = "") -> list[View]:
+        """A message in each account that it comes to. `chosen`: the destination, where one is known."""
+        subjects = (chosen,) if chosen else self.mapped(account, subject)
+        found = [View(account, one, is_across=False, is_sure=len(subjects) == 1) for one in subjects]
         for at in found:
             for one in self.crossings:
                 if one.is_service and one.importer == at.account and one.to == at.subject:
-                    found.append(View(one.exporter, self.mapped(one.exporter, one.subject), is_across=True))
+                    found.append(View(one.exporter, one.subject, is_across=True, is_sure=at.is_sure))
         return found
 
     def way_back(self, asker: str, responder: str, reply: str, *, is_sure: bool) -> list[View]:

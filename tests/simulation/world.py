@@ -20,6 +20,7 @@ from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.frozen import OfferedClient, RecordRefused
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.permissions import Permissions
+from gnatswarm.broker.renewal import listen_anew
 from gnatswarm.probes.engine import ProbeSocket
 from gnatswarm.probes.pipes import Sight, with_news
 from gnatswarm.shards.clients.imports_exports import ImportsExports
@@ -28,7 +29,7 @@ from tests.simulation.history import NEVER, Message, Subscription
 from tests.simulation.promises import History
 from tests.simulation.schedule import MOST_SHARDS_HERE, Schedule, Step
 from tests.simulation.swarm import ALL, End, Process, Swarm
-from tests.simulation.tenants import RIGHTS, Tenants, may_publish, may_subscribe
+from tests.simulation.tenants import RIGHTS, Tenants, View, may_publish, may_subscribe
 from tests.support.engine import NO_RESPONDERS, Engine, EngineClient, Frame, frames
 
 QUEUES = ("", *promises.QUEUES)
@@ -104,7 +105,7 @@ class World:
         self.schedule = schedule
         self.rng = Random(schedule.seed)
         self.now = 0
-        self.tenants = Tenants(schedule.seed if schedule.has("accounts") else 0, has_third=schedule.has("third"))
+        self.tenants = self.arranged(0)
         self.history = History(self.tenants)
         self.seen: Counter[str] = Counter()  # named situations that it has covered
         self.people: list[Person] = []
@@ -159,6 +160,16 @@ class World:
                 engine.probe.seed(mesh.account(name.encode()), self.schedule.seed + number)
             made = ImportsExports(self.tenants.options(), engine.probe.fanout, mesh)
             self.imports[id(engine)] = made
+
+    def arranged(self, variant: int) -> Tenants:
+        """The accounts, and what passes between them after a reload to this variant."""
+        return Tenants(
+            self.schedule.seed if self.schedule.has("accounts") else 0,
+            has_third=self.schedule.has("third"),
+            is_chunked=self.schedule.has("chunked"),
+            is_weighted=self.schedule.has("weighted"),
+            variant=variant,
+        )
 
     def urandom(self, n: int) -> bytes:
         """Replaces os.urandom."""
@@ -307,12 +318,25 @@ class World:
         sub.got[number] = max(self.messages[number].at, person.moved_at) if end <= person.detached_to else self.now
         if len(sub.got) >= sub.most:
             sub.left_at = min(sub.left_at, self.now)
+        self.note_destination(self.messages[number], person, frame.subject.decode())
         if self.messages[number].account != person.account:
             self.seen["service crossing" if frame.reply.startswith(b"_R_") else "account crossing"] += 1
         if frame.reply:
             person.unread.append((end, "request", frame.reply, number))
             if RIGHTS[person.rights] is not None:
                 person.reads[frame.reply.decode()] = (self.swarm.now_us, 0)
+
+    def note_destination(self, message: Message, person: Person, subject: str) -> None:
+        """Note to which destination of a weighted mapping a message went: to the same for everybody."""
+        to = self.tenants.mapped(message.account, message.subject)
+        if len(to) > 1 and not message.crosses_reload:
+            chosen = [
+                one for one in to if self.tenants.heard(View("A", one, is_across=False), person.account) == subject
+            ]
+            assert chosen, f"client {person.number} got {message} as {subject}"
+            assert message.chosen in ("", chosen[0]), f"{message} went to {message.chosen}, and to {chosen[0]}"
+            message.chosen = chosen[0]
+            self.seen[f"weighted mapping to {chosen[0]}"] += 1
 
     def on_closed(self, person: Person) -> None:
         """The broker has closed it, or it has left."""
@@ -414,7 +438,9 @@ class World:
                 if end.is_open and end.socket.queued - queued > TELLING_BYTES:
                     self.seen["hold for a link"] += 1
                     assert socket.is_stalled, f"{person.number} feeds a link that is behind and is not held"
-        subject = self.tenants.mapped(message.account, message.subject)
+        subject, *others = self.tenants.mapped(message.account, message.subject)
+        if others:
+            return
         if self.swarm.now_us < self.slow_told.get((id(person.process), message.account, subject), 0):
             self.seen["hold by SLOW"] += 1
             assert socket.is_stalled, f"{person.number} feeds {subject}, of which a sibling said SLOW, and is not held"
@@ -565,7 +591,8 @@ class World:
         self.messages.append(message)
         person.backlog.append(number)
         person.sight.is_watched = True
-        mapped = self.tenants.mapped(person.account, subject)
+        # (Without a choice where there are permissions.)
+        mapped = self.tenants.mapped(person.account, subject)[0]
         if not may_publish(person.rights, mapped) and not self.may_answer(person, mapped):
             message.is_denied = True
             person.errors += 1
@@ -632,6 +659,7 @@ class World:
             words = self.publish(person, reply, 0, answers=number)
             self.say_publish(person, words, finish=step.who % 3 != 0)
             self.seen["answer"] += 1
+            self.seen["answer to be followed"] += self.tenants.is_chunked and reply.startswith("_R_")
             if step.much % 2 and person.is_read:
                 self.do_ping(person, step)
 
@@ -691,6 +719,32 @@ class World:
         assert ended == should, f"the reload ends {ended}, not {should}"
         self.seen["rights reloaded"] += 1
         self.swarm.turn()
+
+    def do_reload(self, step: Step) -> None:
+        """Reload mappings and stream imports, on all shards at once while everything is in step.
+
+        What was published and not acknowledged before is promised to nobody.
+        """
+        self.swarm.settle()
+        self.look()
+        if not self.schedule.has("accounts") or not self.swarm.is_whole:
+            return
+        # Permissions are those for the destination: which is that would not be known while it is on its way.
+        variant = step.which % 8 & (6 if self.schedule.has("rights") else 7)
+        self.tenants = self.arranged(variant)
+        self.history.reloads.append((self.now, self.tenants))
+        for message in self.messages:
+            if message.acked_at == NEVER:
+                message.crosses_reload = message.may_be_lost = True
+        for process in self.swarm.alive:
+            changed = self.imports[id(process.engine)].configure(self.tenants.options())
+            for person in self.at(process):
+                if person.account in changed:
+                    listen_anew(person.client.connection)
+            process.engine.probe.finish()
+        self.swarm.settle()
+        self.look()
+        self.seen["imports reloaded"] += 1
 
     def do_limits(self, person: Person, step: Step) -> None:
         """Reload the limit of what may wait for it."""
@@ -1032,6 +1086,7 @@ ALONE: dict[str, Callable[[World, Step], None]] = {
     "retire": World.do_retire,
     "hand": World.do_hand,
     "stop": World.do_stop,
+    "reload": World.do_reload,
 }
 # Steps that are possible whether or not the broker reads from this client.
 OF_SOCKETS: dict[str, Callable[[World, Person, Step], None]] = {
