@@ -104,6 +104,8 @@ def everything(runtime: Path, start_broker: Callable[..., Broker], tmp_path: Pat
         http_user: "watch", http_password: "{SECRET}-pages"
         websocket {{ host: "{HOST}", port: -1, no_tls: true }}
         authorization {{ users: [ {{ user: app, password: "{SECRET}-app" }} ] }}
+        cluster {{ name: surface, listen: "{HOST}:-1", authorization {{ user: r, password: "{SECRET}-routes" }} }}
+        leafnodes {{ listen: "{HOST}:-1", authorization {{ user: l, password: "{SECRET}-leaf" }} }}
         pid_file: "{tmp_path}/broker.pid"
         ports_file_dir: "{tmp_path}/ports"
         stats {{ dir: "{tmp_path}/stats", window: "200ms" }}
@@ -116,15 +118,16 @@ def test_it_listens_where_the_configuration_says_and_nowhere_else(everything):
     tcp = listening_tcp(sockets(everything))
     log = everything.log.text
     named = {everything.port} | {
-        int(port) for port in re.findall(r"(?:monitor on|websocket clients on)\D+[\d.]+:(\d+)", log)
+        int(port) for port in re.findall(r"(?:monitor|websocket clients|\w+ connections) on\D+[\d.]+:(\d+)", log)
     }
-    assert len(named) == 3, log
+    assert len(named) == 5, log
     assert tcp == {(HOST, port) for port in named}
 
 
 def test_its_unix_sockets_are_in_a_directory_of_its_user_alone(everything, runtime):
     unix = listening_unix(sockets(everything))
-    assert len(unix) == 5  # the operators', and of each shard the one for links and the one for moves
+    # The operators', the gateway's for links, and of each shard the one for links and the one for moves.
+    assert len(unix) == 6, unix
     for path in unix:
         assert path.startswith(str(runtime)), path
         assert mode(Path(path).parent) == 0o700
@@ -165,7 +168,7 @@ def test_no_secret_is_in_a_log_a_page_or_a_command_line(everything):
     passwords = urllib.request.HTTPPasswordMgrWithDefaultRealm()
     passwords.add_password(None, base, "watch", f"{SECRET}-pages")
     opener = urllib.request.build_opener(urllib.request.HTTPBasicAuthHandler(passwords))
-    for page in ("varz", "connz?auth=1&subs=detail", "accountz", "shardz", "metrics"):
+    for page in ("varz", "connz?auth=1&subs=detail", "accountz", "shardz", "metrics", "routez", "leafz"):
         with opener.open(f"{base}/{page}", timeout=10) as answer:
             assert SECRET not in answer.read().decode()
     assert SECRET not in everything.log.text
