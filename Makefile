@@ -7,7 +7,8 @@
 #   WORKERS=2             test processes; 0: the tests run in pytest's own process, for a debugger
 #   EXTRAS=top            optional dependencies of pyproject.toml to install besides
 #   FUZZ_S=60             seconds for each fuzzer
-#   S=60                  seconds of simulation, of histories, or of each soak
+#   S=60                  seconds of simulation, of histories, or of each soak of moves
+#   H=2                   hours of a soak under a steady load, instead of those of moves
 #   GNATSWARM_NATIVE=1    compile for this machine's processor alone
 
 VENV := .venv
@@ -18,6 +19,7 @@ WORKERS ?= 2
 EXTRAS ?=
 FUZZ_S ?= 60
 S ?= 60
+H ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL = $(PY) -m pip install -qq --progress-bar off --constraint constraints.txt
@@ -34,7 +36,7 @@ COMPILED_SOURCES := $(shell find broker shards loadtest tests/probes -name '*.py
 CYTHON_SOURCES := $(filter %.pyx %.pxd,$(COMPILED_SOURCES))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test audit clients reference demo build wheel debug lint format bench scaling instructions simulate soak placement lines histories mutants fuzz clean FORCE
+.PHONY: help run test audit clients reference demo build wheel debug lint format bench scaling instructions simulate soak faults placement lines histories mutants fuzz clean FORCE
 FORCE:
 
 help: ## list the targets
@@ -105,8 +107,15 @@ simulate: build $(VENV)/.tools ## the whole mesh under random schedules for S se
 placement: build $(VENV)/.tools ## from statistics to rules to moved connections, with Spark, on a real broker
 	@GNATSWARM_SLOW=1 $(PYTEST) -n 0 tests/spark/test_placed.py $(ARGS)
 
-soak: build $(VENV)/.tools ## move clients between the shards of real brokers for S seconds, under a checking load; again with kills
+soak: build $(VENV)/.tools ## a checked load on four shards for H hours, with plots; or clients that move, for S seconds
+ifneq ($(H),)
+	@PYTHONPATH=. $(PY) -P -m tests.soak --hours $(H) $(ARGS)
+else
 	@GNATSWARM_SOAK_S=$(S) $(PYTEST) -n 0 --timeout $$(( $(S) * 3 + 120 )) tests/system/test_moving_clients.py $(ARGS)
+endif
+
+faults: build $(VENV)/.tools ## kill, stop, starve and clog real processes, and write down what happens: tests/faults
+	@PYTHONPATH=. $(PY) -P -m tests.faults $(ARGS)
 
 lines: build $(VENV)/.tools ## which lines of the engine the simulation runs (a build of its own, with gcov)
 	@PYTHONPATH=. $(PY) -P -m tests.simulation.lines $(ARGS)
