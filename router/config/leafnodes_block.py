@@ -25,13 +25,14 @@ _SCHEMES = ("nats", "nats-leaf", "tls", "leaf", "ws", "wss")
 _WEBSOCKET = ("ws://", "wss://")
 _REMOTE_KEYS = ("url", "urls", "account", "local", "credentials", "creds", "nkey", "seed", "tls", "deny_imports",
                 "deny_import", "deny_exports", "deny_export", "reconnect_delay", "disabled", "ws_compression",
-                "websocket_compression", "ws_no_masking", "websocket_no_masking")  # fmt: skip
+                "ws_compress", "websocket_compression", "websocket_compress", "ws_no_masking",
+                "websocket_no_masking")  # fmt: skip
 _USER_KEYS = {"user": "user", "username": "user", "pass": "password", "password": "password", "account": "account",
               "nkey": "nkey"}  # fmt: skip
 _TLS_KEYS = ("ca_file", "cert_file", "key_file", "insecure", "timeout", "verify")
 
 # Of no use without a port.
-_OF_PORT = ("host", "net", "advertise", "no_advertise", "authorization", "tls", "min_version")
+_OF_PORT = ("host", "net", "advertise", "leafnode_advertise", "no_advertise", "authorization", "tls", "min_version")
 
 
 class LeafNodesBlock:
@@ -205,7 +206,7 @@ class LeafNodesBlock:
                 settings["deny_exports"] = self._subjects(inner)
             elif key == "reconnect_delay":
                 settings["reconnect_s"] = self._seconds(inner, self._reconnect_s)
-            elif key in ("ws_compression", "websocket_compression"):
+            elif key in ("ws_compress", "ws_compression", "websocket_compress", "websocket_compression"):
                 settings["ws_compression"] = self._boolean(inner)
             elif key in ("ws_no_masking", "websocket_no_masking"):
                 settings["ws_no_masking"] = self._boolean(inner)
@@ -394,6 +395,7 @@ _PORT_KEYS: dict[str, Callable[[object], Settings]] = {
     "host": _sets("host", values.host),
     "net": _sets("host", values.host),
     "advertise": _sets("advertise", values.client_advertise),
+    "leafnode_advertise": _sets("advertise", values.client_advertise),
     "no_advertise": _sets("no_advertise", values.boolean),
     "min_version": _min_version,
     "authorization": _nothing,

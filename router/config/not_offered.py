@@ -94,7 +94,9 @@ RESTRICTS_IN_LEAFNODES = {
 # The same in each of its remotes.
 NO_EFFECT_IN_REMOTE = {
     "no_randomize": "addresses are tried in any order",
+    "dont_randomize": "addresses are tried in any order",
     "jetstream_cluster_migrate": "nothing is stored here",
+    "js_cluster_migrate": "nothing is stored here",
     "compression": "leaf node connections are not compressed",
     "first_info_timeout": "it is 2 seconds",
     "dial_timeout": "it is 1 second",
@@ -145,6 +147,7 @@ OPENS = {
 # Top-level keys for internals that are built differently here.
 NO_EFFECT = {
     "disable_sublist_cache": "the match cache is always on",
+    "no_sublist_cache": "the match cache is always on",
     "connect_error_reports": "of failures to reach a server the first is logged, and every sixtieth",
     "reconnect_error_reports": "of failures to reach a server the first is logged, and every sixtieth",
     "no_system_account": "a system account without users publishes nothing; monitoring pages still show it",
