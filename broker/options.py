@@ -53,6 +53,7 @@ class Logging(_Discreet, frozen=True, forbid_unknown_fields=True):
     syslog: bool = False  # log to the local syslog instead of standard error; a log file takes precedence
     remote_syslog: str = ""  # log to udp://host:port, tcp://host:port or unix:///path; before syslog, behind a log file
     size_limit_bytes: int = 0  # rotate past this many bytes; 0: never
+    most_files: int = 0  # the log and rotated ones that are kept, the newest; 0: all
     format: str = "text"  # "text": nats-server's lines; "json": one JSON object per line
     logtime: bool = True  # timestamps on every line
     logtime_utc: bool = False  # log times in UTC instead of local time

@@ -87,6 +87,7 @@ class Keywords(TypedDict, total=False):
     syslog: bool
     remote_syslog: str
     log_size_limit: int | str
+    log_max_num: int
     log_format: str
     max_traced_msg_len: int | str
     http_port: int  # monitoring pages; 0: none, -1: any free port

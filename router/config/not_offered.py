@@ -158,8 +158,6 @@ NO_EFFECT = {
     "no_fast_producer_stall": "a publisher waits at most 0.1 s at a time for a slow subscriber, and nothing is dropped",
     "write_timeout": "a client that reads nothing for write_deadline is disconnected",
     "max_closed_clients": "/connz?state=closed shows the last 10,000 of each shard",
-    "logfile_max_num": "rotated log files are kept until you remove them",
-    "log_max_num": "rotated log files are kept until you remove them",
     "trace_headers": "trace shows headers and payload; max_traced_msg_len limits both",
     "trace_verbose": "trace always shows every operation",
 }

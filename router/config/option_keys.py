@@ -117,6 +117,7 @@ KEYS = (
     Key(("syslog",), _sets("logging.syslog", values.boolean)),
     Key(("remote_syslog",), _sets("logging.remote_syslog", values.remote_syslog)),
     Key(("log_size_limit", "logfile_size_limit"), _sets("logging.size_limit_bytes", values.size_limit_bytes)),
+    Key(("log_max_num", "logfile_max_num"), _sets("logging.most_files", values.log_files)),
     Key(("log_format",), _sets("logging.format", values.log_format)),  # not in nats-server
     Key(("max_traced_msg_len",), _sets("logging.trace_payload_bytes", values.size_limit_bytes)),
     Key(("pid_file", "pidfile"), _sets("pid_file", values.path)),

@@ -246,6 +246,11 @@ def size_limit_bytes(value: object) -> int:
     return max(number(value, -1, 2**60, "bytes"), 0)
 
 
+def log_files(value: object) -> int:
+    """How many log files are kept; 0 and -1: all."""
+    return max(number(value, -1, 2**31 - 1), 0)
+
+
 def client_advertise(value: object) -> str:
     """`host` or `host:port`."""
     address = text(value).strip()

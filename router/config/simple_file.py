@@ -26,7 +26,7 @@ _ALONE = frozenset(
     {
         *("port", "host", "listen", "server_name", "compatibility", "server_tags", "server_metadata"),
         *("client_advertise", "http", "http_port", "http_base_path", "http_user", "http_password"),
-        *("debug", "trace", "logtime", "logtime_utc", "log_file", "log_size_limit", "log_format"),
+        *("debug", "trace", "logtime", "logtime_utc", "log_file", "log_size_limit", "log_max_num", "log_format"),
         *("max_traced_msg_len", "pid_file", "ports_file_dir", "max_payload", "max_control_line"),
         *("max_connections", "max_subscriptions", "max_pending", "write_deadline", "ping_interval", "ping_max"),
         *("proxy_protocol", "no_header_support", "shards", "accept", "prefer_local", "stats"),

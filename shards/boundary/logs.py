@@ -130,6 +130,7 @@ class LineHandler(logging.Handler):
         super().__init__()
         self._path = options.file
         self._limit_bytes = options.size_limit_bytes
+        self._most_files = options.most_files
         self._rotates = process_label == ROUTER_LABEL
         self._label = process_label
         self._fd = 2
@@ -191,6 +192,23 @@ class LineHandler(logging.Handler):
             return
         if not self.reopen():
             logging.getLogger(ROOT).info('Rotated log, backup saved as "%s"', backup)
+            self._purge()
+
+    def _purge(self) -> None:
+        """Remove the oldest of the rotated files where there are too many; only files that have a name as of ours."""
+        if not self._most_files:
+            return
+        directory, name = os.path.split(self._path)
+        pattern = re.compile(re.escape(name) + _BACKUP_SUFFIX)
+        try:
+            with os.scandir(directory or ".") as found:
+                backups = sorted(one.name for one in found if pattern.fullmatch(one.name) and one.is_file())
+            for old in backups[: max(0, len(backups) - (self._most_files - 1))]:
+                path = os.path.join(directory, old)
+                os.remove(path)
+                logging.getLogger(ROOT).info('Purged log file "%s"', path)
+        except OSError as error:
+            logging.getLogger(ROOT).error('Unable to remove old log files of "%s": %s', self._path, error.strerror)
 
     def _write(self, text: str) -> None:
         data = text.encode("utf-8", "backslashreplace")
@@ -283,6 +301,9 @@ def _level(debug: bool, trace: bool) -> int:
 def _open_log(path: str) -> int:
     # nats-server's mode. A log has no secrets, but it shows who talks to whom.
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+
+
+_BACKUP_SUFFIX = r"\.\d{4}(\.\d\d){5}\.\d{9}"
 
 
 def _backup_name(path: str) -> str:

@@ -105,6 +105,8 @@ def get(options: Options, field: str) -> Any:
         ("logfile: a", "logging.file", "a"),
         ("log_size_limit: 1k", "logging.size_limit_bytes", 1000),
         ("logfile_size_limit: -1", "logging.size_limit_bytes", 0),
+        ("log_max_num: 3", "logging.most_files", 3),
+        ("logfile_max_num: -1", "logging.most_files", 0),
         ("log_format: JSON", "logging.format", "json"),
         ("max_traced_msg_len: 10", "logging.trace_payload_bytes", 10),
         ("pid_file: a", "pid_file", "a"),

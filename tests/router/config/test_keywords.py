@@ -33,6 +33,7 @@ def test_every_name_of_the_file_is_a_keyword_with_a_type():
         "monitor_port",
         "logfile",
         "logfile_size_limit",
+        "logfile_max_num",
         "pidfile",
         "max_conn",
         "max_subs",

@@ -213,6 +213,21 @@ def test_the_router_rotates_and_shards_follow(tmp_path: pathlib.Path) -> None:
     shard.close()
 
 
+@pytest.mark.parametrize(("most", "left"), [(0, 5), (1, 0), (3, 2)])
+def test_of_rotated_files_the_newest_are_kept(tmp_path: pathlib.Path, most: int, left: int) -> None:
+    path = tmp_path / "x.log"
+    others = [tmp_path / "x.log.old", tmp_path / "x.log.2026.11.23.05.16.13", tmp_path / "y.log"]
+    for other in others:
+        other.write_text("")
+    logs.configure(Logging(file=str(path), size_limit_bytes=500, most_files=most), process_label=logs.ROUTER_LABEL)
+    for number in range(5):
+        path.write_text(f"{number}\n" + "x" * 500)
+        logs.rotate_when_full()
+    backups = sorted(tmp_path.glob("x.log.*.?????????"))
+    assert [backup.read_text()[0] for backup in backups] == ["0", "1", "2", "3", "4"][5 - left :]
+    assert all(other.exists() for other in others)
+
+
 def test_lines_of_many_processes_do_not_mix(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "x.log"
     code = (
