@@ -110,12 +110,13 @@ class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     version: int
     shards: int  # those that the old one is linked to, and itself, a bit each: the new one must know the same
-    clients: tuple[OfferedClient, ...]
+    clients: tuple[msgspec.Raw, ...]  # an OfferedClient each (encoded_client): they are read one after the other
     shifts: tuple[Shift, ...]
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(FrozenClient)
+_client_decoder = msgspec.msgpack.Decoder(OfferedClient)
 _offer_decoder = msgspec.msgpack.Decoder(Offer)
 _shifts_decoder = msgspec.msgpack.Decoder(tuple[Shift, ...])
 
@@ -159,6 +160,19 @@ def check(frozen: FrozenClient) -> None:
             raise RecordRefused(
                 f"subscription {one.sid!r} has had {one.delivered:,} messages of at most {one.max_msgs:,}"
             )
+
+
+def encoded_client(client: OfferedClient) -> msgspec.Raw:
+    """One client of an offer."""
+    return msgspec.Raw(_encoder.encode(client))
+
+
+def decoded_client(raw: msgspec.Raw) -> OfferedClient:
+    """The client that `encoded_client` wrote; RecordRefused for anything else."""
+    try:
+        return _client_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordRefused(f"an offered client that is truncated or damaged: {error}") from None
 
 
 def encoded_offer(offer: Offer) -> bytes:

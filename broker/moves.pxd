@@ -19,9 +19,11 @@ from gnatswarm.broker.mesh cimport Mesh
 from gnatswarm.broker.reroutes cimport Reroutes
 
 cdef enum Phase:
+    PHASE_PREPARING    # old: its clients are written down. New: their connections are made. One in each go_on()
     PHASE_WAITING      # old: offered. New: siblings have not all answered. Nothing has changed, and it can be stopped
     PHASE_MARKING      # marks are asked for: it goes on to its end, or the connections are closed
     PHASE_MARKED       # all marks are here. Old: waits for siblings. New: waits for records
+    PHASE_HANDING      # old: its clients are handed over, one in each go_on()
     PHASE_OVER
 
 
@@ -36,26 +38,35 @@ cdef class Batch(FencedBatch):
     cdef uint64_t marked        # of those, who has marked or is dead
     cdef uint64_t broken        # of those, whose link broke: dead or alive, nobody knows yet
     cdef dict clients           # cid → ClientConnection
+    cdef list todo              # what go_on() has still to do in this phase: cids, or clients as they were offered
     cdef tuple shifts
 
     cdef int set_takes(self, uint64_t takes_from) except -1
     cdef int look_whether_marked(self) except -1
     cdef int on_all_marked(self) except -1
+    cdef int work(self) except -1
     cdef int end(self, str why, bint in_doubt) except -1
 
 
 @cython.final
 cdef class Leaving(Batch):
-    cdef dict subscriptions     # cid → what they were when they ended here
+    cdef list offered           # those that are written down, as encoded_client(), until all are
+    cdef dict subscriptions     # cid → what they were when it was written down, then when they ended here
+    cdef dict out_msgs          # cid → its out.msgs when it was written down
     cdef set gone               # cids of clients that have left
     cdef set open               # moves of others that this shard had marked when this one began, and are not over
     cdef bint is_fenced
+    cdef int write_next(self) except -1
     cdef int look_whether_ready(self) except -1
+    cdef int hand_next(self) except -1
+    cdef int let_stay(self, ClientConnection client) except -1
 
 
 @cython.final
 cdef class Arriving(Batch):
     cdef dict records           # cid → FrozenClient that came before the last mark
+    cdef int admit_next(self) except -1
+    cdef int admit(self, one) except -1
     cdef int settle(self, uint64_t cid, frozen) except -1
 
 
@@ -77,6 +88,7 @@ cdef class Moves:
     cdef public object host
     cdef Leaving leaving        # None: nobody leaves
     cdef dict arriving          # (old, id) → Arriving
+    cdef list at_work           # batches with something to do in go_on()
     cdef dict marks             # (old, id) → Mark
     cdef dict over              # old → highest id of its moves that it has said are over
     cdef dict told              # (shard, account, subject, queue) → members that the shard told of, while shifted
@@ -89,6 +101,7 @@ cdef class Moves:
     cdef readonly uint64_t n_stopped     # batches that ended with their clients where they were
     cdef readonly uint64_t n_lost        # clients that were closed because a shard or a link ended in the middle
 
+    cdef int begin_work(self, Batch batch) except -1
     cdef int send(self, int shard, bytes frame) except -1
     cdef int send_all(self, bytes frame) except -1
     cdef int mark(self, int old, int new, uint64_t id, tuple shifts) except -1

@@ -60,12 +60,27 @@ cdef bytes subject_of(Sublist sublist, const Sub *sub):
     return bytes(room[:size])
 
 
+cdef bint has_members(ClientConnection client) noexcept:
+    """Whether one of its subscriptions is in a queue group. (Then its shadows can be, too, and no others.)"""
+    cdef Sub *sub
+    cdef uint32_t i
+    if client.subs.slots == NULL:
+        return False
+    for i in range(client.subs.mask + 1):
+        sub = <Sub *>slot_item(client.subs.slots[i])
+        if sub != NULL and sub.group != NULL:
+            return True
+    return False
+
+
 cdef tuple shifts_of(clients):
     """The queue members among the subscriptions of these clients."""
     cdef dict members = {}
     cdef Sub *sub
     cdef QueueName *name
     for client in clients:
+        if not has_members(<ClientConnection>client):
+            continue
         for sublist, address in places_of(client):
             sub = <Sub *><size_t>address
             if sub.group != NULL:
@@ -88,31 +103,48 @@ cdef dict queues_of(ClientConnection client):
     return found
 
 
-cdef bint has_bounded_member(ClientConnection client):
+cdef bint has_bounded_member(ClientConnection client) noexcept:
     cdef Sub *sub
-    for address in subs_of(client):
-        sub = <Sub *><size_t>address
-        if sub.group != NULL and sub.max_msgs:
+    cdef uint32_t i
+    if client.subs.slots == NULL:
+        return False
+    for i in range(client.subs.mask + 1):
+        sub = <Sub *>slot_item(client.subs.slots[i])
+        if sub != NULL and sub.group != NULL and sub.max_msgs:
             return True
     return False
 
 
-cdef int set_maxima(ClientConnection client, bint moves) except -1:
+cdef void set_maxima(ClientConnection client, bint moves) noexcept:
     """While it moves each subscription has a max, so that fan-out looks at where it is."""
     cdef Sub *sub
-    for address in subs_of(client):
-        sub = <Sub *><size_t>address
+    cdef uint32_t i
+    if client.subs.slots == NULL:
+        return
+    for i in range(client.subs.mask + 1):
+        sub = <Sub *>slot_item(client.subs.slots[i])
+        if sub == NULL:
+            continue
         if moves and sub.max_msgs == 0:
             sub.max_msgs = NO_MAX
         elif not moves and sub.max_msgs == NO_MAX:
             sub.max_msgs = 0
-    return 0
 
 
 cdef int change_entries(ClientConnection client) except -1:
     """What matches its subscriptions is looked up anew: it takes, or does not take, what is published here."""
-    for sublist, address in places_of(client):
-        (<Sublist>sublist).node_changed((<Sub *><size_t>address).node)
+    cdef Sub *sub
+    cdef uint32_t i
+    if client.subs.slots == NULL:
+        return 0
+    for i in range(client.subs.mask + 1):
+        sub = <Sub *>slot_item(client.subs.slots[i])
+        if sub == NULL:
+            continue
+        client.sublist.node_changed(sub.node)
+        if client.shadows is not None:
+            for shadow, stream in client.shadows.cast_by.get(<size_t>sub, ()):
+                (<Sublist>stream.exporter).node_changed((<Sub *><size_t>shadow).node)
     return 0
 
 
@@ -183,12 +215,49 @@ cdef class Batch(FencedBatch):
     cdef int on_all_marked(self) except -1:
         raise NotImplementedError
 
+    cdef int work(self) except -1:
+        raise NotImplementedError
+
     cdef int end(self, str why, bint in_doubt) except -1:
         raise NotImplementedError
 
 
 cdef class Leaving(Batch):
     """At the old shard."""
+
+    cdef int write_next(self) except -1:
+        """Write down one client; behind the last, all are offered to the new shard."""
+        cdef Moves moves = self.moves
+        cdef object cid = self.todo.pop()
+        cdef object _keep = self
+        cdef ClientConnection client = <ClientConnection>self.clients[cid]
+        try:
+            if cid in self.gone or client.is_closing or client.out.close_reason != CLOSE_NONE:
+                raise records.RecordRefused("it is being closed")
+            self.subscriptions[cid] = subscriptions_of(client)
+            self.out_msgs[cid] = client.out.msgs
+            self.offered.append(records.encoded_client(records.OfferedClient(
+                client.cid, client.sublist.account, moves.host.words_of(client), bool(client.out.takes_headers),
+                self.subscriptions[cid])))
+            set_maxima(client, True)
+        except records.RecordRefused as error:
+            why = str(error)
+            if len(self.clients) == 1:
+                return self.end(why, False)
+            del self.clients[cid]
+            self.let_stay(client)
+        if self.todo:
+            return 0
+        if moves.mesh.out_of_step or not (moves.mesh.up >> self.new) & 1:
+            return self.end("its links to other shards have changed", False)
+        self.phase = PHASE_WAITING
+        self.marked = 0
+        self.shards = moves.mesh.up | <uint64_t>1 << self.old
+        self.shifts = shifts_of(self.clients.values())
+        words = records.encoded_offer(records.Offer(records.MOVE_RECORD_VERSION, self.shards, tuple(self.offered),
+                                                    self.shifts))
+        self.offered = None
+        return moves.send(self.new, b"MOVE %d %d\r\n%b\r\n" % (self.id, len(words), words))
 
     cdef int on_all_marked(self) except -1:
         """Nothing comes here for them any more: their subscriptions end."""
@@ -197,7 +266,8 @@ cdef class Leaving(Batch):
         for cid, item in self.clients.items():
             client = <ClientConnection>item
             set_maxima(client, False)
-            self.subscriptions[cid] = subscriptions_of(client)
+            if client.out.msgs != <uint64_t>self.out_msgs[cid]:   # or they are what was written down
+                self.subscriptions[cid] = subscriptions_of(client)
             client.out.moving = MOVING_GONE
             client.end_subscriptions()
         self.moves.last_over = self.id
@@ -213,35 +283,46 @@ cdef class Leaving(Batch):
     cdef int look_whether_ready(self) except -1:
         """Hand them over, if siblings have seen everything that they have caused, and no publisher among them overtakes
         what it sent before: a move that this shard had marked must be marked by the next one too."""
-        cdef ClientConnection client
         cdef Moves moves = self.moves
-        cdef object _keep = self   # (it is the moves' no more, before this is over)
         if self.phase != PHASE_MARKED or not self.is_fenced or self.open or moves.mesh.out_of_step:
             return 0
-        self.phase = PHASE_OVER
-        moves.leaving = None
-        for cid, item in list(self.clients.items()):
-            client = <ClientConnection>item
-            client.touched = client.published = 0
-            frozen = None
-            if cid in self.gone:
-                client.leave()
-            elif client.is_closing or client.out.close_reason != CLOSE_NONE:
-                client.release(HOLD_MOVE)
-                out_call(&client.out)
-            elif client.is_in_doubt:
-                client.close(CLOSE_ROUTE_REMOVED)
-                client.release(HOLD_MOVE)
-                moves.n_lost += 1
-            else:
-                client.holds = 0   # (of its holds, none matters to its next shard)
-                frozen = msgspec.structs.replace(freezer.freeze(client), subscriptions=self.subscriptions[cid])
-                client.holds = HOLD_MOVE
-                moves.n_moved += 1
-            moves.host.hand_over(self.new, self.id, client, frozen)
-        moves.host.ended(self.new, self.id, "")
-        moves.look_at_links()
+        self.phase = PHASE_HANDING
+        for item in self.clients.values():
+            (<ClientConnection>item).touched = (<ClientConnection>item).published = 0
+        self.todo = list(reversed(self.clients))
+        return moves.begin_work(self)
+
+    cdef int hand_next(self) except -1:
+        """Hand one client over; behind the last, the move is over."""
+        cdef Moves moves = self.moves
+        cdef object cid = self.todo.pop()
+        cdef object frozen = None
+        cdef object _keep = self   # (it is the moves' no more, before this is over)
+        cdef ClientConnection client = <ClientConnection>self.clients.pop(cid)
+        if cid in self.gone:
+            client.leave()
+        elif client.is_closing or client.out.close_reason != CLOSE_NONE:
+            client.release(HOLD_MOVE)
+            out_call(&client.out)
+        elif client.is_in_doubt:
+            client.close(CLOSE_ROUTE_REMOVED)
+            client.release(HOLD_MOVE)
+            moves.n_lost += 1
+        else:
+            client.holds = 0   # (of its holds, none matters to its next shard)
+            frozen = msgspec.structs.replace(freezer.freeze(client), subscriptions=self.subscriptions[cid])
+            client.holds = HOLD_MOVE
+            moves.n_moved += 1
+        moves.host.hand_over(self.new, self.id, client, frozen)
+        if not self.todo:
+            self.phase = PHASE_OVER
+            moves.leaving = None
+            moves.host.ended(self.new, self.id, "")
+            moves.look_at_links()
         return 0
+
+    cdef int work(self) except -1:
+        return self.write_next() if self.phase == PHASE_PREPARING else self.hand_next()
 
     cdef int end(self, str why, bint in_doubt) except -1:
         """The clients stay, or (once marks were asked for) are closed. In doubt: the new shard may have asked for
@@ -252,8 +333,10 @@ cdef class Leaving(Batch):
         cdef bint is_marking = self.phase == PHASE_MARKING, is_marked
         if self.phase == PHASE_OVER:
             return 0
-        is_marked = self.phase != PHASE_WAITING
+        is_marked = self.phase > PHASE_WAITING
+        in_doubt = in_doubt and self.phase != PHASE_PREPARING   # (then the new shard has heard of nobody)
         self.phase = PHASE_OVER
+        self.todo = []
         moves.leaving = None
         moves.last_over = self.id
         if is_marked:
@@ -264,23 +347,77 @@ cdef class Leaving(Batch):
             moves.send(self.new, b"MOVED %d %d 0 0\r\n\r\n" % (self.old, self.id))
         for cid, item in list(self.clients.items()):
             client = <ClientConnection>item
-            client.out.moving = MOVING_NOT
-            set_maxima(client, False)
             if cid not in self.gone and (is_marked or (in_doubt and shifts_of([client]))):
                 client.close(CLOSE_ROUTE_REMOVED)
                 out_call(&client.out)
                 moves.n_lost += 1
-            client.release(HOLD_MOVE)
-            if cid in self.gone:
-                client.leave()
+            self.let_stay(client)
         if not is_marked:
             moves.n_stopped += 1
         moves.host.ended(self.new, self.id, why)
         return moves.look_at_links()
 
+    cdef int let_stay(self, ClientConnection client) except -1:
+        """It moves no more: it is read again, or leaves if its connection has ended."""
+        client.out.moving = MOVING_NOT
+        set_maxima(client, False)
+        client.release(HOLD_MOVE)
+        if client.cid in self.gone:
+            client.leave()
+        return 0
+
 
 cdef class Arriving(Batch):
     """At the new shard."""
+
+    cdef int work(self) except -1:
+        cdef object cid
+        if self.phase == PHASE_PREPARING:
+            return self.admit_next()
+        cid = self.todo.pop()
+        if self.records[cid] is None:
+            return self.moves.drop(self, cid)
+        return self.settle(cid, self.records[cid])
+
+    cdef int admit_next(self) except -1:
+        """Make the connection of one client that was announced; behind the last, wait for every sibling's PONG."""
+        cdef object _keep = self
+        cdef object raw = self.todo.pop()
+        try:
+            self.admit(records.decoded_client(raw))
+            if not self.todo and shifts_of(self.clients.values()) != self.shifts:
+                raise records.RecordRefused("its accounts import other streams")
+        except records.RecordRefused as error:
+            return self.end(str(error), False)
+        if self.todo:
+            return 0
+        self.phase = PHASE_WAITING
+        return self.moves.fence.fence_batch(self)
+
+    cdef int admit(self, one) except -1:
+        """A detached connection with the subscriptions of this OfferedClient. RecordRefused."""
+        cdef ClientConnection client = self.moves.host.admit(self.old, self.id, one)
+        cdef bytes padded
+        self.clients[one.cid] = client
+        if client.sublist.account != one.account or client.cid != one.cid or client.subs.count:
+            raise records.RecordRefused(f"client {one.cid} is not as it was announced")
+        client.out.moving = MOVING_IN
+        client.out.takes_from = 0
+        client.out.is_shut = True
+        client.out.takes_headers = one.takes_headers and client.offers_headers
+        client.out.taken_us = self.moves.mesh.fanout.box.now_us
+        for sub in one.subscriptions:
+            padded = sub.subject + bytes(SLACK)
+            if subject_kind(<const uint8_t *>padded, len(sub.subject)) == SUBJECT_BAD:
+                raise records.RecordRefused(f"client {one.cid}: {sub.subject!r} is no subject")
+            if sub.max_msgs:
+                client.out.has_surplus = True
+            if sub.delivered:
+                sub = msgspec.structs.replace(
+                    sub, delivered=0, max_msgs=sub.max_msgs - sub.delivered if sub.max_msgs else 0)
+            put_subscription(client, sub)
+        set_maxima(client, True)
+        return 0
 
     cdef int on_fenced(self) except -1:
         """Every sibling answers, and knows what they are interested in: ask for the marks."""
@@ -309,17 +446,17 @@ cdef class Arriving(Batch):
         for item in self.clients.values():
             client = <ClientConnection>item
             client.out.moving = MOVING_NOT
+            if not has_members(client):
+                continue
             for _, address in places_of(client):
                 sub = <Sub *><size_t>address
                 if sub.group != NULL:
                     sub.group.n_members += 1
         self.moves.send_all(b"MOVED %d %d 1 0\r\n\r\n" % (self.old, self.id))
         self.moves.close_mark((self.old, self.id))
-        for cid, frozen in list(self.records.items()):
-            if frozen is not None:
-                self.settle(cid, frozen)
-            else:
-                self.moves.drop(self, cid)
+        if self.records:
+            self.todo = list(reversed(self.records))
+            self.moves.begin_work(self)
         return self.moves.look_at_links()
 
     cdef int settle(self, uint64_t cid, frozen) except -1:
@@ -390,8 +527,11 @@ cdef class Arriving(Batch):
         cdef Moves moves = self.moves
         cdef object _keep = self
         cdef bytes words = why.encode()[:1000]
+        while self.phase == PHASE_MARKED and self.todo:   # they are here
+            self.work()
         if self.phase == PHASE_OVER:
             return 0
+        self.todo = []
         if self.phase != PHASE_MARKED:
             moves.send_all(b"MOVED %d %d 0 %d\r\n%b\r\n" % (self.old, self.id, len(words), words))
             moves.close_mark((self.old, self.id))
@@ -417,6 +557,7 @@ cdef class Moves:
         self.fence = fence
         self.reroutes = reroutes
         self.arriving = {}
+        self.at_work = []
         self.marks = {}
         self.over = {}
         self.told = {}
@@ -432,7 +573,9 @@ cdef class Moves:
     @property
     def n_arriving(self) -> int:
         """Connections that have been announced, and not been handed over."""
-        return sum([len((<Arriving>one).clients) for one in self.arriving.values()])
+        return sum([len((<Arriving>one).clients) + (len((<Arriving>one).todo)
+                                                    if (<Arriving>one).phase == PHASE_PREPARING else 0)
+                    for one in self.arriving.values()])
 
     @property
     def is_idle(self) -> bool:
@@ -463,7 +606,6 @@ cdef class Moves:
         """
         cdef Leaving batch
         cdef ClientConnection client
-        cdef list offered = []
         cdef uint64_t subs = 0
         if self.leaving is not None:
             raise records.RecordRefused("other connections are moving away from this shard")
@@ -482,39 +624,54 @@ cdef class Moves:
         if subs > MOST_SUBSCRIPTIONS:
             raise records.RecordRefused(f"{subs:,} subscriptions at a time; at most {MOST_SUBSCRIPTIONS:,} can move "
                                         "together")
-        for item in clients:
-            client = <ClientConnection>item
-            offered.append(records.OfferedClient(client.cid, client.sublist.account, self.host.words_of(client),
-                                                 bool(client.out.takes_headers), subscriptions_of(client)))
         self.last_id = max(self.last_id + 1, self.mesh.fanout.box.now_us)
         batch = Leaving()
         batch.moves = self
         batch.old = self.mesh.shard
         batch.new = shard
         batch.id = self.last_id
-        batch.phase = PHASE_WAITING
-        batch.shards = self.mesh.up | <uint64_t>1 << self.mesh.shard
+        batch.phase = PHASE_PREPARING
         batch.clients = {(<ClientConnection>one).cid: one for one in clients}
+        batch.todo = list(reversed(batch.clients))
+        batch.offered = []
         batch.subscriptions = {}
+        batch.out_msgs = {}
         batch.gone = set()
         batch.open = {key for key, mark in self.marks.items() if (<Mark>mark).is_open}
-        batch.shifts = shifts_of(clients)
-        words = records.encoded_offer(records.Offer(records.MOVE_RECORD_VERSION, batch.shards, tuple(offered),
-                                                    batch.shifts))
         for item in clients:
             client = <ClientConnection>item
             client.holds |= HOLD_MOVE
             client.out.moving = MOVING_OUT
             client.out.takes_from = ~<uint64_t>0
-            set_maxima(client, True)
         self.leaving = batch
-        self.send(shard, b"MOVE %d %d\r\n%b\r\n" % (batch.id, len(words), words))
+        self.begin_work(batch)
         return batch.id
 
     def stop(self):
         """End the present move with its clients where they are, if no mark has been asked for; else it goes on."""
-        if self.leaving is not None and self.leaving.phase == PHASE_WAITING:
+        if self.leaving is None:
+            return
+        if self.leaving.phase == PHASE_PREPARING:
+            self.leaving.end("it was stopped", False)
+        elif self.leaving.phase == PHASE_WAITING:
             self.send(self.leaving.new, b"MSTOP %d\r\n" % self.leaving.id)
+
+    cdef int begin_work(self, Batch batch) except -1:
+        self.at_work.append(batch)
+        self.host.soon()
+        return 0
+
+    def go_on(self) -> bool:
+        """Do what is due for one client that moves, where a batch has more to do for each of its clients than others
+        should wait for. The host calls this in turns of its own after its soon(). False: there is no more for now."""
+        cdef Batch batch
+        while self.at_work:
+            batch = <Batch>self.at_work[0]
+            if batch.todo:
+                batch.work()
+                return True
+            self.at_work.remove(batch)
+        return False
 
     def on_left(self, ClientConnection client not None):
         """A moving client's connection has ended (MeshFence.keep_moving)."""
@@ -525,15 +682,14 @@ cdef class Moves:
     def on_offer(self, int old, uint64_t id, bytes words not None):
         """MOVE."""
         cdef Arriving batch = Arriving()
-        cdef ClientConnection client
-        cdef bytes padded
         batch.moves = self
         batch.old = old
         batch.new = self.mesh.shard
         batch.id = id
-        batch.phase = PHASE_WAITING
+        batch.phase = PHASE_PREPARING
         batch.clients = {}
         batch.records = {}
+        batch.todo = []
         self.arriving[old, id] = batch
         try:
             offer = records.decoded_offer(words)
@@ -543,38 +699,18 @@ cdef class Moves:
                 raise records.RecordRefused("this shard takes no connections")
             if self.mesh.out_of_step or offer.shards != self.mesh.up | <uint64_t>1 << self.mesh.shard:
                 raise records.RecordRefused("its links to other shards are not the same")
-            for one in offer.clients:
-                client = self.host.admit(old, id, one)
-                batch.clients[one.cid] = client
-                if client.sublist.account != one.account or client.cid != one.cid or client.subs.count:
-                    raise records.RecordRefused(f"client {one.cid} is not as it was announced")
-                client.out.moving = MOVING_IN
-                client.out.takes_from = 0
-                client.out.is_shut = True
-                client.out.takes_headers = one.takes_headers and client.offers_headers
-                client.out.taken_us = self.mesh.fanout.box.now_us
-                for sub in one.subscriptions:
-                    padded = sub.subject + bytes(SLACK)
-                    if subject_kind(<const uint8_t *>padded, len(sub.subject)) == SUBJECT_BAD:
-                        raise records.RecordRefused(f"client {one.cid}: {sub.subject!r} is no subject")
-                    if sub.max_msgs:
-                        client.out.has_surplus = True
-                    if sub.delivered:
-                        sub = msgspec.structs.replace(
-                            sub, delivered=0, max_msgs=sub.max_msgs - sub.delivered if sub.max_msgs else 0)
-                    put_subscription(client, sub)
-                set_maxima(client, True)
-            if shifts_of(batch.clients.values()) != batch.shifts:
-                raise records.RecordRefused("its accounts import other streams")
+            if not offer.clients:
+                raise records.RecordRefused("an offer of nobody")
         except records.RecordRefused as error:
             batch.end(str(error), False)
             return
-        self.fence.fence_batch(batch)
+        batch.todo = list(reversed(offer.clients))
+        self.begin_work(batch)
 
     def on_stop(self, int old, uint64_t id):
         """MSTOP."""
         cdef Arriving batch = self.arriving.get((old, id))
-        if batch is not None and batch.phase == PHASE_WAITING:
+        if batch is not None and batch.phase <= PHASE_WAITING:
             batch.end("it was stopped", False)
 
     def arrive(self, int old, uint64_t id, frozen) -> bool:
@@ -876,7 +1012,7 @@ cdef class Moves:
                 self.stop()
         for item in list(self.arriving.values()):
             arriving = <Arriving>item
-            if arriving.phase == PHASE_WAITING or (arriving.phase == PHASE_MARKING and arriving.old == shard
+            if arriving.phase <= PHASE_WAITING or (arriving.phase == PHASE_MARKING and arriving.old == shard
                                                    and not arriving.marked & bit):
                 arriving.end("a link between shards ended", True)
             elif is_broken:

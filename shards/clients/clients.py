@@ -128,6 +128,7 @@ class Clients:
         self.passing = Passing()
         self._is_holding = False
         self._is_departing = False
+        self._finishes = False  # the reactor is to send what was queued
         self.relay: Relay | None = None  # this process stays for the TLS of clients that move; None: they do not
         self._throttled = 0  # connections refused by connection_rate_limit since the last log line
         self._system = system
@@ -441,7 +442,13 @@ class Clients:
 
     def finish_soon(self) -> None:
         """Flush on the loop's next turn what was queued outside of the reactor's turn, or within one."""
-        asyncio.get_running_loop().call_soon(self._reactor.finish)
+        if not self._finishes:
+            self._finishes = True
+            asyncio.get_running_loop().call_soon(self._finish)
+
+    def _finish(self) -> None:
+        self._finishes = False
+        self._reactor.finish()
 
     def close(self, sessions: Iterable[ClientSession], reason: CloseReason) -> None:
         """Close these clients, after sending as much of their queued bytes as their sockets take at once."""

@@ -30,6 +30,7 @@ from gnatswarm.broker.options import STANDARD, WEBSOCKET
 from gnatswarm.broker.quoted import quoted
 from gnatswarm.shards.boundary.logs import TRACE
 from gnatswarm.shards.clients.moved import FrozenAdmission, FrozenSession, FrozenTls
+from gnatswarm.shards.sockets.reactor import Socket
 
 if TYPE_CHECKING:
     from ssl import SSLObject
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from gnatswarm.shards.clients.rights import Rights
     from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
     from gnatswarm.shards.sockets.layered import LayeredSocket
-    from gnatswarm.shards.sockets.reactor import Socket
     from gnatswarm.shards.sockets.relay import Relay
 
 logger = logging.getLogger("gnatswarm.clients")
@@ -427,19 +427,36 @@ class ClientSession:
         relay = self.relay or (here.key if here is not None else "")
         return FrozenTls(version=self.tls_version, cipher_suite=self.tls_cipher_suite, relay=relay, names=self.names)
 
+    def objection_to_freezing(self) -> str:
+        """Why freeze() or freeze_socket() would be refused now; "": neither would be."""
+        if self.socket is None or self.is_gone:
+            return "it is being closed"
+        if self.has_tls_here and self._clients.relay is None:
+            return "it has TLS, whose keys stay in the process that made them"
+        if self._asking is not None:
+            return "its log-in is being checked"
+        if self._present_identity() is None:
+            return "it has not logged in yet"
+        if type(self.socket) is not Socket:  # (a plain one is refused where the session is)
+            try:
+                self.freeze_socket()
+            except RecordRefused as error:
+                return str(error)
+        return ""
+
+    def _present_identity(self) -> Identity | None:
+        """Whom the present rules take it for; None: they would not admit it."""
+        rules = self._clients.authenticator
+        return rules.anonymous(self.connection_type) if self.admission is None else rules.readmit(self.admission)
+
     def freeze(self) -> FrozenSession:
         """Who the client is, as a record; nothing changes. RecordRefused, with the reason, where it has none now."""
-        if self.socket is None or self.is_gone:
-            raise RecordRefused("it is being closed")
-        if self.has_tls_here and self._clients.relay is None:
-            raise RecordRefused("it has TLS, whose keys stay in the process that made them")
-        if self._asking is not None:
-            raise RecordRefused("its log-in is being checked")
+        if why := self.objection_to_freezing():
+            raise RecordRefused(why)
+        identity = self._present_identity()
+        assert identity is not None
         admission: FrozenAdmission | None = None
-        if self.admission is None:
-            identity = self._clients.authenticator.anonymous(self.connection_type)
-        else:
-            identity = self._clients.authenticator.readmit(self.admission)
+        if self.admission is not None:
             admission = FrozenAdmission(
                 name=self.admission.name,
                 proof=self.admission.proof,
@@ -449,8 +466,6 @@ class ClientSession:
                 is_nkey=self.admission.is_nkey,
                 kind=self.admission.kind,
             )
-        if identity is None:
-            raise RecordRefused("it has not logged in yet")
         return FrozenSession(
             kind="websocket" if self.kind == "websocket" else "nats",
             host=self.host,

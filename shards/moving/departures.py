@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker.frozen import RecordRefused
@@ -36,8 +37,8 @@ PATIENCE_S = 3.0
 AGAIN_S = 0.05
 # Then those that are left are looked at anew, by the rules that hold by then.
 NAMED_WITHIN_S = 30.0
-# Clients looked at in one step.
-LOOK_AT = 512
+# Clients looked at in one turn, some 3 µs each: others of this shard wait for that.
+LOOK_AT = 16
 
 
 class Departures:
@@ -58,7 +59,9 @@ class Departures:
         self._until_s = 0.0
         self._patience_s = math.inf
         self._on_done: Callable[[int, dict[str, int]], None] | None = None
+        self._chosen: list[ClientSession] = []  # for the next batch
         self._looked_at: set[int] = set()
+        self._unseen: Iterator[int] = iter(())  # those that are looked at next
         self._stay: Counter[str] = Counter()
         self._may_follow = False  # one of those that were looked at can move now, or will be able to
         self._moved = 0
@@ -104,7 +107,7 @@ class Departures:
         self._patience_s = patience_s
         self._began_s = self._loop.time()
         self._on_done = on_done
-        self._looked_at.clear()
+        self._look_anew()
         self._moved = 0
         self._loop.call_soon(self._next)
         return True
@@ -119,6 +122,7 @@ class Departures:
         self._refused.clear()
         self._until_s = self._loop.time() + NAMED_WITHIN_S
         self._on_done = lambda moved, stay: on_done()
+        self._chosen.clear()
         self._moved = 0
         self._loop.call_soon(self._next)
         return True
@@ -129,6 +133,7 @@ class Departures:
         self._next_journey = None
 
     def _next(self) -> None:
+        """Look at some more clients; when there are enough for a batch, or no more, it begins."""
         if not self._to or self._loop.time() >= self._until_s or self.host is None:
             self._finish()
             return
@@ -138,61 +143,122 @@ class Departures:
             self._loop.call_later(AGAIN_S, self._next)
             return
         shard = max(ready, key=lambda one: self._to[one])
+        if shard != self._target:
+            self._target = shard
+            self._look_anew()
         why = self.host.open_way(shard)
-        if why and self._named is None:
-            self._share_out(shard)
-            most = 0
+        if why:
+            if self._named is None:
+                self._share_out(shard)
+            self._refuse(why)
+        elif self._named is None:
+            self._look_for_any(min(self._to[shard], BATCH_CLIENTS))
         else:
-            most = min(self._to[shard], BATCH_CLIENTS)
-        chosen = [] if why else self._choose(most, shard) if self._named is None else self._choose_named(most, shard)
+            self._look_for_named(self._named[shard])
+
+    def _look_anew(self) -> None:
+        """Clients that were looked at are looked at again."""
+        self._chosen.clear()
+        self._looked_at.clear()
+        self._unseen = iter(())
+
+    def _refuse(self, why: str) -> None:
+        """The present shard takes nobody now."""
+        if self._named is not None:  # they are named again by the next look at all clients
+            del self._to[self._target]
+            self._chosen.clear()
+        else:
+            logger.debug("no clients to shard %d for now: %s", self._target, why)
+            self._stay = Counter({why: 1})
+            self._look_anew()
+            self._refused.add(self._target)
+        self._loop.call_soon(self._next)
+
+    def _look_for_any(self, most: int) -> None:
+        is_more = self._choose(most)
+        if len(self._chosen) == most or (self._chosen and not is_more):
+            self._loop.call_soon(self._begin_batch)
+        elif is_more:
+            self._loop.call_soon(self._next)
+        elif self._may_follow and self._loop.time() - self._began_s < self._patience_s:
+            self._look_anew()  # all have been looked at: they are tried again
+            self._loop.call_later(AGAIN_S, self._next)
+        else:  # those that are left cannot move
+            del self._to[self._target]
+            self._look_anew()
+            self._loop.call_soon(self._next)
+
+    def _choose(self, most: int) -> bool:
+        """Choose some more that can move, up to so many; False: all have been looked at."""
+        assert self.host is not None
+        to = self._target
+        if not self._looked_at:
+            self._stay.clear()
+            self._may_follow = False
+        for _ in range(LOOK_AT):
+            if len(self._chosen) == most:
+                return True
+            cid = next(self._unseen, None)
+            if cid is None:  # those that have come meanwhile
+                self._unseen = iter([cid for cid in self._clients.open if cid not in self._looked_at])
+                cid = next(self._unseen, None)
+                if cid is None:
+                    return False
+            self._looked_at.add(cid)
+            session = self._clients.open.get(cid)
+            if session is None:
+                continue
+            why = self.keeps(session, to) or self.host.objection(session)
+            self._may_follow = self._may_follow or not (self._clients.stays(session) or self.keeps(session, to))
+            if why:
+                self._stay[why] += 1
+            else:
+                self._chosen.append(session)
+        return True
+
+    def _look_for_named(self, cids: Iterator[int]) -> None:
+        """Choose some more of the named clients that can move."""
+        assert self.host is not None
+        shard = self._target
+        for cid in islice(cids, min(LOOK_AT, BATCH_CLIENTS - len(self._chosen))):
+            session = self._clients.open.get(cid)
+            if session is None or self.host.objection(session):
+                self._to[shard] -= 1
+            else:
+                self._chosen.append(session)
+        if self._to[shard] <= 0:
+            del self._to[shard]
+            self._loop.call_soon(self._next)
+        elif len(self._chosen) == min(self._to[shard], BATCH_CLIENTS):
+            self._loop.call_soon(self._begin_batch)
+        else:
+            self._loop.call_soon(self._next)
+
+    def _begin_batch(self) -> None:
+        """Move those that were chosen. They were not held until now: some may not be able to move any more."""
+        shard = self._target
+        wanted = len(self._chosen)
+        chosen = [one.connection for one in self._chosen if self._moves.why_not(one.connection) is None]
+        self._chosen.clear()
+        if shard not in self._to:  # it was cancelled
+            self._next()
+            return
+        if self._named is not None:
+            self._to[shard] -= wanted - len(chosen)
         if chosen:
             try:
-                self._moves.move([session.connection for session in chosen], shard)
+                self._moves.move(chosen, shard)
             except RecordRefused as error:
-                why = str(error)
-        if self._named is not None and (why or not chosen):
-            # Who cannot move now is named again by the next look at all clients.
-            if why or self._to[shard] <= 0:
-                del self._to[shard]
-            self._loop.call_soon(self._next)
-        elif why:
-            logger.debug("no clients to shard %d for now: %s", shard, why)
-            self._stay = Counter({why: 1})
-            self._looked_at.clear()
-            self._refused.add(shard)
-            self._loop.call_soon(self._next)
-        elif chosen:
+                self._refuse(str(error))
+                return
             self._began_s = self._loop.time()
             self._batch = len(chosen)
             self._to[shard] -= len(chosen)
-            if self._to[shard] <= 0:
-                del self._to[shard]
-            self._target = shard
             self._stopping = self._loop.call_later(STOP_AFTER_S, self._moves.stop)
-            self._clients.finish_soon()
-        elif len(self._looked_at) < len(self._clients.open):
-            self._loop.call_soon(self._next)  # there are more to look at
-        elif self._may_follow and self._loop.time() - self._began_s < self._patience_s:
-            self._looked_at.clear()  # all have been looked at: they are tried again
-            self._loop.call_later(AGAIN_S, self._next)
-        else:  # those that are left cannot move
+        if self._to[shard] <= 0:
             del self._to[shard]
-            self._looked_at.clear()
+        if not chosen:
             self._loop.call_soon(self._next)
-
-    def _choose_named(self, most: int, to: int) -> list[ClientSession]:
-        """The next of the named clients that can move."""
-        assert self.host is not None and self._named is not None
-        chosen: list[ClientSession] = []
-        for looked, cid in enumerate(self._named[to], 1):
-            session = self._clients.open.get(cid)
-            if session is None or self.host.objection(session):
-                self._to[to] -= 1
-            else:
-                chosen.append(session)
-            if len(chosen) == most or looked == LOOK_AT:
-                break
-        return chosen
 
     def _share_out(self, shard: int) -> None:
         """This one takes nobody: the others take its share, if there are any."""
@@ -204,29 +270,6 @@ class Departures:
                 self._to[one] = self._to.get(one, 0) + each + (n < rest)
             self._to = {one: n for one, n in self._to.items() if n}
 
-    def _choose(self, most: int, to: int) -> list[ClientSession]:
-        """Clients that can move now and have not been looked at."""
-        assert self.host is not None
-        chosen: list[ClientSession] = []
-        looked = 0
-        if not self._looked_at:
-            self._stay.clear()
-            self._may_follow = False
-        for cid, session in self._clients.open.items():
-            if cid in self._looked_at:
-                continue
-            self._looked_at.add(cid)
-            looked += 1
-            why = self.keeps(session, to) or self.host.objection(session)
-            self._may_follow = self._may_follow or not (self._clients.stays(session) or self.keeps(session, to))
-            if why:
-                self._stay[why] += 1
-            else:
-                chosen.append(session)
-            if len(chosen) == most or looked == LOOK_AT:
-                break
-        return chosen
-
     def on_ended(self, why: str) -> None:
         """The host says that a move is over."""
         if self._stopping is not None:
@@ -237,7 +280,7 @@ class Departures:
             if self._named is None:
                 self._to[self._target] = self._to.get(self._target, 0) + self._batch
                 self._refused.add(self._target)
-                self._looked_at.clear()
+                self._look_anew()
         else:
             self._moved += self._batch
         took_s = self._loop.time() - self._began_s

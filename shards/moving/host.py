@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker.errors import CloseReason
@@ -45,6 +46,9 @@ logger = logging.getLogger("gnatswarm.moving")
 
 # Descriptors of a shard that are not its clients': links, listeners, files.
 OTHER_DESCRIPTORS = 256
+# What is due for clients that move is done one client after the other, 10 to 50 µs each. After so long other clients
+# of this shard go first: what they wait for a move is about this.
+TURN_NS = 50_000
 # What a shard says that takes no clients any more: it is not asked again.
 LEAVING = "this shard is leaving"
 
@@ -82,6 +86,7 @@ class Host:
         self._here: dict[int, tuple[int, FrozenSocket]] = {}  # their descriptors and sockets, until the last mark
         self.on_arrived: Callable[[int], None] = lambda cid: None  # a client goes on here
         self.n_refused = 0  # clients that were handed over and could not be taken
+        self._is_due = False  # _go_on() is to be called
         self.is_leaving = False  # this shard takes no clients any more
         self._closing: set[str] = set()  # boot ids of those that have said so
         self._door = Door(loop, path_for_moves(link_path), self._on_accepted)
@@ -123,6 +128,23 @@ class Host:
         self._outgoing.clear()
         self._incoming.clear()
 
+    # ---- at both
+
+    def soon(self) -> None:
+        """There is work for the engine's go_on()."""
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        until_ns = time.monotonic_ns() + TURN_NS
+        self._is_due = False
+        while self._moves.go_on():
+            if time.monotonic_ns() >= until_ns:
+                self.soon()
+                return
+        self._clients.finish_soon()
+
     # ---- at the old shard
 
     def open_way(self, shard: int) -> str:
@@ -163,12 +185,7 @@ class Host:
             needed = len(self._clients.open) + 2 * relay.clients + OTHER_DESCRIPTORS
             if needed >= self._full_at:
                 return "there is no room for the descriptors of its relay"
-        try:
-            session.freeze()
-            session.freeze_socket()
-        except RecordRefused as error:
-            return str(error)
-        return ""
+        return session.objection_to_freezing()
 
     def words_of(self, client: ClientConnection) -> bytes:
         """Its session, for admit() of the new shard. RecordRefused."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
 import msgspec
 import pytest
 
@@ -29,8 +32,14 @@ class Host:
         self.kept: list[tuple[int, FrozenClient, EngineClient]] = []
         self.ends: list[str] = []
         self.lost_cids: list[int] = []
+        self.n_admitted = 0
         self.limits = Limits()
         self.permissions: Permissions | None = None
+
+    def soon(self) -> None:
+        """What is due is done at once, or when a test says go_on()."""
+        while not self.moving.is_stepwise and self.probe.moves.go_on():
+            pass
 
     def words_of(self, client: ClientConnection) -> bytes:
         return b"who it is"
@@ -50,6 +59,7 @@ class Host:
 
     def admit(self, old: int, id: int, offered: OfferedClient) -> ClientConnection:
         assert offered.words == b"who it is"
+        self.n_admitted += 1
         connection = self.probe.connection(offered.cid, None)
         connection.set_limits(self.limits)
         if self.permissions is not None:
@@ -76,6 +86,7 @@ class Moving:
         for shard, engine in self.mesh.engines.items():
             engine.probe.last_cid = 1000 * shard + 100
         self.hosts = {shard: Host(self, shard) for shard in self.mesh.engines}
+        self.is_stepwise = False
 
     def begin(self, *clients: EngineClient, old: int = OLD, new: int = NEW) -> None:
         self.hosts[old].probe.moves.move([one.connection for one in clients], new)
@@ -286,6 +297,8 @@ def test_a_new_shard_that_takes_no_connections_refuses(moving):
         (b"\0\3\x90", "an offer of version 3"),
         (b"\0\2\x90", "truncated or damaged"),
         (b"\0\2" + msgspec.msgpack.encode((2, 3, (), ())), "its links to other shards are not the same"),
+        (b"\0\2" + msgspec.msgpack.encode((2, 7, (), ())), "an offer of nobody"),
+        (b"\0\2" + msgspec.msgpack.encode((2, 7, ((5, b"$G"),), ())), "an offered client that is truncated or damaged"),
         (
             b"\0\2" + msgspec.msgpack.encode((2, 7, ((5, b"$G", b"who it is", False, ((b"1", b"a..b"),)),), ())),
             "no subject",
@@ -307,6 +320,180 @@ def test_a_bad_offer_is_refused_with_the_reason(moving, words, why):
     assert why.encode() in said
     assert mesh.engines[NEW].probe.memory == before
     assert here.broken == []
+
+
+class Stepwise(Moving):
+    """What is due for one client after the other is done when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_stepwise = True
+
+    def go_on(self, shard: int) -> bool:
+        return self.hosts[shard].probe.moves.go_on()
+
+    def go_on_everywhere(self) -> None:
+        """All that is due, and all that is on its way, until there is no more."""
+        while sum(self.go_on(shard) for shard in self.mesh.engines) or self.mesh.is_busy():
+            self.mesh.settle()
+
+
+def test_one_client_is_written_down_made_or_handed_over_in_each_turn():
+    moving = Stepwise()
+    mesh = moving.mesh
+    clients = [mesh.clients[0], mesh.clients[1], mesh.connect(OLD)]
+    mesh.settle()
+    new = moving.hosts[NEW].probe.moves
+    moving.begin(*clients)
+    assert [moving.go_on(OLD) for _ in range(4)] == [True, True, True, False]
+    mesh.carry(OLD, NEW, 1 << 30)
+    assert new.n_arriving == 3
+    made = []
+    while moving.go_on(NEW):
+        made.append(moving.hosts[NEW].n_admitted)
+    assert made == [1, 2, 3]
+    mesh.settle()
+    handed = []
+    while moving.go_on(OLD):
+        handed.append(len(moving.hosts[NEW].kept))
+    assert handed == [1, 2, 3]
+    moving.deliver()
+    assert [one.engine for one in clients] == [mesh.engines[NEW]] * 3
+    mesh.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_messages_between_the_steps_arrive_once_in_order_and_at_most_so_many(seed):
+    rng = random.Random(seed)
+    moving = Stepwise()
+    mesh = moving.mesh
+    client, other, near, _, far, _ = mesh.clients
+    client.feed(b"SUB a 1\r\nSUB a.* 2\r\nSUB b 3\r\nUNSUB 3 4\r\n")
+    other.feed(b"SUB a 1\r\n")
+    mesh.settle()
+    sent: Counter[tuple[EngineClient, str]] = Counter()
+    moving.begin(client, other)
+    for _ in range(200):
+        who = rng.choice((near, far))
+        subject = rng.choice(("a", "a.b", "b"))
+        sent[who, subject] += 1
+        published(who, f"{'near' if who is near else 'far'}{sent[who, subject]}", subject=subject)
+        shard = rng.choice((OLD, NEW, THIRD))
+        if rng.random() < 0.5:
+            moving.go_on(shard)
+        else:
+            mesh.carry(*rng.choice([pair for pair in mesh.ends if shard in pair]), rng.choice((20, 1 << 30)))
+    moving.go_on_everywhere()
+    moving.deliver()
+    moving.go_on_everywhere()
+    assert client.engine is mesh.engines[NEW]
+    got = [(sid.decode(), payload.decode()) for sid, payload in client.messages()]
+    for sid, subject in (("1", "a"), ("2", "a.b")):
+        for name, who in (("near", near), ("far", far)):
+            here = [int(payload[len(name) :]) for this, payload in got if this == sid and payload.startswith(name)]
+            assert here == [*range(1, sent[who, subject] + 1)]
+    assert sum(this == "3" for this, _ in got) == 4
+    mesh.close()
+
+
+def test_a_client_that_goes_while_others_are_written_down_is_left_out():
+    moving = Stepwise()
+    mesh = moving.mesh
+    goes, stays = mesh.clients[:2]
+    for one in goes, stays:
+        one.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    moving.begin(goes, stays)
+    goes.close()
+    moving.go_on_everywhere()
+    moving.deliver()
+    assert stays.engine is mesh.engines[NEW]
+    third = mesh.engines[THIRD].probe.moves
+    assert [third.remote_members((shard, b"$G", b"a", b"q")) for shard in (OLD, NEW)] == [0, 1]
+    mesh.close()
+
+
+def test_a_move_of_clients_that_have_all_gone_ends():
+    moving = Stepwise()
+    moving.begin(moving.mesh.clients[0])
+    moving.mesh.clients[0].close()
+    moving.go_on_everywhere()
+    assert moving.hosts[OLD].ends == ["it is being closed"]
+    assert all(engine.probe.moves.is_idle for engine in moving.mesh.engines.values())
+    moving.mesh.close()
+
+
+def test_a_move_that_is_stopped_before_it_is_offered_is_heard_of_by_nobody():
+    moving = Stepwise()
+    mesh = moving.mesh
+    client = mesh.clients[0]
+    client.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    client.take()
+    moving.begin(client, mesh.clients[1])
+    moving.go_on(OLD)
+    moving.hosts[OLD].probe.moves.stop()
+    assert moving.hosts[OLD].ends == ["it was stopped"]
+    assert not moving.go_on(OLD)
+    assert not mesh.is_busy()
+    published(mesh.clients[1], "1")
+    assert payloads(client) == ["1"]
+    mesh.close()
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_new_shard_that_dies_before_it_is_offered_clients_costs_nobody(steps):
+    moving = Stepwise()
+    mesh = moving.mesh
+    clients = mesh.clients[:2]
+    for one in clients:
+        one.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    moving.begin(*clients)
+    for _ in range(steps):
+        moving.go_on(OLD)
+    mesh.kill(NEW)
+    moving.go_on_everywhere()
+    assert moving.hosts[OLD].ends == ["the link to its new shard ended"]
+    assert not any(one.is_over or one.socket.is_held for one in clients)
+    mesh.close()
+
+
+def test_an_old_shard_that_dies_while_connections_are_made_leaves_nothing_at_the_new_one():
+    moving = Stepwise()
+    mesh = moving.mesh
+    mesh.clients[0].feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    moving.begin(*mesh.clients[:2])
+    while moving.go_on(OLD):
+        pass
+    mesh.carry(OLD, NEW, 1 << 30)
+    assert moving.go_on(NEW)
+    mesh.kill(OLD)
+    moving.go_on_everywhere()
+    assert moving.hosts[NEW].probe.moves.is_idle
+    assert moving.hosts[NEW].probe.moves.n_arriving == 0
+    mesh.close()
+
+
+def test_a_new_shard_that_dies_while_clients_are_handed_over_costs_these_alone():
+    moving = Stepwise()
+    mesh = moving.mesh
+    first, second, third = [*mesh.clients[:2], mesh.connect(OLD)]
+    mesh.settle()
+    moving.begin(first, second)
+    while not moving.hosts[NEW].kept:
+        moving.go_on(OLD)
+        moving.go_on(NEW)
+        mesh.settle()
+    mesh.kill(NEW)
+    moving.go_on_everywhere()
+    assert second.is_over and second.reason is CloseReason.ROUTE_REMOVED
+    assert not third.is_over
+    assert moving.hosts[OLD].probe.moves.is_idle
+    assert (moving.hosts[OLD].probe.moves.n_moved, moving.hosts[OLD].probe.moves.n_lost) == (1, 1)
+    mesh.clients.remove(first)
+    mesh.close()
 
 
 @pytest.mark.parametrize("shifts", [b"", b"\xc1", records.encoded_shifts(()) + b"x"])

@@ -258,6 +258,7 @@ class MoveHost:
         self._from: dict[tuple[int, int], Process] = {}  # whose moves they are
         self.there = process  # where the present move leads to
         self._is_journey = False  # it is one of Departures
+        self._is_due = False  # there is work for go_on()
         self._closing: set[Process] = set()  # those that have said that they take nobody any more
 
     def client_of(self, connection: ClientConnection) -> EngineClient:
@@ -288,6 +289,18 @@ class MoveHost:
         announced, once: then nobody is announced to it again.
         """
         return self.there.has_left and self.there not in self._closing
+
+    def soon(self) -> None:
+        """What is due for one client after the other, when the schedule says: a word of this shard to itself."""
+        if not self._is_due:
+            self._is_due = True
+            self._process.swarm.send_word(self._process, self._process, Word(0))
+
+    def go_on(self) -> None:
+        self._is_due = False
+        if self._process.links.moves.go_on():
+            self.soon()
+        self._process.engine.probe.finish()
 
     def open_way(self, shard: int) -> str:
         """As the host of shards.moving: of Departures, which moves clients next."""
@@ -332,7 +345,9 @@ class MoveHost:
     def hear(self, process: Process, word: Word) -> None:
         moves = self._process.links.moves
         old = process.number
-        if not word.cid:
+        if process is self._process:
+            self.go_on()
+        elif not word.cid:
             for key in [key for key, one in self._from.items() if one is process and word.id in (0, key[1])]:
                 moves.end_arrivals(*key)
         elif word.frozen is None:

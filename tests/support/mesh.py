@@ -138,6 +138,11 @@ class Mesh:
         self._release()
         return True
 
+    def is_busy(self) -> bool:
+        """Whether bytes are on their way between shards."""
+        self.finish()
+        return any(end.waits for end in self.ends.values())
+
     def settle(self) -> None:
         """Carry bytes until none is on its way."""
         while sum(self.carry(a, b, 1 << 30) for a, b in self.ends):

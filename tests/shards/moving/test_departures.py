@@ -40,6 +40,7 @@ class World:
         self.open: dict[int, Any] = {n: SimpleNamespace(connection=n) for n in range(clients)}
         self.objections: dict[int, str] = {}
         self.closed: dict[int, str] = {}  # shards that cannot be reached, with the reason
+        self.late_objections: dict[int, str] = {}  # of those that were chosen
         self.refuses = ""
         self.batches: list[tuple[int, list[int]]] = []
         self.began_s: list[float] = []
@@ -87,6 +88,9 @@ class World:
             raise RecordRefused(self.refuses)
         self.batches.append((shard, list(connections)))
         self.began_s.append(self.now_s)
+
+    def why_not(self, connection: Any) -> str | None:
+        return self.late_objections.get(connection)
 
     def stop(self) -> None:
         self.n_stopped += 1
