@@ -18,6 +18,7 @@ from gnatswarm.broker.options import GLOBAL_ACCOUNT, LeafNodes, LeafRemote, WebS
 from gnatswarm.broker.version import LANGUAGE, OWN_VERSION
 from gnatswarm.router.monitoring.account_rules import account_rules
 from gnatswarm.router.monitoring.facts import Facts, ShardFacts
+from gnatswarm.router.monitoring.moving_clients import once
 from gnatswarm.shards.boundary.rows import (
     AccountRow,
     ConnectionRow,
@@ -708,7 +709,9 @@ def queues(answers: Iterable[tuple[int, Iterable[QueueRow]]]) -> list[Document]:
         for row in rows:
             groups.setdefault((row.account, row.subject, row.queue), []).append((shard, row))
     documents: list[Document] = []
-    for (account, subject, queue), members in groups.items():
+    for (account, subject, queue), found in groups.items():
+        # A member that moved meanwhile: what it was delivered moved with it.
+        members = once(found, key=lambda row: (row.cid, row.sid), age=lambda row: row.msgs)
         msgs = sum(row.msgs for _shard, row in members)
         members.sort(key=lambda pair: (-pair[1].msgs, pair[1].cid))
         documents.append(

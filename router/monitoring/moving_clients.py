@@ -7,12 +7,14 @@ those that no answer has are asked for again where they went. Costs nothing whil
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from gnatswarm.shards.boundary.rows import ConnectionRow, ConnectionsPart, ConnectionsQuery, is_found, order
 
 # Asks one shard about these clients.
 Ask = Callable[[int, list[int]], Awaitable[list[ConnectionsPart]]]
+Row = TypeVar("Row")
 Lists = list[tuple[int, list[ConnectionRow]]]
 
 # A client that moves on while it is asked for is followed so often.
@@ -79,6 +81,18 @@ def _once(lists: Lists) -> Lists:
             if other is None or _age(row) > _age(other):
                 best[row.cid] = row
     return [(shard, [row for row in rows if best[row.cid] is row]) for shard, rows in lists]
+
+
+def once(
+    found: Iterable[tuple[int, Row]], key: Callable[[Row], Hashable], age: Callable[[Row], Any]
+) -> list[tuple[int, Row]]:
+    """Without the earlier of two rows (shard, row) with the same key: what two shards said of a client that moved."""
+    latest: dict[Hashable, tuple[int, Row]] = {}
+    for shard, row in found:
+        name = key(row)
+        if name not in latest or age(row) > age(latest[name][1]):
+            latest[name] = shard, row
+    return list(latest.values())
 
 
 def _age(row: ConnectionRow) -> tuple[bool, int]:

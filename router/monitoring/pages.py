@@ -285,6 +285,12 @@ class Pages:
                 parts = await self._questions.ask(shard, question, rows.SubscriptionsPart)
                 listed += [(shard, row) for part in parts for row in part.rows]
                 skip = max(0, skip - (parts[0].total if parts else 0))
+            # Of a client that moved meanwhile; what was delivered moved with it.
+            listed = moving_clients.once(
+                listed,
+                key=lambda row: (row.cid, row.sid, row.account, row.subject) if row.cid else id(row),
+                age=lambda row: row.msgs,
+            )
             # nats-server always has subscriptions of its own, so its list is empty only for a search.
             if not listed and (test or account or offset):
                 return _json(_subsz(facts, counters, query, 0) if shows_all else counters)
@@ -468,6 +474,13 @@ class Pages:
             answers = await self._ask_all(facts, question, rows.SlowPart)
         present = [(shard, row) for shard, parts in answers for part in parts for row in part.present]
         past = [(shard, row) for shard, parts in answers for part in parts for row in part.past]
+        # One that moved, or was closed, while the shards answered.
+        gone = {row.cid for _, row in past}
+        present = [
+            one
+            for one in moving_clients.once(present, key=lambda row: row.cid, age=lambda row: row.moved_us)
+            if one[1].cid not in gone
+        ]
         present = heapq.nsmallest(limit, present, key=lambda pair: (-pair[1].pending_bytes, pair[1].cid))
         past = heapq.nsmallest(limit, past, key=lambda pair: (-pair[1].stop_us, pair[1].cid))
         return _json(

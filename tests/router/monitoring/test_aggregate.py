@@ -207,6 +207,17 @@ def test_shares_of_a_queue_group_are_over_all_shards():
     assert groups[1]["members"][0]["share"] == 0.0
 
 
+def test_a_member_that_moved_meanwhile_is_one_member():
+    for answers in ((30, 31), (31, 30)):
+        rows = [(shard, [QueueRow("j", "q", "1", msgs, 1, "one", "$G")]) for shard, msgs in enumerate(answers)]
+        (group,) = aggregate.queues([*rows, (2, [QueueRow("j", "q", "2", 9, 1, "one", "$G")])])
+        assert (group["msgs"], group["num_members"]) == (40, 2)
+        assert [(one["sid"], one["shard"], one["msgs"]) for one in group["members"]] == [
+            ("1", answers.index(31), 31),
+            ("2", 2, 9),
+        ]
+
+
 def test_accounts_that_use_the_same_names_have_nothing_in_common():
     subjects = aggregate.subjects(
         [(0, [SubjectRow("a", 10, 100, 5, 1, 0, 0, True, account=account) for account in ("B", "A")])]

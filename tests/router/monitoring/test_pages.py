@@ -234,6 +234,33 @@ async def test_slow_consumers_of_all_shards_are_in_one_order() -> None:
     assert [(query.least_pending_bytes, query.most) for query in asked] == [(7, 3)] * 2
 
 
+async def test_a_slow_consumer_that_moved_or_was_closed_meanwhile_is_told_once() -> None:
+    site = Site()
+    here = [connection(1, pending_bytes=90, moved_us=START_US), connection(2, pending_bytes=80), connection(3)]
+    there = [connection(1, pending_bytes=70, moved_us=START_US + 1)]
+    closed = [connection(2, stop_us=START_US + 5, reason="Slow Consumer")]
+    parts = rows.SlowPart(here, []), rows.SlowPart(there, closed)
+    for turned in (parts, parts[::-1]):
+        for number, part in enumerate(turned):
+            site.shards.answers[number, rows.SlowQuery] = lambda _query, part=part: [part]  # type: ignore[misc]
+        page = await site.get("/slowz")
+        assert [(row["cid"], row["pending_bytes"]) for row in page["present"]] == [(1, 70), (3, 0)]
+        assert [row["cid"] for row in page["past"]] == [2]
+
+
+async def test_a_subscription_whose_client_moved_meanwhile_is_listed_once() -> None:
+    site = Site()
+    for number, msgs in ((0, 5), (1, 7)):
+        found = [
+            rows.SubscriptionRow("a", "", "1", msgs, 0, 1, "$G"),
+            rows.SubscriptionRow(f"of.{number}", "", "2", 0, 0, 10 + number, "$G"),
+        ]
+        part = rows.SubscriptionsPart(2, found)
+        site.shards.answers[number, rows.SubscriptionsQuery] = lambda _query, part=part: [part]  # type: ignore[misc]
+    page = await site.get("/subsz", "subs=1")
+    assert [(row["subject"], row["msgs"]) for row in page["subscriptions_list"]] == [("a", 7), ("of.0", 0), ("of.1", 0)]
+
+
 async def test_metrics_without_subjects_and_recorder_ask_nobody() -> None:
     site = Site(is_recorded=False)
     assert b"gnatswarm_" in await site.pages.metrics(PageQuery("subjects=0"))
