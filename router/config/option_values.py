@@ -82,6 +82,10 @@ def path(value: object) -> str:
     return name
 
 
+# What the scanner takes for a number of bytes where it has no quotes.
+_SIZE = re.compile(r"-?\d+(?:[kmgtpe](?:i?b?)?)?", re.IGNORECASE)
+
+
 def boolean(value: object) -> bool:
     """true, yes, on; false, no, off; without quotes."""
     if not isinstance(value, bool):
@@ -93,6 +97,9 @@ def number(value: object, least: int, most: int, unit: str = "") -> int:
     """A whole number within bounds, both included."""
     if isinstance(value, bool) or not isinstance(value, int):
         example = "a size such as 64MB" if unit == "bytes" else "a whole number"
+        # A size with a unit that there is not is text to nats-server, too, and needs no hint about quotes.
+        if unit == "bytes" and isinstance(value, str) and not _SIZE.fullmatch(value):
+            raise Mistake("expected a size, not text", f"write {example}; units are k, kb, kib, m, mb, mib, g …")
         raise Mistake(f"expected a number, not {kind_of(value)}", f"write {example}, without quotes")
     if value < least or value > most:
         raise Mistake(f"{value} is out of range", f"write {least} to {most}" + (f" {unit}" if unit else ""))
