@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -229,6 +230,31 @@ async def test_the_chart_knows_what_happened_before_the_page_was_opened(chromium
         "(span => { span.value = '3600'; span.dispatchEvent(new Event('change')); })(document.getElementById('span'))"
     )
     chromium.wait("document.getElementById('chart').getAttribute('aria-label').includes('one hour: now')")
+
+
+async def test_the_second_in_which_the_page_was_opened_is_in_the_chart_too(chromium, lively):
+    """What came after the broker's last sample, and before the first look, is asked for later."""
+    _broker, pages, _cluster = lively
+    chromium.open(f"http://{pages.host}:{pages.port}/monitoring/")
+    asked = "performance.getEntriesByType('resource').filter(one => one.name.includes('historyz')).length"
+    chromium.wait(f"looks > 3 && {asked} === 2")
+
+
+async def test_the_shares_of_many_members_fit_their_place(chromium, start_broker, cluster_of):
+    broker = start_broker(args=["-m", "-1"])
+    clients = await cluster_of(broker).clients(32)
+    for client in clients:
+        await client.talk("SUB jobs workers 1\r\nPING\r\n", expect="PONG\r\n")
+    await clients[0].talk("PUB jobs 1\r\nx\r\n" * 500 + "PING\r\n", expect_last="PONG\r\n")
+    chromium.open(Pages.of(broker).url + "/")
+    chromium.wait("document.querySelectorAll('#queues .members i').length === 32")
+    bar = "document.querySelector('#queues .members')"
+    assert chromium.value(f"{bar}.scrollWidth <= {bar}.clientWidth")
+    widths = chromium.value(f"[...{bar}.children].map(one => one.getBoundingClientRect().width)")
+    assert min(widths) >= 2
+    assert all(
+        before >= after - 0.1 for before, after in pairwise(widths)
+    )  # the busiest first; parts of a pixel differ
 
 
 async def test_accounts_are_told_apart(chromium, start_broker, cluster_of):
