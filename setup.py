@@ -18,6 +18,7 @@ import logging
 import os
 import platform
 import tempfile
+import threading
 from importlib.metadata import version
 from pathlib import Path
 
@@ -178,10 +179,19 @@ class BuildCompiledModules(build_ext):
             extension.depends = with_c[extension.name].depends
         # The longest first, or one of them is left to one core at the end.
         self.extensions.sort(key=lambda extension: -Path(extension.sources[0]).stat().st_size)
+        self.built, self.counting = 0, threading.Lock()
         super().run()
         stamp.write_text(fingerprint)
         if failed:
             raise SystemExit(1)
+
+    def build_extension(self, ext: Extension) -> None:
+        """Build one, on a thread of several, and say how many are done to who shows it (.ci/step)."""
+        super().build_extension(ext)
+        with self.counting:
+            self.built += 1
+            if progress := os.environ.get("GNATSWARM_PROGRESS"):
+                Path(progress).write_text(f"{self.built} of {len(self.extensions)}")
 
     def remove_modules_without_source(self) -> None:
         """Remove each .so whose .pyx was renamed or became a .py: Python would still import it, before the .py."""

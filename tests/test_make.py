@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -78,3 +79,41 @@ def test_a_long_step_shows_that_it_goes_on(tmp_path: Path) -> None:
         )
     assert done.returncode == 0
     assert "packages … 1 s" in shown.read_text()
+
+
+def test_a_step_shows_how_far_it_is(tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    waiting = f"echo 12 of 63 >\\$GNATSWARM_PROGRESS; until grep -q ' 1 s' {shown}; do sleep 0.1; done"
+    command = f'{ROOT}/.ci/step modules sh -c "{waiting}"'
+    with shown.open("wb") as out:
+        done = subprocess.run(
+            ["script", "-qefc", command, "/dev/null"], stdout=out, stdin=subprocess.DEVNULL, timeout=60, check=False
+        )
+    assert done.returncode == 0
+    assert "modules … 12 of 63, 1 s" in shown.read_text()
+    assert not list(tmp_path.glob("*.progress"))
+
+
+def test_a_setting_is_written_where_it_changed_also_where_broken_pipes_are_errors(tmp_path: Path) -> None:
+    """Programs that start make may ignore SIGPIPE, which it inherits."""
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    command = ["make", "-s", "build/.flags"]
+
+    def ignore() -> None:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+    for setting, is_written in (("", True), ("", False), ("1", True), ("1", False)):
+        before = flags.stat().st_mtime_ns if (flags := tmp_path / "build" / ".flags").exists() else 0
+        done = subprocess.run(
+            [*command, f"GNATSWARM_NATIVE={setting}"],
+            cwd=tmp_path,
+            preexec_fn=ignore,
+            restore_signals=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0 and "rror" not in done.stderr, done.stderr
+        assert flags.read_text() == f"{setting}\n"
+        assert (flags.stat().st_mtime_ns != before) == is_written

@@ -175,7 +175,7 @@ async def test_a_broker_that_is_stopped_while_its_router_is_gone_leaves_no_file(
             os.kill(router, signal.SIGSTOP)  # it cannot stop the broker
         os.kill(broker.pid, stop)
         if stop == signal.SIGTERM:
-            await until(lambda pid=broker.pid: not _has_pending_signals(pid))
+            await until(partial(_has_taken_signals, broker.pid))
             swarm.signal_shard(broker, router)
         assert await asyncio.to_thread(broker.process.wait, DEADLINE_S) == code
         await until(lambda: not list(tmp_path.iterdir()))
@@ -188,16 +188,16 @@ async def test_a_pid_file_of_another_broker_stays(start_broker, tmp_path):
     router = (await asyncio.to_thread(swarm.status, broker))["router_pid"]
     os.kill(router, signal.SIGSTOP)
     os.kill(broker.pid, signal.SIGTERM)
-    await until(lambda: not _has_pending_signals(broker.pid))
+    await until(partial(_has_taken_signals, broker.pid))
     swarm.signal_shard(broker, router)
     assert await asyncio.to_thread(broker.process.wait, DEADLINE_S) == 1
     assert path.read_text() == "1"
 
 
-def _has_pending_signals(pid: int) -> bool:
+def _has_taken_signals(pid: int) -> bool:
     with open(f"/proc/{pid}/status") as stream:
         pending = re.findall(r"^(?:SigPnd|ShdPnd):\s*([0-9a-f]+)", stream.read(), re.MULTILINE)
-    return any(int(mask, 16) for mask in pending)
+    return not any(int(mask, 16) for mask in pending)
 
 
 async def test_the_gateway_stays_too(start_broker):

@@ -256,7 +256,7 @@ def test_a_flags_credentials_replace_the_files_whole(built: Build, refusals: Cal
         ("server_metadata: x", "1:1: server_metadata: expected a block, not text"),
         ("server_metadata { a: 5 }", "1:1: server_metadata: a: expected text, not a number"),
         ("max_payload: '64MB'", "1:1: max_payload: expected a number, not text — write a size such as 64MB, without"),
-        ("max_payload: 1XB", "1:1: max_payload: expected a size, not text — write a size such as 64MB; units are k, kb"),
+        ("max_payload: 1XB", "1:1: max_payload: expected a size, not text — write a size such as 64MB; units are k"),
         ("max_payload: 65MB", "1:1: max_payload: 68157440 is out of range"),
         ("max_pending: 100", "1:1: max_payload (1048576) cannot be higher than max_pending (100)"),
         ("max_control_line: 1GB", "1:1: max_control_line: 1073741824 is out of range"),
