@@ -36,7 +36,7 @@ COMPILED_SOURCES := $(shell find broker shards loadtest tests/probes -name '*.py
 CYTHON_SOURCES := $(filter %.pyx %.pxd,$(COMPILED_SOURCES))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test audit clients reference demo build wheel debug lint format bench scaling instructions simulate soak faults placement lines histories mutants fuzz clean FORCE
+.PHONY: help run test audit clients reference demo build wheel debug lint format bench scaling floor instructions simulate soak faults placement lines histories mutants fuzz clean FORCE
 FORCE:
 
 help: ## list the targets
@@ -96,6 +96,9 @@ bench: build $(VENV)/.tools ## measure: tests/bench
 
 scaling: build $(VENV)/.tools ## measure: what 1 to 32 shards cost
 	@GNATSWARM_SHARDS="1 2 4 8 16 32" $(PYTEST) -n 0 -s --timeout 1800 tests/bench/bench_shards.py $(ARGS)
+
+floor: build $(VENV)/.tools ## measure: crowds and lone requests beside a bare relay and nats-server
+	@PYTHONPATH=. $(PY) -P -m tests.bench.floor $(ARGS)
 
 # After a change that is meant to cost more or less: make instructions ARGS="--write tests/bench/instructions.json"
 instructions: build $(VENV)/.tools ## count the engine's instructions per operation, beside those kept (valgrind)
