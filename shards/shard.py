@@ -30,6 +30,7 @@ from gnatswarm.shards.clients.system import System
 from gnatswarm.shards.sockets.deadlines import Deadlines
 from gnatswarm.shards.sockets.listener import Listener
 from gnatswarm.shards.sockets.lookout import SWEEP_S, Lookout
+from gnatswarm.shards.sockets.loop_wait import LoopWait
 from gnatswarm.shards.sockets.page_counters import PageCounters
 from gnatswarm.shards.sockets.reactor import Reactor
 
@@ -134,7 +135,9 @@ class Shard:
         self._lag_s = 0.0
         self._listeners: list[Listener] = []
         self._listening: list[int] = []
-        self._loop.add_reader(self.reactor.fd, self.reactor.turn)
+        self._wait = LoopWait.begin(self._loop, self.reactor)
+        if self._wait is None:
+            self._loop.add_reader(self.reactor.fd, self.reactor.turn)
         self._lookout = Lookout(self._loop, self._deadlines.sweep, ping_interval_s=options.limits.ping_interval_s)
         self._sweep_at_s = self._loop.time() + SWEEP_S
         self._timer = self._loop.call_at(self._sweep_at_s, self._sweep)
@@ -211,8 +214,15 @@ class Shard:
         self.clients.close_all(CloseReason.SERVER_SHUTDOWN)
         self.clients.passwords.close()
         self.system.close()
-        self._loop.remove_reader(self.reactor.fd)
+        self.leave_loop()
         self.reactor.close()
+
+    def leave_loop(self) -> None:
+        """Serve no sockets from now on, because the loop, or the shard, ends. A second call does nothing."""
+        if self._wait is None:
+            self._loop.remove_reader(self.reactor.fd)
+        else:
+            self._wait.end()
 
     def _info_template(self, options: Options) -> InfoTemplate:
         host, port = advertised(options.client_advertise, *self._address)

@@ -77,7 +77,10 @@ def _die(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 async def _run(control_fd: int, lifeline_fd: int) -> int:
     asyncio.get_running_loop().set_exception_handler(_die)
     worker = Worker(socket.socket(fileno=control_fd), socket.socket(fileno=lifeline_fd))
-    return await worker.done
+    try:
+        return await worker.done
+    finally:
+        worker.leave_loop()
 
 
 class Worker:
@@ -223,6 +226,11 @@ class Worker:
                 self._recorder.close()
             self._channel.close_silently()
             self.done.set_result(code)
+
+    def leave_loop(self) -> None:
+        """The loop is about to be closed: serve nobody from now on."""
+        if hasattr(self, "_shard"):  # it is made at Boot
+            self._shard.leave_loop()
 
     # ---- life
 

@@ -1,9 +1,11 @@
 # The sockets of one shard: who is ready, one read each, one send per peer with something to say.
 #
-#   uvloop ── one descriptor ──→ epoll set `fd` ─┬ clients, links, listeners        (level-triggered)
-#                                                └ two patient_sets: publishers in small writes, and a crowd of them
+#   loop_wait ── epoll set `fd` ─┬ clients, links, listeners        (level-triggered)
+#                                ├ two patient_sets: publishers in small writes, and a crowd of them
+#                                └ uvloop's own set
 #
-# Around it: page_counters (what it counts, on the page), deadlines (which look at its sockets), listener, layered.
+# Around it: loop_wait (who waits in the set; where it cannot, the set is a descriptor of the event loop), page_counters
+# (what it counts, on the page), deadlines (which look at its sockets), listener, layered.
 
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -13,6 +15,7 @@ from gnatswarm.broker.outbuf cimport OutBuf, Outbox, iovec
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.word cimport unlikely
 from gnatswarm.shards.sockets.crowd cimport Crowd, note_prompt_read
+from gnatswarm.shards.sockets.epoll cimport epoll_event
 from gnatswarm.shards.sockets.page_counters cimport PageCounters
 from gnatswarm.shards.sockets.patience cimport (
     READ_AS_BEFORE, READ_NOT_PATIENTLY, SMALL_READ_BYTES, ReadFinding, ReadHabit, note_habit)
@@ -89,6 +92,9 @@ cdef class Reactor:
     cdef readonly uint64_t slow_consumers
 
     cdef int add(self, Source source, int fd, uint32_t events) except -1
+    # One round: serves what epoll_wait() has reported of the set `fd`, now.
+    cdef int serve(self, epoll_event *events, int n) except -1
+    cdef int serve_ready(self, epoll_event *events, int n) except -1
     cdef void forget(self, Source source) noexcept
     cdef int attend(self) except -1
     cdef void flush_dirty(self) noexcept

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """The sockets of one shard: who is ready, one read each, one send per peer with something to say.
 
-It moves bytes between descriptors and the engine's Peers, and knows no operation of the protocol. Its epoll set is one
-descriptor of the event loop, so everything rarer (control channel, timers, log-in) is ordinary asyncio. Not here:
+It moves bytes between descriptors and the engine's Peers, and knows no operation of the protocol. Everything rarer
+(control channel, timers, log-in) is ordinary asyncio: loop_wait has the event loop wait in its epoll set. Not here:
 deadlines and pings (deadlines), patience with small writes (patience, patient_set), TLS and WebSocket (layered).
 Invariants: what a round appended is flushed at its end; a Source stays alive until the end of the round in which it was
 closed; nothing here blocks.
@@ -475,12 +475,13 @@ cdef class Reactor:
             self.leaving.append(client)
 
     def turn(self):
-        """Serve the sources that are ready; repeat while there is much to read, for at most two milliseconds."""
+        """Serve the sources that are ready; repeat while there is much to read, for at most two milliseconds.
+
+        For a loop that watches `fd`, where none waits in it (loop_wait).
+        """
         cdef epoll_event events[MOST_EVENTS]
         cdef uint64_t started = 0, now
-        cdef size_t settled
-        cdef int n, i
-        cdef Source source
+        cdef int n
         while True:
             self.read_clock()
             now = self.box.now_us
@@ -489,21 +490,33 @@ cdef class Reactor:
             n = epoll_wait(self.fd, events, MOST_EVENTS, 0)
             if n <= 0:
                 break
-            self.round.bytes_read = settled = 0
-            self.round.has_accepted = False
-            self.round.opening_us = 0
-            for i in range(n):
-                source = <Source>events[i].data.ptr
-                if source.fd >= 0:
-                    source.on_event(events[i].events)
-                if self.round.bytes_read - settled > MOST_UNSETTLED_BYTES:
-                    settled = self.round.bytes_read
-                    self.settle()
-            self.finish_round()
-            self.rounds += 1
+            self.serve_ready(events, n)
             if now - started > MOST_TURN_US or (
                     self.round.bytes_read < BUSY_ROUND_BYTES and not self.round.has_accepted):
                 break
+
+    cdef int serve(self, epoll_event *events, int n) except -1:
+        self.read_clock()
+        return self.serve_ready(events, n)
+
+    cdef int serve_ready(self, epoll_event *events, int n) except -1:
+        """One round."""
+        cdef size_t settled = 0
+        cdef Source source
+        cdef int i
+        self.round.bytes_read = 0
+        self.round.has_accepted = False
+        self.round.opening_us = 0
+        for i in range(n):
+            source = <Source>events[i].data.ptr
+            if source.fd >= 0:
+                source.on_event(events[i].events)
+            if self.round.bytes_read - settled > MOST_UNSETTLED_BYTES:
+                settled = self.round.bytes_read
+                self.settle()
+        self.finish_round()
+        self.rounds += 1
+        return 0
 
     def finish(self):
         """Sends what was appended from outside a turn."""
