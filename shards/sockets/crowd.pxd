@@ -1,9 +1,9 @@
 # When the many publishers of a shard are read together (read moderation of a crowd). Decisions only: see patient_set.
 #
-#   prompt ──(CROWD_READS small reads came at LEAST_RATE or faster)──→ gathering, a look every FIRST_TICK_US
-#      ↑                                                                   │ ↺ twice that, up to MOST_TICK_US, where it
-#      │                                                                   │   brings more bytes per second
-#      └──(too few bytes per second, or reads as small as before)──────────┘   tries again after a wait that doubles
+#   prompt ──(small reads came at LEAST_RATE for LEAST_SPAN_US)──→ gathering, a look every FIRST_TICK_US
+#      ↑                                                              │ ↺ twice that, up to MOST_TICK_US, where it
+#      │                                                              │   brings more bytes per second
+#      └──(too few bytes per second, or reads as small as before)─────┘   tries again after a wait that doubles
 
 cimport cython
 from libc.stddef cimport size_t
@@ -13,7 +13,7 @@ from gnatswarm.broker.word cimport unlikely
 from gnatswarm.shards.sockets.patience cimport Pace
 
 cdef enum:
-    CROWD_READS = 1024       # small reads of one measurement
+    CROWD_READS = 1024       # small reads of one measurement, at least
 
 
 @cython.final
