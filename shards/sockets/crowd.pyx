@@ -3,8 +3,8 @@
 
 Patience sees single sockets. Where hundreds write a little each, none is quick by itself, and a prompt shard finds one
 write per read; the cost is per read and per send. So when LEAST_RATE small reads a second have come for LEAST_SPAN_US,
-sockets to which nothing is sent are looked at every few milliseconds. It is kept where reads become larger and the publishers are not slowed
-down; a longer wait is kept where they become faster.
+sockets to which nothing is sent are looked at every few milliseconds. It is kept where reads become larger and the
+publishers are not slowed down; a longer wait is kept where they become faster.
 Not here: the sockets, their set and its clock (patient_set).
 """
 
@@ -12,7 +12,8 @@ cdef enum:
     # Small reads per second of one shard. Half of it costs nobody a wait: a read and what it causes take some 5 µs.
     LEAST_RATE = 40000
     # For so long. A publisher of 20,000 messages a second that was stopped for 26 ms, as on a busy machine, sent the
-    # next 1,024 at twice its rate, and then every message waited for looks of 3 ms until that was judged: a p99 of 6 ms.
+    # next 1,024 at twice its rate, and then every message waited for looks of 3 ms until that was judged: a p99 of 6
+    # ms.
     LEAST_SPAN_US = 100000
     FIRST_TICK_US = 3000
     MOST_TICK_US = 12000
