@@ -11,9 +11,8 @@ Not here: the sockets, their set and its clock (patient_set).
 cdef enum:
     # Small reads per second of one shard. Half of it costs nobody a wait: a read and what it causes take some 5 µs.
     LEAST_RATE = 40000
-    # For so long. A publisher of 20,000 messages a second that was stopped for 26 ms, as on a busy machine, sent the
-    # next 1,024 at twice its rate, and then every message waited for looks of 3 ms until that was judged: a p99 of 6
-    # ms.
+    # For so long. Publishers of 20,000 messages a second together that were stopped for 26 ms, as on a busy machine,
+    # sent the next 1,024 at twice that rate; and once gathered, every message waits for 16 looks of 3 ms to be judged.
     LEAST_SPAN_US = 100000
     FIRST_TICK_US = 3000
     MOST_TICK_US = 12000
