@@ -38,6 +38,7 @@ cdef class Exchange(Onward):
     cdef readonly ServerFence fence
     cdef readonly uint64_t outside       # slots of other servers
     cdef readonly uint64_t told          # … of those that have been told the interest here: they get messages
+    cdef uint64_t isolated               # slots of leaf nodes that hear nothing of other leaf nodes' interest
     cdef uint64_t of_kind[PEER_KINDS]    # slots of each kind; siblings: all that are of no other
     cdef uint8_t kinds[MOST_SHARDS]
     cdef Dialect dialects[MOST_SHARDS]
@@ -72,7 +73,8 @@ cdef class Exchange(Onward):
     cdef void tell_queue(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size,
                          const QueueGroup *group, uint32_t before, uint32_t after) noexcept
     # A link begins to pass messages: its slot; -1: there is none left.
-    cdef int join(self, PeerKind kind, Dialect dialect, OutBuf *out, Sublist account, str cluster) except -2
+    cdef int join(self, PeerKind kind, Dialect dialect, OutBuf *out, Sublist account, str cluster,
+                  bint is_isolated) except -2
     # Tells it the interest here, and sends it messages from now on.
     # `pongs_due`: see ServerFence.begin().
     cdef int begin(self, int slot, list pongs_due) except -1

@@ -133,12 +133,16 @@ cdef class Exchange(Onward):
                 slots |= self.of_kind[kind]
         if self.kinds[slot] == PEER_ROUTE:   # a request that came by a route follows no imports
             slots &= ~(<uint64_t>1 << END_SLOT)
+        if (self.isolated >> slot) & 1:
+            slots &= ~self.of_kind[<int>PEER_LEAF]
         return slots & ~self.mates[slot] & ~(<uint64_t>1 << slot)
 
     cdef uint64_t feeds_on(self, uint32_t slot, const uint8_t *subject, size_t size) noexcept:
         """feeds() for one subject. A hub is not told that JetStream's API is imported here: its clients have their own,
-        or none, and two would answer them."""
+        or none, and two would answer them. Loops are looked for also by leaf nodes that are isolated."""
         cdef uint64_t slots = self.feeds(slot)
+        if unlikely((self.isolated >> slot) & 1) and is_loop_subject(subject, size):
+            slots |= self.of_kind[<int>PEER_LEAF] & ~self.mates[slot] & ~(<uint64_t>1 << slot)
         if self.kinds[slot] == PEER_HUB and size == 9 and memcmp(subject, b'$JS.API.>', 9) == 0:
             slots &= ~(<uint64_t>1 << END_SLOT)
         return slots
@@ -403,7 +407,8 @@ cdef class Exchange(Onward):
 
     # ---- peers
 
-    cdef int join(self, PeerKind kind, Dialect dialect, OutBuf *out, Sublist account, str cluster) except -2:
+    cdef int join(self, PeerKind kind, Dialect dialect, OutBuf *out, Sublist account, str cluster,
+                  bint is_isolated) except -2:
         cdef int slot, other
         cdef uint64_t bit
         for slot in range(FIRST_SLOT, END_SLOT):
@@ -414,6 +419,8 @@ cdef class Exchange(Onward):
             self.of_kind[<int>PEER_SIBLING] &= ~bit
             self.of_kind[<int>kind] |= bit
             self.kinds[slot] = kind
+            if is_isolated and kind == PEER_LEAF:
+                self.isolated |= bit
             self.dialects[slot] = dialect
             self.outs[slot] = out
             self.accounts[slot] = account
@@ -449,6 +456,7 @@ cdef class Exchange(Onward):
         for sublist in [self.accounts[slot]] if self.accounts[slot] is not None else self.mesh.accounts.values():
             (<Sublist>sublist).drop_remote(slot)
         self.outside &= ~bit
+        self.isolated &= ~bit
         self.of_kind[self.kinds[slot]] &= ~bit
         self.of_kind[<int>PEER_SIBLING] |= bit
         self.outs[slot] = NULL

@@ -261,6 +261,9 @@ class LeafRemote(_Discreet, frozen=True, forbid_unknown_fields=True):
     seed: str = ""  # an nkey's seed, "SU…", that signs the hub's nonce; "": none
     jwt: str = ""  # from the file of credentials
     tls: ClientTls = ClientTls()  # of this connection
+    hub: bool = False  # this broker is the hub of this connection, though it dials
+    isolate: bool = False  # with hub: the other end hears nothing of other leaf nodes' interest
+    request_isolation: bool = False  # the hub is asked for that
     ws_compression: bool = False  # by WebSocket (ws:// or wss://): messages are compressed if the hub agrees
     ws_no_masking: bool = False  # … and frames are not masked if the hub agrees, which saves CPU on both ends
     deny_imports: tuple[str, ...] = ()  # subjects that do not come from the hub
@@ -280,6 +283,7 @@ class LeafNodes(_Discreet, frozen=True, forbid_unknown_fields=True):
     account: str = ""  # of leaf nodes that need not log in; "": $G
     users: tuple[User, ...] = ()  # leaf nodes log in as one of these; (): as users of the broker
     tls: Tls = Tls()  # of the port for leaf nodes
+    isolate: bool = False  # leaf nodes hear nothing of each other's interest, only of that of clients here and of hubs
     remotes: tuple[LeafRemote, ...] = ()  # hubs that this broker connects to; (): none
 
 

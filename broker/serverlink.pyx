@@ -323,16 +323,18 @@ cdef class ServerLink(Peer):
 
     # ---- for the session
 
-    def join(self, str kind not None, bytes account, str cluster not None) -> bool:
+    def join(self, str kind not None, bytes account, str cluster not None, *, bint is_checked=True,
+             bint is_isolated=False) -> bool:
         """Take a place in the exchange: frames count from now on. `kind`: "route", "leaf" or "hub"; `account`: that of
-        a leaf node connection, or None. False: there is no place left."""
+        a leaf node connection, or None. A leaf node that `is_checked` is told when it does what it may not; one that
+        `is_isolated` hears nothing of other leaf nodes' interest. False: there is no place left."""
         cdef PeerKind peer = PEER_ROUTE if kind == "route" else PEER_LEAF if kind == "leaf" else PEER_HUB
         if account is not None:
             self.account = self.mesh.account(account)
             self.loop_subject = self.exchange.loop_subject(account)
         self.follows_imports = peer != PEER_ROUTE
-        self.is_checked = peer == PEER_LEAF
-        self.slot = self.exchange.join(peer, self.dialect, &self.out, self.account, cluster)
+        self.is_checked = is_checked and peer == PEER_LEAF
+        self.slot = self.exchange.join(peer, self.dialect, &self.out, self.account, cluster, is_isolated)
         return self.slot >= 0
 
     def begin(self, size_t max_pending_bytes=0, uint32_t max_payload_bytes=LARGEST_MAX_PAYLOAD_BYTES):

@@ -23,10 +23,13 @@ from gnatswarm.router.config.user_list import BAD_HASH, known, not_enforced, unk
 
 _SCHEMES = ("nats", "nats-leaf", "tls", "leaf", "ws", "wss")
 _WEBSOCKET = ("ws://", "wss://")
+_SWITCHES = {"hub": "hub", "isolate": "isolate", "isolate_leafnode_interest": "isolate",
+             "request_isolation": "request_isolation", "ws_compression": "ws_compression",
+             "ws_compress": "ws_compression", "websocket_compression": "ws_compression",
+             "websocket_compress": "ws_compression", "ws_no_masking": "ws_no_masking",
+             "websocket_no_masking": "ws_no_masking"}  # fmt: skip
 _REMOTE_KEYS = ("url", "urls", "account", "local", "credentials", "creds", "nkey", "seed", "tls", "deny_imports",
-                "deny_import", "deny_exports", "deny_export", "reconnect_delay", "disabled", "ws_compression",
-                "ws_compress", "websocket_compression", "websocket_compress", "ws_no_masking",
-                "websocket_no_masking")  # fmt: skip
+                "deny_import", "deny_exports", "deny_export", "reconnect_delay", "disabled", *_SWITCHES)  # fmt: skip
 _USER_KEYS = {"user": "user", "username": "user", "pass": "password", "password": "password", "account": "account",
               "nkey": "nkey"}  # fmt: skip
 _TLS_KEYS = ("ca_file", "cert_file", "key_file", "insecure", "timeout", "verify")
@@ -59,10 +62,6 @@ class LeafNodesBlock:
             elif key in not_offered.NO_EFFECT_IN_LEAFNODES:
                 what = f'"{inner.key}" of leafnodes has no effect here'
                 self.notices.append(Problem(inner.at, what, not_offered.NO_EFFECT_IN_LEAFNODES[key]))
-            elif key in not_offered.RESTRICTS_IN_LEAFNODES:
-                if not (isinstance(inner.value, Scalar) and inner.value.value is False):
-                    feature = not_offered.RESTRICTS_IN_LEAFNODES[key]
-                    self.problems.append(not_enforced(inner.at, f'"{inner.key}": {feature}'))
             elif not inner.used:
                 self.problems.append(unknown_field(inner, ["remotes", *_PORT_KEYS]))
         if remotes is not None:
@@ -206,10 +205,8 @@ class LeafNodesBlock:
                 settings["deny_exports"] = self._subjects(inner)
             elif key == "reconnect_delay":
                 settings["reconnect_s"] = self._seconds(inner, self._reconnect_s)
-            elif key in ("ws_compress", "ws_compression", "websocket_compress", "websocket_compression"):
-                settings["ws_compression"] = self._boolean(inner)
-            elif key in ("ws_no_masking", "websocket_no_masking"):
-                settings["ws_no_masking"] = self._boolean(inner)
+            elif key in _SWITCHES:
+                settings[_SWITCHES[key]] = self._boolean(inner)
             elif key == "disabled":
                 is_disabled = self._boolean(inner)
             elif key in not_offered.NO_EFFECT_IN_REMOTE:
@@ -398,6 +395,8 @@ _PORT_KEYS: dict[str, Callable[[object], Settings]] = {
     "leafnode_advertise": _sets("advertise", values.client_advertise),
     "no_advertise": _sets("no_advertise", values.boolean),
     "min_version": _min_version,
+    "isolate_leafnode_interest": _sets("isolate", values.boolean),
+    "isolate": _sets("isolate", values.boolean),
     "authorization": _nothing,
     "tls": _nothing,
 }

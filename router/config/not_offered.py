@@ -86,11 +86,6 @@ NO_EFFECT_IN_LEAFNODES = {
     "write_deadline": "the broker's own counts",
     "write_timeout": "a leaf node that reads nothing for write_deadline is disconnected",
 }
-# Keys of it that change who gets what.
-RESTRICTS_IN_LEAFNODES = {
-    "isolate_leafnode_interest": "leaf nodes that do not hear of each other",
-    "isolate": "leaf nodes that do not hear of each other",
-}
 # The same in each of its remotes.
 NO_EFFECT_IN_REMOTE = {
     "no_randomize": "addresses are tried in any order",
@@ -104,10 +99,6 @@ NO_EFFECT_IN_REMOTE = {
 }
 # Keys of a remote that change who gets what.
 RESTRICTS_IN_REMOTE = {
-    "hub": "a remote that is the leaf node, of which this broker would be the hub",
-    "isolate_leafnode_interest": "leaf nodes that do not hear of each other",
-    "request_isolation": "leaf nodes that do not hear of each other",
-    "isolate": "leaf nodes that do not hear of each other",
     "proxy": "proxies on the way to the hub",
     "ignore_discovered_servers": "hubs whose addresses are not believed",
 }

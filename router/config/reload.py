@@ -53,6 +53,7 @@ LIVE = frozenset(
         "cluster.tls",
         "cluster.tls_insecure",
         "leafnodes.advertise",
+        "leafnodes.isolate",
         "leafnodes.no_advertise",
         "leafnodes.auth_timeout_s",
         "leafnodes.min_version",

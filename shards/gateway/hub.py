@@ -56,6 +56,7 @@ class HubOwner(ConnectionOwner, Protocol):
     min_version: str
     is_like_newer: bool
     takes_headers: bool
+    isolates: bool
 
     @property
     def passwords(self) -> Passwords:
@@ -211,7 +212,8 @@ class HubSession(LeafConnection):
         self.connect = msgspec.structs.replace(connect, password="", auth_token="", jwt="", sig="")
         name = connect.cluster or connect.name
         kind = "hub" if connect.is_hub else "leaf"
-        if not self.link.join(kind, self.account.encode("utf-8", "surrogateescape"), name):
+        account = self.account.encode("utf-8", "surrogateescape")
+        if not self.link.join(kind, account, name, is_isolated=self._owner.isolates or connect.isolate):
             logger.error("%s - no place for another connection to a server: there are 31 at most", self)
             self._refuse("maximum connections exceeded")
             return

@@ -111,6 +111,8 @@ class LeafSession(LeafConnection):
             # A newer hub then closes an older connection of ours that it still holds.
             "remote_account": remote.account,
             "deny_pub": list(remote.deny_imports) or None,
+            "is_hub": remote.hub or None,
+            "isolate": remote.request_isolation or None,
             **log_in(
                 user=self._login[0],
                 password=self._login[1],
@@ -135,7 +137,13 @@ class LeafSession(LeafConnection):
             self._timer.cancel()
         self.is_accepted = True
         self.link.takes_headers(info.headers and self._identity.headers)
-        if not self.link.join("hub", self.remote.account.encode("utf-8", "surrogateescape"), ""):
+        if not self.link.join(
+            "leaf" if self.remote.hub else "hub",
+            self.remote.account.encode("utf-8", "surrogateescape"),
+            (self.info.cluster or self.info.server_name) if self.remote.hub else "",
+            is_checked=False,
+            is_isolated=self.remote.isolate,
+        ):
             self._end("there is no room for another connection to a server (31 at most)", wait_long=True)
             return
         self._apply_permissions(info)
@@ -211,4 +219,4 @@ class LeafSession(LeafConnection):
     def row(self) -> LeafRow:
         """This connection on the monitoring pages."""
         host, _, port = self.address.rpartition(":")
-        return self._row(self.info.shown, host.strip("[]"), int(port), is_spoke=True)
+        return self._row(self.info.shown, host.strip("[]"), int(port), is_spoke=not self.remote.hub)

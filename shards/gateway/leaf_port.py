@@ -82,6 +82,7 @@ class LeafPort:
         self.min_version = leafnodes.min_version
         self.is_like_newer = options.is_like_newer
         self.takes_headers = options.headers
+        self.isolates = leafnodes.isolate
         own = options
         if leafnodes.users:
             own = msgspec.structs.replace(

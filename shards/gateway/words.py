@@ -96,6 +96,7 @@ class LeafConnect(msgspec.Struct, frozen=True):
     is_hub: bool = False  # it dialled, and is the hub all the same
     deny_pub: tuple[str, ...] | None = None  # what the hub is not to send
     remote_account: str = ""  # the leaf node's own account
+    isolate: bool = False  # it wants to hear nothing of other leaf nodes
 
     @property
     def shown(self) -> str:

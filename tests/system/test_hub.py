@@ -483,3 +483,58 @@ async def test_a_leaf_node_of_one_member_of_a_cluster_reaches_the_other(start: S
             pass
     await at_member.send("PUB x.3 4\r\nlast\r\n")
     assert await payloads(at_leaf, 1) == [b"last"]
+
+
+def dials(*ports: int, inner: str) -> str:
+    urls = ", ".join(f'{{ url: "nats://127.0.0.1:{port}", {inner} }}' for port in ports)
+    return f"server_name: dials{ports[0]}\nleafnodes {{ reconnect: 1, remotes [ {urls} ] }}\n"
+
+
+@pytest.mark.parametrize("kind", ["gnatswarm-1", "nats-server", "nats-server-2.15"])
+async def test_who_dials_may_be_the_hub(start: Start, net: Net, kind: str) -> None:
+    """What one leaf node publishes reaches the other: a leaf node of two hubs passes on no interest between them."""
+    port = "leafnodes { listen: '127.0.0.1:-1' }\n"
+    leaves = [start(one, f"server_name: leaf{number}\n{port}") for number, one in enumerate((kind, "gnatswarm-2"))]
+    hub = start("gnatswarm-2", dials(*map(hub_port, leaves), inner="hub: true"))
+    one, other, middle = [await net.client(broker) for broker in (*leaves, hub)]
+    for client in (one, other, middle):
+        await subscribed(client, "all 1")
+    for here, there in ((one, other), (other, one), (middle, one), (middle, other), (one, middle)):
+        await know(here, there)
+    for client in (one, other, middle):
+        await client.send("PUB all 1\r\nx\r\n" * 20)
+    for client in (one, other, middle):
+        assert len(await payloads(client, 60)) == 60
+        await client.expect_quiet()
+    assert "closed" not in hub.log.text
+
+
+@pytest.mark.parametrize("way", ["all", "asks", "dials"])
+async def test_isolated_leaf_nodes_hear_nothing_of_each_other_but_of_the_hub(start: Start, net: Net, way: str) -> None:
+    if way == "dials":
+        port = "leafnodes { listen: '127.0.0.1:-1' }\n"
+        leaves = [start(kind, f"server_name: leaf{kind}\n{port}") for kind in ("nats-server", "gnatswarm-1")]
+        inner = "hub: true, isolate_leafnode_interest: true"
+        hub = start("gnatswarm-1", dials(*map(hub_port, leaves), inner=inner))
+    else:
+        isolate = "isolate_leafnode_interest: true" if way == "all" else ""
+        hub = start("gnatswarm-1", f"server_name: hub\nleafnodes {{ listen: '127.0.0.1:-1', {isolate} }}")
+        config = dials(hub_port(hub), inner="request_isolation: true" if way == "asks" else "")
+        kinds = ("nats-server-2.15", "gnatswarm-1") if way == "asks" else ("nats-server", "gnatswarm-1")
+        leaves = [
+            start(kind, config.replace("server_name: dials", f"server_name: leaf{number}"))
+            for number, kind in enumerate(kinds)
+        ]
+    one, other, middle = [await net.client(broker) for broker in (*leaves, hub)]
+    await subscribed(other, "far 1", "both 2")
+    await subscribed(one, "inbox 1")
+    await subscribed(middle, "both 2")
+    await know(one, middle)
+    await know(middle, other)
+    # Nobody whom the leaf node knows of wants it; but what goes to the hub anyway is passed on.
+    await one.send("PUB far inbox 1\r\nx\r\nPUB both 1\r\ny\r\n")
+    assert [frame.subject for frame in await other.messages(1, 20)] == ["both"]
+    (nobody,) = await one.messages(1, 20)
+    assert b"503" in nobody.headers
+    await middle.send("PUB far 1\r\nz\r\n")
+    assert [frame.payload for frame in await other.messages(1, 20)] == [b"z"]
