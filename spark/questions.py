@@ -9,8 +9,8 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from gnatswarm.spark.session import SMALL, new_session
-from gnatswarm.spark.views import create_views
+from gnatswarm.spark.session import SMALL, run
+from gnatswarm.spark.views import NoTables, create_views, no_tables_text
 
 QUESTIONS = {
     "Which subjects are delivered most?": """
@@ -41,14 +41,24 @@ def ask(session: SparkSession) -> None:
         session.sql(statement).show(truncate=60)
 
 
-def main(tables: str) -> None:
-    """Ask about these tables in a session of their own."""
-    session = new_session("questions", master="local[*]", settings=SMALL)
-    # While `gnatswarm ingest --continuous` writes tables: do this again to see what has been written since.
-    create_views(session, tables)
-    ask(session)
-    session.stop()
+def main(tables: str) -> int:
+    """Ask about these tables in a session of their own; the exit code."""
+    if why := no_tables_text(tables):
+        print(f"questions: {why}", file=sys.stderr)
+        return 1
+
+    def work(session: SparkSession) -> int:
+        try:
+            # While `gnatswarm ingest --continuous` writes tables: do this again to see what has been written since.
+            create_views(session, tables)
+        except NoTables as error:
+            print(f"questions: {error}", file=sys.stderr)
+            return 1
+        ask(session)
+        return 0
+
+    return run("questions", work, master="local[*]", memory="1g", shuffle_partitions=0, settings=SMALL)
 
 
 if __name__ == "__main__":
-    main(*(sys.argv[1:2] or ["build/demo/tables"]))
+    sys.exit(main(*(sys.argv[1:2] or ["build/demo/tables"])))

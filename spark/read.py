@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from gnatswarm.spark import schema
+from gnatswarm.spark.session import compiled_rows
 
 LINES = "*.jsonl.zst"
 IDENTITY = ["broker", "boot", "shard", "file"]
@@ -33,7 +34,7 @@ OPTIONS = {
     # Retention may remove a file between listing and reading.
     "ignoreMissingFiles": "true",
 }
-ASIDE = "source string, line string, why string"
+ASIDE = {"source": "string", "line": "string", "why": "string"}
 UNREADABLE = "a file of which nothing can be read"
 
 
@@ -98,12 +99,22 @@ def judge(lines: DataFrame, level: StorageLevel) -> DataFrame:
     return lines.withColumn("why", why_aside()).persist(level)
 
 
+def no_rows(session: SparkSession, columns: Mapping[str, str]) -> DataFrame:
+    """Nothing, with these columns (name → type). Spark answers questions about it without a job.
+
+    createDataFrame([]) would start a Python worker.
+    """
+    shown = ", ".join(f"CAST(NULL AS {kind}) AS `{name}`" for name, kind in columns.items())
+    return session.sql(f"SELECT {shown} WHERE false")
+
+
 def split(lines: DataFrame, *, is_small: bool = False) -> Statistics:
     """Records by kind, without copies of files; all other lines set aside."""
     session = lines.sparkSession
     judged = judge(lines, StorageLevel.MEMORY_AND_DISK)
     # Everything that must be known before the first question, in one pass: which files, which kinds, any copies.
-    counted = judged.groupBy("why", "kind", *IDENTITY, "source").agg(F.count("*").alias("rows")).collect()
+    with compiled_rows(session) if is_small else contextlib.nullcontext():
+        counted = judged.groupBy("why", "kind", *IDENTITY, "source").agg(F.count("*").alias("rows")).collect()
     used = [row for row in counted if row["why"] is None]
     good = judged.where("why is null")
     files: dict[tuple[Any, ...], int] = {}
@@ -117,14 +128,11 @@ def split(lines: DataFrame, *, is_small: bool = False) -> Statistics:
     found = {row["kind"] for row in used}
 
     def of_kind(kind: str) -> DataFrame:
-        columns = schema.columns(kind)
-        if kind not in found:  # Spark answers questions about nothing without a job
-            types = {"source": "string", **schema.COMMON, **schema.KINDS[kind]}
-            return session.createDataFrame([], ", ".join(f"`{name}` {types[name]}" for name in columns))
-        return good.where(F.col("kind") == kind).select(*columns)
+        if kind not in found:
+            return no_rows(session, schema.types(kind))
+        return good.where(F.col("kind") == kind).select(*schema.columns(kind))
 
-    missing = unread(lines.inputFiles(), {row["source"] for row in counted})
-    aside = session.createDataFrame([(source, None, UNREADABLE) for source in missing], ASIDE)
+    aside = nothing_read(session, unread(lines.inputFiles(), {row["source"] for row in counted}))
     if len(used) < len(counted):
         aside = set_aside(judged).unionByName(aside)
     return Statistics({kind: of_kind(kind) for kind in schema.KINDS}, aside, is_small)
@@ -144,8 +152,15 @@ def place(source: str) -> str:
 def unreadable(session: SparkSession, listed: list[str], seen: DataFrame | None) -> DataFrame:
     """The listed files without any row, in the form of `set_aside`."""
     rows = seen.select("source").distinct().collect() if seen is not None else []
-    missing = unread(listed, {row["source"] for row in rows})
-    return session.createDataFrame([(source, None, UNREADABLE) for source in missing], ASIDE)
+    return nothing_read(session, unread(listed, {row["source"] for row in rows}))
+
+
+def nothing_read(session: SparkSession, missing: list[str]) -> DataFrame:
+    """These files as lines that are set aside."""
+    if not missing:
+        return no_rows(session, ASIDE)
+    ddl = ", ".join(f"{name} {kind}" for name, kind in ASIDE.items())
+    return session.createDataFrame([(source, None, UNREADABLE) for source in missing], ddl)
 
 
 def unread(listed: Iterable[str], seen: Iterable[str]) -> list[str]:
@@ -182,14 +197,13 @@ def read_parquet(session: SparkSession, directory: str, dates: Sequence[str] = (
         # Tables of an older version lack columns: with the schema given they are null.
         rows = parquet(session, f"{directory}/{kind}", ddl) if whole else None
         if rows is None:
-            return session.createDataFrame([], ddl)
+            return no_rows(session, columns)
         rows = rows.where(F.col(part).isin(whole))
         if dates and "date" in rows.columns:
             rows = rows.where(F.col("date").cast("string").isin(list(dates)))
         return rows.select(*columns)
 
-    kinds = {kind: rows_of(kind, {"source": "string", **schema.COMMON, **of}) for kind, of in schema.KINDS.items()}
-    return Statistics(kinds, rows_of("aside", {"source": "string", "line": "string", "why": "string"}))
+    return Statistics({kind: rows_of(kind, schema.types(kind)) for kind in schema.KINDS}, rows_of("aside", ASIDE))
 
 
 def parquet(session: SparkSession, path: str, ddl: str = "") -> DataFrame | None:

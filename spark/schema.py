@@ -128,9 +128,14 @@ KINDS: dict[str, dict[str, str]] = {
 CORRUPT = "_corrupt"
 
 
+def types(kind: str) -> dict[str, str]:
+    """The columns of a kind's DataFrame, in order, with their types."""
+    return {"source": "string", **COMMON, **KINDS[kind]}
+
+
 def columns(kind: str) -> list[str]:
     """The columns of a kind's DataFrame, in order."""
-    return ["source", *COMMON, *KINDS[kind]]
+    return [*types(kind)]
 
 
 def ddl() -> str:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,16 +26,26 @@ OLDEST_JAVA = 17  # Spark 4
 LOOPBACK = "127.0.0.1"
 # Needs less memory outside the heap than G1, which is the default; pauses do not matter here.
 COLLECTOR = "-XX:+UseParallelGC"
+FACTORY = "spark.sql.codegen.factoryMode"
 # For some 10^5 rows on this machine: to compile costs more processor time than it saves. So Spark interprets its plans,
-# in one partition and as they are, and Java uses its first compiler only, and a collector without threads.
+# in one partition and as they are, and Java uses its first compiler only, and a collector without threads, which need
+# not run to find out how much room 20,000 classes take.
 SMALL = {
     "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    FACTORY: "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData -XX:MetaspaceSize=256m",
 }
+# Parts of Spark that a small job on this machine does not need. Java looks for a class in one jar after the other, and
+# Spark's machine learning adds its functions to each session: that is a fourth of the start.
+UNUSED_JARS = (
+    "spark-mllib", "spark-hive", "spark-connect", "spark-yarn", "spark-kubernetes", "spark-graphx", "spark-pipelines",
+    "spark-repl", "spark-streaming", "hive-", "datanucleus-", "derby", "kubernetes-", "vertx-", "volcano-", "breeze",
+    "spire", "algebra", "cats-", "netty-tcnative", "rocksdbjni", "zookeeper", "curator-", "jline", "scala-compiler",
+)  # fmt: skip
+NEEDED_JARS = ("hive-storage-api",)  # by ORC
 QUIET = Path(__file__).resolve().with_name("log4j2.properties")
 
 WRAPPER = """#!/bin/bash
@@ -112,6 +122,47 @@ def private_java_home(java: Path) -> str:
     return str(home)
 
 
+def private_spark_home(home: Path) -> str:
+    """A SPARK_HOME of links to what is in `home`, without UNUSED_JARS; removed at the exit of this process."""
+    private = Path(tempfile.mkdtemp(prefix="gnatswarm-spark-"))
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    for path in home.iterdir():
+        if path.name != "jars":
+            (private / path.name).symlink_to(path)
+    (private / "jars").mkdir()
+    for path in (home / "jars").iterdir():
+        if not path.name.startswith(UNUSED_JARS) or path.name.startswith(NEEDED_JARS):
+            (private / "jars" / path.name).symlink_to(path)
+    return str(private)
+
+
+@contextlib.contextmanager
+def few_jars() -> Iterator[None]:
+    """Meanwhile, Spark starts without UNUSED_JARS, if it is that of the package pyspark."""
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    if "SPARK_HOME" in os.environ or not (home / "jars").is_dir():
+        yield
+        return
+    os.environ["SPARK_HOME"] = private_spark_home(home)
+    try:
+        yield
+    finally:
+        del os.environ["SPARK_HOME"]
+
+
+@contextlib.contextmanager
+def compiled_rows(session: SparkSession) -> Iterator[None]:
+    """Meanwhile, Spark compiles how it copies rows, though SMALL says otherwise: worth it for a row of all columns."""
+    before = session.conf.get(FACTORY) or "FALLBACK"
+    session.conf.set(FACTORY, "FALLBACK")
+    try:
+        yield
+    finally:
+        session.conf.set(FACTORY, before)
+
+
 def new_session(
     name: str,
     *,
@@ -159,7 +210,9 @@ def new_session(
         given.pop("spark.driver.extraJavaOptions", None)
     for key, value in given.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    own = settings is SMALL and "SPARK_CONF_DIR" not in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ
+    with few_jars() if own else contextlib.nullcontext():
+        return builder.getOrCreate()
 
 
 def is_here(master: str) -> bool:

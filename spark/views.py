@@ -15,23 +15,41 @@ MOST_ROWS = 1_000_000
 SQL = Path(__file__).with_name("sql") / "views.sql"
 
 
+class NoTables(ValueError):
+    """The directory has no tables of `gnatswarm ingest`."""
+
+
+def no_tables_text(out: str) -> str:
+    """Why there can be no views of this directory, or ""; an address (with ://) is not checked."""
+    if "://" in out or (Path(out) / "files").is_dir():
+        return ""
+    return f"{out} has no tables of `gnatswarm ingest`"
+
+
 def statements(out: str) -> list[str]:
     """The SQL statements, for tables in that directory."""
     lines = [line for line in SQL.read_text(encoding="utf-8").splitlines() if not line.startswith("--")]
-    return [text.strip().replace("${out}", out) for text in "\n".join(lines).split(";") if text.strip()]
+    return [
+        text.strip().replace("${out}", out.replace("`", "``")) for text in "\n".join(lines).split(";") if text.strip()
+    ]
 
 
 def create_views(session: SparkSession, out: str, services: str = "auto") -> None:
     """Create temporary views: those of sql/views.sql, and services, edges and so on (answers.graph_answers).
 
     Tables of brokers without rows of clients have the first five alone. `services`: as in `report --services`.
+    NoTables.
     """
+    if why := no_tables_text(out):
+        raise NoTables(why)
     for statement in statements(out):
         try:
             session.sql(statement)
         except AnalysisException as error:
-            if "client_rows" in statement and error.getCondition() == "PATH_NOT_FOUND":
+            if error.getCondition() != "PATH_NOT_FOUND":
+                raise
+            if "client_rows" in statement:
                 return
-            raise
+            raise NoTables(f"{out} has no tables of `gnatswarm ingest` with rows yet") from None
     for name, frame in graph_answers(read_parquet(session, out)["client"], MOST_ROWS, services).items():
         frame.createOrReplaceTempView(name)

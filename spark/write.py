@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from gnatswarm.spark import schema
-from gnatswarm.spark.read import IDENTITY, chosen, files_of, judge, parquet, set_aside
+from gnatswarm.spark.read import IDENTITY, chosen, files_of, judge, no_rows, parquet, set_aside
 
 # Rows of one Parquet file: some 30 MB of subjects. Few files, but enough for many cores.
 ROWS_PER_FILE = 1_000_000
@@ -57,7 +57,7 @@ def _known(lines: DataFrame, batch: int, out: str) -> DataFrame:
     """The files in other batches."""
     found = parquet(lines.sparkSession, f"{out}/files")
     if found is None:
-        return lines.sparkSession.createDataFrame([], "broker string, boot string, shard bigint, file bigint")
+        return no_rows(lines.sparkSession, {name: schema.COMMON[name] for name in IDENTITY})
     return found.where(F.col("batch") != batch).select(*IDENTITY)
 
 

@@ -66,14 +66,13 @@ def by_service(clients: DataFrame, by: str = "auto") -> DataFrame:
 
 def said(rows: DataFrame) -> DataFrame:
     """From `by_service`: what each service published from each shard to each subject, and by how many clients."""
-    one = F.col("one")
     return (
-        rows.select("broker", "account", "service", "shard", "cid", F.explode("published").alias("one"))
-        .groupBy("broker", "account", "service", "shard", one["subject"].alias("subject"))
+        rows.select("broker", "account", "service", "shard", "cid", F.inline("published"))
+        .groupBy("broker", "account", "service", "shard", "subject")
         .agg(
-            F.sum(one["msgs"]).alias("msgs"),
-            F.sum(one["bytes"]).alias("bytes"),
-            F.sum(one["requests"]).alias("requests"),
+            F.sum("msgs").alias("msgs"),
+            F.sum("bytes").alias("bytes"),
+            F.sum("requests").alias("requests"),
             F.countDistinct("cid").alias("clients"),
         )
     )
@@ -81,11 +80,10 @@ def said(rows: DataFrame) -> DataFrame:
 
 def heard(rows: DataFrame) -> DataFrame:
     """From `by_service`: what each service received on each shard by each of its subscriptions."""
-    one = F.col("one")
     return (
-        rows.select("broker", "account", "service", "shard", "cid", F.explode("received").alias("one"))
-        .groupBy("broker", "account", "service", "shard", one["subject"].alias("pattern"), one["queue"].alias("queue"))
-        .agg(F.sum(one["msgs"]).alias("msgs"), F.countDistinct("cid").alias("clients"))
+        rows.select("broker", "account", "service", "shard", "cid", F.inline("received"))
+        .groupBy("broker", "account", "service", "shard", F.col("subject").alias("pattern"), "queue")
+        .agg(F.sum("msgs").alias("msgs"), F.countDistinct("cid").alias("clients"))
     )
 
 

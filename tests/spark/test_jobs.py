@@ -74,7 +74,7 @@ def start() -> Iterator[Start]:
 
 
 def program(job: str, *words: str) -> list[str]:
-    return [sys.executable, "-P", "-m", f"gnatswarm.spark.jobs.{job}", *words]
+    return [sys.executable, "-P", "-m", f"gnatswarm.spark.{'' if job == 'questions' else 'jobs.'}{job}", *words]
 
 
 def sums(spark: Any, out: Path) -> dict[str, int]:
@@ -142,6 +142,7 @@ def test_a_killed_ingest_goes_on_exactly_once_and_then_with_new_files_until_it_i
         (("report", "--stats-dir", "nowhere"), "gnatswarm report: there is no directory nowhere"),
         (("report", "--from-parquet", "empty"), "gnatswarm report: empty has no tables of `gnatswarm ingest`"),
         (("report", "--stats-dir", "empty", "--out", "r.html"), "gnatswarm report: there are no statistics in empty"),
+        (("questions", "empty"), "questions: empty has no tables of `gnatswarm ingest`"),
     ],
 )
 def test_a_place_that_cannot_be_used_is_said_in_one_line(words: tuple[str, ...], said: str, tmp_path: Path):
