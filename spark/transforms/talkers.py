@@ -64,6 +64,11 @@ def by_service(clients: DataFrame, by: str = "auto") -> DataFrame:
     return clients.where(F.col("user") != REST).withColumn("service", service(by))
 
 
+def _clients() -> Column:
+    """How many clients: those that have left have the number 0, and were mostly seen before with their own."""
+    return F.greatest(F.countDistinct(F.when(F.col("cid") > 0, F.col("cid"))), F.lit(1))
+
+
 def said(rows: DataFrame) -> DataFrame:
     """From `by_service`: what each service published from each shard to each subject, and by how many clients."""
     return (
@@ -73,7 +78,7 @@ def said(rows: DataFrame) -> DataFrame:
             F.sum("msgs").alias("msgs"),
             F.sum("bytes").alias("bytes"),
             F.sum("requests").alias("requests"),
-            F.countDistinct("cid").alias("clients"),
+            _clients().alias("clients"),
         )
     )
 
@@ -83,7 +88,7 @@ def heard(rows: DataFrame) -> DataFrame:
     return (
         rows.select("broker", "account", "service", "shard", "cid", F.inline("received"))
         .groupBy("broker", "account", "service", "shard", F.col("subject").alias("pattern"), "queue")
-        .agg(F.sum("msgs").alias("msgs"), F.countDistinct("cid").alias("clients"))
+        .agg(F.sum("msgs").alias("msgs"), _clients().alias("clients"))
     )
 
 

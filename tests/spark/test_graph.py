@@ -195,6 +195,24 @@ def test_what_crosses_who_is_alone_and_who_asks(spark: Any):
     assert matrix == {("web", "prices"): 40, ("web", "logger"): 10}
 
 
+def test_a_client_that_has_left_is_the_one_that_was_there(spark: Any):
+    from gnatswarm.spark.transforms import graph, talkers
+
+    rows = [
+        client("web", published=(("price", 40),), cid=7),
+        client("web", published=(("price", 2),), cid=0, window_start_us=10_000_000),
+        client("prices", received=(("price", 40),), cid=8),
+        client("prices", received=(("price", 2),), cid=0, window_start_us=10_000_000),
+        client("briefly", published=(("log", 1),), cid=0),
+        client("logger", received=(("log", 1),), cid=0),
+    ]
+    found = graph.lone(*graph.talk(talkers.by_service(frame(spark, rows)))).collect()
+    assert {row["subject"]: (row["msgs"], row["publishers"], row["listeners"]) for row in found} == {
+        "price": (42, 1, 1),
+        "log": (1, 1, 1),
+    }
+
+
 def test_new_gone_and_changed_talkers_between_two_periods(spark: Any):
     from gnatswarm.spark.transforms import graph
 
