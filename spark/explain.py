@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gnatswarm.spark.figures import moment, number, percent, visible
+from gnatswarm.spark.figures import counted, moment, number, percent, visible
 
 MOST_ROWS = 50
 
@@ -19,7 +19,7 @@ def explained(subject: str, publishers: Sequence[Row], listeners: Sequence[Row],
         return f"Nobody published {name} or got it in this time, as far as rows of clients say."
     lines = [f"{name}", ""]
     total = sum(row["msgs"] for row in publishers)
-    lines.append(f"Published by {_counted(publishers)}: {total:,} messages")
+    lines.append(f"Published by {_counted(publishers)}: {counted(total, 'message')}")
     lines += _table([_publisher(row, total) for row in publishers])
     lines.append("")
     if listeners:

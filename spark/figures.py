@@ -79,6 +79,11 @@ def visible(text: str) -> str:
     return "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in text)
 
 
+def counted(count: int, noun: str) -> str:
+    """As in "1 message" and "1,501 messages"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def number(value: float | None) -> str:
     """Two decimals, or none for large and for whole numbers."""
     return "–" if value is None else f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.2f}"

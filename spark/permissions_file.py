@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gnatswarm.spark.figures import moment, visible
+from gnatswarm.spark.figures import counted, moment, visible
 from gnatswarm.spark.schema import OTHER, REST
 from gnatswarm.spark.transforms.usage import PUBLISH
 
@@ -173,9 +173,10 @@ def written(found: Sequence[Suggestion], users: Sequence[Row], source: str, *, i
     unknown = lost + sum(one.unknown_msgs for one in found)
     rest = sum(row["in_msgs"] for row in users if row["user"] == REST)
     first, last = min(row["first_us"] for row in users), max(row["last_us"] for row in users)
+    whose = f"{counted(len(found), 'user')}, {counted(msgs, 'message')} published or received"
     lines = [
         f"# Permissions by `gnatswarm suggest-permissions`, from {visible(source)}.",
-        f"# {moment(first)} to {moment(last)} (UTC): {len(found)} users, {msgs:,} messages published or received.",
+        f"# {moment(first)} to {moment(last)} (UTC): {whose}.",
         "# Use as in: { user: ann, password: …, permissions: $PERMISSIONS_ann }",
         "# A subscription that received nothing in this time is not known, and is not allowed.",
         "# Try it: gnatswarm suggest-permissions --dry-run FILE says what a configuration would have denied.",
@@ -183,11 +184,11 @@ def written(found: Sequence[Suggestion], users: Sequence[Row], source: str, *, i
     if unknown or is_cut:
         more = ", and only the heaviest subjects were looked at" if is_cut else ""
         lines.append(
-            f"# INCOMPLETE: {unknown:,} of these messages are of clients or subjects without rows of their own, or were"
-            f" refused{more} (stats {{ max_clients, client_subjects }} keep more)."
+            f"# INCOMPLETE: {unknown:,} of these messages {'is' if unknown == 1 else 'are'} of clients or subjects"
+            f" without rows of their own, or refused{more} (stats {{ max_clients, client_subjects }} keep more)."
         )
     if rest > 0:
-        lines.append(f"# {rest:,} messages more are the broker's own, or in no client's row.")
+        lines.append(f"# Not counted: {counted(rest, 'message')} of the broker itself, or in no client's row.")
     names: set[str] = set()
     for one in found:
         lines += ["", *_block(one, names)]
@@ -198,7 +199,7 @@ def _block(one: Suggestion, names: set[str]) -> list[str]:
     who = f"user {visible(one.user)}" if one.user else "clients without a user"
     lines = [f"# {who}, account {visible(one.account)}: messages published {one.in_msgs:,}, received {one.out_msgs:,}"]
     if one.unknown_msgs:
-        lines.append(f"# INCOMPLETE: {one.unknown_msgs:,} of them have no subject here, or were refused")
+        lines.append(f"# INCOMPLETE: without subject here, or refused: {one.unknown_msgs:,} of them")
     lines += [f"# no rule can name the subject {visible(subject)}" for subject in one.unwritable]
     name = "PERMISSIONS_" + (re.sub(r"[^0-9A-Za-z_]", "_", one.user) or "anybody")
     while name in names:  # of two accounts, or of another user with other signs

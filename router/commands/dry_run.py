@@ -188,12 +188,13 @@ def shown(result: Result, source: str) -> str:
         lines.append(f"  … and {len(result.denied) - MOST_SHOWN:,} more (--json has all)")
     if not sure:
         lines.append(f"{source} would have denied nothing else" if lines else f"{source} would have denied nothing")
-    lines.append(f"({result.looked_at:,} pairs of user and subject, by all windows of the statistics)")
+    pairs = f"{result.looked_at:,} pair{'s' if result.looked_at != 1 else ''}"
+    lines.append(f"({pairs} of user and subject, by all windows of the statistics)")
     if result.unknown_msgs or result.is_cut:
         cut = ", and only the heaviest subjects were looked at" if result.is_cut else ""
         lines.append(
-            f"INCOMPLETE: {result.unknown_msgs:,} messages more are of clients or subjects without rows of their own, "
-            f"or were refused{cut}"
+            f"INCOMPLETE: {_messages(result.unknown_msgs)} more, of clients or subjects without rows of their own, "
+            f"or refused{cut}"
         )
     return "\n".join(lines)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from gnatswarm.spark.figures import counted
 from gnatswarm.spark.jobs.arguments import DEFAULT_PORT, default_directory, suggest_permissions_parser
 from gnatswarm.spark.jobs.progress import Progress
 from gnatswarm.spark.jobs.report import lines_of, refusal
@@ -71,7 +72,7 @@ def suggest(asked: argparse.Namespace, statistics: Statistics) -> int:
     text = written(found, users, source, is_cut=is_cut)
     Path(asked.out).write_text(text, encoding="utf-8")
     incomplete = "; INCOMPLETE, it says why" if "# INCOMPLETE" in text else ""
-    print(f"permissions of {len(found)} users in {asked.out}{incomplete}")
+    print(f"permissions of {counted(len(found), 'user')} in {asked.out}{incomplete}")
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gnatswarm.spark.advice import advise
-from gnatswarm.spark.figures import duration, number, size
+from gnatswarm.spark.figures import counted, duration, number, size
 from gnatswarm.spark.page import page
 
 Answers = dict[str, list[dict[str, Any]]]
@@ -163,3 +163,12 @@ def test_numbers_have_their_unit():
     assert [size(n) for n in (1e3, 1e6, 1e9, 1e12, -2e6)] == ["1.0 kB", "1.0 MB", "1.0 GB", "1.0 TB", "-2.0 MB"]
     assert [duration(us) for us in (0, 900, 1500, 2_000_000)] == ["0 µs", "900 µs", "1.5 ms", "2.0 s"]
     assert [number(value) for value in (None, 14.0, 14.123, 123456.7)] == ["–", "14", "14.12", "123,457"]
+
+
+def test_one_is_not_many():
+    assert [counted(n, "message") for n in (0, 1, 2, 1501)] == [
+        "0 messages",
+        "1 message",
+        "2 messages",
+        "1,501 messages",
+    ]

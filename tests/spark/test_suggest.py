@@ -73,7 +73,7 @@ def test_what_is_suggested_allows_what_was_done_and_says_what_is_not_known(
     assert f"permissions of 3 users in {out}; INCOMPLETE" in capsys.readouterr().out
     text = out.read_text()
     assert "# INCOMPLETE: 12 of these messages" in text and "no rule can name the subject a\\u000ab" in text
-    assert "# 4 messages more are the broker's own" in text
+    assert "# Not counted: 4 messages of the broker itself" in text
     users = [("web", "web"), ("billing", "billing"), ('a\\"b c', "a_b_c")]
     listed = "\n".join(f'{{ user: "{user}", password: x, permissions: $PERMISSIONS_{name} }}' for user, name in users)
     options = options_from(f"{text}\nauthorization {{ users: [\n{listed}\n] }}")

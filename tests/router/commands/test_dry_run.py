@@ -90,6 +90,8 @@ def test_what_no_row_tells_is_said(options: Options) -> None:
     text = dry_run.shown(found, "f.conf")
     assert "INCOMPLETE: 111 messages" in text and "heaviest" in text and "\x1b" not in text
     assert json.loads(dry_run.as_json(found))["denied"][0]["rule"] == "there is no such user"
+    one = dry_run.shown(dry_run.Result((), 1, 1, is_cut=False), "f.conf")
+    assert "(1 pair of user and subject," in one and "INCOMPLETE: 1 message more, of clients" in one
 
 
 def test_the_command_reads_the_file_first_and_has_an_exit_code(
