@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from gnatswarm.broker.quoted import visible
-
 
 class Listener(msgspec.Struct, frozen=True):
     """One subscription of a running broker that the message matches."""
@@ -50,6 +48,8 @@ def is_heard(found: Journey) -> bool:
 
 def shown(found: Journey) -> str:
     """The journey for people, a line for each rule, account and listener; names cannot drive the terminal."""
+    from gnatswarm.broker.quoted import visible  # every router has Journey, few show one
+
     return "\n".join(visible(line) for line in _lines(found))
 
 
