@@ -17,7 +17,21 @@ from gnatswarm.router.config.spelling import nearest
 
 # Each reader of a key accepts one of these; which fields it sets does not depend on the value.
 _SAMPLES: tuple[object, ...] = (
-    *("30s", True, 5, "text", "127.0.0.1:1", "reuseport", "2.15", "udp://h:1", ["x"], {"x": "y"}, {"dir": "x"}),
+    *(
+        "30s",
+        "1s",
+        "broker",
+        True,
+        5,
+        "text",
+        "127.0.0.1:1",
+        "reuseport",
+        "2.15",
+        "udp://h:1",
+        ["x"],
+        {"x": "y"},
+        {"dir": "x"},
+    ),
 )
 # Blocks, and options that only other blocks set, by their names in the file.
 _BLOCKS = {"authorization.timeout": "limits.auth_timeout_s", "authorization.users": "users"}
