@@ -55,6 +55,7 @@ class Supervisor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._done: asyncio.Future[int] | None = None
         self._last_tick = 0.0
+        self._is_record_late = False  # the keeper has not got the last record
         self._exit_code: int | None = None  # not None: the broker is stopping
         self._relays = RelayKeeping(broker)
         self._left_exits: list[tuple[int, int]] = []  # taken over: processes that have ended, with their status
@@ -234,6 +235,8 @@ class Supervisor:
         logs.rotate_when_full()
         self._relays.on_tick()
         self._mend()
+        if self._is_record_late:
+            self._remember()
         self._hold()
         self._notify()
         self._loop.call_later(TICK_S, self._tick)
@@ -452,7 +455,15 @@ class Supervisor:
         self._broker.hold(self._lanes())
 
     def _remember(self) -> None:
-        self._broker.remember()
+        """Give the keeper the record for another router. Without descriptors or memory that waits for a later tick."""
+        try:
+            self._broker.remember()
+        except OSError as error:
+            if not self._is_record_late:
+                log.error("Cannot write down the shards for another router: %s; trying again", error.strerror)
+            self._is_record_late = True
+        else:
+            self._is_record_late = False
 
     def _steer(self) -> None:
         accepting = self._accepting()

@@ -337,6 +337,21 @@ async def no_descriptors(one: Scene) -> str:
     return f"{logged_in} are served, the others wait; {took_s:.2f} s after the limit is lifted a new client is served"
 
 
+@fault("router-no-descriptors", "no descriptors left in the router for 3 s, and a shard killed meanwhile")
+async def router_no_descriptors(one: Scene) -> str:
+    router = await asyncio.to_thread(lambda: one.router)
+    old = (await asyncio.to_thread(one.shard_pids))[2]
+    before = resource.prlimit(router, resource.RLIMIT_NOFILE)
+    resource.prlimit(router, resource.RLIMIT_NOFILE, (3, before[1]))
+    one.signal(old, signal.SIGKILL)
+    await one.flow.pause(FULL_FOR_S)
+    resource.prlimit(router, resource.RLIMIT_NOFILE, before)
+    took_s = await one.until(lambda: one.shard_pids().get(2, old) != old and one.serves())
+    is_same = await asyncio.to_thread(lambda: one.router == router)
+    who = "the router" if is_same else "another router, which the keeper started,"
+    return f"the other shards go on; {took_s:.1f} s after there are descriptors {who} has all shards serve"
+
+
 def client_is_served(one: Scene) -> bool:
     with socket.create_connection((HOST, one.broker.port), timeout=2) as sock:
         return sock.recv(5) == b"INFO "

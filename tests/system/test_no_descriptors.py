@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import resource
 
 import pytest
 
@@ -39,6 +40,26 @@ async def wait_in_step(broker, starts: dict[int, int]) -> None:
             if all(row["phase"] == "ready" and row["links"] == shards - 1 for row in rows.values()):
                 break
     assert {shard: row["starts"] for shard, row in rows.items()} == starts
+
+
+async def test_a_router_without_descriptors_still_supervises(start_broker, cluster_of):
+    broker = start_broker(args=["--no-stats"])
+    client, stays = [await swarm.client_on(cluster_of(broker), shard) for shard in (1, 0)]
+    victim = (await swarm.pids(broker))[1]
+    router = (await asyncio.to_thread(swarm.status, broker))["router_pid"]
+    starts = {shard: row["starts"] for shard, row in (await asyncio.to_thread(swarm.rows, broker)).items()}
+    limits = resource.prlimit(router, resource.RLIMIT_NOFILE)
+    resource.prlimit(router, resource.RLIMIT_NOFILE, (3, limits[1]))
+    swarm.signal_shard(broker, victim)
+    await client.wait_closed()
+    await asyncio.to_thread(broker.log.wait_line, "Shard 1 .*Too many open files", 20.0)
+    await stays.talk("PING\r\n", expect="PONG\r\n")
+    resource.prlimit(router, resource.RLIMIT_NOFILE, limits)
+    async with asyncio.timeout(IN_STEP_DEADLINE_S):
+        while (row := (await asyncio.to_thread(swarm.rows, broker))[1])["phase"] != "ready":
+            pass
+    assert row["starts"] > starts[1]
+    assert "Traceback" not in broker.log.text
 
 
 @pytest.fixture
