@@ -60,8 +60,7 @@ class StatFile:
         self.windows = 0  # times that append() succeeded
         self._hidden = folder / f".{name}"
         self._shown = folder / name
-        self._fd = os.open(self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
-        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._fd = locked_file(self._hidden)
 
     def append(self, lines: bytes) -> None:
         """Append these lines, all or none."""
@@ -98,6 +97,19 @@ class StatFile:
                 self._hidden.unlink(missing_ok=True)
         finally:
             os.close(self._fd)
+
+
+def locked_file(path: Path) -> int:
+    """Make a file that no other process removes; its descriptor, for writing.
+
+    Before it is locked, adopt_orphans() of another process may take it for the empty file of a dead writer.
+    """
+    while True:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        fcntl.flock(fd, fcntl.LOCK_EX)  # waits for no longer than an empty file is looked at
+        if os.fstat(fd).st_nlink:
+            return fd
+        os.close(fd)
 
 
 def publish(fd: int, hidden: Path, shown: Path) -> None:

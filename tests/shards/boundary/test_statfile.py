@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from pathlib import Path
@@ -204,6 +205,26 @@ def test_what_a_full_disk_does_not_take_is_bounded_and_counted(tmp_path: Path, m
     assert scribe.close()
     kept = 1000 // len(LINE * 10)
     assert scribe.lost_windows == 50 - kept
+
+
+def test_a_new_file_is_not_taken_for_one_of_a_dead_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Another shard tidies up between the making of a file and its lock."""
+    flock, taken = fcntl.flock, 0
+
+    def late(fd: int, how: int) -> None:
+        nonlocal taken
+        if not taken:
+            taken = 1
+            statfile.adopt_orphans(tmp_path)
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    file = statfile.StatFile(tmp_path, statfile.file_name("B", 0, "boot", 1), START_US)
+    assert not file.is_removed
+    file.append(LINE)
+    file.finish()
+    [path] = statfile.finished_files(tmp_path)
+    assert text(path) == LINE
 
 
 def test_a_window_is_written_once_though_its_file_could_not_be_finished(
