@@ -213,8 +213,6 @@ class RouteSession:
             self._owner.on_gossip(self, info)
 
     def _introduced(self, info: ServerInfo, raw: bytes) -> None:
-        import msgspec
-
         if not info.server_id or not info.server_name:
             self.refuse("its INFO has no server_id or server_name")
             return
@@ -232,8 +230,12 @@ class RouteSession:
         if info.cluster and (why := self._owner.objection_to_name(info.cluster, self, is_dynamic=info.cluster_dynamic)):
             self.refuse(why, why)
             return
+        try:
+            self.raw_info = words.read_object(raw)
+        except ValueError as error:
+            self.refuse(str(error))
+            return
         self.info = info
-        self.raw_info = msgspec.json.decode(raw)
         self.introduced_s = self._loop.time()
         if self.dialled is not None:
             if self._owner.is_known(info.server_id):

@@ -115,6 +115,14 @@ def read_info(raw: bytes) -> ServerInfo:
         raise ValueError(f"INFO cannot be read: {error}") from None
 
 
+def read_object(raw: bytes) -> dict[str, Any]:
+    """Every key of an INFO that read_info() has read: it skips unknown ones unseen. ValueError: one cannot be read."""
+    try:
+        return dict(msgspec.json.decode(raw))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"INFO cannot be read: {error}") from None
+
+
 _connect_decoder = msgspec.json.Decoder(ServerConnect)
 _leaf_connect_decoder = msgspec.json.Decoder(LeafConnect)
 
