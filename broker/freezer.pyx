@@ -12,7 +12,7 @@ from libc.string cimport memcpy
 
 from gnatswarm.broker.interest cimport NO_MAX, QueueName, Sub, take_marked
 from gnatswarm.broker.outbuf cimport CLOSE_NONE, Chunk, OutBuf, blob_new, out_append, out_call, out_pending
-from gnatswarm.broker.peer cimport HOLD_FENCE, HOLD_LINK, HOLD_LOGIN
+from gnatswarm.broker.peer cimport HOLD_FENCE, HOLD_LINK, HOLD_LOGIN, HOLD_REPLY
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.table cimport slot_item, table_insert
 from gnatswarm.broker.talk cimport talk_resume
@@ -33,6 +33,8 @@ cdef str why_not(ClientConnection client):
         return "its PONG is due"
     if client.holds & HOLD_LINK:
         return "a link between shards is missing"
+    if client.holds & HOLD_REPLY:
+        return "it has replied to a request that is being handed over to its shard"
     if client.n_formers:
         return "a queue subscription that it has ended lingers"
     if client.is_in_doubt:

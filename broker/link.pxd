@@ -43,6 +43,8 @@ cdef class SiblingLink(OriginLink):
     cdef uint64_t deliver(self, Sublist sublist, Entry *entry, Publish *message, RouteOp *op, Token shown,
                           Outcome *outcome) noexcept
     cdef int interest(self, RouteOp *op, bint wanted) except -1
+    cdef bint is_for_us(self, Token subject) except -1
+    cdef Py_ssize_t prefix(self, const uint8_t *data, size_t size, RouteOp *op) except -1
     cdef Py_ssize_t move(self, const uint8_t *data, size_t size, RouteOp *op) except -1
     cdef int broken(self, str why) except -1
     cdef int on_ping(self) except -1

@@ -16,10 +16,12 @@ from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
 from gnatswarm.broker.reroutes cimport FATE_NOBODY, FATE_PENDING, FATE_TAKEN, Fate
 from gnatswarm.broker.routewire cimport (
-    ROUTE_ASK, ROUTE_ASK_MARK, ROUTE_CONNECT, ROUTE_INFO, ROUTE_MARK, ROUTE_MORE, ROUTE_MOVE, ROUTE_MOVED, ROUTE_MSG,
-    ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK, ROUTE_QUEUE_MSG, ROUTE_QUEUE_NAK, ROUTE_SLOW, ROUTE_STOP, ROUTE_SUB,
-    ROUTE_UNSUB, RouteOpKind, parse_plain_message, parse_route_op)
+    ROUTE_ASK, ROUTE_ASK_MARK, ROUTE_CONNECT, ROUTE_DROP, ROUTE_DUE, ROUTE_GOES, ROUTE_INFO, ROUTE_MARK, ROUTE_MORE,
+    ROUTE_MOVE, ROUTE_MOVED, ROUTE_MSG, ROUTE_OWN, ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK, ROUTE_QUEUE_MSG,
+    ROUTE_QUEUE_NAK, ROUTE_SLOW, ROUTE_STOP, ROUTE_SUB, ROUTE_TAKE, ROUTE_UNSUB, RouteOpKind, parse_plain_message,
+    parse_route_op)
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
+from gnatswarm.broker.sublist cimport PREFIX_BYTES
 from gnatswarm.broker.fanout cimport (
     ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, Outcome, Publish, no_outcome, write_tail_head)
 from gnatswarm.broker.entry cimport extras_of, renamed_entry
@@ -139,6 +141,8 @@ cdef class SiblingLink(OriginLink):
             self.session.on_connect(op.argument.at[:op.argument.size])
         elif ROUTE_MOVE <= kind <= ROUTE_MOVED and self.mesh.moves is not None:
             return self.move(data, size, &op)
+        elif ROUTE_TAKE <= kind <= ROUTE_DUE and self.mesh.prefixes is not None:
+            return self.prefix(data, size, &op)
         else:
             self.broken("no frame of a sibling: " + repr(data[:min(size, 40)]))
         return size if self.is_closing else op.line_size
@@ -185,6 +189,33 @@ cdef class SiblingLink(OriginLink):
         except ValueError as error:
             self.broken(str(error))
             return size
+        return size if self.is_closing else total
+
+    cdef Py_ssize_t prefix(self, const uint8_t *data, size_t size, RouteOp *op) except -1:
+        """A frame about the replies that are due to a shard that leaves: broker.reply_prefixes knows what it means."""
+        cdef bytes prefix = op.subject.at[:op.subject.size]
+        cdef size_t total = op.line_size
+        if op.kind == ROUTE_TAKE:
+            self.mesh.prefixes.on_wanted(self.shard, prefix, op.id)
+        elif op.kind == ROUTE_OWN:
+            self.mesh.prefixes.on_own(self.shard, prefix, op.id)
+        elif op.kind == ROUTE_GOES:
+            self.mesh.prefixes.on_goes(self.shard, prefix, op.old_shard)
+        elif op.kind == ROUTE_DROP:
+            self.mesh.prefixes.on_dropped(self.shard, prefix)
+        else:
+            total += op.size + 2
+            if size < total:
+                self.needs = total
+                return 0
+            if data[total - 1] != c'\n' or data[total - 2] != c'\r':
+                self.broken("a payload without its end")
+                return size
+            try:
+                self.mesh.prefixes.on_due(self.shard, prefix, op.members, data[op.line_size:total - 2])
+            except ValueError as error:
+                self.broken(str(error))
+                return size
         return size if self.is_closing else total
 
     cdef uint64_t deliver(self, Sublist sublist, Entry *entry, Publish *message, RouteOp *op, Token shown,
@@ -271,7 +302,7 @@ cdef class SiblingLink(OriginLink):
         self.in_msgs += 1
         self.in_bytes += op.size
         no_outcome(&outcome)
-        if unlikely(is_reply):   # (requests were handled where they were published)
+        if unlikely(is_reply) and self.is_for_us(op.subject):   # (requests were handled where they were published)
             self.reroutes.answer(self, sublist, op.subject, entry, &message, &outcome)
             entry = sublist.find(op.subject.at, op.subject.size,
                                  hash_bytes(op.subject.at, op.subject.size, sublist.seed))
@@ -302,6 +333,10 @@ cdef class SiblingLink(OriginLink):
                 queue += 1
         self.deliveries += outcome.deliveries
         return total
+
+    cdef bint is_for_us(self, Token subject) except -1:
+        """Whether a message on a reply subject is to be passed on here, not only delivered to who subscribes to it."""
+        return self.mesh.prefixes is None or self.mesh.prefixes.takes(self.shard, subject.at[:PREFIX_BYTES])
 
     cdef uint32_t queue_run(self, const uint8_t *line, Publish *run) except *:
         """A run of messages for one queue group, one by one: each may go to another member. Returns how many were
@@ -432,6 +467,8 @@ cdef class SiblingLink(OriginLink):
         self.is_joined = True
         if self.mesh.moves is not None:   # in front of counts that are without those that have moved
             self.send(self.mesh.moves.last_word())
+        if self.mesh.prefixes is not None:
+            self.send(self.mesh.prefixes.words())
         self.mesh.join(shard, &self.out)
         self.fence.ping(shard)
 
@@ -459,6 +496,8 @@ cdef class SiblingLink(OriginLink):
                 self.reroutes.on_step()
             if self.mesh.moves is not None:
                 self.mesh.moves.on_part(self.shard, is_broken)
+            if self.mesh.prefixes is not None:
+                self.mesh.prefixes.on_part(self.shard)
         out_release(&self.out)
         self.forget_input()
 

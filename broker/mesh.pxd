@@ -33,8 +33,10 @@ cdef class Mesh(InterestSink):
     cdef dict accounts                       # name → Sublist; none is ever taken out
     cdef Sublist last_named                  # by a sibling: its next frame is mostly of the same account
     cdef bytes reply_prefix                  # for Sublist.set_reply_prefix(); None: not set yet
+    cdef dict owners                         # of replies' prefixes: see Sublist
     cdef uint32_t tallied                    # subjects counted per account; 0: none
     cdef public object moves                 # Moves, which put themselves here; None: there are none
+    cdef public object prefixes              # ReplyPrefixes, which put themselves here; None: there are none
     cdef public bint has_shifts              # a move shifts counts of queue members: moves.on_count() says how
 
     # The account's subscriptions; an empty sublist if nobody has named it yet.
@@ -45,6 +47,10 @@ cdef class Mesh(InterestSink):
                         const uint8_t *subject, size_t size) noexcept
     # How many frames that a fence has to wait for were sent to a sibling.
     cdef uint64_t frames_to(self, int shard) noexcept
+    # Replies with this prefix go to this sibling, or OWNER_…; or again to the shard that the prefix names.
+    cdef int set_owner(self, bytes prefix, int owner) except -1
+    cdef int forget_owner(self, bytes prefix) except -1
+    cdef int prefix_changed(self, bytes prefix) except -1
     # The sibling has been told of a change of interest just now.
     cdef void note_told(self, int shard) noexcept
     # There is a link: sends it this shard's whole interest; from now on it is sent messages.

@@ -39,6 +39,7 @@ cdef class Mesh(InterestSink):
         self.fanout = fanout
         self.shard = fanout.shard = shard
         self.accounts = {}
+        self.owners = {}
         self.formers = Formers()
 
     def account(self, bytes name not None) -> Sublist:
@@ -46,6 +47,7 @@ cdef class Mesh(InterestSink):
         sublist = self.accounts.get(name)
         if sublist is None:
             sublist = self.accounts[name] = Sublist(name, self)
+            (<Sublist>sublist).owners = self.owners
             if self.reply_prefix is not None:
                 sublist.set_reply_prefix(self.reply_prefix)
             if self.tallied:
@@ -58,6 +60,19 @@ cdef class Mesh(InterestSink):
         self.reply_prefix = prefix
         for sublist in self.accounts.values():
             sublist.set_reply_prefix(prefix)
+
+    cdef int set_owner(self, bytes prefix, int owner) except -1:
+        self.owners[prefix] = owner
+        return self.prefix_changed(prefix)
+
+    cdef int forget_owner(self, bytes prefix) except -1:
+        self.owners.pop(prefix, None)
+        return self.prefix_changed(prefix)
+
+    cdef int prefix_changed(self, bytes prefix) except -1:
+        for sublist in self.accounts.values():
+            (<Sublist>sublist).prefix_changed(prefix, len(prefix))
+        return 0
 
     def sublists(self) -> list:
         """The sublists of all accounts."""

@@ -17,6 +17,7 @@ cdef enum Hold:
     HOLD_LINK = 8      # client: a link is missing, its messages would not reach a sibling. Link: too early
     HOLD_MOVE = 16     # client: it moves to another shard. Link: a new sibling waits for the end of a move
     HOLD_RATE = 32     # its user or account has published as much as it may
+    HOLD_REPLY = 64    # it has replied to a request that another shard is about to hand over to this one
 
 
 cdef class Peer:

@@ -6,8 +6,9 @@
 #                                 └→ a former member here                     … then the OriginLink hears on_settled()
 
 cimport cython
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from gnatswarm.broker.connection cimport ClientConnection
 from gnatswarm.broker.entry cimport Choice, Entry
 from gnatswarm.broker.fanout cimport Origin, Outcome, Publish
 from gnatswarm.broker.fence cimport MeshFence
@@ -44,6 +45,7 @@ cdef class Orphan:
     cdef uint64_t id_there               # the sibling's id, for QACK or QNAK; 0: the sibling waits for neither
     cdef int shard                       # where it was sent; -1: it is kept until a link is in step
     cdef bint is_answer                  # to a request to another account: it is kept until all links are in step
+    cdef ClientConnection client         # held until its answer has been passed on; None: it came over a link
     cdef Former former                   # takes it if nobody else does; None: there is none
     # What a second try needs. `tail` None: there is no second try.
     cdef Sublist sublist
@@ -78,6 +80,7 @@ cdef class Reroutes:
     cdef readonly uint64_t n_sent_on
     cdef readonly uint64_t n_lingered    # taken by a former member
     cdef readonly uint64_t n_lost        # no shard had a member
+    cdef readonly uint64_t n_kept_back   # answers that came before what is due with their prefix
 
     # Finds a place for a message to one queue group without a member here: a current member on another shard; later,
     # where a sibling's interest is not all known yet; or a former member.
@@ -91,10 +94,16 @@ cdef class Reroutes:
     cdef void count_delivery(self, Sublist sublist, Token subject, const Publish *message) noexcept
     cdef int ask(self, OriginLink origin, uint64_t shards) except -1
     # An answer to a request of this shard to another account: it goes to that account, now or when all siblings'
-    # interest is known.
+    # interest is known and what is due with its prefix has come.
     cdef int answer(self, OriginLink origin, Sublist sublist, Token subject, Entry *entry, Publish *message,
                     Outcome *outcome) except -1
     cdef int answer_now(self, Orphan orphan) except -1
+    cdef int publish_kept(self, Orphan orphan) except -1
+    # Such an answer that was published here (`client` None: by the broker itself), while what is due is still to come.
+    cdef int keep_answer(self, Sublist sublist, bytes subject, Publish *message, object client) except -1
+    cdef bint must_wait(self, const uint8_t *subject, size_t size) except -1
+    # Whether answers with this prefix wait for a link to be in step.
+    cdef bint keeps_answers(self, bytes prefix) except -1
     # Finds a place for each message to a queue group in the output of a connection that is gone; `queues`: sid → group.
     cdef int place_output(self, Sublist sublist, dict queues, bytes output) except -1
     # QACK or QNAK came.

@@ -13,6 +13,8 @@ from gnatswarm.broker.entry cimport choice_named, is_foreign
 from gnatswarm.broker.fanout cimport ANY_SHARD, ORIGIN_ACCOUNT, ORIGIN_SIBLING_ACCOUNT, Fanout, no_outcome
 from gnatswarm.broker.interest cimport NO_MAX
 from gnatswarm.broker.outbuf cimport CLOSE_NONE, out_append
+from gnatswarm.broker.peer cimport HOLD_REPLY
+from gnatswarm.broker.sublist cimport OWNER_AWAITED, PREFIX_BYTES
 from gnatswarm.broker.word cimport SLACK, hash_bytes, unlikely
 
 
@@ -271,7 +273,7 @@ cdef class Reroutes:
     cdef int answer(self, OriginLink origin, Sublist sublist, Token subject, Entry *entry, Publish *message,
                     Outcome *outcome) except -1:
         cdef Orphan orphan
-        if unlikely(self.mesh.out_of_step != 0):   # who asked may be at a sibling whose interest is not known
+        if unlikely(self.must_wait(subject.at, subject.size)):
             orphan = Orphan()
             self.last_id += 1
             orphan.id = self.last_id
@@ -279,11 +281,61 @@ cdef class Reroutes:
             orphan.shard = -1
             orphan.is_answer = True
             orphan.keep(sublist, subject, Token(NULL, 0), message)
+            self.n_kept_back += self.mesh.out_of_step == 0
             self.pending[orphan.id] = orphan
             origin.orphans.add(orphan.id)
             return 0
         self.mesh.fanout.gate.leave(sublist, entry, message, None, outcome)
         return self.ask(origin, outcome.touched)
+
+    cdef bint must_wait(self, const uint8_t *subject, size_t size) except -1:
+        """Who asked may be at a sibling whose interest is not known; or the shard that knows who asked is leaving, and
+        has not said it yet."""
+        return self.mesh.out_of_step or (
+            len(self.mesh.owners) and size > PREFIX_BYTES
+            and self.mesh.owners.get(subject[:PREFIX_BYTES]) == OWNER_AWAITED)
+
+    cdef bint keeps_answers(self, bytes prefix) except -1:
+        cdef Orphan orphan
+        for item in self.pending.values():
+            orphan = <Orphan>item
+            if orphan.is_answer and orphan.subject.startswith(prefix):
+                return True
+        return False
+
+    cdef int keep_answer(self, Sublist sublist, bytes subject, Publish *message, object client) except -1:
+        cdef Orphan orphan = Orphan()
+        cdef bytes padded = subject + bytes(SLACK)
+        self.last_id += 1
+        orphan.id = self.last_id
+        orphan.origin = NoLink()
+        orphan.shard = -1
+        orphan.is_answer = True
+        orphan.keep(sublist, Token(<const uint8_t *>padded, len(subject)), Token(NULL, 0), message)
+        self.pending[orphan.id] = orphan
+        self.n_kept_back += 1
+        if client is not None:
+            orphan.client = client
+            orphan.client.holds |= HOLD_REPLY
+        return 0
+
+    cdef int publish_kept(self, Orphan orphan) except -1:
+        """Its publisher is here: its PONG waits for what the answer causes."""
+        cdef ClientConnection client = orphan.client
+        cdef Publish message
+        cdef Outcome outcome
+        cdef const uint8_t *subject = orphan.subject
+        cdef Entry *entry = orphan.sublist.find(subject, len(orphan.subject),
+                                                hash_bytes(subject, len(orphan.subject), orphan.sublist.seed))
+        del self.pending[orphan.id]
+        orphan.fill(&message)
+        no_outcome(&outcome)
+        if entry != NULL and entry.crosses:
+            self.mesh.fanout.gate.leave(orphan.sublist, entry, &message, client, &outcome)
+        if client is not None and client.out.close_reason == CLOSE_NONE:
+            client.published |= outcome.touched
+            client.release(HOLD_REPLY)
+        return 0
 
     cdef int answer_now(self, Orphan orphan) except -1:
         cdef Publish message
@@ -331,16 +383,22 @@ cdef class Reroutes:
         cdef Fate fate
         for item in list(self.pending.values()):
             orphan = <Orphan>item
-            if orphan.shard >= 0 or (orphan.is_answer and self.mesh.out_of_step):
+            if orphan.shard >= 0:
                 continue
             if orphan.is_answer:
-                self.answer_now(orphan)
+                if not self.must_wait(orphan.subject, len(orphan.subject)):
+                    if isinstance(orphan.origin, NoLink):
+                        self.publish_kept(orphan)
+                    else:
+                        self.answer_now(orphan)
                 continue
             orphan.fill(&message)
             fate = self.try_place(orphan, orphan.sublist, Token(orphan.subject, len(orphan.subject)),
                                   Token(orphan.queue, len(orphan.queue)), &message, True)
             if fate != FATE_PENDING:
                 self.conclude(orphan, fate == FATE_TAKEN)
+        if self.mesh.prefixes is not None:
+            self.mesh.prefixes.on_step()
         return 0
 
     def look_again(self):

@@ -17,6 +17,11 @@
 #   MARKQ <old> <id> <size>\r\n<shifts>\r\n           mark, on both links, where your messages begin to go to me
 #   MARK <old> <id>                                  here: what comes behind is for the new shard
 #   MOVED <old> <id> <outcome> <size>\r\n<why>\r\n    my counts of queue members begin (end) to have them
+#   RTAKE <prefix> <times>                           pass on the replies with this prefix of mine
+#   ROWN <prefix> <times>                            replies with this prefix go to me
+#   RGOES <prefix> <shard>                           from here on my replies with it go to that one
+#   RDROP <prefix>                                   I pass on none with this prefix
+#   RDUE <prefix> <last> <size>\r\n<replies>\r\n      what is due with it; last: and now you pass it on
 #   SLOW <account> <subject>                         a subscriber here is behind: make its publishers wait a little
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -45,6 +50,11 @@ cdef enum RouteOpKind:
     ROUTE_ASK_MARK     # MARKQ
     ROUTE_MARK
     ROUTE_MOVED
+    ROUTE_TAKE         # RTAKE
+    ROUTE_OWN          # ROWN
+    ROUTE_GOES         # RGOES
+    ROUTE_DROP         # RDROP
+    ROUTE_DUE          # RDUE
     ROUTE_ERR
     ROUTE_BAD          # an invalid frame: the link is closed
 
@@ -60,15 +70,15 @@ ctypedef struct RouteOp:
     size_t line_size
     Token argument           # INFO, CONNECT, -ERR: the rest of the line
     Token account
-    Token subject
+    Token subject            # RTAKE, ROWN, RDROP, RDUE: the prefix
     Token reply              # size 0: none
     Token queues[MOST_QUEUES]
     int n_queues
-    uint32_t members         # RS+ with a queue; MOVED: outcome, 1: they have moved
+    uint32_t members         # RS+ with a queue; MOVED: outcome, 1: they have moved; RDUE: last, 1: no more follow
     uint32_t header_size
     uint32_t size
-    uint64_t id              # QMSG, QACK, QNAK, QASK, and of moves
-    int old_shard            # MARKQ, MARK, MOVED: whose move it is
+    uint64_t id              # QMSG, QACK, QNAK, QASK, and of moves; RTAKE, ROWN: times
+    int old_shard            # MARKQ, MARK, MOVED: whose move it is; RGOES: where replies go
     uint64_t visited         # QMSG
     bint is_across           # XMSG, XHMG, XQMG, XQHG
     const uint8_t *tail      # " [reply] [header] size\r\n", if it is in a form that can be sent on unchanged, or NULL

@@ -5,12 +5,13 @@ A sibling is the same program on the same host: anything but an exact frame is R
 checked before anything is allocated nevertheless.
 """
 
-from libc.string cimport memchr, memcpy
+from libc.string cimport memchr, memcmp, memcpy
 
 from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
 from gnatswarm.broker.interest cimport MOST_SHARDS
 from gnatswarm.broker.outbuf cimport out_mark_dirty, out_reserve
 from gnatswarm.broker.parser cimport match_verb, parse_number, split_line
+from gnatswarm.broker.sublist cimport PREFIX_BYTES
 from gnatswarm.broker.word cimport SLACK, decimal
 
 cdef uint64_t MOST_PAYLOAD_BYTES = LARGEST_MAX_PAYLOAD_BYTES
@@ -167,6 +168,50 @@ cdef RouteOpKind parse_move(const uint8_t *data, const uint8_t *args, const uint
     return finish(op, kind)
 
 
+cdef bint is_prefix(Token token) noexcept nogil:
+    """`_R_.<shard, two hex digits><boot>.`"""
+    cdef const uint8_t *at = token.at
+    return token.size == PREFIX_BYTES and memcmp(at, b'_R_.', 4) == 0 and c'0' <= at[4] <= c'3' \
+        and (c'0' <= at[5] <= c'9' or c'a' <= at[5] <= c'f') and memchr(at + 6, c'.', PREFIX_BYTES - 7) == NULL \
+        and at[PREFIX_BYTES - 1] == c'.'
+
+
+cdef RouteOpKind parse_prefix(const uint8_t *data, const uint8_t *args, const uint8_t *end, RouteOp *op,
+                              RouteOpKind kind) noexcept nogil:
+    """<prefix> [<times>] [<shard>] [<last> <size>]"""
+    cdef Token tokens[4]
+    cdef const uint8_t *after = NULL
+    cdef bint single = True
+    cdef int n = split_line(args, end, tokens, 4, &after, &single)
+    cdef int64_t number
+    if n == -1:
+        return finish(op, ROUTE_BAD if end - args > MOST_ROUTE_LINE_BYTES else ROUTE_MORE)
+    if n != (1 if kind == ROUTE_DROP else 3 if kind == ROUTE_DUE else 2):
+        return finish(op, ROUTE_BAD)
+    op.line_size = after - data
+    op.subject = tokens[0]
+    op.size = op.members = 0
+    if not is_prefix(tokens[0]):
+        return finish(op, ROUTE_BAD)
+    if (kind == ROUTE_TAKE or kind == ROUTE_OWN) and not parse_u64(tokens[1], &op.id):
+        return finish(op, ROUTE_BAD)
+    if kind == ROUTE_GOES:
+        number = parse_number(tokens[1])
+        if number < 0 or number >= MOST_SHARDS:
+            return finish(op, ROUTE_BAD)
+        op.old_shard = <int>number
+    if kind == ROUTE_DUE:
+        number = parse_number(tokens[1])
+        if number < 0 or number > 1:
+            return finish(op, ROUTE_BAD)
+        op.members = <uint32_t>number
+        number = parse_number(tokens[2])
+        if not 0 <= number <= <int64_t>MOST_PAYLOAD_BYTES:
+            return finish(op, ROUTE_BAD)
+        op.size = <uint32_t>number
+    return finish(op, kind)
+
+
 cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) noexcept nogil:
     cdef const uint8_t *end = data + size
     cdef const uint8_t *newline
@@ -187,6 +232,16 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
             kind, verb, verb_size = ROUTE_SUB, b'rs+ ', 4
         else:
             kind, verb, verb_size = ROUTE_UNSUB, b'rs- ', 4
+    elif data[0] == c'R' and data[1] == c'T':
+        kind, verb, verb_size = ROUTE_TAKE, b'rtake ', 6
+    elif data[0] == c'R' and data[1] == c'O':
+        kind, verb, verb_size = ROUTE_OWN, b'rown ', 5
+    elif data[0] == c'R' and data[1] == c'G':
+        kind, verb, verb_size = ROUTE_GOES, b'rgoes ', 6
+    elif data[0] == c'R' and data[1] == c'D' and data[2] == c'R':
+        kind, verb, verb_size = ROUTE_DROP, b'rdrop ', 6
+    elif data[0] == c'R':
+        kind, verb, verb_size = ROUTE_DUE, b'rdue ', 5
     elif data[0] == c'P' and data[1] == c'I':
         kind, verb, verb_size = ROUTE_PING, b'ping', 4
     elif data[0] == c'P':
@@ -248,6 +303,8 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
         return kind
     if ROUTE_MOVE <= kind <= ROUTE_MOVED:
         return parse_move(data, args, end, op, kind)
+    if ROUTE_TAKE <= kind <= ROUTE_DUE:
+        return parse_prefix(data, args, end, op, kind)
     newline = <const uint8_t *>memchr(args, c'\n', end - args)
     if newline == NULL:
         return finish(op, ROUTE_BAD if end - args > MOST_ROUTE_LINE_BYTES else ROUTE_MORE)
@@ -304,7 +361,9 @@ def parse_route(bytes data not None) -> dict:
     names = {ROUTE_MORE: "MORE", ROUTE_MSG: "MSG", ROUTE_QUEUE_MSG: "QUEUE_MSG", ROUTE_SUB: "SUB",
              ROUTE_UNSUB: "UNSUB", ROUTE_QUEUE_ACK: "QUEUE_ACK", ROUTE_QUEUE_NAK: "QUEUE_NAK", ROUTE_SLOW: "SLOW",
              ROUTE_MOVE: "MOVE", ROUTE_STOP: "STOP", ROUTE_ASK_MARK: "ASK_MARK", ROUTE_MARK: "MARK",
-             ROUTE_MOVED: "MOVED", ROUTE_ASK: "ASK", ROUTE_PING: "PING", ROUTE_PONG: "PONG",
+             ROUTE_MOVED: "MOVED", ROUTE_TAKE: "TAKE", ROUTE_OWN: "OWN", ROUTE_GOES: "GOES", ROUTE_DROP: "DROP",
+             ROUTE_DUE: "DUE",
+             ROUTE_ASK: "ASK", ROUTE_PING: "PING", ROUTE_PONG: "PONG",
              ROUTE_INFO: "INFO", ROUTE_CONNECT: "CONNECT", ROUTE_ERR: "ERR", ROUTE_BAD: "BAD"}
     found = {"op": names[kind]}
     if kind in (ROUTE_MSG, ROUTE_QUEUE_MSG, ROUTE_SUB, ROUTE_UNSUB, ROUTE_SLOW):
@@ -326,6 +385,14 @@ def parse_route(bytes data not None) -> dict:
             found["old_shard"] = op.old_shard
         if kind == ROUTE_MOVED:
             found["outcome"] = op.members
+    if ROUTE_TAKE <= kind <= ROUTE_DUE:
+        found.update(prefix=op.subject.at[:op.subject.size], line_size=op.line_size)
+        if kind == ROUTE_TAKE or kind == ROUTE_OWN:
+            found["times"] = op.id
+        if kind == ROUTE_GOES:
+            found["shard"] = op.old_shard
+        if kind == ROUTE_DUE:
+            found.update(is_last=op.members, size=op.size)
     if kind in (ROUTE_QUEUE_ACK, ROUTE_QUEUE_NAK, ROUTE_ASK):
         found["id"] = op.id
     return found

@@ -4,12 +4,14 @@
 #   importer's client ←─ MSG inbox ─── Response ←── exporter's client: PUB _R_.00aB3dE9.0000k2…         (reply)
 #
 # A generated reply subject names the shard that made it, so every shard knows where to send a reply, and interest in
-# it need not be told to siblings: see Sublist.maker_of().
+# it need not be told to siblings: see Sublist.maker_of(). Where that shard leaves, its table of requests goes to
+# another one with its prefix: see reply_prefixes.pxd.
 
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from gnatswarm.broker.fanout cimport AccountGate, Fanout, Outcome, Publish
+from gnatswarm.broker.reroutes cimport Reroutes
 from gnatswarm.broker.rules cimport ServiceImport
 from gnatswarm.broker.entry cimport Entry
 from gnatswarm.broker.sublist cimport Sublist
@@ -32,12 +34,27 @@ cdef class Response:
     cdef object measured            # broker.service_latency.Measured; None: nobody wants to know how long it takes
 
 
+# The requests with one prefix that may still get a reply.
+@cython.final
+cdef class ReplyTable:
+    cdef bytes prefix
+    cdef list thresholds_us         # of each lane: how long a reply may take
+    cdef list lanes                 # dicts, reply subject → Response, oldest first
+    cdef uint64_t times             # how often its shard has changed
+    cdef uint64_t takes_from        # siblings that send their replies here to be passed on, a bit each
+    cdef uint32_t count(self) except? 0xFFFFFFFF
+    # The lane that a reply subject with this prefix names; None: it names none.
+    cdef dict lane_of(self, bytes reply)
+
+
 @cython.final
 cdef class ServiceImports(AccountGate):
     cdef Fanout fanout
-    cdef bytes prefix               # of the reply subjects generated here
-    cdef list thresholds_us         # of each lane: how long a reply may take
-    cdef list lanes                 # dicts, reply subject → Response, oldest first
+    cdef int shard
+    cdef ReplyTable own             # of the reply subjects that are generated here now
+    cdef dict others                # prefix → ReplyTable: those taken over from shards that have left
+    cdef object prefixes            # ReplyPrefixes, which put themselves here; None: there are none
+    cdef Reroutes reroutes          # … and where replies are kept back
     cdef uint32_t n_waiting
     cdef bint adds_headers
     cdef dict measured              # cid → replies to its requests that are measured
@@ -68,5 +85,16 @@ cdef class ServiceImports(AccountGate):
     # What became of it, alone.
     cdef Outcome send(self, Sublist sublist, bytes subject, Publish *message, bytes reply, bytes note) except *
     cdef bytes random_bytes(self, int n)
+    cdef ReplyTable table_of(self, bytes reply)
     cdef dict lane_of(self, bytes reply)
+    cdef int add(self, dict lane, bytes made, Response response) except -1
     cdef int forget(self, bytes reply) except -1
+    # Whether a reply is to be kept back: what is due with its prefix is still to come from the shard that had it.
+    cdef bint is_awaited(self, Sublist sublist, bytes subject)
+    # The own table becomes one of `others`, and an empty one with another prefix takes its place.
+    cdef int renew(self) except -1
+    cdef int add_table(self, bytes prefix, uint64_t times) except -1
+    # Adds DueReplies to such a table.
+    cdef int put_in(self, bytes prefix, tuple replies, object mesh) except -1
+    # Forgets one of `others`, and returns what was due, as DueReplies.
+    cdef list take_out(self, bytes prefix)

@@ -15,14 +15,16 @@ from gnatswarm.broker.fanout cimport (
 from gnatswarm.broker.interest cimport MOST_SHARDS
 from gnatswarm.broker.rules cimport RESPONSE_SINGLETON, Mapping
 from gnatswarm.broker.entry cimport Extras, extras_of
+from gnatswarm.broker.sublist cimport OWNER_AWAITED, PREFIX_BYTES
 from gnatswarm.broker.transform cimport Transform
-from gnatswarm.broker.word cimport SLACK, hash_bytes, unlikely
+from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
 import base64
 import json
 import os
 
 from gnatswarm.broker import service_latency
+from gnatswarm.broker.due_replies import DueReply
 from gnatswarm.broker.service_latency import Measured
 
 # As on nats-server; the first of the lanes.
@@ -34,6 +36,26 @@ cdef class Response:
     """A possible reply: who waits for it, on which subject, and since when."""
 
 
+cdef class ReplyTable:
+    """The requests with one prefix that may still get a reply."""
+
+    def __cinit__(self, bytes prefix not None, uint64_t times=0):
+        self.prefix = prefix
+        self.times = times
+        self.lanes = [{}]
+        self.thresholds_us = [DEFAULT_THRESHOLD_US]
+
+    cdef uint32_t count(self) except? 0xFFFFFFFF:
+        return <uint32_t>sum([len(lane) for lane in self.lanes])
+
+    cdef dict lane_of(self, bytes reply):
+        try:
+            number = int(reply[PREFIX_BYTES:PREFIX_BYTES + 4], 16)
+        except ValueError:
+            return None
+        return self.lanes[number] if 0 <= number < len(self.lanes) else None
+
+
 cdef class ServiceImports(AccountGate):
     """One for each shard. `adds_headers`: requests say which account they come from, in a header."""
 
@@ -41,18 +63,21 @@ cdef class ServiceImports(AccountGate):
         if not 0 <= shard < MOST_SHARDS:
             raise ValueError("no such shard")
         self.fanout = fanout
-        # A new prefix at each start: replies to requests from before the start are dropped.
-        self.prefix = b"_R_.%02x%s." % (shard, base64.urlsafe_b64encode(os.urandom(6)).replace(b"-", b"A"))
+        self.shard = shard
+        self.own = ReplyTable(self.new_prefix())
+        self.others = {}
         self.random_pool = b""
-        self.lanes = [{}]
-        self.thresholds_us = [DEFAULT_THRESHOLD_US]
         self.adds_headers = adds_headers
         self.measured = {}
 
     @property
     def reply_prefix(self) -> bytes:
         """The prefix of this shard's generated reply subjects."""
-        return self.prefix
+        return self.own.prefix
+
+    def new_prefix(self) -> bytes:
+        """Another one at each start: replies to requests that nobody has taken over are dropped."""
+        return b"_R_.%02x%s." % (self.shard, base64.urlsafe_b64encode(os.urandom(6)).replace(b"-", b"A"))
 
     @property
     def waiting(self) -> int:
@@ -63,18 +88,23 @@ cdef class ServiceImports(AccountGate):
         """Forgets requests whose threshold has passed; to be called regularly."""
         cdef uint64_t now = self.fanout.box.now_us
         cdef Response response
-        for lane, threshold_us in zip(self.lanes, self.thresholds_us):
-            over = []
-            for reply, found in lane.items():
-                response = <Response>found
-                if now - response.asked_us <= <uint64_t>threshold_us:
-                    break
-                over.append(reply)
-            for reply in over:
-                response = <Response>lane[reply]
-                self.report(response.measured, service_latency.TIMED_OUT, None, 0)
-                self.forget(reply)
-            self.n_expired += <uint64_t>len(over)
+        cdef ReplyTable table
+        for item in [self.own, *self.others.values()]:
+            table = <ReplyTable>item
+            for lane, threshold_us in zip(table.lanes, table.thresholds_us):
+                over = []
+                for reply, found in lane.items():
+                    response = <Response>found
+                    if now - response.asked_us <= <uint64_t>threshold_us:
+                        break
+                    over.append(reply)
+                for reply in over:
+                    response = <Response>lane[reply]
+                    self.report(response.measured, service_latency.TIMED_OUT, None, 0)
+                    self.forget(reply)
+                self.n_expired += <uint64_t>len(over)
+        if self.others and self.prefixes is not None:
+            self.prefixes.look_for_empty()
 
     def on_client_gone(self, uint64_t cid):
         """Nobody waits for the replies to its requests any more."""
@@ -106,7 +136,10 @@ cdef class ServiceImports(AccountGate):
                     rules.append(rule)
         self.depth += 1
         try:
-            if is_reply:
+            if is_reply and unlikely(self.others) and self.is_awaited(sublist, subject):
+                self.reroutes.keep_answer(sublist, subject, message, client)
+                outcome.deliveries += 1   # (it will be, or nobody knows)
+            elif is_reply:
                 self.respond(sublist, subject, message, client, outcome)
             for rule in rules:
                 self.request(<ServiceImport>rule, subject, message, client, outcome)
@@ -213,7 +246,7 @@ cdef class ServiceImports(AccountGate):
         response = <Response>lane.get(subject)
         if response is None or response.exporter is not sublist:
             return 0
-        threshold_us = self.thresholds_us[int(subject[len(self.prefix):len(self.prefix) + 4], 16)]
+        threshold_us = self.table_of(subject).thresholds_us[int(subject[PREFIX_BYTES:PREFIX_BYTES + 4], 16)]
         if self.fanout.box.now_us - response.asked_us > threshold_us:
             self.report(response.measured, service_latency.TIMED_OUT, None, 0)
             self.forget(subject)
@@ -310,39 +343,46 @@ cdef class ServiceImports(AccountGate):
         cdef Response response = Response()
         cdef bytes made
         cdef int number
-        cdef dict lane
-        if threshold_us in self.thresholds_us:
-            number = self.thresholds_us.index(threshold_us)
-        elif len(self.lanes) < MOST_LANES:
-            number = len(self.lanes)
-            self.lanes.append({})
-            self.thresholds_us.append(threshold_us)
+        cdef ReplyTable own = self.own
+        if threshold_us in own.thresholds_us:
+            number = own.thresholds_us.index(threshold_us)
+        elif len(own.lanes) < MOST_LANES:
+            number = len(own.lanes)
+            own.lanes.append({})
+            own.thresholds_us.append(threshold_us)
         else:
             number = 0
-        lane = self.lanes[number]
         # 96 random bits: it cannot be guessed from another one.
-        made = b"%s%04x%s" % (self.prefix, number, base64.urlsafe_b64encode(self.random_bytes(12)))
+        made = b"%s%04x%s" % (own.prefix, number, base64.urlsafe_b64encode(self.random_bytes(12)))
         response.importer = importer
         response.exporter = exporter
         response.reply = reply
         response.kind = kind
         response.asked_us = self.fanout.box.now_us
         response.measured = measured
+        self.add(<dict>own.lanes[number], made, response)
+        return made
+
+    cdef int add(self, dict lane, bytes made, Response response) except -1:
+        cdef object measured = response.measured
         if measured is not None and measured.cid:
             self.measured.setdefault(measured.cid, set()).add(made)
         lane[made] = response
         self.n_waiting += 1
-        if self.n_waiting > MOST_RESPONSES:
-            self.forget(next(iter(max(self.lanes, key=len))))
+        if unlikely(self.n_waiting > MOST_RESPONSES):
+            self.forget(next(iter(max([lane for table in (self.own, *self.others.values())
+                                       for lane in (<ReplyTable>table).lanes], key=len))))
             self.n_expired += 1
-        return made
+        return 0
+
+    cdef ReplyTable table_of(self, bytes reply):
+        if likely(not self.others) or reply.startswith(self.own.prefix):
+            return self.own
+        return self.others.get(reply[:PREFIX_BYTES])
 
     cdef dict lane_of(self, bytes reply):
-        try:
-            number = int(reply[len(self.prefix):len(self.prefix) + 4], 16)
-        except ValueError:
-            return None
-        return self.lanes[number] if 0 <= number < len(self.lanes) else None
+        cdef ReplyTable table = self.table_of(reply)
+        return None if table is None else table.lane_of(reply)
 
     cdef int forget(self, bytes reply) except -1:
         cdef dict lane = self.lane_of(reply)
@@ -361,6 +401,54 @@ cdef class ServiceImports(AccountGate):
             if not found:
                 del self.measured[response.measured.cid]
         return 0
+
+    # ---- tables that change their shard
+
+    cdef bint is_awaited(self, Sublist sublist, bytes subject):
+        return sublist.owners.get(subject[:PREFIX_BYTES]) == OWNER_AWAITED
+
+    cdef int renew(self) except -1:
+        self.own.takes_from = ~<uint64_t>0
+        self.others[self.own.prefix] = self.own
+        self.own = ReplyTable(self.new_prefix())
+        return 0
+
+    cdef int add_table(self, bytes prefix, uint64_t times) except -1:
+        self.others[prefix] = ReplyTable(prefix, times)
+        return 0
+
+    cdef int put_in(self, bytes prefix, tuple replies, object mesh) except -1:
+        cdef ReplyTable table = <ReplyTable>self.others[prefix]
+        cdef Response response
+        cdef int number
+        for one in replies:
+            number = int(one.subject[PREFIX_BYTES:PREFIX_BYTES + 4], 16)
+            while len(table.lanes) <= number:
+                table.lanes.append({})
+                table.thresholds_us.append(0)
+            table.thresholds_us[number] = one.threshold_us
+            response = Response()
+            response.importer = mesh.account(one.importer)
+            response.exporter = mesh.account(one.exporter)
+            response.reply = one.reply
+            response.kind = one.kind
+            response.asked_us = one.asked_us
+            response.measured = one.measured
+            self.add(<dict>table.lanes[number], one.subject, response)
+        return 0
+
+    cdef list take_out(self, bytes prefix):
+        cdef ReplyTable table = <ReplyTable>self.others[prefix]
+        cdef Response response
+        cdef list found = []
+        for lane, threshold_us in zip(table.lanes, table.thresholds_us):
+            for subject, item in list(lane.items()):
+                response = <Response>item
+                found.append(DueReply(subject, response.importer.account, response.exporter.account, response.reply,
+                                      response.kind, response.asked_us, threshold_us, response.measured))
+                self.forget(subject)
+        del self.others[prefix]
+        return found
 
     cdef bytes random_bytes(self, int n):
         """From a pool: a system call for each would cost more than all the rest."""

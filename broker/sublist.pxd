@@ -37,6 +37,17 @@ cdef inline int width_bucket(uint32_t width) noexcept nogil:
     return bucket
 
 
+# Of a generated reply subject: "_R_.", the shard in two hex digits, eight characters of its boot, a dot. (Four hex
+# digits follow, which name a table of requests, and random ones.)
+cdef enum:
+    PREFIX_BYTES = 15
+
+# Of a prefix of replies, instead of a sibling's number.
+cdef enum:
+    OWNER_HERE = -1       # this shard passes them on
+    OWNER_AWAITED = -2    # it will: until then it keeps them back
+
+
 @cython.final
 cdef class Sublist(Interest):
     cdef uint64_t random_state
@@ -60,6 +71,7 @@ cdef class Sublist(Interest):
     cdef uint32_t n_mappings         # the first of the rules
     cdef OutBuf rule_out             # … and their OutBuf, which nothing is ever written to
     cdef bytes reply_prefix          # of reply subjects that this shard's ServiceImports makes up; None: none
+    cdef dict owners                 # prefix of replies → the sibling that passes them on now, or OWNER_…: the mesh's
     cdef Sublist former              # members of queue groups that have left: see lingering.pxd; None: none yet
     # statistics
     cdef readonly Tally tally        # None: nobody harvests
@@ -89,6 +101,8 @@ cdef class Sublist(Interest):
     cdef void fill_rules(self, Entry *entry, const Entry *met) noexcept
     # The sibling or this shard (`is_own`) that made up a reply subject; -1: none did.
     cdef int maker_of(self, const uint8_t *subject, size_t size, bint *is_own) noexcept
+    # Reply subjects with this prefix lead elsewhere.
+    cdef void prefix_changed(self, const uint8_t *prefix, size_t size) noexcept
     # Moves its counts to the tally, and to what monitoring shows.
     cdef void book(self, Entry *entry) noexcept
     cdef void stamp_slots(self, const uint8_t *subject, size_t size, uint16_t *first, uint16_t *second) noexcept

@@ -227,6 +227,11 @@ cdef class Sublist(Interest):
         if memcmp(subject, own, prefix_size) == 0:
             is_own[0] = True
             return -1
+        if unlikely(self.owners is not None and len(self.owners) != 0):   # shards have left
+            owner = self.owners.get(subject[:prefix_size])
+            if owner is not None:
+                is_own[0] = owner < 0
+                return max(-1, <int>owner)
         maker = hex_digit(subject[4]) * 16 + hex_digit(subject[5])
         if not 0 <= maker < MOST_SHARDS or memcmp(subject + 4, own + 4, 2) == 0:   # the latter: of who was here before
             return -1
@@ -257,6 +262,11 @@ cdef class Sublist(Interest):
     def set_reply_prefix(self, bytes prefix not None):
         """Reply subjects with this prefix lead to this shard's ServiceImports."""
         self.reply_prefix = prefix
+
+    cdef void prefix_changed(self, const uint8_t *prefix, size_t size) noexcept:
+        cdef uint16_t first, second
+        self.stamp_slots(prefix, size, &first, &second)
+        self.second_token[second] += 1
 
     # ---- the cache
 

@@ -452,16 +452,21 @@ class Worker:
                 spread_s=spread_s,
                 quiet_s=quiet_s,
                 on_done=self._on_departed,
-                mover=ToOthers(self._departures, to) if self._departures is not None and to else None,
+                mover=self._mover(to),
                 is_awaited=self._is_awaited if to is not None else lambda: False,
             )
             if self._host is not None:
                 self._host.is_leaving = True
 
+    def _mover(self, to: list[int] | None) -> ToOthers | None:
+        if self._departures is None or not to:
+            return None
+        return ToOthers(self._departures, self._links.reply_prefixes, to)
+
     def _is_awaited(self) -> bool:
         """Whether clients that are elsewhere, or on their way, need this shard."""
         assert self._shard is not None
-        is_on_way = self._host is not None and self._host.is_busy
+        is_on_way = self._host is not None and (self._host.is_busy or self._links.reply_prefixes.is_busy)
         return is_on_way or self._shard.imports_exports.service_imports.waiting > 0
 
     def _on_departed(self) -> None:

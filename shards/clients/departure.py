@@ -28,7 +28,7 @@ MOVING_PART = 0.8
 
 
 class Mover(Protocol):
-    """Moves clients to other shards."""
+    """Moves clients to other shards, and what is left of them here."""
 
     def move(self, clients: int, within_s: float, /) -> None:
         """Move so many clients within that time, unless some are being moved."""
@@ -36,14 +36,17 @@ class Mover(Protocol):
     def stop(self) -> None:
         """Begin to move no more."""
 
+    def hand_over(self) -> None:
+        """No client is left here: have another shard pass on the replies that are due to those that have moved."""
+
 
 class Departure:
     """One departure; `on_done` is called once, when every client is gone.
 
     With a `mover`, clients move to other shards. At first only those with TLS, which cannot, are told to leave; the
     others when MOVING_PART of the grace has passed. While `is_awaited()`, others still need this shard: clients are on
-    their way to it or from it, or answers to clients that have moved come through it. Then it stays though it has no
-    clients, at most until grace and spread have passed.
+    their way to it or from it, or replies to clients that have moved come through it, which it hands over as soon as
+    nobody is left. Then it stays though it has no clients, at most until grace and spread have passed.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Departure:
         self._accepted_s = self._started_s
         self._to_close = -1  # how many there were when closing began
         self._mover = mover
+        self._is_moving = mover is not None
         self._is_awaited = is_awaited
         if mover is None:
             logger.info("Leaving: %d clients are told, and closed within %g s", len(clients.open), grace_s + spread_s)
@@ -85,7 +89,10 @@ class Departure:
             self._accepted_s = now_s
         is_quiet = now_s - self._accepted_s >= self._quiet_s
         if self._mover is not None:
-            self._go_on_moving(self._mover, now_s)
+            if self._is_moving:
+                self._go_on_moving(self._mover, now_s)
+            if is_quiet and not self._clients.open:
+                self._mover.hand_over()
         if is_quiet and not self._clients.open and not self._is_awaited():
             self._on_done()
             return
@@ -103,7 +110,7 @@ class Departure:
             mover.move(len(self._clients.open), left_s)
             return
         mover.stop()
-        self._mover = None
+        self._is_moving = False
         if self._clients.open:
             logger.info("Leaving: %d clients did not move, and are told", len(self._clients.open))
         self._clients.announce_departure()

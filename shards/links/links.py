@@ -16,6 +16,7 @@ import msgspec
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.link import SiblingLink
 from gnatswarm.broker.moves import Moves
+from gnatswarm.broker.reply_prefixes import ReplyPrefixes
 from gnatswarm.broker.reroutes import Reroutes
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ logger = logging.getLogger("gnatswarm.links")
 
 # Increased with every change of a frame or of the handshake. Shards of one broker come from one installation; versions
 # differ when that was upgraded under a running broker.
-LINK_VERSION = 4
+LINK_VERSION = 5
 
 # A process that connects and does not finish the handshake in this time is not a sibling.
 HANDSHAKE_S = 2.0
@@ -186,6 +187,7 @@ class Links:
         self._fence = fence
         self.reroutes = Reroutes(mesh, fence)
         self.moves = Moves(mesh, fence, self.reroutes)
+        self.reply_prefixes = ReplyPrefixes(mesh, fence, self.reroutes)
         self._hello = hello
         self._sink = sink
         self._missing: dict[int, tuple[str, float]] = {}  # siblings whose link broke: boot id, and when it broke

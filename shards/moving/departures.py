@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from gnatswarm.broker.moves import Moves
+    from gnatswarm.broker.reply_prefixes import ReplyPrefixes
     from gnatswarm.shards.clients.clients import Clients
     from gnatswarm.shards.clients.session import ClientSession
     from gnatswarm.shards.moving.host import Host
@@ -297,11 +298,16 @@ class Departures:
 
 
 class ToOthers:
-    """The `Mover` of a shard that leaves: all clients that can move go to these shards, as many to each."""
+    """The `Mover` of a shard that leaves: all clients that can move go to these shards, as many to each.
 
-    def __init__(self, departures: Departures, to: list[int]) -> None:
+    Then one of them takes over the replies that are due to those who have asked.
+    """
+
+    def __init__(self, departures: Departures, prefixes: ReplyPrefixes, to: list[int]) -> None:
         self._departures = departures
+        self._prefixes = prefixes
         self._to = to
+        prefixes.is_leaving = True
 
     def move(self, clients: int, within_s: float) -> None:
         """Move so many clients within that time, unless some are being moved."""
@@ -312,3 +318,7 @@ class ToOthers:
     def stop(self) -> None:
         """Begin to move no more."""
         self._departures.cancel()
+
+    def hand_over(self) -> None:
+        """Have another shard pass on the replies that are due."""
+        self._prefixes.hand_over(self._to)

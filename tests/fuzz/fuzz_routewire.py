@@ -14,7 +14,7 @@ def frame(rng: random.Random) -> bytes:
     queues = [queue for queue in rng.sample(QUEUES, rng.randrange(4)) if queue]
     tail = rng.choice([[], [b"r"], [b"+", b"r", *queues], [b"|", *queues], [b"+"], [b"|"], [b"12"]])
     size = b"%d" % rng.choice([0, 5, 100, 70_000_000, 999_999_999])
-    match rng.randrange(8):
+    match rng.randrange(9):
         case 0:
             words = [rng.choice([b"RMSG", b"XMSG"]), b"$G", subject, *tail, size]
         case 1:
@@ -31,6 +31,10 @@ def frame(rng: random.Random) -> bytes:
         case 6:
             verb, most = rng.choice([(b"MOVE", 2), (b"MARKQ", 3), (b"MARK", 2), (b"MOVED", 4)])
             words = [verb, *rng.choices([b"0", b"1", b"2", b"7", b"64", b"70000000"], k=rng.randint(1, most))]
+        case 7:
+            verb = rng.choice([b"RTAKE", b"ROWN", b"RGOES", b"RDROP", b"RDUE"])
+            prefix = rng.choice([b"_R_.00AAAAAAAA.", b"_R_.3fAAAAAAAA.", b"_R_.00AAAAAAA.", b"x"])
+            words = [verb, prefix, *rng.choices([b"0", b"1", b"64", b"70000000"], k=rng.randint(0, 3))]
         case _:
             return rng.choice([b"PING\r\n", b"PONG\r\n", b"INFO {}\r\n", b"CONNECT {}\r\n", b"-ERR 'x'\r\n"])
     return b" ".join(words) + b"\r\n"

@@ -11,7 +11,7 @@ from gnatswarm.probes.engine cimport ProbeSocket
 
 # What stands in front of a payload, whose size is the last word of the line.
 cdef tuple WITH_PAYLOAD = (b"RMSG", b"HMSG", b"XMSG", b"XHMG", b"QMSG", b"QHMG", b"XQMG", b"XQHG", b"MOVE ", b"MARKQ",
-                           b"MOVED")
+                           b"MOVED", b"RDUE ")
 
 
 cdef class FrameReader:

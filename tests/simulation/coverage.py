@@ -29,6 +29,8 @@ SITUATIONS = {
     "request to another account": "service crossing",
     "answer sent on, QASK": "QASK",
     "answer": "answer",
+    "replies that are due handed over": "replies handed over",
+    "… and one comes meanwhile": "reply kept back",
     "PUB denied": "PUB denied",
     "SUB denied": "SUB denied",
     "reply permission used": "reply permission",

@@ -25,6 +25,7 @@ class Subscription:
     death_known_at: int = NEVER  # … and every sibling knew it
     most: int = NEVER  # UNSUB max
     lost_from: int = NEVER  # its client moved from here on, and was closed because a shard or a link ended meanwhile
+    lost_until: int = NEVER  # … and when everything had arrived after that, with all shards linked
     got: dict[int, int] = field(default_factory=dict)  # message → step
 
     def has_seen(self, message: Message) -> bool:
@@ -60,9 +61,10 @@ class Message:
     is_orphaned: bool = False  # its publisher went before it was acknowledged
     is_denied: bool = False  # its publisher may not publish it
     answers: int = -1  # the request that it is an answer to
-    shard_died_at: int = NEVER  # when the shard on which it was published died
     crosses_reload: bool = False  # imports and mappings were reloaded before it was acknowledged
     chosen: str = ""  # the destination of a weighted mapping to which it went, if it came to anybody
+    kept_with: bytes = b""  # of a request to another account: the prefix of the replies to it
+    lost_at: int = NEVER  # of such a request: when a shard died with it, or while it was being handed over
 
     @property
     def is_promised(self) -> bool:

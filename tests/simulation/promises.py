@@ -132,7 +132,7 @@ def views_of(history: History, tenants: Tenants, message: Message, answers: list
     is_sure = (
         (tenants.is_chunked or len([one for one in answers if one.subject.startswith("_R_")]) == 1)
         and is_in_time(history, request, message)
-        and request.shard_died_at > message.acked_at
+        and request.lost_at > message.acked_at
         and not request.is_orphaned
     )
     return tenants.way_back(
@@ -199,8 +199,8 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
     if message.may_be_lost or message.is_lost_on_its_way or not message.is_promised:
         return
     # What was detached for a member that ended while it moved comes to another when the move is over.
-    is_late = any(one.lost_from != NEVER and not one.is_over_for(message) for one in members)
-    comes_until = NEVER - 1 if is_late else message.acked_at
+    late = [one.lost_until for one in members if one.lost_from != NEVER and not one.is_over_for(message)]
+    comes_until = max([message.acked_at, *late])
     if any(one.most != NEVER or message.at <= one.gone_at <= comes_until for one in members):
         return  # the chosen member has reached its max, or the message was lost with its connection
     if any(one.lost_from <= message.acked_at and message.at <= one.gone_at for one in members):
@@ -224,7 +224,7 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
             continue  # an answer is published in the asker's account when it arrives on the asker's shard
         if one.has_seen(message):
             assert got, f"no member of {queue} got {message}, and {one} was there"
-            assert is_late or got[0][1] <= message.acked_at, f"{message} was acknowledged before {got[0][0]} got it"
+            assert got[0][1] <= comes_until, f"{message} was acknowledged before {got[0][0]} got it"
 
 
 def counted_elsewhere(history: History, reach: Reach, queue: str, members: list[Subscription]) -> list[Subscription]:
@@ -292,7 +292,7 @@ def check_answers(history: History, request: Message, answers: list[Message]) ->
     got = [one for one in answers if one.number in inbox.got]
     assert len(got) <= 1 or history.tenants.is_chunked, f"{request} was answered {len(got)} times"
     assert not got or request.nobody_at == NEVER, f"{request} was answered, and told that nobody responds"
-    if got or inbox.left_at != NEVER or request.shard_died_at != NEVER:
+    if got or inbox.left_at != NEVER or request.lost_at != NEVER:
         return
     for one in answers:
         if one.acked_at != NEVER and not one.is_denied and not one.may_be_lost:

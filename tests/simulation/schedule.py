@@ -68,7 +68,17 @@ PATTERNS = {
     "killed while it is emptied": "empty carry carry pub kill carry tell carry pub bring settle",
 }
 SHARE_WITH_PATTERNS = 0.4
-PATTERN_STEPS = "hop", "empty", "rush", "bring", "retire"
+# What a shard does that leaves, at any time: in a world with accounts, drawn apart.
+ENTRUSTED = (
+    "request request settle entrust carry carry answer carry carry answer carry carry answer carry carry answer settle",
+    "request request settle entrust carry answer carry answer carry answer carry answer entrust carry answer carry",
+    "request request request settle entrust bring answer answer bring answer answer bring settle answer",
+    "request settle entrust settle entrust settle answer settle retire tell pass pass answer",
+    "request settle hop entrust carry answer hop carry answer carry bring",
+    "request settle entrust carry carry kill tell answer carry",
+)
+SHARE_ENTRUSTED = 0.6
+PATTERN_STEPS = "entrust", "hop", "empty", "rush", "bring", "retire"
 MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.
 FAULTS = ("go", "break", "kill", "leave")
@@ -148,6 +158,8 @@ def drawn(seed: int) -> Schedule:
     steps = tuple(drawn_step(rng, kind) for kind in kinds)
     shards, world, is_narrow = rng.randint(2, MOST_SHARDS_HERE), rng.randint(1, 1000), rng.random() < 0.5
     steps = with_patterns(seed, with_moves(seed, steps))
+    if "accounts" in features:
+        steps = with_entrusted(seed, steps)
     return with_later_features(seed, Schedule(shards, world, is_narrow, steps, features))
 
 
@@ -174,9 +186,19 @@ def with_patterns(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     rng = random.Random(f"patterns {seed}")
     if rng.random() >= SHARE_WITH_PATTERNS:
         return steps
+    return with_some(rng, steps, list(PATTERNS.values()))
+
+
+def with_entrusted(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The same steps, and in some schedules a few of ENTRUSTED among them, with noise within."""
+    rng = random.Random(f"entrusted {seed}")
+    return with_some(rng, steps, list(ENTRUSTED)) if rng.random() < SHARE_ENTRUSTED else steps
+
+
+def with_some(rng: random.Random, steps: tuple[Step, ...], patterns: list[str]) -> tuple[Step, ...]:
     found = list(steps)
     noise = rng.choice((0.0, 0.0, 0.2, 0.5))
-    for pattern in rng.choices(list(PATTERNS.values()), k=rng.randrange(1, 5)):
+    for pattern in rng.choices(patterns, k=rng.randrange(1, 5)):
         cluster: list[Step] = []
         people = {"1": below_24(rng), "2": below_24(rng)}
         words = pattern.split()

@@ -393,6 +393,7 @@ class Process:
         self.is_ready = False
         self.has_left = False  # in order
         self.leaves_at_s = 0.0  # when it leaves at the latest
+        self.left_due = False  # it left when its time was up, with replies due
         self.is_relay = False  # this shard has left, and its process stays for clients with TLS
         self.is_relay_next = False  # it leaves, and its process stays for clients with TLS
         self.departure: Departure | None = None
@@ -450,17 +451,22 @@ class Process:
                 spread_s=message.deadline_s / 2,
                 quiet_s=min(QUIET_S, message.deadline_s),
                 on_done=self.on_departed,
-                mover=ToOthers(self.departures, message.to) if message.to else None,
-                is_awaited=lambda: self.links.moves.n_arriving > 0 or self.swarm.n_answers_due(self) > 0,
+                mover=ToOthers(self.departures, self.links.reply_prefixes, message.to) if message.to else None,
+                is_awaited=self.is_awaited,
             )
             self.swarm.seen["leave"] += 1
             self.swarm.seen["retire"] += bool(message.to)
             self.is_relay_next = message.relay_s > 0
 
+    def is_awaited(self) -> bool:
+        is_busy = self.links.moves.n_arriving > 0 or self.links.reply_prefixes.is_busy
+        return is_busy or self.swarm.n_answers_due(self) > 0
+
     def on_departed(self) -> None:
         self.is_ready = False
         # (When its time is up, clients that are still on their way to it or from it are lost.)
         moves = self.links.moves
+        self.left_due = self.is_awaited()
         self.has_left = self.loop.time() < self.leaves_at_s or (moves.n_arriving == 0 and not moves.is_leaving)
         self.outbox.append(control.Drained(self.is_relay_next))
         self.links.close()
@@ -764,7 +770,10 @@ class Swarm:
         """Whether each shard has its links to all that the router wants."""
         wanted = [self.processes[number] for number, state in self.states.items() if state.is_linked]
         whole = all(
-            len(one.links.sessions) == len(wanted) - 1 and not one.clients.is_holding and one.links.moves.is_idle
+            len(one.links.sessions) == len(wanted) - 1
+            and not one.clients.is_holding
+            and one.links.moves.is_idle
+            and not one.links.reply_prefixes.is_busy
             for one in wanted
         )
         return whole and not any(state.is_wanted and state.phase is not Phase.READY for state in self.states.values())

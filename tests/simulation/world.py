@@ -139,6 +139,7 @@ class World:
         self.swarm.movers = self
         self.swarm.n_answers_due = self.n_answers_due
         self.published_at: dict[int, Process] = {}  # message → where
+        self.keepers: dict[bytes, list[Process]] = {}  # prefix of replies → whose death loses them
         self.ended = 0  # processes that have ended without leaving in order
         self.dying: list[Process] = []  # dead, and some sibling does not know it yet
         self.swarm.on_frames = self.on_frames
@@ -275,6 +276,10 @@ class World:
             message.at = self.now
             message.at_us = self.swarm.now_us
             self.published_at[message.number] = person.process
+            made = self.imports.get(id(person.process.engine))
+            if made is not None and message.wants_answer:
+                message.kept_with = made.service_imports.reply_prefix
+                self.keepers.setdefault(message.kept_with, [person.process])
 
     def on_queued(self, person: Person, frame: Frame, end: int) -> None:
         if frame.line == b"PONG":
@@ -380,10 +385,9 @@ class World:
         self.look()
         self.ended += not process.has_left
         self.dying.append(process)
-        for number, where in self.published_at.items():
-            if where is process:
-                message = self.messages[number]
-                message.shard_died_at = min(message.shard_died_at, self.now)
+        for prefix, keepers in self.keepers.items():
+            if process in keepers and (process.left_due or not process.has_left):
+                self.lose_requests(prefix)
         for person in self.people:
             if person.believed_at(process):
                 for sub in self.subscriptions:
@@ -391,6 +395,24 @@ class World:
                         sub.shard_died_at = min(sub.shard_died_at, self.now)
             if person.process is process and not person.is_gone:
                 self.go(person)
+
+    def lose_requests(self, prefix: bytes) -> None:
+        """Nobody may rely on replies with this prefix any more."""
+        for message in self.messages:
+            if message.kept_with == prefix:
+                message.lost_at = min(message.lost_at, self.now)
+
+    def on_prefix(self, line: bytes, end: End) -> None:
+        """A frame about replies that are handed over has been read."""
+        there = end.other.process
+        verb, prefix, *words = line.split(b" ")
+        keepers = self.keepers.setdefault(prefix, [])
+        if verb == b"RTAKE" and there not in keepers:
+            keepers.append(there)
+        elif verb == b"RDROP" and len(keepers) > 1 and keepers[-1] is end.process:
+            keepers.pop()
+        elif verb == b"RDUE" and words[0] == b"1":
+            keepers[:] = [there]
 
     def on_break(self, bodies: list[bytes]) -> None:
         """A shard has noticed that a link broke over which it had sent these queue messages on."""
@@ -402,6 +424,8 @@ class World:
     def on_frames(self, end: End, lines: list[bytes]) -> None:
         """Frames that have just been read at the other end."""
         for line in lines:
+            if line.startswith((b"RTAKE ", b"RDROP ", b"RDUE ")):
+                self.on_prefix(line, end)
             if line.startswith(b"SLOW "):
                 _, account, subject = line.decode().split(" ")
                 self.said_slow[id(end.process), id(end.other.process), subject] = self.swarm.now_us
@@ -533,6 +557,8 @@ class World:
             for sub in self.subscriptions:
                 if sub.gone_at != NEVER:
                     sub.left_acked_at = min(sub.left_acked_at, self.now)
+                if sub.lost_from != NEVER:
+                    sub.lost_until = min(sub.lost_until, self.now)
 
     def do_tell(self, step: Step) -> None:
         """Deliver one message between the router and a shard."""
@@ -805,7 +831,11 @@ class World:
         if ends:
             for message in self.messages:
                 message.may_be_lost |= message.acked_at == NEVER
-            self.swarm.cut(ends[step.who % len(ends)])
+            end = ends[step.who % len(ends)]
+            for prefix, keepers in self.keepers.items():
+                if len(keepers) > 1 and {end.process, end.other.process} == set(keepers):
+                    self.lose_requests(prefix)
+            self.swarm.cut(end)
             self.seen["link break"] += 1
 
     def do_kill(self, step: Step) -> None:
@@ -893,7 +923,10 @@ class World:
         """Some of what is on its way arrives, in any order, while somebody moves."""
         rng = Random(f"bring {step.who} {step.which} {step.much}")
         for _ in range(4 + 6 * step.who):
-            if not (self.swarm.words or any(one.links.moves.is_leaving for one in self.swarm.alive)):
+            if not (
+                self.swarm.words
+                or any(one.links.moves.is_leaving or one.links.reply_prefixes.is_busy for one in self.swarm.alive)
+            ):
                 break
             if self.swarm.words and rng.random() < 0.3:
                 self.do_hand(Step("hand", rng.randrange(24), 0, 0))
@@ -912,6 +945,18 @@ class World:
     def do_hand(self, step: Step) -> None:
         """One record, or other word of a move, arrives."""
         self.swarm.hand(step.who)
+
+    def do_entrust(self, step: Step) -> None:
+        """A shard has another one pass on the replies that are due, as one that leaves."""
+        alive = self.swarm.ready
+        if len(alive) < 2:
+            return
+        due = [one for one in alive if self.n_answers_due(one)] or alive
+        old = due[step.who % len(due)]
+        new = [one.number for one in alive if one is not old]
+        turn = step.which % len(new)
+        old.links.reply_prefixes.hand_over(new[turn:] + new[:turn])
+        old.engine.probe.finish()
 
     def do_stop(self, step: Step) -> None:
         """A move has taken too long."""
@@ -1062,10 +1107,12 @@ class World:
         self.seen["re-route"] += reroutes.n_sent_on
         self.seen["linger"] += reroutes.n_lingered
         self.seen["nobody anywhere"] += reroutes.n_lost
+        self.seen["reply kept back"] += reroutes.n_kept_back
         moves = process.links.moves
         self.seen["handed over"] += moves.n_moved
         self.seen["move stopped"] += moves.n_stopped
         self.seen["move lost"] += moves.n_lost
+        self.seen["replies handed over"] += process.links.reply_prefixes.n_taken
 
 
 ALONE: dict[str, Callable[[World, Step], None]] = {
@@ -1084,6 +1131,7 @@ ALONE: dict[str, Callable[[World, Step], None]] = {
     "rush": World.do_rush,
     "bring": World.do_bring,
     "retire": World.do_retire,
+    "entrust": World.do_entrust,
     "hand": World.do_hand,
     "stop": World.do_stop,
     "reload": World.do_reload,

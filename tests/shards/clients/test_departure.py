@@ -56,8 +56,8 @@ class Clients:
         connection = SimpleNamespace(cid=self.accepted, pending_bytes=pending_bytes)
         self.open[self.accepted] = SimpleNamespace(connection=connection)
 
-    def announce_departure(self) -> None:
-        self.told += 1
+    def announce_departure(self, *, with_tls_only: bool = False) -> None:
+        self.told += not with_tls_only
 
     def close(self, sessions: Iterable[Any], reason: CloseReason) -> None:
         assert reason is CloseReason.SERVER_SHUTDOWN
@@ -126,6 +126,51 @@ def test_it_stays_while_clients_elsewhere_need_it(clock: Clock, clients: Clients
     clock.advance(4.0)
     assert not leaving.is_done
     needs[0] = False
+    clock.advance(2 * STEP_S)
+    assert leaving.is_done
+
+
+class Mover:
+    """Notes what it is told to do, and when."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.said: list[tuple[str, float]] = []
+
+    def move(self, clients: int, within_s: float) -> None:
+        self.said.append((f"move {clients}", self.clock.now_s))
+
+    def stop(self) -> None:
+        self.said.append(("stop", self.clock.now_s))
+
+    def hand_over(self) -> None:
+        self.said.append(("hand over", self.clock.now_s))
+
+
+@pytest.mark.parametrize("has_moved", [True, False])
+def test_what_is_due_is_handed_over_once_no_client_is_left_and_the_queue_is_quiet(
+    clock: Clock, clients: Clients, has_moved: bool
+) -> None:
+    """Also where the last ones could not move, and went when they were told."""
+    clients.come()
+    due = [True]
+    mover = Mover(clock)
+    leaving = Leaving(clock, clients, grace_s=5.0, spread_s=5.0, quiet_s=1.0, mover=mover, is_awaited=lambda: due[0])
+    gone_at_s = 3.0 if has_moved else 4.5
+    clock.advance(gone_at_s)
+    assert "hand over" not in dict(mover.said)
+    clients.open.clear()
+    clock.advance(2 * STEP_S)
+    assert mover.said[-1][0] == "hand over"
+    clients.come()
+    seen = len(mover.said)
+    clock.advance(0.5)
+    clients.open.clear()
+    clock.advance(2 * STEP_S)
+    assert "hand over" not in dict(mover.said[seen:]), "somebody else may be in the queue"
+    clock.advance(1.0)
+    assert mover.said[-1][0] == "hand over" and not leaving.is_done
+    due[0] = False
     clock.advance(2 * STEP_S)
     assert leaving.is_done
 

@@ -230,9 +230,16 @@ def test_a_cancelled_journey_begins_no_further_batch() -> None:
 
 def test_a_shard_that_leaves_sends_as_many_to_each_of_the_others() -> None:
     world = World(7)
-    ToOthers(world.departures, [2, 4, 5]).move(7, 10.0)
+    handed_over: list[list[int]] = []
+    prefixes = SimpleNamespace(is_leaving=False, hand_over=handed_over.append)
+    others = ToOthers(world.departures, prefixes, [2, 4, 5])  # type: ignore[arg-type]
+    assert prefixes.is_leaving, "it takes no replies over any more"
+    others.move(7, 10.0)
     world.advance(0)
     while world.open:
         world.arrive()
         world.advance(1.0)
     assert sorted((shard, len(batch)) for shard, batch in world.batches) == [(2, 3), (4, 2), (5, 2)]
+    assert not handed_over
+    others.hand_over()
+    assert handed_over == [[2, 4, 5]]

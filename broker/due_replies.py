@@ -1,0 +1,63 @@
+"""Replies that are due to requests between accounts, written down for the shard that passes them on from now on.
+
+`broker.reply_prefixes` sends them over a link, whose version is theirs too. What cannot be read ends the link.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import msgspec
+
+from gnatswarm.broker.service_latency import Measured
+
+# What one frame carries, about: its receiver serves its clients between two frames.
+PIECE_BYTES = 256 * 1024
+
+Micros = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class DueReply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A reply that may come. Times are µs of the host's monotonic clock, which all shards share."""
+
+    subject: bytes  # the generated one
+    importer: bytes  # the account that waits for it …
+    exporter: bytes  # … and the one that is asked
+    reply: bytes  # where it goes
+    kind: Annotated[int, msgspec.Meta(ge=0, le=2)]  # broker.rules.ResponseKind
+    asked_us: Micros
+    threshold_us: Micros  # how long it may take
+    measured: Measured | None = None  # an export with `latency` wants to know how long it takes
+
+
+# A table of requests is named by four digits; the rest is random.
+_LANE = re.compile(rb"[0-9a-f]{4}")
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(tuple[DueReply, ...])
+
+
+def pieces(replies: list[DueReply]) -> list[bytes]:
+    """The replies as MessagePack, in their order, in pieces of about PIECE_BYTES; at least one."""
+    found: list[bytes] = []
+    piece: list[DueReply] = []
+    size = 0
+    for one in replies:
+        piece.append(one)
+        size += len(one.subject) + len(one.reply) + len(one.importer) + len(one.exporter) + 32
+        if size >= PIECE_BYTES:
+            found.append(_encoder.encode(piece))
+            piece, size = [], 0
+    return [*found, _encoder.encode(piece)] if piece or not found else found
+
+
+def decoded(words: bytes, prefix: bytes) -> tuple[DueReply, ...]:
+    """One piece, of replies with this prefix. ValueError: it is not well-formed."""
+    try:
+        found = _decoder.decode(words)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"bad replies in RDUE: {error}") from None
+    for one in found:
+        if not one.subject.startswith(prefix) or not _LANE.match(one.subject, len(prefix)):
+            raise ValueError(f"bad replies in RDUE: {one.subject!r} has not the form of those with {prefix!r}")
+    return found
