@@ -125,7 +125,7 @@ class SystemAnswers:
         words = subject.split(".")[2:]  # behind $SYS.REQ
         try:
             asked = _options.decode(body) if body.strip() else RequestOptions()
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # (nested too deeply)
             return advisory.failure(self._named(), 400, str(error))
         if not self._is_meant(asked):
             raise Unasked
@@ -264,7 +264,7 @@ class SystemAnswers:
             try:
                 asked = _count_options.decode(body)
                 account, wanted, queue = asked.acc, asked.subject, asked.queue.decode("utf-8", "surrogateescape")
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 raise Unasked from None
         facts = self._state.gather()
         if account not in facts.accounts:

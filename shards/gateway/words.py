@@ -12,6 +12,9 @@ import msgspec
 
 _MOST_NAME = 1024
 
+# Errors of msgspec for JSON of another server: wrong, not UTF-8, nested too deeply (also in keys that are skipped).
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 
 class Identity(msgspec.Struct, frozen=True):
     """What this broker is to other servers."""
@@ -111,7 +114,7 @@ def read_info(raw: bytes) -> ServerInfo:
     """The content of an INFO. ValueError: it is none."""
     try:
         return _info_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"INFO cannot be read: {error}") from None
 
 
@@ -119,7 +122,7 @@ def read_object(raw: bytes) -> dict[str, Any]:
     """Every key of an INFO that read_info() has read: it skips unknown ones unseen. ValueError: one cannot be read."""
     try:
         return dict(msgspec.json.decode(raw))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"INFO cannot be read: {error}") from None
 
 
@@ -131,7 +134,7 @@ def read_leaf_connect(raw: bytes) -> LeafConnect:
     """The content of a leaf node's CONNECT. ValueError: it is none."""
     try:
         return _leaf_connect_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"CONNECT cannot be read: {error}") from None
 
 
@@ -139,7 +142,7 @@ def read_connect(raw: bytes) -> ServerConnect:
     """The content of a CONNECT. ValueError: it is none."""
     try:
         return _connect_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"CONNECT cannot be read: {error}") from None
 
 

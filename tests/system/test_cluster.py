@@ -370,6 +370,8 @@ CONNECT = b'CONNECT {"name":"x","cluster":"%b"}\r\n'
         (b"INFO {}\r\n", b"Authorization Violation", "Authorization Violation"),
         (CONNECT % b"marsh" + b"INFO {}\r\n", b"INFO", "its INFO has no server_id"),
         (CONNECT % b"marsh" + b'INFO {"server_id":"x","server_name":"x","\x9e":1}\r\n', b"INFO", "INFO cannot be read"),
+        (b'CONNECT {"x":' + b"[" * 20_000 + b"\r\n", b"INFO", "CONNECT cannot be read"),
+        (CONNECT % b"marsh" + b'INFO {"x":' + b"[" * 20_000 + b"\r\n", b"INFO", "INFO cannot be read"),
         (CONNECT % b"marsh" + b"RS+ $G a b\r\n", b"Unknown Protocol Operation", "no frame of a server"),
         (CONNECT % b"marsh" + b"RMSG $G a 200000000\r\n", b"Unknown Protocol Operation", "over the limit"),
         (b"CONNECT {" + b"x" * 300_000, b"Unknown Protocol Operation", "over the limit"),

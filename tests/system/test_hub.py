@@ -283,6 +283,7 @@ REFUSED: list[tuple[str, dict[str, Any] | None, bytes, bytes, str]] = [
     ("interest first", None, b"LS+ a\r\n", b"Authorization Violation", 'authentication error - User ""'),
     ("message first", None, b"LMSG a 2\r\nhi\r\n", b"Authorization Violation", 'authentication error - User ""'),
     ("no JSON", None, b"CONNECT {]\r\n", b"", "CONNECT cannot be read"),
+    ("deep JSON", None, b'CONNECT {"x":' + b"[" * 20_000 + b"\r\n", b"", "CONNECT cannot be read"),
     ("a long line", None, b"CONNECT " + b"x" * 300_000, b"Authorization Violation", "authentication error"),
     ("subscription", SOME, b"LS+ other\r\n", b'Permissions Violation for Subscription to "other"', "Subscription Viol"),
     ("garbage", SOME, b"garbage\r\n", b"Unknown Protocol Operation", "parser ERROR"),

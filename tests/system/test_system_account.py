@@ -334,7 +334,9 @@ async def test_who_is_not_meant_is_silent(cluster, asked, is_meant):
             assert await is_silent(asker, subject, asked)
 
 
-@pytest.mark.parametrize("body", [b"{", b'{"limit": "many"}', b'{"tags": 5}', b"[]", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "body", [b"{", b'{"limit": "many"}', b'{"tags": 5}', b"[]", b"\xff\xfe", b'{"x":' + b"[" * 20_000]
+)
 async def test_options_that_make_no_sense_are_an_error_and_nothing_else(cluster, body):
     asker = await cluster.client_on(0, said("s"))
     answer = await ask(asker, "$SYS.REQ.SERVER.PING.CONNZ", body)
