@@ -96,7 +96,10 @@ def why_aside() -> Column:
 
 def judge(lines: DataFrame, level: StorageLevel) -> DataFrame:
     """The lines with the column `why` (why_aside), persisted at this level, because parsing is expensive."""
-    return lines.withColumn("why", why_aside()).persist(level)
+    judged = lines.withColumn("why", why_aside())
+    # Spark takes rows of the same directories for the same rows, and would answer from those of an earlier reading.
+    judged.unpersist()
+    return judged.persist(level)
 
 
 def no_rows(session: SparkSession, columns: Mapping[str, str]) -> DataFrame:

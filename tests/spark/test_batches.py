@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from gnatswarm.shards.boundary import records, statfile
 
@@ -197,3 +198,21 @@ def test_files_and_tables_of_an_older_version_are_read_beside_new_ones(spark: An
     assert statistics["shard"].count() == 2
     (totals,) = trouble.totals(statistics["subject"], statistics["gap"], statistics["shard"]).collect()
     assert (totals["in_msgs"], totals["in_bytes"], totals["refused_msgs"]) == (5, 50, 5)
+
+
+def test_what_a_session_reads_again_is_what_is_there_now(spark: Any, tmp_path: Path):
+    from gnatswarm.spark.read import read_lines, split
+
+    def gaps() -> int:
+        return int(split(read_lines(spark, str(tmp_path)))["gap"].count())
+
+    def store(file: int, rows: int) -> None:
+        text = "".join(json.dumps(row(file, number)) + "\n" for number in range(rows))
+        (tmp_path / f"{file}{statfile.ENDING}").write_bytes(zstandard.compress(text.encode()))
+
+    store(1, 10)
+    assert gaps() == 10
+    store(2, 5)
+    assert gaps() == 15
+    store(2, 6)
+    assert gaps() == 16
