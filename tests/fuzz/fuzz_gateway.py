@@ -16,4 +16,4 @@ async def test_raw_servers_may_say_anything():
                 raise AssertionError(f"GNATSWARM_FUZZ_SEED={seed}: {error}") from error
     finally:
         attack.close()
-    print(f"{attack.connections} connections", end=" ")
+    print(f"{attack.connections} connections, {attack.dialled} dialled", end=" ")

@@ -1,13 +1,14 @@
 """Raw peers at the ports for other servers: conversations that are mostly right, and what must hold whatever they say.
 
 `conversation()` draws what a member of the cluster or a leaf node may say, with errors; `Attack` is a broker, two
-clients of it, and the peers. Used by tests/fuzz/fuzz_gateway.py for any time, by tests/system/test_raw_servers.py for
-the same few cases each time.
+clients of it, and the peers, of which the broker dials some. Used by tests/fuzz/fuzz_gateway.py for any time, by
+tests/system/test_raw_servers.py for the same few cases each time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import re
@@ -35,6 +36,7 @@ PEERS = 12  # of one case, at the same time
 MOST_BYTES = 400_000  # of one conversation
 # How long a peer that keeps its connection looks whether the broker closes it.
 LINGER_S = 0.05
+LISTENERS = 8  # peers that the broker may dial
 ACCOUNTS = [b"$G", b"$G", b"$G", b"$SYS", b"other", b"", b"\xff", b"A" * 300]
 NUMBERS: list[Any] = [0, -1, 1, 65_536, 2**31, 2**63, 2**64, 10**30, 1e300, 0.5]
 TEXTS = ["", "x", "a b", "marsh", "\0", "\r\nPING", "ü", "\U0001f40a", "'", "%s", "{}", "x" * 3000]
@@ -87,10 +89,10 @@ def line(rng: random.Random, verb: bytes, content: dict[str, Any]) -> bytes:
     return verb + b" " + text + b"\r\n"
 
 
-def gossip(rng: random.Random) -> bytes:
-    """A member tells of another one."""
+def gossip(rng: random.Random, known: Known) -> bytes:
+    """A member tells of another one; where one of our own peers listens, the broker dials it."""
     told = {"server_id": uuid.UUID(int=rng.getrandbits(128)).hex, "server_name": "told", "cluster": "marsh"}
-    place = rng.choice(PLACES)
+    place = rng.choice([*PLACES, *known.places * 3])
     return b"INFO " + json.dumps({**told, "ip": rng.choice(["nats-route://", ""]) + place}).encode() + b"\r\n"
 
 
@@ -100,6 +102,7 @@ class Known:
 
     server_id: str = "x"
     ids: list[str] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)  # where peers listen
 
 
 def route_hello(rng: random.Random, known: Known) -> list[bytes]:
@@ -184,9 +187,16 @@ def conversation(rng: random.Random, known: Known, *, is_route: bool) -> bytes:
     if rng.random() < 0.1:
         rng.shuffle(parts)
     if is_route and rng.random() < 0.3:
-        parts[2:2] = [gossip(rng) for _ in range(rng.choice([1, 3]))]
+        parts[2:2] = [gossip(rng, known) for _ in range(rng.choice([1, 3]))]
     said = b"".join(parts)[:MOST_BYTES]
     return said[: rng.randrange(len(said) + 1)] if rng.random() < 0.15 else said
+
+
+def dialled_conversation(rng: random.Random, known: Known) -> bytes:
+    """What a peer says that the broker has dialled."""
+    info = route_hello(rng, known)[1]
+    parts = [info, b"PONG\r\n", *(frame(rng, is_route=True) for _ in range(rng.choice([0, 5, 30])))]
+    return mutated(rng, b"".join(parts)) if rng.random() < 0.4 else b"".join(parts)
 
 
 class Attack:
@@ -200,6 +210,8 @@ class Attack:
         self._ports = [int(broker.log.wait_line(pattern)[1]) for pattern in (ROUTES, LEAVES)]
         self._pids = sorted(session_pids(broker.pid))
         self._known = Known()
+        self._servers: list[asyncio.Server] = []
+        self.dialled = 0
         self._subject = f"ours.{uuid.uuid4().hex}"
 
     @classmethod
@@ -209,14 +221,32 @@ class Attack:
         broker.start()
         talker, listener = [await Client.connect(broker.port, {"verbose": False}) for _ in range(2)]
         attack = cls(broker, talker, listener)
+        await attack._listen()
         await listener.talk(f"SUB {attack._subject} 1\r\nPING\r\n", expect_last="PONG\r\n")
         return attack
 
     def close(self) -> None:
         """End everything."""
+        for server in self._servers:
+            server.close()
         self._talker.close()
         self._listener.close()
         self.broker.kill()
+
+    async def _listen(self) -> None:
+        for _ in range(LISTENERS):
+            self._servers.append(await asyncio.start_server(self._on_dialled, HOST, 0))
+        self._known.places = [f"{HOST}:{server.sockets[0].getsockname()[1]}" for server in self._servers]
+
+    async def _on_dialled(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.dialled += 1
+        rng = random.Random(self.dialled)
+        with contextlib.suppress(OSError):
+            writer.write(dialled_conversation(rng, self._known))
+            async with asyncio.timeout(LINGER_S):
+                while await reader.read(65_536):
+                    pass
+        writer.close()
 
     async def case(self, seed: int) -> None:
         """Peers talk at the same time, and our clients to each other. AssertionError: something did not hold."""
@@ -239,11 +269,10 @@ class Attack:
         """One peer says this, in pieces, and goes in one of several ways. Returns its name in the log."""
         rng = random.Random(seed)
         loop = asyncio.get_running_loop()
-        sock = socket.socket()
+        sock = socket.create_connection((HOST, self._ports[0 if is_route else 1]))
         sock.setblocking(False)
+        name = f"{HOST}:{sock.getsockname()[1]} - {'rid' if is_route else 'lid'}:"
         try:
-            await loop.sock_connect(sock, (HOST, self._ports[0 if is_route else 1]))
-            name = f"{HOST}:{sock.getsockname()[1]} - {'rid' if is_route else 'lid'}:"
             if rng.random() < 0.8:
                 self._learn(await loop.sock_recv(sock, 65_536))
             await self._say(sock, said, cut(rng, 1 if len(said) < 2000 else 500))

@@ -21,5 +21,6 @@ async def test_raw_servers_may_say_anything() -> None:
         log = attack.broker.log.text
         for step in STEPS:
             assert step in log, step
+        assert attack.dialled, "gossip did not make the broker dial a peer"
     finally:
         attack.close()
