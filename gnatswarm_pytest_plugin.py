@@ -384,8 +384,8 @@ def _failing() -> Iterator[None]:
     except api.BrokerFailed as error:
         problem = str(error)
     if problem:
-        # Outside of the except block, so that pytest shows no second error.
-        pytest.fail(problem, pytrace=False)
+        # The body's error is under way still, though the except block has ended: without `from None` pytest shows both.
+        raise pytest.fail.Exception(problem, pytrace=False) from None
 
 
 def _require(package: str, otherwise: str) -> None:

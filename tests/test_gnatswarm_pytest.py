@@ -392,6 +392,15 @@ def test_an_external_broker_that_does_not_answer_is_waited_for_once(monkeypatch:
             assert least <= len(tries) <= most
 
 
+def test_a_broker_that_does_not_start_is_one_error(pytester: pytest.Pytester):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        mark = f"@pytest.mark.gnatswarm_options(port={taken.getsockname()[1]})\n"
+        result = run(pytester, f"import pytest\n\n{mark}def test_it(gnatswarm):\n    pass\n")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*the port is in use by another process*"])
+    result.stdout.no_fnmatch_line("*another exception*")
+
+
 def test_what_was_not_awaited_fails_the_test(pytester: pytest.Pytester):
     text = """
 import warnings
