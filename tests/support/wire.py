@@ -311,12 +311,12 @@ class Client:
         return await self.read_until_pong(deadline_s)
 
     async def messages(self, count: int, deadline_s: float | None = None) -> list[Frame]:
-        """The next `count` messages, those in `inbox` first. Skips PONG and +OK between them."""
+        """The next `count` messages, those in `inbox` first. Skips PONG, +OK and a later INFO."""
         while len(self.inbox) < count:
             frame = await self.read_frame(deadline_s)
             if frame.is_message:
                 self.inbox.append(frame)
-            elif frame.verb not in ("PONG", "+OK", "PING"):
+            elif frame.verb not in ("PONG", "+OK", "PING", "INFO"):
                 raise AssertionError(f"expected a message, got {abridged(frame.raw)}")
         taken, self.inbox = self.inbox[:count], self.inbox[count:]
         return taken

@@ -132,7 +132,7 @@ def test_a_keyword_that_there_is_not_is_a_type_error(given, said: str):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"max_payload": "much"}, "here: max_payload: expected a number, not text"),
+        ({"max_payload": "much"}, "here: max_payload: expected a size, not text"),
         ({"shards": 99}, "here: shards: 99 is out of range — write 0 to 62"),
         ({"token": ""}, "an empty token lets everybody in"),
         ({"password": "x"}, "a password without a user lets everybody in"),
