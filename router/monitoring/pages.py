@@ -598,7 +598,7 @@ class Pages:
         numbers = _numbers(facts)
 
         async def look() -> list[tuple[int, list[rows.AccountRow]]]:
-            async with self._turn():
+            async with self._turn(is_vital=True):
                 answers = await self._ask_all(facts, rows.AccountsQuery(bool(most)), rows.AccountsPart)
             return [(shard, [row for part in parts for row in part.rows]) for shard, parts in answers]
 
@@ -645,7 +645,7 @@ class Pages:
 
         async def look() -> tuple[list[Document], int]:
             question = rows.SubjectsQuery(MOST_SUBJECTS, "_INBOX." if folds else "")
-            async with self._turn():
+            async with self._turn(is_vital=True):
                 answers = await self._ask_all(facts, question, rows.SubjectsPart)
             cached = sum(parts[0].cached for _shard, parts in answers if parts)
             found = [(shard, [row for part in parts for row in part.rows]) for shard, parts in answers]
@@ -664,18 +664,22 @@ class Pages:
         # A request that is cancelled must not cancel the scan for the others.
         return await asyncio.shield(task)
 
-    def _turn(self) -> _Turn:
-        return _Turn(self)
+    def _turn(self, *, is_vital: bool = False) -> _Turn:
+        return _Turn(self, is_vital)
 
 
 class _Turn:
-    """Admits the few pages that may ask shards at the same time."""
+    """Admits the few pages that may ask shards at the same time.
 
-    def __init__(self, pages: Pages) -> None:
+    A vital look is never refused, however many pages wait: /metrics needs it, and all who ask for it share one.
+    """
+
+    def __init__(self, pages: Pages, is_vital: bool) -> None:
         self._pages = pages
+        self._is_vital = is_vital
 
     async def __aenter__(self) -> None:
-        if self._pages._waiting >= MOST_WAITING:
+        if self._pages._waiting >= MOST_WAITING and not self._is_vital:
             raise Busy
         self._pages._waiting += 1
         try:

@@ -172,8 +172,10 @@ async def test_few_pages_are_built_at_once_and_more_than_may_wait_are_refused() 
     with pytest.raises(Busy):
         await site.get("/connz")
     assert (await site.get("/varz"))["server_name"] == "test", "it asks no shard"
+    metrics = asyncio.ensure_future(site.pages.metrics(PageQuery("")))  # vital: it waits with them
     site.shards.may_answer.set()
     await asyncio.gather(*pages)
+    assert b"gnatswarm_" in await metrics
 
 
 async def test_a_sort_that_is_none_is_refused() -> None:
