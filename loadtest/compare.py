@@ -54,9 +54,9 @@ class Comparison:
         found = [value for result in self.of(scenario, label) if (value := figure_of(result, figure)) is not None]
         return statistics.median(found) if found else None
 
-    def ratio(self, scenario: str, label: str, figure: str) -> float | None:
-        """How many times better this server is than the reference; None if one of them lacks the figure."""
-        ours, theirs = self.median(scenario, label, figure), self.median(scenario, self.reference, figure)
+    def ratio(self, scenario: str, label: str, figure: str, other: str = "") -> float | None:
+        """How many times better this server is than another, by default the reference; None if one lacks the figure."""
+        ours, theirs = self.median(scenario, label, figure), self.median(scenario, other or self.reference, figure)
         if not ours or not theirs:
             return None
         return theirs / ours if figure in LESS_IS_BETTER else ours / theirs

@@ -131,6 +131,7 @@ def page(comparison: Comparison, machine: dict[str, Any], congestion: str, date:
     head = ["work", "figure", "server", "ours", comparison.reference, "ratio", "must", "aim", ""]
     parts.append(table(head, ratio_rows(comparison)))
     parts += [f"\n![{name}]({name})" for name in plots]
+    parts += ["", f"## Where {' or '.join(_peers(comparison))} is ahead", "", _ahead(comparison)]
     parts += ["", "## Everything that was measured", ""]
     parts.append(_all_table(comparison))
     notes = _notes(comparison)
@@ -143,6 +144,49 @@ def page(comparison: Comparison, machine: dict[str, Any], congestion: str, date:
     parts += ["## Machine", "", table(["what", "is"], [[key, str(value)] for key, value in machine.items()])]
     parts += ["", "All runs with every number: [results.json](results.json), [results.csv](results.csv).", ""]
     return "\n".join(parts)
+
+
+def _peers(comparison: Comparison) -> list[str]:
+    """The reference and other versions of it; the reference alone if every server is of its kind."""
+    kinds = {label: version.split(" ")[0] for label, version in comparison.versions.items()}
+    peers = [label for label, kind in kinds.items() if kind == kinds[comparison.reference]]
+    return peers if len(peers) < len(kinds) else [comparison.reference]
+
+
+def _ahead(comparison: Comparison) -> str:
+    """Each figure in which one of the peers beats every other server, and what limited the best of the others.
+
+    One broker runs in several ways, with one shard or more, so a figure counts only if each of them is behind.
+    """
+    peers = _peers(comparison)
+    ours = [label for label in comparison.versions if label not in peers]
+    rows = []
+    for scenario in comparison.scenarios:
+        for figure in scenario.figures:
+            ratios = {
+                label: min(found)
+                for label in ours
+                if (found := [one for peer in peers if (one := comparison.ratio(scenario.name, label, figure, peer))])
+            }
+            if ratios and max(ratios.values()) < 1:
+                best = max(ratios, key=lambda label: ratios[label])
+                work = f"{scenario.title}: {TITLE_OF.get(figure, figure)}"
+                rows.append([work, best, f"{ratios[best]:.2f}", _limit(comparison, scenario.name, best, figure)])
+    if not rows:
+        return "In no figure."
+    return table(["work", "the best of the others", "ratio", "what limited it"], rows)
+
+
+def _limit(comparison: Comparison, scenario: str, label: str, figure: str) -> str:
+    """What the runs themselves say about a figure that is worse than the reference's."""
+    results = comparison.of(scenario, label)
+    if figure != "cpu" and (bound := sum(result.is_generator_bound for result in results)):
+        return f"the generator, in {bound} of {len(results)} runs"
+    if figure != "cpu" and (late := sum(any("was late" in note for note in result.notes) for result in results)):
+        return f"the generator was late in {late} of {len(results)} runs"
+    if figure != "cpu" and (waited := sum(any("was busy" in note for note in result.notes) for result in results)):
+        return f"it waited for a CPU in {waited} of {len(results)} runs"
+    return "nothing that its runs show"
 
 
 def _more_rounds(comparison: Comparison) -> str:

@@ -3,7 +3,8 @@
 #   prompt ──(small reads came at LEAST_RATE for LEAST_SPAN_US)──→ gathering, a look every FIRST_TICK_US
 #      ↑                                                              │ ↺ twice that, up to MOST_TICK_US, where it
 #      │                                                              │   brings more bytes per second
-#      └──(too few bytes per second, or reads as small as before)─────┘   tries again after a wait that doubles
+#      ├──(too few bytes per second, or reads as small as before)─────┤   tries again after a wait that doubles
+#      └──(nothing comes any more)────────────────────────────────────┘
 
 cimport cython
 from libc.stddef cimport size_t

@@ -77,6 +77,8 @@ cdef class Pace:
     cdef void begin(self, uint64_t now_us) noexcept
     # One look found so many bytes in so many reads; tick_us is the wait before the next.
     cdef void after_look(self, size_t found, uint32_t reads, uint64_t now_us) noexcept
+    # Nothing comes any more.
+    cdef void end(self) noexcept
 
 
 @cython.final

@@ -34,6 +34,9 @@ cdef class Pace:
     cdef void after_look(self, size_t found, uint32_t reads, uint64_t now_us) noexcept:
         pass
 
+    cdef void end(self) noexcept:
+        pass
+
 
 cdef class Patience(Pace):
     """The pace of one shard's looks. `tick_us` is the wait until the next after_look()."""

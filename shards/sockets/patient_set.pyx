@@ -119,6 +119,7 @@ cdef class PatientSet(Source):
         """The next byte from a patient socket is served at once, and starts the clock again."""
         cdef epoll_event event
         self.is_ticking = False
+        self.pace.end()
         self.set_tick(0, 0)
         event.events = EPOLLIN
         event.data.ptr = <void *>self

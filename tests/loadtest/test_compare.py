@@ -75,6 +75,37 @@ def test_a_saturated_generator_and_wrong_counts_are_in_the_notes(comparison: Com
     assert "work on theirs: wrong: subscriber 0 got 1 messages, 2 were sent" in page
 
 
+def test_the_page_says_where_the_reference_is_ahead_and_what_limited_the_others(comparison: Comparison):
+    page = report.page(comparison, {}, "cubic", "2026-01-01", [])
+    assert "## Where theirs is ahead" in page
+    assert "| some work: p50 | ours | 0.50 | nothing that its runs show |" in page
+    assert "some work: CPU | ours" not in page and "some work: rate | ours" not in page
+
+    for one in comparison.of("work", "ours"):
+        one.rate_per_s, one.is_generator_bound = 90.0, True
+    page = report.page(comparison, {}, "cubic", "2026-01-01", [])
+    assert "| some work: rate | ours | 0.90 | the generator, in 3 of 3 runs |" in page
+    for one in comparison.of("work", "ours"):
+        one.is_generator_bound, one.notes = False, ["the machine was busy: for each second …"]
+    page = report.page(comparison, {}, "cubic", "2026-01-01", [])
+    assert "| some work: p50 | ours | 0.50 | it waited for a CPU in 3 of 3 runs |" in page
+
+
+def test_a_figure_counts_only_where_each_way_to_run_is_behind_and_each_peer_counts(comparison: Comparison):
+    comparison.specs += [ServerSpec("more", url="nats://127.0.0.1:2"), ServerSpec("newer", url="nats://127.0.0.1:3")]
+    kinds = {"ours": "gnatswarm 1", "theirs": "nats-server 2", "more": "gnatswarm 1", "newer": "nats-server 3"}
+    comparison.versions = kinds
+    comparison.results.append(result("work", "newer", cpu_us=0.5, rate_per_s=1.0))
+    page = report.page(comparison, {}, "cubic", "2026-01-01", [])
+    assert "## Where theirs or newer is ahead" in page
+    assert "| some work: CPU | ours | 0.45 |" in page
+    comparison.results.append(result("work", "more", cpu_us=0.1, rate_per_s=1.0, latency_us={"p50": 5.0}))
+    page = report.page(comparison, {}, "cubic", "2026-01-01", [])
+    assert page.split("is ahead\n\n")[1].startswith("In no figure.")
+    comparison.versions = dict.fromkeys(kinds, "gnatswarm 1")
+    assert "## Where theirs is ahead" in report.page(comparison, {}, "cubic", "2026-01-01", [])
+
+
 @pytest.mark.parametrize(
     ("value", "figure", "text"),
     [

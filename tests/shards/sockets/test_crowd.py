@@ -118,6 +118,17 @@ def test_who_writes_less_than_before_waits_no_longer_than_at_first():
     assert publishers.crowd.is_gathering
 
 
+def test_those_who_come_after_a_pause_do_not_wait():
+    """What was measured of the crowd before says nothing of them."""
+    busy = True
+    publishers = Publishers(lambda wait: 20e6 * (1 + wait / 12_000) if busy else 2e6)
+    publishers.go_on(5)
+    assert publishers.crowd.tick_us == MOST_US
+    publishers.crowd.ended()
+    busy = False
+    assert publishers.go_on(1) == []
+
+
 def test_it_ends_where_reads_stay_as_small_as_they_were():
     """A thousand publishers with 60 messages a second each: a look every 3 ms finds one message of each fifth."""
     publishers = Publishers(lambda wait: 6e6, many=1000)
