@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from gnatswarm.spark.answers import graph_answers
 from gnatswarm.spark.read import read_parquet
+from gnatswarm.spark.standing import CURRENT
 
 MOST_ROWS = 1_000_000
 
@@ -16,7 +17,7 @@ SQL = Path(__file__).with_name("sql") / "views.sql"
 
 
 class NoTables(ValueError):
-    """The directory has no tables of `gnatswarm ingest`."""
+    """The directory has no tables of `gnatswarm ingest`, or no answers."""
 
 
 def no_tables_text(out: str) -> str:
@@ -53,3 +54,18 @@ def create_views(session: SparkSession, out: str, services: str = "auto") -> Non
             raise NoTables(f"{out} has no tables of `gnatswarm ingest` with rows yet") from None
     for name, frame in graph_answers(read_parquet(session, out)["client"], MOST_ROWS, services).items():
         frame.createOrReplaceTempView(name)
+
+
+def create_answer_views(session: SparkSession, answers: str) -> list[str]:
+    """Create a temporary view <answer>_by_day of each answer of `gnatswarm ingest --answers`; returns their names.
+
+    They are the answers that stand at the time of the call. NoTables.
+    """
+    # Not the link: a view would find other files than it has listed, once the link is exchanged.
+    stands = (Path(answers) / CURRENT).resolve()
+    found = sorted(path for path in stands.glob("*") if path.is_dir())
+    if not found:
+        raise NoTables(f"{answers} has no answers of `gnatswarm ingest --answers`")
+    for path in found:
+        session.read.parquet(str(path)).createOrReplaceTempView(f"{path.name}_by_day")
+    return [f"{path.name}_by_day" for path in found]

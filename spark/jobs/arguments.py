@@ -112,6 +112,13 @@ def ingest_parser() -> argparse.ArgumentParser:
         "--checkpoint", default="", help="where the stream remembers what it has read (default: in --out)"
     )
     made.add_argument("--continuous", action="store_true", help="run until interrupted")
+    made.add_argument(
+        "--answers",
+        default="",
+        metavar="DIR",
+        help="also keep the report's results of each day there, as Parquet; made anew when the day has new rows",
+    )
+    made.add_argument("--services", default="auto", metavar="BY", help="with --answers: as in `gnatswarm report`")
     made.add_argument("--every", default="30 seconds", help="with --continuous: how often (default: %(default)s)")
     made.add_argument(
         "--batch-mb", type=int, default=64, help="size of a batch's files, compressed (default: %(default)s)"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -13,7 +15,9 @@ from gnatswarm.spark import schema
 from gnatswarm.spark.jobs.arguments import DEFAULT_PORT, default_directory, ingest_parser, missing_text
 from gnatswarm.spark.jobs.progress import Progress
 from gnatswarm.spark.read import OPTIONS, parquet, place, stored_files, with_source
-from gnatswarm.spark.session import StopSignal, run
+from gnatswarm.spark.session import StopSignal, reason, run
+from gnatswarm.spark.standing import NotOurs, StandingAnswers
+from gnatswarm.spark.transforms import talkers
 from gnatswarm.spark.write import write_batch
 
 # A batch may take this long to finish when the stream must stop; if it takes longer, the next run repeats it.
@@ -73,7 +77,15 @@ def main(arguments: list[str]) -> int:
     asked = ingest_parser().parse_args(arguments)
     asked.stats_dir = asked.stats_dir or default_directory(asked.port or DEFAULT_PORT)
     checkpoint = asked.checkpoint or f"{asked.out}/_checkpoint"
-    if why := refusal(asked.stats_dir, asked.out, checkpoint):
+    mistake = talkers.services_mistake(asked.services)
+    why = (mistake and f"--services: {mistake}") or refusal(asked.stats_dir, asked.out, checkpoint)
+    standing = None
+    if asked.answers and not why:
+        try:
+            standing = StandingAnswers(asked.answers, asked.out, asked.services)
+        except NotOurs as error:
+            why = str(error)
+    if why:
         print(f"gnatswarm ingest: {why}", file=sys.stderr)
         return 1
     progress = Progress()
@@ -102,7 +114,23 @@ def main(arguments: list[str]) -> int:
             files_per_batch=asked.files_per_batch,
             on_batch=on_batch,
         )
-        wait(query, stop, progress)
+
+        def refresh(now: bool) -> bool:
+            """Whether the answers stand as they should."""
+            if standing is None:
+                return True
+            make, began = standing.refresh if now else standing.refresh_if_due, time.monotonic()
+            try:
+                days = make(session, lambda: stop.is_asked)
+            except (OSError, PySparkException) as error:  # the rows go on
+                progress.say(f"no new answers in {asked.answers}: {reason(error)}")
+                return False
+            if days:
+                progress.say(f"answers of {', '.join(days)} in {asked.answers}: {time.monotonic() - began:.1f} s")
+            return True
+
+        wait(query, stop, progress, lambda: refresh(now=False))
+        are_answered = stop.is_asked or refresh(now=True)
         for path in unread(session, asked.stats_dir, asked.out, began):
             progress.say(f"nothing can be read of {path}")
         aside, copies = total.pop("aside", 0), total.pop("copies", 0)
@@ -110,7 +138,7 @@ def main(arguments: list[str]) -> int:
             f"{sum(total.values()) - copies:,} rows in {time.monotonic() - started:.1f} s, {aside:,} lines set aside, "
             f"{copies:,} rows of copies left out"
         )
-        return 0
+        return 0 if are_answered else 1
 
     return run("gnatswarm ingest", work, master=asked.master, memory=asked.memory, shuffle_partitions=asked.partitions)
 
@@ -125,10 +153,13 @@ def unread(session: SparkSession, stats_dir: str, out: str, began: float) -> lis
     return sorted(old - {Path(place(source)) for source in known})
 
 
-def wait(query: StreamingQuery, stop: StopSignal, progress: Progress) -> None:
-    """Wait until the stream has ended; on a signal stop it, after its current batch if that is soon."""
+def wait(query: StreamingQuery, stop: StopSignal, progress: Progress, meanwhile: Callable[[], object]) -> None:
+    """Wait until the stream has ended, and call `meanwhile` each second.
+
+    On a signal stop the stream, after its current batch if that is soon.
+    """
     while not stop.is_asked and not query.awaitTermination(1):
-        pass
+        meanwhile()
     if query.isActive:
         progress.say("stopping …")
         until = time.monotonic() + FINISH_BATCH_S

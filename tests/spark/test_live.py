@@ -1,4 +1,5 @@
-"""Answers about services follow a broker that goes on, through the stream of `gnatswarm ingest --continuous`."""
+"""Answers about services follow a broker that goes on, through the stream of `gnatswarm ingest --continuous`, as views
+and as tables that stand."""
 
 from __future__ import annotations
 
@@ -38,9 +39,11 @@ async def test_services_edges_and_lone_publishers_are_those_of_the_windows_until
     spark: Any, cluster_of: Callable[[Broker], Cluster], tmp_path: Path
 ):
     from gnatswarm.spark.jobs import ingest
-    from gnatswarm.spark.views import create_views
+    from gnatswarm.spark.standing import StandingAnswers
+    from gnatswarm.spark.views import create_answer_views, create_views
 
-    stats, out = tmp_path / "stats", tmp_path / "tables"
+    stats, out, answers = tmp_path / "stats", tmp_path / "tables", tmp_path / "answers"
+    standing = StandingAnswers(str(answers), str(out))
     stats.mkdir()
     truth: Counter[Edge] = Counter()
     batches: list[dict[str, int]] = []
@@ -48,10 +51,16 @@ async def test_services_edges_and_lone_publishers_are_those_of_the_windows_until
     def asked() -> tuple[dict[Edge, int], dict[tuple[str, str], int], dict[str, tuple[int, str | None]]]:
         """(Edges, the matrix of services, publishers of each lone subject), once finished files have been read."""
         query.processAllAvailable()
+        assert standing.refresh(spark)
+        create_answer_views(spark, str(answers))
+        stand = spark.sql(
+            "SELECT from_service, subject, to_service, sum(msgs) AS msgs FROM edges_by_day GROUP BY 1, 2, 3"
+        ).collect()
         create_views(spark, str(out))
         edges = spark.sql("SELECT from_service, subject, to_service, msgs FROM edges").collect()
         matrix = spark.sql("SELECT from_service, to_service, msgs FROM service_matrix").collect()
         lone = spark.sql("SELECT subject, publishers, one_publisher FROM lone").collect()
+        assert {tuple(row)[:3]: row["msgs"] for row in stand} == {tuple(row)[:3]: row["msgs"] for row in edges}
         return (
             {tuple(row)[:3]: row["msgs"] for row in edges},
             {tuple(row)[:2]: row["msgs"] for row in matrix},

@@ -44,10 +44,25 @@ def find() -> str | None:
 
 
 class Browser:
-    """One browser with one page."""
+    """One browser with one page. TimeoutError, AssertionError: neither of two starts answered."""
 
     def __init__(self, program: str) -> None:
+        self._session = ""
+        self._last_id = 0
+        self.errors: list[str] = []  # errors of the page's scripts
+        self._start(program)
+        try:
+            self._open_page()
+        except (TimeoutError, AssertionError):
+            # Of some thousand starts on busy machines one never answered. Once it has, nothing is tried again.
+            self.close()
+            self._session = ""
+            self._start(program)
+            self._open_page()
+
+    def _start(self, program: str) -> None:
         self._profile = tempfile.mkdtemp(prefix="gnatswarm-browser-")
+        self._buffer = b""
         theirs_in, self._to = os.pipe()
         self._from, theirs_out = os.pipe()
         # High numbers first: the pipes must not lie on 3 and 4 themselves when they are moved there.
@@ -73,10 +88,8 @@ class Browser:
         finally:
             for descriptor in (theirs_in, theirs_out, high_in, high_out):
                 os.close(descriptor)
-        self._buffer = b""
-        self._last_id = 0
-        self.errors: list[str] = []  # errors of the page's scripts
-        self._session = ""
+
+    def _open_page(self) -> None:
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
