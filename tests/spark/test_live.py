@@ -1,5 +1,4 @@
-"""Answers about services follow a broker that goes on, through the stream of `gnatswarm ingest --continuous`, as views
-and as tables that stand."""
+"""Views of services, and answers that stand, follow a broker that goes on: by the stream of `ingest --continuous`."""
 
 from __future__ import annotations
 

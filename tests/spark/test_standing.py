@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.spark.test_batches import DAY_US, lines_of, row, write
+from tests.spark.test_batches import START_US, lines_of, row, write
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 pytestmark = pytest.mark.xdist_group("spark")
@@ -24,44 +25,34 @@ class Clock:
         return self.now
 
 
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two answers instead of all, which test_live and test_jobs make."""
-    from gnatswarm.spark import standing
-    from gnatswarm.spark.answers import answers
-
-    def some(*arguments: Any) -> Any:
-        frames = answers(*arguments)
-        return {name: frames[name] for name in ("gaps", "queues")}
-
-    monkeypatch.setattr(standing, "answers", some)
-
-
 class Tables:
-    """Tables of `ingest` to which batches are added, and answers beside them."""
+    """What a directory of `ingest` looks like from outside, and answers beside it."""
 
     def __init__(self, spark: Any, home: Path) -> None:
         self.spark = spark
-        self.home = home
         self.out = home / "tables"
         self.answers = home / "answers"
         self.clock = Clock()
-        self._file = 0
 
-    def add(self, batch: int, *days: int) -> None:
-        """A batch of one file, with a gap on each of these days (0: FIRST)."""
-        from gnatswarm.spark.write import write_batch
-
-        self._file += 1
-        rows = [row(self._file, n, window_start_us=row(0, 0)["window_start_us"] + day * DAY_US + n)
-                for n, day in enumerate(days)]  # fmt: skip
-        write(path := self.home / f"{self._file}.jsonl", rows)
-        write_batch(lines_of(self.spark, path), batch, str(self.out))
+    def add(self, batch: int, *days: str) -> None:
+        """A complete batch with rows of these days."""
+        for day in days:
+            (self.out / "gap" / f"batch={batch}" / f"date={day}").mkdir(parents=True)
+        (self.out / "files" / f"batch={batch}").mkdir(parents=True)
 
     def standing(self, services: str = "auto") -> Any:
         from gnatswarm.spark.standing import StandingAnswers
 
         return StandingAnswers(str(self.answers), str(self.out), services, self.clock)
+
+    def read(self, _session: Any, out: str, days: list[str]) -> int:
+        """In the place of read_parquet: how many batches have rows of the day."""
+        (day,) = days
+        return len(list(Path(out).glob(f"gap/batch=*/date={day}")))
+
+    def answered(self, rows: int, most: int, services: str) -> dict[str, Any]:
+        """In the place of `answers`: as many rows."""
+        return {"gaps": self.spark.range(rows), "queues": self.spark.range(1)}
 
     def gaps(self) -> dict[str, int]:
         """Rows of the answer "gaps", by day."""
@@ -73,19 +64,50 @@ class Tables:
 
 
 @pytest.fixture
-def tables(spark: Any, tmp_path: Path, few: None) -> Tables:
-    return Tables(spark, tmp_path)
+def tables(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tables:
+    from gnatswarm.spark import standing
+
+    made = Tables(spark, tmp_path)
+    monkeypatch.setattr(standing, "read_parquet", made.read)
+    monkeypatch.setattr(standing, "answers", made.answered)
+    return made
+
+
+def test_answers_of_real_rows_stand(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Some of them; test_live has all."""
+    from gnatswarm.spark import standing
+    from gnatswarm.spark.answers import answers
+    from gnatswarm.spark.views import create_answer_views
+    from gnatswarm.spark.write import write_batch
+
+    rows = [row(1, number, window_start_us=START_US + number) for number in range(3)]
+    rows += [row(1, 3, kind="queue", window_start_us=START_US)]
+    write(path := tmp_path / "rows.jsonl", rows)
+    out = str(tmp_path / "tables")
+    write_batch(lines_of(spark, path), 0, out)
+    some = ("edges", "gaps", "queues")
+
+    def few(*asked: Any) -> dict[str, Any]:
+        frames = answers(*asked)
+        return {name: frames[name] for name in some}
+
+    monkeypatch.setattr(standing, "answers", few)
+    assert standing.StandingAnswers(str(tmp_path / "answers"), out).refresh(spark) == [FIRST]
+    assert create_answer_views(spark, str(tmp_path / "answers")) == [f"{name}_by_day" for name in some]
+    assert [row["deliveries"] for row in spark.table("queues_by_day").collect()] == [1]
+    assert spark.table("gaps_by_day").count() == 3
 
 
 def test_days_with_new_rows_are_made_anew_and_the_others_are_the_same_files(tables: Tables):
-    tables.add(0, 0, 1)
+    tables.add(0, FIRST, SECOND)
     standing = tables.standing()
     assert standing.refresh(tables.spark) == [FIRST, SECOND]
     assert tables.gaps() == {FIRST: 1, SECOND: 1}
     (first,) = tables.answers.glob(f"current/gaps/date={FIRST}/*.parquet")
     inode = first.stat().st_ino
     assert standing.refresh(tables.spark) == []
-    tables.add(1, 1, 1)
+    tables.add(1, SECOND)
+    tables.add(2, SECOND)
     assert standing.refresh(tables.spark) == [SECOND]
     assert tables.gaps() == {FIRST: 1, SECOND: 3}
     (first,) = tables.answers.glob(f"current/gaps/date={FIRST}/*.parquet")
@@ -99,23 +121,21 @@ def test_days_with_new_rows_are_made_anew_and_the_others_are_the_same_files(tabl
 
 
 def test_a_day_of_which_a_batch_was_archived_keeps_its_answers(tables: Tables):
-    import shutil
-
-    tables.add(0, 0, 0)
+    tables.add(0, FIRST)
+    tables.add(1, FIRST)
     standing = tables.standing()
     standing.refresh(tables.spark)
-    for path in tables.out.glob(f"*/batch=0/date={FIRST}"):
-        shutil.rmtree(path)
-    tables.add(1, 0, 1)
+    shutil.rmtree(tables.out / "gap" / "batch=0" / f"date={FIRST}")
+    tables.add(2, FIRST, SECOND)
     assert standing.refresh(tables.spark) == [SECOND]
     assert tables.gaps() == {FIRST: 2, SECOND: 1}
 
 
 def test_a_batch_that_is_not_complete_is_none(tables: Tables):
-    tables.add(0, 0)
+    tables.add(0, FIRST)
     standing = tables.standing()
     standing.refresh(tables.spark)
-    tables.add(1, 0)
+    tables.add(1, FIRST)
     (tables.out / "files" / "batch=1").rename(tables.out / "aside.batch=1")
     assert standing.due() == []
     (tables.out / "aside.batch=1").rename(tables.out / "files" / "batch=1")
@@ -123,10 +143,10 @@ def test_a_batch_that_is_not_complete_is_none(tables: Tables):
 
 
 def test_a_refresh_that_is_stopped_or_fails_leaves_what_stands(tables: Tables, monkeypatch: pytest.MonkeyPatch):
-    tables.add(0, 0)
+    tables.add(0, FIRST)
     standing = tables.standing()
     standing.refresh(tables.spark)
-    tables.add(1, 0)
+    tables.add(1, FIRST)
     asked: list[int] = []
 
     def is_stopped() -> bool:
@@ -189,7 +209,7 @@ def test_an_address_is_refused(tmp_path: Path):
 
 
 def test_what_they_were_made_of_is_not_believed_when_it_is_damaged(tables: Tables):
-    tables.add(0, 0)
+    tables.add(0, FIRST)
     tables.standing().refresh(tables.spark)
     for text in ("{", "[]", '{"services": 1, "days": {}}', '{"services": "auto", "days": {"2026-02-02": "batch=0"}}'):
         (tables.answers / "current" / "made_of.json").write_text(text)
