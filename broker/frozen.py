@@ -187,7 +187,7 @@ def decoded_offer(data: bytes) -> Offer:
         raise RecordRefused(f"an offer of version {version}; this shard understands version {MOVE_RECORD_VERSION}")
     try:
         return _offer_decoder.decode(memoryview(data)[2:])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # (what is kept raw, nested too deeply)
         raise RecordRefused(f"an offer that is truncated or damaged: {error}") from None
 
 

@@ -283,7 +283,7 @@ class OperatorServer:
     async def _answer_line(self, line: bytes, say: Say) -> Reply:
         try:
             request = _decoder.decode(line)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # (nested too deeply)
             return Reply(error=f"not a request: {error}")
         assert self._answer is not None
         return await self._answer(request, say)

@@ -80,7 +80,7 @@ class LinkSession:
             return
         try:
             hello = _hello_decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # (nested too deeply)
             self.link.end(f"INFO is not a sibling's: {error}")
             return
         why = self._links.objection(hello, self.dialled)

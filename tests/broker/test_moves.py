@@ -296,6 +296,7 @@ def test_a_new_shard_that_takes_no_connections_refuses(moving):
         (b"", "an offer of version 0; this shard understands version 2"),
         (b"\0\3\x90", "an offer of version 3"),
         (b"\0\2\x90", "truncated or damaged"),
+        (b"\0\2\x94\x02\x07\x91" + b"\x91" * 20_000 + b"\xc0\x90", "truncated or damaged"),  # nested too deeply
         (b"\0\2" + msgspec.msgpack.encode((2, 3, (), ())), "its links to other shards are not the same"),
         (b"\0\2" + msgspec.msgpack.encode((2, 7, (), ())), "an offer of nobody"),
         (b"\0\2" + msgspec.msgpack.encode((2, 7, ((5, b"$G"),), ())), "an offered client that is truncated or damaged"),

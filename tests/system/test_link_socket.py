@@ -38,6 +38,7 @@ RUBBISH = {
     "a message at once": (b"RMSG $G foo 2\r\nhi\r\n", "must be INFO and CONNECT"),
     "interest at once": (b"RS+ $G foo\r\n", "must be INFO and CONNECT"),
     "no json": (b"INFO hello\r\n", "INFO is not a sibling's"),
+    "nested too deeply": (b'INFO {"a":' + b"[" * 60_000 + b"\r\n", "INFO is not a sibling's"),
     "an endless line": (b"INFO " + b"a" * 400_000, "must be INFO and CONNECT"),
     "connect first": (b"CONNECT {}\r\n", "CONNECT out of place"),
     "half a frame": (b'INFO {"server_id"', "no INFO and CONNECT within"),

@@ -187,6 +187,60 @@ async def test_there_is_room_for_so_many_clients_alone(two: LinkedShards) -> Non
         new.host.admit(0, 1, OfferedClient(5, b"$G", b"", False, ()))
 
 
+async def test_who_finds_no_room_stays_and_is_served(two: LinkedShards) -> None:
+    client = await come(two)
+    old, new = two.shards
+    new.host._full_at = 10
+    old.departures.begin({1: 1}, 0.2, lambda *_: None)
+    await until(lambda: old.ended)
+    assert old.ended == ["there is no room for more descriptors"]
+    assert await client.talk(b"PING\r\n") == b"PONG\r\n"
+    assert (len(old.cids), new.cids) == (1, [])
+    await until(lambda: new.one.shard.clients.is_expected(old.cids[0]) is False)
+
+
+UNFIT = {
+    "no socket": "its descriptor is no socket",
+    "another version": "a record of version 1;",
+    "truncated": "truncated or damaged",
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+async def test_what_cannot_be_taken_is_refused_with_the_reason(
+    two: LinkedShards, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The clients that move with it, and those that are there, go on."""
+    first, second, stays = await come(two, "SUB a 1\r\n"), await come(two, "SUB a 1\r\n"), await come(two)
+    old, new = two.shards
+    cids = old.cids
+    send = old.host._send
+
+    def sent(shard: int, message: channel.Message, fd: int = -1) -> None:
+        if isinstance(message, channel.HandedOver) and records.decoded(message.record).client.cid == cids[0]:
+            if what == "no socket":
+                os.close(fd)
+                fd = os.open(os.devnull, os.O_RDWR)
+            elif what == "another version":
+                message = channel.HandedOver(message.move, b"\0\1" + message.record[2:])
+            else:
+                message = channel.HandedOver(message.move, message.record[:-3])
+        send(shard, message, fd)
+
+    monkeypatch.setattr(old.host, "_send", sent)
+    assert not old.host.open_way(1)
+    old.moves.move([old.one.shard.clients.open[cid].connection for cid in cids[:2]], 1)
+    await until(lambda: old.ended and not new.host.is_busy)
+    assert UNFIT[what] in caplog.text
+    assert new.host.n_refused == 1
+    assert (old.cids, new.cids) == ([cids[2]], [cids[1]])
+    await stays.talk(b"PUB a 2\r\nhi\r\nPING\r\n")
+    assert await second.wait(b"hi\r\n") == b"MSG a 1 2\r\nhi\r\n"
+    await first.wait(b"nothing")
+    assert first.is_over
+    assert new.one.shard.mesh.account(b"$G").n_subs == 1
+
+
 async def test_a_way_to_a_shard_that_is_not_there_says_so(two: LinkedShards) -> None:
     old = two.shards[0]
     assert old.host.open_way(5) == "shard 5 is not there"
