@@ -25,6 +25,8 @@ from gnatswarm.router.commands.operator_commands import exchange, find
 from gnatswarm.router.supervision.operator_socket import (
     AnyRequest,
     FollowRequest,
+    MoveRequest,
+    RebalanceRequest,
     Reply,
     RestartRequest,
     UpgradeRequest,
@@ -182,8 +184,9 @@ def followed(broker: gnatswarm.BrokerProcess, request: AnyRequest) -> Reply:
             request = FollowRequest()
 
 
-def test_no_client_notices_a_restart_and_an_upgrade(tmp_path: Path):
+def test_no_client_notices_a_rebalance_a_restart_and_an_upgrade(tmp_path: Path):
     """Each hears every message once and in order, from before, in the middle and afterwards, and does not reconnect."""
+    most = 4 * len(PROGRAMS)
     logs: dict[str, Log] = {}
     with (
         contextlib.ExitStack() as stack,
@@ -206,11 +209,14 @@ def test_no_client_notices_a_restart_and_an_upgrade(tmp_path: Path):
             log.wait_line("READY", DEADLINE_S)
         numbers = itertools.count()
         with ThreadPoolExecutor(1) as pool:
-            for request in (RestartRequest(), UpgradeRequest()):
+            # All of them are on one shard, so that making shards even moves half of them.
+            for request in (MoveRequest(1, 0, most), RebalanceRequest(), RestartRequest(), UpgradeRequest()):
                 replies = pool.submit(followed, broker, request)
                 while not replies.done():
                     publish(url, "reconnect", b"%d" % next(numbers))
                 assert replies.result().text, replies.result()
+                if isinstance(request, RebalanceRequest) and len(logs) > 1:
+                    assert not replies.result().text.startswith("0 clients moved")
         publish(url, "reconnect", b"last")
         heard = [f"GOT {number}" for number in range(next(numbers))]
         for client, log in logs.items():
