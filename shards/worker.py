@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from gnatswarm.shards.boundary.rows import ConnectionRow
     from gnatswarm.shards.clients.session import ClientSession
     from gnatswarm.shards.gateway.gateway import Gateway
+    from gnatswarm.shards.moving.leaf_arrivals import LeafArrivals
     from gnatswarm.shards.sockets.relay import Relay
 
 logger = logging.getLogger("gnatswarm.shard")
@@ -106,6 +107,7 @@ class Worker:
         self._placing: Placing | None = None
         self._recorder: Recorder | None = None
         self._gateway: Gateway | None = None
+        self._leaf_arrivals: LeafArrivals | None = None
         self._relay: Relay | None = None  # carries TLS of clients that have moved
         self._is_relay = False  # and that is all: this is no shard any more
         self._relay_ends_at_s = 0.0
@@ -128,6 +130,8 @@ class Worker:
                 self._links.listen_anew()
                 if self._host is not None:
                     self._host.listen_anew()
+                if self._leaf_arrivals is not None:
+                    self._leaf_arrivals.listen_anew()
             case control.PartLink(shard, for_s):
                 self._links.part(shard, for_s)
                 self._channel.send(control.Parted(shard))
@@ -150,6 +154,7 @@ class Worker:
                     self._placing.go_by(message)
             case control.LameDuck() if self._gateway is not None:
                 self._gateway.announce_departure()
+                self._take_no_leaf_nodes()
             case control.LameDuck(grace_s, duration_s):
                 self._leaves_at_s = self._leaves_at_s or self._loop.time() + grace_s + duration_s
                 self._shard.stop_listening()
@@ -300,6 +305,12 @@ class Worker:
             hello=Hello(boot.server_id, boot.shard, boot.boot_id, LINK_VERSION),
             sink=self._siblings,
         )
+        if self._gateway is not None and boot.websocket_port and "leafnodes" in boot.server_ports:
+            from gnatswarm.shards.moving.leaf_arrivals import LeafArrivals
+
+            self._leaf_arrivals = LeafArrivals(
+                self._loop, path, server_id=boot.server_id, take=self._gateway.take_leaf_node
+            )
         if not boot.is_gateway:
             self._departures = Departures(self._loop, shard.clients, self._links.moves)
             self._host = self._departures.host = Host(
@@ -315,6 +326,8 @@ class Worker:
             )
             self._placing = Placing(self._loop, shard.clients, self._departures, shard=boot.shard, tell=self._tell)
             self._host.on_arrived = self._placing.note_arrival
+            if options.leafnodes.port:
+                shard.clients.leaf_way = self._host
         self._recorder = self._new_recorder(boot)
         self._snapshots = Snapshots(
             channel=self._channel,
@@ -551,6 +564,12 @@ class Worker:
         self._links.close()
         if self._host is not None:
             self._host.close()
+        self._take_no_leaf_nodes()
+
+    def _take_no_leaf_nodes(self) -> None:
+        if self._leaf_arrivals is not None:
+            self._leaf_arrivals.close()
+            self._leaf_arrivals = None
 
 
 def _label(boot: control.Boot) -> str:

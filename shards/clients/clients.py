@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gnatswarm.broker.access.auth import Authenticator, Verdicts
 from gnatswarm.broker.access.nkey import new_nonce
@@ -58,6 +58,19 @@ if TYPE_CHECKING:
     from gnatswarm.shards.sockets.relay import Relay
 
 logger = logging.getLogger("gnatswarm.clients")
+
+# A leaf node waits for a gateway that is being started, until the handshake's timeout.
+GATEWAY_AGAIN_S = 0.05
+
+
+class LeafWay(Protocol):
+    """The way of leaf nodes that came by WebSocket to the gateway."""
+
+    def is_open(self) -> bool:
+        """Whether the gateway takes leaf nodes now."""
+
+    def hand_leaf_node(self, fd: int, address: tuple[str, int], frozen: FrozenSocket, is_masked: bool) -> None:
+        """Send one there: its descriptor, which is the callee's now, its address, its socket, whether it masks."""
 
 
 def _blamed(row: ConnectionRow, user: str) -> str:
@@ -130,6 +143,8 @@ class Clients:
         self._is_departing = False
         self._finishes = False  # the reactor is to send what was queued
         self.relay: Relay | None = None  # this process stays for the TLS of clients that move; None: they do not
+        self.leaf_way: LeafWay | None = None  # None: this broker is no hub
+        self._leaf_relay: Relay | None = None  # has the TLS of leaf nodes
         self._throttled = 0  # connections refused by connection_rate_limit since the last log line
         self._system = system
         self._on_slow = on_slow
@@ -220,6 +235,45 @@ class Clients:
             connection.end(refused)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s - Client connection created", session)
+
+    def on_leaf_node(self, session: ClientSession) -> None:
+        """A leaf node has come by WebSocket; its session is held."""
+        # (not at once: the reactor is just reading its socket)
+        asyncio.get_running_loop().call_soon(self._give_away, session)
+
+    def _give_away(self, session: ClientSession) -> None:
+        """The leaf node goes on in the gateway, but for its TLS: its session here ends as if it had never been."""
+        if session.socket is None or session.connection.is_closing:
+            return
+        layered: LayeredSocket = session.socket  # type: ignore[assignment]  # as every socket with WebSocket
+        try:
+            if self.leaf_way is None:
+                raise RecordRefused("Not configured to accept leaf node connections")
+            if not self.leaf_way.is_open():  # it is being started
+                asyncio.get_running_loop().call_later(GATEWAY_AGAIN_S, self._give_away, session)
+                return
+            frozen, is_masked = layered.freeze_upgraded(), layered.is_masked
+            fd = self._without_tls(session, layered) if layered.has_tls else layered.detach()
+        except RecordRefused as error:
+            logger.error("%s - %s", session, error)
+            layered.kick(CloseReason.CLIENT_CLOSED)
+            return
+        del self.open[session.connection.cid]
+        self._page.remove_connection(self._shard)
+        self.census.leave(session)
+        session.socket = None
+        self._reactor.release(session.connection)
+        self.leaf_way.hand_leaf_node(fd, (session.host, session.port), frozen, is_masked)
+
+    def _without_tls(self, session: ClientSession, layered: LayeredSocket) -> int:
+        """A descriptor with what is behind its TLS, which stays in this process. RecordRefused: there is none left."""
+        if self._leaf_relay is None:
+            from gnatswarm.shards.sockets.relay import Relay
+
+            self._leaf_relay = Relay(asyncio.get_running_loop(), "", lambda: None)
+        ends = self._leaf_relay.make_pair()
+        self._leaf_relay.take(str(session), layered.detach_tls(), ends[1])
+        return ends[0].detach()
 
     def new_connection(self, session: ClientSession, cid: int, *, must_authenticate: bool) -> ClientConnection:
         """The engine's side of a new session."""

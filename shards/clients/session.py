@@ -111,6 +111,9 @@ class SessionOwner(Protocol):
     def on_system_request(self, session: ClientSession, subject: bytes, reply: bytes, payload: bytes) -> bool:
         """The client publishes to $SYS.REQ.…. True: the broker answers, perhaps beside other subscribers."""
 
+    def on_leaf_node(self, session: ClientSession) -> None:
+        """It is no client, but a leaf node that came by WebSocket, and is held."""
+
     def on_closed(self, session: ClientSession) -> None:
         """The session has ended; its subscriptions are removed."""
 
@@ -265,6 +268,11 @@ class ClientSession:
         """The TLS handshake or the WebSocket upgrade has failed; on_closed follows."""
         self._clients.note_failed_handshake()
         logger.error("%s - %s handshake error: %s", self, "websocket" if is_upgrade else "TLS", _harmless(why))
+
+    def on_leaf_node(self) -> None:
+        """The WebSocket upgrade was one for leaf nodes."""
+        self.connection.wait()
+        self._clients.on_leaf_node(self)
 
     def on_wire_error(self, why: str) -> None:
         """The client sent an invalid TLS record or WebSocket frame; on_closed follows."""

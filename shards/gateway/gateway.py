@@ -7,6 +7,7 @@ exchange; the reactor carries the connections.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
     from gnatswarm.shards.boundary.control import ControlMessage, ServerPort
     from gnatswarm.shards.boundary.rows import LeafRow, RouteRow
+    from gnatswarm.shards.gateway.leaf_port import ArrivedLeafNode
     from gnatswarm.shards.sockets.reactor import Reactor
 
 logger = logging.getLogger("gnatswarm.gateway")
@@ -80,6 +82,7 @@ class Gateway:
         self._remotes: list[Remote] = []
         self._is_started = False
         self._ports = ports
+        self._websocket_port = websocket_port
         self._next_id = next_id
         self._doors = Doors(loop, reactor)
         self._leaf_port: LeafPort | None = None
@@ -101,6 +104,7 @@ class Gateway:
                 self._options,
                 self._ports["leafnodes"].port,
                 cluster_name=self._cluster_name,
+                websocket_port=self._websocket_port,
                 next_id=self._next_id,
                 flush=self._flush,
                 opens_loop=self._opens_loop,
@@ -134,6 +138,13 @@ class Gateway:
         self._doors.close("leafnodes")
         if self._routes is not None:
             self._routes.announce_departure()
+
+    def take_leaf_node(self, fd: int, leaf: ArrivedLeafNode) -> None:
+        """Take over a leaf node that came by WebSocket to another shard."""
+        if self._leaf_port is None:
+            os.close(fd)
+        else:
+            self._leaf_port.on_websocket(fd, leaf)
 
     def tell_again(self) -> None:
         """There is another router, which knows nothing of what was told before."""

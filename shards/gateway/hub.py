@@ -15,6 +15,7 @@ import msgspec
 from gnatswarm.broker.access.auth import Admission, Authenticator, HashedPassword
 from gnatswarm.broker.access.certificate_names import find_user, names_of
 from gnatswarm.broker.access.connect import ClientOptions
+from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
 from gnatswarm.broker.errors import AuthorizationViolation, CloseReason
 from gnatswarm.broker.options import Permissions as PermissionOptions
 from gnatswarm.broker.permissions import Permissions
@@ -36,11 +37,15 @@ if TYPE_CHECKING:
     from gnatswarm.shards.clients.certificate_rule import CertificateRule
     from gnatswarm.shards.clients.passwords import Passwords
     from gnatswarm.shards.gateway.words import LeafConnect
+    from gnatswarm.shards.sockets.frames import Frames
 
 logger = logging.getLogger("gnatswarm.gateway")
 
+# A WebSocket frame may hold more than one message, and what is over max_payload is to be answered.
+FRAME_ROOM_BYTES = 1024 * 1024
 # The type of its connection, as in a user's `allowed_connection_types`.
 LEAFNODE = "LEAFNODE"
+LEAFNODE_WS = "LEAFNODE_WS"
 _MOST_DENIED = 1024
 
 
@@ -93,11 +98,13 @@ class HubSession(LeafConnection):
         port: int,
         nonce: bytes,
         reached: str,
+        frames: Frames | None,
         ping_interval_s: float,
         ping_max: int,
     ) -> None:
         super().__init__(loop, exchange, owner, ping_interval_s=ping_interval_s, ping_max=ping_max)
         self._owner = owner
+        self._frames = frames  # it came by WebSocket
         self.lid = lid
         self.host = host
         self.port = port
@@ -110,7 +117,12 @@ class HubSession(LeafConnection):
 
     def __str__(self) -> str:
         address = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{address}:{self.port} - lid:{self.lid}"
+        return f"{address}:{self.port} - {'lid_ws' if self.is_websocket else 'lid'}:{self.lid}"
+
+    @property
+    def is_websocket(self) -> bool:
+        """Whether it came to the WebSocket port."""
+        return self._frames is not None
 
     # ---- handshake
 
@@ -173,7 +185,7 @@ class HubSession(LeafConnection):
             if user is None:
                 raise AuthorizationViolation
             given.user = user
-        outcome = self._owner.authenticator.examine(given, self.nonce, LEAFNODE)
+        outcome = self._owner.authenticator.examine(given, self.nonce, LEAFNODE_WS if self.is_websocket else LEAFNODE)
         if not isinstance(outcome, HashedPassword):
             self._log_in(outcome)
         elif not self._owner.passwords.ask(outcome, self):
@@ -218,6 +230,8 @@ class HubSession(LeafConnection):
             self._refuse("maximum connections exceeded")
             return
         self.is_accepted = True
+        if self._frames is not None:
+            self._frames.allow(LARGEST_MAX_PAYLOAD_BYTES + FRAME_ROOM_BYTES)
         self.link.takes_headers(connect.headers and self._owner.takes_headers)
         self._apply(admission.identity)
         self._owner.on_accepted(self)

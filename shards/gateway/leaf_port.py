@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from gnatswarm.broker.access.auth import NOBODY, Authenticator, Verdicts
 from gnatswarm.broker.access.nkey import new_nonce
+from gnatswarm.broker.frozen import RecordRefused
 from gnatswarm.broker.info import advertised
 from gnatswarm.shards.clients.passwords import Passwords
+from gnatswarm.shards.gateway.addresses import own_urls
 from gnatswarm.shards.gateway.hub import HubSession
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from gnatswarm.shards.boundary.rows import LeafRow
     from gnatswarm.shards.clients.certificate_rule import CertificateRule
     from gnatswarm.shards.gateway.words import Identity as OwnIdentity
+    from gnatswarm.shards.sockets.frames import Frames
+    from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
     from gnatswarm.shards.sockets.gate import Gate
     from gnatswarm.shards.sockets.reactor import Reactor
 
@@ -36,14 +40,36 @@ logger = logging.getLogger("gnatswarm.gateway")
 _EVERY_ADDRESS = ("", "0.0.0.0", "::")
 # Leaf nodes that have not logged in, of one port: each holds a descriptor for two seconds at most.
 MOST_WAITING = 256
+# A WebSocket frame of a leaf node that has not logged in: CONNECT with a JWT, and the interest behind it.
+MOST_FIRST_FRAME_BYTES = 1024 * 1024
+
+
+class ArrivedLeafNode(Protocol):
+    """A leaf node that came by WebSocket, as shards.moving.leaf_arrivals has it."""
+
+    @property
+    def host(self) -> str:
+        """Its address."""
+
+    @property
+    def port(self) -> int:
+        """… and port."""
+
+    @property
+    def socket(self) -> FrozenSocket:
+        """What is known of its socket."""
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether its WebSocket frames are masked."""
 
 
 class LeafPort:
     """The leaf nodes of one broker.
 
-    `port` is the bound one; `next_id` gives numbers that no client has. `flush` sends what was queued outside of
-    the reactor's round; `opens_loop` says whether a connection that finds a loop is to be closed, or another one was
-    just now.
+    `port` is the bound one, `websocket_port` that of clients by WebSocket, 0: there is none; `next_id` gives numbers
+    that no client has. `flush` sends what was queued outside of the reactor's round; `opens_loop` says whether a
+    connection that finds a loop is to be closed, or another one was just now.
     """
 
     def __init__(
@@ -56,6 +82,7 @@ class LeafPort:
         port: int,
         *,
         cluster_name: Callable[[], str],
+        websocket_port: int,
         next_id: Callable[[], int],
         flush: Callable[[], None],
         opens_loop: Callable[[str], bool],
@@ -65,6 +92,7 @@ class LeafPort:
         self._exchange = exchange
         self._identity = identity
         self._port = port
+        self._websocket_port = websocket_port
         self.flush = flush
         self.opens_loop = opens_loop
         self._verdicts = Verdicts()
@@ -129,24 +157,9 @@ class LeafPort:
 
     def on_accept(self, fd: int, host: str, port: int) -> None:
         """Take over a new connection of the port."""
-        if sum(not session.is_accepted for session in self.sessions) >= MOST_WAITING:
-            logger.error("%s:%d - too many connections that have not logged in: closed", host, port)
-            socket.close(fd)
+        session = self._new_session(fd, host, port)
+        if session is None:
             return
-        session = HubSession(
-            self._loop,
-            self._exchange,
-            self,
-            lid=self._next_id(),
-            host=host,
-            port=port,
-            nonce=new_nonce(),
-            reached=_local_host(fd),
-            ping_interval_s=self.limits.ping_interval_s,
-            ping_max=self.limits.ping_max,
-        )
-        self.sessions.append(session)
-        logger.info("%s - Leafnode connection created", session)
         gate = self._gate
         if gate is None:
             self._reactor.open(fd, session.link, session)
@@ -159,6 +172,50 @@ class LeafPort:
                 self._loop.call_later(gate.fallback_s, layered.speak_first)
         session.greet()
 
+    def on_websocket(self, fd: int, leaf: ArrivedLeafNode) -> None:
+        """Take over a connection of the WebSocket port; whoever accepted it has its TLS."""
+        # Imported here: few leaf nodes come so.
+        from gnatswarm.shards.sockets.frames import Frames, Rules
+        from gnatswarm.shards.sockets.gate import Gate
+        from gnatswarm.shards.sockets.layered import LayeredSocket
+
+        rules = Rules(self._options.websocket, most_bytes=MOST_FIRST_FRAME_BYTES, is_encrypted=False)
+        try:
+            frames = Frames(rules, leaf.socket.frames, is_masked=leaf.is_masked)
+        except RecordRefused as error:
+            logger.error("%s:%d - %s", leaf.host, leaf.port, error)
+            socket.close(fd)
+            return
+        session = self._new_session(fd, leaf.host, leaf.port, frames)
+        if session is not None:
+            layered = LayeredSocket(Gate(timeout_s=0, frames=lambda _: frames), leaf.socket)
+            self._reactor.put(fd, session.link, session, leaf.socket, layered)
+            session.greet()
+            self.flush()
+
+    def _new_session(self, fd: int, host: str, port: int, frames: Frames | None = None) -> HubSession | None:
+        """The session of a new connection; None: there are too many, and it is closed."""
+        if sum(not session.is_accepted for session in self.sessions) >= MOST_WAITING:
+            logger.error("%s:%d - too many connections that have not logged in: closed", host, port)
+            socket.close(fd)
+            return None
+        session = HubSession(
+            self._loop,
+            self._exchange,
+            self,
+            lid=self._next_id(),
+            host=host,
+            port=port,
+            nonce=new_nonce(),
+            reached=_local_host(fd),
+            frames=frames,
+            ping_interval_s=self.limits.ping_interval_s,
+            ping_max=self.limits.ping_max,
+        )
+        self.sessions.append(session)
+        logger.info("%s - Leafnode connection created", session)
+        return session
+
     # ---- for the sessions
 
     def info(self, session: HubSession) -> dict[str, Any]:
@@ -170,6 +227,8 @@ class LeafPort:
         host, port = advertised(self._options.leafnodes.advertise, host, self._port)
         url = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         tls = self._options.leafnodes.tls
+        is_websocket = session.is_websocket
+        hides = self._options.leafnodes.no_advertise
         return {
             "server_id": own.server_id,
             "server_name": own.server_name,
@@ -180,14 +239,18 @@ class LeafPort:
             "port": port,
             "headers": own.headers,
             "auth_required": True,
-            "tls_required": tls.is_on or None,
-            "tls_verify": tls.asks_for_certificate or None,
+            # (by WebSocket it is done already, or not wanted)
+            "tls_required": (tls.is_on and not is_websocket) or None,
+            "tls_verify": (tls.asks_for_certificate and not is_websocket) or None,
             "max_payload": self.limits.max_payload_bytes,
             "ip": url,
             "client_id": session.lid,
             "nonce": session.nonce.decode(),
             "cluster": self.cluster_name() or None,
-            "leafnode_urls": [] if self._options.leafnodes.no_advertise else [url],
+            "leafnode_urls": [] if hides else [url],
+            "ws_connect_urls": (
+                own_urls(self._options.websocket.host, self._websocket_port) if is_websocket and not hides else None
+            ),
         }
 
     def account_of(self, identity: Identity) -> str:
@@ -209,8 +272,10 @@ class LeafPort:
 def _local_host(fd: int) -> str:
     with socket.socket(fileno=fd) as sock:
         try:
-            host = str(sock.getsockname()[0])
+            name = sock.getsockname()
         except OSError:
-            host = "127.0.0.1"
+            name = ("127.0.0.1",)
         sock.detach()
+    # (one end of a pair, whose other end has TLS, has no address: any of ours)
+    host = str(name[0]) if isinstance(name, tuple) else own_urls("", 0)[0].rpartition(":")[0].strip("[]")
     return host.removeprefix("::ffff:")

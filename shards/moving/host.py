@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.frozen import RecordRefused
+from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from gnatswarm.shards.boundary.linkdir import path_for_moves
 from gnatswarm.shards.clients import moved as records
+from gnatswarm.shards.moving.leaf_arrivals import LeafNode, encoded_leaf_node
 from gnatswarm.shards.moving.move_channel import (
     CHANNEL_VERSION,
     Door,
@@ -206,6 +208,15 @@ class Host:
             session.socket.kick(CloseReason.ROUTE_REMOVED)
             return
         self._send(new, HandedOver(move, record), fd)
+
+    def is_open(self) -> bool:
+        """Whether the gateway takes leaf nodes now."""
+        return not self.open_way(GATEWAY_NUMBER)
+
+    def hand_leaf_node(self, fd: int, address: tuple[str, int], frozen: FrozenSocket, is_masked: bool) -> None:
+        """Send a leaf node that came by WebSocket to the gateway, and its descriptor, which is ours from now on."""
+        leaf = LeafNode(host=address[0], port=address[1], socket=frozen, is_masked=is_masked)
+        self._send(GATEWAY_NUMBER, HandedOver(0, encoded_leaf_node(leaf)), fd)
 
     def ended(self, new: int, move: int, why: str) -> None:
         """The move is over."""

@@ -17,13 +17,17 @@ from websockets.http11 import Response
 from websockets.uri import parse_uri
 
 from gnatswarm.broker.errors import CloseReason
-from gnatswarm.shards.sockets.frames import COMPRESSION_LEVEL, LEAST_COMPRESSED_BYTES, Frames, silent
+from gnatswarm.shards.sockets.frames import (
+    COMPRESSION_LEVEL,
+    LEAST_COMPRESSED_BYTES,
+    NO_MASKING,
+    Frames,
+    silent,
+)
 
 if TYPE_CHECKING:
     from websockets.extensions import Extension
     from websockets.protocol import Event
-
-NO_MASKING = "Nats-No-Masking"
 
 
 class DialledFrames(Frames):
@@ -46,6 +50,8 @@ class DialledFrames(Frames):
             logger=silent,
         )
         self.is_open = False
+        self.is_leaf = False  # (the hub is)
+        self.is_masked = False
         self.is_over = False
         self.error = ""
         self.close_reason = CloseReason.CLIENT_CLOSED

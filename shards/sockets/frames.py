@@ -18,7 +18,7 @@ from websockets.datastructures import MultipleValuesError
 from websockets.extensions.permessage_deflate import PerMessageDeflate, ServerPerMessageDeflateFactory
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request
-from websockets.protocol import CONNECTING, OPEN, Protocol
+from websockets.protocol import CLIENT, CONNECTING, OPEN, Protocol
 from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
@@ -41,6 +41,10 @@ LEAST_COMPRESSED_BYTES = 64
 COMPRESSION_LEVEL = 1
 # The longest piece of a frame's header that is read at once.
 HEADER_PIECE_BYTES = 8
+
+# Leaf nodes ask for this path, and may ask for frames that are not masked.
+LEAF_PATH = "/leafnode"
+NO_MASKING = "Nats-No-Masking"
 
 _BAD_REQUEST = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request"
@@ -141,29 +145,61 @@ class Reader(StreamReader):
         return data
 
 
+class Unmasked(Protocol):
+    """The library's state of an open connection on which neither end masks its frames."""
+
+    def __init__(self, most_bytes: int) -> None:
+        # The side decides what the library expects, and how it sends: a server's frames are never masked.
+        super().__init__(CLIENT, state=OPEN, max_size=(None, most_bytes), logger=silent)
+
+    def send_frame(self, frame: Frame) -> None:
+        """Send a frame of the protocol's own: pong or close."""
+        self.writes.append(frame.serialize(mask=False, extensions=self.extensions))
+
+
 class Frames:
     """The WebSocket state of one connection."""
 
-    __slots__ = ("_protocol", "_reader", "_rules", "close_reason", "error", "is_open", "is_over")
+    __slots__ = (
+        "_protocol",
+        "_reader",
+        "_rules",
+        "close_reason",
+        "error",
+        "is_leaf",
+        "is_masked",
+        "is_open",
+        "is_over",
+    )
 
-    def __init__(self, rules: Rules, frozen: FrozenFrames | None = None) -> None:
+    def __init__(self, rules: Rules, frozen: FrozenFrames | None = None, *, is_masked: bool = True) -> None:
         """`frozen`: of a connection whose upgrade was done elsewhere. RecordRefused: it contradicts itself."""
         self._rules = rules
-        self._protocol: Protocol = ServerProtocol(
-            extensions=rules.extensions or None,
-            state=CONNECTING if frozen is None else OPEN,
-            max_size=(None, rules.most_bytes),
-            logger=silent,
+        self._protocol: Protocol = (
+            ServerProtocol(
+                extensions=rules.extensions or None,
+                state=CONNECTING if frozen is None else OPEN,
+                max_size=(None, rules.most_bytes),
+                logger=silent,
+            )
+            if is_masked
+            else Unmasked(rules.most_bytes)
         )
         self._reader = self._protocol.reader = Reader()
         self._protocol.parser = self._protocol.parse()
         next(self._protocol.parser)
         self.is_open = False  # the upgrade is done
+        self.is_leaf = False  # … by a leaf node, which is the gateway's
+        self.is_masked = is_masked  # the other end's frames
         self.is_over = False  # nothing more is read
         self.error = ""  # the client's error that ended it; "": none
         self.close_reason = CloseReason.CLIENT_CLOSED
         if frozen is not None:
             self._thaw(frozen)
+
+    def allow(self, most_bytes: int) -> None:
+        """From now on frames may have so many bytes."""
+        self._protocol.max_fragment_size = most_bytes
 
     def freeze(self) -> FrozenFrames:
         """This state, as a record. RecordRefused: it has none now."""
@@ -254,6 +290,11 @@ class Frames:
             response = protocol.accept(request)
             if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
                 self.is_open = True
+                path = urlsplit(request.path).path
+                self.is_leaf = path.startswith(LEAF_PATH) or path.endswith(LEAF_PATH)
+                if self.is_leaf and request.headers.get_all(NO_MASKING) == ["true"]:
+                    self.is_masked = False
+                    response.headers[NO_MASKING] = "true"
             else:
                 self._refuse(str(protocol.handshake_exc))
                 response.headers["Sec-WebSocket-Version"] = "13"

@@ -86,8 +86,8 @@ cdef class LayeredSocket(Socket):
 
     `frozen` (a FrozenSocket): the connection had another socket, and nothing happens before its protocol goes on.
 
-    `owner` is told on_secured(the SSLObject), on_opening_failed(why, is_upgrade), on_wire_error(text), and with a PROXY
-    header on_proxied(host, port) or on_proxy_refused(why). on_secured returns False if it has refused and closed the
+    `owner` is told on_secured(the SSLObject), on_opening_failed(why, is_upgrade), on_wire_error(text), on_leaf_node()
+    when a leaf node has upgraded, and with a PROXY header on_proxied(host, port) or on_proxy_refused(why). on_secured returns False if it has refused and closed the
     connection: then the protocol does not begin.
     """
 
@@ -128,6 +128,25 @@ cdef class LayeredSocket(Socket):
             Socket.freeze(self),
             frames=self.frames.freeze() if self.frames is not None else None,
             kept=b"".join([bytes(data) for is_wire, data in self.kept if not is_wire]) if self.kept else b"")
+
+    def freeze_upgraded(self):
+        """As freeze_behind_tls(), with TLS or without, of a leaf node whose upgrade is just done. RecordRefused."""
+        if self.frames is None or not self.frames.is_open:
+            raise RecordRefused("its upgrade is not done")
+        return structs.replace(
+            Socket.freeze(self),
+            frames=self.frames.freeze(),
+            unsent=self.unsent[self.unsent_at:] if self.unsent is not None and self.tls is None else b"")
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether the wire is encrypted."""
+        return self.tls is not None
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether the WebSocket frames that come are masked."""
+        return self.frames is not None and self.frames.is_masked
 
     def detach_tls(self) -> DetachedTls:
         """Take the connection with its TLS out of the reactor, as detach(); freeze_behind_tls() has the rest."""
@@ -405,6 +424,9 @@ cdef class LayeredSocket(Socket):
             if self.frames.is_over:
                 return self.fail(self.frames.error, None)
             if not self.frames.is_open:
+                return 0
+            if self.frames.is_leaf:
+                self.owner.on_leaf_node()   # its client is held, so nothing is read or sent here any more
                 return 0
             self.become_open()
         for i, payload in enumerate(payloads):

@@ -1,22 +1,42 @@
-"""A leaf node of a hub that is reached by WebSocket: through proxies and firewalls that pass nothing else."""
+"""Leaf nodes that reach their hub by WebSocket: through proxies and firewalls that pass nothing else.
+
+Both ends are tested, each with the other kind's two versions at the other end, and with itself.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import signal
 import uuid
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.support.authority import Authority
-from tests.support.leaves import Net, know, payloads, subscribed
+from tests.support.framed import BINARY, PING, FramedClient, connect, frame, request, upgrade, websocket_port
+from tests.support.leaves import Net, hub_port, know, payloads, subscribed
 from tests.support.pipe import Pipe
-from tests.support.servers import Broker
+from tests.support.servers import KINDS, Broker
 from tests.support.turns import until
-from tests.system.test_leaf import Start, hub_kind, net, start
+from tests.system.test_leaf import HUBS, Start, net, start
 
-__all__ = ["hub_kind", "net", "start"]
+__all__ = ["net", "start"]
+# Kinds of hub and leaf node.
+PAIRS = [
+    *((hub, "gnatswarm-2") for hub in HUBS),
+    *(("gnatswarm-2", leaf) for leaf in ("gnatswarm-2", "nats-server", "nats-server-2.15")),
+]
 LISTENS = r"Listening for websocket clients on wss?://\S*:(\d+)"
 LEAVES = "server_name: hub\nleafnodes { host: 127.0.0.1, port: -1 }\n"
 PLAIN = "host: 127.0.0.1, port: -1, no_tls: true"
+
+
+@pytest.fixture(params=PAIRS, ids=" ".join)
+def kinds(request: pytest.FixtureRequest) -> tuple[str, str]:
+    return request.param  # type: ignore[no-any-return]
 
 
 def hub_of(start: Start, kind: str, websocket: str = PLAIN, leaves: str = LEAVES) -> tuple[Broker, int]:
@@ -24,10 +44,10 @@ def hub_of(start: Start, kind: str, websocket: str = PLAIN, leaves: str = LEAVES
     return hub, int(hub.log.wait_line(LISTENS)[1])
 
 
-def leaf_of(start: Start, url: str, remote: str = "") -> Broker:
+def leaf_of(start: Start, kind: str, url: str, remote: str = "") -> Broker:
     name = f"leaf{uuid.uuid4().hex[:6]}"
-    config = f'server_name: {name}\nleafnodes {{ reconnect: "50ms", remotes [ {{ url: "{url}"\n{remote} }} ] }}'
-    return start("gnatswarm-2", config)
+    config = f'server_name: {name}\nleafnodes {{ reconnect: 1, remotes [ {{ url: "{url}"\n{remote} }} ] }}'
+    return start(kind, config)
 
 
 async def crosses(net: Net, hub: Broker, leaf: Broker) -> None:
@@ -55,10 +75,10 @@ async def crosses(net: Net, hub: Broker, leaf: Broker) -> None:
     ],
     ids=["plain", "compression is refused", "compressed", "compressed and not masked"],
 )
-async def test_messages_cross(start: Start, net: Net, hub_kind: str, of_hub: str, of_remote: str) -> None:
-    hub, port = hub_of(start, hub_kind, f"{PLAIN}, {of_hub}")
+async def test_messages_cross(start: Start, net: Net, kinds: tuple[str, str], of_hub: str, of_remote: str) -> None:
+    hub, port = hub_of(start, kinds[0], f"{PLAIN}, {of_hub}")
     async with Pipe(port) as pipe:
-        leaf = leaf_of(start, f"ws://127.0.0.1:{pipe.port}", of_remote)
+        leaf = leaf_of(start, kinds[1], f"ws://127.0.0.1:{pipe.port}", of_remote)
         await crosses(net, hub, leaf)
     request, _, frames = bytes(pipe.asked).partition(b"\r\n\r\n")
     response, _, _ = bytes(pipe.answered).partition(b"\r\n\r\n")
@@ -70,15 +90,17 @@ async def test_messages_cross(start: Start, net: Net, hub_kind: str, of_hub: str
     assert bool(frames[1] & 0x80) == (not asks_no_masking)  # these hubs agree
 
 
-async def test_the_connection_is_made_again_after_either_end_was_lost(start: Start, net: Net, hub_kind: str) -> None:
-    hub, port = hub_of(start, hub_kind)
-    leaf = leaf_of(start, f"ws://127.0.0.1:{port}")
+async def test_the_connection_is_made_again_after_either_end_was_lost(
+    start: Start, net: Net, kinds: tuple[str, str]
+) -> None:
+    hub, port = hub_of(start, kinds[0])
+    leaf = leaf_of(start, kinds[1], f"ws://127.0.0.1:{port}")
     at_leaf = await net.client(leaf)
     await subscribed(at_leaf, "x 1")
     await know(await net.client(hub), at_leaf)
     hub.kill()
-    leaf.log.wait_line("Leafnode connection to .* closed", 20.0)
-    again, _ = hub_of(start, hub_kind, PLAIN.replace("port: -1", f"port: {port}"))
+    leaf.log.wait_line("Leafnode connection (to .* )?closed", 20.0)
+    again, _ = hub_of(start, kinds[0], PLAIN.replace("port: -1", f"port: {port}"))
     publisher = await net.client(again)
     await know(publisher, at_leaf)
     await publisher.send("PUB x 1\r\ny\r\n")
@@ -86,21 +108,21 @@ async def test_the_connection_is_made_again_after_either_end_was_lost(start: Sta
 
 
 async def test_wss_is_encrypted_and_the_hubs_certificate_is_checked(
-    start: Start, net: Net, hub_kind: str, authority: Authority
+    start: Start, net: Net, kinds: tuple[str, str], authority: Authority
 ) -> None:
     pair = authority.server()
     tls = f"tls {{ cert_file: '{pair.cert}', key_file: '{pair.key}' }}"
-    hub, port = hub_of(start, hub_kind, f"host: 127.0.0.1, port: -1, {tls}")
-    leaf = leaf_of(start, f"wss://127.0.0.1:{port}", f"tls {{ ca_file: '{authority.path}' }}")
+    hub, port = hub_of(start, kinds[0], f"host: 127.0.0.1, port: -1, {tls}")
+    leaf = leaf_of(start, kinds[1], f"wss://127.0.0.1:{port}", f"tls {{ ca_file: '{authority.path}' }}")
     await crosses(net, hub, leaf)
-    stranger = leaf_of(start, f"wss://127.0.0.1:{port}")
-    stranger.log.wait_line("TLS handshake error: .*certificate", 20.0)
+    stranger = leaf_of(start, kinds[1], f"wss://127.0.0.1:{port}")
+    stranger.log.wait_line("TLS handshake error: .*certificate|x509: certificate signed by unknown", 20.0)
 
 
-async def test_who_logs_in_by_url_is_in_its_account(start: Start, net: Net, hub_kind: str) -> None:
+async def test_who_logs_in_by_url_is_in_its_account(start: Start, net: Net, kinds: tuple[str, str]) -> None:
     accounts = "accounts { A { users: [ {user: a, password: p} ] }, B { users: [ {user: b, password: p} ] } }\n"
-    hub, port = hub_of(start, hub_kind, leaves=accounts + LEAVES)
-    leaf = leaf_of(start, f"ws://a:p@127.0.0.1:{port}")
+    hub, port = hub_of(start, kinds[0], leaves=accounts + LEAVES)
+    leaf = leaf_of(start, kinds[1], f"ws://a:p@127.0.0.1:{port}")
     at_leaf = await net.client(leaf)
     inside, outside = [await net.client(hub, **{"user": name, "pass": "p"}) for name in ("a", "b")]
     await subscribed(at_leaf, "own 1")
@@ -109,14 +131,176 @@ async def test_who_logs_in_by_url_is_in_its_account(start: Start, net: Net, hub_
     await outside.flush()
     await inside.send("PUB own 1\r\ny\r\n")
     assert await payloads(at_leaf, 1) == [b"y"]
-    wrong = leaf_of(start, f"ws://a:q@127.0.0.1:{port}")
-    wrong.log.wait_line("the hub said: Authorization Violation", 20.0)
+    wrong = leaf_of(start, kinds[1], f"ws://a:q@127.0.0.1:{port}")
+    wrong.log.wait_line("(the hub said: |Leafnode Error ').*Authorization Violation", 20.0)
 
 
+@pytest.mark.parametrize("hub_kind", HUBS)
 async def test_a_port_without_an_upgrade_for_leaf_nodes_is_said(start: Start, hub_kind: str) -> None:
     clients = start(hub_kind, "")
-    leaf_of(start, f"ws://127.0.0.1:{clients.port}").log.wait_line("WebSocket handshake error", 20.0)
+    leaf = leaf_of(start, "gnatswarm-2", f"ws://127.0.0.1:{clients.port}")
+    leaf.log.wait_line("WebSocket handshake error", 20.0)
     async with Pipe(clients.port) as pipe:
         pipe.stall()
-        leaf = leaf_of(start, f"ws://127.0.0.1:{pipe.port}")
+        leaf = leaf_of(start, "gnatswarm-2", f"ws://127.0.0.1:{pipe.port}")
         await until(lambda: "was not made" in leaf.log.text)
+
+
+# ---- our end alone
+
+
+WEBSOCKET_HUB = """server_name: hub
+leafnodes { listen: "127.0.0.1:-1" }
+websocket { host: 127.0.0.1, port: -1, no_tls: true }
+max_payload: 1MB
+accounts { A { users: [
+    {user: any, password: p}
+    {user: here, password: p, allowed_connection_types: [LEAFNODE_WS, STANDARD]}
+    {user: tcp, password: p, allowed_connection_types: [LEAFNODE]}
+] } }
+"""
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Broker]:
+    broker = Broker(KINDS["gnatswarm-2"], config=WEBSOCKET_HUB + "stats: false\n")
+    broker.start()
+    yield broker
+    broker.kill()
+    print(f"the log of {broker.kind}:", broker.log.text[-6000:], sep="\n")
+
+
+async def by_hand(
+    hub: Broker, connect: dict[str, Any] | None = None, *more: str, path: str = "/leafnode"
+) -> FramedClient:
+    framed = await upgrade(websocket_port(hub), *more, path=path)
+    if connect is not None:
+        await framed.say(f"CONNECT {json.dumps({'version': '2.9.10', 'headers': True, **connect})}\r\n".encode())
+    return framed
+
+
+async def until_said(framed: FramedClient, words: bytes) -> bytes:
+    while words not in framed.stream:
+        assert await framed.read_frame() >= 0, (words, bytes(framed.stream))
+    return bytes(framed.stream)
+
+
+ANY = {"name": "hand", "user": "any", "pass": "p"}
+A = {"user": "any", "pass": "p"}
+
+
+@pytest.mark.parametrize("path", ["/leafnode", "/leafnode?a=b", "/leafnode/more", "/in/front/leafnode"])
+async def test_info_names_the_websocket_port_and_asks_for_no_tls(hub: Broker, path: str) -> None:
+    leaf = await by_hand(hub, ANY, path=path)
+    assert leaf.info["ws_connect_urls"] == [f"127.0.0.1:{websocket_port(hub)}"]
+    assert leaf.info["leafnode_urls"] and leaf.info["nonce"] and "tls_required" not in leaf.info
+    assert b'"remote_account":"A"' in await until_said(leaf, b"LS+ $LDS.")
+    leaf.close()
+
+
+async def test_a_user_may_be_for_leaf_nodes_by_websocket_alone(hub: Broker, net: Net) -> None:
+    for user, answer in (("here", b"LS+"), ("tcp", b"-ERR 'Authorization Violation'")):
+        leaf = await by_hand(hub, {"user": user, "pass": "p"})
+        await until_said(leaf, answer)
+        leaf.close()
+    reader, writer = await asyncio.open_connection("127.0.0.1", hub_port(hub))
+    await reader.readline()
+    writer.write(b'CONNECT {"version":"2.9.10","user":"here","pass":"p"}\r\n')
+    assert b"-ERR 'Authorization Violation'" in await reader.read()
+    await net.client(hub, **{"user": "here", "pass": "p"})
+
+
+async def test_frames_are_not_masked_if_the_leaf_node_asks_for_that(hub: Broker, net: Net) -> None:
+    client = await net.client(hub, **A)
+    await subscribed(client, "bare.> 1")
+    leaf = await by_hand(hub, None, "Nats-No-Masking: true")
+    assert b"\r\nNats-No-Masking: true\r\n" in leaf.answer
+    words = f"CONNECT {json.dumps(ANY)}\r\n".encode()
+    await leaf.send(frame(BINARY, words, masked=False))
+    await until_said(leaf, b"LS+ bare.>\r\n")
+    body = b"x" * 200_000
+    await leaf.send(frame(BINARY, b"LMSG bare.x %d\r\n%b\r\n" % (len(body), body), masked=False))
+    assert await payloads(client, 1) == [body]
+    await leaf.send(frame(PING, b"hi", masked=False))
+    while not leaf.pongs:
+        assert await leaf.read_frame() >= 0
+    assert leaf.pongs == [b"hi"]  # (read_frame refuses masked frames)
+    await leaf.send(frame(BINARY, b"LMSG bare.x 0\r\n\r\n"))
+    await leaf.rest()  # a masked one ends it
+    assert leaf.closed is not None
+    masked = await by_hand(hub, ANY, "Nats-No-Masking: false")
+    assert b"No-Masking" not in masked.answer
+    await until_said(masked, b"LS+")
+    masked.close()
+
+
+REFUSED: list[tuple[str, dict[str, Any] | None, bytes, bytes, str]] = [
+    ("a client", {"lang": "js", "name": "x"}, b"", b"attempted to connect to leaf node port", "closed"),
+    ("no credentials", {"name": "x"}, b"", b"Authorization Violation", 'authentication error - User ""'),
+    ("wrong password", {"user": "any", "pass": "q"}, b"", b"Authorization Violation", "authentication error"),
+    ("interest first", None, b"LS+ a\r\n", b"Authorization Violation", "authentication error"),
+    ("garbage", ANY, b"garbage\r\n", b"Unknown Protocol Operation", "parser ERROR"),
+    ("max_payload", ANY, b"LMSG a 2000000\r\n", b"Maximum Payload Violation", "maximum payload exceeded"),
+]
+
+
+async def test_what_a_leaf_node_may_not_say_ends_its_connection_with_a_reason(hub: Broker, net: Net) -> None:
+    client = await net.client(hub, **A)
+    await subscribed(client, "own 1")
+    for name, connect, words, answer, logged in REFUSED:
+        lines = len(hub.log.lines)
+        leaf = await by_hand(hub, connect)
+        if words:
+            await leaf.say(words)
+        assert b"-ERR '" + answer in await leaf.rest(), name
+        assert leaf.closed is not None, name
+        hub.log.wait_line(r"lid_ws:\d+ - Leafnode connection closed", start=lines)
+        assert logged in "\n".join(hub.log.lines[lines:]), name
+    lines = len(hub.log.lines)
+    # Frames that are none, or too large before the log-in.
+    for login, words in (
+        (None, frame(BINARY, b"x" * 2_000_000)),
+        (None, frame(BINARY, b"PING\r\n", masked=False)),
+        (ANY, frame(BINARY, b"PING\r\n", reserved=0x40)),
+        (ANY, frame(BINARY, b"PING\r\n", masked=False)),
+    ):
+        leaf = await by_hand(hub, login)
+        await leaf.send(words)
+        await leaf.rest()
+    silent = await by_hand(hub)
+    assert b"-ERR 'Authentication Timeout'" in await silent.rest()
+    # A leaf node that has logged in may send frames of any size.
+    leaf = await by_hand(hub, ANY)
+    await until_said(leaf, b"LS+ own\r\n")
+    await leaf.say(b"LMSG own 500000\r\n" + b"y" * 500_000 + b"\r\nLMSG own 999999\r\n" + b"z" * 999_999 + b"\r\n")
+    assert [len(body) for body in await payloads(client, 2)] == [500_000, 999_999]
+    leaf.close()
+    assert "Traceback" not in hub.log.text and "exited" not in hub.log.text
+
+
+async def test_a_broker_that_is_no_hub_says_so(start: Start) -> None:
+    broker = start("gnatswarm-1", f"websocket {{ {PLAIN} }}\n")
+    reader, writer = await asyncio.open_connection("127.0.0.1", websocket_port(broker))
+    writer.write(request(websocket_port(broker), path="/leafnode"))
+    assert (await reader.read()).startswith(b"HTTP/1.1 101 ")
+    broker.log.wait_line("Not configured to accept leaf node connections")
+    assert (await connect(websocket_port(broker))).info["server_id"]
+
+
+async def test_leaf_nodes_come_back_after_the_gateway_or_their_shard_was_killed(start: Start, net: Net) -> None:
+    hub = start("gnatswarm-1", f"{LEAVES}websocket {{ {PLAIN} }}\ndebug: true\n")
+    leaf = leaf_of(start, "nats-server", f"ws://127.0.0.1:{websocket_port(hub)}")
+    at_leaf = await net.client(leaf)
+    await subscribed(at_leaf, "x 1")
+    await know(await net.client(hub), at_leaf)
+    for victim in (r"Gateway is process (\d+)", r"Shard 0 is process (\d+)"):
+        lines = len(hub.log.lines)
+        os.kill(int(hub.log.wait_line(victim)[1]), signal.SIGKILL)
+        if "Gateway" in victim:
+            hub.log.wait_line("Leafnode connection created", 20.0, start=lines)
+        else:  # without TLS it has nothing to do with the shard that accepted it
+            hub.log.wait_line("Shard 0 is process", 20.0, start=lines)
+        publisher = await net.client(hub)
+        await know(publisher, at_leaf)
+        await publisher.send("PUB x 1\r\ny\r\n")
+        assert await payloads(at_leaf, 1) == [b"y"]
