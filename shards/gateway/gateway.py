@@ -86,6 +86,7 @@ class Gateway:
         self._next_id = next_id
         self._doors = Doors(loop, reactor)
         self._leaf_port: LeafPort | None = None
+        self._early: list[tuple[int, ArrivedLeafNode]] = []  # leaf nodes that came before start()
         self._opened_s: dict[str, float] = {}  # when a connection of an account was last closed because of a loop
 
     def start(self) -> None:
@@ -110,6 +111,9 @@ class Gateway:
                 opens_loop=self._opens_loop,
             )
             acceptors["leafnodes"] = self._leaf_port.on_accept
+        early, self._early = self._early, []
+        for fd, leaf in early:
+            self.take_leaf_node(fd, leaf)
         for kind, port in self._ports.items():
             self._doors.open(kind, port.fd, acceptors[kind])
         self._dial()
@@ -141,10 +145,12 @@ class Gateway:
 
     def take_leaf_node(self, fd: int, leaf: ArrivedLeafNode) -> None:
         """Take over a leaf node that came by WebSocket to another shard."""
-        if self._leaf_port is None:
+        if self._leaf_port is not None:
+            self._leaf_port.on_websocket(fd, leaf)
+        elif self._is_started:
             os.close(fd)
         else:
-            self._leaf_port.on_websocket(fd, leaf)
+            self._early.append((fd, leaf))
 
     def tell_again(self) -> None:
         """There is another router, which knows nothing of what was told before."""

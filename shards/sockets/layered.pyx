@@ -87,8 +87,8 @@ cdef class LayeredSocket(Socket):
     `frozen` (a FrozenSocket): the connection had another socket, and nothing happens before its protocol goes on.
 
     `owner` is told on_secured(the SSLObject), on_opening_failed(why, is_upgrade), on_wire_error(text), on_leaf_node()
-    when a leaf node has upgraded, and with a PROXY header on_proxied(host, port) or on_proxy_refused(why). on_secured returns False if it has refused and closed the
-    connection: then the protocol does not begin.
+    when a leaf node has upgraded, and with a PROXY header on_proxied(host, port) or on_proxy_refused(why). on_secured
+    returns False if it has refused and closed the connection: then the protocol does not begin.
     """
 
     def __cinit__(self, gate, frozen=None):

@@ -247,9 +247,9 @@ REFUSED: list[tuple[str, dict[str, Any] | None, bytes, bytes, str]] = [
 async def test_what_a_leaf_node_may_not_say_ends_its_connection_with_a_reason(hub: Broker, net: Net) -> None:
     client = await net.client(hub, **A)
     await subscribed(client, "own 1")
-    for name, connect, words, answer, logged in REFUSED:
+    for name, login, words, answer, logged in REFUSED:
         lines = len(hub.log.lines)
-        leaf = await by_hand(hub, connect)
+        leaf = await by_hand(hub, login)
         if words:
             await leaf.say(words)
         assert b"-ERR '" + answer in await leaf.rest(), name
