@@ -220,10 +220,11 @@ class Placing:
         now = time.monotonic()
         self._served_s |= dict.fromkeys(serving, now)
         loads = self._loads(now)
-        # Until all have said what they have, most of a rule's clients may be elsewhere.
+        # Before the first shard serves there is nothing to decide, nor to warn of. Until all have said what they have,
+        # most of a rule's clients may be elsewhere.
         if broker.rolling is not None:
             self._decisions = paused(self._rules, self._decisions, "a restart is under way")
-        elif all(shard in self._found for shard in serving):
+        elif self._served_s and all(shard in self._found for shard in serving):
             lasting = [
                 shard for shard, at in self._served_s.items() if shard < broker.wanted and now - at < SOON_BACK_S
             ]

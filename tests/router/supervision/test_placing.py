@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnatswarm.broker.options import PlacementRule
-from gnatswarm.router.supervision.placing import IDLE_LOAD, LIGHT_LOAD, NOWHERE, Decision, Group, decide
+from gnatswarm.router.supervision.placing import IDLE_LOAD, LIGHT_LOAD, NOWHERE, Decision, Group, Placing, decide
+from gnatswarm.shards.boundary.control import Matching
 
 SHARDS = (0, 1, 2, 3)
 BOUND = 1.25
@@ -136,3 +142,40 @@ def test_without_shards_or_clients_nobody_belongs_anywhere():
     first = [Decision(1, "", 1), Decision(2, "", 2)]
     none = decide(rules, empty, {}, (), (), first, BOUND)
     assert [(one.shard, one.home) for one in none] == [(NOWHERE, 1), (NOWHERE, 2)]
+
+
+class Calls:
+    """A loop whose calls are made by hand."""
+
+    def __init__(self) -> None:
+        self._next: Any = None
+
+    def call_later(self, _delay_s: float, callback: Any) -> Any:
+        self._next = callback
+        return SimpleNamespace(cancel=lambda: None)
+
+    def turn(self) -> None:
+        self._next()
+
+
+def test_nobody_is_warned_of_shards_that_do_not_serve_before_the_first_did(caplog: pytest.LogCaptureFixture):
+    state = SimpleNamespace(is_accepting=False)
+    page = SimpleNamespace(snapshot=lambda _: {"in_msgs": 0, "out_msgs": 0, "connections": 0})
+    placement = SimpleNamespace(rules=(PlacementRule("name", "a*", 0),), bound=BOUND)
+    broker: Any = SimpleNamespace(
+        options=SimpleNamespace(placement=placement), shards=[SimpleNamespace(number=0, state=state, process=None)],
+        page=page, wanted=1, generation=1, rolling=None, is_leaving=False, is_stopping=False, placed=[],
+    )  # fmt: skip
+    loop: Any = Calls()
+    placing = Placing(broker, loop)
+    with caplog.at_level(logging.INFO, "gnatswarm.router"):
+        placing.configure()
+        loop.turn()
+        assert not caplog.messages
+        state.is_accepting = True
+        placing.on_matching(0, Matching(1, []))
+        loop.turn()
+        assert caplog.messages == ['Clients with name "a*" belong on shard 0']
+        state.is_accepting = False
+        loop.turn()
+    assert caplog.messages[1:] == ['Clients with name "a*" stay where they are: no shard takes clients']
