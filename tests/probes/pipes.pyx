@@ -4,10 +4,11 @@
 It decides nothing. Reads probes.engine's sockets; tests.simulation.swarm and .world call it.
 """
 
-from libc.string cimport memchr
+from libc.stdint cimport int64_t
+from libc.string cimport memchr, memcmp
 
 from gnatswarm.broker.outbuf cimport out_pending
-from gnatswarm.probes.engine cimport ProbeSocket
+from gnatswarm.probes.engine cimport Probe, ProbeSocket
 
 # What stands in front of a payload, whose size is the last word of the line.
 cdef tuple WITH_PAYLOAD = (b"RMSG", b"HMSG", b"XMSG", b"XHMG", b"QMSG", b"QHMG", b"XQMG", b"XQHG", b"MOVE ", b"MARKQ",
@@ -103,15 +104,116 @@ def is_over(Pipe pipe not None) -> bool:
     return not pipe.is_open and not pipe.other.is_open
 
 
-def count_words(list lines not None, counts not None):
-    """Add the first word of each line to the counts."""
+# Frames that the world hears of, and those that are only counted.
+cdef tuple TOLD = (b"SLOW ", b"RTAKE ", b"RDROP ", b"RDUE ")
+cdef tuple COUNTED = (b"QNAK ", b"QASK ", b"SLOW ")
+
+
+def told_of(list lines not None, counts not None) -> list:
+    """The lines of which the world is told; adds the first word of some to the counts."""
     cdef bytes line
-    cdef Py_ssize_t n
-    cdef str word
+    cdef list found = []
+    cdef char first
     for line in lines:
-        n = line.find(b" ")
-        word = (line if n < 0 else line[:n]).decode()
-        counts[word] += 1
+        first = (<const char *>line)[0]
+        if first == c"Q" or first == c"S" or first == c"R":
+            if line.startswith(COUNTED):
+                counts[line[:4].decode()] += 1
+            if line.startswith(TOLD):
+                found.append(line)
+    return found
+
+
+def finish_all(list probes not None):
+    """The end of a round for each of these."""
+    cdef Probe probe
+    for probe in probes:
+        if probe.fanout.box.dirty != NULL or probe.fanout.box.called != NULL:
+            probe.finish()
+
+
+def relieved(list probes not None) -> bool:
+    """Whether there is one where somebody who was behind is so no more."""
+    cdef Probe probe
+    for probe in probes:
+        if probe.fanout.box.relieved:
+            return True
+    return False
+
+
+cdef int64_t number_in(const char *at, const char *end) except -1:
+    """A number with nothing but blanks behind it."""
+    cdef int64_t number = 0
+    assert at < end and c"0" <= at[0] <= c"9", "no number"
+    while at < end and c"0" <= at[0] <= c"9":
+        number = number * 10 + at[0] - c"0"
+        at += 1
+    while at < end:
+        assert at[0] == c" ", "no number"
+        at += 1
+    return number
+
+
+cdef struct Word:
+    const char *at
+    Py_ssize_t size
+
+
+def client_frames(bytes data not None, Py_ssize_t at, bint is_cut) -> list:
+    """The frames that a client was sent, which must be whole unless `is_cut`.
+
+    (Where it ends in the stream, in which `data` is at `at`; its line, b"" for a message, b"503" for the header of
+    that name; sid; number that is the payload; subject; reply).
+    """
+    cdef const char *start = data
+    cdef const char *end = start + len(data)
+    cdef const char *p = start
+    cdef const char *newline
+    cdef const char *blank
+    cdef const char *body
+    cdef Word[6] words
+    cdef Py_ssize_t size, header
+    cdef int n
+    cdef bint has_header
+    cdef list found = []
+    while p < end:
+        newline = <const char *>memchr(p, c"\n", end - p)
+        if newline == NULL:
+            assert is_cut, f"cut short: {data[p - start:]!r}"
+            break
+        assert newline > p and (newline - 1)[0] == c"\r", f"a bare line feed: {data[p - start:newline - start + 1]!r}"
+        has_header = end - p > 5 and memcmp(p, b"HMSG ", 5) == 0
+        if not has_header and (end - p < 4 or memcmp(p, b"MSG ", 4) != 0):
+            found.append((at + newline + 1 - start, p[:newline - 1 - p], 0, 0, b"", b""))
+            p = newline + 1
+            continue
+        n = 0
+        body = p
+        while n < 6:
+            blank = <const char *>memchr(body, c" ", newline - 1 - body)
+            words[n].at = body
+            words[n].size = (newline - 1 if blank == NULL else blank) - body
+            n += 1
+            if blank == NULL:
+                break
+            body = blank + 1
+        assert blank == NULL and n >= 4 + has_header, f"no message: {p[:newline - p]!r}"
+        size = number_in(words[n - 1].at, newline - 1)
+        header = number_in(words[n - 2].at, words[n - 2].at + words[n - 2].size) if has_header else 0
+        body = newline + 1
+        if end - body < size + 2:
+            assert is_cut, f"cut short: {p[:newline - p]!r}"
+            break
+        assert body[size] == c"\r" and body[size + 1] == c"\n", f"cut short: {p[:newline - p]!r}"
+        if has_header and size >= 12 and memcmp(body, b"NATS/1.0 503", 12) == 0:
+            found.append((at + body + size + 2 - start, b"503", number_in(words[2].at, words[2].at + words[2].size), 0,
+                          words[1].at[:words[1].size], b""))
+        else:
+            found.append((at + body + size + 2 - start, b"", number_in(words[2].at, words[2].at + words[2].size),
+                          number_in(body + header, body + size), words[1].at[:words[1].size],
+                          words[3].at[:words[3].size] if n == 5 + has_header else b""))
+        p = body + size + 2
+    return found
 
 
 cdef class Sight:

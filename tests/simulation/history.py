@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 NEVER = 1 << 60
 
 
-@dataclass
+@dataclass(slots=True)
 class Subscription:
     """One SUB. All `…_at` are numbers of steps; what a client got counts from when it was queued for it."""
 
@@ -41,7 +41,7 @@ class Subscription:
         return self.left_acked_at < message.at
 
 
-@dataclass
+@dataclass(slots=True)
 class Message:
     """One PUB. Its payload is its number."""
 

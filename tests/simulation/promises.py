@@ -10,8 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from tests.simulation.history import NEVER, Message, Subscription
-from tests.simulation.tenants import Tenants, View, is_kept_out
-from tests.support.model import matches
+from tests.simulation.tenants import Tenants, View, is_kept_out, matches
 
 QUEUES = ("q", "r")
 
@@ -51,7 +50,7 @@ class History:
         return any(is_kept_out(one, subject) for one in self.rights_between(sub.client, first, last))
 
 
-@dataclass
+@dataclass(slots=True)
 class Reach:
     """Who may get a message: subscriptions, each with its account's view of the message, and the subject there."""
 
@@ -86,9 +85,9 @@ def check(history: History) -> None:
 
 def found_reaches(history: History) -> list[Reach]:
     """The reach of every message."""
-    kinds: dict[tuple[str, str], list[Subscription]] = defaultdict(list)
+    kinds: dict[str, dict[str, list[Subscription]]] = {}  # by account, and pattern
     for sub in history.subscriptions:
-        kinds[sub.account, sub.pattern].append(sub)
+        kinds.setdefault(sub.account, {}).setdefault(sub.pattern, []).append(sub)
     known: dict[tuple[int, tuple[View, ...]], Reach] = {}
     answers: dict[int, list[Message]] = defaultdict(list)
     for message in history.messages:
@@ -101,7 +100,7 @@ def found_reaches(history: History) -> list[Reach]:
             reaches.append(Reach(message, arrangements[0]))
             continue
         all_answers = answers[message.answers] if message.answers >= 0 else []
-        found = [(one, tuple(views_of(history, one, message, all_answers))) for one in arrangements]
+        found = [(one, views_of(history, one, message, all_answers)) for one in arrangements]
         key = (id(found[0][0]) if len(found) == 1 else 0, found[0][1])
         reach = known.get(key) if len(found) == 1 else None
         if reach is None:
@@ -109,12 +108,16 @@ def found_reaches(history: History) -> list[Reach]:
             if len(found) == 1:
                 known[key] = reach
             for tenants, views in found:
-                for (account, pattern), subs in kinds.items():
-                    for view in views:
+                for view in views:
+                    seen = view if len(found) == 1 else view._replace(is_sure=False)
+                    for account, patterns in kinds.items():
                         subject = tenants.heard(view, account)
-                        if subject and matches(pattern, subject):
-                            view = view._replace(is_sure=view.is_sure and len(found) == 1)
-                            reach.hits.update((sub.sid, (sub, view, subject)) for sub in subs)
+                        if not subject:
+                            continue
+                        for pattern, subs in patterns.items():
+                            if matches(pattern, subject):
+                                for sub in subs:
+                                    reach.hits[sub.sid] = sub, seen, subject
             for sub, view, subject in reach.hits.values():
                 if sub.queue:
                     reach.groups.setdefault((view.account, sub.queue), []).append(sub)
@@ -124,7 +127,7 @@ def found_reaches(history: History) -> list[Reach]:
     return reaches
 
 
-def views_of(history: History, tenants: Tenants, message: Message, answers: list[Message]) -> list[View]:
+def views_of(history: History, tenants: Tenants, message: Message, answers: list[Message]) -> tuple[View, ...]:
     """The message in each account that it comes to; `answers`: all answers to the request that it answers."""
     if not message.subject.startswith("_R_"):
         return tenants.views(message.account, message.subject, message.chosen)
@@ -180,7 +183,7 @@ def check_plain(history: History, reach: Reach) -> None:
     if not message.is_promised:
         return
     for sub, view, subject in reach.plain:
-        if not view.is_sure or not sub.must_have(message):
+        if not (view.is_sure and sub.left_at == NEVER and sub.must_have(message)):
             continue
         if history.may_be_kept_out(sub, subject, message.at, message.acked_at):
             continue

@@ -235,7 +235,14 @@ def with_later_features(seed: int, schedule: Schedule) -> Schedule:
 
 
 def drawn_step(rng: random.Random, kind: str) -> Step:
-    return Step(kind, below_24(rng), below_24(rng), below_24(rng))
+    draw = rng.getrandbits
+    while (who := draw(5)) >= 24:
+        pass
+    while (which := draw(5)) >= 24:
+        pass
+    while (much := draw(5)) >= 24:
+        pass
+    return Step(kind, who, which, much)
 
 
 def below_24(rng: random.Random) -> int:

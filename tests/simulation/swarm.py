@@ -12,6 +12,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -21,7 +22,8 @@ from gnatswarm.broker.fence import MeshFence
 from gnatswarm.broker.frozen import FrozenClient, OfferedClient, RecordRefused
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.link import SiblingLink
-from gnatswarm.probes.pipes import FrameReader, Pipe, busy_pipes, count_words, is_over
+from gnatswarm.probes.engine import Probe
+from gnatswarm.probes.pipes import FrameReader, Pipe, busy_pipes, finish_all, is_over, told_of
 from gnatswarm.router.supervision import supervision
 from gnatswarm.router.supervision.supervision import Phase, ShardState
 from gnatswarm.shards.boundary import control
@@ -73,6 +75,18 @@ class Loop:
 
     def call_soon(self, call: Callable[..., object], *args: Any) -> Timer:
         return self.call_later(0.0, call, *args)
+
+    def next_s(self) -> float:
+        """When the next timer is due, after now; inf: none is."""
+        timers = self.timers
+        while timers and timers[0][1].is_over:
+            heapq.heappop(timers)
+        if not timers:
+            return math.inf
+        now_s = self._swarm.now_s
+        if timers[0][0][0] > now_s:
+            return timers[0][0][0]
+        return min((due[0] for due, timer in timers if due[0] > now_s and not timer.is_over), default=math.inf)
 
     def run(self) -> bool:
         """Run all that is due; False: nothing was."""
@@ -528,6 +542,7 @@ class Swarm:
         self.states = {number: ShardState() for number in range(shards)}
         self.processes: dict[int, Process] = {}  # the one that runs, or waits to be reaped
         self._alive: list[Process] | None = None  # None: to be found anew
+        self.probes: list[Probe] = []  # of those that live
         self._listed: dict[int, list[control.LinkedShard]] = {}
         for number in range(shards):
             self.deliver(number, supervision.StartWanted())
@@ -553,8 +568,8 @@ class Swarm:
     def alive(self) -> list[Process]:
         """The processes that live, by number."""
         if self._alive is None:
-            self._alive = [self.processes[number] for number in sorted(self.processes)]
-            self._alive = [one for one in self._alive if one.is_alive]
+            self._alive = [one for _, one in sorted(self.processes.items()) if one.is_alive]
+            self.probes = [one.probe for one in self._alive]
         return self._alive
 
     def forget_alive(self) -> None:
@@ -591,12 +606,12 @@ class Swarm:
 
     def hand(self, which: int) -> bool:
         """Deliver one word from host to host; False: none is on its way."""
-        ways = [way for way, words in self.words.items() if words]
-        if not ways:
+        if not self.words:
             return False
-        old, new = way = ways[which % len(ways)]
-        word = self.words[way].popleft()
-        if not self.words[way]:
+        old, new = way = next(islice(self.words, which % len(self.words), None))
+        words = self.words[way]
+        word = words.popleft()
+        if not words:
             del self.words[way]
         new.host.hear(old, word)
         self.turn()
@@ -606,7 +621,8 @@ class Swarm:
 
     def deliver(self, number: int, event: supervision.Event) -> None:
         """Give the event to supervision's machine, and carry out its actions."""
-        state, actions = supervision.step(self.states[number], event, self.now_s)
+        before = self.states[number]
+        state, actions = supervision.step(before, event, self.now_s)
         self.states[number] = state
         for action in actions:
             if isinstance(action, supervision.Spawn):
@@ -619,7 +635,8 @@ class Swarm:
                 self.processes[number].post(action.message)
             elif isinstance(action, supervision.StopRouter):
                 raise AssertionError(action.reason)
-        self.publish()
+        if state.is_linked != before.is_linked:
+            self.publish()
 
     def publish(self) -> None:
         """Publish as router.supervision.supervisor does."""
@@ -632,33 +649,32 @@ class Swarm:
 
     def tell(self, which: int) -> bool:
         """Deliver one control message; False: none is on its way."""
-        if not any(one.inbox or one.outbox for one in self.processes.values()):
+        busy: list[tuple[Process, deque[Any]]] = []
+        for _, one in sorted(self.processes.items()):
+            if one.inbox:
+                busy.append((one, one.inbox))
+            if one.outbox:
+                busy.append((one, one.outbox))
+        if not busy:
             return False
-        busy = [(number, box) for number in sorted(self.processes) for box in self.boxes(number)]
-        number, box = busy[which % len(busy)]
-        process = self.processes[number]
+        process, box = busy[which % len(busy)]
         message = box.popleft()
         if box is process.outbox:
-            self.deliver(number, message)
+            self.deliver(process.number, message)
         else:
             process.hear(message)
         self.turn()
         return True
 
-    def boxes(self, number: int) -> list[deque[Any]]:
-        """The queues of this process in which control messages wait."""
-        process = self.processes[number]
-        boxes: list[deque[Any]] = [process.inbox, process.outbox]
-        return [box for box in boxes if box]
-
     def pass_s(self, seconds: float) -> None:
         """Let time pass, for all."""
         until_s = self.now_s + seconds
         while True:
-            timers = [due[0] for process in self.alive for due, timer in process.loop.timers if not timer.is_over]
-            self.now_s = min([until_s, self._ticked_s + TICK_S, *(due for due in timers if due > self.now_s)])
+            due_s = [process.loop.next_s() for process in self.alive]
+            self.now_s = min(until_s, self._ticked_s + TICK_S, *due_s)
+            now_us = self.now_us
             for process in self.alive:
-                process.engine.probe.set_clock(self.now_us)
+                process.probe.set_clock(now_us)
             self.turn()
             if self.now_s >= self._ticked_s + TICK_S:
                 self._ticked_s = self.now_s
@@ -703,11 +719,14 @@ class Swarm:
     def turn(self) -> None:
         """Let every shard do what is due now."""
         if self.next_due_s <= self.now_s:
-            while sum(process.loop.run() for process in self.alive):
-                pass
+            is_busy = True
+            while is_busy:
+                is_busy = False
+                for process in self.alive:
+                    is_busy |= process.loop.run()
             self.next_due_s = min((one.loop.timers[0][0][0] for one in self.alive if one.loop.timers), default=math.inf)
-        for process in self.alive:
-            process.probe.finish()
+        if self.alive:
+            finish_all(self.probes)
 
     def busy_ends(self) -> list[End]:
         """Ends of links from which something is to be read at the other end: bytes, or the end of the stream."""
@@ -731,9 +750,9 @@ class Swarm:
                 end.process.engine.probe.set_takes(end.socket, self._capacity - end.on_its_way)
             if reroutes.n_pending - reroutes.n_sent_on > waiting and not any(b" _R_" in line for line in lines):
                 self.seen["out-of-step wait"] += 1
-            if lines:
-                count_words(lines, self.seen)
-                self.on_frames(end, lines)
+            told = told_of(lines, self.seen)
+            if told:
+                self.on_frames(end, told)
         else:
             if end.is_cut and there.is_open:
                 self.on_break(there.in_flight())

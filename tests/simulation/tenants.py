@@ -10,7 +10,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account, Export, Import, Mapping, Options, Permissions
-from tests.support.model import matches
+from tests.support import model
+
+matches = lru_cache(maxsize=1 << 16)(model.matches)  # the same few patterns and subjects in all worlds
 
 # Stands for a reply subject that the broker makes up. No two are alike, so only `>` matches it.
 MADE_UP = "_R_.0.0"
@@ -76,6 +78,7 @@ class Tenants:
         is_weighted: bool = False,
         variant: int = 0,
     ) -> None:
+        self._views: dict[tuple[str, str, str], tuple[View, ...]] = {}
         self.is_chunked = is_chunked
         self.threshold_s = 0.4 if kind % 4 == 1 else 120.0
         self.crossings = ()
@@ -131,8 +134,14 @@ class Tenants:
             return tuple(to for to, _ in self.mapping[1])
         return (subject,)
 
-    def views(self, account: str, subject: str, chosen: str = "") -> list[View]:
+    def views(self, account: str, subject: str, chosen: str = "") -> tuple[View, ...]:
         """A message in each account that it comes to. `chosen`: the destination, where one is known."""
+        key = account, subject, chosen
+        if key not in self._views:
+            self._views[key] = tuple(self._found_views(*key))
+        return self._views[key]
+
+    def _found_views(self, account: str, subject: str, chosen: str) -> list[View]:
         subjects = (chosen,) if chosen else self.mapped(account, subject)
         found = [View(account, one, is_across=False, is_sure=len(subjects) == 1) for one in subjects]
         for at in found:
@@ -141,7 +150,7 @@ class Tenants:
                     found.append(View(one.exporter, one.subject, is_across=True, is_sure=at.is_sure))
         return found
 
-    def way_back(self, asker: str, responder: str, reply: str, *, is_sure: bool) -> list[View]:
+    def way_back(self, asker: str, responder: str, reply: str, *, is_sure: bool) -> tuple[View, ...]:
         """An answer to a reply subject that was made up, in each account that it comes to."""
         found = [View(responder, MADE_UP, is_across=False)]
         while found[-1].account != asker:
@@ -150,7 +159,7 @@ class Tenants:
             back = asker if asker in importers else next(one for one in importers if one != here)
             subject = reply if back == asker else MADE_UP
             found.append(View(back, subject, is_across=True, is_sure=is_sure))
-        return found
+        return tuple(found)
 
     def heard(self, view: View, account: str) -> str:
         """The subject under which `account` sees what is in a view; "": it does not see it."""

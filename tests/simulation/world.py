@@ -22,7 +22,7 @@ from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.renewal import listen_anew
 from gnatswarm.probes.engine import ProbeSocket
-from gnatswarm.probes.pipes import Sight, with_news
+from gnatswarm.probes.pipes import Sight, client_frames, relieved, with_news
 from gnatswarm.shards.clients.imports_exports import ImportsExports
 from tests.simulation import promises
 from tests.simulation.history import NEVER, Message, Subscription
@@ -30,7 +30,7 @@ from tests.simulation.promises import History
 from tests.simulation.schedule import MOST_SHARDS_HERE, Schedule, Step
 from tests.simulation.swarm import ALL, End, Process, Swarm
 from tests.simulation.tenants import RIGHTS, Tenants, View, may_publish, may_subscribe
-from tests.support.engine import NO_RESPONDERS, Engine, EngineClient, Frame, frames
+from tests.support.engine import NO_RESPONDERS, Engine, EngineClient, frames
 
 QUEUES = ("", *promises.QUEUES)
 MOST_CLIENTS = 24
@@ -54,7 +54,7 @@ MOST_ROUNDS = 200  # of half a second each, within which everything must have re
 COMPILED = [Permissions(one) if one is not None else None for one in RIGHTS]
 
 
-@dataclass
+@dataclass(slots=True)
 class Person:
     """One client, and what it knows."""
 
@@ -63,6 +63,8 @@ class Person:
     client: EngineClient
     account: str
     rights: int
+    subscriptions: list[Subscription] = field(default_factory=list)  # all that it ever had
+    unacked: list[Message] = field(default_factory=list)  # what it sent since its last PONG
     is_gone: bool = False
     is_slow: bool = False  # takes bytes only when a step says so
     unread: deque[tuple[int, str, bytes, int]] = field(default_factory=deque)  # (where it ends, what, reply, message)
@@ -212,6 +214,7 @@ class World:
     def subscribe(self, person: Person, pattern: str, queue: str, *, finish: bool = True) -> None:
         sub = Subscription(person.number, len(self.subscriptions) + 1, pattern, queue, person.account, at=self.now)
         self.subscriptions.append(sub)
+        person.subscriptions.append(sub)
         if not may_subscribe(person.rights, pattern):
             sub.left_at = sub.left_acked_at = self.now
             person.errors += 1
@@ -228,7 +231,8 @@ class World:
         person.client.feed(words, finish=finish and not self.is_bursting)
         self.look()
         if not person.is_gone:
-            assert len(person.client.errors) == person.errors, f"client {person.number}: {person.client.errors}"
+            errors = person.client.session.errors
+            assert len(errors) == person.errors, f"client {person.number}: {errors}"
 
     def queued_for_siblings(self, process: Process) -> int:
         return sum(end.socket.queued for end in self.swarm.ends if end.process is process and end.socket is not None)
@@ -248,9 +252,8 @@ class World:
                 at = sight.queued
                 data = socket.queued_from(at)
                 sight.queued += len(data)
-                for frame in frames(data, is_cut=socket.close_reason != 0):
-                    at += frame.size
-                    self.on_queued(person, frame, at)
+                for frame in client_frames(data, at, socket.close_reason != 0):
+                    self.on_queued(person, *frame)
             sight.sent = len(socket.sent)
             if person.unread:
                 self.note_read(person, sight.sent)
@@ -281,33 +284,35 @@ class World:
                 message.kept_with = made.service_imports.reply_prefix
                 self.keepers.setdefault(message.kept_with, [person.process])
 
-    def on_queued(self, person: Person, frame: Frame, end: int) -> None:
-        if frame.line == b"PONG":
+    def on_queued(
+        self, person: Person, end: int, line: bytes, sid: int, number: int, subject: bytes, reply: bytes
+    ) -> None:
+        if sid:
+            sub = self.subscriptions[sid - 1]
+            assert sub.client == person.number, f"{sub}: what it asked for came to client {person.number}"
+            if line:
+                self.on_no_responders(person, int(subject.split(b".")[2]))
+            else:
+                self.on_message(person, sub, end, number, subject, reply)
+        elif line == b"PONG":
             person.unread.append((end, "PONG", b"", 0))
             self.on_pong(person)
-        elif frame.line.startswith(b"-ERR"):
-            assert b"Permissions Violation" in frame.line or b"Slow Consumer" in frame.line, frame.line
         else:
-            assert frame.is_message, frame.line
-            sub = self.subscriptions[int(frame.sid) - 1]
-            assert sub.client == person.number, f"{sub}: what it asked for came to client {person.number}"
-            if frame.header_size and frame.body.startswith(b"NATS/1.0 503"):
-                self.on_no_responders(person, int(frame.subject.split(b".")[2]))
-            else:
-                self.on_message(person, sub, frame, end)
+            assert line.startswith(b"-ERR"), line
+            assert b"Permissions Violation" in line or b"Slow Consumer" in line, line
 
     def on_pong(self, person: Person) -> None:
         assert person.is_asking, f"client {person.number} did not ask for a PONG"
         person.is_asking = False
-        for sub in self.subscriptions:
-            if sub.client == person.number:
-                sub.acked_at = min(sub.acked_at, self.now)
-                if sub.left_at != NEVER:
-                    sub.left_acked_at = min(sub.left_acked_at, self.now)
-        for message in self.messages:
-            if message.client == person.number and message.acked_at == NEVER and message.at != NEVER:
+        for sub in person.subscriptions:
+            sub.acked_at = min(sub.acked_at, self.now)
+            if sub.left_at != NEVER:
+                sub.left_acked_at = min(sub.left_acked_at, self.now)
+        for message in person.unacked:
+            if message.at != NEVER:
                 message.acked_at = self.now
                 message.acked_us = self.swarm.now_us
+        person.unacked = [message for message in person.unacked if message.at == NEVER]
 
     def on_no_responders(self, person: Person, number: int) -> None:
         message = self.messages[number]
@@ -316,20 +321,23 @@ class World:
         message.nobody_at = self.now
         self.seen["503"] += 1
 
-    def on_message(self, person: Person, sub: Subscription, frame: Frame, end: int) -> None:
-        number = int(frame.payload)
-        assert number not in sub.got, f"{sub}: {self.messages[number]} twice"
+    def on_message(
+        self, person: Person, sub: Subscription, end: int, number: int, subject: bytes, reply: bytes
+    ) -> None:
+        message = self.messages[number]
+        assert number not in sub.got, f"{sub}: {message} twice"
         # What was detached at its new shard counted as delivered there.
-        sub.got[number] = max(self.messages[number].at, person.moved_at) if end <= person.detached_to else self.now
+        sub.got[number] = max(message.at, person.moved_at) if end <= person.detached_to else self.now
         if len(sub.got) >= sub.most:
             sub.left_at = min(sub.left_at, self.now)
-        self.note_destination(self.messages[number], person, frame.subject.decode())
-        if self.messages[number].account != person.account:
-            self.seen["service crossing" if frame.reply.startswith(b"_R_") else "account crossing"] += 1
-        if frame.reply:
-            person.unread.append((end, "request", frame.reply, number))
+        if self.schedule.has("weighted"):
+            self.note_destination(message, person, subject.decode())
+        if message.account != person.account:
+            self.seen["service crossing" if reply.startswith(b"_R_") else "account crossing"] += 1
+        if reply:
+            person.unread.append((end, "request", reply, number))
             if RIGHTS[person.rights] is not None:
-                person.reads[frame.reply.decode()] = (self.swarm.now_us, 0)
+                person.reads[reply.decode()] = (self.swarm.now_us, 0)
 
     def note_destination(self, message: Message, person: Person, subject: str) -> None:
         """Note to which destination of a weighted mapping a message went: to the same for everybody."""
@@ -375,9 +383,8 @@ class World:
                 sub.lost_from = person.moves_since
                 sub.gone_at = min(sub.gone_at, self.now)
                 sub.left_at = min(sub.left_at, self.now)
-        for message in self.messages:
-            if message.client == person.number and message.acked_at == NEVER:
-                message.is_orphaned = True
+        for message in person.unacked:
+            message.is_orphaned = True
 
     def on_end(self, process: Process) -> None:
         """A shard's process has ended, with its clients."""
@@ -535,9 +542,10 @@ class World:
 
     def relieve(self) -> None:
         """Do what a reactor does when a receiver has caught up."""
-        for process in self.swarm.alive:
-            if process.probe.is_relieved:
-                process.probe.release_stalls()
+        if relieved(self.swarm.probes):
+            for process in self.swarm.alive:
+                if process.probe.is_relieved:
+                    process.probe.release_stalls()
 
     def do_carry(self, step: Step) -> None:
         """Bytes of one link arrive: one, some or all of them, read in pieces."""
@@ -584,8 +592,8 @@ class World:
     def current(self, person: Person) -> list[Subscription]:
         return [
             one
-            for one in self.subscriptions
-            if one.client == person.number and one.left_at == NEVER and one.pattern != f"_INBOX.{person.number}.*"
+            for one in person.subscriptions[1:]  # behind its inbox
+            if one.left_at == NEVER
         ]
 
     def do_unsub(self, person: Person, step: Step) -> None:
@@ -615,6 +623,7 @@ class World:
         message = Message(number, person.number, subject, person.account, size=size, answers=answers)
         message.wants_answer = wants_answer
         self.messages.append(message)
+        person.unacked.append(message)
         person.backlog.append(number)
         person.sight.is_watched = True
         # (Without a choice where there are permissions.)
