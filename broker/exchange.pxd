@@ -49,6 +49,9 @@ cdef class Exchange(Onward):
     cdef list clusters                   # the cluster's name of a slot
     cdef public bytes system_account     # b"": none; see tell_queue()
     cdef set told_replies                # (slot, account, pattern) of reply subjects made up here that it was told
+    cdef uint64_t importing              # slots with interest in what other accounts export to theirs
+    cdef list imported                   # … of each: (subject, queue) told → set of (exporter, its subject)
+    cdef list sources                    # … and (exporter, its subject, queue) → {subject told: members}
     cdef dict own                        # account → subjects that this broker itself wants in it
     cdef dict loop_subjects              # account → the subject that shows that a message would come back
     cdef readonly uint64_t in_msgs       # from other servers
@@ -72,6 +75,14 @@ cdef class Exchange(Onward):
     cdef void tell(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept
     cdef void tell_queue(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size,
                          const QueueGroup *group, uint32_t before, uint32_t after) noexcept
+    # A slot's interest has changed: in a subject of its account, which may be one of an imported stream. `members` of
+    # the queue group, or 1; 0: the interest has ended.
+    cdef int follow_streams(self, int slot, bytes subject, bytes queue, uint32_t members) except -1
+    cdef int want_stream(self, int slot, Sublist exporter, bytes wanted, bytes queue, bytes subject,
+                         uint32_t members) except -1
+    # A message of another account, to a slot whose account imports it.
+    cdef void send_imported(self, uint32_t slot, Sublist exporter, Entry *entry, Publish *publish, const Token *queues,
+                            int n_queues, Outcome *outcome) noexcept
     # A link begins to pass messages: its slot; -1: there is none left.
     cdef int join(self, PeerKind kind, Dialect dialect, OutBuf *out, Sublist account, str cluster,
                   bint is_isolated) except -2

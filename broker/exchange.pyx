@@ -16,10 +16,13 @@ from gnatswarm.broker.interest cimport QueueName
 from gnatswarm.broker.outbuf cimport Blob, blob_release, out_mark_dirty, out_reserve
 from gnatswarm.broker.reroutes cimport OriginLink
 from gnatswarm.broker.routewire cimport write_interest
+from gnatswarm.broker.rules cimport StreamImport
 from gnatswarm.broker.serverwire cimport DIALECT_LEAF, DIALECT_ROUTE, write_server_interest
-from gnatswarm.broker.word cimport unlikely
+from gnatswarm.broker.word cimport SLACK, hash_bytes, unlikely
 
 from libc.string cimport memchr, memcmp, memcpy
+
+from gnatswarm.broker.rules import intersection
 
 cdef enum:
     TO_SIBLINGS = 1 << PEER_SIBLING
@@ -83,6 +86,25 @@ cdef class Retelling(InterestSink):
             self.n += 1
 
 
+cdef class Collecting(InterestSink):
+    """What one peer is interested in: (subject, queue) → members, 1 without a queue."""
+
+    cdef uint32_t slot
+    cdef dict found
+
+    cdef void on_remote(self, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
+                        uint64_t after) noexcept:
+        if (after >> self.slot) & 1:
+            self.found[subject[:size], b""] = 1
+
+    cdef void on_remote_queue(self, Interest interest, const uint8_t *subject, size_t size, const QueueGroup *group,
+                              uint32_t shard, uint32_t before) noexcept:
+        cdef uint32_t members = members_of(group, <uint64_t>1 << self.slot)
+        if members:
+            self.found[subject[:size],
+                       (<const uint8_t *>group.name + sizeof(QueueName))[:group.name.key.size]] = members
+
+
 cdef inline uint32_t members_of(const QueueGroup *group, uint64_t slots) noexcept:
     cdef uint32_t i, members = 0
     for i in range(group.n_remote):
@@ -103,6 +125,8 @@ cdef class Exchange(Onward):
         self.accounts = [None] * MOST_SHARDS
         self.permissions = [None] * MOST_SHARDS
         self.clusters = [""] * MOST_SHARDS
+        self.imported = [{} for _ in range(MOST_SHARDS)]
+        self.sources = [{} for _ in range(MOST_SHARDS)]
         self.told_replies = set()
         self.system_account = b""
         self.loop_subjects = {}
@@ -224,7 +248,9 @@ cdef class Exchange(Onward):
                         mine[q] = names[i]
                         q += 1
                 bit = <uint64_t>1 << slot
-                if bit & self.outside:
+                if unlikely(bit & self.importing) and self.accounts[slot] is not sublist:
+                    self.send_imported(slot, sublist, entry, publish, mine, q, outcome)
+                elif bit & self.outside:
                     if self.permissions[slot] is None or self.may_pass(slot, entry):
                         if unlikely(publish.reply.size > 4) and memcmp(publish.reply.at, b'_R_.', 4) == 0:
                             self.tell_reply(slot, sublist, publish.reply)
@@ -321,6 +347,102 @@ cdef class Exchange(Onward):
         out.payload_bytes += <uint64_t>sent * (publish.size - cut)
         self.out_msgs += sent
         self.out_bytes += <uint64_t>sent * (publish.size - cut)
+
+    # ---- streams that a leaf node's account imports
+
+    cdef int follow_streams(self, int slot, bytes subject, bytes queue, uint32_t members) except -1:
+        cdef Sublist importer = self.accounts[slot]
+        cdef dict held = self.imported[slot]
+        cdef StreamImport stream
+        cdef bytes wanted
+        before = held.pop((subject, queue), ())
+        found = set()
+        if members and importer.streams is not None:
+            for item in importer.streams:
+                stream = item
+                wanted = stream.wanted(subject)
+                if wanted is not None and stream.exporter is not importer:
+                    found.add((stream.exporter, wanted))
+        if found:
+            held[subject, queue] = found
+            self.importing |= <uint64_t>1 << slot
+        for exporter, wanted in found:
+            self.want_stream(slot, exporter, wanted, queue, subject, members)
+        for exporter, wanted in before:   # now: interest that goes on must not end in between
+            if (exporter, wanted) not in found:
+                self.want_stream(slot, exporter, wanted, queue, subject, 0)
+        return 0
+
+    cdef int want_stream(self, int slot, Sublist exporter, bytes wanted, bytes queue, bytes subject,
+                         uint32_t members) except -1:
+        cdef const uint8_t *at = wanted
+        cdef const uint8_t *name = queue
+        cdef dict sources = self.sources[slot]
+        cdef dict told = sources.setdefault((exporter, wanted, queue), {})
+        if members:
+            told[subject] = members
+        else:
+            told.pop(subject, None)
+            if not told:
+                del sources[exporter, wanted, queue]
+        if queue:
+            exporter.set_remote_queue(slot, at, len(wanted), name, len(queue), max(told.values(), default=0))
+        else:
+            exporter.set_remote(slot, at, len(wanted), bool(told))
+        return 0
+
+    cdef void send_imported(self, uint32_t slot, Sublist exporter, Entry *entry, Publish *publish, const Token *queues,
+                            int n_queues, Outcome *outcome) noexcept:
+        cdef Sublist importer = self.accounts[slot]
+        cdef bytes subject = entry.text[:entry.subject_size], seen
+        cdef Token names[MOST_QUEUES]
+        cdef uint64_t served = 0   # groups that have been named: each gets the message once
+        cdef StreamImport stream
+        cdef const uint8_t *at
+        cdef Choice *choice
+        cdef Entry *local
+        cdef uint32_t w
+        cdef int i, n
+        for item in importer.streams or ():
+            stream = item
+            if stream.exporter is not exporter or intersection(stream.subject, subject) != subject:
+                continue
+            seen = subject if stream.renaming is None else stream.renaming(subject)
+            size = len(seen)
+            seen += bytes(SLACK)
+            at = seen
+            local = importer.find(at, size, hash_bytes(at, size, importer.seed))
+            if local == NULL or not self.may_pass(slot, local):
+                continue
+            n = 0
+            for i in range(n_queues):
+                choice = choice_named(local, queues[i]) if not (served >> i) & 1 else NULL
+                if choice == NULL:
+                    continue
+                for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
+                    if local.weights[w].shard == slot:
+                        names[n] = queues[i]
+                        n += 1
+                        served |= <uint64_t>1 << i
+                        break
+            if n or (local.remote >> slot) & 1:
+                self.send(slot, local, publish, names, n)
+                outcome.deliveries += publish.count
+
+    def renew_imports(self):
+        """Accounts import other streams than before."""
+        cdef Collecting collecting
+        cdef int slot
+        for slot in range(FIRST_SLOT, END_SLOT):
+            if self.accounts[slot] is None:
+                continue
+            collecting = Collecting()
+            collecting.hears_remote = True
+            collecting.slot = slot
+            collecting.found = {}
+            (<Sublist>self.accounts[slot]).replay(collecting)
+            for subject, queue in {*collecting.found, *self.imported[slot]}:
+                self.follow_streams(slot, subject, queue, collecting.found.get((subject, queue), 0))
 
     # ---- interest
 
@@ -455,6 +577,10 @@ cdef class Exchange(Onward):
         self.fence.part(slot)
         for sublist in [self.accounts[slot]] if self.accounts[slot] is not None else self.mesh.accounts.values():
             (<Sublist>sublist).drop_remote(slot)
+        for exporter in {key[0] for key in self.sources[slot]}:
+            (<Sublist>exporter).drop_remote(slot)
+        self.sources[slot], self.imported[slot] = {}, {}
+        self.importing &= ~bit
         self.outside &= ~bit
         self.isolated &= ~bit
         self.of_kind[self.kinds[slot]] &= ~bit

@@ -133,6 +133,7 @@ class Gateway:
         if self._leaf_port is not None:
             self._leaf_port.reload(options)
         self._dial()
+        self.exchange.renew_imports()
         self._configure_accounts()
         if self._routes is not None:
             self._routes.reload(options)
