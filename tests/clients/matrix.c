@@ -30,6 +30,24 @@ static void on_reconnected(natsConnection *connection, void *closure) {
     puts("RECONNECTED");
 }
 
+static void on_discovered(natsConnection *connection, void *closure) {
+    char **servers = NULL;
+    int count = 0;
+    (void)closure;
+    must(natsConnection_GetDiscoveredServers(connection, &servers, &count), "discovered servers");
+    for (int k = 0; k < count; k++) {
+        printf("TOLD %s\n", servers[k]);
+        free(servers[k]);
+    }
+    free(servers);
+}
+
+static void on_lame_duck(natsConnection *connection, void *closure) {
+    (void)connection;
+    (void)closure;
+    puts("LAMEDUCK");
+}
+
 static natsStatus try_connect(natsConnection **connection, bool reconnects) {
     natsOptions *options = NULL;
     must(natsOptions_Create(&options), "options");
@@ -38,6 +56,8 @@ static natsStatus try_connect(natsConnection **connection, bool reconnects) {
     must(natsOptions_SetReconnectWait(options, 50), "reconnect wait");
     must(natsOptions_SetMaxReconnect(options, 200), "reconnect attempts");
     must(natsOptions_SetReconnectedCB(options, on_reconnected, NULL), "reconnected");
+    must(natsOptions_SetDiscoveredServersCB(options, on_discovered, NULL), "discovered servers");
+    must(natsOptions_SetLameDuckModeCB(options, on_lame_duck, NULL), "lame duck mode");
     if (getenv("NATS_TOKEN")) must(natsOptions_SetToken(options, getenv("NATS_TOKEN")), "token");
     if (getenv("NATS_USER")) must(natsOptions_SetUserInfo(options, getenv("NATS_USER"), getenv("NATS_PASSWORD")), "user");
     if (getenv("NATS_CA")) {

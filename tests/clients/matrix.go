@@ -143,7 +143,11 @@ func drain() {
 }
 
 func reconnect() {
-	client := must(dial(nats.ReconnectHandler(func(*nats.Conn) { fmt.Println("RECONNECTED") })))
+	client := must(dial(
+		nats.ReconnectHandler(func(*nats.Conn) { fmt.Println("RECONNECTED") }),
+		nats.DiscoveredServersHandler(func(c *nats.Conn) { fmt.Println("TOLD", c.DiscoveredServers()) }),
+		nats.LameDuckModeHandler(func(*nats.Conn) { fmt.Println("LAMEDUCK") }),
+	))
 	subscription := must(client.SubscribeSync("reconnect"))
 	check(client.FlushTimeout(deadline))
 	fmt.Println("READY")

@@ -105,7 +105,11 @@ const CHECKS = {
   async reconnect() {
     const client = await connect(options());
     (async () => {
-      for await (const status of client.status()) if (status.type === "reconnect") console.log("RECONNECTED");
+      for await (const status of client.status()) {
+        if (status.type === "reconnect") console.log("RECONNECTED");
+        if (status.type === "update") console.log("TOLD", ...(status.data ?? status).added ?? []);
+        if (status.type === "ldm") console.log("LAMEDUCK");
+      }
     })();
     const subscription = client.subscribe("reconnect");
     await client.flush();

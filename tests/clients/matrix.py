@@ -110,7 +110,15 @@ async def reconnect() -> None:
     async def on_reconnected() -> None:
         print("RECONNECTED", flush=True)
 
-    client = await connect(reconnected_cb=on_reconnected)
+    async def on_discovered() -> None:
+        print("TOLD", *(url.netloc for url in client.discovered_servers), flush=True)
+
+    async def on_lame_duck() -> None:
+        print("LAMEDUCK", flush=True)
+
+    client = await connect(
+        reconnected_cb=on_reconnected, discovered_server_cb=on_discovered, lame_duck_mode_cb=on_lame_duck
+    )
     subscription = await client.subscribe("reconnect")
     await settle(client)
     print("READY", flush=True)
