@@ -135,6 +135,12 @@ class ListenerGroups:
         if self.websocket and not self._websocket_steering.works:
             self.websocket.shrink_to(shards)
 
+    def refuse(self) -> None:
+        """Have new connections refused from now on: a client that a shard closes must not come to the next one."""
+        for group in (self.clients, self.websocket, *self.servers.values()):
+            if group is not None:
+                group.refuse()
+
     def close(self) -> None:
         """Close all listeners; shards still hold copies until they exit."""
         for group in (self.clients, self.websocket, *self.servers.values()):

@@ -57,6 +57,10 @@ class ListeningSockets:
         while len(self.sockets) > count:
             self.sockets.pop().close()
 
+    def refuse(self) -> None:
+        """Have new connections refused, where the sockets are ours alone to end; then close our copies."""
+        self.close()
+
     def close(self) -> None:
         """Close our copies. Whoever holds another copy (a shard, a service manager) keeps the port busy."""
         for sock in self.sockets:
@@ -100,6 +104,15 @@ class Listeners(ListeningSockets):
         """Open listeners until there are `count`; OSError when descriptors run out."""
         while len(self.sockets) < count:
             self.sockets.append(self._open(self.port) if len(self.sockets) != 1 else self._second())
+
+    def refuse(self) -> None:
+        """Refuse new connections at once, although shards have copies; those that wait in the queues are reset."""
+        import contextlib  # here: little is imported before the port is open
+
+        for sock in self.sockets:
+            with contextlib.suppress(OSError):  # other kernels than Linux's may refuse that
+                sock.shutdown(socket.SHUT_RDWR)
+        self.close()
 
     def _first(self, deadline: float) -> socket.socket:
         """A listener on a port on which nobody else listens. OSError where somebody still does after `deadline`."""

@@ -487,11 +487,11 @@ class Supervisor:
         self._broker.is_stopping = True
         log.info("Initiating Shutdown...")
         self._audience.on_stopping()
-        # No new connections; shards still hold copies of the sockets until they exit.
+        # No new connections, before any shard closes its clients: they would come back to another one.
         if self._handoff is not None:
             self._handoff.close()
             self._handoff = None
-        self._broker.listener_groups.close()
+        self._broker.listener_groups.refuse()
         self._hold()
         for shard in self._broker.members:
             self._deliver(shard, supervision.StopWanted())

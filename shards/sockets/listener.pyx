@@ -5,7 +5,7 @@ Not here: the listening sockets themselves (the router makes them), and who may 
 connection is read at once, before anything is sent to it: see on_event.
 """
 
-from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, errno
+from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, EINVAL, errno
 from libc.stdint cimport uint8_t, uint32_t
 
 from gnatswarm.shards.sockets.epoll cimport EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, epoll_ctl, epoll_event
@@ -79,6 +79,9 @@ cdef class Listener(Source):
             fd = accept4(self.fd, <sockaddr *>&address, &size, SOCK_NONBLOCK | SOCK_CLOEXEC)
             if fd < 0:
                 if errno == EAGAIN or errno == EINTR or errno == ECONNABORTED:
+                    return 0
+                if errno == EINVAL:   # the router has ended it, because the broker stops
+                    self.close()
                     return 0
                 self.pause()
                 self.on_error(errno)

@@ -61,6 +61,26 @@ async def test_a_stopped_broker_closes_its_clients(start_broker, cluster_of, sen
         assert b"-ERR" not in await client.wait_closed()
 
 
+@pytest.mark.kinds("gnatswarm-4")
+async def test_who_is_closed_by_a_broker_that_stops_cannot_come_to_its_next_shard(start_broker, cluster_of):
+    """Clients reconnect at once: one whose connection is accepted and closed again may wait for seconds."""
+    broker = start_broker()
+    clients = await cluster_of(broker).clients(8, on_different_shards=True)
+    pids = await swarm.pids(broker)
+    swarm.signal_shard(broker, pids[0], signal.SIGSTOP)
+    try:
+        broker.send_signal(signal.SIGTERM)
+        for client in clients:
+            if client.shard != 0:
+                await client.wait_closed()
+        for _ in range(20):
+            with pytest.raises(ConnectionRefusedError):
+                await Client.dial(broker.port)
+    finally:
+        swarm.signal_shard(broker, pids[0], signal.SIGCONT)
+    assert broker.wait_exit() == 1
+
+
 async def test_messages_answered_by_a_pong_are_out_before_the_broker_stops(start_broker, cluster_of):
     """Published, PONG received, then SIGTERM: the subscriber still reads everything."""
     broker = start_broker()
