@@ -51,6 +51,11 @@ SITUATIONS = {
     "shard joined": "join",
     "shard left in order": "leave",
     "shard killed, and back": "kill",
+    "router died, and another one took over": "router death",
+    "… which lacked its last decision": "record is late",
+    "… and killed a shard that it did not know": "stranger",
+    "shard died without a router": "died without a router",
+    "shard left without a router": "left without a router",
 }
 
 

@@ -78,6 +78,24 @@ ENTRUSTED = (
     "request settle entrust carry carry kill tell answer carry",
 )
 SHARE_ENTRUSTED = 0.6
+# The router dies, and another one takes over: drawn apart, of any world.
+ROUTERS = (
+    "router carry pub carry ping adopt tell tell carry",
+    "router carry kill carry pub carry carry adopt tell tell carry settle",
+    "router kill settle come pub adopt settle",
+    "boot tell router tell carry adopt tell tell carry settle",
+    "boot tell carry tell carry tell router tell carry tell carry carry adopt tell tell carry",
+    "leave router tell pass carry adopt tell pass pass",
+    "leave tell pass router pass tell adopt pass pass",
+    "retire tell carry router carry bring pass adopt tell carry pass bring pass pass",
+    "retire router adopt tell tell carry bring pass pass",
+    "break carry router carry pass adopt tell carry settle",
+    "router adopt tell router kill carry adopt tell tell settle",
+    "kill tell router carry adopt tell carry tell settle",
+    "hop carry router carry pub bring adopt tell hop bring",
+)
+SHARE_WITH_ROUTERS = 0.3
+ROUTER_STEPS = "router", "adopt"
 PATTERN_STEPS = "entrust", "hop", "empty", "rush", "bring", "retire"
 MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.
@@ -160,6 +178,7 @@ def drawn(seed: int) -> Schedule:
     steps = with_patterns(seed, with_moves(seed, steps))
     if "accounts" in features:
         steps = with_entrusted(seed, steps)
+    steps = with_routers(seed, steps)
     return with_later_features(seed, Schedule(shards, world, is_narrow, steps, features))
 
 
@@ -193,6 +212,20 @@ def with_entrusted(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """The same steps, and in some schedules a few of ENTRUSTED among them, with noise within."""
     rng = random.Random(f"entrusted {seed}")
     return with_some(rng, steps, list(ENTRUSTED)) if rng.random() < SHARE_ENTRUSTED else steps
+
+
+def with_routers(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The same steps, and in some schedules deaths of the router among them, and of shards meanwhile."""
+    rng = random.Random(f"routers {seed}")
+    if rng.random() >= SHARE_WITH_ROUTERS:
+        return steps
+    found = list(with_some(rng, steps, list(ROUTERS)))
+    for at, step in enumerate(found):
+        if step.kind == "router":
+            for near in range(max(0, at - 3), min(len(found), at + 6)):
+                if found[near].kind in ("kill", "leave"):
+                    found[near] = found[near]._replace(much=found[near].much % 8)  # it happens
+    return tuple(found)
 
 
 def with_some(rng: random.Random, steps: tuple[Step, ...], patterns: list[str]) -> tuple[Step, ...]:
@@ -259,7 +292,14 @@ def parsed(text: str) -> Schedule:
     try:
         _, shards, _, seed, width, *features = lines[0]
         steps = tuple(Step(kind, int(who), int(which), int(much)) for kind, who, which, much in lines[1:])
-        unknown = {step.kind for step in steps} - set(KINDS) - set(MOVES) - set(PATTERN_STEPS) - {"reload"}
+        unknown = (
+            {step.kind for step in steps}
+            - set(KINDS)
+            - set(MOVES)
+            - set(PATTERN_STEPS)
+            - set(ROUTER_STEPS)
+            - {"reload"}
+        )
         unknown |= set(features) - set(FEATURES) - set(LATER_FEATURES)
         if unknown:
             raise ValueError(f"unknown: {', '.join(sorted(unknown))}")

@@ -37,6 +37,7 @@ from tests.support.engine import Engine, EngineClient
 ALL = 1 << 30
 FIRST_US = 1_000_000  # where the engine's clock begins
 LAST_WORDS_S = 0.1
+ADOPTED_WITHIN_S = 0.3  # by the next router
 TICK_S = 0.25
 MOST_CARRIES = 1000  # rounds in which everything moves once; some tens are usual
 FRAMES_SENT_ON = b"QMSG", b"QHMG", b"XQMG", b"XQHG"
@@ -244,6 +245,13 @@ class Sink(Siblings):
 
 
 @dataclass
+class Channel:
+    """What a shard finds on its control channel, or behind it: another router's channel; 0: the end of its own."""
+
+    router: int
+
+
+@dataclass
 class Word:
     """What one shard's host sends to another's about a move."""
 
@@ -405,13 +413,17 @@ class Process:
         self.number = number
         self.is_alive = True
         self.is_ready = False
+        self.was_ready = False
+        self.channel = swarm.routers  # the router at the other end of its control channel
+        self.start = start
+        self.has_drained = False
         self.has_left = False  # in order
         self.leaves_at_s = 0.0  # when it leaves at the latest
         self.left_due = False  # it left when its time was up, with replies due
         self.is_relay = False  # this shard has left, and its process stays for clients with TLS
         self.is_relay_next = False  # it leaves, and its process stays for clients with TLS
         self.departure: Departure | None = None
-        self.inbox: deque[control.ControlMessage] = deque()
+        self.inbox: deque[control.ControlMessage | Channel] = deque()
         self.outbox: deque[supervision.Event] = deque()
         self.loop = Loop(swarm)
         self.engine = swarm.new_engine(number)
@@ -428,34 +440,55 @@ class Process:
             mesh=mesh,
             fence=fence,
             hello=Hello("N", number, self.peer.boot_id, LINK_VERSION),
-            sink=Sink(self),
+            sink=(sink := Sink(self)),
         )
+        self.sink = sink
         swarm.by_boot_id[self.peer.boot_id] = self
         self.links.moves.host = self.host = MoveHost(self)
         self.departures = Departures(self.loop, self.clients, self.links.moves)  # type: ignore[arg-type]
         self.departures.host = self.host  # type: ignore[assignment]
-        self.outbox.append(control.Linked(self.peer.path))
+        self.tell_router(control.Linked(self.peer.path))
 
-    def say(self, message: control.ControlMessage) -> None:
-        """Send a message to the router."""
-        if isinstance(message, control.InStep):
+    def tell_router(self, message: supervision.ShardMessage) -> None:
+        """Send a message on the control channel; a router that is dead reads nothing."""
+        if self.channel == self.swarm.routers and self.swarm.has_router:
             self.outbox.append(message)
 
+    def say(self, message: control.ControlMessage) -> None:
+        """Send a message to the router, of those that simulated routers know."""
+        if isinstance(message, control.InStep):
+            self.tell_router(message)
+
     def on_ready(self) -> None:
-        self.is_ready = True
-        self.outbox.append(control.Ready())
+        self.is_ready = self.was_ready = True
+        self.tell_router(control.Ready())
 
     def post(self, message: control.ControlMessage) -> None:
         """Send it a message of the router, which may not know yet that it is dead: then nobody hears it."""
         if self.is_alive:
             self.inbox.append(message)
 
-    def hear(self, message: control.ControlMessage) -> None:
+    def on_channel(self, router: int) -> None:
+        """As the worker: the channel has ended, or the keeper has passed on another router's."""
+        if self.is_relay:
+            if router:
+                self.channel = router
+                self.tell_router(control.Relays(1, 3600.0))
+        elif not self.was_ready:
+            self.die("exit 1")  # nobody is connected here
+        elif router:
+            self.channel = router
+            leaves_within_s = -1.0 if self.departure is None else max(0.0, self.leaves_at_s - self.loop.time())
+            self.tell_router(control.Resumed(self.sink.is_in_step, True, 0, leaves_within_s, self.has_drained))
+
+    def hear(self, message: control.ControlMessage | Channel) -> None:
         """Handle a message from the router."""
-        if isinstance(message, control.LinkedShards):
+        if isinstance(message, Channel):
+            self.on_channel(message.router)
+        elif isinstance(message, control.LinkedShards):
             self.links.on_linked_shards(message.shards)
         elif isinstance(message, control.Ping):
-            self.outbox.append(control.Pong(message.seq))
+            self.tell_router(control.Pong(message.seq))
         elif isinstance(message, control.Drain) and self.departure is None:
             self.leaves_at_s = self.loop.time() + message.deadline_s
             self.departure = Departure(
@@ -482,7 +515,9 @@ class Process:
         moves = self.links.moves
         self.left_due = self.is_awaited()
         self.has_left = self.loop.time() < self.leaves_at_s or (moves.n_arriving == 0 and not moves.is_leaving)
-        self.outbox.append(control.Drained(self.is_relay_next))
+        self.has_drained = True
+        self.swarm.seen["left without a router"] += not self.swarm.has_router
+        self.tell_router(control.Drained(self.is_relay_next))
         self.links.close()
         self.engine.probe.finish()
         self.loop.call_later(LAST_WORDS_S, self.die, "exit 0", self.is_relay_next)
@@ -499,9 +534,14 @@ class Process:
         self.swarm.forget_alive()
         self.transport.close()
         self.loop.timers.clear()
-        self.inbox.clear()
+        # (The keeper passes a new channel on by another way, to a relay too.)
+        self.inbox = deque(one for one in self.inbox if is_relay and isinstance(one, Channel))
         self.swarm.seen["relay"] += is_relay
-        self.outbox.append(control.Relays(1, 3600.0) if is_relay else supervision.Exited(why))
+        if is_relay:
+            self.tell_router(control.Relays(1, 3600.0))
+        else:
+            self.swarm.seen["died without a router"] += not (self.swarm.has_router or self.has_drained)
+            self.outbox.append(supervision.Exited(why))  # the keeper reaps it, and tells whichever router there is
         self.swarm.on_end(self)
         self.swarm.end_words(self)
 
@@ -539,6 +579,12 @@ class Swarm:
         self._ticked_s = 0.0
         self.ends: list[End] = []
         self._peers: list[control.LinkedShard] = []
+        self.routers = 1  # so many there have been
+        self.has_router = True  # else the last one is dead
+        self._router_died_s = 0.0
+        self._late: tuple[int, ShardState, supervision.Event] | None = None  # the last change of the keeper's record
+        self._told_again: list[tuple[int, supervision.Event]] = []  # what the keeper tells the next router
+        self.wanted = set(range(shards))
         self.states = {number: ShardState() for number in range(shards)}
         self.processes: dict[int, Process] = {}  # the one that runs, or waits to be reaped
         self._alive: list[Process] | None = None  # None: to be found anew
@@ -635,6 +681,8 @@ class Swarm:
                 self.processes[number].post(action.message)
             elif isinstance(action, supervision.StopRouter):
                 raise AssertionError(action.reason)
+        if supervision.lasting(state) != supervision.lasting(before):
+            self._late = number, before, event
         if state.is_linked != before.is_linked:
             self.publish()
 
@@ -653,7 +701,7 @@ class Swarm:
         for _, one in sorted(self.processes.items()):
             if one.inbox:
                 busy.append((one, one.inbox))
-            if one.outbox:
+            if one.outbox and self.has_router:
                 busy.append((one, one.outbox))
         if not busy:
             return False
@@ -676,8 +724,12 @@ class Swarm:
             for process in self.alive:
                 process.probe.set_clock(now_us)
             self.turn()
+            if not self.has_router and self.now_s >= self._router_died_s + ADOPTED_WITHIN_S:
+                self.adopt()
             if self.now_s >= self._ticked_s + TICK_S:
                 self._ticked_s = self.now_s
+                if not self.has_router:
+                    continue
                 for number in list(self.states):
                     self.deliver(number, supervision.TimePassed())
                     self.answer_ping(number)
@@ -690,6 +742,13 @@ class Swarm:
         if process is not None and process.is_alive and process.inbox:
             last = process.inbox[-1]
             if isinstance(last, control.Ping):
+                if process.channel != self.routers:  # it takes the channel first
+                    while len(process.inbox) > 1:
+                        process.hear(process.inbox.popleft())
+                    while process.outbox:
+                        self.deliver(number, process.outbox.popleft())
+                    if not process.is_alive:
+                        return
                 process.inbox.pop()
                 self.deliver(number, control.Pong(last.seq))
 
@@ -698,6 +757,7 @@ class Swarm:
         for number in range(most):
             state = self.states.setdefault(number, ShardState(is_founder=False))
             if state.phase is Phase.STOPPED or not state.is_wanted:
+                self.wanted.add(number)
                 self.deliver(number, supervision.StartWanted())
                 return True
         return False
@@ -705,8 +765,66 @@ class Swarm:
     def leave(self, number: int, *, moves: bool = False) -> None:
         """Retire this shard; its clients are closed, or move to the others, and then every second process stays."""
         to = [one for one, state in self.states.items() if one != number and state.is_accepting] if moves else []
+        self.wanted.discard(number)
         relay_s = 3600.0 if moves and self.states[number].starts % 2 else 0.0
         self.deliver(number, supervision.LeaveWanted(control.Drain(4.0 if moves else 1.0, to, relay_s)))
+
+    # ---- a router that dies, and the next
+
+    def lose_router(self, *, is_late: bool) -> None:
+        """The router dies, with what it has not read; `is_late`: before it wrote down what it did last."""
+        self.has_router = False
+        self._router_died_s = self.now_s
+        self.seen["router death"] += 1
+        if is_late and self._late is not None and not isinstance(self._late[2], control.Relays):
+            number, before, event = self._late
+            self.states[number] = before
+            if isinstance(event, supervision.Exited):  # the keeper tells the next one again
+                self._told_again.append((number, event))
+            self.seen["record is late"] += 1
+        self._late = None
+        for process in self.processes.values():
+            process.outbox = deque(one for one in process.outbox if isinstance(one, supervision.Exited))
+            if process.is_alive or process.is_relay:
+                process.inbox.append(Channel(0))
+
+    def adopt(self) -> None:
+        """Another router takes over what the last one has left, as router.supervision.supervisor does."""
+        self.has_router = True
+        self.routers += 1
+        again, self._told_again = dict(self._told_again), []
+        ended: list[tuple[int, supervision.Event]] = []
+        for number, state in sorted(self.states.items()):
+            process: Process | None = self.processes.get(number)
+            exited = again.get(number)
+            if process is not None and (not state.has_process or process.start != state.starts):
+                if process.is_alive:  # it was just started, and is not in the record
+                    process.die()
+                    self.seen["stranger"] += 1
+                if not process.is_relay:
+                    process.outbox.clear()
+                process = None
+            elif process is not None and process.outbox:
+                exited = process.outbox.popleft()
+            code = None if exited is None else int(getattr(exited, "reason", "") != "exit 0")
+            self.states[number], actions = supervision.taken_over(state, self.now_s, code)
+            if exited is not None:
+                ended.append((number, exited))
+            elif process is None and state.has_process:
+                ended.append((number, supervision.Exited("the router died before it was started")))
+            elif process is not None and state.has_process:
+                process.inbox.append(Channel(self.routers))
+                if actions:
+                    process.die()
+        self._peers = []
+        for number, event in ended:
+            self.deliver(number, event)
+        for number in sorted(self.states):
+            if number in self.wanted:
+                self.deliver(number, supervision.StartWanted())
+            else:
+                self.deliver(number, supervision.LeaveWanted(control.Drain(1.0)))
+        self.publish()
 
     # ---- links
 
@@ -795,4 +913,8 @@ class Swarm:
             and not one.links.reply_prefixes.is_busy
             for one in wanted
         )
-        return whole and not any(state.is_wanted and state.phase is not Phase.READY for state in self.states.values())
+        return (
+            whole
+            and self.has_router
+            and not any(state.is_wanted and state.phase is not Phase.READY for state in self.states.values())
+        )

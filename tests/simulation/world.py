@@ -856,14 +856,24 @@ class World:
 
     def do_boot(self, step: Step) -> None:
         """Request one shard more."""
-        if self.swarm.join(MOST_SHARDS_HERE):
+        if self.swarm.has_router and self.swarm.join(MOST_SHARDS_HERE):
             self.seen["join"] += 1
 
     def do_leave(self, step: Step) -> None:
         """Retire one shard."""
         ready = self.swarm.ready
-        if len(ready) > 2 and step.much < 8:
+        if self.swarm.has_router and len(ready) > 2 and step.much < 8:
             self.swarm.leave(ready[step.who % len(ready)].number)
+
+    def do_router(self, step: Step) -> None:
+        """The router dies."""
+        if self.swarm.has_router:
+            self.swarm.lose_router(is_late=step.which % 3 == 0)
+
+    def do_adopt(self, step: Step) -> None:
+        """Another router takes over."""
+        if not self.swarm.has_router:
+            self.swarm.adopt()
 
     # ---- moves
 
@@ -946,7 +956,7 @@ class World:
     def do_retire(self, step: Step) -> None:
         """Retire one shard, whose clients move to the others; often one to which clients are just moving."""
         ready = self.swarm.ready
-        if len(ready) > 2:
+        if self.swarm.has_router and len(ready) > 2:
             targets = [one for one in ready if one.links.moves.n_arriving]
             chosen = targets if targets and step.much % 2 else ready
             self.swarm.leave(chosen[step.who % len(chosen)].number, moves=True)
@@ -1053,6 +1063,8 @@ class World:
     def finish(self) -> None:
         """Everything arrives, and everybody who is left asks for a PONG and gets it."""
         self.now += 1
+        if not self.swarm.has_router:
+            self.swarm.adopt()
         self.swarm.settle()
         self.look()
         for person in self.people:
@@ -1134,6 +1146,8 @@ ALONE: dict[str, Callable[[World, Step], None]] = {
     "kill": World.do_kill,
     "boot": World.do_boot,
     "leave": World.do_leave,
+    "router": World.do_router,
+    "adopt": World.do_adopt,
     "move": World.do_move,
     "hop": World.do_hop,
     "empty": World.do_empty,
