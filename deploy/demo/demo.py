@@ -1,7 +1,7 @@
 """`make demo`: a broker of several shards, clients that do something worth looking at, ingest, and the report.
 
 Then placement: pairs that talk to each other, spread by chance; what `gnatswarm place` promises of their statistics;
-and what came true when they connect again. Writes build/demo/: the statistics, the Parquet tables, report.html, every
+and what came true when they are connected again, and have been moved to where the rules say. Writes build/demo/: the statistics, the Parquet tables, report.html, every
 answer as Parquet and CSV, the plots as PNG, placement.conf. Takes two minutes, most of them Spark's.
 """
 
@@ -23,6 +23,7 @@ from pathlib import Path
 OUT = Path("build/demo")
 SECONDS = 12.0
 PAIRS_SECONDS = 4.0
+PLACED_WITHIN_S = 30.0
 PAIRS = ("hall", "kitchen", "cellar", "attic", "garden", "garage", "porch", "study", "lobby")
 SHARDS = 3
 
@@ -118,14 +119,27 @@ def work(port: int) -> None:
 
 
 def pairs(port: int) -> None:
-    """Each thermometer has one display, which reads it."""
+    """Each thermometer has one display, which reads it; they talk once all are where the rules say, if there are any."""
     for room in PAIRS:
         reading(port, f"display-{room}", b"temperature.%s" % room.encode())
     thermometers = [Client(port, f"thermometer-{room}") for room in PAIRS]
+    wait_until_placed(port, 2 * len(PAIRS))
     started = time.monotonic()
     while time.monotonic() - started < PAIRS_SECONDS:
         for room, thermometer in zip(PAIRS, thermometers, strict=True):
             thermometer.say(b"PUB temperature.%s 4\r\n21.5\r\n" % room.encode() * 50)
+
+
+def wait_until_placed(port: int, clients: int) -> None:
+    """Until the rules have so many clients, and each is on its shard; at once where there are no rules."""
+    until = time.monotonic() + PLACED_WITHIN_S
+    while time.monotonic() < until:
+        command = [sys.executable, "-P", "-m", "gnatswarm", "status", "--json", "-p", str(port)]
+        rules = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["rules"]
+        if not rules or sum(rule["in_place"] for rule in rules) == clients:
+            return
+        time.sleep(0.2)
+    print(f"not all clients were where they belong after {PLACED_WITHIN_S:.0f} s", flush=True)
 
 
 def act(deed: Callable[[int], None], seconds: float, stats: str = "stats", more: str = "") -> None:
