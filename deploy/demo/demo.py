@@ -119,7 +119,7 @@ def work(port: int) -> None:
 
 
 def pairs(port: int) -> None:
-    """Each thermometer has one display, which reads it; they talk once all are where the rules say, if there are any."""
+    """Each thermometer has one display, which reads it; they talk once all are where rules say, if there are any."""
     for room in PAIRS:
         reading(port, f"display-{room}", b"temperature.%s" % room.encode())
     thermometers = [Client(port, f"thermometer-{room}") for room in PAIRS]

@@ -72,15 +72,17 @@ def run(*words: str) -> Cost:
 
 
 def costs(place: Path, rows: int) -> dict[str, Cost]:
-    """The cost of both programs over this many rows."""
-    stats, tables, page = place / "stats", place / "tables", place / "page.html"
+    """The cost of both programs over this many rows, and of answers that stand, over the tables that are there then."""
+    stats, tables, page, answers = place / "stats", place / "tables", place / "page.html", place / "answers"
     made = statistics_rows.write(stats, rows, clients=CLIENTS, subjects=10 if CLIENTS else 2000)
     given = ["--master", "local[2]", "--memory", "1g"]
     report = ["-m", "gnatswarm.spark.jobs.report", "--out", str(page)]
+    ingest = ["-m", "gnatswarm.spark.jobs.ingest", "--stats-dir", str(stats), "--out", str(tables), *given]
     stored, whole = made["stored_bytes"] / 1e6, made["bytes"] / 1e6
     print(f"{made['rows']:,} rows in {made['files']:,} files, {stored:,.0f} MB of {whole:,.0f}")
     found = {
-        "ingest": run("-m", "gnatswarm.spark.jobs.ingest", "--stats-dir", str(stats), "--out", str(tables), *given),
+        "ingest": run(*ingest),
+        "answers": run(*ingest, "--answers", str(answers)),
         "report from tables": run(*report, "--from-parquet", str(tables), *given),
         "report from lines": run(*report, "--stats-dir", str(stats), *given),
     }
