@@ -1,8 +1,9 @@
 """`make demo`: a broker of several shards, clients that do something worth looking at, ingest, and the report.
 
 Then placement: pairs that talk to each other, spread by chance; what `gnatswarm place` promises of their statistics;
-and what came true when they are connected again, and have been moved to where the rules say. Writes build/demo/: the statistics, the Parquet tables, report.html, every
-answer as Parquet and CSV, the plots as PNG, placement.conf. Takes two minutes, most of them Spark's.
+and what came true when they are connected again, and have been moved to where the rules say. Writes build/demo/: the
+statistics, the Parquet tables, report.html, every answer as Parquet and CSV, the plots as PNG, placement.conf. Takes
+two minutes, most of them Spark's.
 """
 
 from __future__ import annotations
