@@ -14,6 +14,7 @@ from gnatswarm.broker.mesh cimport Mesh
 from gnatswarm.broker.outbuf cimport OutBuf
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.permissions cimport Permissions
+from gnatswarm.broker.reply_permissions cimport ReplyPermissions
 from gnatswarm.broker.server_fence cimport ServerFence
 from gnatswarm.broker.serverwire cimport Dialect
 from gnatswarm.broker.sublist cimport Sublist
@@ -27,6 +28,7 @@ cdef enum PeerKind:
 
 cdef enum:
     FIRST_SLOT = 32      # siblings have the numbers below
+    MOST_TOLD_ANSWERS = 1024   # reply subjects that a leaf node is told of: it can answer no more requests at a time
     END_SLOT = 63        # … and this one is the number of the shard itself: its bit is for set_own_interest()
 
 
@@ -46,6 +48,9 @@ cdef class Exchange(Onward):
     cdef uint64_t mates[MOST_SHARDS]     # other slots to which nothing of a slot's goes: its own cluster's
     cdef list accounts                   # the Sublist of a slot that has one account, else None
     cdef list permissions                # Permissions of a slot, or None: everything may pass
+    cdef uint64_t answering              # slots that may answer what they were sent, beside what they may publish, …
+    cdef list answers                    # … by these ReplyPermissions: a leaf node's here, at a hub ours; or None
+    cdef list told_answers               # … reply subjects that a leaf node was told, oldest first; or None
     cdef list clusters                   # the cluster's name of a slot
     cdef public bytes system_account     # b"": none; see tell_queue()
     cdef set told_replies                # (slot, account, pattern) of reply subjects made up here that it was told
@@ -67,6 +72,11 @@ cdef class Exchange(Onward):
     cdef uint64_t forward(self, Sublist sublist, Entry *entry, Publish *publish, uint64_t reach, bint plainly,
                           const Token *queues, int n_queues, Outcome *outcome) noexcept
     cdef int pick(self, Sublist sublist, const Entry *entry, const Choice *choice, uint64_t reach) noexcept
+    # A message with a reply subject goes to a slot that may answer it, or has come from a hub.
+    cdef int expect_answer(self, uint32_t slot, const uint8_t *reply, size_t size) except -1
+    cdef bint may_answer(self, uint32_t slot, const uint8_t *subject, size_t size) except -1
+    # How many of a run of messages go to a hub as answers, as nothing else.
+    cdef uint32_t answers_of(self, uint32_t slot, Entry *entry, uint32_t count) noexcept
     cdef bint may_pass(self, uint32_t slot, Entry *entry) noexcept
     cdef void tell_reply(self, uint32_t slot, Sublist sublist, Token reply) noexcept
     cdef void send(self, uint32_t slot, Entry *entry, Publish *publish, const Token *queues, int n_queues) noexcept

@@ -10,7 +10,7 @@ route, and a sibling's message to no sibling, because the table says so. Not her
 
 import os
 
-from gnatswarm.broker.fanout cimport MOST_QUEUES, write_tail_head
+from gnatswarm.broker.fanout cimport MOST_QUEUES, ORIGIN_ACCOUNT, write_tail_head
 from gnatswarm.broker.entry cimport choice_named
 from gnatswarm.broker.interest cimport QueueName
 from gnatswarm.broker.outbuf cimport Blob, blob_release, out_mark_dirty, out_reserve
@@ -125,6 +125,8 @@ cdef class Exchange(Onward):
         self.accounts = [None] * MOST_SHARDS
         self.permissions = [None] * MOST_SHARDS
         self.clusters = [""] * MOST_SHARDS
+        self.answers = [None] * MOST_SHARDS
+        self.told_answers = [None] * MOST_SHARDS
         self.imported = [{} for _ in range(MOST_SHARDS)]
         self.sources = [{} for _ in range(MOST_SHARDS)]
         self.told_replies = set()
@@ -216,6 +218,7 @@ cdef class Exchange(Onward):
         cdef Blob *blob
         cdef Choice *choice
         cdef Token name
+        cdef uint32_t run
         cdef int n = 0, i, q, slot
         cdef int count = n_queues if n_queues >= 0 else min(<int>entry.n_choices, <int>MOST_QUEUES)
         reach &= self.told | self.mesh.up
@@ -251,11 +254,15 @@ cdef class Exchange(Onward):
                 if unlikely(bit & self.importing) and self.accounts[slot] is not sublist:
                     self.send_imported(slot, sublist, entry, publish, mine, q, outcome)
                 elif bit & self.outside:
-                    if self.permissions[slot] is None or self.may_pass(slot, entry):
+                    run = publish.count
+                    if self.permissions[slot] is not None and not self.may_pass(slot, entry):
+                        publish.count = self.answers_of(slot, entry, run)
+                    if publish.count:
                         if unlikely(publish.reply.size > 4) and memcmp(publish.reply.at, b'_R_.', 4) == 0:
                             self.tell_reply(slot, sublist, publish.reply)
                         self.send(slot, entry, publish, mine, q)
                         outcome.deliveries += publish.count
+                    publish.count = run
                 elif q:
                     self.fanout.send_queued(self.fanout.links[slot], entry, mine, q, publish, not plainly, 0, 0)
                     outcome.touched |= bit
@@ -307,6 +314,8 @@ cdef class Exchange(Onward):
         if self.dialects[slot] == DIALECT_LEAF:   # "LMSG <subject>", in the place of "RMSG <account> <subject>"
             prefix += prefix_size - entry.subject_size - 5
             prefix_size = entry.subject_size + 5
+        if unlikely((self.answering >> slot) & 1) and publish.reply.size and self.kinds[slot] == PEER_LEAF:
+            self.expect_answer(slot, publish.reply.at, publish.reply.size)
         memcpy(kept, prefix, 5)
         memcpy(prefix, b'HMSG ' if with_header else b'LMSG ' if self.dialects[slot] == DIALECT_LEAF else b'RMSG ', 5)
         if n_queues == 0:
@@ -347,6 +356,49 @@ cdef class Exchange(Onward):
         out.payload_bytes += <uint64_t>sent * (publish.size - cut)
         self.out_msgs += sent
         self.out_bytes += <uint64_t>sent * (publish.size - cut)
+
+    # ---- answers of a leaf node that may not publish everything
+
+    cdef int expect_answer(self, uint32_t slot, const uint8_t *reply, size_t size) except -1:
+        cdef Permissions permissions = self.permissions[slot]
+        cdef dict told = self.told_answers[slot]
+        cdef bytes subject = reply[:size], oldest
+        cdef const uint8_t *at
+        (<ReplyPermissions>self.answers[slot]).expect(reply, size, self.fanout.box.now_us)
+        if told is None or permissions is None or permissions.may_subscribe_partly(reply, size):
+            return 0   # it is told like of all interest
+        if told.pop(subject, False) is False:
+            write_server_interest(self.outs[slot], DIALECT_LEAF, NULL, 0, reply, size, NULL, 0, 1)
+        told[subject] = None
+        if len(told) > MOST_TOLD_ANSWERS:
+            oldest = next(iter(told))
+            del told[oldest]
+            at = oldest
+            write_server_interest(self.outs[slot], DIALECT_LEAF, NULL, 0, at, len(oldest), NULL, 0, 0)
+        return 0
+
+    cdef bint may_answer(self, uint32_t slot, const uint8_t *subject, size_t size) except -1:
+        return (<ReplyPermissions>self.answers[slot]).may_reply(subject, size, self.fanout.box.now_us)
+
+    cdef uint32_t answers_of(self, uint32_t slot, Entry *entry, uint32_t count) noexcept:
+        cdef uint32_t n = 0
+        if (self.answering >> slot) & 1 and self.kinds[slot] == PEER_HUB:
+            while n < count and self.may_answer(slot, entry.text, entry.subject_size):
+                n += 1
+        return n
+
+    def set_answers(self, int slot, int most, double expire_s, bint tells):
+        """Who is there may publish `most` answers to the reply subject of each message that it was sent (negative:
+        any number; 0: none), within expire_s of it (0: at any time). `tells`: it is told of those subjects."""
+        cdef uint64_t bit = <uint64_t>1 << slot
+        if not most:
+            self.answering &= ~bit
+            self.answers[slot] = self.told_answers[slot] = None
+            return
+        self.answering |= bit
+        self.answers[slot] = ReplyPermissions(most, <uint64_t>(expire_s * 1e6))
+        if tells and self.told_answers[slot] is None:
+            self.told_answers[slot] = {}
 
     # ---- streams that a leaf node's account imports
 
@@ -403,6 +455,8 @@ cdef class Exchange(Onward):
         cdef Entry *local
         cdef uint32_t w
         cdef int i, n
+        if publish.origin >= ORIGIN_ACCOUNT:   # it was imported itself, as a request: nobody else imports it
+            return
         for item in importer.streams or ():
             stream = item
             if stream.exporter is not exporter or intersection(stream.subject, subject) != subject:
@@ -581,6 +635,8 @@ cdef class Exchange(Onward):
             (<Sublist>exporter).drop_remote(slot)
         self.sources[slot], self.imported[slot] = {}, {}
         self.importing &= ~bit
+        self.answering &= ~bit
+        self.answers[slot] = self.told_answers[slot] = None
         self.outside &= ~bit
         self.isolated &= ~bit
         self.of_kind[self.kinds[slot]] &= ~bit

@@ -245,11 +245,15 @@ cdef class ServerLink(Peer):
         if permissions is not None:
             if self.is_checked:
                 if not permissions.may_subscribe(op.subject.at, op.subject.size, NULL, 0) \
-                        and not is_loop_subject(op.subject.at, op.subject.size):
+                        and not is_loop_subject(op.subject.at, op.subject.size) \
+                        and not ((self.exchange.answering >> self.slot) & 1
+                                 and self.exchange.may_answer(self.slot, op.subject.at, op.subject.size)):
                     self.session.on_refused("Publish", op.subject.at[:op.subject.size])
                     return size if self.is_closing else total
             elif permissions.keeps_out(op.subject.at, op.subject.size, NULL, 0):
                 return total
+        if unlikely((self.exchange.answering >> self.slot) & 1) and op.reply.size and not self.is_checked:
+            self.exchange.expect_answer(self.slot, op.reply.at, op.reply.size)   # (of a hub, which allows answers)
         message.origin = ORIGIN_SIBLING
         message.reply = op.reply
         message.header_size = op.header_size
@@ -362,6 +366,10 @@ cdef class ServerLink(Peer):
         """Compiled Permissions: what it may be told (subscribe) and sent (publish); None: everything."""
         self.repeat.line_size = 0
         self.exchange.set_permissions(self.slot, permissions)
+
+    def set_answers(self, int most, double expire_s, *, bint tells=False):
+        """Which answers it may give to what it was sent, or we to what a hub sent: as Exchange.set_answers()."""
+        self.exchange.set_answers(self.slot, most, expire_s, tells)
 
     def leave(self):
         """The connection has ended: drop its interest. A second call does nothing."""

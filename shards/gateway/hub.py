@@ -242,6 +242,8 @@ class HubSession(LeafConnection):
     def _apply(self, identity: Identity) -> None:
         """Give the leaf node these rights, and tell it."""
         rights = identity.permissions or PermissionOptions()
+        if rights.responses and rights.publish_allow is None:  # it may only answer requests, as a client
+            rights = msgspec.structs.replace(rights, publish_allow=())
         self._tell(rights)
         denied = self.connect.deny_pub or () if self.connect is not None else ()
         denied = tuple(one for one in denied[:_MOST_DENIED] if is_valid_subscription(one.encode("utf-8", "replace")))
@@ -253,6 +255,7 @@ class HubSession(LeafConnection):
             subscribe_deny=rights.publish_deny,
         )
         self.link.set_permissions(Permissions(rules) if rules != PermissionOptions() else None)
+        self.link.set_answers(rights.responses, max(0.0, rights.responses_expire_s), tells=self._is_gnatswarm)
 
     def _tell(self, rights: PermissionOptions) -> None:
         content = {**self._owner.info(self), "connect_info": True, "remote_account": self.account}
@@ -262,7 +265,14 @@ class HubSession(LeafConnection):
         ):
             if allow is not None or deny:
                 content[key] = words.Rules(allow, deny or None)
+        if rights.responses and self._is_gnatswarm:
+            content["answers"] = words.Answers(rights.responses, max(0.0, rights.responses_expire_s))
         self.link.send(words.line(b"INFO", content))
+
+    @property
+    def _is_gnatswarm(self) -> bool:
+        # nats-server as a leaf node sends nothing that `export` does not have, and so no answers.
+        return self.connect is not None and bool(self.connect.gnatswarm)
 
     def reload(self) -> bool:
         """The rules for log-ins have changed. False: under these it would not be here, and is being closed."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gnatswarm.broker.options import Permissions as PermissionOptions
 from gnatswarm.broker.permissions import Permissions
+from gnatswarm.broker.version import OWN_VERSION
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.credentials import log_in
 from gnatswarm.shards.gateway.leaf_connection import ConnectionOwner, LeafConnection
@@ -29,6 +30,8 @@ logger = logging.getLogger("gnatswarm.gateway")
 
 # A hub that has not accepted by then is none; it waits as long for CONNECT.
 ACCEPT_S = 2.0
+# Of the time in which the hub takes an answer: the rest is for the way there.
+ANSWER_SHARE = 0.9
 # Texts of the hub after which dialling again at once would only fail again.
 _WAIT_LONG = ("loop detected", "same cluster name", "permissions violation", "authorization violation")
 
@@ -113,6 +116,7 @@ class LeafSession(LeafConnection):
             "deny_pub": list(remote.deny_imports) or None,
             "is_hub": remote.hub or None,
             "isolate": remote.request_isolation or None,
+            "gnatswarm": OWN_VERSION,
             **log_in(
                 user=self._login[0],
                 password=self._login[1],
@@ -155,12 +159,15 @@ class LeafSession(LeafConnection):
         """What the hub allows, and what the configuration denies: in its INFO, `export` is what a leaf may publish."""
         exports, imports = info.exports or words.Rules(), info.imports or words.Rules()
         rules = PermissionOptions(
-            publish_allow=exports.allow or None,
+            publish_allow=exports.allow,
             publish_deny=(*(exports.deny or ()), *self.remote.deny_exports),
-            subscribe_allow=imports.allow or None,
+            subscribe_allow=imports.allow,
             subscribe_deny=(*(imports.deny or ()), *self.remote.deny_imports),
         )
         self.link.set_permissions(Permissions(rules) if rules != PermissionOptions() else None)
+        answers = info.answers or words.Answers()
+        # (an answer that comes too late would end the connection)
+        self.link.set_answers(answers.max, max(0.0, answers.expires_s) * ANSWER_SHARE)
 
     # ---- from the engine
 

@@ -33,6 +33,13 @@ class Rules(msgspec.Struct, frozen=True, omit_defaults=True):
     deny: tuple[str, ...] | None = None
 
 
+class Answers(msgspec.Struct, frozen=True):
+    """What a leaf node may publish to the reply subject of a message, beside what it may publish at all."""
+
+    max: int = 0  # messages; negative: any number
+    expires_s: float = 0.0  # after that message; 0: at any time
+
+
 class ServerInfo(msgspec.Struct, frozen=True):
     """The content of another server's INFO, as far as it is used here."""
 
@@ -58,6 +65,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     ws_connect_urls: tuple[str, ...] | None = None
     gnatswarm: str = ""  # its version, if it is a gnatswarm
     ldm: bool = False
+    answers: Answers | None = None  # of a gnatswarm
     imports: Rules | None = msgspec.field(name="import", default=None)
     exports: Rules | None = msgspec.field(name="export", default=None)
 
@@ -100,6 +108,7 @@ class LeafConnect(msgspec.Struct, frozen=True):
     deny_pub: tuple[str, ...] | None = None  # what the hub is not to send
     remote_account: str = ""  # the leaf node's own account
     isolate: bool = False  # it wants to hear nothing of other leaf nodes
+    gnatswarm: str = ""  # its version, if it is a gnatswarm
 
     @property
     def shown(self) -> str:

@@ -539,3 +539,66 @@ async def test_isolated_leaf_nodes_hear_nothing_of_each_other_but_of_the_hub(sta
     assert b"503" in nobody.headers
     await middle.send("PUB far 1\r\nz\r\n")
     assert [frame.payload for frame in await other.messages(1, 20)] == [b"z"]
+
+
+ANSWERING = """server_name: hub
+leafnodes { listen: '127.0.0.1:-1' }
+accounts { A { users [
+    {user: a, password: p}
+    {user: two, password: p, permissions: {publish: [out.>], subscribe: [svc, "probe.>"], allow_responses: {max: 2}}}
+    {user: soon, password: p, permissions: {publish: [out.>], allow_responses: {max: 9, expires: "1ms"}}}
+    {user: only, password: p, permissions: {subscribe: [svc, "probe.>"], allow_responses: {max: -1}}}
+] } }
+"""
+
+
+@pytest.mark.parametrize("kind", ["gnatswarm-2", "nats-server-2.15"])
+async def test_a_leaf_node_may_answer_what_it_was_sent_so_often_and_so_long(start: Start, net: Net, kind: str) -> None:
+    hub = start(kind, ANSWERING)
+    at_hub = await net.client(hub, **A)
+    await subscribed(at_hub, "inbox.* 1")
+    for user, answers in (("two", [b"0", b"1"]), ("soon", []), ("only", [b"0", b"1", b"2"])):
+        leaf = await by_hand(hub_port(hub), {"name": user, "user": user, "pass": "p"})
+        leaf.say("LS+ svc\r\nPING\r\n")
+        await leaf.until(b"PONG\r\n")
+        await subscribed(at_hub, "none 9")
+        async with asyncio.timeout(20):
+            while await unanswered(at_hub, "svc"):
+                pass
+        await at_hub.send(f"PUB svc inbox.{user} 2\r\nhi\r\n")
+        await leaf.until(f"LMSG svc inbox.{user} 2\r\nhi\r\n".encode())
+        if user == "soon":  # the next millisecond has begun when that has come back
+            leaf.say("PING\r\n")
+            await leaf.until(b"PONG\r\n")
+            until_s = asyncio.get_running_loop().time() + 0.005
+            while asyncio.get_running_loop().time() < until_s:
+                await net.client(hub, **A)
+        leaf.say("".join(f"LMSG inbox.{user} 1\r\n{n}\r\n" for n in range(3)))
+        assert await payloads(at_hub, len(answers)) == answers
+        if len(answers) == 3:
+            leaf.say("LMSG inbox.other 1\r\nx\r\n")
+        assert b"-ERR 'Permissions Violation for Publish to \"inbox." in await leaf.rest()
+    await at_hub.expect_quiet()
+
+
+@pytest.mark.parametrize(("user", "most"), [("two", 2), ("only", 5)])
+async def test_a_gnatswarm_as_a_leaf_node_is_told_where_answers_are_wanted(
+    start: Start, net: Net, user: str, most: int
+) -> None:
+    hub = start("gnatswarm-2", ANSWERING)
+    leaf = start("gnatswarm-2", leaf_config(hub_port(hub), f"{user}:p"))
+    at_hub, at_leaf = await net.client(hub, **A), await net.client(leaf)
+    await subscribed(at_leaf, "svc 1")
+    await subscribed(at_hub, "inbox.* 1")
+    await know(at_hub, at_leaf)
+    for number in range(1100):
+        await at_hub.send(f"PUB svc inbox.{number} 2\r\nhi\r\n")
+    requests = await at_leaf.messages(1100, 20)
+    # More than it is told of: the oldest cannot be answered any more.
+    for request in (requests[-1], requests[500]):
+        await at_leaf.send(f"PUB {request.reply} 1\r\nx\r\n" * 5)
+        assert [frame.subject for frame in await at_hub.messages(most, 20)] == [request.reply] * most
+    await at_leaf.send(f"PUB {requests[0].reply} 1\r\nx\r\nPUB inbox.no 1\r\nx\r\n")
+    await at_leaf.flush()
+    await at_hub.expect_quiet()
+    assert "closed" not in hub.log.text
