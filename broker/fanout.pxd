@@ -105,7 +105,6 @@ cdef class Fanout:
     cdef uint32_t n_shorts               # … and how many targets took less than all of it
     cdef uint32_t n_kept_shorts
     cdef uint32_t room_shorts
-    cdef uint64_t pick                   # turn among the members of a group here
     cdef uint8_t *scratch
     cdef size_t scratch_room
     # this shard's totals

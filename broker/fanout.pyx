@@ -693,13 +693,13 @@ cdef class Fanout:
                 choice = &entry.choices[i]
                 if choice.name.key.size == queues[q].size and \
                         memcmp(<uint8_t *>choice.name + sizeof(QueueName), queues[q].at, queues[q].size) == 0:
-                    served = choice.n_local and self.choose_here(entry, choice, self.pick + q, publish, NULL)
+                    # (the sender chose this shard for its number of members, and does not say which one)
+                    served = choice.n_local and self.choose_here(entry, choice, sublist.random(), publish, NULL)
                     break
             if served:
                 n += 1
             else:
                 orphans |= <uint64_t>1 << q
-        self.pick += 1   # the sender chose this shard for its number of members; they take turns
         if n_queues and sublist.tally is not None:   # never a run
             sublist.link_widths[width_bucket(n)] += 1
             if n > entry.counts.widest:

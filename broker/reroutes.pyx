@@ -165,7 +165,8 @@ cdef class Reroutes:
         cdef int from_shard = fanout.from_shard
         cdef bint is_taken
         fanout.from_shard = ANY_SHARD
-        is_taken = choice != NULL and choice.n_local and fanout.choose_here(entry, choice, fanout.pick, message, NULL)
+        is_taken = choice != NULL and choice.n_local \
+            and fanout.choose_here(entry, choice, sublist.random(), message, NULL)
         fanout.from_shard = from_shard
         if is_taken:
             self.count_delivery(sublist, subject, message)   # somebody has come meanwhile
@@ -224,9 +225,8 @@ cdef class Reroutes:
         entry = sublist.former.find(subject.at, subject.size,
                                     hash_bytes(subject.at, subject.size, sublist.former.seed))
         choice = NULL if entry == NULL else choice_named(entry, queue)
-        if choice == NULL or not fanout.choose_here(entry, choice, fanout.pick, message, NULL):
+        if choice == NULL or not fanout.choose_here(entry, choice, sublist.random(), message, NULL):
             return False
-        fanout.pick += 1
         self.n_lingered += 1
         self.count_delivery(sublist, subject, message)
         return True

@@ -252,13 +252,19 @@ def test_a_message_of_a_sibling_goes_to_plain_subscriptions_and_one_member_of_ea
     assert [*first.messages(), *second.messages()] == [(b"1", b"hi")]
 
 
-def test_members_take_turns_at_the_messages_of_siblings(engine):
+@pytest.mark.parametrize("others", [0, 1, 2, 3])
+def test_members_share_the_messages_of_siblings_whatever_comes_between_them(engine, others):
     members = engine.clients(4)
     for member in members:
         member.feed(b"SUB a q 1\r\n")
-    for _ in range(40):
+    engine.client().feed(b"SUB b 1\r\n")
+    for _ in range(4000):
         engine.probe.deliver_here(b"a", b"", queues=[b"q"])
-    assert [len(member.messages()) for member in members] == [10] * 4
+        for _ in range(others):
+            engine.probe.deliver_here(b"b", b"")
+    counts = [len(member.messages()) for member in members]
+    assert sum(counts) == 4000
+    assert all(800 < count < 1200 for count in counts), counts
 
 
 def test_max_is_reached_by_messages_of_siblings_too(engine):

@@ -52,6 +52,30 @@ async def test_members_share_evenly_wherever_they_are(cluster, subject, spread):
         assert chi_square(counts) < MOST_CHI_SQUARE, f"uneven: {counts}"
 
 
+@pytest.mark.kinds(*ALL[1:])
+async def test_members_share_evenly_what_alternates_with_other_messages(cluster, subject):
+    """To another group, and to no group: also where every second or third message is this group's."""
+    shard = cluster.broker.kind.shards - 1
+    members = [await cluster.client_on(shard) for _ in range(2)]
+    for member in members:
+        await member.talk(f"SUB {subject} q 1\r\nSUB {subject}.b q 2\r\nPING\r\n", expect="PONG\r\n")
+    other = await cluster.client_on(shard)
+    await other.talk(f"SUB {subject}.c 1\r\nPING\r\n", expect="PONG\r\n")
+    publisher = await cluster.client_on(0)
+    work, b, c = [f"PUB {subject}{more} 1\r\nx\r\n" for more in ("", ".b", ".c")]
+    for turn in (work + b, work + c, work + b + c, work + c + b + c):
+        await publisher.send(turn * 500)
+        await publisher.flush()
+        for sid in ("1", "2") if b in turn else ("1",):
+            for member in members:
+                await member.flush()
+            counts = [sum(frame.sid == sid for frame in member.inbox) for member in members]
+            assert sum(counts) == 500
+            assert chi_square(counts) < MOST_CHI_SQUARE, f"uneven: {counts}"
+        for member in members:
+            member.inbox.clear()
+
+
 async def test_one_group_over_different_patterns(place, subject):
     """Four patterns that match, one name: one copy of each message, evenly over all of them."""
     members = await place(8)
