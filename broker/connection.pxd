@@ -84,7 +84,8 @@ cdef class ClientConnection(Peer):
     cdef readonly bint must_authenticate
     cdef readonly bint was_ponged           # has had its first PONG
     cdef bint is_own                        # the broker's own, no client's
-    cdef bint is_asking                     # inside of publish_request
+    cdef bint is_asking                     # inside of publish_request …
+    cdef bint is_traced                     # … or of publish_traced
     cdef readonly uint8_t protocol
     cdef bytes info_due                     # an INFO that waits for the next PONG
 
@@ -94,6 +95,9 @@ cdef class ClientConnection(Peer):
     cdef Py_ssize_t publish(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
     cdef bint rebuild_tail(self, const Op *op, Publish *message) noexcept
     cdef Py_ssize_t publish_request(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
+    cdef Py_ssize_t publish_traced(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
+    cdef int trace_refused(self, const uint8_t *data, Op *op) except -1
+    cdef int deliver_traced(self, Entry *entry, Publish *message) except -1
     cdef int deliver(self, Entry *entry, Publish *message) noexcept
     cdef Py_ssize_t incomplete(self, const uint8_t *data, size_t size, size_t total, const Op *op) except -1
     cdef bint is_permitted(self, Op *op, Entry *entry, bint *once) except -1

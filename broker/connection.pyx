@@ -30,9 +30,10 @@ from gnatswarm.broker.shadows cimport Shadows
 from gnatswarm.broker.entry cimport extras_of
 from gnatswarm.broker.talk cimport (
     MOST_TALK_BYTES, heard_rows, said_rows, talk_clear, talk_free, talk_hear, talk_new, talk_settle, talk_turn)
+from gnatswarm.broker.traced cimport asks_for_trace, give_traced, untraced
 from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, same_bytes, unlikely
 
-from gnatswarm.broker import errors
+from gnatswarm.broker import errors, message_trace
 
 
 cdef enum:
@@ -157,6 +158,14 @@ cdef inline bint make_message(ClientConnection self, const uint8_t *data, size_t
     return self.rebuild_tail(op, message)
 
 
+cdef inline bint is_clear(ClientConnection self, Publish *run, uint32_t *n) noexcept:
+    """Cuts a run with headers before the first message whose header asks for a trace. False: nothing is left."""
+    if self.fanout.tracing is None:
+        return True
+    n[0] = run.count = untraced(run, self.sublist.traces_parents, False)
+    return n[0] != 0
+
+
 cdef inline void remember(ClientConnection self, Entry *entry, const uint8_t *line, size_t line_size,
                           const Publish *message) noexcept:
     """The next line may be the same again: see repeat.pxd."""
@@ -223,7 +232,7 @@ cdef class ClientConnection(Peer):
             return self.consume_limited(data, size, whole)
         while p < end:
             n = repeat_run(self.repeat, self.sublist, p, end, ORIGIN_CLIENT, &message)
-            if likely(n):
+            if likely(n) and (message.header_size == 0 or likely(is_clear(self, &message, &n))):
                 p += n * message.stride
                 self.deliver(self.repeat.entry, &message)
             else:
@@ -255,7 +264,7 @@ cdef class ClientConnection(Peer):
             msgs = self.in_msgs
             payload_bytes = self.in_bytes
             n = repeat_run(self.repeat, self.sublist, p, p + room, ORIGIN_CLIENT, &message)
-            if n:
+            if n and (message.header_size == 0 or is_clear(self, &message, &n)):
                 p += n * message.stride
                 self.deliver(self.repeat.entry, &message)
             else:
@@ -367,6 +376,9 @@ cdef class ClientConnection(Peer):
             return self.incomplete(data, size, total, op)
         if unlikely(op.subject.at[0] == c'$') and not self.is_asking and asks_system(op) and self.session is not None:
             return self.publish_request(data, size, op, whole)
+        if unlikely(op.header_size != 0) and self.fanout.tracing is not None and not self.is_traced \
+                and asks_for_trace(data + op.line_size, op.header_size, self.sublist.traces_parents):
+            return self.publish_traced(data, size, op, whole)
         if unlikely(self.is_pedantic) and not is_publishable(op.subject.at, op.subject.size):
             self.fail(errors.InvalidPublishSubject())
         hash = hash_bytes(op.subject.at, op.subject.size, self.sublist.seed)
@@ -400,6 +412,9 @@ cdef class ClientConnection(Peer):
         if unlikely(entry.crosses):
             self.deliver_across(op, hash, entry, &message)
             return total
+        if unlikely(op.header_size != 0) and self.fanout.trace is not None:
+            self.deliver_traced(entry, &message)
+            return total
         if message.tail == tail and whole == NULL and not is_mapped_by_chance \
                 and not (self.is_verbose or self.is_pedantic or once) \
                 and not (op.reply.size and self.wants_no_responders):   # each of which may need its own 503
@@ -411,6 +426,10 @@ cdef class ClientConnection(Peer):
         """An incomplete message (returns 0), or an invalid one (sends its error)."""
         if op.size > self.max_payload_bytes:
             self.still_coming = total - min(size, total)
+            if op.header_size and self.fanout.tracing is not None and self.session is not None \
+                    and size >= op.line_size + op.header_size \
+                    and asks_for_trace(data + op.line_size, op.header_size, self.sublist.traces_parents):
+                self.trace_refused(data, op)
             self.fail(errors.MaximumPayloadViolation(op.size, self.max_payload_bytes))
         elif op.kind == OP_HPUB and not self.out.takes_headers:
             self.fail(errors.BadArguments())
@@ -490,7 +509,11 @@ cdef class ClientConnection(Peer):
         self.in_msgs += 1
         self.in_bytes += message.size
         is_wanted = outcome.deliveries or outcome.touched   # (even if nobody gets it here)
-        here = self.fanout.deliver(self.sublist, entry, message, NULL if self.echoes else &self.out)
+        if unlikely(self.fanout.trace is not None):
+            no_outcome(&here)
+            give_traced(self.fanout, self.sublist, entry, message, NULL if self.echoes else &self.out, &here)
+        else:
+            here = self.fanout.deliver(self.sublist, entry, message, NULL if self.echoes else &self.out)
         add_outcome(&outcome, &here)
         if is_wanted:
             entry.counts.unwanted = <uint32_t>min(unwanted, <uint64_t>entry.counts.unwanted)
@@ -514,6 +537,51 @@ cdef class ClientConnection(Peer):
             self.repeat.line_size = 0   # the next one is a request too
         return done
 
+    cdef Py_ssize_t publish_traced(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1:
+        """A message whose header asks for a trace: what becomes of it is published, too."""
+        cdef object tracing = self.fanout.tracing
+        cdef object trace = None
+        cdef bytes place
+        cdef Py_ssize_t done
+        if self.session is not None:
+            trace = tracing.begin(self.cid, self.sublist.account, op.subject.at[:op.subject.size],
+                                  data[op.line_size:op.line_size + op.header_size], op.size)
+        if trace is not None:
+            place = trace.place
+            if not trace.is_by_parent and self.permissions is not None \
+                    and not self.permissions.may_publish(place, len(place)):
+                self.refuse(op, errors.publish_violation(place))
+                return op.line_size + op.size + 2
+        self.is_traced = True
+        self.fanout.trace = trace
+        try:
+            done = self.publish(data, size, op, whole)
+        finally:
+            self.is_traced = False
+            self.fanout.trace = None
+        if trace is not None:
+            tracing.end(trace)
+        return done
+
+    cdef int trace_refused(self, const uint8_t *data, Op *op) except -1:
+        """A traced message that is too large. Of a header that came behind its line nothing is known."""
+        cdef object trace = self.fanout.tracing.begin(
+            self.cid, self.sublist.account, op.subject.at[:op.subject.size],
+            data[op.line_size:op.line_size + op.header_size], op.size)
+        if trace is not None:
+            trace.refused(message_trace.TOO_LARGE)
+            self.fanout.tracing.end(trace)
+        return 0
+
+    cdef int deliver_traced(self, Entry *entry, Publish *message) except -1:
+        cdef Outcome outcome
+        no_outcome(&outcome)
+        self.in_msgs += 1
+        self.in_bytes += message.size
+        give_traced(self.fanout, self.sublist, entry, message, NULL if self.echoes else &self.out, &outcome)
+        note_outcome(self, entry, message, outcome)
+        return 0
+
     cdef bint may_publish(self, Op *op, Entry *entry, bint *once) except -1:
         """Ask the permissions. Sets `once` where it is allowed as a reply only, so that the next one is asked again."""
         if self.permissions.may_publish(op.subject.at, op.subject.size):
@@ -528,6 +596,8 @@ cdef class ClientConnection(Peer):
 
     cdef int refuse(self, Op *op, object error) except -1:
         self.count_refused(op)
+        if self.fanout.trace is not None:
+            self.fanout.trace.refused(error.text)
         return self.fail(error)
 
     cdef void count_refused(self, Op *op) noexcept:

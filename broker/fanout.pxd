@@ -96,6 +96,10 @@ cdef class Fanout:
     cdef OutBuf *links[MOST_SHARDS]      # to the siblings that are up, owned by their links; NULL: none
     cdef bint prefers_local              # queue groups: members here first
     cdef public int shard                # our own number among siblings: set by the mesh
+    # Shards' MessageTracing (fanout.pyi); None: no message is traced. And the MessageTrace of the one that is being
+    # delivered; None: it is not traced.
+    cdef public object tracing
+    cdef object trace
     cdef int from_shard                  # whose messages its link is delivering; ANY_SHARD: what is sent on, from any
     cdef uint64_t link_refused           # how often a link refused a frame: it is about to end
     cdef Sub **finished                  # subscriptions that reach their max in this delivery
@@ -165,6 +169,10 @@ cdef class Fanout:
                                int n_remote, bint only_queues) noexcept
     cdef void note_finished(self, Sub *sub) noexcept
     cdef void finish(self) noexcept
+
+# `other` becomes the message with another header block (may be empty) and another reply. Its bytes are in the bytearray
+# that is returned.
+cdef bytearray rewritten(Publish *other, const Publish *message, bytes header, Token reply)
 
 # Writes " [reply] [header] size\r\n" to `to`; how many bytes: at most reply.size + 28.
 cdef size_t write_tail_head(uint8_t *to, Token reply, bint with_header, uint32_t header_size,

@@ -1,10 +1,22 @@
-from typing import final
+from typing import Protocol, final
+
+from gnatswarm.broker.message_trace import MessageTrace
 
 class AccountGate: ...
+
+class MessageTracing(Protocol):
+    """What the engine uses of it."""
+
+    def begin(self, cid: int, account: bytes, subject: bytes, block: bytes, size: int, /) -> MessageTrace | None: ...
+    def begin_here(
+        self, shard: int, account: bytes, subject: bytes, block: bytes, size: int, /
+    ) -> MessageTrace | None: ...
+    def end(self, trace: MessageTrace, /) -> None: ...
 
 @final
 class Fanout:
     gate: AccountGate
+    tracing: MessageTracing | None
     def __init__(self, *, prefers_local: bool = False) -> None: ...
     def prefer_local(self, prefers: bool) -> None: ...
     @property

@@ -41,6 +41,28 @@ cdef size_t write_tail_head(uint8_t *to, Token reply, bint with_header, uint32_t
     return n + 2
 
 
+cdef bytearray rewritten(Publish *other, const Publish *message, bytes header, Token reply):
+    cdef size_t payload_size = message.size - message.header_size
+    cdef bytearray room = bytearray(reply.size + 64 + len(header) + payload_size + SLACK)
+    cdef uint8_t *to = <uint8_t *><char *>room
+    cdef size_t head
+    other[0] = message[0]
+    other.reply = reply
+    other.header_size = <uint32_t>len(header)
+    other.size = other.header_size + <uint32_t>payload_size
+    head = write_tail_head(to, reply, other.header_size != 0, other.header_size, other.size)
+    other.tail = to
+    other.payload = to + head
+    memcpy(to + head, <const char *>header, other.header_size)
+    memcpy(to + head + other.header_size, message.payload + message.header_size, payload_size)
+    memcpy(to + head + other.size, b'\r\n', 2)
+    other.tail_size = head + other.size + 2
+    other.blob = NULL
+    other.count = 1
+    other.stride = other.tail_size
+    return room
+
+
 cdef class AccountGate:
     """Keeps every message in its account."""
 

@@ -35,13 +35,15 @@ cdef class SiblingLink(OriginLink):
     cdef list pings_due                  # for each of its PINGs without a PONG: the orphans that it waits for
     cdef readonly uint64_t in_msgs
     cdef readonly uint64_t in_bytes
+    cdef bint is_traced                  # inside of traced_message
     cdef readonly uint64_t deliveries    # to clients here, of messages that came over it
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef Py_ssize_t message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1
     cdef uint32_t queue_run(self, const uint8_t *line, Publish *run) except *
+    cdef Py_ssize_t traced_message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1
     cdef uint64_t deliver(self, Sublist sublist, Entry *entry, Publish *message, RouteOp *op, Token shown,
-                          Outcome *outcome) noexcept
+                          Outcome *outcome) except? 0xFFFFFFFFFFFFFFFF
     cdef int interest(self, RouteOp *op, bint wanted) except -1
     cdef bint is_for_us(self, Token subject) except -1
     cdef Py_ssize_t prefix(self, const uint8_t *data, size_t size, RouteOp *op) except -1

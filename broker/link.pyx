@@ -25,6 +25,7 @@ from gnatswarm.broker.sublist cimport PREFIX_BYTES
 from gnatswarm.broker.fanout cimport (
     ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, Outcome, Publish, no_outcome, write_tail_head)
 from gnatswarm.broker.entry cimport extras_of, renamed_entry
+from gnatswarm.broker.traced cimport give_traced_here, is_under_trace, untraced
 from gnatswarm.broker.word cimport hash_bytes, likely, unlikely
 
 
@@ -86,6 +87,8 @@ cdef class SiblingLink(OriginLink):
         while p < end:
             if self.sublist is not None:
                 n = repeat_run(&self.repeat, self.sublist, p, end, ORIGIN_SIBLING, &message)
+            if unlikely(n != 0 and message.header_size != 0) and self.fanout.tracing is not None:
+                n = message.count = untraced(&message, False, True)
             if likely(n):
                 if self.repeat_queue_size:
                     n = self.queue_run(p, &message)
@@ -219,10 +222,13 @@ cdef class SiblingLink(OriginLink):
         return size if self.is_closing else total
 
     cdef uint64_t deliver(self, Sublist sublist, Entry *entry, Publish *message, RouteOp *op, Token shown,
-                          Outcome *outcome) noexcept:
+                          Outcome *outcome) except? 0xFFFFFFFFFFFFFFFF:
         """To the subscriptions here; they see it on the subject `shown`, where that is not empty."""
         cdef Entry *renamed
         cdef uint64_t orphans
+        if unlikely(self.fanout.trace is not None):
+            return give_traced_here(self.fanout, sublist, entry, message, op.kind == ROUTE_MSG, op.queues, op.n_queues,
+                                    outcome)
         if likely(shown.size == 0):
             return self.fanout.deliver_here(sublist, entry, message, op.kind == ROUTE_MSG, op.queues, op.n_queues,
                                             outcome)
@@ -256,6 +262,9 @@ cdef class SiblingLink(OriginLink):
         if data[total - 2] != c'\r' or data[total - 1] != c'\n':
             self.broken("a payload without its end")
             return size
+        if unlikely(op.header_size != 0) and self.fanout.tracing is not None and not self.is_traced \
+                and self.shard != GATEWAY_NUMBER and is_under_trace(data + op.line_size, op.header_size):
+            return self.traced_message(data, size, op, whole)
         if sublist is None or op.account.size != <size_t>len(sublist.account) \
                 or memcmp(op.account.at, <const uint8_t *>sublist.account, op.account.size) != 0:
             sublist = self.mesh.sublist_of(op.account.at, op.account.size)
@@ -333,6 +342,23 @@ cdef class SiblingLink(OriginLink):
                 queue += 1
         self.deliveries += outcome.deliveries
         return total
+
+    cdef Py_ssize_t traced_message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1:
+        """A message that the sibling has traced: what becomes of it here is published, too."""
+        cdef object trace = self.fanout.tracing.begin_here(
+            self.shard, op.account.at[:op.account.size], op.subject.at[:op.subject.size],
+            data[op.line_size:op.line_size + op.header_size], op.size)
+        cdef Py_ssize_t done
+        self.is_traced = True
+        self.fanout.trace = trace
+        try:
+            done = self.message(data, size, op, whole)
+        finally:
+            self.is_traced = False
+            self.fanout.trace = None
+        if trace is not None:
+            self.fanout.tracing.end(trace)
+        return done
 
     cdef bint is_for_us(self, Token subject) except -1:
         """Whether a message on a reply subject is to be passed on here, not only delivered to who subscribes to it."""

@@ -163,6 +163,7 @@ class Export(_Discreet, frozen=True, forbid_unknown_fields=True):
     threshold_s: float = 120.0  # of a service: the longest wait for a response, or for the next of several
     latency_subject: str = ""  # of a service: where its response times are published, in this account; "": nowhere
     latency_percent: int = 100  # of requests that are measured, beside traced ones; 0 ("headers"): traced ones alone
+    allow_trace: bool = False  # of a service: message traces follow requests to this account
 
 
 class Import(_Discreet, frozen=True, forbid_unknown_fields=True):
@@ -173,6 +174,7 @@ class Import(_Discreet, frozen=True, forbid_unknown_fields=True):
     is_service: bool  # instead of stream: the importing account sends requests; a stream it subscribes to
     to: str  # the subject in the importing account, with $1, $2 or the same number of *; of a stream also a prefix
     share: bool = False  # of a service: it sees which client asks (name, user, address …), not only which account
+    allow_trace: bool = False  # of a stream: message traces of the exporting account follow it here
 
 
 class Mapping(_Discreet, frozen=True, forbid_unknown_fields=True):
@@ -193,6 +195,8 @@ class Account(_Discreet, frozen=True, forbid_unknown_fields=True):
     imports: tuple[Import, ...] = ()  # streams and services of other accounts
     mappings: tuple[Mapping, ...] = ()  # other subjects for messages published in the account; the first match counts
     publish_limits: PublishLimits | None = None  # of all its clients together, beside those of users; None: no limits
+    trace_destination: str = ""  # where traces of messages go that a header `traceparent` asks for; "": nowhere
+    trace_percent: int = 100  # 1 to 100: of those messages, how many are traced
     jetstream: bool = False  # in a cluster, its clients use the JetStream of members that have it
 
 

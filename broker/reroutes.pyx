@@ -273,7 +273,8 @@ cdef class Reroutes:
     cdef int answer(self, OriginLink origin, Sublist sublist, Token subject, Entry *entry, Publish *message,
                     Outcome *outcome) except -1:
         cdef Orphan orphan
-        if unlikely(self.must_wait(subject.at, subject.size)):
+        if unlikely(self.must_wait(subject.at, subject.size)) \
+                and not (self.mesh.fanout.trace is not None and self.mesh.fanout.trace.is_only):
             orphan = Orphan()
             self.last_id += 1
             orphan.id = self.last_id

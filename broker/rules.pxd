@@ -39,6 +39,7 @@ cdef class ServiceImport:
     cdef readonly int response_kind
     cdef bytes note                     # the header line that names the requestor
     cdef readonly uint64_t threshold_us  # how long a reply may take
+    cdef readonly bint traces           # a trace follows requests to the exporter
     cdef readonly bint shares           # requests say which client they come from
     cdef readonly tuple latency         # (subject, percent that is measured) of the export; None: nothing is
     cdef readonly tuple stays            # beginnings of subjects that are no requests to it

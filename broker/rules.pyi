@@ -34,6 +34,7 @@ class ServiceImport:
         *,
         shares: bool = False,
         latency: tuple[bytes, int] | None = None,
+        traces: bool = False,
     ) -> None: ...
     def set_requestor(self, **more: str) -> None: ...
     @property

@@ -46,13 +46,14 @@ cdef class ServiceImport:
 
     def __cinit__(self, Sublist importer not None, Sublist exporter not None, bytes subject not None,
                   bytes local_subject not None, int response_kind, uint64_t threshold_us, tuple stays=(), *,
-                  bint shares=False, tuple latency=None):
+                  bint shares=False, tuple latency=None, bint traces=False):
         self.importer = importer
         self.exporter = exporter
         self.response_kind = response_kind
         self.threshold_us = threshold_us
         self.stays = stays
         self.shares = shares
+        self.traces = traces
         self.latency = latency
         self.set_requestor()
         self.subject = local_service_pattern(subject, local_subject)

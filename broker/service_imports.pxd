@@ -83,7 +83,12 @@ cdef class ServiceImports(AccountGate):
     cdef int leave_from(self, Sublist sublist, Entry *entry, Publish *message, object client,
                         Outcome *outcome) except -1
     # What became of it, alone.
-    cdef Outcome send(self, Sublist sublist, bytes subject, Publish *message, bytes reply, bytes note) except *
+    cdef Outcome send(self, Sublist sublist, bytes subject, Publish *message, bytes reply, bytes note,
+                      bytes traced_to=*) except *
+    cdef Outcome send_traced(self, ServiceImport rule, bytes subject, Publish *message, bytes reply,
+                             bytes note) except *
+    cdef Outcome send_untraced(self, Sublist sublist, bytes subject, Publish *message, bytes reply,
+                               bytes note) except *
     cdef bytes random_bytes(self, int n)
     cdef ReplyTable table_of(self, bytes reply)
     cdef dict lane_of(self, bytes reply)

@@ -7,15 +7,15 @@ requestor's shard; other shards see ordinary messages of the exporting account, 
 client and no clock; the time is the outbox's now_us. Cost: some 3 µs per request.
 """
 
-from libc.string cimport memcpy
-
 from gnatswarm.broker.connection cimport ClientConnection
 from gnatswarm.broker.fanout cimport (
-    ORIGIN_ACCOUNT, ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, add_outcome, no_outcome, write_tail_head)
+    ORIGIN_ACCOUNT, ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, add_outcome, no_outcome, rewritten)
 from gnatswarm.broker.interest cimport MOST_SHARDS
-from gnatswarm.broker.rules cimport RESPONSE_SINGLETON, Mapping
+from gnatswarm.broker.parser cimport Token
+from gnatswarm.broker.rules cimport RESPONSE_SINGLETON, RESPONSE_STREAM, Mapping
 from gnatswarm.broker.entry cimport Extras, extras_of
 from gnatswarm.broker.sublist cimport OWNER_AWAITED, PREFIX_BYTES
+from gnatswarm.broker.traced cimport give_traced
 from gnatswarm.broker.transform cimport Transform
 from gnatswarm.broker.word cimport SLACK, hash_bytes, likely, unlikely
 
@@ -23,7 +23,7 @@ import base64
 import json
 import os
 
-from gnatswarm.broker import service_latency
+from gnatswarm.broker import message_trace, service_latency
 from gnatswarm.broker.due_replies import DueReply
 from gnatswarm.broker.service_latency import Measured
 
@@ -136,7 +136,8 @@ cdef class ServiceImports(AccountGate):
                     rules.append(rule)
         self.depth += 1
         try:
-            if is_reply and unlikely(self.others) and self.is_awaited(sublist, subject):
+            if is_reply and unlikely(self.others) and self.is_awaited(sublist, subject) \
+                    and not (self.fanout.trace is not None and self.fanout.trace.is_only):
                 self.reroutes.keep_answer(sublist, subject, message, client)
                 outcome.deliveries += 1   # (it will be, or nobody knows)
             elif is_reply:
@@ -163,6 +164,8 @@ cdef class ServiceImports(AccountGate):
             return NULL
         to = <uint8_t *><char *>room
         size = chosen.apply(entry.text, entry.subject_size, to)
+        if unlikely(self.fanout.trace is not None):
+            self.fanout.trace.mapped(to[:size])
         return sublist.find(to, size, hash_bytes(to, size, sublist.seed))
 
     # ---- requests and replies
@@ -189,7 +192,10 @@ cdef class ServiceImports(AccountGate):
             if entry == NULL:
                 return 0
         no_outcome(&here)
-        self.fanout.deliver_across(sublist, entry, message, &here)
+        if unlikely(self.fanout.trace is not None):
+            give_traced(self.fanout, sublist, entry, message, NULL, &here)
+        else:
+            self.fanout.deliver_across(sublist, entry, message, &here)
         if unlikely(entry.slow_until_us > self.fanout.box.now_us) and here.touched:
             # A subscriber on a sibling is behind: make the publisher wait as for a local one. (It sees only the match
             # result of its own subject.)
@@ -205,7 +211,18 @@ cdef class ServiceImports(AccountGate):
         cdef uint64_t rtt_us = (<ClientConnection>client).rtt_us if client is not None else 0
         cdef dict requestor = None
         cdef object measured = None
+        cdef object trace = self.fanout.trace
+        cdef bytes local = subject
         cdef Outcome there
+        if rule.renaming is not None:
+            subject = rule.renaming(subject)
+        if trace is not None:
+            trace.imported(rule.exporter.account, local, subject)
+            if trace.is_only:
+                if rule.traces:
+                    there = self.send_traced(rule, subject, message, None, b"")
+                    add_outcome(outcome, &there)
+                return 0
         if rule.shares and client is not None and self.describe is not None \
                 and (<ClientConnection>client).session is not None:
             requestor = self.describe((<ClientConnection>client).session)
@@ -216,8 +233,6 @@ cdef class ServiceImports(AccountGate):
                                 rule.response_kind, rule.threshold_us, measured)
         else:
             self.report(measured, service_latency.NO_REPLY_SUBJECT, None, 0)
-        if rule.renaming is not None:
-            subject = rule.renaming(subject)
         if self.adds_headers:
             note = rule.note
             if requestor is not None:
@@ -225,7 +240,12 @@ cdef class ServiceImports(AccountGate):
             elif rtt_us:
                 note = b'%s,"rtt":%d}\r\n' % (note[:len(note) - 3], rtt_us * 1000)
         self.n_requests += 1
-        there = self.send(rule.exporter, subject, message, reply, note)
+        if likely(trace is None):
+            there = self.send(rule.exporter, subject, message, reply, note)
+        elif rule.traces:
+            there = self.send_traced(rule, subject, message, reply, note)
+        else:
+            there = self.send_untraced(rule.exporter, subject, message, reply, note)
         if there.deliveries == 0 and there.touched == 0 and reply is not None:
             self.report(measured, service_latency.NO_RESPONDER, None, 0)
             self.forget(reply)   # there is no service to reply to it
@@ -252,6 +272,10 @@ cdef class ServiceImports(AccountGate):
             self.forget(subject)
             self.n_expired += 1
             return 0
+        if unlikely(self.fanout.trace is not None):
+            self.fanout.trace.imported(response.importer.account, subject, response.reply)
+            if self.fanout.trace.is_only:
+                return 0
         if response.kind == RESPONSE_SINGLETON or message.size == 0:
             self.forget(subject)
         if message.reply.size:   # the requestor may reply to this reply
@@ -260,7 +284,10 @@ cdef class ServiceImports(AccountGate):
         self.n_replies += 1
         if response.measured is not None and self.clock_ns is not None:
             started_ns = self.clock_ns()
-        there = self.send(response.importer, response.reply, message, reply, b"")
+        if unlikely(self.fanout.trace is not None):
+            there = self.send_untraced(response.importer, response.reply, message, reply, b"")
+        else:
+            there = self.send(response.importer, response.reply, message, reply, b"")
         if response.measured is not None:   # (a singleton: this was its only reply)
             self.report(response.measured, service_latency.REPLIED, client,
                         self.clock_ns() - started_ns if self.clock_ns is not None else 0)
@@ -275,44 +302,54 @@ cdef class ServiceImports(AccountGate):
         add_outcome(outcome, &there)
         return 0
 
-    cdef Outcome send(self, Sublist sublist, bytes subject, Publish *message, bytes reply, bytes note) except *:
-        """The message with another reply subject, and `note` as the last line of its header."""
-        cdef Publish other = message[0]
+    cdef Outcome send(self, Sublist sublist, bytes subject, Publish *message, bytes reply, bytes note,
+                      bytes traced_to=None) except *:
+        """The message with another reply subject, and `note` as the last line of its header. `traced_to`: the trace
+        goes there from now on."""
+        cdef Publish other
         cdef Outcome outcome
-        cdef bytearray room
-        cdef bytes header = b""
-        cdef uint8_t *to
-        cdef size_t head
-        cdef size_t payload_size = message.size - message.header_size
+        cdef bytearray _room   # (keeps the bytes)
+        cdef bytes header = message.payload[:message.header_size] if message.header_size else b""
+        cdef Token to = Token(NULL, 0)
         if note:
-            header = b"NATS/1.0\r\n"
-            if message.header_size:
-                header = without(message.payload[:message.header_size], b"nats-request-info")
-            header += note + b"\r\n"
-            other.header_size = <uint32_t>len(header)
-            other.size = other.header_size + <uint32_t>payload_size
-        elif message.header_size:
-            header = message.payload[:message.header_size]
-        other.reply.size = 0
+            header = without(header or b"NATS/1.0\r\n", b"nats-request-info") + note + b"\r\n"
+        if traced_to is not None:
+            header = message_trace.with_line(header, message_trace.DESTINATION, traced_to)
         if reply is not None:
-            other.reply.at = reply
-            other.reply.size = len(reply)
-        room = bytearray(other.reply.size + 64 + other.size + SLACK)
-        to = <uint8_t *><char *>room
-        head = write_tail_head(to, other.reply, other.header_size != 0, other.header_size, other.size)
-        other.tail = to
-        other.payload = to + head
-        if other.header_size:
-            memcpy(to + head, <const char *>header, other.header_size)
-        memcpy(to + head + other.header_size, message.payload + message.header_size, payload_size)
-        memcpy(to + head + other.size, b'\r\n', 2)
-        other.tail_size = head + other.size + 2
-        other.blob = NULL
-        other.count = 1
-        other.stride = other.tail_size
+            to = Token(<const uint8_t *>reply, len(reply))
+        _room = rewritten(&other, message, header, to)
         other.origin = ORIGIN_ACCOUNT
         no_outcome(&outcome)
         self.enter(sublist, subject, &other, &outcome)
+        return outcome
+
+    cdef Outcome send_traced(self, ServiceImport rule, bytes subject, Publish *message, bytes reply,
+                             bytes note) except *:
+        """The same of a traced request: what the exporter's shards know of it goes to a generated reply subject, which
+        leads to where the trace goes here."""
+        cdef object trace = self.fanout.trace
+        cdef bytes before = trace.place
+        cdef Outcome outcome
+        trace.place = self.expect(rule.importer, rule.exporter, before, RESPONSE_STREAM, DEFAULT_THRESHOLD_US, None)
+        try:
+            outcome = self.send(rule.exporter, subject, message, reply, note, trace.place)
+        finally:
+            trace.place = before
+        return outcome
+
+    cdef Outcome send_untraced(self, Sublist sublist, bytes subject, Publish *message, bytes reply,
+                               bytes note) except *:
+        """The same of a traced message that goes where its trace may not follow."""
+        cdef object trace = self.fanout.trace
+        cdef Outcome outcome
+        if trace.is_only:
+            no_outcome(&outcome)
+            return outcome
+        self.fanout.trace = None
+        try:
+            outcome = self.send(sublist, subject, message, reply, note, message_trace.DISABLED)
+        finally:
+            self.fanout.trace = trace
         return outcome
 
     cdef object measure(self, ServiceImport rule, dict requestor, Publish *message, object client):

@@ -65,6 +65,7 @@ cdef class Sublist(Interest):
     cdef uint32_t n_found
     cdef uint32_t room_found
     # what the configuration says about other accounts, and about subjects of this one: see rules.pxd
+    cdef public bint traces_parents  # a header `traceparent` may ask for a trace
     cdef public list streams         # StreamImports, or None
     cdef readonly list rules         # Mappings and ServiceImports, or None
     cdef Sublist rule_patterns       # whose "subscriptions" are the rules' subjects; max_msgs is the rule's number

@@ -26,6 +26,7 @@ from gnatswarm.broker.mesh import Mesh
 from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.clients.clients import Clients
 from gnatswarm.shards.clients.imports_exports import ImportsExports
+from gnatswarm.shards.clients.message_tracing import MessageTracing
 from gnatswarm.shards.clients.system import System
 from gnatswarm.shards.sockets.deadlines import Deadlines
 from gnatswarm.shards.sockets.listener import Listener
@@ -116,6 +117,10 @@ class Shard:
         services = self.imports_exports.service_imports
         services.clock_ns = time.monotonic_ns
         services.describe, services.on_latency = self.system.describe, self.system.on_latency
+        self._tracing: MessageTracing | None = None
+        if options.is_like_newer and options.headers and has_clients:
+            self._tracing = MessageTracing(options, self.mesh, self.system, sessions)
+            self.fanout.tracing = self._tracing
         self.clients = Clients(
             shard=number,
             options=options,
@@ -205,6 +210,8 @@ class Shard:
         listeners = self.imports_exports.configure(options)
         self.clients.reload(options, self._info_template(options), listeners)
         self.system.configure(options)
+        if self._tracing is not None:
+            self._tracing.configure(options)
 
     def close(self) -> None:
         """End the shard in a process that continues: leaves nothing in the loop, and no open descriptor."""

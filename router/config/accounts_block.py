@@ -13,6 +13,7 @@ from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Prob
 from gnatswarm.router.config.imports_exports_block import ImportsExportsBlock
 from gnatswarm.router.config.imports_exports_rules import exchange_problems
 from gnatswarm.router.config.mappings_block import MappingsBlock
+from gnatswarm.router.config.message_trace_block import message_trace
 from gnatswarm.router.config.option_values import Mistake
 from gnatswarm.router.config.permission_block import PermissionBlock
 from gnatswarm.router.config.publish_limits_block import publish_limits
@@ -28,7 +29,10 @@ _LIMITS = {
     "max_leafnodes": "leafs",
     "max_leafs": "leafs",
 }
-_KEYS = ("exports", "imports", "mappings", "users", "limits", "default_permissions", "publish_limits", "nkey")
+_KEYS = (
+    *("exports", "imports", "mappings", "users", "limits", "default_permissions", "publish_limits", "nkey"),
+    "msg_trace",
+)
 
 
 class Accounts:
@@ -83,6 +87,7 @@ class Accounts:
         defaults: Permissions | None = None
         rate: PublishLimits | None = None
         has_jetstream = False
+        trace = "", 100
         for entry in block or ():
             key = entry.key.lower()
             if entry.replaces is not None:
@@ -105,8 +110,8 @@ class Accounts:
                 exchange.read_imports(entry)
             elif key in ("mappings", "maps"):
                 mappings += MappingsBlock(entry, self.problems, self.notices).mappings
-            elif key in not_offered.OPENS_IN_ACCOUNTS:
-                self._notice(entry.at, f'"{entry.key}" was ignored', not_offered.OPENS_IN_ACCOUNTS[key])
+            elif key in ("msg_trace", "trace_dest"):
+                trace = message_trace(entry, self.problems)
             elif not entry.used:
                 self.problems.append(unknown_field(entry, [*_KEYS]))
         limits = self._limits
@@ -121,6 +126,8 @@ class Accounts:
                 imports=tuple(found for found, _ in exchange.imports),
                 mappings=mappings,
                 publish_limits=rate,
+                trace_destination=trace[0],
+                trace_percent=trace[1],
                 jetstream=has_jetstream,
             ),
         )

@@ -118,13 +118,14 @@ class ImportsExportsBlock:
         accounts = self._accounts(keys["accounts"]) if "accounts" in keys else None
         response, threshold_s = self._answers(keys, is_service)
         latency_subject, latency_percent = self._latency(keys, is_service, response)
-        self._note_trace(keys)
+        allow_trace = self._allow_trace(keys, is_service, "non-service")
         if "position" in keys:
             self._not_enforced(keys["position"])
         if "token" in keys:
             self._not_enforced(keys["token"])
         if subject:
-            export = Export(subject, is_service, accounts, response, threshold_s, latency_subject, latency_percent)
+            latency = latency_subject, latency_percent
+            export = Export(subject, is_service, accounts, response, threshold_s, *latency, allow_trace=allow_trace)
             self.exports.append((export, entry.at))
 
     def _latency(self, keys: dict[str, Entry], is_service: bool, response: str) -> tuple[str, int]:
@@ -233,14 +234,18 @@ class ImportsExportsBlock:
         subject = self._subject(inner["subject"].value, "subject")
         to = self._local_subject(keys, is_service, subject)
         share = self._share(keys["share"]) if "share" in keys else False
-        self._note_trace(keys)
+        allow_trace = self._allow_trace(keys, not is_service, "a non-stream")
         if account and subject and to:
-            self.imports.append((Import(account, subject, is_service, to, share and is_service), entry.at))
+            found = Import(account, subject, is_service, to, share and is_service, allow_trace)
+            self.imports.append((found, entry.at))
 
     def _share(self, entry: Entry) -> bool:
+        return self._switch(entry, "share")
+
+    def _switch(self, entry: Entry, name: str) -> bool:
         value = entry.value.value if isinstance(entry.value, Scalar) else None
         if not isinstance(value, bool):
-            self._problem(entry.at, f"Expected share to be a boolean, got {entry.value.kind}", "write true or false")
+            self._problem(entry.at, f"Expected {name} to be a boolean, got {entry.value.kind}", "write true or false")
             return False
         return value
 
@@ -293,10 +298,14 @@ class ImportsExportsBlock:
             return ""
         return text
 
-    def _note_trace(self, keys: dict[str, Entry]) -> None:
-        if "trace" in keys and not (isinstance(keys["trace"].value, Scalar) and keys["trace"].value.value is False):
-            what = f'"{keys["trace"].key}" is not offered and was ignored'
-            self._notice(keys["trace"].at, what, not_offered.OPENS_IN_ACCOUNTS["msg_trace"])
+    def _allow_trace(self, keys: dict[str, Entry], may: bool, where: str) -> bool:
+        if "trace" not in keys:
+            return False
+        if not may:
+            what = f"Detected allow_trace directive on {where}"
+            self._problem(keys["trace"].at, what, "it belongs to exports of services and to imports of streams")
+            return False
+        return self._switch(keys["trace"], "allow_trace")
 
     def _not_enforced(self, entry: Entry) -> None:
         what = f'"{entry.key}": {not_offered.RESTRICTS_IN_EXCHANGE[entry.key.lower()]} are not offered by this version'

@@ -69,8 +69,6 @@ RESTRICTS_IN_EXCHANGE = {
 # Keys of an account that add a feature.
 OPENS_IN_ACCOUNTS = {
     "jetstream": "in a cluster, the account's clients use the JetStream of members that have it",
-    "msg_trace": "message tracing: a header that asks for it is delivered like any other",
-    "trace_dest": "message tracing: a header that asks for it is delivered like any other",
 }
 
 # Keys of a `websocket` block that have no effect.

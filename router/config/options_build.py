@@ -331,6 +331,8 @@ class _Building:
             self._set(self.accounts_at, {"users": (users if isinstance(users, tuple) else ()) + accounts.users})
         elif accounts.accounts and not users and not any(self.settings.get(field) for field in _CREDENTIALS):
             self._notice(self.accounts_at, "no account has a user", "nobody has to authenticate")
+        if self.settings.get("compatibility") != NEW and any(one.trace_destination for one in accounts.accounts):
+            self._notice(self.accounts_at, 'message tracing needs compatibility: "2.15"', "nothing is traced")
 
     def _check_name(self) -> None:
         if " " in str(self.settings.get("server_name", "")) and self.settings.get("compatibility") == NEW:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Increased with every change of a message. Router and shards come from one installation; versions differ when that was
 # upgraded under a running broker. The shard then reports it and does not start.
-CONTROL_VERSION = 19
+CONTROL_VERSION = 20
 
 # The process that is connected to other servers has this number among the shards.
 GATEWAY_NUMBER = 63

@@ -82,6 +82,7 @@ class ImportsExports:
                 round(export.threshold_s * 1e6),
                 jetstream.STAYS if (found.account, found.subject) == api else (),
                 shares=found.share,
+                traces=export.allow_trace,
                 latency=(_raw(export.latency_subject), export.latency_percent) if export.latency_subject else None,
             )
             for found, export in services

@@ -185,7 +185,7 @@ class System:
         connection = ClientConnection(
             self._fanout, self._mesh.account(account.encode()), Fence(), 0, most, must_authenticate=False
         )
-        connection.configure(verbose=False, pedantic=False, echo=True, headers=False, no_responders=False, protocol=0)
+        connection.configure(verbose=False, pedantic=False, echo=True, headers=True, no_responders=False, protocol=0)
         return connection
 
     def _finish_soon(self) -> None:
@@ -195,14 +195,30 @@ class System:
         if not self._is_closed:
             self._reactor.finish()
 
-    def _say(self, account: str, subject: bytes, payload: bytes) -> None:
+    def _say(self, account: str, subject: bytes, payload: bytes, header: bytes = b"") -> None:
         if self._is_closed:
             return
         voice = self._voices.get(account)
         if voice is None:
             voice = self._voices[account] = self._own_connection(account, self._server.options.limits)
-        voice.post(b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload))
+        if header:
+            voice.post(
+                b"HPUB %b %d %d\r\n%b%b\r\n" % (subject, len(header), len(header) + len(payload), header, payload)
+            )
+        else:
+            voice.post(b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload))
         self._finish_soon()
+
+    def say_soon(self, account: str, subject: bytes, payload: bytes, header: bytes = b"") -> None:
+        """Publish a message of the broker's own in an account, on the loop's next turn.
+
+        Not within a client's operation: it may hold a match result, which a publish could make invalid.
+        """
+        self._loop.call_soon(self._say, account, subject, payload, header)
+
+    def named(self) -> advisory.Document:
+        """The member `server` of an event of now."""
+        return self._named(_now_us())
 
     # ---- events of services
 
@@ -220,7 +236,7 @@ class System:
             measured, status, who, now_us=_now_us(), passed_us=passed_us, system_ns=system_ns
         )
         account = measured.account.decode("utf-8", "surrogateescape")
-        self._loop.call_soon(self._say, account, measured.subject, payload)
+        self.say_soon(account, measured.subject, payload)
 
     def _named(self, now_us: int) -> advisory.Document:
         return self._server.document(self._page.next_event_number(), now_us)
@@ -264,8 +280,7 @@ class System:
         return self._named(now_us), now_us, _person(session, now_us), received, sent, session.reason.text
 
     def _publish(self, subject: str, document: bytes) -> None:
-        # Not within a client's operation: it may hold a match result, which a publish could make invalid.
-        self._loop.call_soon(self._say, self._account, subject.encode(), document)
+        self.say_soon(self._account, subject.encode(), document)
 
     def _note_change(self, account: str) -> None:
         if account in self._changed or not any(map(self._is_wanted, advisory.account_connections_subjects(account))):

@@ -369,22 +369,63 @@ def test_what_only_opens_something_is_announced(built: Build, key: str) -> None:
     [
         ("websocket { port: 1, no_tls: true, ping_interval: '1s' }", '"ping_interval" has no effect here'),
         ("websocket { port: 1, no_tls: true, headers { X: y } }", '"headers" has no effect here'),
-        ("accounts { A { users [ {user: a, password: b} ], msg_trace: a.b } }", '"msg_trace" was ignored'),
-        ("accounts { A { users [ {user: a, password: b} ], trace_dest: a.b } }", '"trace_dest" was ignored'),
-        (
-            "accounts { A { users [ {user: a, password: b} ], exports [ {service: s, allow_trace: true} ] } }",
-            '"allow_trace" is not offered and was ignored',
-        ),
-        (
-            "accounts { A { users [ {user: a, password: b} ], exports [ {stream: s} ] }, "
-            "B { imports [ {stream: {account: A, subject: s}, allow_trace: true} ] } }",
-            '"allow_trace" is not offered and was ignored',
-        ),
     ],
 )
 def test_what_newer_servers_have_in_blocks_is_announced(built: Build, text: str, notice: str) -> None:
     (found,) = built(text).options.notices
     assert notice in found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("msg_trace: a.b", ("a.b", 100)),
+        ("trace_dest: a.b", ("a.b", 100)),
+        ("msg_trace { dest: a.b, sampling: 5 }", ("a.b", 5)),
+        ('msg_trace { dest: a.b, sampling: "50%" }', ("a.b", 50)),
+    ],
+)
+def test_where_traces_go_that_a_traceparent_asks_for(built: Build, text: str, expected: tuple[str, int]) -> None:
+    options = built(f'compatibility: "2.15"\naccounts {{ A {{ users [ {{user: a, password: b}} ], {text} }} }}').options
+    (account,) = [one for one in options.accounts if one.name == "A"]
+    assert (account.trace_destination, account.trace_percent) == expected and options.notices == ()
+    (notice,) = built(f"accounts {{ A {{ users [ {{user: a, password: b}} ], {text} }} }}").options.notices
+    assert "message tracing needs compatibility" in notice
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("A { msg_trace: 5 }", 'Expected account message trace "msg_trace" to be a string or a map/struct'),
+        ('A { msg_trace: "a.*" }', 'Trace destination "a.*" is not valid'),
+        ('A { trace_dest: "" }', 'Trace destination "" is not valid'),
+        ("A { msg_trace { dest: a, sampling: 0 } }", "sampling value 0 is invalid, needs to be [1..100]"),
+        ("A { msg_trace { dest: a, sampling: 101 } }", "sampling value 101 is invalid, needs to be [1..100]"),
+        ("A { msg_trace { dest: a, sampling: x } }", 'Invalid trace destination sampling value "x"'),
+        ("A { msg_trace { dest: a, sampling: 1.5 } }", "should be an integer or a percentage"),
+        ("A { msg_trace { sampling: 5 } }", "sampling ignored since no destination was set"),
+        ("A { msg_trace { destination: a } }", 'unknown field "destination"'),
+        ("A { exports [ {stream: s, allow_trace: true} ] }", "Detected allow_trace directive on non-service"),
+        (
+            "A { exports [ {service: s} ] }, B { imports [ {service: {account: A, subject: s}, allow_trace: true} ] }",
+            "Detected allow_trace directive on a non-stream",
+        ),
+        ("A { exports [ {service: s, allow_trace: 5} ] }", "Expected allow_trace to be a boolean"),
+    ],
+)
+def test_traces_that_are_configured_wrongly(built: Build, text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        built(f'compatibility: "2.15"\naccounts {{ {text} }}')
+
+
+def test_who_lets_traces_follow(built: Build) -> None:
+    text = (
+        "A { exports [ {stream: s}, {service: t, allow_trace: true}, {service: u} ] }, "
+        "B { imports [ {stream: {account: A, subject: s}, allow_trace: true}, {service: {account: A, subject: t}} ] }"
+    )
+    accounts = {one.name: one for one in built(f'compatibility: "2.15"\naccounts {{ {text} }}').options.accounts}
+    assert [one.allow_trace for one in accounts["A"].exports] == [False, True, False]
+    assert [one.allow_trace for one in accounts["B"].imports] == [True, False]
 
 
 def test_what_newer_servers_have_and_restricts_nothing_is_accepted(built: Build, authority: Authority) -> None:

@@ -1,0 +1,184 @@
+"""Message tracing, as in nats-server 2.15: which headers ask for it, and the document about one message at one shard.
+
+A shard that delivers a traced message publishes a document about it, and passes the message on to siblings with one
+header more (`Nats-Trace-Hop`). They publish documents of their own, as every server of a cluster does, and readers put
+them together as those of a cluster. Pure; the caller passes the time and names of clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from gnatswarm.broker.advisory import Document
+from gnatswarm.broker.goformat import time_text
+from gnatswarm.broker.subject import is_literal
+
+DESTINATION, HOP, ONLY = b"Nats-Trace-Dest", b"Nats-Trace-Hop", b"Nats-Trace-Only"
+ORIGIN_ACCOUNT = b"Nats-Trace-Origin-Account"
+PARENT = b"traceparent"
+# In the place of a destination: the message is not traced any more.
+DISABLED = b"trace disabled"
+FIRST_LINE = b"NATS/1.0\r\n"
+
+# Kinds of connection in events.
+CLIENT, SIBLING = 0, 1
+
+NO_ECHO = "Not delivered because of no echo"
+AUTO_UNSUBSCRIBED = "Not delivered because auto-unsubscribe exceeded"
+CLIENT_CLOSED = "Not delivered because client is closed"
+NO_SUPPORT = "Message delivered but remote does not support message tracing so no trace event generated from there"
+ONLY_NO_SUPPORT = "Not delivered because remote does not support message tracing"
+TOO_LARGE = "maximum payload exceeded"
+
+Headers = dict[str, list[str]]
+
+
+def headers_of(block: bytes) -> Headers:
+    """The fields of a header block, with their names as they were written."""
+    found: Headers = {}
+    for line in block[len(FIRST_LINE) :].split(b"\r\n"):
+        name, colon, value = line.partition(b":")
+        if colon and name and value.strip(b" \t"):
+            key = name.decode("utf-8", "replace")
+            found.setdefault(key, []).append(value.strip(b" \t").decode("utf-8", "replace"))
+    return found
+
+
+def with_line(block: bytes, name: bytes, value: bytes) -> bytes:
+    """A header block with this field alone of that name, at its end."""
+    lines = [line for line in block[len(FIRST_LINE) :].split(b"\r\n") if line and not line.startswith(name + b":")]
+    return FIRST_LINE + b"".join(line + b"\r\n" for line in lines) + b"%b: %b\r\n\r\n" % (name, value)
+
+
+def is_sampled(headers: Headers) -> bool:
+    """Whether a `traceparent` says that its trace is recorded."""
+    for name, values in headers.items():
+        if name.lower() == "traceparent":
+            for value in values:
+                words = value.split("-")
+                if len(words) == 4 and len(words[3]) == 2 and _is_odd_hex(words[3]):
+                    return True
+    return False
+
+
+def _is_odd_hex(text: str) -> bool:
+    try:
+        # nats-server reads a signed byte: 80 and more is no number.
+        return text.isalnum() and int(text, 16) < 128 and int(text, 16) & 1 == 1
+    except ValueError:
+        return False
+
+
+class MessageTrace:
+    """What one shard knows of one traced message.
+
+    `account` and `destination`: where the document goes. `place` is the destination as the account calls it in which
+    the message is now; `is_only`: it is delivered to nobody; `is_by_parent`: no header names the destination, but the
+    account's options do.
+    """
+
+    def __init__(
+        self,
+        *,
+        account: bytes,
+        destination: bytes,
+        headers: Headers,
+        size: int,
+        is_only: bool,
+        hop: str,
+        is_by_parent: bool,
+        now_us: Callable[[], int],
+        who: Callable[[int], tuple[str, str]],
+        is_exported: Callable[[str, bytes, bytes], bool],
+    ) -> None:
+        """`hop` is "" but for a sibling's.
+
+        `who(cid)` is a client's (name, account); `is_exported(account, exporting account, subject)`: whether traces
+        follow a stream there.
+        """
+        self.account = account
+        self.destination = self.place = destination
+        self.headers = headers
+        self.size = size
+        self.is_only = is_only
+        self.hop = hop
+        self.is_by_parent = is_by_parent
+        self.hops = 0
+        self.events: list[Document] = []
+        self._now_us = now_us
+        self._who = who
+        self._exported = is_exported
+
+    def _add(self, what: str, /, **fields: Any) -> None:
+        self.events.append({"type": what, "ts": time_text(self._now_us()), **fields})
+
+    def came(self, kind: int, number: int, name: str, subject: bytes) -> None:
+        """Its first event: from this client or sibling, on this subject."""
+        named = {"name": name} if name else {}
+        account = self.account.decode("utf-8", "replace")
+        self._add("in", kind=kind, cid=number, **named, acc=account, subj=subject.decode("utf-8", "replace"))
+
+    def refused(self, error: str) -> None:
+        """The publisher got this error."""
+        self.events[0]["error"] = error
+
+    def mapped(self, to: bytes) -> None:
+        """A mapping sends it to another subject."""
+        self._add("sm", to=to.decode("utf-8", "replace"))
+
+    def imported(self, account: bytes, subject: bytes, to: bytes) -> None:
+        """A service import sends it to another account."""
+        texts = [text.decode("utf-8", "replace") for text in (account, subject, to)]
+        self._add("si", acc=texts[0], **{"from": texts[1]}, to=texts[2])
+
+    def exported(self, cid: int, exporter: bytes, subject: bytes, to: bytes) -> bool:
+        """A stream import brings it from `exporter` to this client's account. False: its trace may not follow."""
+        _name, account = self._who(cid)
+        self._add("se", acc=account, to=to.decode("utf-8", "replace"))
+        return self._exported(account, exporter, subject)
+
+    def delivered(self, cid: int, subject: bytes, queue: bytes, error: str = "") -> None:
+        """It was given to this subscription; or not, because of an error."""
+        name, account = self._who(cid)
+        fields: Document = {"kind": CLIENT, "cid": cid}
+        if name:
+            fields["name"] = name
+        if account != self.events[0]["acc"]:
+            fields["acc"] = account
+        fields["sub"] = subject.decode("utf-8", "replace")
+        if queue:
+            fields["queue"] = queue.decode("utf-8", "replace")
+        if error:
+            fields["error"] = error
+        self._add("eg", **fields)
+
+    def sent_on(self, shard: int) -> bytes:
+        """It goes to a sibling: returns the hop that its header is to name."""
+        self.hops += 1
+        hop = f"{self.hop}.{self.hops}" if self.hop else str(self.hops)
+        self._add("eg", kind=SIBLING, cid=shard, name=shard_name(shard), hop=hop)
+        return hop.encode()
+
+    def left(self, shard: int) -> None:
+        """It goes to the shard that is connected to other servers; of those nothing is told."""
+        error = ONLY_NO_SUPPORT if self.is_only else NO_SUPPORT
+        self._add("eg", kind=SIBLING, cid=shard, name=shard_name(shard), error=error)
+
+    def document(self, server: Document) -> bytes:
+        """The document; `server` is the member of that name."""
+        hops = {"hops": self.hops} if self.hops else {}
+        request: Document = {"header": self.headers, "msgsize": self.size}
+        return orjson.dumps({"server": server, "request": request, **hops, "events": self.events})
+
+
+def shard_name(shard: int) -> str:
+    """How events name a sibling."""
+    return f"shard-{shard}"
+
+
+def is_destination(subject: bytes) -> bool:
+    """Whether documents can be published to it."""
+    return bool(subject) and not any(c in b" \t\r\n" for c in subject) and is_literal(subject)
