@@ -96,7 +96,7 @@ cdef class ClientConnection(Peer):
     cdef bint rebuild_tail(self, const Op *op, Publish *message) noexcept
     cdef Py_ssize_t publish_request(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
     cdef Py_ssize_t publish_traced(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
-    cdef int trace_refused(self, const uint8_t *data, Op *op) except -1
+    cdef int trace_refused(self, const uint8_t *data, const Op *op) except -1
     cdef int deliver_traced(self, Entry *entry, Publish *message) except -1
     cdef int deliver(self, Entry *entry, Publish *message) noexcept
     cdef Py_ssize_t incomplete(self, const uint8_t *data, size_t size, size_t total, const Op *op) except -1

@@ -563,7 +563,7 @@ cdef class ClientConnection(Peer):
             tracing.end(trace)
         return done
 
-    cdef int trace_refused(self, const uint8_t *data, Op *op) except -1:
+    cdef int trace_refused(self, const uint8_t *data, const Op *op) except -1:
         """A traced message that is too large. Of a header that came behind its line nothing is known."""
         cdef object trace = self.fanout.tracing.begin(
             self.cid, self.sublist.account, op.subject.at[:op.subject.size],
