@@ -366,9 +366,11 @@ cdef class Probe:
         socket.unread_at = 0
         if isinstance(socket.peer, ClientConnection):
             (<ClientConnection>socket.peer).leave()
-        else:
+        elif isinstance(socket.peer, SiblingLink):
             (<SiblingLink>socket.peer).session.on_closed(reason)
             (<SiblingLink>socket.peer).leave()
+        else:   # a link to another server
+            (<object>socket.peer).leave()
         socket.peer.out.owner = NULL
         self.sockets.remove(socket)
 

@@ -2,7 +2,8 @@
 
     history      what clients did and got                    promises   what must be true of a history
     tenants      accounts, imports and permissions           swarm      shards, their links, the router, time
-    world        clients, and every step                     schedule   which steps, in which order, from a seed
+    servers      other servers, and the gateway              schedule   which steps, in which order, from a seed
+    world        clients, and every step
     shrink       the shortest schedule that still fails      hunt       schedules one after the other
     coverage     what they covered
 

@@ -24,6 +24,7 @@ class Subscription:
     shard_died_at: int = NEVER  # the shard that it was on died, whether it was there still or not
     death_known_at: int = NEVER  # … and every sibling knew it
     most: int = NEVER  # UNSUB max
+    is_outside: bool = False  # of a user of another server; acked_at: since when everybody knows it, without a break
     lost_from: int = NEVER  # its client moved from here on, and was closed because a shard or a link ended meanwhile
     lost_until: int = NEVER  # … and when everything had arrived after that, with all shards linked
     got: dict[int, int] = field(default_factory=dict)  # message → step
@@ -64,6 +65,9 @@ class Message:
     crosses_reload: bool = False  # imports and mappings were reloaded before it was acknowledged
     chosen: str = ""  # the destination of a weighted mapping to which it went, if it came to anybody
     kept_with: bytes = b""  # of a request to another account: the prefix of the replies to it
+    is_outside: bool = False  # a user of another server published it; acked_at: when it had arrived everywhere
+    named: frozenset[str] = frozenset()  # queue groups for which that server left the choice to our broker
+    is_lost_outside: bool = False  # a connection to another server, or the gateway, ended while it was on its way
     lost_at: int = NEVER  # of such a request: when a shard died with it, or while it was being handed over
 
     @property

@@ -95,6 +95,11 @@ ROUTERS = (
     "hop carry router carry pub bring adopt tell hop bring",
 )
 SHARE_WITH_ROUTERS = 0.3
+# Other servers are connected: drawn apart, of worlds with one account; in half of these with `fence: cluster`.
+SHARE_WITH_SERVERS = 0.35
+SERVERS = {"there": 10, "over": 10, "dial": 2, "hang": 1, "fell": 1, "settle": 2, "ping": 2, "pub": 2, "request": 1}
+SERVER_STEPS = "dial", "hang", "fell", "over", "there"
+SERVER_FEATURES = "servers", "fenced"
 ROUTER_STEPS = "router", "adopt"
 PATTERN_STEPS = "entrust", "hop", "empty", "rush", "bring", "retire"
 MOST_STEPS = 300
@@ -249,7 +254,7 @@ def with_some(rng: random.Random, steps: tuple[Step, ...], patterns: list[str]) 
 def with_later_features(seed: int, schedule: Schedule) -> Schedule:
     """The same schedule; in a world with accounts perhaps with some of LATER_FEATURES."""
     if not schedule.has("accounts"):
-        return schedule
+        return with_servers(seed, schedule)
     rng = random.Random(f"features {seed}")
     features = [name for name, share in LATER_FEATURES.items() if rng.random() < share]
     if schedule.has("rights"):
@@ -264,6 +269,25 @@ def with_later_features(seed: int, schedule: Schedule) -> Schedule:
     if "chunked" in features:
         for kind in rng.choices(("request", "answer", "answer", "settle"), k=rng.randint(4, 40)):
             steps.insert(rng.randrange(len(steps) + 1), drawn_step(rng, kind))
+    return replace(schedule, steps=tuple(steps), features=(*schedule.features, *features))
+
+
+def with_servers(seed: int, schedule: Schedule) -> Schedule:
+    """The same schedule; in some worlds with one account with other servers, which connect soon."""
+    rng = random.Random(f"servers {seed}")
+    if rng.random() >= SHARE_WITH_SERVERS:
+        return schedule
+    features = SERVER_FEATURES if rng.random() < 0.5 else SERVER_FEATURES[:1]
+    steps = list(schedule.steps)
+    weights = dict(SERVERS)
+    for fault in ("hang", "fell"):
+        if rng.random() < 0.4:
+            del weights[fault]
+    for kind in rng.choices(list(weights), list(weights.values()), k=rng.randint(30, 150)):
+        steps.insert(rng.randrange(len(steps) + 1), drawn_step(rng, kind))
+    first = [drawn_step(rng, "dial")._replace(who=who) for who in range(4)]
+    at = rng.randrange(1 + len(steps) // 8)
+    steps[at:at] = [*first, drawn_step(rng, "settle")]
     return replace(schedule, steps=tuple(steps), features=(*schedule.features, *features))
 
 
@@ -298,9 +322,10 @@ def parsed(text: str) -> Schedule:
             - set(MOVES)
             - set(PATTERN_STEPS)
             - set(ROUTER_STEPS)
+            - set(SERVER_STEPS)
             - {"reload"}
         )
-        unknown |= set(features) - set(FEATURES) - set(LATER_FEATURES)
+        unknown |= set(features) - set(FEATURES) - set(LATER_FEATURES) - set(SERVER_FEATURES)
         if unknown:
             raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
         return Schedule(int(shards), int(seed), width == "narrow", steps, tuple(features))

@@ -32,6 +32,7 @@ from gnatswarm.shards.links.links import LINK_VERSION, Hello, Links, LinkSession
 from gnatswarm.shards.moving.departures import Departures, ToOthers
 from gnatswarm.shards.moving.host import LEAVING
 from gnatswarm.shards.siblings import Siblings
+from tests.simulation.servers import Gateway, Servers
 from tests.support.engine import Engine, EngineClient
 
 ALL = 1 << 30
@@ -443,6 +444,9 @@ class Process:
             sink=(sink := Sink(self)),
         )
         self.sink = sink
+        self.gateway: Gateway | None = None
+        if number == control.GATEWAY_NUMBER:
+            self.gateway = Gateway(self, is_fenced=swarm.is_fenced)
         swarm.by_boot_id[self.peer.boot_id] = self
         self.links.moves.host = self.host = MoveHost(self)
         self.departures = Departures(self.loop, self.clients, self.links.moves)  # type: ignore[arg-type]
@@ -558,8 +562,12 @@ class Swarm:
         configure: Callable[[Engine], None] = lambda engine: None,
         capacity: int = -1,
         link_mark: int = 0,
+        has_gateway: bool = False,
+        is_fenced: bool = False,
     ) -> None:
         self.now_s = 0.0
+        self.is_fenced = is_fenced
+        self.servers: Servers | None = None  # set before anybody connects
         self.n_timers = 0
         self.next_due_s = 0.0  # no timer is due before
         self.seen: Counter[str] = Counter()
@@ -586,11 +594,14 @@ class Swarm:
         self._told_again: list[tuple[int, supervision.Event]] = []  # what the keeper tells the next router
         self.wanted = set(range(shards))
         self.states = {number: ShardState() for number in range(shards)}
+        if has_gateway:
+            self.states[control.GATEWAY_NUMBER] = ShardState(is_founder=False)
+            self.wanted.add(control.GATEWAY_NUMBER)
         self.processes: dict[int, Process] = {}  # the one that runs, or waits to be reaped
         self._alive: list[Process] | None = None  # None: to be found anew
         self.probes: list[Probe] = []  # of those that live
         self._listed: dict[int, list[control.LinkedShard]] = {}
-        for number in range(shards):
+        for number in sorted(self.wanted):
             self.deliver(number, supervision.StartWanted())
         self.settle()
         assert all(process.is_ready for process in self.processes.values()), "the broker does not start"
@@ -623,9 +634,20 @@ class Swarm:
         self._alive = None
 
     @property
+    def shards(self) -> list[Process]:
+        """The processes that live and have clients, by number."""
+        return [one for one in self.alive if one.gateway is None]
+
+    @property
+    def gateway(self) -> Gateway | None:
+        """That of the gateway's process, which may be dead; None: this broker has none."""
+        process = self.processes.get(control.GATEWAY_NUMBER)
+        return None if process is None else process.gateway
+
+    @property
     def ready(self) -> list[Process]:
         """Processes that accept clients; the router steers new clients away from the others."""
-        return [one for one in self.alive if one.is_ready and self.states[one.number].is_accepting]
+        return [one for one in self.shards if one.is_ready and self.states[one.number].is_accepting]
 
     def listening(self, path: str) -> Process | None:
         for process in self.alive:
@@ -764,7 +786,8 @@ class Swarm:
 
     def leave(self, number: int, *, moves: bool = False) -> None:
         """Retire this shard; its clients are closed, or move to the others, and then every second process stays."""
-        to = [one for one, state in self.states.items() if one != number and state.is_accepting] if moves else []
+        others = [one for one, state in self.states.items() if one != number and state.is_accepting]
+        to = [one for one in others if one != control.GATEWAY_NUMBER] if moves else []
         self.wanted.discard(number)
         relay_s = 3600.0 if moves and self.states[number].starts % 2 else 0.0
         self.deliver(number, supervision.LeaveWanted(control.Drain(4.0 if moves else 1.0, to, relay_s)))
@@ -894,7 +917,7 @@ class Swarm:
             if self.tell(0) or self.hand(0):
                 continue
             busy = self.busy_ends()
-            if not busy:
+            if not busy and not (self.servers is not None and self.servers.carry_all()):
                 break
             for end in busy:
                 if end.other.is_open:

@@ -28,6 +28,7 @@ from tests.simulation import promises
 from tests.simulation.history import NEVER, Message, Subscription
 from tests.simulation.promises import History
 from tests.simulation.schedule import MOST_SHARDS_HERE, Schedule, Step
+from tests.simulation.servers import Servers
 from tests.simulation.swarm import ALL, End, Process, Swarm
 from tests.simulation.tenants import RIGHTS, Tenants, View, may_publish, may_subscribe
 from tests.support.engine import NO_RESPONDERS, Engine, EngineClient, frames
@@ -38,6 +39,7 @@ MOST_CLIENTS = 24
 # and sizes are such that few messages make somebody slow.
 SIZES = (0, 3000, 12000, 33000, 33000)
 VOLLEY_BYTES = 12000
+FIRST_SLOT = 32  # of other servers, among the numbers of shards: broker.exchange
 LIMITS = Limits(max_pending_bytes=200_000), Limits(max_pending_bytes=300_000)
 CAPACITIES = (-1, 20_000, 40_000)  # bytes that a link's socket takes; -1: all
 LINK_MARKS = (40_000, 0, 70_000)
@@ -136,7 +138,13 @@ class World:
             configure=self.configure,
             capacity=CAPACITIES[schedule.seed % 3] if is_slow else -1,
             link_mark=LINK_MARKS[schedule.seed % 5 % 3] if is_slow else 0,
+            has_gateway=schedule.has("servers"),
+            is_fenced=schedule.has("fenced"),
         )
+        self.servers: Servers | None = None
+        if schedule.has("servers"):
+            self.servers = Servers(self.swarm, schedule.seed, self.subscriptions, self.messages)
+            self.swarm.servers = self.servers
         self.swarm.on_end = self.on_end
         self.swarm.movers = self
         self.swarm.n_answers_due = self.n_answers_due
@@ -147,7 +155,7 @@ class World:
         self.swarm.on_frames = self.on_frames
         self.swarm.on_break = self.on_break
         each = 1 if is_narrow and schedule.seed % 2 else 2
-        for process in self.swarm.alive:
+        for process in self.swarm.shards:
             for _ in range(each):
                 self.come(process)
         self.swarm.settle()
@@ -208,7 +216,7 @@ class World:
         person.taken = client.connection.in_msgs
         self.people.append(person)
         self.present.append(person.sight)
-        self.history.rights.append([(self.now, rights)])
+        self.history.rights[number] = [(self.now, rights)]
         self.subscribe(person, f"_INBOX.{number}.*", "")
 
     def subscribe(self, person: Person, pattern: str, queue: str, *, finish: bool = True) -> None:
@@ -303,6 +311,8 @@ class World:
 
     def on_pong(self, person: Person) -> None:
         assert person.is_asking, f"client {person.number} did not ask for a PONG"
+        if self.servers is not None and self.swarm.is_fenced:
+            self.servers.check_fenced(person.number, person.subscriptions, person.unacked)
         person.is_asking = False
         for sub in person.subscriptions:
             sub.acked_at = min(sub.acked_at, self.now)
@@ -388,6 +398,8 @@ class World:
 
     def on_end(self, process: Process) -> None:
         """A shard's process has ended, with its clients."""
+        if process.gateway is not None and self.servers is not None:
+            self.servers.on_gateway_ended()
         self.count(process)
         self.look()
         self.ended += not process.has_left
@@ -516,6 +528,8 @@ class World:
     def step(self, step: Step) -> None:
         """One step; what cannot happen now does not."""
         self.now += 1
+        if self.servers is not None:
+            self.servers.now = self.now
         alone = ALONE.get(step.kind)
         if alone is not None:
             alone(self, step)
@@ -536,8 +550,10 @@ class World:
         for process in list(self.dying):
             if not any(end.other.process is process and end.is_joined for end in self.swarm.ends):
                 self.dying.remove(process)
+                if process.gateway is not None and self.servers is not None:
+                    self.servers.lose()  # what was sent to it since it died
                 for sub in self.subscriptions:
-                    if self.people[sub.client].believed_at(process):
+                    if not sub.is_outside and self.people[sub.client].believed_at(process):
                         sub.death_known_at = self.now
 
     def relieve(self) -> None:
@@ -567,6 +583,22 @@ class World:
                     sub.left_acked_at = min(sub.left_acked_at, self.now)
                 if sub.lost_from != NEVER:
                     sub.lost_until = min(sub.lost_until, self.now)
+            self.note_settled()
+
+    def note_settled(self) -> None:
+        """Everything has arrived and everybody is linked: what goes to other servers and comes from them is checked."""
+        if self.dying:
+            self.look_who_knows()
+        if (
+            self.servers is not None
+            and not self.servers.is_held
+            and not any(
+                one.backlog or one.is_waiting or one.moves_since != NEVER or one.socket.is_held
+                for one in self.people
+                if not one.is_gone
+            )
+        ):
+            self.servers.settled()
 
     def do_tell(self, step: Step) -> None:
         """Deliver one message between the router and a shard."""
@@ -791,7 +823,11 @@ class World:
     def do_slow(self, person: Person, step: Step) -> None:
         """Let it stop reading until a step lets it read; or take another client, which has subscriptions."""
         if self.schedule.has("slow"):
-            wanting = {one.client for one in self.subscriptions if one.left_at == NEVER and one.pattern[0] != "_"}
+            wanting = {
+                one.client
+                for one in self.subscriptions
+                if one.left_at == NEVER and one.pattern[0] != "_" and not one.is_outside
+            }
             if wanting and person.number not in wanting:
                 person = self.people[sorted(wanting)[step.which % len(wanting)]]
             if person.is_on_its_way:
@@ -846,10 +882,12 @@ class World:
                     self.lose_requests(prefix)
             self.swarm.cut(end)
             self.seen["link break"] += 1
+            if self.servers is not None:
+                self.servers.on_break()
 
     def do_kill(self, step: Step) -> None:
         """Kill a shard with its clients; the router starts it again."""
-        alive = self.swarm.alive
+        alive = self.swarm.shards
         if len(alive) > 2 and step.much < 8:
             alive[step.who % len(alive)].die()
             self.seen["kill"] += 1
@@ -874,6 +912,53 @@ class World:
         """Another router takes over."""
         if not self.swarm.has_router:
             self.swarm.adopt()
+
+    # ---- other servers
+
+    def do_dial(self, step: Step) -> None:
+        """Another server connects."""
+        if self.servers is not None:
+            self.servers.dial(self.servers.all[step.who % len(self.servers.all)])
+
+    def do_hang(self, step: Step) -> None:
+        """The connection to another server ends."""
+        if self.servers is not None and step.much < 8:
+            server = self.servers.all[step.who % len(self.servers.all)]
+            self.seen["connection to a server ended"] += server.door is not None
+            self.servers.hang_up(server)
+
+    def do_fell(self, step: Step) -> None:
+        """The gateway's process is killed."""
+        gateway = self.swarm.gateway
+        if gateway is not None and gateway.process.is_alive and step.much < 8:
+            gateway.process.die()
+            self.seen["gateway died"] += 1
+
+    def do_over(self, step: Step) -> None:
+        """Bytes of a connection to another server arrive, in one direction."""
+        if self.servers is not None:
+            self.servers.carry(step.who, (1, 9, 60, ALL)[step.much % 4])
+
+    def do_there(self, step: Step) -> None:
+        """The user of another server subscribes, unsubscribes, publishes or answers; or its server asks for a PONG."""
+        if self.servers is None:
+            return
+        server = self.servers.all[step.who % len(self.servers.all)]
+        what = step.which % 12
+        if what < 2:
+            self.servers.subscribe(server, self.patterns[step.much % len(self.patterns)], "")
+        elif what < 4:
+            self.servers.subscribe(server, self.patterns[step.much % len(self.patterns)], QUEUES[1 + step.much % 2])
+        elif what < 6 and server.wants:
+            self.servers.unsubscribe(server, server.wants[step.much % len(server.wants)])
+        elif what == 6:
+            self.servers.ping(server)
+        elif what == 7 and server.to_answer:
+            reply, number = server.to_answer.pop(step.much % len(server.to_answer))
+            self.servers.publish(server, reply, answers=number)
+            self.seen["answer of another server"] += 1
+        else:
+            self.servers.publish(server, self.subjects[step.much % len(self.subjects)])
 
     # ---- moves
 
@@ -1042,6 +1127,7 @@ class World:
 
     def check_counts(self) -> None:
         """Each shard knows how many members each queue group has at each other."""
+        outside = range(FIRST_SLOT, 63)
         for here in self.swarm.alive:
             for sublist in here.engine.probe.mesh.sublists():  # type: ignore[union-attr]
                 found = here.engine.probe.groups(sublist)
@@ -1053,7 +1139,9 @@ class World:
                     told = there.engine.probe.groups(mesh.account(sublist.account))
                     for name in found.keys() | told.keys():
                         knows = found.get(name, (0, {}))[1].get(there.number, 0)
-                        has = told.get(name, (0, {}))[0]
+                        has, members = told.get(name, (0, {}))
+                        if there.gateway is not None:
+                            has = sum(n for slot, n in members.items() if slot in outside)
                         assert knows == has, (
                             f"shard {here.number} counts {knows} members of {name} at {there.number}, which has {has}"
                         )
@@ -1063,6 +1151,8 @@ class World:
     def finish(self) -> None:
         """Everything arrives, and everybody who is left asks for a PONG and gets it."""
         self.now += 1
+        if self.servers is not None:
+            self.servers.now = self.now
         if not self.swarm.has_router:
             self.swarm.adopt()
         self.swarm.settle()
@@ -1080,9 +1170,12 @@ class World:
                 person.is_asking = person.is_waiting = True
                 self.say(person, b"PING\r\n")
         self.now += 1
+        if self.servers is not None:
+            self.servers.now = self.now
         self.rest()
         assert not any(one.is_waiting for one in self.people if not one.is_gone), "a PONG did not come in the end"
         assert not any(one.is_on_its_way for one in self.people if not one.is_gone), "a client did not arrive"
+        self.note_settled()
         self.check_counts()
         promises.check(self.history)
         for process in self.swarm.alive:
@@ -1099,9 +1192,8 @@ class World:
                 process.engine.probe.release_stalls()
             self.swarm.settle()
             self.look()
-            if self.swarm.is_whole and not any(
-                one.backlog or one.client.socket.is_held for one in self.people if not one.is_gone
-            ):
+            is_held = any(one.backlog or one.client.socket.is_held for one in self.people if not one.is_gone)
+            if self.swarm.is_whole and not is_held and not (self.servers is not None and self.servers.is_held):
                 return
             self.swarm.pass_s(0.5)
         raise AssertionError("the broker does not come to rest")
@@ -1116,6 +1208,10 @@ class World:
             assert process.links.reroutes.n_pending == 0
             for sublist in process.engine.probe.mesh.sublists():  # type: ignore[union-attr]
                 assert sublist.n_subs == 0, f"{sublist.account!r} holds {sublist.n_subs} subscriptions"
+        if self.servers is not None:
+            for server in self.servers.all:
+                self.servers.hang_up(server)
+            self.swarm.settle()
         for end in self.swarm.ends:
             if end.is_open:
                 end.end()
@@ -1146,6 +1242,11 @@ ALONE: dict[str, Callable[[World, Step], None]] = {
     "kill": World.do_kill,
     "boot": World.do_boot,
     "leave": World.do_leave,
+    "dial": World.do_dial,
+    "hang": World.do_hang,
+    "fell": World.do_fell,
+    "over": World.do_over,
+    "there": World.do_there,
     "router": World.do_router,
     "adopt": World.do_adopt,
     "move": World.do_move,

@@ -1,0 +1,473 @@
+"""Other servers, as scripts: members of a cluster and leaf nodes that are connected to the simulated broker's gateway.
+
+Each speaks the protocol between servers over a byte stream, and shares nothing with the broker's parser. It has one
+user, who subscribes and publishes. Members of the cluster are connected to each other, too, without us: so what came
+to us from one of them must not come to another through us.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import TYPE_CHECKING
+
+from gnatswarm.broker.exchange import Exchange
+from gnatswarm.broker.fence import MeshFence
+from gnatswarm.broker.serverlink import ServerLink
+from tests.simulation.history import NEVER, Message, Subscription
+from tests.simulation.tenants import matches
+
+if TYPE_CHECKING:
+    from tests.simulation.swarm import Process, Swarm
+
+FIRST_USER = 1000  # numbers of clients from here on are users of other servers
+KINDS = ("route", "route", "leaf", "leaf")
+FENCE_TIMEOUT_S = 0.5
+LOOP_SUBJECT = b"$LDS."
+
+
+class Gateway:
+    """What one process has beside its links, as shards.gateway has."""
+
+    def __init__(self, process: Process, *, is_fenced: bool) -> None:
+        probe = process.engine.probe
+        assert isinstance(probe.fence, MeshFence) and probe.mesh is not None
+        self.process = process
+        self.exchange = Exchange(probe.mesh, probe.fence)
+        self.exchange.fence.is_on = is_fenced
+        self.exchange.fence.on_wait = self._on_wait
+        self._is_looking = False
+
+    def _on_wait(self) -> None:
+        self.process.swarm.seen["fence of servers"] += 1
+        if not self._is_looking:
+            self._is_looking = True
+            self.process.loop.call_later(FENCE_TIMEOUT_S, self._look)
+
+    def _look(self) -> None:
+        now_us = self.process.swarm.now_us
+        late, next_us = self.exchange.fence.expire(now_us, round(FENCE_TIMEOUT_S * 1e6))
+        self.process.swarm.seen["server is late"] += len(late)
+        self._is_looking = next_us > 0
+        if next_us:
+            self.process.loop.call_later(next_us / 1e6, self._look)
+        self.process.probe.finish()
+
+
+class Door:
+    """One connection; the engine's session of it, too."""
+
+    def __init__(self, gateway: Gateway, server: Server) -> None:
+        self.gateway = gateway
+        self.server = server
+        self.carried = 0  # bytes that the server has read
+        self.out = bytearray()  # what the server has sent, and the gateway has not read
+        self.rest = b""
+        self.pings: list[list[Subscription]] = []  # for each PING of the server: what it had told before
+        probe = gateway.process.probe
+        self.link = ServerLink(gateway.exchange, self, is_route=server.kind == "route")
+        self.socket = probe.adopt(self.link)
+        assert self.link.join(server.kind, None if server.kind == "route" else b"$G", "")
+        self.link.begin()
+        probe.finish()
+
+    @property
+    def is_open(self) -> bool:
+        return self.gateway.process.is_alive and not self.socket.is_over
+
+    @property
+    def is_busy(self) -> bool:
+        return self.is_open and (bool(self.out) or len(self.socket.sent) > self.carried)
+
+    def end(self) -> None:
+        """The connection breaks: what is on its way is lost."""
+        if self.is_open:
+            self.gateway.process.probe.end(self.socket)
+
+    def carry_in(self, most: int) -> None:
+        data = bytes(self.out[:most])
+        del self.out[:most]
+        if data and self.is_open:
+            self.gateway.process.probe.feed(self.socket, data)
+
+    def carry_out(self, most: int) -> None:
+        data = bytes(self.socket.sent[self.carried : self.carried + most])
+        self.carried += len(data)
+        self.rest = self.server.read(self.rest + data)
+
+    # ---- the session of the engine's link
+
+    def on_pong(self) -> None:
+        raise AssertionError("a PONG without a PING")
+
+    def on_info(self, raw: bytes, /) -> None:
+        raise AssertionError(raw)
+
+    on_connect = on_error = on_info
+
+    def on_early(self) -> None:
+        raise AssertionError("a frame before the connection was made")
+
+    on_interest = on_early
+
+    def on_loop(self, _begins: bool, /) -> None:
+        raise AssertionError("a loop")
+
+    def on_unknown_account(self, account: bytes, /) -> None:
+        raise AssertionError(account)
+
+    def on_refused(self, why: str, subject: bytes, /) -> None:
+        raise AssertionError((why, subject))
+
+    def on_broken(self, why: str, /) -> None:
+        raise AssertionError(why)
+
+    def on_closed(self, _reason: int, /) -> None:
+        """The broker has closed it."""
+
+
+class Server:
+    """One other server, with its user."""
+
+    def __init__(self, servers: Servers, number: int, kind: str) -> None:
+        self.servers = servers
+        self.number = FIRST_USER + number
+        self.kind = kind
+        self.door: Door | None = None
+        self.wants: list[Subscription] = []  # what its user is subscribed to now
+        self.heard: set[str] = set()
+        self.heard_queues: dict[tuple[str, str], int] = {}
+        self.is_in_step = False  # all has arrived since it was connected, and nothing has ended
+        self.to_answer: list[tuple[str, int]] = []
+        self.frames = 0  # of messages that came
+
+    # ---- what it tells
+
+    def send(self, verb: str, words: str, body: bytes = b"") -> None:
+        if self.door is None:
+            return
+        if self.kind == "route":
+            words = f"$G {words}"
+        verb = ("R" if self.kind == "route" else "L") + verb
+        self.door.out += f"{verb} {words}\r\n".encode() + body
+
+    def tell(self, pattern: str, queue: str) -> None:
+        """Tell how many want this now."""
+        n = sum(one.pattern == pattern and one.queue == queue for one in self.wants)
+        if queue:
+            self.send("S+" if n else "S-", f"{pattern} {queue} {n}" if n else f"{pattern} {queue}")
+        else:
+            self.send("S+" if n else "S-", pattern)
+
+    def tell_all(self) -> None:
+        for pattern, queue in sorted({(one.pattern, one.queue) for one in self.wants}):
+            self.tell(pattern, queue)
+
+    # ---- what it hears
+
+    def read(self, data: bytes) -> bytes:
+        """Frames; returns what is not complete."""
+        while (end := data.find(b"\r\n")) >= 0:
+            words = data[:end].split(b" ")
+            after = end + 2
+            verb = words[0]
+            if verb in (b"RMSG", b"LMSG"):
+                size = int(words[-1])
+                if len(data) < after + size + 2:
+                    break
+                assert data[after + size : after + size + 2] == b"\r\n", data[:200]
+                self.on_message(words[2:-1] if self.kind == "route" else words[1:-1], data[after : after + size])
+                after += size + 2
+            elif verb == b"PING":
+                assert self.door is not None
+                self.door.out += b"PONG\r\n"
+            elif verb == b"PONG":
+                self.on_pong()
+            else:
+                assert verb in ((b"RS+", b"RS-") if self.kind == "route" else (b"LS+", b"LS-")), data[:200]
+                self.on_interest(
+                    verb[2:] == b"+", [word.decode() for word in words[2 if self.kind == "route" else 1 :]]
+                )
+            data = data[after:]
+        return data
+
+    def on_interest(self, wanted: bool, words: list[str]) -> None:
+        if words[0].startswith(LOOP_SUBJECT.decode()):
+            assert self.kind == "leaf", "a loop subject goes to leaf nodes alone"
+        elif len(words) == 1 and wanted:
+            self.heard.add(words[0])
+        elif len(words) == 1:
+            assert words[0] in self.heard, f"{words[0]} ends, and has not begun"
+            self.heard.remove(words[0])
+        elif wanted:
+            self.heard_queues[words[0], words[1]] = int(words[2])
+        else:
+            assert (words[0], words[1]) in self.heard_queues, f"{words} ends, and has not begun"
+            del self.heard_queues[words[0], words[1]]
+
+    def on_pong(self) -> None:
+        assert self.door is not None and self.door.pings, "a PONG without a PING"
+        for sub in self.door.pings.pop(0):
+            if self.kind == "route":  # every shard knows it
+                sub.acked_at = min(sub.acked_at, self.servers.now)
+                self.servers.seen["PONG to another server"] += 1
+
+    def on_message(self, words: list[bytes], payload: bytes) -> None:
+        """From our broker."""
+        subject, queues, reply = words[0].decode(), [], ""
+        if len(words) > 1 and words[1] in (b"+", b"|"):
+            reply = words[2].decode() if words[1] == b"+" else ""
+            queues = [word.decode() for word in words[3 if reply else 2 :]]
+        elif len(words) > 1:
+            reply = words[1].decode()
+        number = int(payload)
+        message = self.servers.messages[number]
+        assert message.subject == subject, f"{message} came as {subject}"
+        came_from = self.servers.server_of(message)
+        if came_from is not None:
+            if came_from is self or came_from.kind == self.kind == "route":
+                # Only for a group whose last member here had gone: see ServerLink.send_on(), and re-routes of shards.
+                assert queues and message.named >= set(queues), f"{message} came from there"
+                self.servers.seen["queue message sent on to another server"] += 1
+            self.servers.seen[f"from a {came_from.kind} to a {self.kind}"] += 1
+        self.servers.seen[f"message to a {self.kind}"] += 1
+        self.servers.seen["queue message to another server"] += bool(queues)
+        self.frames += 1
+        for sub in self.wants:
+            if not sub.queue and matches(sub.pattern, subject):
+                # A frame that was sent on for a queue group serves plain subscriptions, too: of this one nobody knew.
+                is_excused = queues and message.at <= sub.acked_at
+                if not (is_excused and number in sub.got):
+                    self.servers.got(sub, number)
+        for queue in queues:
+            members = [one for one in self.wants if one.queue == queue and matches(one.pattern, subject)]
+            if members:
+                self.servers.got(members[self.frames % len(members)], number)
+        if reply:
+            self.to_answer.append((reply, number))
+
+
+class Servers:
+    """All other servers of one world."""
+
+    def __init__(self, swarm: Swarm, seed: int, subscriptions: list[Subscription], messages: list[Message]) -> None:
+        self.swarm = swarm
+        self.seen: Counter[str] = swarm.seen
+        self.rng = Random(f"servers {seed}")
+        self.subscriptions = subscriptions
+        self.messages = messages
+        self.now = 0
+        self.all = [Server(self, n, kind) for n, kind in enumerate(self.rng.sample(KINDS, self.rng.randint(1, 4)))]
+        self.unsettled = 0  # messages from here on may not have arrived everywhere
+        self.unacked: list[Message] = []  # of their users
+        self.has_link_broken = False  # between shards, since everything had arrived
+
+    def server_of(self, message: Message) -> Server | None:
+        return self.all[message.client - FIRST_USER] if message.client >= FIRST_USER else None
+
+    @property
+    def doors(self) -> list[Door]:
+        return [one.door for one in self.all if one.door is not None]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the gateway reads nothing of one of them for now: it feeds somebody slow."""
+        return any(one.is_open and one.socket.is_held for one in self.doors)
+
+    def got(self, sub: Subscription, number: int) -> None:
+        assert number not in sub.got, f"{sub}: {self.messages[number]} twice"
+        sub.got[number] = self.now
+
+    # ---- connections
+
+    def dial(self, server: Server) -> None:
+        """It connects, if the gateway serves."""
+        gateway = self.swarm.gateway
+        if server.door is None and gateway is not None and gateway.process.is_ready and gateway.process.is_alive:
+            server.door = Door(gateway, server)
+            server.tell_all()
+            self.seen["server connected"] += 1
+
+    def hang_up(self, server: Server) -> None:
+        """Its connection ends: nobody knows any more what is wanted on the other side."""
+        if server.door is None:
+            return
+        server.door.end()
+        server.door = None
+        server.heard.clear()
+        server.heard_queues.clear()
+        server.is_in_step = False
+        for sub in server.wants:
+            sub.acked_at = NEVER
+        self.lose()
+
+    def lose(self) -> None:
+        """What is on its way to or from other servers may be lost."""
+        for message in self.messages[self.unsettled :]:
+            message.is_lost_outside = True
+        for message in self.unacked:
+            message.may_be_lost = True
+
+    def on_gateway_ended(self) -> None:
+        for server in self.all:
+            self.hang_up(server)
+        self.lose()
+
+    def on_break(self) -> None:
+        """A link has broken, perhaps of the gateway: of what other servers sent some is lost, and nobody is told."""
+        self.has_link_broken = True
+        for server in self.all:
+            server.is_in_step = False
+        for message in self.unacked:
+            message.may_be_lost = True
+
+    # ---- bytes
+
+    def carry(self, which: int, most: int) -> bool:
+        """Some bytes of one connection, in one direction; False: there are none."""
+        busy = [one for one in self.doors if one.is_busy]
+        if not busy:
+            return False
+        door = busy[which % len(busy)]
+        if door.out and (which % 2 or len(door.socket.sent) == door.carried):
+            door.carry_in(most)
+        else:
+            door.carry_out(most)
+        self.swarm.turn()
+        return True
+
+    def carry_all(self) -> bool:
+        """Everything, once; False: there was nothing."""
+        is_busy = False
+        for door in self.doors:
+            if door.is_busy:
+                is_busy = True
+                door.carry_in(1 << 30)
+                door.carry_out(1 << 30)
+        if is_busy:
+            self.swarm.turn()
+        return is_busy
+
+    # ---- their users
+
+    def subscribe(self, server: Server, pattern: str, queue: str) -> None:
+        sub = Subscription(server.number, len(self.subscriptions) + 1, pattern, queue, at=self.now)
+        sub.is_outside = True
+        self.subscriptions.append(sub)
+        is_new = queue or not any(one.pattern == pattern and not one.queue for one in server.wants)
+        server.wants.append(sub)
+        if is_new:
+            server.tell(pattern, queue)
+
+    def unsubscribe(self, server: Server, sub: Subscription) -> None:
+        server.wants.remove(sub)
+        sub.left_at = self.now
+        if sub.queue or not any(one.pattern == sub.pattern and not one.queue for one in server.wants):
+            server.tell(sub.pattern, sub.queue)
+
+    def ping(self, server: Server) -> None:
+        if server.door is not None:
+            server.door.pings.append(list(server.wants))
+            server.door.out += b"PING\r\n"
+
+    def publish(self, server: Server, subject: str, answers: int = -1) -> None:
+        message = Message(len(self.messages), server.number, subject, at=self.now, answers=answers)
+        message.at_us = self.swarm.now_us
+        message.is_outside = True
+        message.may_be_lost = self.has_link_broken
+        self.messages.append(message)
+        near = [one for one in self.all if one is server or one.kind == server.kind == "route"]
+        members: dict[str, list[Subscription | None]] = {}  # None: one of our broker's
+        for one in near:
+            for sub in one.wants:
+                if matches(sub.pattern, subject):
+                    if sub.queue:
+                        members.setdefault(sub.queue, []).append(sub)
+                    else:
+                        self.got(sub, message.number)
+        for (pattern, queue), n in sorted(server.heard_queues.items()):
+            if matches(pattern, subject):
+                members.setdefault(queue, []).extend([None] * n)
+        for queue, candidates in sorted(members.items()):
+            chosen = self.rng.choice(candidates)
+            if chosen is None:
+                message.named |= {queue}
+            else:
+                self.got(chosen, message.number)
+        body = b"%d" % message.number
+        if message.named:
+            server.send("MSG", f"{subject} | {' '.join(sorted(message.named))} {len(body)}", body + b"\r\n")
+        elif any(matches(pattern, subject) for pattern in server.heard):
+            server.send("MSG", f"{subject} {len(body)}", body + b"\r\n")
+        else:
+            message.is_orphaned = True  # nobody else has said that it is wanted
+        if server.door is None:
+            message.is_orphaned = True
+        else:
+            self.unacked.append(message)
+            self.seen[f"message from a {server.kind}"] += 1
+
+    # ---- when all has arrived
+
+    def settled(self) -> None:
+        """Everything has arrived, and all shards and the gateway are in step: who was there got what was sent."""
+        for message in self.unacked:
+            if not (message.may_be_lost or message.is_orphaned):
+                message.acked_at = self.now
+                message.acked_us = self.swarm.now_us
+        self.unacked.clear()
+        for message in self.messages[self.unsettled :]:
+            if message.at == NEVER or message.is_denied or message.is_lost_outside or not message.is_promised:
+                continue
+            if self.has_link_broken and message.acked_at == NEVER:
+                continue  # its client is closed, not acknowledged
+            for server in self.all:
+                for sub in server.wants:
+                    if not sub.queue and sub.acked_at < message.at and matches(sub.pattern, message.subject):
+                        assert message.number in sub.got, f"{sub}, on another server, did not get {message}"
+        self.unsettled = len(self.messages)
+        self.has_link_broken = False
+        for sub in self.subscriptions:
+            if sub.is_outside and sub.left_at != NEVER:
+                sub.left_acked_at = min(sub.left_acked_at, self.now)
+        for server in self.all:
+            server.is_in_step = server.door is not None
+            if server.is_in_step:
+                for sub in server.wants:
+                    sub.acked_at = min(sub.acked_at, self.now)
+                self.check_heard(server)
+
+    def check_heard(self, server: Server) -> None:
+        """Each server has been told what our clients and other kinds of servers want, and nothing else."""
+        plain: set[str] = set()
+        queues: Counter[tuple[str, str]] = Counter()
+        others = [one for one in self.all if one is not server and one.door is not None]
+        fed = {one.number for one in others if not one.kind == server.kind == "route"}
+        for sub in self.subscriptions:
+            if sub.left_at == NEVER and (sub.client in fed or not sub.is_outside):
+                if sub.queue:
+                    queues[sub.pattern, sub.queue] += 1
+                else:
+                    plain.add(sub.pattern)
+        assert server.heard == plain, f"a {server.kind} has heard of {server.heard ^ plain} wrongly"
+        assert server.heard_queues == dict(queues), f"a {server.kind} has heard {server.heard_queues}, not {queues}"
+
+    def check_fenced(self, client: int, subscriptions: list[Subscription], messages: list[Message]) -> None:
+        """A client gets its PONG with `fence: cluster`: members that are in step know all that it did before."""
+        for server in self.all:
+            if server.kind != "route" or not server.is_in_step or server.door is None:
+                continue
+            if server.door.gateway.exchange.fence.late:
+                continue
+            self.seen["PONG that other servers know of"] += 1
+            for sub in subscriptions:
+                if sub.left_at == NEVER and sub.most == NEVER:
+                    known = server.heard_queues if sub.queue else server.heard
+                    key = (sub.pattern, sub.queue) if sub.queue else sub.pattern
+                    assert key in known, f"client {client} has its PONG, and another server does not know {sub}"
+            for message in messages:
+                if message.at == NEVER or message.is_denied or message.is_lost_outside:
+                    continue
+                for sub in server.wants:
+                    if not sub.queue and sub.acked_at < message.at and matches(sub.pattern, message.subject):
+                        assert message.number in sub.got, f"{message} is acknowledged, and {sub} did not get it"
