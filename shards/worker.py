@@ -71,7 +71,11 @@ def _die(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
     A shard that continued could lose messages silently.
     """
-    logger.critical("%s", context.get("message", "unexpected error"), exc_info=context.get("exception"))
+    error = context.get("exception")
+    if isinstance(error, MemoryError):
+        logger.critical("Out of memory: this shard ends, and another one takes its place")
+    else:
+        logger.critical("%s", context.get("message", "unexpected error"), exc_info=error)
     os._exit(70)  # EX_SOFTWARE
 
 

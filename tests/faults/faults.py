@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.flow import BROKEN, CONNECT, Flow
-from tests.faults.scene import SHARDS, Row, Scene, folder, observed, read_only_disk, scene, small_disk
+from tests.faults.scene import SHARDS, Row, Scene, folder, memory_cgroup, observed, read_only_disk, scene, small_disk
 from tests.support import swarm
 from tests.support.pages import Pages
 from tests.support.servers import HOST, KINDS, Broker, session_pids, wait_pids_gone
@@ -357,12 +357,40 @@ def client_is_served(one: Scene) -> bool:
         return sock.recv(5) == b"INFO "
 
 
-@fault("no-memory", f"a shard may take {SPARE_BYTES >> 20} MiB more (RLIMIT_AS), and a client subscribes for ever")
+@fault("no-memory", f"each shard may take {SPARE_BYTES >> 20} MiB more (RLIMIT_AS), and a client subscribes for ever")
 async def no_memory(one: Scene) -> str:
+    for pid in (await asyncio.to_thread(one.shard_pids)).values():
+        resource.prlimit(pid, resource.RLIMIT_AS, (mapped_bytes(pid) + SPARE_BYTES, resource.RLIM_INFINITY))
+    made, _, is_new = await subscribe_for_ever(one)
+    took_s = await one.until(one.serves)
+    if is_new:
+        return f"after {made:,} subscriptions the shard ends, and another one serves after {took_s:.2f} s"
+    return f"after {made:,} subscriptions its connection is closed, and the shard goes on"
+
+
+@whole_run("cgroup-memory")
+async def cgroup_memory(seed: str) -> list[Row]:
+    """As in a container or a unit with a limit: the kernel kills the process that is largest."""
+    title = f"the whole broker may take {SPARE_BYTES >> 20} MiB more (cgroup), and a client subscribes for ever"
+    with folder() as place, memory_cgroup() as group:
+        if group is None:
+            return [Row(title, "not tried: this user may not make a cgroup", "", "", holds=True)]
+        group.enter()  # what starts from now on; memory counts where it was first used
+        async with scene(place, seed) as one:
+            group.leave()
+            await one.moment()
+            group.limit(group.usage() + SPARE_BYTES)
+            made, shard, is_gone = await subscribe_for_ever(one)
+            took_s = await one.until(one.serves)
+            assert is_gone, "nobody was killed"
+            way = f"the kernel kills shard {shard}; another one serves after {took_s:.2f} s"
+            return [await observed(one, title, f"after {made:,} subscriptions {way}")]
+
+
+async def subscribe_for_ever(one: Scene) -> tuple[int, int, bool]:
+    """Until its connection breaks: (subscriptions, its shard, whether that is another process then)."""
     client = await Client.connect(one.broker.port, CONNECT)
     pid = (await asyncio.to_thread(one.shard_pids))[client.shard]
-    size = mapped_bytes(pid)
-    resource.prlimit(pid, resource.RLIMIT_AS, (size + SPARE_BYTES, resource.RLIM_INFINITY))
     made = 0
     with contextlib.suppress(*BROKEN):
         for _ in range(2000):
@@ -371,11 +399,7 @@ async def no_memory(one: Scene) -> str:
             await client.flush(20)
             made += 500
     client.close()
-    is_new = await asyncio.to_thread(lambda: one.shard_pids().get(client.shard) != pid)
-    took_s = await one.until(one.serves)
-    if is_new:
-        return f"after {made:,} subscriptions the shard ends, and another one serves after {took_s:.2f} s"
-    return f"after {made:,} subscriptions its connection is closed, and the shard goes on"
+    return made, client.shard, await asyncio.to_thread(lambda: one.shard_pids().get(client.shard) != pid)
 
 
 def mapped_bytes(pid: int) -> int:

@@ -174,6 +174,53 @@ def read_only_disk(place: Path) -> contextlib.AbstractContextManager[bool]:
     return mounted(place, "size=4k,mode=0700,ro")
 
 
+class Cgroup:
+    """A group of processes whose memory is limited, of either version of the kernel's interface."""
+
+    def __init__(self, place: Path, names: tuple[str, str], home: Path) -> None:
+        self.place = place
+        self._limit, self._usage = names
+        self._home = home  # where this process was
+
+    def enter(self) -> None:
+        """This process, and what it starts from now on."""
+        (self.place / "cgroup.procs").write_text(str(os.getpid()))
+
+    def leave(self) -> None:
+        """This process goes back; what it has started stays."""
+        (self._home / "cgroup.procs").write_text(str(os.getpid()))
+
+    def usage(self) -> int:
+        """Bytes that were first used in it."""
+        return int((self.place / self._usage).read_text())
+
+    def limit(self, n_bytes: int) -> None:
+        (self.place / self._limit).write_text(str(n_bytes))
+
+
+@contextlib.contextmanager
+def memory_cgroup() -> Iterator[Cgroup | None]:
+    """A cgroup of its own for as long as the context lasts; None: this user may not make one."""
+    root, names = Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    if not root.is_dir():
+        root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current")
+    place = root / f"gnatswarm-faults-{os.getpid()}"
+    found = re.search(r"(?m)^\d+:(?:memory)?:/(.*)$", Path("/proc/self/cgroup").read_text())
+    home = root / found[1] if found else root
+    try:
+        place.mkdir()
+    except OSError:
+        yield None
+        return
+    try:
+        yield Cgroup(place, names, home) if (place / names[0]).exists() else None
+    finally:
+        for pid in (place / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):  # it has ended
+                (root / "cgroup.procs").write_text(pid)
+        place.rmdir()
+
+
 @contextlib.asynccontextmanager
 async def scene(
     place: Path, seed: str, *, more: str = "", environment: dict[str, str] | None = None
