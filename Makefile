@@ -45,8 +45,9 @@ help: ## list the targets
 run: build ## start the broker, on port 4222 unless ARGS says otherwise
 	@exec $(VENV)/bin/gnatswarm $(ARGS)
 
+# With byte code, for the same reason as below: of two workers each then compiles half of the tests.
 test: build $(VENV)/.tools ## run the tests
-	@$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
 # Many containers set PYTHONDONTWRITEBYTECODE, and then Python writes no byte code; without byte code a broker takes half
 # as long again to start.

@@ -13,14 +13,18 @@ kind, `cluster` that broker with clients that are closed in the end, `broker_wit
                                                    a minute of recorded histories
     GNATSWARM_SLOW=1                               also what takes minutes or gigabytes
     GNATSWARM_SCHEDULES=100000                     how many random schedules: tests/simulation
+    TMPDIR=/tmp                                    where temporary files are; by default in memory, where that has room
 
 At the end of a run of several files its duration is printed beside the budget, and which files took most of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -50,9 +54,30 @@ from tests.support.wire import Cluster  # noqa: E402
 BUDGET_S = 12 * 60
 SLOWEST_FILES = 10
 _began_s = pytest.StashKey[float]()
+# Most tests make a few small files, which a disk takes milliseconds to remove. With less room they go to the disk.
+MEMORY = Path("/dev/shm")
+ROOM_BYTES = 2 << 30
+
+
+def _keep_files_in_memory() -> None:
+    """Make a directory in MEMORY that of all temporary files, if it has room and programs in it may run.
+
+    Those of runs that are over are removed; that of this run stays until the next one, as pytest's own would.
+    """
+    with contextlib.suppress(OSError):
+        for old in MEMORY.glob("gnat-[0-9]*"):
+            if not Path("/proc", old.name.partition("-")[2]).exists():
+                shutil.rmtree(old, ignore_errors=True)
+        found = os.statvfs(MEMORY)
+        if found.f_bavail * found.f_frsize >= ROOM_BYTES and not found.f_flag & os.ST_NOEXEC:
+            own = MEMORY / f"gnat-{os.getpid()}"
+            own.mkdir(mode=0o700)
+            os.environ["TMPDIR"] = tempfile.tempdir = str(own)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "TMPDIR" not in os.environ:  # workers have it from who started them
+        _keep_files_in_memory()
     config.stash[_began_s] = time.monotonic()
     config.addinivalue_line("markers", "kinds(*names): run this test on these broker kinds only")
     config.addinivalue_line("markers", "slow: opt-in, takes minutes or gigabytes; runs with GNATSWARM_SLOW=1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,12 +14,17 @@ NO_CODE = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMo
 ONE_COMPILER = "-XX:TieredStopAtLevel=1"
 
 
+def java_options() -> str:
+    """Spark's temporary files, of which each job makes some dozens, are where Python's are."""
+    return f"{ONE_COMPILER} -Djava.io.tmpdir={tempfile.gettempdir()}"
+
+
 @pytest.fixture(scope="module", autouse=True)
 def quick_programs() -> Iterator[None]:
     """What the tests start as programs of their own does not compile either."""
     with pytest.MonkeyPatch.context() as patch:
         options = " ".join(f"-D{name}={value}" for name, value in NO_CODE.items())
-        patch.setenv("SPARK_SUBMIT_OPTS", f"{ONE_COMPILER} {options}")
+        patch.setenv("SPARK_SUBMIT_OPTS", f"{java_options()} {options}")
         yield
 
 
@@ -32,7 +38,7 @@ def spark() -> Iterator[Any]:
         **NO_CODE,
         "spark.default.parallelism": "1",
         "spark.sql.files.openCostInBytes": "1",
-        "spark.driver.extraJavaOptions": f"{ONE_COMPILER} -XX:+UseSerialGC -XX:-UsePerfData",
+        "spark.driver.extraJavaOptions": f"{java_options()} -XX:+UseSerialGC -XX:-UsePerfData",
     }
     session = new_session("tests", master="local[2]", memory="1200m", shuffle_partitions=1, settings=settings)
     yield session
