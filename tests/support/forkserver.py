@@ -1,9 +1,10 @@
 """Starts brokers by forking a process that has imported them already, because importing is most of a broker's start.
 
-Run as a program it is that process: it imports what router and shards import, and at each request forks a child that
-calls the command's `main`, or runs another program. A broker started so is in a session of its own, dies with the test
-run, and is an ordinary one from `main` on. It differs in two things: /proc/PID/cmdline of the keeper, and the variables
-that the loader and Python read at their own start. Who tests those starts a program: `Broker(by_fork=False)`.
+Run as a program it is that process: it imports what router and shards import, or other modules that it is given, and at
+each request forks a child that calls the command's `main`, or runs another program. A broker started so is in a session
+of its own, dies with the test run, and is an ordinary one from `main` on. It differs in two things: /proc/PID/cmdline
+of the keeper, and the variables that the loader and Python read at their own start. Who tests those starts a program:
+`Broker(by_fork=False)`.
 
 Needs nothing but the standard library, so a broker finds in its process no module that it did not import itself.
 """
@@ -27,6 +28,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,6 +50,9 @@ _IMPORTED = (
     "gnatswarm.shards.boundary.keeping",
     "gnatswarm.shards.boundary.parentage",
 )
+
+
+Ran = subprocess.CompletedProcess[str]
 
 
 class Forked:
@@ -98,15 +103,17 @@ class Forked:
 class Forkserver:
     """The process, as those see it that ask; started at once, ended by `close()` or with this process.
 
+    `imported`: the modules that it imports, for other programs than brokers.
+
     It ends when nobody can ask any more. The kernel is not asked to kill it with us: that would be with the thread that
     made it, which may be a test's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *imported: str) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(Path(__file__).resolve()), str(theirs.fileno())],
+                [sys.executable, "-P", str(Path(__file__).resolve()), str(theirs.fileno()), *(imported or _IMPORTED)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -119,16 +126,18 @@ class Forkserver:
         descriptors: int | None = None,
         environment: Mapping[str, str] | None = None,
         program: str = "",
+        directory: Path | None = None,
         is_read: bool = False,
     ) -> Forked:
         """A process with these `arguments`, the first of which is its own name.
 
-        `program` is Python to run instead of the command. `descriptors` is how many it may have, `environment` is ours
-        by default. `is_read`: its standard output is a pipe, as its standard error is; else it is discarded.
+        `program` is Python to run instead of the command. `descriptors` is how many it may have, `environment` and
+        `directory` are ours by default. `is_read`: its standard output is a pipe, as its standard error is; else it is
+        discarded.
         """
         request = {
             "arguments": list(arguments),
-            "directory": os.getcwd(),
+            "directory": str(directory or os.getcwd()),
             "environment": dict(os.environ if environment is None else environment),
             "descriptors": descriptors,
             "program": program,
@@ -144,15 +153,32 @@ class Forkserver:
         pid = _NUMBER.unpack(ours.recv(_NUMBER.size))[0]
         return Forked(pid, os.fdopen(stdout, "rb") if is_read else None, os.fdopen(stderr, "rb"), ours)
 
+    def run(self, arguments: Sequence[str], program: str, timeout_s: float, **options: Any) -> Ran:
+        """As subprocess.run() of a program that is read to its end: what it said and its exit code."""
+        started = self.start(arguments, program=program, is_read=True, **options)
+        assert started.stdout is not None
+        with started.stdout, started.stderr, ThreadPoolExecutor(1) as pool:
+            errors = pool.submit(started.stderr.read)
+            watch = threading.Timer(timeout_s, started.kill)
+            watch.start()
+            said = started.stdout.read()
+            code = started.wait()
+            is_late = not watch.is_alive()
+            watch.cancel()
+            done = Ran([*arguments], code, said.decode(), errors.result().decode())
+        if is_late:
+            raise subprocess.TimeoutExpired([*arguments], timeout_s, done.stdout, done.stderr)
+        return done
+
     def close(self) -> None:
         self._control.close()
         self._process.wait()
 
 
 @functools.cache
-def forkserver() -> Forkserver:
-    """The one of this process, started at the first call."""
-    made = Forkserver()
+def forkserver(*imported: str) -> Forkserver:
+    """The one of this process with these modules, started at the first call."""
+    made = Forkserver(*imported)
     atexit.register(made.close)
     return made
 
@@ -206,7 +232,7 @@ def _main() -> int:
     os.setsid()  # a terminal's ^C is for those that ask
     # Imports allocate much and leave no garbage, and a collection would write to pages that are shared with the child.
     gc.disable()
-    for name in _IMPORTED:
+    for name in sys.argv[2:]:
         __import__(name)
     gc.freeze()
     gc.enable()
