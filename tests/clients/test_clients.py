@@ -85,16 +85,27 @@ def serving(name: str, directory: Path, config: str = "") -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Server]]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
+    """`shared(name, config)`: every client comes to the same ones."""
     with contextlib.ExitStack() as stack:
-        running: dict[str, Server] = {}
+        running: dict[tuple[str, str], Server] = {}
 
-        def get(name: str) -> Server:
-            if name not in running:
-                running[name] = stack.enter_context(serving(name, tmp_path_factory.mktemp(name)))
-            return running[name]
+        def get(name: str, config: str = "") -> Server:
+            if (name, config) not in running:
+                running[name, config] = stack.enter_context(serving(name, tmp_path_factory.mktemp(name), config))
+            return running[name, config]
 
         yield get
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def with_tls(authority: Authority) -> str:
+    return f"tls {{ {authority.server().lines} }}"
 
 
 def command(client: str) -> list[str]:
@@ -136,7 +147,7 @@ every_client = pytest.mark.parametrize("client", PROGRAMS)
 @both
 @every_client
 @pytest.mark.parametrize("check", CHECKS.values())
-def test_a_client_can(shared: Callable[[str], Server], name: str, client: str, check: str):
+def test_a_client_can(shared: Callable[..., Server], name: str, client: str, check: str):
     run(client, check, shared(name))
 
 
@@ -208,12 +219,14 @@ def test_no_client_notices_a_rebalance_a_restart_and_an_upgrade(tmp_path: Path):
         for log in logs.values():
             log.wait_line("READY", DEADLINE_S)
         numbers = itertools.count()
+        pause = threading.Event()
         with ThreadPoolExecutor(1) as pool:
             # All of them are on one shard, so that making shards even moves half of them.
             for request in (MoveRequest(1, 0, most), RebalanceRequest(), RestartRequest(), UpgradeRequest()):
                 replies = pool.submit(followed, broker, request)
                 while not replies.done():
                     publish(url, "reconnect", b"%d" % next(numbers))
+                    pause.wait(0.005)
                 assert replies.result().text, replies.result()
                 if isinstance(request, RebalanceRequest) and len(logs) > 1:
                     assert not replies.result().text.startswith("0 clients moved")
@@ -239,20 +252,21 @@ def test_no_client_notices_a_rebalance_a_restart_and_an_upgrade(tmp_path: Path):
     ],
     ids=["token", "users"],
 )
-def test_a_client_logs_in_or_is_refused(tmp_path: Path, name: str, client: str, config: str, right, wrong):
-    with serving(name, tmp_path, config) as server:
-        run(client, "pubsub", server, **right)
-        run(client, "refused", server, **wrong)
-        run(client, "refused", server)
+def test_a_client_logs_in_or_is_refused(
+    shared: Callable[..., Server], name: str, client: str, config: str, right, wrong
+):
+    server = shared(name, config)
+    run(client, "pubsub", server, **right)
+    run(client, "refused", server, **wrong)
+    run(client, "refused", server)
 
 
 @both
 @every_client
-def test_a_client_encrypts(tmp_path: Path, name: str, client: str):
-    authority = Authority(tmp_path)
-    with serving(name, tmp_path, f"tls {{ {authority.server().lines} }}") as server:
-        run(client, "pubsub", server, NATS_CA=str(authority.path))
-        run(client, "request", server, NATS_CA=str(authority.path))
+def test_a_client_encrypts(shared: Callable[..., Server], authority: Authority, with_tls: str, name: str, client: str):
+    server = shared(name, with_tls)
+    run(client, "pubsub", server, NATS_CA=str(authority.path))
+    run(client, "request", server, NATS_CA=str(authority.path))
 
 
 def test_readme_has_the_table_of_what_runs_here():
