@@ -4,7 +4,7 @@
 #
 #   ARGS=…                what run passes to gnatswarm, and test, debug, bench and fuzz to pytest
 #   PYTHON=… CC=…         another interpreter (3.11 or newer), another compiler
-#   WORKERS=2             test processes; 0: the tests run in pytest's own process, for a debugger
+#   WORKERS=3             test processes (of fuzz and debug: 2); 0: the tests run in pytest's own process, for a debugger
 #   EXTRAS=top            optional dependencies of pyproject.toml to install besides
 #   FUZZ_S=60             seconds for each fuzzer
 #   S=60                  seconds of simulation, of histories, or of each soak of moves
@@ -15,7 +15,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 ARGS ?=
 PYTHON ?=
-WORKERS ?= 2
+WORKERS ?=
 EXTRAS ?=
 FUZZ_S ?= 60
 S ?= 60
@@ -45,9 +45,10 @@ help: ## list the targets
 run: build ## start the broker, on port 4222 unless ARGS says otherwise
 	@exec $(VENV)/bin/gnatswarm $(ARGS)
 
-# With byte code, for the same reason as below: of two workers each then compiles half of the tests.
+# Many tests wait, for a broker or a moment: with one worker more than two processors, somebody works meanwhile.
+# With byte code, for the same reason as below: no worker then compiles all of the tests.
 test: build $(VENV)/.tools ## run the tests
-	@PYTHONDONTWRITEBYTECODE= $(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(PYTEST) -n $(or $(WORKERS),3) --dist worksteal $(ARGS)
 
 # Many containers set PYTHONDONTWRITEBYTECODE, and then Python writes no byte code; without byte code a broker takes half
 # as long again to start.
@@ -134,13 +135,13 @@ mutants: build $(VENV)/.tools ## put deliberate faults into a copy of the code a
 # has the sanitizers of `make debug` and counts the branches taken. Without atheris (no wheel for this Python or system)
 # or such a build (gcc alone has the option), their inputs are changed at random.
 fuzz: build $(VENV)/.tools ## run each fuzzer for FUZZ_S seconds: tests/fuzz
-	@GNATSWARM_FUZZ_S=$(FUZZ_S) $(PYTEST) -n $(WORKERS) --timeout $$(( $(FUZZ_S) * 2 + 60 )) tests/fuzz $(ARGS)
+	@GNATSWARM_FUZZ_S=$(FUZZ_S) $(PYTEST) -n $(or $(WORKERS),2) --timeout $$(( $(FUZZ_S) * 2 + 60 )) tests/fuzz $(ARGS)
 	@$(PIP_INSTALL) --only-binary :all: atheris || echo "atheris could not be installed"
 	@if $(PY) -c 'import atheris' 2>/dev/null; then \
 		GNATSWARM_FUZZ=1 $(PY) setup.py --quiet build --build-base build/fuzz --build-lib build/fuzz/lib || \
 			rm -rf build/fuzz/lib; \
 	fi
-	@PYTHONPATH=. $(PY) -P -m tests.fuzz --seconds $(FUZZ_S) --processes $(WORKERS)
+	@PYTHONPATH=. $(PY) -P -m tests.fuzz --seconds $(FUZZ_S) --processes $(or $(WORKERS),2)
 
 # The debug build is in build/debug/lib. PYTHONPATH puts it first for the tests and for every process they start; the
 # release build is unchanged. PYTHONMALLOC=malloc: ASan sees every object. No leak detection: Python itself leaks by design.
@@ -157,7 +158,7 @@ debug: $(VENV)/.tools ## make a separate build with assertions, AddressSanitizer
 	ASAN_OPTIONS="detect_leaks=0:abort_on_error=1:log_path=$(REPORTS)" \
 	UBSAN_OPTIONS="print_stacktrace=1:log_path=$(REPORTS)" \
 	LD_PRELOAD="$$($$cc -print-file-name=libasan.so)" \
-	$(PYTEST) -n $(WORKERS) --dist worksteal --timeout 300 $(ARGS) || status=$$?; \
+	$(PYTEST) -n $(or $(WORKERS),2) --dist worksteal --timeout 300 $(ARGS) || status=$$?; \
 	for report in "$(REPORTS)".*; do \
 		if [ -e "$$report" ]; then cat "$$report"; echo "sanitizer report: $$report"; status=1; fi; \
 	done; exit $$status

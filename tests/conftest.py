@@ -94,7 +94,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _turn(item: pytest.Item) -> int:
-    """Workers begin with halves of the list and then take from the end of each other's.
+    """Workers begin with equal parts of the list and then take from the end of each other's.
 
     So a group that is at the beginning stays on one worker, and a long test there leaves nobody waiting in the end.
     """
