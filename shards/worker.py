@@ -179,6 +179,9 @@ class Worker:
                 self._shard.system.on_reply(message)
             case control.ClusterNews():
                 self._shard.on_cluster_news(message)
+            case control.SystemEvent() if self._gateway is not None:
+                if message.is_last_word:
+                    self._gateway.say_last_word(message.subject, message.payload)
             case control.SystemEvent():
                 self._shard.system.on_event(message)
 

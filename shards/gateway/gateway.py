@@ -153,6 +153,11 @@ class Gateway:
         else:
             self._early.append((fd, leaf))
 
+    def say_last_word(self, subject: str, payload: bytes) -> None:
+        """Publish to other members in the system account: the broker stops, and links to its shards may end first."""
+        if self._routes is not None:
+            self._routes.say(self._options.system_account, subject, payload)
+
     def tell_again(self) -> None:
         """There is another router, which knows nothing of what was told before."""
         if self._routes is not None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gnatswarm.broker.info import advertised, cluster_name
+from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.version import LANGUAGE, OWN_VERSION
 from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.gateway import words
@@ -172,6 +173,15 @@ class Routes:
             line = self.hello()
             for session in self._members.values():
                 session.link.send(line)
+            self.flush()
+
+    def say(self, account: str, subject: str, payload: bytes) -> None:
+        """Send every member this message, which the cluster's permissions let it have, whether it wants it or not."""
+        rules = self.cluster.permissions
+        if rules is None or Permissions(rules).can_publish(subject.encode()):
+            head = f"RMSG {account} {subject} {len(payload)}\r\n".encode("utf-8", "surrogateescape")
+            for session in self._members.values():
+                session.link.send(head + payload + b"\r\n")
             self.flush()
 
     def close(self) -> None:

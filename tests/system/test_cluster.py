@@ -422,6 +422,22 @@ async def test_members_and_gateways_may_be_killed(start: Start, net: Net) -> Non
     await know(newcomer, clients[0], clients[2])
 
 
+async def test_members_and_their_clients_hear_that_a_broker_stops(start: Start, net: Net) -> None:
+    stopping = start("gnatswarm-2", cluster_config("stopping", more=ACCOUNTS))
+    seed = (route_port(stopping),)
+    others = [start(kind, cluster_config(kind, seed, ACCOUNTS)) for kind in ("nats-server", "gnatswarm-1")]
+    await until(lambda: is_meshed([stopping, *others]))
+    ears = await net.clients(others, "s")
+    for ear in ears:
+        await subscribed(ear, "$SYS.SERVER.*.SHUTDOWN 1")
+    server_id = _id(stopping)
+    await asyncio.to_thread(stopping.stop)
+    for ear in ears:
+        (frame,) = await arrived(ear, 1)
+        assert frame.subject == f"$SYS.SERVER.{server_id}.SHUTDOWN"
+        assert json.loads(frame.payload)["name"] == "stopping"
+
+
 async def test_routes_may_be_encrypted_and_ask_for_a_password(start: Start, net: Net, authority: Authority) -> None:
     """Two members learn of each other from the first, and log in with their own user and certificate."""
 

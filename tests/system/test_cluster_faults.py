@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.pipe import Pipe
+from tests.support.raw_route import RawRoute
 from tests.support.servers import Broker
 from tests.support.turns import until
 from tests.support.wire import Client
@@ -164,57 +164,33 @@ async def test_under_load_messages_may_be_lost_but_not_doubled_or_reordered(
             assert got[:100] == list(range(got[0], got[0] + 100))
 
 
-class Member:
-    """The bytes of a member on the cluster's port: frames as they are written and read."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def dial(cls, port: int, name: str) -> Member:
-        member = cls(*await asyncio.open_connection("127.0.0.1", port))
-        said = {"server_id": name, "server_name": name, "version": "2.9.10", "headers": True, "cluster": "marsh"}
-        connect = {"name": name, "cluster": "marsh", "headers": True}
-        await member.talk(f"CONNECT {json.dumps(connect)}\r\nINFO {json.dumps(said)}\r\n")
-        return member
-
-    async def talk(self, said: str) -> list[str]:
-        """The frames that came before the answer to a PING; messages without their payload's line."""
-        self._writer.write(said.encode() + b"PING\r\n")
-        lines: list[str] = []
-        async with asyncio.timeout(20):
-            while not lines or lines[-1] != "PONG":
-                lines.append((await self._reader.readline()).decode().strip())
-                assert self._reader.at_eof() is False
-        return [line for line in lines if line.startswith("RMSG $G ")]
-
-    def close(self) -> None:
-        self._writer.close()
+async def queued(route: RawRoute, said: str = "") -> list[str]:
+    """Say this: the lines of the messages that came before the answer to a PING."""
+    return [line for line, _ in await route.talk(said) if line.startswith("RMSG")]
 
 
 async def test_a_queue_message_without_a_member_here_goes_to_another_member(start: Start, net: Net) -> None:
     """Its server did not know yet that the last one here has gone. It does not come back to that server."""
     here = start("gnatswarm-2", cluster_config("here"))
     port = route_port(here)
-    sender, one, other = members = [await Member.dial(port, name) for name in ("SENDER", "ONE", "OTHER")]
+    sender, one, other = members = [await RawRoute.dial(port, name) for name in ("SENDER", "ONE", "OTHER")]
     for member in (sender, one):
-        await member.talk("RS+ $G work group 1\r\n")
-    await other.talk("RS+ $G work rest 1\r\nRS+ $G work 1\r\n".replace("RS+ $G work 1\r\n", "RS+ $G work.* \r\n"))
+        await queued(member, "RS+ $G work group 1\r\n")
+    await queued(other, "RS+ $G work rest 1\r\nRS+ $G work.* \r\n")
     message = "RMSG $G work | group rest nobody 1\r\nx\r\nRMSG $G work + re.ply group 1\r\nx\r\n"
     for _ in range(10):
-        assert await sender.talk(message) == []
-    assert await one.talk("") == ["RMSG $G work | group 1", "RMSG $G work + re.ply group 1"] * 10
-    assert await other.talk("") == ["RMSG $G work | rest 1"] * 10
+        assert await queued(sender, message) == []
+    assert await queued(one) == ["RMSG $G work | group 1", "RMSG $G work + re.ply group 1"] * 10
+    assert await queued(other) == ["RMSG $G work | rest 1"] * 10
     # Who has a member here sends nothing on, and where only the sender has one, nobody gets it.
     client = await net.client(here)
     await subscribed(client, "work group 1")
-    assert await sender.talk(message) == []
+    assert await queued(sender, message) == []
     assert len(await arrived(client, 2)) == 2
-    assert await one.talk("") == []
+    assert await queued(one) == []
     await client.talk("UNSUB 1\r\nPING\r\n", expect_last="PONG\r\n")
-    await one.talk("RS- $G work group\r\n")
-    assert await sender.talk(message) == []
-    assert await one.talk("") == []
+    await queued(one, "RS- $G work group\r\n")
+    assert await queued(sender, message) == []
+    assert await queued(one) == []
     for member in members:
         member.close()

@@ -1,0 +1,587 @@
+"""What is said on the port for members of a cluster, byte by byte, is what nats-server says there.
+
+Each test is a member that writes frames itself, and runs on both. UPSTREAM.md says which test of nats-server is which
+of these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.raw_route import Heard, RawRoute, connect, hello
+from tests.support.servers import Broker
+from tests.support.wire import Client
+from tests.system.test_cluster import ACCOUNTS, Net, Start, cluster_config, ended, net, route_port, start, started
+
+__all__ = ["net", "start"]  # fixtures
+
+KINDS = ("gnatswarm-2", "nats-server")
+DEADLINE_S = 20
+both = pytest.mark.parametrize("kind", KINDS)
+
+Join = Callable[..., Awaitable[RawRoute]]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def here(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    """The server, with its clients in the account PLAIN unless they say who they are."""
+    broker = started(str(request.param), cluster_config("here", more=ACCOUNTS))
+    yield broker
+    ended([broker])
+
+
+@pytest.fixture
+async def join(here: Broker) -> AsyncIterator[Join]:
+    """Another member of its cluster, which has told it nothing yet: `join(more keys of its INFO)`."""
+    routes: list[RawRoute] = []
+
+    async def joined(**info: Any) -> RawRoute:
+        name = str(info.pop("name", f"raw{uuid.uuid4().hex}"))
+        routes.append(await RawRoute.dial(route_port(here), name, system="SYS", **info))
+        await routes[-1].talk()
+        return routes[-1]
+
+    yield joined
+    for route in routes:
+        route.close()
+
+
+def unique(*names: str) -> list[str]:
+    """Subjects that no other test has."""
+    test = uuid.uuid4().hex[:8]
+    return [f"{name}.{test}" for name in names]
+
+
+async def told(route: RawRoute, client: Client, account: str = "PLAIN") -> list[str]:
+    """The interest that the member has been told of, up to all that the client has said so far."""
+    mark = f"mark.{uuid.uuid4().hex}"
+    found: list[str] = []
+    async with asyncio.timeout(DEADLINE_S):
+        for said, line in ((f"SUB {mark} mark", f"RS+ {account} {mark}"), ("UNSUB mark", f"RS- {account} {mark}")):
+            await client.talk(f"{said}\r\nPING\r\n", expect_last="PONG\r\n")
+            while line not in found:
+                found += [line for line, _ in await route.talk()]
+    return [line for line in found if line.startswith("RS") and mark not in line]
+
+
+async def heard(route: RawRoute, client: Client, account: str = "PLAIN") -> list[Heard]:
+    """The messages that the member has been sent, up to all that the client has published so far."""
+    mark = f"mark.{uuid.uuid4().hex}"
+    found = await route.talk(f"RS+ {account} {mark}\r\n")
+    await client.send(f"PUB {mark} 0\r\n\r\n")
+    found += await route.until(f"RMSG {account} {mark} 0")
+    await route.talk(f"RS- {account} {mark}\r\n")
+    return [(line, payload) for line, payload in found if line.startswith(("RMSG", "HMSG"))]
+
+
+async def said(client: Client, lines: str) -> None:
+    await client.talk(lines + "PING\r\n", expect_last="PONG\r\n")
+
+
+async def test_who_dials_is_told_at_once_who_listens(here: Broker, join: Join) -> None:
+    info = (await join()).info
+    assert info["server_name"] == "here" and info["server_id"] and info["cluster"] == "marsh"
+    assert info["port"] == route_port(here) and info["headers"] is True and info["proto"] >= 1
+    assert f"127.0.0.1:{here.port}" in info["connect_urls"]
+    assert "client_id" not in info and "auth_required" not in info and "tls_required" not in info
+
+
+async def test_interest_is_told_when_it_begins_and_when_it_ends(join: Join, here: Broker, net: Net) -> None:
+    (subject,) = unique("plain")
+    route, one, other = await join(), await net.client(here), await net.client(here)
+    await said(one, f"SUB {subject} 1\r\nSUB {subject} 2\r\nSUB {subject}.> 3\r\n")
+    assert await told(route, one) == [f"RS+ PLAIN {subject}", f"RS+ PLAIN {subject}.>"]
+    await said(other, f"SUB {subject} 1\r\n")
+    assert await told(route, other) == []
+    await said(one, "UNSUB 1\r\nUNSUB 2\r\n")
+    assert await told(route, one) == []
+    await said(other, "UNSUB 1\r\n")
+    assert await told(route, other) == [f"RS- PLAIN {subject}"]
+    # A client that goes takes its interest with it.
+    one.close()
+    assert await _last(route, f"RS- PLAIN {subject}.>") == [f"RS- PLAIN {subject}.>"]
+
+
+async def _last(route: RawRoute, line: str) -> list[str]:
+    """What the member has been told, once this has come."""
+    found: list[str] = []
+    async with asyncio.timeout(DEADLINE_S):
+        while line not in found:
+            found += [line for line, _ in await route.talk()]
+    return found
+
+
+async def test_the_weight_of_a_queue_group_is_told_with_each_member(join: Join, here: Broker, net: Net) -> None:
+    (subject,) = unique("work")
+    route, one, other = await join(), await net.client(here), await net.client(here)
+    line = f"RS+ PLAIN {subject} group"
+    for client, sid, weight in ((one, 1, 1), (other, 1, 2), (other, 2, 3)):
+        await said(client, f"SUB {subject} group {sid}\r\n")
+        assert await told(route, client) == [f"{line} {weight}"]
+    await said(one, "UNSUB 1\r\n")
+    assert await told(route, one) == [f"{line} 2"]
+    other.close()
+    lines = await _last(route, f"RS- PLAIN {subject} group")
+    assert lines[-1] == f"RS- PLAIN {subject} group" and set(lines[:-1]) <= {f"{line} 1"}
+
+
+async def test_a_limit_of_messages_ends_interest_where_the_client_is(join: Join, here: Broker, net: Net) -> None:
+    (subject,) = unique("few")
+    route, client = await join(), await net.client(here)
+    await said(client, f"SUB {subject} 1\r\nUNSUB 1 2\r\n")
+    assert await told(route, client) == [f"RS+ PLAIN {subject}"]
+    early = [line for line, _ in await route.talk(f"RMSG PLAIN {subject} 1\r\na\r\n" * 3)]
+    assert len(await client.messages(2)) == 2
+    assert [*early, *await told(route, client)] == [f"RS- PLAIN {subject}"]
+    assert client.inbox == []
+
+
+async def test_a_new_member_is_told_the_interest_that_there_is(join: Join, here: Broker, net: Net) -> None:
+    subject, queue, gone = unique("plain", "work", "gone")
+    client = await net.client(here)
+    await said(client, f"SUB {subject} 1\r\nSUB {subject} 2\r\nSUB {gone} 3\r\nUNSUB 3\r\n")
+    await said(client, "".join(f"SUB {queue} group {sid}\r\n" for sid in (4, 5, 6)))
+    wanted = [f"RS+ PLAIN {subject}", f"RS+ PLAIN {queue} group 3"]
+    for _ in range(2):
+        route = await join()
+        lines = await told(route, client)
+        # (the way to a weight goes through 1: nats-server 2.9 counts changes)
+        early = [line for line in lines if line in wanted]
+        assert sorted(early) == sorted(wanted) or lines == [], lines
+        assert not any(gone in line for line in lines)
+        route.close()
+
+
+async def test_clients_messages_are_sent_once_whatever_matches(join: Join, here: Broker, net: Net) -> None:
+    (subject,) = unique("from")
+    route, client = await join(), await net.client(here)
+    await route.talk(f"RS+ PLAIN {subject}\r\nRS+ PLAIN from.*\r\nRS+ PLAIN {subject} g 1\r\n")
+    await client.send(f"PUB {subject} 2\r\nok\r\n")
+    await client.send(f"PUB {subject} re.ply 0\r\n\r\n")
+    await client.send(f"HPUB {subject} re.ply 12 14\r\nNATS/1.0\r\n\r\nok\r\n")
+    assert await heard(route, client) == [
+        (f"RMSG PLAIN {subject} | g 2", b"ok"),
+        (f"RMSG PLAIN {subject} + re.ply g 0", b""),
+        (f"HMSG PLAIN {subject} + re.ply g 12 14", b"NATS/1.0\r\n\r\nok"),
+    ]
+    await route.talk(f"RS- PLAIN {subject} g\r\nRS- PLAIN from.*\r\n")
+    await client.send(f"PUB {subject} 2\r\nok\r\nPUB {subject} re.ply 2\r\nok\r\nPUB {subject}.x 2\r\nno\r\n")
+    assert await heard(route, client) == [
+        (f"RMSG PLAIN {subject} 2", b"ok"),
+        (f"RMSG PLAIN {subject} re.ply 2", b"ok"),
+    ]
+    await route.talk(f"RS- PLAIN {subject}\r\n")
+    await client.send(f"PUB {subject} 2\r\nno\r\n")
+    assert await heard(route, client) == []
+
+
+async def test_a_member_without_headers_gets_what_is_behind_them(join: Join, here: Broker, net: Net) -> None:
+    (subject,) = unique("cut")
+    route, client = await join(headers=False), await net.client(here)
+    await route.talk(f"RS+ PLAIN {subject}\r\n")
+    await client.send(
+        f"HPUB {subject} re.ply 12 14\r\nNATS/1.0\r\n\r\nok\r\nHPUB {subject} 12 12\r\nNATS/1.0\r\n\r\n\r\n"
+    )
+    assert await heard(route, client) == [
+        (f"RMSG PLAIN {subject} re.ply 2", b"ok"),
+        (f"RMSG PLAIN {subject} 0", b""),
+    ]
+
+
+async def test_messages_of_a_member_reach_clients(join: Join, here: Broker, net: Net) -> None:
+    (subject,) = unique("to")
+    route, one, other = await join(), await net.client(here), await net.client(here, headers=False, no_responders=False)
+    for client in (one, other):
+        await said(client, f"SUB {subject} 1\r\nSUB to.* 2\r\nSUB {subject} g 3\r\n")
+    body = bytes(range(256))
+    await route.talk(
+        f"RMSG PLAIN {subject} 2\r\nok\r\nRMSG PLAIN {subject} re.ply 0\r\n\r\n".encode()
+        + b"RMSG PLAIN %b 256\r\n%b\r\n" % (subject.encode(), body)
+        + b"HMSG PLAIN %b re.ply 12 14\r\nNATS/1.0\r\n\r\nok\r\n" % subject.encode()
+    )
+    for client, headers in ((one, b"NATS/1.0\r\n\r\n"), (other, b"")):
+        frames = await client.messages(8)
+        for sid in ("1", "2"):
+            got = [(frame.reply, frame.headers, frame.payload) for frame in frames if frame.sid == sid]
+            assert got == [("", b"", b"ok"), ("re.ply", b"", b""), ("", b"", body), ("re.ply", headers, b"ok")]
+        await client.flush()
+        assert client.inbox == []  # nothing for a queue group that was not named
+
+
+async def test_only_named_queue_groups_get_a_message_one_member_of_each(join: Join, here: Broker, net: Net) -> None:
+    (subject,) = unique("work")
+    route, clients = await join(), await net.clients([here] * 3)
+    for client in clients:
+        await said(client, f"SUB {subject} one 1\r\nSUB {subject} two 2\r\nSUB {subject} 3\r\n")
+    many = 60
+    await route.talk(
+        f"RMSG PLAIN {subject} | one 1\r\nx\r\nRMSG PLAIN {subject} + re.ply two one none 1\r\ny\r\n" * many
+    )
+    for client in clients:
+        await client.flush()
+    frames = [(number, frame) for number, client in enumerate(clients) for frame in client.inbox]
+    assert sum(frame.sid == "1" for _, frame in frames) == 2 * many
+    assert [frame.reply for _, frame in frames if frame.sid == "2"] == ["re.ply"] * many
+    assert sum(frame.sid == "3" for _, frame in frames) == 2 * many * len(clients)
+    for sid in ("1", "2"):
+        assert {number for number, frame in frames if frame.sid == sid} == {0, 1, 2}
+
+
+async def test_a_hundred_groups_of_a_member_are_named_in_one_frame(join: Join, here: Broker, net: Net) -> None:
+    (subject,) = unique("many")
+    route, client = await join(), await net.client(here)
+    groups = [f"group{number}" for number in range(100)]
+    await route.talk("".join(f"RS+ PLAIN {subject} {group} 1\r\n" for group in groups))
+    await client.send(f"PUB {subject} 1\r\nx\r\n")
+    frames = await heard(route, client)
+    named = [name for line, _ in frames for name in line.split("|")[1].split()[:-1]]
+    assert sorted(named) == sorted(groups)
+    assert all(payload == b"x" for _, payload in frames)
+
+
+async def test_what_comes_from_a_member_goes_to_no_other_member(join: Join, here: Broker, net: Net) -> None:
+    subject, work = unique("hop", "work")
+    sender, route, client = await join(), await join(), await net.client(here)
+    await said(client, f"SUB {subject} 1\r\nSUB {work} g 2\r\n")
+    for member in (sender, route):
+        await member.talk(f"RS+ PLAIN {subject}\r\nRS+ PLAIN {work} g 1\r\n")
+    assert await told(route, client) is not None
+    await sender.talk(f"RMSG PLAIN {subject} 1\r\nx\r\nRMSG PLAIN {work} | g 1\r\nx\r\n" * 20)
+    assert len(await client.messages(40)) == 40
+    for member in (sender, route):
+        assert await heard(member, client) == []
+        # … and nobody is told what another member is interested in.
+        assert not any("hop" in line for line in await told(member, client))
+
+
+async def test_a_member_has_one_connection(join: Join, here: Broker, net: Net) -> None:
+    """The second with its id is closed without a word, or gets nothing: each message comes once."""
+    (subject,) = unique("once")
+    route, client = await join(), await net.client(here)
+    second = await RawRoute.dial(route_port(here), route.name, system="SYS")
+    await route.talk(f"RS+ PLAIN {subject}\r\n")
+    second.write("PING\r\n")
+    await client.send(f"PUB {subject} 1\r\nx\r\n")
+    assert await heard(route, client) == [(f"RMSG PLAIN {subject} 1", b"x")]
+    async with asyncio.timeout(DEADLINE_S):
+        try:
+            while (frame := await second.read())[0] != "PONG":
+                assert not frame[0].startswith(("RMSG", "RS+ PLAIN"))
+        except EOFError:
+            pass
+    second.close()
+
+
+async def test_interest_ends_with_the_connection(join: Join, here: Broker, net: Net) -> None:
+    subject, work = unique("gone", "gone.work")
+    route, client = await join(), await net.client(here)
+    await route.talk(f"RS+ PLAIN {subject}\r\nRS+ PLAIN {work} g 5\r\n")
+    await said(client, "SUB answers.* 1\r\n")
+    await client.send(f"PUB {subject} answers.x 0\r\n\r\nPUB {work} answers.y 0\r\n\r\n")
+    assert len(await heard(route, client)) == 2
+    route.close()
+    async with asyncio.timeout(DEADLINE_S):
+        for name in (subject, work):
+            while not any(b"503" in frame.headers for frame in client.inbox):
+                await client.talk(f"PUB {name} answers.z 0\r\n\r\nPING\r\n", expect_last="PONG\r\n")
+            client.inbox.clear()
+
+
+async def test_accounts_have_their_own_interest(join: Join, here: Broker, net: Net) -> None:
+    (subject,) = unique("mine")
+    route, plain, exporting = await join(), await net.client(here), await net.client(here, "e")
+    for client, account in ((plain, "PLAIN"), (exporting, "EXP")):
+        await said(client, f"SUB {subject} 1\r\n")
+        assert await told(route, client, account) == [f"RS+ {account} {subject}"]
+    await route.talk(f"RMSG EXP {subject} 1\r\ne\r\nRMSG PLAIN {subject} 1\r\np\r\nRMSG OTHER {subject} 1\r\no\r\n")
+    for client, payload in ((plain, b"p"), (exporting, b"e")):
+        assert [frame.payload for frame in await client.messages(1)] == [payload]
+        await client.flush()
+        assert client.inbox == []
+    # Interest in one account is none in another; in an unknown one it does no harm.
+    await route.talk(f"RS+ EXP {subject}.x\r\nRS+ OTHER {subject}.x\r\n")
+    await plain.send(f"PUB {subject}.x 1\r\np\r\n")
+    await exporting.send(f"PUB {subject}.x 1\r\ne\r\n")
+    messages = [*await heard(route, plain), *await heard(route, exporting, "EXP")]
+    assert messages == [(f"RMSG EXP {subject}.x 1", b"e")]
+
+
+async def test_an_imported_stream_is_wanted_in_both_accounts(join: Join, here: Broker, net: Net) -> None:
+    (subject,) = unique("str")
+    route, importing, exporting = await join(), await net.client(here, "i"), await net.client(here, "e")
+    await said(importing, f"SUB {subject} 1\r\n")
+    lines = [*await told(route, importing, "IMP"), *await told(route, exporting, "EXP")]
+    assert sorted(lines) == [f"RS+ EXP {subject}", f"RS+ IMP {subject}"]
+    for account in ("EXP", "IMP"):
+        await route.talk(f"RMSG {account} {subject} 3\r\n{account}\r\n")
+    assert sorted(frame.payload for frame in await importing.messages(2)) == [b"EXP", b"IMP"]
+    await said(importing, "UNSUB 1\r\n")
+    lines = [*await told(route, importing, "IMP"), *await told(route, exporting, "EXP")]
+    assert sorted(lines) == [f"RS- EXP {subject}", f"RS- IMP {subject}"]
+
+
+async def test_a_request_to_an_imported_service_goes_out_in_the_exporters_account(
+    join: Join, here: Broker, net: Net
+) -> None:
+    route, asker, exporter = await join(), await net.client(here, "i"), await net.client(here, "e")
+    await route.talk("RS+ EXP svc\r\n")
+    await said(asker, "SUB back.* 1\r\n")
+    for number in range(3):
+        await asker.send(f"PUB svc back.{number} 1\r\n?\r\n")
+        async with asyncio.timeout(DEADLINE_S):
+            frames: list[Heard] = []
+            while not any(line.split()[1:3] == ["EXP", "svc"] for line, _ in frames):
+                frames += await route.talk()
+        (line, payload), *_ = [frame for frame in frames if frame[0].split()[2] == "svc"]
+        words = line.split()
+        reply = words[3]
+        assert payload.endswith(b"?") and reply.startswith("_R_.")
+        if words[0] == "HMSG":
+            assert b"Nats-Request-Info" in payload
+        # Interest in the answer is told before the first request.
+        if number == 0:
+            wanted = [line for line, _ in frames if line.startswith("RS+ EXP _R_.")]
+            assert wanted and reply.startswith(wanted[0].split()[2].rstrip(">"))
+        await route.talk(f"RMSG EXP {reply} 1\r\n!\r\n")
+        assert [(frame.subject, frame.payload) for frame in await asker.messages(1)] == [(f"back.{number}", b"!")]
+    # What comes by a route in the importing account was followed where it was asked.
+    await route.talk("RS- EXP svc\r\n")
+    await said(exporter, "SUB svc 1\r\n")
+    await route.talk("RMSG IMP svc re.ply 1\r\n?\r\n")
+    await exporter.flush()
+    assert exporter.inbox == []
+
+
+async def test_clients_are_told_of_a_members_addresses(join: Join, here: Broker, net: Net) -> None:
+    client = await net.client(here)
+    route = await join(name="told", connect_urls=["192.0.2.1:4222", "192.0.2.2:4222"])
+
+    async def urls_are(wanted: set[str]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                infos = [json.loads(frame.raw[5:]) for frame in await client.flush() if frame.verb == "INFO"]
+                if infos and {url for url in infos[-1]["connect_urls"] if url.startswith("192.")} == wanted:
+                    return
+
+    await urls_are({"192.0.2.1:4222", "192.0.2.2:4222"})
+    newcomer = await net.client(here)
+    assert {"192.0.2.1:4222", "192.0.2.2:4222"} <= set(newcomer.info["connect_urls"])
+    # A later INFO of the member changes nothing but that it is to be left.
+    route.write(hello("told", connect_urls=["192.0.2.3:4222"]))
+    await route.talk()
+    route.write(hello("told", ldm=True))
+    await urls_are(set())
+    again = await join(connect_urls=["192.0.2.4:4222"])
+    await urls_are({"192.0.2.4:4222"})
+    again.close()
+    await urls_are(set())
+
+
+async def test_members_are_told_of_a_newcomer_and_where_it_listens(join: Join, here: Broker) -> None:
+    first = await join(port=16222)
+    second = await join(port=16223, nonce="secret", unknown=1)
+    third = await join(port=16224, ip="nats-route://192.0.2.7:6222/")
+
+    async def told_of(route: RawRoute, name: str) -> dict[str, object]:
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                for info in route.infos:
+                    if info["server_id"] == name:
+                        return info
+                await route.talk()
+
+    info = await told_of(first, second.name)
+    assert (info["ip"], info["port"]) == ("nats-route://127.0.0.1:16223/", 16223)
+    assert "nonce" not in info
+    for route in (first, second):
+        assert (await told_of(route, third.name))["ip"] == "nats-route://192.0.2.7:6222/"
+    # Who is there already dials the newcomer, which is not told of it.
+    assert [info["server_id"] for info in third.infos if info["server_id"] in (first.name, second.name)] == []
+    assert [info["server_id"] for info in second.infos if info["server_id"] == first.name] == []
+
+
+async def test_a_client_may_not_name_a_reply_subject_of_servers(here: Broker, net: Net) -> None:
+    client = await net.client(here)
+    await client.send("PUB any _R_.abcdef.ghijkl 0\r\n\r\n")
+    assert any(b"Permissions Violation for Publish with Reply of" in frame.raw for frame in await client.flush())
+
+
+PERMITTED = 'permissions { import: ["in.>"], export: { allow: ["out.>"], deny: ["out.no"] } }'
+
+
+@both
+async def test_permissions_of_the_cluster_hold_both_ways(start: Start, net: Net, kind: str) -> None:
+    """`import` is what others are told that clients here want, `export` what these may want.
+
+    A member that sends what it was not asked for is trusted, as by nats-server.
+    """
+    here = start(kind, cluster_config("here", inner=PERMITTED))
+    route = await RawRoute.dial(route_port(here), "raw")
+    client = await net.client(here)
+    assert "in.>" in json.dumps(route.info["import"]) and "out.no" in json.dumps(route.info["export"])
+    await said(client, "SUB in.x 1\r\nSUB secret 2\r\nSUB out.x 3\r\nSUB in.y g 4\r\n")
+    await said(client, "SUB in.end 5\r\n")
+    lines = await _last(route, "RS+ $G in.end")
+    assert sorted(line for line in lines if line.startswith("RS+")) == [
+        "RS+ $G in.end",
+        "RS+ $G in.x",
+        "RS+ $G in.y g 1",
+    ]
+    await route.talk("RS+ $G out.x\r\nRS+ $G out.no\r\nRS+ $G secret\r\nRS+ $G out.* g 1\r\nRS+ $G out.end\r\n")
+    for subject in ("out.x", "out.no", "secret", "in.x"):
+        await client.send(f"PUB {subject} 1\r\nx\r\n")
+    await client.send("PUB out.end 0\r\n\r\n")
+    messages = [line for line, _ in await route.until("RMSG $G out.end | g 0") if line.startswith("RMSG")]
+    assert messages == ["RMSG $G out.x | g 1"]
+    await client.flush()
+    client.inbox.clear()
+    await route.talk("RMSG $G secret 1\r\nx\r\nRMSG $G in.x 1\r\nx\r\nRMSG $G in.y | g 1\r\nx\r\n")
+    assert [frame.sid for frame in await client.messages(3)] == ["2", "1", "4"]
+    route.close()
+
+
+@both
+async def test_a_low_max_pending_is_none_for_what_a_member_is_told(start: Start, net: Net, kind: str) -> None:
+    here = start(kind, cluster_config("here", more="max_payload: 10000\nmax_pending: 20000"))
+    client = await net.client(here)
+    subjects = [f"{'x' * 30}.{number}" for number in range(5000)]
+    for at in range(0, len(subjects), 500):
+        await said(
+            client, "".join(f"SUB {name} {number}\r\n" for number, name in enumerate(subjects[at : at + 500], at))
+        )
+    route = await RawRoute.dial(route_port(here), "raw")
+    found: set[str] = set()
+    async with asyncio.timeout(DEADLINE_S):
+        while len(found) < len(subjects):
+            found |= {line for line, _ in await route.talk() if line.startswith("RS+ $G x")}
+    assert found == {f"RS+ $G {name}" for name in subjects}
+    route.close()
+
+
+class Listening:
+    """A member that is dialled: its connections, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.came: asyncio.Queue[RawRoute] = asyncio.Queue()
+
+    async def open(self) -> int:
+        """Listen; returns the port."""
+        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", 0, limit=1 << 24)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.came.put_nowait(RawRoute(reader, writer, "dialled"))
+
+    async def next(self) -> RawRoute:
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.came.get()
+
+    def close(self) -> None:
+        self._server.close()
+
+
+@both
+async def test_a_configured_member_is_dialled_again_and_told_the_interest(start: Start, net: Net, kind: str) -> None:
+    there = Listening()
+    port = await there.open()
+    here = start(kind, cluster_config("here", (port,)).replace("nats://", "nats://u:p@"))
+    client = await net.client(here)
+    await said(client, "SUB kept 1\r\n")
+    for attempt in range(2):
+        route = await there.next()
+        route.write(hello("dialled", port=port))
+        lines = [(await route.read())[0], (await route.read())[0]]
+        assert lines[0].startswith("CONNECT ") and lines[1].startswith("INFO "), lines
+        stated, info = json.loads(lines[0][8:]), json.loads(lines[1][5:])
+        assert (stated["name"], stated["cluster"]) == (info["server_id"], "marsh")
+        assert (stated["user"], stated["pass"], stated["headers"], stated["verbose"]) == ("u", "p", True, False)
+        assert (info["server_name"], info["port"]) == ("here", route_port(here))
+        found: list[str] = []
+        while "RS+ $G kept" not in found:
+            found += [line for line, _ in await route.talk()]
+        assert found.count("RS+ $G kept") == 1, attempt
+        route.close()
+    there.close()
+
+
+@both
+async def test_a_member_that_others_tell_of_is_dialled_once(start: Start, net: Net, kind: str) -> None:
+    told_of = Listening()
+    port = await told_of.open()
+    here = start(kind, cluster_config("here", inner="connect_retries: 0"))
+    route = await RawRoute.dial(route_port(here), "raw")
+    route.write(hello("other", port=port, ip=f"nats-route://127.0.0.1:{port}/"))
+    came = await told_of.next()
+    came.write(hello("other", port=port))
+    client = await net.client(here)
+    await came.talk("RS+ $G from.here\r\n")
+    await route.talk("RS+ $G from.here\r\n")
+    await client.send("PUB from.here 1\r\nx\r\n")
+    for member in (route, came):
+        while (frame := await member.frame())[0] != "RMSG $G from.here 1":
+            assert not frame[0].startswith("RMSG")
+    # Told again while it is connected, it is not dialled again.
+    route.write(hello("other", port=port, ip=f"nats-route://127.0.0.1:{port}/"))
+    await route.talk()
+    assert told_of.came.empty()
+    for member in (route, came):
+        member.close()
+    told_of.close()
+
+
+@both
+async def test_a_list_of_routes_may_name_the_server_itself(start: Start, net: Net, kind: str) -> None:
+    """It dials itself, learns it from INFO, and has no route; others are not disturbed."""
+    (port,) = _free_ports(1)
+    here = start(kind, cluster_config("here", (port,), port=port))
+    route = await RawRoute.dial(route_port(here), "raw")
+    client = await net.client(here)
+    await said(client, "SUB once 1\r\n")
+    await client.talk("PUB once 1\r\nx\r\nPING\r\n", expect_last="PONG\r\n")
+    await route.talk("RMSG $G once 1\r\ny\r\n")
+    assert [frame.payload for frame in await client.messages(2)] == [b"x", b"y"]
+    await client.flush()
+    assert client.inbox == []
+    route.close()
+
+
+def _free_ports(count: int) -> list[int]:
+    import socket
+
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(sock.getsockname()[1]) for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+@both
+@pytest.mark.parametrize(
+    ("first", "answer"),
+    [
+        (connect("raw", user="u", **{"pass": "wrong"}), "-ERR 'Authorization Violation'"),
+        (connect("raw"), "-ERR 'Authorization Violation'"),
+        ("INFO {}\r\n", "-ERR 'Authorization Violation'"),
+        ("", "-ERR 'Authentication Timeout'"),
+    ],
+    ids=["wrong", "none", "INFO first", "silent"],
+)
+async def test_who_does_not_log_in_is_no_member(start: Start, kind: str, first: str, answer: str) -> None:
+    here = start(kind, cluster_config("here", inner="authorization { user: u, password: p, timeout: 0.5 }"))
+    route = RawRoute(*await asyncio.open_connection("127.0.0.1", route_port(here)), "raw")
+    line, _ = await route.read()
+    assert json.loads(line[5:])["auth_required"] is True
+    route.write(first)
+    assert await route.ended() == [answer]
+    # … and who does is one.
+    right = RawRoute(*await asyncio.open_connection("127.0.0.1", route_port(here)), "right")
+    right.write(connect("right", user="u", **{"pass": "p"}) + hello("right"))
+    await right.read()
+    await right.talk()
+    right.close()
