@@ -334,7 +334,7 @@ class RouteSession:
         self.is_member = False
         if self.was_member:
             logger.info("%s - Router connection closed: %s", self, why)
-        elif not self._is_quiet:
+        else:
             logger.debug("%s - Router connection closed: %s", self, why)
         if not self.over.done():
             self.over.set_result(None)

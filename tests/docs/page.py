@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-PORT = re.compile(r"\b(1?[48][24]22|14333)\b")
+PORT = re.compile(r"\b(1?[4678][24]22|14333)\b")
 NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 # A measurement by `gnatswarm bench`, up to its comment; and how long a run of locust takes.
 BENCH = re.compile(r"^gnatswarm bench (?!-h|--compare)[^#]*")

@@ -1,7 +1,8 @@
 """Raw peers at the ports for other servers: conversations that are mostly right, and what must hold whatever they say.
 
 `conversation()` draws what a member of the cluster or a leaf node may say, with errors; `Attack` is a broker, two
-clients of it, and the peers, of which the broker dials some. Used by tests/fuzz/fuzz_gateway.py for any time, by
+clients of it, and the peers, of which the broker dials some: members that others tell of, and hubs. Leaf nodes also
+come by WebSocket, and with an authority everything is encrypted. Used by tests/fuzz/fuzz_gateway.py for any time, by
 tests/system/test_raw_servers.py for the same few cases each time.
 """
 
@@ -19,6 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from tests.fuzz.programs import HEADER, ODD_SUBJECTS, PATTERNS, QUEUES, SUBJECTS, cut, mutated
+from tests.support.authority import Authority
+from tests.support.framed import BINARY, request, websocket_port
+from tests.support.framed import frame as frame_of
 from tests.support.servers import HOST, KINDS, Broker, session_pids
 from tests.support.turns import until
 from tests.support.wire import Client, abridged
@@ -27,15 +31,18 @@ CONFIG = """
 server_name: fuzzed
 debug: true
 stats: false
-cluster { name: marsh, listen: "127.0.0.1:-1", authorization { timeout: 1 } }
-leafnodes { listen: "127.0.0.1:-1" }
+cluster { name: marsh, listen: "127.0.0.1:-1", authorization { timeout: 1 }, %(tls)s }
+leafnodes { listen: "127.0.0.1:-1", reconnect: 1, remotes: [ %(remotes)s ], %(tls)s }
+websocket { listen: "127.0.0.1:-1", no_tls: true }
 """
+HUBS = 4  # peers that the broker dials as their leaf node
 ROUTES = r"Listening for route connections on \S*:(\d+)"
 LEAVES = r"Listening for leafnode connections on \S*:(\d+)"
 PEERS = 12  # of one case, at the same time
 MOST_BYTES = 400_000  # of one conversation
 # How long a peer that keeps its connection looks whether the broker closes it.
 LINGER_S = 0.05
+SAY_S = 5.0  # a peer that is held for longer goes
 LISTENERS = 8  # peers that the broker may dial
 ACCOUNTS = [b"$G", b"$G", b"$G", b"$SYS", b"other", b"", b"\xff", b"A" * 300]
 NUMBERS: list[Any] = [0, -1, 1, 65_536, 2**31, 2**63, 2**64, 10**30, 1e300, 0.5]
@@ -199,29 +206,64 @@ def dialled_conversation(rng: random.Random, known: Known) -> bytes:
     return mutated(rng, b"".join(parts)) if rng.random() < 0.4 else b"".join(parts)
 
 
+def hub_conversation(rng: random.Random, known: Known) -> tuple[bytes, bytes]:
+    """What a hub says at first, and when the broker has said who it is."""
+    new = uuid.UUID(int=rng.getrandbits(128)).hex
+    info: dict[str, Any] = {
+        "server_id": rng.choices([new, known.server_id], [9, 1])[0],
+        "server_name": f"hub-{new[:8]}",
+        "version": rng.choice(["2.9.10", "2.15.1", "x"]),
+        "headers": True,
+        "max_payload": rng.choice([1 << 20, 1, 0, -1]),
+        "client_id": rng.choice([5, 5, 5, 0]),
+        "nonce": rng.choice(["abcdefghijklmno", "", "ü"]),
+        "leafnode_urls": [f"{HOST}:1", *rng.choices(PLACES, k=rng.choice([0, 0, 3, 200]))],
+    }
+    if rng.random() < 0.8:
+        info["info_on_connect"] = True
+    if rng.random() < 0.1:
+        info["tls_required"] = True
+    rights = {"import": {"allow": ["a.>"]}, "export": rng.choice([None, {"deny": ["b"]}, odd(rng)])}
+    accepted = {**info, "connect_info": True, "remote_account": "$G", **(rights if rng.random() < 0.3 else {})}
+    frames = b"".join(frame(rng, is_route=False) for _ in range(rng.choice([0, 5, 30])))
+    later = line(rng, b"INFO", accepted) + frames
+    return line(rng, b"INFO", info), mutated(rng, later) if rng.random() < 0.3 else later
+
+
 class Attack:
     """A broker with both ports, two clients of it that talk to each other, and peers that say anything."""
 
-    def __init__(self, broker: Broker, talker: Client, listener: Client) -> None:
+    def __init__(self, broker: Broker, talker: Client, listener: Client, authority: Authority | None) -> None:
         self.broker = broker
+        self._tls = authority.client_context(authority.member()) if authority is not None else None
         self.connections = 0
         self._talker = talker
         self._listener = listener
         self._ports = [int(broker.log.wait_line(pattern)[1]) for pattern in (ROUTES, LEAVES)]
+        self._ports.append(websocket_port(broker))
         self._pids = sorted(session_pids(broker.pid))
         self._known = Known()
         self._servers: list[asyncio.Server] = []
         self.dialled = 0
+        self.dialled_as_hub = 0
+        self.upgraded = 0  # leaf nodes that came by WebSocket
         self._subject = f"ours.{uuid.uuid4().hex}"
 
     @classmethod
-    async def begun(cls) -> Self:
-        """A new broker; its log is in what is raised."""
-        broker = Broker(KINDS["gnatswarm-2"], config=CONFIG)
+    async def begun(cls, authority: Authority | None = None) -> Self:
+        """A new broker, which encrypts if there is an authority; its log is in what is raised."""
+        hubs = [socket.create_server((HOST, 0)) for _ in range(HUBS)]
+        remotes = ", ".join(f'{{ url: "nats://{HOST}:{hub.getsockname()[1]}" }}' for hub in hubs)
+        tls = ""
+        if authority is not None:
+            tls = f"tls {{ {authority.member().lines}, ca_file: '{authority.path}', verify: true, timeout: 2 }}"
+        broker = Broker(KINDS["gnatswarm-2"], config=CONFIG % {"remotes": remotes, "tls": tls})
         broker.start()
         talker, listener = [await Client.connect(broker.port, {"verbose": False}) for _ in range(2)]
-        attack = cls(broker, talker, listener)
+        attack = cls(broker, talker, listener, authority)
         await attack._listen()
+        for hub in hubs:
+            attack._servers.append(await asyncio.start_server(attack._on_leaf, sock=hub))
         await listener.talk(f"SUB {attack._subject} 1\r\nPING\r\n", expect_last="PONG\r\n")
         return attack
 
@@ -248,6 +290,20 @@ class Attack:
                     pass
         writer.close()
 
+    async def _on_leaf(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.dialled_as_hub += 1
+        rng = random.Random(self.dialled_as_hub)
+        first, later = hub_conversation(rng, self._known)
+        with contextlib.suppress(OSError):
+            writer.write(first)
+            async with asyncio.timeout(LINGER_S):
+                await reader.read(65_536)
+            writer.write(later)
+            async with asyncio.timeout(LINGER_S):
+                while await reader.read(65_536):
+                    pass
+        writer.close()
+
     async def case(self, seed: int) -> None:
         """Peers talk at the same time, and our clients to each other. AssertionError: something did not hold."""
         rng = random.Random(seed)
@@ -268,34 +324,48 @@ class Attack:
     async def _talk(self, seed: int, said: bytes, *, is_route: bool) -> str:
         """One peer says this, in pieces, and goes in one of several ways. Returns its name in the log."""
         rng = random.Random(seed)
-        loop = asyncio.get_running_loop()
-        sock = socket.create_connection((HOST, self._ports[0 if is_route else 1]))
-        sock.setblocking(False)
-        name = f"{HOST}:{sock.getsockname()[1]} - {'rid' if is_route else 'lid'}:"
+        framed = not is_route and rng.random() < 0.3
+        sock = socket.create_connection((HOST, self._ports[0 if is_route else 2 if framed else 1]))
+        name = "" if framed else f"{HOST}:{sock.getsockname()[1]} - {'rid' if is_route else 'lid'}:"
+        reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 22)
         try:
-            if rng.random() < 0.8:
-                self._learn(await loop.sock_recv(sock, 65_536))
-            await self._say(sock, said, cut(rng, 1 if len(said) < 2000 else 500))
+            async with asyncio.timeout(SAY_S):
+                if framed:
+                    writer.write(request(self._ports[2], path=rng.choice(["/leafnode", "/leafnode", "/x/leafnode"])))
+                    self.upgraded += b" 101 " in await reader.readuntil(b"\r\n\r\n")
+                elif self._tls is not None and is_route and rng.random() < 0.9:
+                    await writer.start_tls(self._tls, server_hostname=HOST)
+                if rng.random() < 0.8:
+                    self._learn(await reader.read(65_536))
+                if self._tls is not None and not is_route and not framed and rng.random() < 0.9:
+                    await writer.start_tls(self._tls, server_hostname=HOST)
+                await self._say(writer, said, cut(rng, 1 if len(said) < 2000 else 500), rng if framed else None)
             way = rng.randrange(4)
-            if way == 0:
-                sock.shutdown(socket.SHUT_WR)
+            if way == 0 and writer.can_write_eof():
+                writer.write_eof()
             elif way == 1:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
             elif way == 2:
                 async with asyncio.timeout(LINGER_S):
-                    while await loop.sock_recv(sock, 65_536):
-                        await loop.sock_sendall(sock, b"PONG\r\n")
-        except OSError:  # (a TimeoutError is one)
+                    while await reader.read(65_536):
+                        writer.write(frame_of(BINARY, b"PONG\r\n") if framed else b"PONG\r\n")
+        except (OSError, asyncio.IncompleteReadError):  # (a TimeoutError is one)
             pass  # the broker may close at any time
         finally:
-            sock.close()
+            writer.transport.abort() if rng.random() < 0.3 else writer.close()
         return name
 
-    async def _say(self, sock: socket.socket, said: bytes, sizes: Iterator[int]) -> None:
+    async def _say(
+        self, writer: asyncio.StreamWriter, said: bytes, sizes: Iterator[int], framing: random.Random | None
+    ) -> None:
         at = 0
         while at < len(said):
             size = next(sizes)
-            await asyncio.get_running_loop().sock_sendall(sock, said[at : at + size])
+            piece = said[at : at + size]
+            if framing is not None and framing.random() < 0.99:
+                piece = frame_of(BINARY, piece, masked=framing.random() < 0.99)
+            writer.write(piece)
+            await writer.drain()
             at += size
             await asyncio.sleep(0)
 
@@ -319,7 +389,7 @@ class Attack:
     async def _all_told(self, since: int, said_by: dict[str, bytes]) -> None:
         """The log names each connection, but those that the broker takes for itself."""
         own = self._known.server_id.encode()
-        wanted = {name for name, said in said_by.items() if own not in said or "lid" in name}
+        wanted = {name for name, said in said_by.items() if name and (own not in said or "lid" in name)}
 
         def is_told() -> bool:
             text = "\n".join(self.broker.log.lines[since:])

@@ -359,6 +359,8 @@ def _said(port: int, said: bytes) -> bytes:
 
 
 CONNECT = b'CONNECT {"name":"x","cluster":"%b"}\r\n'
+HELLO = CONNECT % b"marsh" + b'INFO {"server_id":"x","server_name":"%b","cluster":"marsh","headers":true}\r\n'
+GOSSIP = b'INFO {"server_id":"z","server_name":"z","cluster":"marsh","ip":"nats-route://%b/"}\r\n'
 
 
 @pytest.mark.parametrize(
@@ -375,6 +377,19 @@ CONNECT = b'CONNECT {"name":"x","cluster":"%b"}\r\n'
         (CONNECT % b"marsh" + b"RS+ $G a b\r\n", b"Unknown Protocol Operation", "no frame of a server"),
         (CONNECT % b"marsh" + b"RMSG $G a 200000000\r\n", b"Unknown Protocol Operation", "over the limit"),
         (b"CONNECT {" + b"x" * 300_000, b"Unknown Protocol Operation", "over the limit"),
+        (HELLO % b"member0", b"INFO", 'Remote server has a duplicate name: "member0"'),
+        (HELLO % b"y" + b"RS+ PLAIN " + b"a" * 300_000, b"Unknown Protocol Operation", "over the limit"),
+        (HELLO % b"y" + b"RS+ PLAIN a..b\r\nRS- PLAIN\r\n", b"Unknown Protocol Operation", "bad subject: b'a..b'"),
+        (HELLO % b"y" + b"RS-\r\n", b"Unknown Protocol Operation", "no frame of a server"),
+        (HELLO % b"y" + b"RMSG PLAIN a\r\n", b"Unknown Protocol Operation", "no frame of a server"),
+        (HELLO % b"y" + b"RMSG PLAIN a -1\r\n", b"Unknown Protocol Operation", "no frame of a server"),
+        (HELLO % b"y" + b"RMSG PLAIN a | 1\r\nx\r\nRMSG\r\n", b"Unknown Protocol Operation", "no frame of a server"),
+        (HELLO % b"y" + b"HMSG PLAIN a 5 3\r\nabc\r\n", b"Unknown Protocol Operation", "no frame of a server"),
+        (HELLO % b"y" + b"RMSG PLAIN a 1\r\nxyz\r\n", b"Unknown Protocol Operation", "a payload without its end"),
+        (HELLO % b"y" + b"RS+ nowhere a\r\nRMSG nowhere a 1\r\nx\r\nbad\r\n", b"Unknown Protocol Operation", "bad"),
+        (HELLO % b"y" + GOSSIP % b"0.0.0.0:99999" + b"bad\r\n", b"Unknown", "an address that cannot be dialled"),
+        (HELLO % b"y" + GOSSIP % b"" + b"bad\r\n", b"Unknown", "an address that cannot be dialled"),
+        (HELLO % b"y" + GOSSIP % b"127.0.0.1:1" + b"bad\r\n", b"Unknown", "connect to route 127.0.0.1:1 "),
     ],
 )
 async def test_bad_input_on_the_port_is_refused(
@@ -388,6 +403,17 @@ async def test_bad_input_on_the_port_is_refused(
     clients = await net.clients(members[:2])
     await subscribed(clients[0], "still 1")
     await know(clients[1], clients[0])
+
+
+async def test_a_route_to_a_port_for_clients_is_said_and_harms_nobody(start: Start, net: Net) -> None:
+    other = start("nats-server", "")
+    here = start("gnatswarm-1", cluster_config("here", (other.port,)))
+    here.log.wait_line("Error trying to connect to route .*it is a port for clients", 20.0)
+    for broker in (here, other):
+        client = await net.client(broker)
+        await subscribed(client, "still 1")
+        await know(client, client)
+    assert page(here, "/routez")["num_routes"] == 0
 
 
 async def test_members_and_gateways_may_be_killed(start: Start, net: Net) -> None:
