@@ -25,7 +25,7 @@ class Subscription:
     death_known_at: int = NEVER  # … and every sibling knew it
     most: int = NEVER  # UNSUB max
     is_outside: bool = False  # of a user of another server; acked_at: since when everybody knows it, without a break
-    lost_from: int = NEVER  # its client moved from here on, and was closed because a shard or a link ended meanwhile
+    lost_from: int = NEVER  # its client moved from here on, and was closed with what had been detached for it
     lost_until: int = NEVER  # … and when everything had arrived after that, with all shards linked
     got: dict[int, int] = field(default_factory=dict)  # message → step
 

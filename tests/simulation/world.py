@@ -311,7 +311,8 @@ class World:
 
     def on_pong(self, person: Person) -> None:
         assert person.is_asking, f"client {person.number} did not ask for a PONG"
-        if self.servers is not None and self.swarm.is_fenced:
+        # (Of one that was closed since, as a slow consumer, other servers know that too by now.)
+        if self.servers is not None and self.swarm.is_fenced and person.client.reason is CloseReason.NONE:
             self.servers.check_fenced(person.number, person.subscriptions, person.unacked)
         person.is_asking = False
         for sub in person.subscriptions:
@@ -390,7 +391,8 @@ class World:
         person.backlog.clear()
         for sub in self.subscriptions:
             if sub.client == person.number:
-                sub.lost_from = person.moves_since
+                # What had been detached goes with it, where that was too much for it.
+                sub.lost_from = person.moved_at if person.detached_pending else person.moves_since
                 sub.gone_at = min(sub.gone_at, self.now)
                 sub.left_at = min(sub.left_at, self.now)
         for message in person.unacked:
