@@ -52,6 +52,11 @@ cdef class Exchange(Onward):
     cdef list answers                    # … by these ReplyPermissions: a leaf node's here, at a hub ours; or None
     cdef list told_answers               # … reply subjects that a leaf node was told, oldest first; or None
     cdef list clusters                   # the cluster's name of a slot
+    cdef dict leaves_of                  # cluster → slots of leaf nodes of it that are connected here
+    # While a link's bytes are carried out:
+    cdef bytes origin                    # the cluster of the leaf node that they came from; b"": of none
+    cdef uint64_t onward                 # the slots to which a request goes on in another account
+    cdef uint64_t takes_origin           # members of the cluster that are told where a message comes from
     cdef public bytes system_account     # b"": none; see tell_queue()
     cdef set told_replies                # (slot, account, pattern) of reply subjects made up here that it was told
     cdef uint64_t importing              # slots with interest in what other accounts export to theirs
@@ -79,6 +84,8 @@ cdef class Exchange(Onward):
     cdef uint32_t answers_of(self, uint32_t slot, Entry *entry, uint32_t count) noexcept
     cdef bint may_pass(self, uint32_t slot, Entry *entry) noexcept
     cdef void tell_reply(self, uint32_t slot, Sublist sublist, Token reply) noexcept
+    cdef uint32_t send_from_leaf(self, OutBuf *out, const uint8_t *place, size_t place_size, Publish *publish,
+                                 const Token *queues, int n_queues) noexcept
     cdef void send(self, uint32_t slot, Entry *entry, Publish *publish, const Token *queues, int n_queues) noexcept
     cdef bint may_tell(self, uint32_t slot, const uint8_t *subject, size_t size, const uint8_t *queue,
                        size_t queue_size) noexcept

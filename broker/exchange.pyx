@@ -127,6 +127,9 @@ cdef class Exchange(Onward):
         self.clusters = [""] * MOST_SHARDS
         self.answers = [None] * MOST_SHARDS
         self.told_answers = [None] * MOST_SHARDS
+        self.leaves_of = {}
+        self.origin = b""
+        self.onward = ~<uint64_t>0
         self.imported = [{} for _ in range(MOST_SHARDS)]
         self.sources = [{} for _ in range(MOST_SHARDS)]
         self.told_replies = set()
@@ -178,15 +181,21 @@ cdef class Exchange(Onward):
     cdef uint64_t pass_on(self, Sublist sublist, Entry *entry, Publish *publish, bint plainly, const Token *queues,
                           int n_queues, Outcome *outcome) noexcept:
         if n_queues < 0:
-            return self.forward(sublist, entry, publish, ~<uint64_t>0, plainly, queues, n_queues, outcome)
+            return self.forward(sublist, entry, publish, self.onward, plainly, queues, n_queues, outcome)
         entry.counts.link_in += publish.count
         self.fanout.link_in_msgs += publish.count
         return self.forward(sublist, entry, publish, self.outside, plainly, queues, n_queues, outcome)
 
     cdef int pick(self, Sublist sublist, const Entry *entry, const Choice *choice, uint64_t reach) noexcept:
-        """A slot with members of the group, each member equally likely; -1: there is none."""
+        """A slot with members of the group, each member equally likely; -1: there is none. Where members of our cluster
+        have some, hubs are not asked: what they tell may be the same ones, whom they would not send it."""
         cdef uint64_t members = 0, at
         cdef uint32_t w
+        if unlikely(reach & self.of_kind[<int>PEER_HUB]) and self.of_kind[<int>PEER_ROUTE]:
+            for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
+                if ((reach & self.of_kind[<int>PEER_ROUTE]) >> entry.weights[w].shard) & 1:
+                    reach &= ~self.of_kind[<int>PEER_HUB]
+                    break
         for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
             if (reach >> entry.weights[w].shard) & 1:
                 members += entry.weights[w].members
@@ -316,6 +325,15 @@ cdef class Exchange(Onward):
             prefix_size = entry.subject_size + 5
         if unlikely((self.answering >> slot) & 1) and publish.reply.size and self.kinds[slot] == PEER_LEAF:
             self.expect_answer(slot, publish.reply.at, publish.reply.size)
+        if unlikely(len(self.origin) != 0) and (self.takes_origin >> slot) & 1 \
+                and (n_queues == 0 or (entry.remote >> slot) & 1):
+            # (for groups alone any member will do, whosever it is, and only one gets it)
+            sent = self.send_from_leaf(out, prefix + 5, prefix_size - 5, publish, queues, n_queues)
+            out.msgs += sent
+            out.payload_bytes += <uint64_t>sent * publish.size
+            self.out_msgs += sent
+            self.out_bytes += <uint64_t>sent * publish.size
+            return
         memcpy(kept, prefix, 5)
         memcpy(prefix, b'HMSG ' if with_header else b'LMSG ' if self.dialects[slot] == DIALECT_LEAF else b'RMSG ', 5)
         if n_queues == 0:
@@ -498,6 +516,52 @@ cdef class Exchange(Onward):
             for subject, queue in {*collecting.found, *self.imported[slot]}:
                 self.follow_streams(slot, subject, queue, collecting.found.get((subject, queue), 0))
 
+    cdef uint32_t send_from_leaf(self, OutBuf *out, const uint8_t *place, size_t place_size, Publish *publish,
+                                 const Token *queues, int n_queues) noexcept:
+        """LMSG to a member of the cluster, with the leaf node's cluster; `place` is account and subject. How many of
+        the run were taken."""
+        cdef const uint8_t *origin = self.origin
+        cdef size_t origin_size = len(self.origin)
+        cdef size_t room = origin_size + place_size + publish.reply.size + publish.size + 80
+        cdef size_t cut = 0 if out.takes_headers else publish.header_size
+        cdef uint32_t size = publish.size - <uint32_t>cut, k
+        cdef uint8_t *to
+        cdef size_t n
+        cdef int i
+        for i in range(n_queues):
+            room += queues[i].size + 1
+        for k in range(publish.count):
+            to = out_reserve(out, room)
+            if to == NULL:
+                return k
+            memcpy(to, b'LMSG ', 5)
+            memcpy(to + 5, origin, origin_size)
+            n = 5 + origin_size
+            to[n] = c' '
+            memcpy(to + n + 1, place, place_size)
+            n += 1 + place_size
+            if n_queues:
+                to[n] = c' '
+                to[n + 1] = c'+' if publish.reply.size else c'|'
+                n += 2
+                if publish.reply.size:
+                    to[n] = c' '
+                    memcpy(to + n + 1, publish.reply.at, publish.reply.size)
+                    n += 1 + publish.reply.size
+                for i in range(n_queues):
+                    to[n] = c' '
+                    memcpy(to + n + 1, queues[i].at, queues[i].size)
+                    n += 1 + queues[i].size
+            n += write_tail_head(to + n, Token(NULL, 0) if n_queues else publish.reply, True,
+                                 publish.header_size if cut == 0 else 0, size)
+            memcpy(to + n, publish.payload + k * publish.stride + cut, size)
+            n += size
+            to[n] = c'\r'
+            to[n + 1] = c'\n'
+            out.pos += n + 2
+            out_mark_dirty(out)
+        return publish.count
+
     # ---- interest
 
     cdef bint may_tell(self, uint32_t slot, const uint8_t *subject, size_t size, const uint8_t *queue,
@@ -603,6 +667,9 @@ cdef class Exchange(Onward):
             self.clusters[slot] = cluster
             self.permissions[slot] = None
             self.mates[slot] = 0
+            if kind == PEER_LEAF and cluster:
+                name = cluster.encode("utf-8", "surrogateescape")
+                self.leaves_of[name] = self.leaves_of.get(name, 0) | bit
             for other in range(FIRST_SLOT, END_SLOT):
                 if other != slot and cluster and self.outs[other] != NULL and self.clusters[other] == cluster \
                         and self.kinds[other] == kind and kind == PEER_LEAF:
@@ -634,6 +701,12 @@ cdef class Exchange(Onward):
         for exporter in {key[0] for key in self.sources[slot]}:
             (<Sublist>exporter).drop_remote(slot)
         self.sources[slot], self.imported[slot] = {}, {}
+        if self.kinds[slot] == PEER_LEAF and self.clusters[slot]:
+            name = self.clusters[slot].encode("utf-8", "surrogateescape")
+            self.leaves_of[name] &= ~bit
+            if not self.leaves_of[name]:
+                del self.leaves_of[name]
+        self.takes_origin &= ~bit
         self.importing &= ~bit
         self.answering &= ~bit
         self.answers[slot] = self.told_answers[slot] = None

@@ -35,6 +35,11 @@ cdef class ServerLink(Peer):
     cdef uint32_t max_payload_bytes      # of a message that it may send
     cdef bint follows_imports            # its messages go on to other accounts, as a client's do
     cdef public bint is_spare            # a second connection to its server: its first interest makes it the one
+    cdef bytes origin                    # of a leaf node: the name of its cluster, for members of ours; b"": none
+    cdef public bint takes_origins       # a member that can be told where a message of a leaf node comes from, …
+    cdef public bint names_origins       # … and that tells of each origin's interest apart
+    cdef dict origins                    # (account, subject, queue) → {origin, b"" for its own: members}, if there is
+                                         # an origin
     cdef Sublist account                 # of a leaf node connection
     cdef bytes loop_subject              # … our own; b"": none
     cdef list pongs_due                  # for each PING without a PONG whether broker.server_fence has sent it
@@ -49,8 +54,9 @@ cdef class ServerLink(Peer):
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef Py_ssize_t message(self, const uint8_t *data, size_t size, ServerOp *op, Blob *whole) except -1
     cdef int send_on(self, Sublist sublist, Entry *entry, Publish *message, Token *queues, int n, uint64_t orphans,
-                     Outcome *outcome) except -1
+                     uint64_t spared, Outcome *outcome) except -1
     cdef int interest(self, ServerOp *op, bint wanted) except -1
+    cdef int add_up(self, Sublist sublist, ServerOp *op, bint wanted) except -1
     cdef int on_ping(self) except -1
     cdef int on_pong(self) except -1
     cdef bint may_hear(self, const uint8_t *subject, size_t size) noexcept

@@ -47,6 +47,8 @@ class ServerLink(Peer):
     @property
     def active_us(self) -> int: ...
     is_spare: bool
+    takes_origins: bool
+    names_origins: bool
     @property
     def idle_us(self) -> int: ...
     @property

@@ -11,6 +11,7 @@ from gnatswarm.broker.entry cimport Entry, extras_of
 from gnatswarm.broker.exchange cimport ANSWERERS, PEER_HUB, PEER_LEAF, PEER_ROUTE, PeerKind, is_loop_subject
 from gnatswarm.broker.fanout cimport (
     MOST_QUEUES, ORIGIN_CLIENT, ORIGIN_SIBLING, Outcome, Publish, no_outcome, write_tail_head)
+from gnatswarm.broker.interest cimport Node
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_MAXIMUM_PAYLOAD_EXCEEDED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_PROTOCOL_VIOLATION,
     out_append, out_call, out_init, out_pending, out_release)
@@ -50,7 +51,8 @@ cdef class ServerLink(Peer):
         self.session = session
         self.dialect = DIALECT_ROUTE if is_route else DIALECT_LEAF
         self.slot = -1
-        self.loop_subject = b""
+        self.loop_subject = self.origin = b""
+        self.origins = {}
         self.pongs_due = []
         self.max_payload_bytes = LARGEST_MAX_PAYLOAD_BYTES
         out_init(&self.out, self.fanout.box, 0)
@@ -70,6 +72,7 @@ cdef class ServerLink(Peer):
         cdef uint32_t n = 0
         cdef Py_ssize_t done
         self.active_us = self.out.box.now_us
+        self.exchange.origin = self.origin
         while p < end:
             if self.sublist is not None:
                 n = repeat_run(&self.repeat, self.sublist, p, end, ORIGIN_SIBLING, &message)
@@ -92,12 +95,15 @@ cdef class ServerLink(Peer):
                 p += done
             if unlikely(self.holds or self.is_closing):
                 break
+        self.exchange.origin = b""
         return p - data
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1:
         cdef Token tokens[MOST_SERVER_QUEUES + 9]
         cdef ServerOp op
-        cdef ServerOpKind kind = parse_server_op(data, size, self.dialect, tokens, &op)
+        cdef ServerOpKind kind
+        op.names_origins = self.names_origins
+        kind = parse_server_op(data, size, self.dialect, tokens, &op)
         if kind == SERVER_MORE:
             return 0
         self.in_lines += 1
@@ -175,6 +181,9 @@ cdef class ServerLink(Peer):
             self.session.on_refused("Subscription", op.subject.at[:op.subject.size])
             return 0
         self.subscriptions += 1 if wanted else -1
+        if self.names_origins and (op.origin.size or unlikely(len(self.origins) != 0)) \
+                and self.add_up(sublist, op, wanted):
+            return 0
         if op.n_queues:
             sublist.set_remote_queue(self.slot, at, size, op.queues[0].at, op.queues[0].size,
                                      op.members if wanted else 0)
@@ -185,6 +194,39 @@ cdef class ServerLink(Peer):
                 self.slot, op.subject.at[:size], op.queues[0].at[:op.queues[0].size] if op.n_queues else b"",
                 0 if not wanted else op.members if op.n_queues else 1)
         return 0
+
+    cdef int add_up(self, Sublist sublist, ServerOp *op, bint wanted) except -1:
+        """The member's own interest and that of its leaf nodes' clusters are told apart; here they are one. False: it
+        has only its own in this."""
+        cdef bytes origin = op.origin.at[:op.origin.size] if op.origin.size else b""
+        cdef bytes subject = op.subject.at[:op.subject.size]
+        cdef bytes queue = op.queues[0].at[:op.queues[0].size] if op.n_queues else b""
+        cdef const uint8_t *name = queue
+        cdef const Node *node
+        cdef uint32_t own
+        cdef dict held = self.origins.get((sublist.account, subject, queue))
+        if held is None:
+            if not op.origin.size:
+                return False
+            held = self.origins[sublist.account, subject, queue] = {}
+            if queue:
+                own = sublist.remote_members(self.slot, op.subject.at, op.subject.size, name, len(queue))
+            else:
+                node = sublist.node_at(op.subject.at, op.subject.size)
+                own = node != NULL and (node.remote >> self.slot) & 1
+            if own:
+                held[b""] = own
+        if wanted:
+            held[origin] = op.members if queue else 1
+        else:
+            held.pop(origin, None)
+        if queue:
+            sublist.set_remote_queue(self.slot, op.subject.at, op.subject.size, name, len(queue), sum(held.values()))
+        else:
+            sublist.set_remote(self.slot, op.subject.at, op.subject.size, bool(held))
+        if not held or (len(held) == 1 and b"" in held):
+            del self.origins[sublist.account, subject, queue]
+        return True
 
     cdef bint may_hear(self, const uint8_t *subject, size_t size) noexcept:
         """A subject without wildcards must be allowed; others are filtered when there are messages."""
@@ -201,7 +243,7 @@ cdef class ServerLink(Peer):
         cdef Permissions permissions
         cdef uint8_t *to
         cdef size_t head
-        cdef uint64_t reach
+        cdef uint64_t reach, spared = 0
         cdef Outcome outcome
         cdef Token answerers
         cdef bint is_reply, is_random, is_mapped = False
@@ -288,7 +330,9 @@ cdef class ServerLink(Peer):
                 return total   # dropped by the mapping
             is_mapped = True
         is_reply = unlikely(entry.crosses) and extras_of(entry).is_reply
-        if op.is_plain and whole == NULL and not entry.crosses and permissions is None and not is_mapped:
+        if unlikely(op.origin.size):   # a leaf node of that cluster has it already
+            spared = self.exchange.leaves_of.get(op.origin.at[:op.origin.size], 0)
+        if op.is_plain and whole == NULL and not op.origin.size and not entry.crosses and permissions is None and not is_mapped:
             repeat_remember(&self.repeat, sublist, entry, data, op.line_size, &message)
         if unlikely(entry.crosses) and (is_reply or self.follows_imports):
             # (what a shard's clients publish has followed the imports there; what comes from outside has not)
@@ -296,18 +340,21 @@ cdef class ServerLink(Peer):
             subject = entry.text[:entry.subject_size] + bytes(SLACK)
             at_subject = subject
             size_of = entry.subject_size
+            if not is_reply:
+                self.exchange.onward = self.exchange.reach(self.slot)
             self.fanout.gate.leave(sublist, entry, &message, None, &outcome)
+            self.exchange.onward = ~<uint64_t>0
             message.origin = ORIGIN_SIBLING
             entry = sublist.find(at_subject, size_of, hash_bytes(at_subject, size_of, sublist.seed))
             if entry == NULL:
                 self.broken("no memory for a match")
                 return size
-        reach = self.exchange.reach(self.slot)
+        reach = self.exchange.reach(self.slot) & ~spared
         while True:   # (as many groups at a time as a frame to a sibling names)
             n = min(op.n_queues - at, <int>MOST_QUEUES)
             orphans = self.exchange.forward(sublist, entry, &message, reach, at == 0, op.queues + at, n, &outcome)
             if unlikely(orphans) and names_groups and self.dialect == DIALECT_ROUTE:
-                self.send_on(sublist, entry, &message, op.queues + at, n, orphans, &outcome)
+                self.send_on(sublist, entry, &message, op.queues + at, n, orphans, spared, &outcome)
             at += n
             if at >= op.n_queues:
                 break
@@ -316,9 +363,10 @@ cdef class ServerLink(Peer):
         return total
 
     cdef int send_on(self, Sublist sublist, Entry *entry, Publish *message, Token *queues, int n, uint64_t orphans,
-                     Outcome *outcome) except -1:
+                     uint64_t spared, Outcome *outcome) except -1:
         """Groups whose last member here has gone before their server knew: another server has members, or nobody gets
-        it. Not the one that sent it: as long as each took the other for the last, it would go to and fro."""
+        it. Not the one that sent it: as long as each took the other for the last, it would go to and fro. But a leaf
+        node of the cluster that it came from, which was `spared`: of a group it is one member that gets it."""
         cdef Token left[MOST_QUEUES]
         cdef uint64_t others = self.exchange.of_kind[<int>PEER_ROUTE] & ~(<uint64_t>1 << self.slot)
         cdef int i, count = 0
@@ -326,7 +374,7 @@ cdef class ServerLink(Peer):
             if (orphans >> i) & 1:
                 left[count] = queues[i]
                 count += 1
-        self.exchange.forward(sublist, entry, message, others, False, left, count, outcome)
+        self.exchange.forward(sublist, entry, message, others | spared, False, left, count, outcome)
         return 0
 
     # ---- for the session
@@ -340,6 +388,8 @@ cdef class ServerLink(Peer):
         if account is not None:
             self.account = self.mesh.account(account)
             self.loop_subject = self.exchange.loop_subject(account)
+        if peer == PEER_LEAF and cluster and not any(one.isspace() for one in cluster):
+            self.origin = cluster.encode("utf-8", "surrogateescape")
         self.follows_imports = peer != PEER_ROUTE
         self.is_checked = is_checked and peer == PEER_LEAF
         self.slot = self.exchange.join(peer, self.dialect, &self.out, self.account, cluster, is_isolated)
@@ -353,6 +403,8 @@ cdef class ServerLink(Peer):
         self.max_payload_bytes = max_payload_bytes
         if self.loop_subject:
             self.send(b"LS+ " + self.loop_subject + b"\r\n")
+        if self.takes_origins:
+            self.exchange.takes_origin |= <uint64_t>1 << self.slot
         self.exchange.begin(self.slot, self.pongs_due)
         if max_pending_bytes:
             self.out.max_pending = max(max_pending_bytes, 2 * out_pending(&self.out))

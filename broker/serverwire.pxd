@@ -53,6 +53,7 @@ ctypedef struct ServerOp:
     uint32_t members         # with a queue
     uint32_t header_size
     uint32_t size
+    bint names_origins       # SET BY THE CALLER: LS- of this route has an origin, as LS+ has
     bint is_plain            # without queues, in the canonical form: its tail can be sent on unchanged
 
 # `tokens` has room for MOST_SERVER_QUEUES + 9.

@@ -144,8 +144,8 @@ cdef ServerOpKind parse_server_op(const uint8_t *data, size_t size, Dialect dial
             verb, verb_size = (b'ls+ ' if data[2] == c'+' else b'ls- '), 4
         else:
             verb, verb_size = (b'rs+ ' if data[2] == c'+' else b'rs- '), 4
-        # (LS- has no origin, unless both ends said that it has: we do not)
-        if first == c'l' and dialect == DIALECT_ROUTE and kind == SERVER_SUB:
+        # (LS- has an origin if both ends said so)
+        if first == c'l' and dialect == DIALECT_ROUTE and (kind == SERVER_SUB or op.names_origins):
             words = 2
     elif first == c'p' and second == c'i':
         kind, verb, verb_size = SERVER_PING, b'ping', 4
@@ -218,13 +218,15 @@ cdef bint write_server_interest(OutBuf *out, Dialect dialect, const uint8_t *acc
     return True
 
 
-def parse_server(bytes data not None, *, bint is_route) -> dict:
+def parse_server(bytes data not None, *, bint is_route, bint names_origins=False) -> dict:
     """One frame of `data` as a dictionary (for tests)."""
     cdef bytes padded = data + bytes(SLACK)
     cdef Token tokens[MOST_SERVER_QUEUES + 9]
     cdef ServerOp op
-    cdef ServerOpKind kind = parse_server_op(<const uint8_t *><const char *>padded, len(data),
-                                             DIALECT_ROUTE if is_route else DIALECT_LEAF, tokens, &op)
+    cdef ServerOpKind kind
+    op.names_origins = names_origins
+    kind = parse_server_op(<const uint8_t *><const char *>padded, len(data),
+                           DIALECT_ROUTE if is_route else DIALECT_LEAF, tokens, &op)
     names = {SERVER_MORE: "MORE", SERVER_MSG: "MSG", SERVER_SUB: "SUB", SERVER_UNSUB: "UNSUB", SERVER_PING: "PING",
              SERVER_PONG: "PONG", SERVER_INFO: "INFO", SERVER_CONNECT: "CONNECT", SERVER_ERR: "ERR",
              SERVER_IGNORED: "IGNORED", SERVER_TOO_LONG: "TOO_LONG", SERVER_BAD: "BAD"}

@@ -250,6 +250,7 @@ class RouteSession:
                 self._send_ping()
                 self.join()
         self.link.takes_headers(info.headers and self._identity.headers)
+        self.link.takes_origins, self.link.names_origins = info.lnoc, info.lnocu
         if not self._is_on_trial:
             self._owner.on_introduced(self)
 

@@ -379,6 +379,8 @@ class Routes:
             "connect_urls": urls or None,
             "ws_connect_urls": websockets or None,
             "ldm": self._is_leaving or None,
+            "lnoc": True,
+            "lnocu": True,
             "gnatswarm": OWN_VERSION,
         }
         permissions = cluster.permissions
@@ -407,6 +409,8 @@ class Routes:
                 "name": self._identity.server_id,
                 "cluster": self.name,
                 "cluster_dynamic": self.is_dynamic or None,
+                "lnoc": True,
+                "lnocu": True,
             },
         )
 

@@ -66,6 +66,8 @@ class ServerInfo(msgspec.Struct, frozen=True):
     gnatswarm: str = ""  # its version, if it is a gnatswarm
     ldm: bool = False
     answers: Answers | None = None  # of a gnatswarm
+    lnoc: bool = False  # a member of the cluster that is told which leaf node's cluster a message comes from
+    lnocu: bool = False  # … and that tells of each such cluster's interest apart
     imports: Rules | None = msgspec.field(name="import", default=None)
     exports: Rules | None = msgspec.field(name="export", default=None)
 

@@ -50,6 +50,13 @@ def test_a_frame_is_read(line: bytes, is_route: bool, wanted: dict[str, object])
     assert {key: found[key] for key in wanted} == wanted
 
 
+def test_the_end_of_interest_has_an_origin_if_both_ends_said_so() -> None:
+    found = parse_server(b"LS- east $G a q\r\n", is_route=True, names_origins=True)
+    assert (found["origin"], found["account"], found["subject"], found["queues"]) == (b"east", b"$G", b"a", [b"q"])
+    found = parse_server(b"LS- $G a q\r\n", is_route=True)
+    assert (found["account"], found["subject"], found["queues"]) == (b"$G", b"a", [b"q"])
+
+
 def test_a_line_without_end_is_bounded() -> None:
     assert parse_server(b"LS+ " + b"x" * 300_000, is_route=False)["op"] == "TOO_LONG"
     assert parse_server(b"INFO " + b"x" * 300_000, is_route=False)["op"] == "TOO_LONG"

@@ -1,0 +1,205 @@
+"""Members of one cluster that are hubs, or leaf nodes, all of them: nothing arrives by both ways, and nothing by none.
+
+A cluster of leaf nodes is connected to two members of a cluster; or both members to one hub. What a nats-server does in
+the place of a gnatswarm is the measure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from itertools import pairwise, permutations
+
+import pytest
+
+from tests.support.leaves import Net, hub_port, know, subscribed
+from tests.support.servers import Broker
+from tests.support.wire import Client
+from tests.system.test_leaf import Start, net, start
+
+__all__ = ["net", "start"]
+ACCOUNTS = """accounts {
+    A { users [ {user: a, password: p} ], exports [ {service: "svc.>"} ] }
+    B { users [ {user: b, password: p} ], imports [ {service: {account: A, subject: "svc.>"}, to: "of.a.>"} ] }
+}
+"""
+A, B = {"user": "a", "pass": "p"}, {"user": "b", "pass": "p"}
+# The gnatswarm's place, the other member, the leaf nodes.
+KINDS = [
+    ("nats-server-2.15", "nats-server-2.15", "nats-server-2.15"),
+    ("gnatswarm-2", "nats-server", "nats-server"),
+    ("gnatswarm-2", "nats-server-2.15", "gnatswarm-1"),
+    ("gnatswarm-2", "gnatswarm-1", "nats-server-2.15"),
+]
+PORT = "listen: '127.0.0.1:-1'"
+
+
+@pytest.fixture(params=KINDS, ids=" ".join)
+def kinds(request: pytest.FixtureRequest) -> tuple[str, str, str]:
+    return request.param  # type: ignore[no-any-return]
+
+
+def cluster(name: str, other: Broker | None = None) -> str:
+    urls = ""
+    if other is not None:
+        port = other.log.wait_line(r"Listening for route connections on \S*:(\d+)")[1]
+        urls = f'routes: ["nats://127.0.0.1:{port}"]'
+    return f"cluster {{ name: {name}, {PORT}\n{urls} }}\n"
+
+
+def remote(hub: Broker) -> str:
+    return f'remotes [ {{ url: "nats://b:p@127.0.0.1:{hub_port(hub)}", account: B }} ]'
+
+
+class Servers:
+    """Their brokers by name, and a client of B at each."""
+
+    def __init__(self, start: Start, net: Net) -> None:
+        self._start = start
+        self._net = net
+        self.brokers: dict[str, Broker] = {}
+        self.clients: dict[str, Client] = {}
+
+    async def add(self, name: str, kind: str, config: str, accounts: str = ACCOUNTS) -> Broker:
+        broker = self.brokers[name] = self._start(kind, f"server_name: {name}\n{accounts}{config}")
+        self.clients[name] = await self.client(name, B)
+        return broker
+
+    async def client(self, name: str, login: dict[str, str]) -> Client:
+        return await self._net.client(self.brokers[name], **login)
+
+    async def all_know(self) -> None:
+        for one, other in permutations(self.clients.values(), 2):
+            await know(one, other)
+
+    async def settle(self) -> None:
+        """What was published before has arrived, by whichever way."""
+        for chain in (list(self.clients.values()), list(self.clients.values())[::-1]):
+            for one, other in pairwise(chain):
+                await know(one, other)
+
+    async def heard(self) -> Counter[tuple[str, str, str]]:
+        """Who has heard what so far."""
+        await self.settle()
+        found: Counter[tuple[str, str, str]] = Counter()
+        for name, client in self.clients.items():
+            found.update((name, frame.subject, frame.sid) for frame in client.inbox)
+            client.inbox = []
+        return found
+
+
+OF_LEAVES = "accounts { B { users [ {user: b, password: p} ] } }\n"
+
+
+async def hubs(start: Start, net: Net, kinds: tuple[str, str, str]) -> Servers:
+    """Two members of one cluster, and a leaf node of each, which are a cluster, too; in the order of the long way."""
+    servers = Servers(start, net)
+    one = await servers.add("one", kinds[0], f"leafnodes {{ {PORT} }}\n{cluster('c')}")
+    leaf = await servers.add("leaf1", kinds[2], f"leafnodes {{ {remote(one)} }}\n{cluster('l')}", OF_LEAVES)
+    two = await servers.add("two", kinds[1], f"leafnodes {{ {PORT} }}\n{cluster('c', one)}")
+    await servers.add("leaf2", kinds[2], f"leafnodes {{ {remote(two)} }}\n{cluster('l', leaf)}", OF_LEAVES)
+    servers.clients = {name: servers.clients[name] for name in ("leaf1", "one", "two", "leaf2")}
+    return servers
+
+
+async def test_a_cluster_of_leaf_nodes_of_two_members_hears_each_message_once(
+    start: Start, net: Net, kinds: tuple[str, str, str]
+) -> None:
+    servers = await hubs(start, net, kinds)
+    clients = servers.clients
+    for client in clients.values():
+        await subscribed(client, "plain 1", "both 2", "both workers 3", "group workers 4")
+    await servers.all_know()
+    for client in clients.values():
+        await client.send("PUB plain 1\r\nx\r\n" * 10 + "PUB group 1\r\nx\r\n" * 40 + "PUB both 1\r\nx\r\n" * 10)
+        await client.send(b"HPUB plain back 12 13\r\nNATS/1.0\r\n\r\nx\r\n")
+        found = await servers.heard()
+        assert {name: found[name, "plain", "1"] for name in clients} == dict.fromkeys(clients, 11)
+        assert sum(found[name, "group", "4"] for name in clients) == 40
+        assert sum(found[name, "both", "3"] for name in clients) == 10
+        plain = {name: found[name, "both", "2"] for name in clients}
+        if kinds[0] != "nats-server-2.15" and kinds[2] == "nats-server":
+            # 2.9, as a leaf node of a hub that lets it choose, gives a group's message to another one of its cluster,
+            # and names it to plain subscribers there, too. (A nats-server as the hub prefers its own members.)
+            plain |= {name: min(plain[name], 10) for name in ("leaf1", "leaf2")}
+        assert plain == dict.fromkeys(clients, 10)
+
+
+async def test_a_request_is_answered_once_from_either_side(start: Start, net: Net, kinds: tuple[str, str, str]) -> None:
+    servers = await hubs(start, net, kinds)
+    clients = servers.clients
+    for name, client in clients.items():
+        await subscribed(client, "ask services 1", f"inbox.{name} 2")
+    await servers.all_know()
+    for name, client in clients.items():
+        await client.send(f"PUB ask inbox.{name} 1\r\nx\r\n" * 20)
+        await servers.settle()
+        answers = 0
+        for one in clients.values():
+            requests = [frame for frame in one.inbox if frame.subject == "ask"]
+            one.inbox = []
+            await one.send(f"PUB inbox.{name} 1\r\ny\r\n" * len(requests))
+            answers += len(requests)
+        assert answers == 20
+        assert await servers.heard() == {(name, f"inbox.{name}", "2"): 20}
+
+
+async def test_a_group_that_one_leaf_node_has_gets_what_its_cluster_and_the_members_publish(
+    start: Start, net: Net, kinds: tuple[str, str, str]
+) -> None:
+    servers = await hubs(start, net, kinds)
+    await subscribed(servers.clients["leaf2"], "only workers 1", "only 2")
+    await servers.all_know()
+    for client in servers.clients.values():
+        await client.send("PUB only 1\r\nx\r\n" * 50)
+        assert await servers.heard() == {("leaf2", "only", "1"): 50, ("leaf2", "only", "2"): 50}
+
+
+@pytest.mark.parametrize("first", ["client", "leaf"])
+async def test_interest_of_a_member_and_of_its_leaf_node_end_apart(
+    start: Start, net: Net, kinds: tuple[str, str, str], first: str
+) -> None:
+    servers = await hubs(start, net, kinds)
+    one, two, leaf = (servers.clients[name] for name in ("one", "two", "leaf2"))
+    both = (two, leaf) if first == "client" else (leaf, two)
+    for client in both:
+        await subscribed(client, "x 1", "q workers 2")
+        await servers.all_know()
+    for client in both:
+        await one.send("PUB x 1\r\nx\r\n" * 5 + "PUB q 1\r\nx\r\n" * 20)
+        found = await servers.heard()
+        assert sum(found[name, "q", "2"] for name in servers.clients) == 20
+        assert sum(found[name, "x", "1"] for name in servers.clients) == (10 if client is both[0] else 5)
+        await client.talk("UNSUB 1\r\nUNSUB 2\r\nPING\r\n", expect_last="PONG\r\n")
+        await servers.all_know()
+    await subscribed(one, "none 9")
+    await servers.settle()
+    async with asyncio.timeout(20):
+        while True:
+            await one.send("PUB x none 0\r\n\r\nPUB q none 0\r\n\r\n")
+            if len([frame for frame in await one.flush() if frame.subject == "none"]) == 2:
+                break
+
+
+async def test_members_that_are_leaf_nodes_of_one_hub_follow_imports_of_its_requests_once(
+    start: Start, net: Net, kinds: tuple[str, str, str]
+) -> None:
+    servers = Servers(start, net)
+    hub = await servers.add("hub", kinds[1], f"leafnodes {{ {PORT} }}\n")
+    one = await servers.add("one", kinds[0], f"leafnodes {{ {remote(hub)} }}\n{cluster('c')}")
+    await servers.add("two", kinds[1], f"leafnodes {{ {remote(hub)} }}\n{cluster('c', one)}")
+    exporters = {name: await servers.client(name, A) for name in servers.brokers}
+    for client in exporters.values():
+        await subscribed(client, "svc.t 1")
+    await subscribed(servers.clients["hub"], "plain 1")
+    await servers.all_know()
+    for name, client in servers.clients.items():
+        await client.send("PUB of.a.t inbox 1\r\nx\r\n" * 5)
+        await servers.settle()
+        for who, exporter in exporters.items():
+            await know(exporters["one"], exporters["two"])
+            await know(exporters["two"], exporters["one"])
+            await exporter.flush()
+            requests = [frame for frame in exporter.inbox if frame.subject == "svc.t"]
+            exporter.inbox = []
+            assert len(requests) == 5, (name, who)
