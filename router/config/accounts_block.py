@@ -29,6 +29,15 @@ _LIMITS = {
     "max_leafnodes": "leafs",
     "max_leafs": "leafs",
 }
+# Limits of an account's JetStream, which is that of other servers: they are checked, and have no effect.
+_JETSTREAM_SIZES = (
+    *("max_memory", "max_mem", "mem", "memory", "max_store", "max_file", "max_disk", "store", "disk"),
+    *("mem_max_stream_bytes", "memory_max_stream_bytes", "disk_max_stream_bytes", "store_max_stream_bytes"),
+)
+_JETSTREAM_NUMBERS = ("max_streams", "streams", "max_consumers", "consumers", "max_ack_pending")
+_JETSTREAM_BOOLEANS = ("max_bytes_required", "max_stream_bytes", "max_bytes")
+_JETSTREAM_WORDS = {"cluster_traffic": ("system", "owner")}
+
 _KEYS = (
     *("exports", "imports", "mappings", "users", "limits", "default_permissions", "publish_limits", "nkey"),
     "msg_trace",
@@ -60,7 +69,8 @@ class Accounts:
                 if isinstance(inner.value, Block):
                     self._add(inner.at, inner.key, inner.value)
                 elif not inner.used:
-                    self._problem(inner.at, f"Expected map entries for accounts, got {inner.value.kind}", "write { … }")
+                    what = f"Expected map entries for accounts, got {inner.value.kind}"
+                    self._problem(inner.at, what, "write { … }")
         else:
             self._problem(
                 entry.at, f"Expected accounts to be a map or an array, got {found.kind}", "write { A: { … } }"
@@ -149,11 +159,33 @@ class Accounts:
         if not is_on and word is not False and str(word).lower() not in ("disabled", "disable"):
             self._problem(entry.at, "Expected map, bool or string to define JetStream", "write enabled or disabled")
             return False
+        if isinstance(value, Block):
+            for inner in value:
+                self._jetstream_limit(inner)
         if is_on:
             self._notice(
                 entry.at, f'"{entry.key}" stores nothing here', not_offered.OPENS_IN_ACCOUNTS[entry.key.lower()]
             )
         return is_on
+
+    def _jetstream_limit(self, entry: Entry) -> None:
+        key = entry.key.lower()
+        value = entry.value.value if isinstance(entry.value, Scalar) else None
+        try:
+            if key in _JETSTREAM_SIZES:
+                values.number(value, -1, 2**63 - 1, "bytes")
+            elif key in _JETSTREAM_NUMBERS:
+                values.number(value, -1, 2**63 - 1)
+            elif key in _JETSTREAM_BOOLEANS and not isinstance(value, bool):
+                self._problem(entry.at, f"{entry.key}: expected true or false", "write true or false")
+            elif key in _JETSTREAM_WORDS and value not in _JETSTREAM_WORDS[key]:
+                self._problem(entry.at, f"{entry.key}: expected a known word", "write system or owner")
+            elif key not in (*_JETSTREAM_BOOLEANS, *_JETSTREAM_WORDS) and not entry.used:
+                known = [*_JETSTREAM_SIZES, *_JETSTREAM_NUMBERS, *_JETSTREAM_BOOLEANS, *_JETSTREAM_WORDS]
+                unknown = unknown_field(entry, known)
+                self.problems.append(Problem(entry.at, f"{unknown.what} of an account's jetstream", unknown.advice))
+        except Mistake as mistake:
+            self._problem(entry.at, f"{entry.key}: {mistake.what}", mistake.advice)
 
     def _read_limits(self, entry: Entry) -> None:
         block = entry.value

@@ -306,3 +306,27 @@ def test_an_account_may_use_the_jetstream_of_other_members(built: Build, value: 
 def test_what_says_nothing_of_jetstream_is_refused(refusals: Callable[[str], list[str]], value: str) -> None:
     (refused,) = refusals(f"accounts {{ A {{ jetstream: {value} }} }}")
     assert "Expected map, bool or string to define JetStream" in refused
+
+
+@pytest.mark.parametrize(
+    ("inner", "what"),
+    [
+        ("max_memroy: 1G", 'unknown field "max_memroy" of an account\'s jetstream — did you mean "max_memory"?'),
+        ("domain: hub", 'unknown field "domain" of an account\'s jetstream'),
+        ("max_streams: x", "max_streams: "),
+        ("max_file: [a]", "max_file: "),
+        ("max_bytes_required: 5", "max_bytes_required: expected true or false"),
+        ("cluster_traffic: nobody", "cluster_traffic: expected a known word — write system or owner"),
+    ],
+)
+def test_what_is_no_limit_of_an_accounts_jetstream_is_refused(
+    refusals: Callable[[str], list[str]], inner: str, what: str
+) -> None:
+    (refused,) = refusals(f"accounts {{ A {{ jetstream {{ max_mem: -1, {inner} }} }} }}")
+    assert what in refused
+
+
+def test_every_limit_of_an_accounts_jetstream_is_known(built: Build) -> None:
+    limits = "max_memory: 1G, max_disk: 10485760, streams: 5, max_consumers: -1, max_bytes_required: true"
+    limits += ", mem_max_stream_bytes: 1M, store_max_stream_bytes: -1, max_ack_pending: 100, cluster_traffic: owner"
+    assert built(f"accounts {{ A {{ jetstream {{ {limits} }} }} }}").options.accounts[0].jetstream
