@@ -9,6 +9,7 @@ route, and a sibling's message to no sibling, because the table says so. Not her
 """
 
 import os
+from itertools import islice
 
 from gnatswarm.broker.fanout cimport MOST_QUEUES, ORIGIN_ACCOUNT, write_tail_head
 from gnatswarm.broker.entry cimport choice_named
@@ -501,20 +502,27 @@ cdef class Exchange(Onward):
                 self.send(slot, local, publish, names, n)
                 outcome.deliveries += publish.count
 
+    def interest_told(self, int slot, size_t most) -> list:
+        """The subjects in which the other end of a leaf node connection is interested, at most so many."""
+        return [subject for subject, _ in islice(self.interest_of(slot), most)]
+
+    cdef dict interest_of(self, int slot):
+        cdef Collecting collecting = Collecting()
+        collecting.hears_remote = True
+        collecting.slot = slot
+        collecting.found = {}
+        (<Sublist>self.accounts[slot]).replay(collecting)
+        return collecting.found
+
     def renew_imports(self):
         """Accounts import other streams than before."""
-        cdef Collecting collecting
         cdef int slot
         for slot in range(FIRST_SLOT, END_SLOT):
             if self.accounts[slot] is None:
                 continue
-            collecting = Collecting()
-            collecting.hears_remote = True
-            collecting.slot = slot
-            collecting.found = {}
-            (<Sublist>self.accounts[slot]).replay(collecting)
-            for subject, queue in {*collecting.found, *self.imported[slot]}:
-                self.follow_streams(slot, subject, queue, collecting.found.get((subject, queue), 0))
+            found = self.interest_of(slot)
+            for subject, queue in {*found, *self.imported[slot]}:
+                self.follow_streams(slot, subject, queue, found.get((subject, queue), 0))
 
     cdef uint32_t send_from_leaf(self, OutBuf *out, const uint8_t *place, size_t place_size, Publish *publish,
                                  const Token *queues, int n_queues) noexcept:

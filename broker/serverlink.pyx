@@ -332,7 +332,8 @@ cdef class ServerLink(Peer):
         is_reply = unlikely(entry.crosses) and extras_of(entry).is_reply
         if unlikely(op.origin.size):   # a leaf node of that cluster has it already
             spared = self.exchange.leaves_of.get(op.origin.at[:op.origin.size], 0)
-        if op.is_plain and whole == NULL and not op.origin.size and not entry.crosses and permissions is None and not is_mapped:
+        if op.is_plain and whole == NULL and not op.origin.size and not entry.crosses and permissions is None \
+                and not is_mapped:
             repeat_remember(&self.repeat, sublist, entry, data, op.line_size, &message)
         if unlikely(entry.crosses) and (is_reply or self.follows_imports):
             # (what a shard's clients publish has followed the imports there; what comes from outside has not)
@@ -409,6 +410,10 @@ cdef class ServerLink(Peer):
         if max_pending_bytes:
             self.out.max_pending = max(max_pending_bytes, 2 * out_pending(&self.out))
             self.out.stall_mark = self.out.max_pending // 2
+
+    def interest_told(self, size_t most) -> list:
+        """The subjects that it has told, each once for a queue group, at most so many; of a leaf node connection."""
+        return self.exchange.interest_told(self.slot, most)
 
     def hush(self):
         """Send it neither messages nor interest any more; what it sends counts."""

@@ -343,7 +343,7 @@ class Worker:
             fanout=shard.fanout,
             links=self._links,
             recorder=self._recorder,
-            leafs=self._gateway.leafs if self._gateway is not None else list,
+            leafs=self._gateway.leafs if self._gateway is not None else lambda _subs: [],
             moves=self._moves,
             routes=self._gateway.routes if self._gateway is not None else list,
         )

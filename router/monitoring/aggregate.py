@@ -180,7 +180,8 @@ def leafz(facts: Facts, found: list[LeafRow]) -> Document:
     is_like_newer = facts.options.is_like_newer
     leafs: list[Document] = [
         {
-            **({"id": number, "name": row.name, "is_spoke": row.is_spoke} if is_like_newer else {}),
+            **({"id": row.lid, "name": row.name, "is_spoke": row.is_spoke} if is_like_newer else {}),
+            **({"is_isolated": True} if is_like_newer and row.is_isolated else {}),
             "account": row.account,
             "ip": row.host,
             "port": row.port,
@@ -190,8 +191,10 @@ def leafz(facts: Facts, found: list[LeafRow]) -> Document:
             "in_bytes": row.in_bytes,
             "out_bytes": row.out_bytes,
             "subscriptions": row.subscriptions,
+            **({"subscriptions_list": list(row.subs)} if row.subs else {}),
+            **({"compression": "not supported"} if is_like_newer else {}),
         }
-        for number, row in enumerate(found, 1)
+        for row in found
     ]
     return {**head(facts), "leafnodes": len(leafs), "leafs": leafs or ([] if is_like_newer else None)}
 

@@ -114,12 +114,14 @@ class Pages:
         return _json(aggregate.varz(facts, self._requests, leafs=len(leafs)))
 
     async def leafz(self, query: PageQuery) -> bytes:
-        """The leaf node connections."""
+        """The leaf node connections, of one account or of all, with what they subscribe to if that is asked for."""
         facts = self._facts(query)
-        return _json(aggregate.leafz(facts, await self._leafs()))
+        with_subs, account = query.flag("subs"), query.text("acc")
+        found = [row for row in await self._leafs(with_subs) if not account or row.account == account]
+        return _json(aggregate.leafz(facts, found))
 
-    async def _leafs(self) -> list[rows.LeafRow]:
-        parts = await self._questions.ask(GATEWAY_NUMBER, rows.LeafsQuery(), rows.LeafsPart)
+    async def _leafs(self, with_subs: bool = False) -> list[rows.LeafRow]:
+        parts = await self._questions.ask(GATEWAY_NUMBER, rows.LeafsQuery(with_subs), rows.LeafsPart)
         return [row for part in parts for row in part.rows]
 
     async def gatewayz(self, query: PageQuery) -> bytes:

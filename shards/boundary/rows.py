@@ -282,6 +282,10 @@ class LinksPart(PageStruct):
     rows: list[LinkRow]
 
 
+# Of one connection, in one answer.
+MOST_LEAF_SUBS = 10_000
+
+
 class LeafRow(PageStruct):
     """A leaf node connection."""
 
@@ -297,6 +301,9 @@ class LeafRow(PageStruct):
     out_bytes: int
     pending_bytes: int
     subscriptions: int  # that the other server has told
+    lid: int = 0
+    is_isolated: bool = False  # it hears nothing of other leaf nodes' interest
+    subs: tuple[str, ...] = ()  # their subjects, if they were asked for: at most MOST_LEAF_SUBS
 
 
 class RouteRow(PageStruct):
@@ -332,6 +339,8 @@ class RoutesPart(PageStruct):
 
 class LeafsQuery(Question, tag="leafz"):
     """The leaf node connections: a question to the gateway."""
+
+    subs: bool = False  # with what the other servers are interested in
 
 
 class LeafsPart(PageStruct):
@@ -437,7 +446,7 @@ class ClientPart(PageStruct):
     is_found: bool
 
 
-# /connz?sort=… → key function of (row, now), for an ascending sort. Counts are negated, so that the largest come first.
+# /connz?sort=… → key function of (row, now), for an ascending sort. Counts are negated: the largest come first.
 SORTS: dict[str, Callable[[ConnectionRow, int], int | str]] = {
     "cid": lambda row, _now_us: row.cid,
     "start": lambda row, _now_us: row.start_us,

@@ -178,11 +178,11 @@ class Gateway:
         """The routes that pass messages, for the monitoring pages."""
         return self._routes.rows() if self._routes is not None else []
 
-    def leafs(self) -> list[LeafRow]:
-        """The leaf node connections that pass messages, for the monitoring pages."""
+    def leafs(self, with_subs: bool) -> list[LeafRow]:
+        """The leaf node connections that pass messages, for the monitoring pages; with what they subscribe to."""
         sessions = [remote.session for remote in self._remotes]
-        rows = [session.row() for session in sessions if session is not None and session.is_accepted]
-        return rows + (self._leaf_port.rows() if self._leaf_port is not None else [])
+        rows = [session.row(with_subs) for session in sessions if session is not None and session.is_accepted]
+        return rows + (self._leaf_port.rows(with_subs) if self._leaf_port is not None else [])
 
     def _configure_accounts(self) -> None:
         """Other servers may name the accounts that are configured, also those that no client here uses yet."""
@@ -212,6 +212,7 @@ class Gateway:
                         self._flush,
                         self._opens_loop,
                         self._cluster_name,
+                        self._next_id,
                     )
                 )
 

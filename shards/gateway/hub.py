@@ -374,8 +374,17 @@ class HubSession(LeafConnection):
 
     # ---- life
 
-    def row(self) -> LeafRow:
+    def row(self, with_subs: bool) -> LeafRow:
         """This connection on the monitoring pages."""
         name = self.connect.shown if self.connect is not None else ""
         is_spoke = self.connect is not None and self.connect.is_hub
-        return self._row(name, self.host, self.port, is_spoke=is_spoke)
+        is_isolated = self._owner.isolates or (self.connect is not None and self.connect.isolate)
+        return self._row(
+            name,
+            self.host,
+            self.port,
+            is_spoke=is_spoke,
+            lid=self.lid,
+            is_isolated=is_isolated,
+            with_subs=with_subs,
+        )

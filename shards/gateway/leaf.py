@@ -71,6 +71,7 @@ class LeafSession(LeafConnection):
         address: str,
         login: tuple[str, str],
         is_encrypted: bool,
+        lid: int,
         ping_interval_s: float,
         ping_max: int,
     ) -> None:
@@ -79,6 +80,7 @@ class LeafSession(LeafConnection):
         self._identity = identity
         self._login = login
         self._is_encrypted = is_encrypted
+        self._lid = lid
         self.remote = remote
         self.account = remote.account
         self._is_greeted = info is not None
@@ -223,7 +225,15 @@ class LeafSession(LeafConnection):
 
     # ---- life
 
-    def row(self) -> LeafRow:
+    def row(self, with_subs: bool) -> LeafRow:
         """This connection on the monitoring pages."""
         host, _, port = self.address.rpartition(":")
-        return self._row(self.info.shown, host.strip("[]"), int(port), is_spoke=not self.remote.hub)
+        return self._row(
+            self.info.shown,
+            host.strip("[]"),
+            int(port),
+            is_spoke=not self.remote.hub,
+            lid=self._lid,
+            is_isolated=self.remote.isolate,
+            with_subs=with_subs,
+        )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.serverlink import ServerLink
-from gnatswarm.shards.boundary.rows import LeafRow
+from gnatswarm.shards.boundary.rows import MOST_LEAF_SUBS, LeafRow
 
 if TYPE_CHECKING:
     import asyncio
@@ -149,7 +149,9 @@ class LeafConnection:
 
     # ---- life
 
-    def _row(self, name: str, host: str, port: int, *, is_spoke: bool) -> LeafRow:
+    def _row(
+        self, name: str, host: str, port: int, *, is_spoke: bool, lid: int, is_isolated: bool, with_subs: bool
+    ) -> LeafRow:
         link = self.link
         return LeafRow(
             name=name,
@@ -164,6 +166,11 @@ class LeafConnection:
             out_bytes=link.out_bytes,
             pending_bytes=link.pending_bytes,
             subscriptions=link.subscriptions,
+            lid=lid,
+            is_isolated=is_isolated,
+            subs=tuple(subject.decode("utf-8", "replace") for subject in link.interest_told(MOST_LEAF_SUBS))
+            if with_subs
+            else (),
         )
 
     def close(self, why: str) -> None:

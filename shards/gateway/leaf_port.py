@@ -149,9 +149,9 @@ class LeafPort:
             session.close("Server Shutdown")
         self.passwords.close()
 
-    def rows(self) -> list[LeafRow]:
+    def rows(self, with_subs: bool) -> list[LeafRow]:
         """The leaf nodes that pass messages, for the monitoring pages."""
-        return [session.row() for session in self.sessions if session.is_accepted]
+        return [session.row(with_subs) for session in self.sessions if session.is_accepted]
 
     # ---- connections
 

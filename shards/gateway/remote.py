@@ -125,7 +125,8 @@ class Remote:
     """The connection to one configured hub.
 
     `flush` sends what was queued outside of the reactor's round; `opens_loop` says whether a connection that finds a
-    loop is to be closed, or another one was just now; `cluster_name` is that of this broker's cluster, "": it has none.
+    loop is to be closed, or another one was just now; `cluster_name` is that of this broker's cluster, "": it has none;
+    `next_id` gives numbers that no client has.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class Remote:
         flush: Callable[[], None],
         opens_loop: Callable[[str], bool],
         cluster_name: Callable[[], str],
+        next_id: Callable[[], int],
     ) -> None:
         self._loop = loop
         self._reactor = reactor
@@ -149,6 +151,7 @@ class Remote:
         self.flush = flush
         self.opens_loop = opens_loop
         self.cluster_name = cluster_name
+        self._next_id = next_id
         self.session: LeafSession | None = None
         self._configured = [address_of(url, 7422) for url in remote.urls]
         self._discovered: list[Address] = []
@@ -246,6 +249,7 @@ class Remote:
             address=str(address),
             login=address.login if address.login[0] else self._configured[0].login,
             is_encrypted=gate is not None and gate.context is not None,
+            lid=self._next_id(),
             ping_interval_s=self._options.limits.ping_interval_s,
             ping_max=self._options.limits.ping_max,
         )

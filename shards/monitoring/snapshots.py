@@ -67,7 +67,7 @@ class Snapshots:
         fanout: Fanout,
         links: Links | None = None,
         recorder: Recorder | None = None,
-        leafs: Callable[[], list[rows.LeafRow]] = list,
+        leafs: Callable[[bool], list[rows.LeafRow]] = lambda _subs: [],
         moves: Callable[[], rows.MovesPart] = rows.MovesPart,
         routes: Callable[[], list[rows.RouteRow]] = list,
     ) -> None:
@@ -151,7 +151,7 @@ class Snapshots:
             case rows.LinksQuery():
                 return self._link_rows()
             case rows.LeafsQuery():
-                return self._leaf_rows()
+                return self._leaf_rows(query)
             case rows.RoutesQuery():
                 return self._route_rows()
             case rows.AccountsQuery():
@@ -463,8 +463,9 @@ class Snapshots:
         for at in range(0, max(1, len(behind), len(past)), STEP_ROWS):
             yield rows.SlowPart(behind[at : at + STEP_ROWS], past[at : at + STEP_ROWS])
 
-    async def _leaf_rows(self) -> AsyncIterator[rows.Part]:
-        yield rows.LeafsPart(self._leafs())
+    async def _leaf_rows(self, query: rows.LeafsQuery) -> AsyncIterator[rows.Part]:
+        for row in self._leafs(query.subs):
+            yield rows.LeafsPart([row])
 
     async def _route_rows(self) -> AsyncIterator[rows.Part]:
         yield rows.RoutesPart(self._routes())

@@ -289,6 +289,12 @@ REFUSED: list[tuple[str, dict[str, Any] | None, bytes, bytes, str]] = [
     ("garbage", SOME, b"garbage\r\n", b"Unknown Protocol Operation", "parser ERROR"),
     ("a queue without weight", SOME, b"LS+ in.a q\r\n", b"Unknown Protocol Operation", "parser ERROR"),
     ("a payload without end", SOME, b"LMSG out.a 2\r\nhihihi\r\n", b"Unknown Protocol Operation", "parser ERROR"),
+    ("interest in nothing", SOME, b"LS+ \r\n", b"Unknown Protocol Operation", "parser ERROR"),
+    ("a message without a size", SOME, b"LMSG out.a\r\n", b"Unknown Protocol Operation", "parser ERROR"),
+    ("a header larger than all", SOME, b"HMSG out.a 9 2\r\nhi\r\n", b"Unknown Protocol Operation", "parser ERROR"),
+    ("a route's interest", SOME, b"RS+ A in.a\r\n", b"Unknown Protocol Operation", "parser ERROR"),
+    ("a line without end", SOME, b"LS+ " + b"x" * 300_000, b"Unknown Protocol Operation", "over the limit"),
+    ("a payload over all bounds", SOME, b"LMSG out.a 99999999\r\n", b"Unknown Protocol Operation", "over the limit"),
     ("max_payload", SOME, b"LMSG out.a 2000000\r\n", b"Maximum Payload Violation", "maximum payload exceeded"),
     ("two CONNECT", SOME, b"CONNECT {}\r\n", b"Unexpected CONNECT", ""),
 ]
@@ -311,6 +317,28 @@ async def test_what_a_leaf_node_may_not_say_ends_its_connection_with_a_reason(tr
     assert await payloads(client, 1) == [b""]
     text = tree.hub.log.text
     assert "Traceback" not in text and not [line for line in text.splitlines() if "Gateway" in line and "exit" in line]
+
+
+async def test_a_leaf_node_at_a_port_for_others_is_refused_and_harms_nobody(start: Start, net: Net) -> None:
+    broker = start("gnatswarm-2", f"{HUB}cluster {{ name: c, listen: '127.0.0.1:-1' }}\n")
+    client = await net.client(broker, **A)
+    await subscribed(client, "own 1")
+    route = int(broker.log.wait_line(r"Listening for route connections on \S*:(\d+)")[1])
+    words = b'CONNECT {"version":"2.9.10","name":"leaf","cluster":"leaf","user":"a","pass":"p"}\r\nLS+ own\r\n'
+    for port, answer in (
+        (broker.port, b"-ERR 'Unknown Protocol Operation'"),
+        (route, b'-ERR \'Rejecting connection, cluster name "leaf" does not match "c"\''),
+    ):
+        leaf = await by_hand(port)
+        leaf.say(words)
+        assert answer in await leaf.rest()
+    # And a nats-server that dials them: it says so itself, and tries again.
+    for port in (broker.port, route):
+        lost = start("nats-server", leaf_config(port))
+        lost.log.wait_line("wrong port|Leafnode connection closed", 20.0)
+    await client.send("PUB own 2\r\nhi\r\n")
+    assert await payloads(client, 1) == [b"hi"]
+    assert "Traceback" not in broker.log.text
 
 
 async def test_the_next_connection_of_a_leaf_node_replaces_the_last_one(tree: Tree) -> None:
@@ -343,10 +371,43 @@ async def test_leafz_and_varz_tell_of_the_leaf_nodes(tree: Tree) -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{monitoring}/{page}", timeout=10) as answer:
             return dict(json.load(answer))
 
+    leaf = await by_hand(hub_port(tree.hub), {"name": "hand", "user": "b", "pass": "p"})
+    leaf.say("LS+ seen.*\r\nLS+ seen.* q 3\r\nPING\r\n")
+    await leaf.until(b"PONG\r\n")
+    of_b = (await asyncio.to_thread(fetch, "leafz?subs=1&acc=B"))["leafs"]
+    assert {row["account"] for row in of_b} == {"B"}
+    (own,) = [row for row in of_b if "seen.*" in row["subscriptions_list"]]
+    assert own["subscriptions_list"] == ["seen.*", "seen.*"] and own["subscriptions"] == 2
+    leaf.writer.close()
     page, varz = await asyncio.to_thread(fetch, "leafz"), await asyncio.to_thread(fetch, "varz")
+    assert not any("subscriptions_list" in row for row in page["leafs"])
     assert [row["account"] for row in page["leafs"]].count("A") >= len(LEAVES)
     assert varz["leafnodes"] >= len(LEAVES)  # (those of other tests may come and go)
     assert varz["leaf"] == {"host": "127.0.0.1", "port": hub_port(tree.hub), "auth_timeout": 2, "tls_timeout": 2}
+
+
+@pytest.mark.parametrize("kind", ["gnatswarm-1-as-2.15", "nats-server-2.15"])
+async def test_leafz_has_the_keys_of_2_15(start: Start, net: Net, kind: str) -> None:
+    """Connected to a nats-server of 2.9, which compresses nothing, so that both say the same of that."""
+    port = "http: '127.0.0.1:-1'\nleafnodes { listen: '127.0.0.1:-1', isolate_leafnode_interest: true }\n"
+    hub = start(kind, f"server_name: hub\n{port}")
+    leaf = start("nats-server", leaf_config(hub_port(hub), ""))
+    await know(await net.client(hub), await net.client(leaf))
+    lid = int(hub.log.wait_line(r"lid:(\d+) - Leafnode connection created")[1])
+    monitoring = hub.log.wait_line(r"http monitor on \S*:(\d+)")[1]
+
+    def fetch(query: str) -> list[dict[str, Any]]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{monitoring}/leafz{query}", timeout=10) as answer:
+            return list(json.load(answer)["leafs"])
+
+    async with asyncio.timeout(20):
+        while "rtt" not in (row := (await asyncio.to_thread(fetch, "?subs=true"))[0]) or row["rtt"] == "0s":
+            await know(await net.client(hub), await net.client(leaf))
+    keys = "id name is_spoke is_isolated account ip port rtt in_msgs out_msgs in_bytes out_bytes subscriptions"
+    assert list(row) == [*keys.split(), "subscriptions_list", "compression"]
+    assert (row["id"], row["is_spoke"], row["is_isolated"], row["compression"]) == (lid, False, True, "not supported")
+    assert any(subject.startswith("$LDS.") for subject in row["subscriptions_list"])
+    assert await asyncio.to_thread(fetch, "?acc=other") == []
 
 
 # ---- brokers of their own
