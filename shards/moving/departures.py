@@ -1,9 +1,9 @@
 """Which clients of this shard move to others, and when: so many to each, a batch at a time.
 
 A batch is small and the next begins after a pause, so that others notice little: at most CLIENTS_PER_S. Who cannot move
-now (it waits for its PONG, a slow receiver, a log-in …) is tried again until the time is up. Where a shard takes nobody
+now (it waits for its PONG, a slow receiver, a log-in) is tried again until the time is up. Where a shard takes nobody
 the others take its share. Clients that go where a placement rule says are named, and tried once; any other journey goes
-before theirs. Called by the worker.
+before theirs, and that of a shard that leaves before all others. Called by the worker.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Departures:
         self.keeps: Callable[[ClientSession, int], str] = lambda session, to: ""
         self._named: dict[int, Iterator[int]] | None = None  # by their shard; None: any clients
         self._next_journey: Callable[[], bool] | None = None
+        self._on_next_done: Callable[[int, dict[str, int]], None] | None = None
         self._to: dict[int, int] = {}  # how many are still to go where
         self._shards: list[int] = []  # all of this journey
         self._refused: set[int] = set()  # which of them took nobody when they were last asked
@@ -88,17 +89,20 @@ class Departures:
         on_done: Callable[[int, dict[str, int]], None],
         *,
         patience_s: float = math.inf,
+        takes_over: bool = False,
     ) -> bool:
         """Move so many clients to each of these shards within that time; False: others are being moved.
 
         It ends sooner when nobody could move for `patience_s`. `on_done` is called with how many were moved, and the
-        reasons why others could not be, with their number.
+        reasons why others could not be, with their number. `takes_over`: a journey that is under way ends with its
+        present batch.
         """
-        if self.is_under_way:
+        if self.is_under_way and not takes_over:
             return False
-        if self._on_done is not None:  # clients that were named: their batch ends first
-            self._to.clear()
+        if self._on_done is not None:  # the present batch ends first
+            self.cancel()
             self._next_journey = lambda: self.begin(to, within_s, on_done, patience_s=patience_s)
+            self._on_next_done = on_done
             return True
         self._named = None
         self._to = {shard: n for shard, n in to.items() if n > 0}
@@ -131,7 +135,9 @@ class Departures:
     def cancel(self) -> None:
         """Begin no further batch."""
         self._to.clear()
-        self._next_journey = None
+        waiting, self._on_next_done, self._next_journey = self._on_next_done, None, None
+        if waiting is not None:
+            waiting(0, {})
 
     def _next(self) -> None:
         """Look at some more clients; when there are enough for a batch, or no more, it begins."""
@@ -139,6 +145,9 @@ class Departures:
             self._finish()
             return
         ready = [one for one in self._to if one not in self._refused]
+        if not ready and self._loop.time() - self._began_s >= self._patience_s:
+            self._finish()
+            return
         if not ready:
             self._refused.clear()
             self._loop.call_later(AGAIN_S, self._next)
@@ -292,7 +301,7 @@ class Departures:
         self._to.clear()
         if done is not None:
             done(self._moved, dict(self._stay))
-        following, self._next_journey = self._next_journey, None
+        following, self._next_journey, self._on_next_done = self._next_journey, None, None
         if following is not None:
             following()
 
@@ -307,13 +316,23 @@ class ToOthers:
         self._departures = departures
         self._prefixes = prefixes
         self._to = to
+        self._is_moving = False
         prefixes.is_leaving = True
 
     def move(self, clients: int, within_s: float) -> None:
-        """Move so many clients within that time, unless some are being moved."""
+        """Move so many clients within that time, unless some are being moved.
+
+        A journey that an operator has begun ends: the shards that it leads to may be leaving too, and then nobody would
+        move until it is too late.
+        """
+        if self._is_moving:
+            return
         each, rest = divmod(clients, len(self._to))
         to = {shard: each + (n < rest) for n, shard in enumerate(self._to)}
-        self._departures.begin(to, within_s, lambda moved, stay: None)
+        self._is_moving = self._departures.begin(to, within_s, self._on_moved, takes_over=True)
+
+    def _on_moved(self, moved: int, stay: dict[str, int]) -> None:
+        self._is_moving = False
 
     def stop(self) -> None:
         """Begin to move no more."""

@@ -208,6 +208,62 @@ def test_the_only_shard_is_asked_again_until_the_time_is_up() -> None:
     assert world.done == [(0, {"shard 1 is not there": 1})]
 
 
+def test_a_journey_to_a_shard_that_has_gone_ends_when_its_patience_does() -> None:
+    world = World(2)
+    world.closed = {1: "shard 1 is not there"}
+    world.departures.begin({1: 2}, 30.0, lambda *words: world.done.append(words), patience_s=PATIENCE_S)
+    world.advance(PATIENCE_S - 0.1)
+    assert not world.done
+    world.advance(0.2)
+    assert world.done == [(0, {"shard 1 is not there": 1})]
+
+
+def leaving(world: World, to: list[int]) -> ToOthers:
+    prefixes = SimpleNamespace(is_leaving=False, hand_over=lambda to: None)
+    return ToOthers(world.departures, prefixes, to)  # type: ignore[arg-type]
+
+
+def test_a_shard_that_leaves_does_not_wait_for_an_operator_s_journey() -> None:
+    """That one leads to a shard that leaves too."""
+    world = World(3)
+    world.closed = {1: "shard 1 is leaving"}
+    world.begin({1: 3}, within_s=30.0)
+    others = leaving(world, [2])
+    for _ in range(10):  # as often as it looks
+        others.move(3, 8.0)
+        world.advance(0.05)
+    assert world.batches == [(2, [0, 1, 2])]
+    assert world.done == [(0, {"shard 1 is leaving": 1})]
+    assert not world.begin({2: 1})
+
+
+def test_a_shard_that_leaves_waits_for_the_present_batch_alone() -> None:
+    world = World(100)
+    world.begin({1: 100})
+    world.departures.begin_named({1: [1]}, lambda: None)
+    others = leaving(world, [2])
+    others.move(100, 8.0)
+    others.move(100, 8.0)
+    world.advance(0.5)
+    assert len(world.batches) == 1
+    world.arrive()
+    world.advance(0.1)
+    assert [to for to, _ in world.batches] == [1, 2]
+    assert world.done == [(BATCH_CLIENTS, {})]
+
+
+def test_who_waits_behind_named_clients_is_told_that_a_shard_that_leaves_goes_first() -> None:
+    world = World(3)
+    world.departures.begin_named({1: [0]}, lambda: None)
+    world.advance(0)
+    world.begin({1: 3})
+    leaving(world, [2]).move(3, 8.0)
+    assert world.done == [(0, {})]
+    world.arrive()
+    world.advance(1.0)
+    assert [to for to, _ in world.batches] == [1, 2]
+
+
 def test_what_the_engine_refuses_is_told_and_tried_again() -> None:
     world = World(1)
     world.refuses = "a link to another shard is not in step"
