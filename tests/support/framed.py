@@ -91,10 +91,10 @@ class FramedClient:
         """Send a piece of the NATS stream, in one binary frame."""
         await self.send(frame(BINARY, data))
 
-    async def read_frame(self) -> int:
+    async def read_frame(self, deadline_s: float | None = DEADLINE_S) -> int:
         """Read and handle the next frame; its opcode, or -1 at the end."""
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(deadline_s):
                 first, second = await self.reader.readexactly(2)
                 assert not second & 0x80, "a server does not mask"
                 size = second & 0x7F

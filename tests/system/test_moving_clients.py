@@ -1,32 +1,48 @@
 """Clients move between shards while everybody talks: nothing is lost, doubled or reordered, and nobody notices.
 
-The soak runs for some seconds here, and for GNATSWARM_SOAK_S seconds where that is set (`make soak`), then also while
-shards and the router are killed.
+In plain, over WebSocket and with TLS: those with TLS stay where they are, until their shard is replaced and encrypts
+for them as a relay. The soak runs for some seconds here, and for GNATSWARM_SOAK_S seconds where that is set
+(`make soak`), then also while shards and the router are killed, and while an operator does everything at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import random
+import signal
 import time
 
 import pytest
 
 from gnatswarm.router.commands.operator_commands import exchange, find
-from gnatswarm.router.supervision.operator_socket import MoveRequest, RebalanceRequest, Reply
-from tests.support import swarm
+from gnatswarm.router.supervision.operator_socket import (
+    AnyRequest,
+    FollowRequest,
+    MoveRequest,
+    RebalanceRequest,
+    ReloadRequest,
+    Reply,
+    RestartRequest,
+    ScaleRequest,
+    UpgradeRequest,
+)
+from tests.support import swarm, tunnel
+from tests.support.authority import Authority
+from tests.support.framed import DEFLATE, websocket_port
 from tests.support.pages import Pages
 from tests.support.servers import Broker
 from tests.support.traffic import Traffic
-from tests.support.wire import Client
+from tests.support.wire import Client, Cluster
 
 pytestmark = pytest.mark.kinds("gnatswarm-2", "gnatswarm-4")
 
 SOAK_S = float(os.environ.get("GNATSWARM_SOAK_S", "0"))
 LEAST_MOVES = 12
 EMPTY_WITHIN_S = 30
+OPERATION_WITHIN_S = 90.0
 # A broker whose router dies five times within ten seconds ends.
 BETWEEN_ROUTERS_S = 4.0
 # Members of a queue group take as much each: a chi-square value that one in a million fair groups exceeds (3 degrees).
@@ -37,6 +53,74 @@ MOST_CHI_SQUARE = 31.0
 def swarmed(start_broker, cluster_of):
     broker = start_broker(args=["-m", "-1"])
     return broker, cluster_of(broker)
+
+
+@pytest.fixture
+def open_to_all(start_broker, cluster_of, server):
+    """A broker that takes clients in plain, with TLS and over WebSocket."""
+    websocket = 'websocket { host: "127.0.0.1", port: -1, no_tls: true, compression: true }'
+    broker = start_broker(args=["-m", "-1"], config=f"tls {{\n {server.lines}\n}}\nallow_non_tls: true\n{websocket}\n")
+    return broker, cluster_of(broker)
+
+
+class Load:
+    """Clients of all kinds that talk, and the check that each hears what it should, once and in order."""
+
+    def __init__(self, broker: Broker, cluster: Cluster, authority: Authority, subject: str) -> None:
+        self._broker = broker
+        self._cluster = cluster
+        self._context = authority.client_context()
+        self._subject = subject
+        self._is_over = asyncio.Event()
+        self._working: list[asyncio.Task[None]] = []
+        self.clients = 0
+
+    async def start(self) -> None:
+        cluster, subject = self._cluster, self._subject
+        shards = self._broker.kind.shards
+        port = websocket_port(self._broker)
+        framed = await tunnel.on_shards(functools.partial(tunnel.over_websocket, port), shards, 5)
+        packed = functools.partial(tunnel.over_websocket, port, f"Sec-WebSocket-Extensions: {DEFLATE}")
+        framed += await tunnel.on_shards(packed, shards, 2)
+        secure = functools.partial(tunnel.over_tls, self._broker.port, self._context)
+        with_tls = await tunnel.on_shards(secure, shards, 4)
+        plain = await cluster.clients(13, True)
+        cluster.all += [*framed, *with_tls]  # (which are closed in the end)
+        self.clients = len(framed) + len(with_tls) + len(plain)
+        self.fan_out = Traffic(
+            [plain.pop(), plain.pop(), framed.pop(), with_tls.pop()],
+            [plain.pop(), plain.pop(), framed.pop(), framed.pop(), with_tls.pop()],
+            subject,
+        )
+        members = [plain.pop(), plain.pop(), framed.pop(), with_tls.pop()]
+        self.grouped = Traffic([plain.pop(), plain.pop()], members, f"{subject}.q", queue="g")
+        asker, listener, publisher = framed.pop(), framed.pop(), with_tls.pop()
+        answerers = [*plain, framed.pop()]
+        assert not framed and not with_tls
+        await self.fan_out.start()
+        await self.grouped.start()
+        for client in answerers:
+            await client.talk(f"SUB {subject}.r.ask workers 1\r\nPING\r\n", expect="PONG\r\n")
+        self._working = [asyncio.create_task(answering(client)) for client in answerers]
+        self._asked = asyncio.create_task(asking(asker, f"{subject}.r", self._is_over))
+        self._filled = asyncio.create_task(bounded(listener, publisher, f"{subject}.m", self._is_over))
+
+    def check(self) -> None:
+        """What has failed by now fails here."""
+        for task in (self._asked, self._filled, *self._working):
+            assert not task.done() or task.result()
+
+    async def finish(self) -> list[int]:
+        """Everything that was sent has come; returns how much each member of the group got."""
+        self._is_over.set()
+        assert await self._asked > 0
+        assert await self._filled > 0
+        for task in self._working:
+            task.cancel()
+        await asyncio.gather(*self._working, return_exceptions=True)
+        await self.fan_out.finish()
+        await self.grouped.finish()
+        return [sum(len(numbers) for numbers in got) for got in self.grouped.got]
 
 
 async def move(broker: Broker, shard: int, to: int, clients: int) -> Reply:
@@ -92,24 +176,23 @@ async def looking(pages: Pages, cids: list[int], is_over: asyncio.Event) -> int:
     return n
 
 
-async def test_a_soak_of_random_moves(swarmed, subject):
-    broker, cluster = swarmed
+def places_of_tls(pages: Pages) -> dict[int, int]:
+    """The shard of each client with TLS, by its id."""
+    rows = pages.json("/connz")["connections"]
+    return {row["cid"]: row["shard"] for row in rows if row.get("tls_version")}
+
+
+async def test_a_soak_of_random_moves(open_to_all, authority, subject):
+    broker, cluster = open_to_all
     dice = random.Random(7)
-    fan_out = Traffic(await cluster.clients(3, True), await cluster.clients(4, True), subject)
-    grouped = Traffic(await cluster.clients(2, True), await cluster.clients(4, True), f"{subject}.q", queue="g")
-    asker, *answerers = await cluster.clients(3, True)
-    listener, publisher = await cluster.clients(2, True)
-    is_over = asyncio.Event()
-    await fan_out.start()
-    await grouped.start()
-    for client in answerers:
-        await client.talk(f"SUB {subject}.r.ask workers 1\r\nPING\r\n", expect="PONG\r\n")
+    load = Load(broker, cluster, authority, subject)
+    await load.start()
     pages = Pages.of(broker)
-    cids = [row["cid"] for row in pages.json("/connz")["connections"]]
-    working = [asyncio.create_task(answering(client)) for client in answerers]
+    cids = sorted(row["cid"] for row in pages.json("/connz")["connections"])
+    tls = places_of_tls(pages)
+    assert (len(cids), len(tls)) == (load.clients, 4)
+    is_over = asyncio.Event()
     seen = asyncio.create_task(looking(pages, cids, is_over))
-    asked = asyncio.create_task(asking(asker, f"{subject}.r", is_over))
-    filled = asyncio.create_task(bounded(listener, publisher, f"{subject}.m", is_over))
     until = time.monotonic() + SOAK_S
     shards = list(range(broker.kind.shards))
     moved = n = 0
@@ -120,22 +203,16 @@ async def test_a_soak_of_random_moves(swarmed, subject):
         reply = await move(broker, shard, to, min(before[shard], dice.randint(1, 9)))
         assert not reply.error, reply.error
         moved += int(reply.text.split(" ", 1)[0])
-        for task in (asked, filled, seen, *working):
-            assert not task.done() or task.result()
+        load.check()
+        assert not seen.done() or seen.result()
     is_over.set()
-    assert await asked > 0
-    assert await filled > 0
     assert await seen > 0
-    for task in working:
-        task.cancel()
-    await asyncio.gather(*working, return_exceptions=True)
-    await fan_out.finish()
-    total = await grouped.finish()
-    shares = [sum(len(numbers) for numbers in got) for got in grouped.got]
-    fair = total / len(shares)
+    assert places_of_tls(pages) == tls
+    shares = await load.finish()
+    fair = sum(shares) / len(shares)
     assert sum((share - fair) ** 2 for share in shares) / fair < MOST_CHI_SQUARE, shares
     assert moved > LEAST_MOVES
-    assert sum(await connections(broker)) == 18
+    assert sum(await connections(broker)) == load.clients
 
 
 async def emptied(broker: Broker, shard: int, others: list[int], dice: random.Random) -> None:
@@ -170,22 +247,14 @@ async def back(broker: Broker, pid: int, shard: int) -> None:
 
 
 @pytest.mark.skipif(not SOAK_S, reason="takes GNATSWARM_SOAK_S seconds: make soak")
-async def test_a_soak_of_moves_while_shards_and_the_router_are_killed(swarmed, subject):
+async def test_a_soak_of_moves_while_shards_and_the_router_are_killed(open_to_all, authority, subject):
     """Each time a shard without clients, or the router, while clients move among the other shards: nobody notices."""
-    broker, cluster = swarmed
+    broker, cluster = open_to_all
     dice = random.Random(11)
-    fan_out = Traffic(await cluster.clients(3, True), await cluster.clients(4, True), subject)
-    grouped = Traffic(await cluster.clients(2, True), await cluster.clients(4, True), f"{subject}.q", queue="g")
-    asker, *answerers = await cluster.clients(3, True)
-    listener, publisher = await cluster.clients(2, True)
-    is_over = asyncio.Event()
-    await fan_out.start()
-    await grouped.start()
-    for client in answerers:
-        await client.talk(f"SUB {subject}.r.ask workers 1\r\nPING\r\n", expect="PONG\r\n")
-    working = [asyncio.create_task(answering(client)) for client in answerers]
-    asked = asyncio.create_task(asking(asker, f"{subject}.r", is_over))
-    filled = asyncio.create_task(bounded(listener, publisher, f"{subject}.m", is_over))
+    load = Load(broker, cluster, authority, subject)
+    await load.start()
+    # From then on relays encrypt for clients with TLS, and they move like others.
+    assert not (await followed(broker, RestartRequest())).error
     shards = list(range(broker.kind.shards))
     until = time.monotonic() + SOAK_S
     killed = moved = 0
@@ -196,7 +265,7 @@ async def test_a_soak_of_moves_while_shards_and_the_router_are_killed(swarmed, s
         await emptied(broker, victim, others, dice)
         is_enough = asyncio.Event()
         moving = asyncio.create_task(moved_about(broker, others, dice, is_enough)) if len(others) > 1 else None
-        await fan_out.progress(dice.choice((1, 500)))
+        await load.fan_out.progress(dice.choice((1, 500)))
         pid = 0
         if time.monotonic() > router_from:
             router_from = time.monotonic() + BETWEEN_ROUTERS_S
@@ -204,24 +273,83 @@ async def test_a_soak_of_moves_while_shards_and_the_router_are_killed(swarmed, s
         else:
             pid = await swarm.kill(broker, victim)
         killed += 1
-        await fan_out.progress(500)
+        await load.fan_out.progress(500)
         is_enough.set()
         if moving is not None:
             moved += await moving
         await back(broker, pid, victim)
-        for task in (asked, filled, *working):
-            assert not task.done() or task.result()
-    is_over.set()
-    assert await asked > 0
-    assert await filled > 0
-    for task in working:
-        task.cancel()
-    await asyncio.gather(*working, return_exceptions=True)
-    await fan_out.finish()
-    await grouped.finish()
+        load.check()
+    await load.finish()
     assert killed > 3
     assert moved > 0 or len(shards) == 2
-    assert sum(await connections(broker)) == 18
+    assert sum(await connections(broker)) == load.clients
+
+
+async def followed(broker: Broker, request: AnyRequest) -> Reply:
+    """The last word, which another router may say; of what ends with its router, that it did."""
+    while True:
+        try:
+            at = find(broker.pid, broker.port)
+            return await asyncio.to_thread(exchange, at, request, OPERATION_WITHIN_S, lambda text: None)
+        except (ConnectionError, EOFError):
+            if not isinstance(request, RestartRequest | UpgradeRequest | FollowRequest):
+                return Reply(error="its router has died")
+            request = FollowRequest()
+
+
+@pytest.mark.skipif(not SOAK_S, reason="takes GNATSWARM_SOAK_S seconds: make soak")
+async def test_a_soak_of_all_that_an_operator_does(open_to_all, authority, subject):
+    """Several at once: moves, rebalances, reloads, more and fewer shards, restarts, upgrades, signals, a router killed.
+
+    What is refused because something else is under way is refused; whatever happens, nobody notices.
+    """
+    broker, cluster = open_to_all
+    dice = random.Random(int(os.environ.get("GNATSWARM_SEED", "13")))
+    load = Load(broker, cluster, authority, subject)
+    await load.start()
+    # From then on clients with TLS can move, and are not told to leave when there are fewer shards.
+    assert not (await followed(broker, RestartRequest())).error
+    until = time.monotonic() + SOAK_S
+    done: dict[str, int] = {}
+    last_router_s = 0.0
+
+    async def one() -> None:
+        nonlocal last_router_s
+        what = dice.choices(
+            ("move", "rebalance", "reload", "scale", "restart", "upgrade", "router", "HUP", "USR1", "TTIN", "TTOU"),
+            (12, 3, 3, 3, 2, 1, 2, 2, 1, 1, 1),
+        )[0]
+        most = broker.kind.shards + 2
+        shard, to = dice.sample(range(most), 2)
+        requests: dict[str, AnyRequest] = {
+            "move": MoveRequest(shard, to, dice.randint(1, 30)),
+            "rebalance": RebalanceRequest(),
+            "reload": ReloadRequest(),
+            "scale": ScaleRequest(dice.randint(2, most)),
+            "restart": RestartRequest(),
+            "upgrade": UpgradeRequest(),
+        }
+        if what in requests:
+            reply = await followed(broker, requests[what])
+            what += " refused" if reply.error else ""
+        elif what != "router":
+            os.kill(broker.pid, getattr(signal, f"SIG{what}"))
+        elif time.monotonic() > last_router_s + BETWEEN_ROUTERS_S:
+            last_router_s = time.monotonic()
+            with contextlib.suppress(OSError, EOFError, AssertionError):
+                swarm.signal_shard(broker, (await asyncio.to_thread(swarm.status, broker))["router_pid"])
+        done[what] = done.get(what, 0) + 1
+        await load.fan_out.progress(dice.choice((1, 100, 500)), deadline_s=OPERATION_WITHIN_S)
+
+    async def operate() -> None:
+        while time.monotonic() < until:
+            await one()
+            load.check()
+
+    await asyncio.gather(*(operate() for _ in range(3)))
+    await load.finish()
+    assert {"move", "scale", "router"} <= set(done), done
+    assert len(Pages.of(broker).json("/connz?limit=100")["connections"]) == load.clients, done
 
 
 async def test_rebalance_evens_the_connections_and_clients_do_not_notice(swarmed, subject):
