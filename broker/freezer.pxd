@@ -3,6 +3,7 @@
 #   freeze(client) → FrozenClient ──→ another connection, here or on another shard: thaw(client, frozen)
 
 from gnatswarm.broker.connection cimport ClientConnection
+from gnatswarm.broker.interest cimport Sub
 
 # Why the connection cannot be written down now; None: it can.
 cdef str why_not(ClientConnection client)
@@ -10,9 +11,9 @@ cdef str why_not(ClientConnection client)
 cdef int fits(ClientConnection client, frozen) except -1
 # All but subscriptions and output: flags, counters, reply permissions, unread input. MemoryError.
 cdef int put_state(ClientConnection client, frozen) except -1
-# The connection's subscriptions as FrozenSubscriptions.
-cdef tuple subscriptions_of(ClientConnection client)
+# One subscription of the connection as a FrozenSubscription.
+cdef object subscription_of(ClientConnection client, const Sub *sub)
 # Adds one; MemoryError.
-cdef int put_subscription(ClientConnection client, frozen) except -1
+cdef Sub *put_subscription(ClientConnection client, frozen) except NULL
 # The bytes that wait to be sent.
 cdef bytes unsent_of(ClientConnection client)

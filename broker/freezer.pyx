@@ -54,32 +54,29 @@ cdef bytes unsent_of(ClientConnection client):
     return b"".join(parts)
 
 
+cdef object subscription_of(ClientConnection client, const Sub *sub):
+    cdef uint8_t[256] small
+    cdef size_t size = client.sublist.subject_of(sub.node, small, sizeof(small))
+    cdef bytearray large
+    cdef bytes subject, queue = b""
+    if size <= sizeof(small):
+        subject = small[:size]
+    else:
+        large = bytearray(size)
+        client.sublist.subject_of(sub.node, <uint8_t *><char *>large, size)
+        subject = bytes(large)
+    if sub.group != NULL:
+        queue = (<const uint8_t *>sub.group.name + sizeof(QueueName))[:sub.group.name.key.size]
+    return records.FrozenSubscription((<const uint8_t *>sub + sizeof(Sub))[:sub.key.size], subject, queue,
+                                      sub.delivered, 0 if sub.max_msgs == NO_MAX else sub.max_msgs)
+
+
 cdef tuple subscriptions_of(ClientConnection client):
-    cdef list found = []
-    cdef bytearray room = bytearray(256)
-    cdef bytes subject, queue
-    cdef size_t size
     cdef uint32_t i
-    cdef const QueueName *name
-    cdef Sub *sub
     if client.subs.slots == NULL:
         return ()
-    for i in range(client.subs.mask + 1):
-        if not client.subs.slots[i]:
-            continue
-        sub = <Sub *>slot_item(client.subs.slots[i])
-        size = client.sublist.subject_of(sub.node, <uint8_t *><char *>room, len(room))
-        if size > <size_t>len(room):
-            room = bytearray(size)
-            client.sublist.subject_of(sub.node, <uint8_t *><char *>room, size)
-        subject = bytes(room[:size])
-        queue = b""
-        if sub.group != NULL:
-            name = sub.group.name
-            queue = (<const uint8_t *>name + sizeof(QueueName))[:name.key.size]
-        found.append(records.FrozenSubscription((<const uint8_t *>sub + sizeof(Sub))[:sub.key.size], subject, queue,
-                                                sub.delivered, 0 if sub.max_msgs == NO_MAX else sub.max_msgs))
-    return tuple(found)
+    return tuple([subscription_of(client, <Sub *>slot_item(client.subs.slots[i]))
+                  for i in range(client.subs.mask + 1) if client.subs.slots[i]])
 
 
 def freeze(ClientConnection client not None):
@@ -153,7 +150,7 @@ cdef int fits(ClientConnection client, frozen) except -1:
     return 0
 
 
-cdef int put_subscription(ClientConnection client, frozen) except -1:
+cdef Sub *put_subscription(ClientConnection client, frozen) except NULL:
     cdef bytes sid = frozen.sid
     cdef bytes subject = frozen.subject
     cdef bytes queue = frozen.queue
@@ -181,7 +178,7 @@ cdef int put_subscription(ClientConnection client, frozen) except -1:
     if sub.group != NULL:   # the statistics have them already
         memcpy(<uint8_t *>sub + sizeof(Sub) + sub.key.size, &delivered, sizeof(delivered))
     take_marked(sub)        # … and so has the row of this client
-    return 0
+    return sub
 
 
 cdef int put_state(ClientConnection client, frozen) except -1:

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 # Increased with every change of a field, or of what one means.
-MOVE_RECORD_VERSION = 2
+MOVE_RECORD_VERSION = 3
 
 # Bounds, so that no length in a record leads to a large allocation. One message with its control line may be half read;
 # unsent output is bounded by the client's own max_pending when it is put in. A sid, a subject and a queue name each
@@ -39,6 +39,13 @@ class FrozenSubscription(msgspec.Struct, frozen=True, array_like=True, forbid_un
     max_msgs: Count = 0  # it ends with the max_msgs-th (UNSUB); 0: no limit
 
 
+class FrozenCount(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How many messages one subscription has had since its SUB."""
+
+    sid: Annotated[bytes, msgspec.Meta(min_length=1, max_length=MOST_NAME_BYTES)]
+    delivered: Count
+
+
 class FrozenReply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A reply subject that the client may publish to though its permissions do not name it."""
 
@@ -54,6 +61,9 @@ class FrozenClient(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cid: Count
     account: Name
     subscriptions: tuple[FrozenSubscription, ...] = ()
+    # of a client whose subscriptions were offered: what has become of them since then
+    counts: tuple[FrozenCount, ...] = ()  # of those that have had messages
+    ended: tuple[Name, ...] = ()  # sids of those that have had as many as they may
     replies: tuple[FrozenReply, ...] = ()  # oldest first
     # what its CONNECT asked for
     is_verbose: bool = True
@@ -96,13 +106,13 @@ class Shift(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class OfferedClient(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A client that is to move; its whole record follows when it does."""
+    """A client that is to move; the rest of its record follows when it does."""
 
     cid: Count
     account: Name
     words: bytes  # of the old shard's MovesHost to the new one's
     takes_headers: bool
-    subscriptions: tuple[FrozenSubscription, ...]
+    subscriptions: tuple[msgspec.Raw, ...]  # a FrozenSubscription each: there may be many, read in several turns
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -116,6 +126,7 @@ class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(FrozenClient)
+_subscription_decoder = msgspec.msgpack.Decoder(FrozenSubscription)
 _client_decoder = msgspec.msgpack.Decoder(OfferedClient)
 _offer_decoder = msgspec.msgpack.Decoder(Offer)
 _shifts_decoder = msgspec.msgpack.Decoder(tuple[Shift, ...])
@@ -156,10 +167,27 @@ def check(frozen: FrozenClient) -> None:
     if len(sids) != len(frozen.subscriptions):
         raise RecordRefused(f"{len(frozen.subscriptions):,} subscriptions with {len(sids):,} different sids")
     for one in frozen.subscriptions:
-        if one.max_msgs and one.delivered >= one.max_msgs:
-            raise RecordRefused(
-                f"subscription {one.sid!r} has had {one.delivered:,} messages of at most {one.max_msgs:,}"
-            )
+        _check_subscription(one)
+
+
+def _check_subscription(one: FrozenSubscription) -> None:
+    if one.max_msgs and one.delivered >= one.max_msgs:
+        raise RecordRefused(f"subscription {one.sid!r} has had {one.delivered:,} messages of at most {one.max_msgs:,}")
+
+
+def encoded_subscription(subscription: FrozenSubscription) -> msgspec.Raw:
+    """One subscription of an offered client."""
+    return msgspec.Raw(_encoder.encode(subscription))
+
+
+def decoded_subscription(raw: msgspec.Raw) -> FrozenSubscription:
+    """The subscription that `encoded_subscription` wrote; RecordRefused for anything else."""
+    try:
+        one = _subscription_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordRefused(f"an offered subscription that is truncated or damaged: {error}") from None
+    _check_subscription(one)
+    return one
 
 
 def encoded_client(client: OfferedClient) -> msgspec.Raw:
@@ -171,7 +199,7 @@ def decoded_client(raw: msgspec.Raw) -> OfferedClient:
     """The client that `encoded_client` wrote; RecordRefused for anything else."""
     try:
         return _client_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordRefused(f"an offered client that is truncated or damaged: {error}") from None
 
 

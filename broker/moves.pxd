@@ -1,14 +1,14 @@
 # Client connections that move from one shard to another, in batches.
 #
 #   old shard                         new shard                          every other shard
-#   move() ── MOVE ─────────────────→ on_offer(): detached connections, whose subscriptions take nothing yet;
+#   move() -- MOVE -----------------→ on_offer(): detached connections, whose subscriptions take nothing yet;
 #                                       waits for every sibling's PONG
-#   its own mark ←──────── MARKQ ───← takes what is published here ────→ MARKQ: counts of queue members are shifted
-#   takes nothing more of who marked ←──────── MARK ──────────────────── its mark, on both links
-#                                     takes what comes behind a mark ←── MARK
+#   its own mark ←-------- MARKQ ---← takes what is published here ----→ MARKQ: counts of queue members are shifted
+#   takes nothing more of who marked ←-------- MARK -------------------- its mark, on both links
+#                                     takes what comes behind a mark ←-- MARK
 #   has all marks: subscriptions end,  has all marks: counts them in
 #   MOVED; waits for every PONG        MOVED
-#   hand_over(record) ─── host ──────→ arrive(record): old output, then what was detached
+#   hand_over(record) --- host ------→ arrive(record): old output, then what was detached
 
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
@@ -19,9 +19,10 @@ from gnatswarm.broker.mesh cimport Mesh
 from gnatswarm.broker.reroutes cimport Reroutes
 
 cdef enum Phase:
-    PHASE_PREPARING    # old: its clients are written down. New: their connections are made. One in each go_on()
+    PHASE_PREPARING    # old: its clients are written down. New: their connections are made. Some of one in each go_on()
     PHASE_WAITING      # old: offered. New: siblings have not all answered. Nothing has changed, and it can be stopped
     PHASE_MARKING      # marks are asked for: it goes on to its end, or the connections are closed
+    PHASE_ENDING       # old: all marks are here; its subscriptions end, some in each go_on()
     PHASE_MARKED       # all marks are here. Old: waits for siblings. New: waits for records
     PHASE_HANDING      # old: its clients are handed over, one in each go_on()
     PHASE_OVER
@@ -39,6 +40,8 @@ cdef class Batch(FencedBatch):
     cdef uint64_t broken        # of those, whose link broke: dead or alive, nobody knows yet
     cdef dict clients           # cid → ClientConnection
     cdef list todo              # what go_on() has still to do in this phase: cids, or clients as they were offered
+    cdef uint32_t at            # of the last in todo, which slot of its subscriptions is next, or which offered one
+    cdef dict members           # (account, subject, queue) → members of queue groups among their subscriptions
     cdef tuple shifts
 
     cdef int set_takes(self, uint64_t takes_from) except -1
@@ -48,15 +51,33 @@ cdef class Batch(FencedBatch):
     cdef int end(self, str why, bint in_doubt) except -1
 
 
+# A client as it was offered, and what has become of its subscriptions since then.
+@cython.final
+cdef class Written:
+    cdef ClientConnection client
+    cdef bytes words            # of the host
+    cdef list subscriptions     # encoded_subscription() each, until it is offered
+    cdef uint32_t n             # how many there were when that began
+    cdef bint was_torn          # one ended meanwhile: all were written down anew
+    cdef uint64_t out_msgs      # its out.msgs when that began
+    cdef dict members           # as of the batch
+    cdef dict delivered         # address of a subscription → its messages by then, if there were any
+    cdef set bounded            # sids of those with a max; those that have ended here otherwise are taken out
+    cdef list counts            # FrozenCount each, of those with more messages than by then
+
+
 @cython.final
 cdef class Leaving(Batch):
     cdef list offered           # those that are written down, as encoded_client(), until all are
-    cdef dict subscriptions     # cid → what they were when it was written down, then when they ended here
-    cdef dict out_msgs          # cid → its out.msgs when it was written down
+    cdef dict written           # cid → Written
     cdef set gone               # cids of clients that have left
     cdef set open               # moves of others that this shard had marked when this one began, and are not over
     cdef bint is_fenced
     cdef int write_next(self) except -1
+    cdef bint is_written(self, Written written, uint32_t most) except -1
+    cdef int offer(self) except -1
+    cdef int end_next(self, uint32_t most) except -1
+    cdef uint32_t end_some(self, Written written, bint members, uint32_t most) except? 0
     cdef int look_whether_ready(self) except -1
     cdef int hand_next(self) except -1
     cdef int let_stay(self, ClientConnection client) except -1
@@ -65,9 +86,15 @@ cdef class Leaving(Batch):
 @cython.final
 cdef class Arriving(Batch):
     cdef dict records           # cid → FrozenClient that came before the last mark
+    cdef object coming          # the OfferedClient that is being made, or None
+    cdef dict offered           # cid → {sid: (messages, max)} of subscriptions with messages or a max
+    cdef dict told              # of the client that is being settled: sid → messages at its old shard; None: nobody
+    cdef list bounded           # … addresses of its subscriptions with a max
     cdef int admit_next(self) except -1
-    cdef int admit(self, one) except -1
+    cdef ClientConnection admit(self, one)
+    cdef int subscribe(self, ClientConnection client, one) except -1
     cdef int settle(self, uint64_t cid, frozen) except -1
+    cdef int put_in_order(self, uint64_t cid, frozen) except -1
 
 
 # A sibling's move that this shard has marked: how it has changed the counts of queue members.
@@ -86,6 +113,7 @@ cdef class Moves:
     cdef MeshFence fence
     cdef Reroutes reroutes
     cdef public object host
+    cdef public uint32_t slice_subs      # of these, so many are written down, made, ended or settled in one go_on()
     cdef Leaving leaving        # None: nobody leaves
     cdef dict arriving          # (old, id) → Arriving
     cdef list at_work           # batches with something to do in go_on()

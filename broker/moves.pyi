@@ -58,6 +58,7 @@ class MovesHost(Protocol):
 @final
 class Moves:
     host: MovesHost | None
+    slice_subs: int  # so many subscriptions are written down, made, ended or settled in one go_on()
     def __init__(self, mesh: Mesh, fence: MeshFence, reroutes: Reroutes) -> None: ...
     @property
     def is_leaving(self) -> bool: ...

@@ -12,7 +12,7 @@ nothing moves; a client that moves is not read, and each of its subscriptions ha
 from libc.stdint cimport uint8_t
 from libc.string cimport memcpy
 
-from gnatswarm.broker.freezer cimport put_state, put_subscription, subscriptions_of, unsent_of, why_not
+from gnatswarm.broker.freezer cimport put_state, put_subscription, subscription_of, unsent_of, why_not
 from gnatswarm.broker.interest cimport NO_MAX, SUB_MARKED, QueueName, Sub
 from gnatswarm.broker.outbuf cimport (
     CLOSE_NONE, CLOSE_ROUTE_REMOVED, CLOSE_SLOW_CONSUMER_PENDING_BYTES, MOVING_GONE, MOVING_IN, MOVING_NOT,
@@ -30,6 +30,10 @@ from gnatswarm.broker import freezer, frozen as records
 # Clients in one batch, and their subscriptions: a batch is read in one go, and other clients wait for that.
 MOST_CLIENTS = 256
 MOST_SUBSCRIPTIONS = 65_536
+# What takes some µs for each subscription is done for so many in one go_on(): 0.1 to 0.2 ms. A client with 50,000
+# would keep others waiting for 0.1 s otherwise, several times.
+SLICE_SUBS = 64
+ALL = 0xFFFFFFFF
 # A client with more unsent bytes is not moved: they are copied, and it would be silent for longer.
 MOST_UNSENT_BYTES = 1_048_576
 
@@ -73,21 +77,22 @@ cdef bint has_members(ClientConnection client) noexcept:
     return False
 
 
-cdef tuple shifts_of(clients):
-    """The queue members among the subscriptions of these clients."""
-    cdef dict members = {}
-    cdef Sub *sub
-    cdef QueueName *name
-    for client in clients:
-        if not has_members(<ClientConnection>client):
-            continue
-        for sublist, address in places_of(client):
-            sub = <Sub *><size_t>address
-            if sub.group != NULL:
-                name = sub.group.name
-                key = (sublist.account, subject_of(sublist, sub),
-                       (<uint8_t *>name + sizeof(QueueName))[:name.key.size])
+cdef int count_member(ClientConnection client, const Sub *sub, bytes subject, bytes queue, dict members) except -1:
+    """Count a member of a queue group, and its shadows."""
+    cdef Sub *shadow
+    key = (client.sublist.account, subject, queue)
+    members[key] = members.get(key, 0) + 1
+    if client.shadows is not None:
+        for address, stream in client.shadows.cast_by.get(<size_t>sub, ()):
+            shadow = <Sub *><size_t>address
+            if shadow.group != NULL:
+                key = ((<Sublist>stream.exporter).account, subject_of(stream.exporter, shadow),
+                       (<uint8_t *>shadow.group.name + sizeof(QueueName))[:shadow.group.name.key.size])
                 members[key] = members.get(key, 0) + 1
+    return 0
+
+
+cdef tuple shifts_of(dict members):
     return tuple([records.Shift(*key, n) for key, n in sorted(members.items())])
 
 
@@ -145,6 +150,13 @@ cdef int change_entries(ClientConnection client) except -1:
         if client.shadows is not None:
             for shadow, stream in client.shadows.cast_by.get(<size_t>sub, ()):
                 (<Sublist>stream.exporter).node_changed((<Sub *><size_t>shadow).node)
+    return 0
+
+
+cdef int credit(Sub *sub, uint64_t before) except -1:
+    """It has had so many messages at its old shard."""
+    count_as_harvested(sub, before)
+    sub.delivered += before
     return 0
 
 
@@ -222,38 +234,94 @@ cdef class Batch(FencedBatch):
         raise NotImplementedError
 
 
+cdef class Written:
+    """A client that is being written down, or was."""
+
+    def __cinit__(self, ClientConnection client not None, bytes words not None, bint was_torn):
+        self.client = client
+        self.words = words
+        self.subscriptions = []
+        self.n = client.subs.count
+        self.was_torn = was_torn
+        self.out_msgs = client.out.msgs
+        self.members = {}
+        self.delivered = {}
+        self.bounded = set()
+        self.counts = []
+
+
 cdef class Leaving(Batch):
     """At the old shard."""
 
     cdef int write_next(self) except -1:
-        """Write down one client; behind the last, all are offered to the new shard."""
+        """Write down some subscriptions of one client; behind the last of all, they are offered to the new shard."""
         cdef Moves moves = self.moves
-        cdef object cid = self.todo.pop()
+        cdef object cid = self.todo[len(self.todo) - 1]
         cdef object _keep = self
         cdef ClientConnection client = <ClientConnection>self.clients[cid]
+        cdef Written written = self.written.get(cid)
+        cdef uint32_t most = moves.slice_subs
+        cdef bint is_torn
         try:
             if cid in self.gone or client.is_closing or client.out.close_reason != CLOSE_NONE:
                 raise records.RecordRefused("it is being closed")
-            self.subscriptions[cid] = subscriptions_of(client)
-            self.out_msgs[cid] = client.out.msgs
+            is_torn = written is not None and client.subs.count != written.n
+            if written is None or is_torn:   # it is not read; but one that has had its max has ended
+                words = moves.host.words_of(client) if written is None else written.words
+                written = self.written[cid] = Written(client, words, is_torn)
+                self.at = 0
+            if not self.is_written(written, ALL if written.was_torn else most):
+                return 0
             self.offered.append(records.encoded_client(records.OfferedClient(
-                client.cid, client.sublist.account, moves.host.words_of(client), bool(client.out.takes_headers),
-                self.subscriptions[cid])))
-            set_maxima(client, True)
+                client.cid, client.sublist.account, written.words, bool(client.out.takes_headers),
+                tuple(written.subscriptions))))
+            written.subscriptions = None
         except records.RecordRefused as error:
             why = str(error)
             if len(self.clients) == 1:
                 return self.end(why, False)
             del self.clients[cid]
+            self.written.pop(cid, None)
             self.let_stay(client)
-        if self.todo:
-            return 0
+        self.todo.pop()
+        self.at = 0
+        return 0 if self.todo else self.offer()
+
+    cdef bint is_written(self, Written written, uint32_t most) except -1:
+        """Write down so many subscriptions; whether all are."""
+        cdef ClientConnection client = written.client
+        cdef Sub *sub
+        while client.subs.slots != NULL and self.at <= client.subs.mask:
+            sub = <Sub *>slot_item(client.subs.slots[self.at])
+            if client.subs.slots[self.at]:
+                if most == 0:
+                    return False
+                most -= 1
+                one = subscription_of(client, sub)
+                written.subscriptions.append(records.encoded_subscription(one))
+                if sub.delivered:
+                    written.delivered[<size_t>sub] = sub.delivered
+                if one.max_msgs:
+                    written.bounded.add(one.sid)
+                else:
+                    sub.max_msgs = NO_MAX
+                if sub.group != NULL:
+                    count_member(client, sub, one.subject, one.queue, written.members)
+            self.at += 1
+        return True
+
+    cdef int offer(self) except -1:
+        """All are written down."""
+        cdef Moves moves = self.moves
         if moves.mesh.out_of_step or not (moves.mesh.up >> self.new) & 1:
             return self.end("its links to other shards have changed", False)
         self.phase = PHASE_WAITING
         self.marked = 0
         self.shards = moves.mesh.up | <uint64_t>1 << self.old
-        self.shifts = shifts_of(self.clients.values())
+        for written in self.written.values():
+            for key, n in (<Written>written).members.items():
+                self.members[key] = self.members.get(key, 0) + n
+        self.shifts = shifts_of(self.members)
         words = records.encoded_offer(records.Offer(records.MOVE_RECORD_VERSION, self.shards, tuple(self.offered),
                                                     self.shifts))
         self.offered = None
@@ -261,20 +329,62 @@ cdef class Leaving(Batch):
 
     cdef int on_all_marked(self) except -1:
         """Nothing comes here for them any more: their subscriptions end."""
-        cdef ClientConnection client
         cdef object _keep = self
-        for cid, item in self.clients.items():
-            client = <ClientConnection>item
-            set_maxima(client, False)
-            if client.out.msgs != <uint64_t>self.out_msgs[cid]:   # or they are what was written down
-                self.subscriptions[cid] = subscriptions_of(client)
-            client.out.moving = MOVING_GONE
-            client.end_subscriptions()
-        self.moves.last_over = self.id
-        self.moves.send_all(b"MOVED %d %d 1 0\r\n\r\n" % (self.old, self.id))
-        self.moves.fence.fence_batch(self)
-        self.moves.look_at_links()
-        return 0
+        self.phase = PHASE_ENDING
+        self.at = 0
+        self.todo = list(reversed(self.clients))
+        self.end_next(self.moves.slice_subs)
+        return self.moves.begin_work(self) if self.phase == PHASE_ENDING else 0
+
+    cdef int end_next(self, uint32_t most) except -1:
+        """End so many subscriptions; behind the last of all, say so.
+
+        Members of queue groups end all at once, as they are said to be gone: a count that another one tells in between
+        would be without them, and then they would be subtracted from it again."""
+        cdef Moves moves = self.moves
+        while self.todo:
+            most -= self.end_some(<Written>self.written[self.todo[len(self.todo) - 1]], False, most)
+            if most == 0:
+                return 0
+            self.todo.pop()
+            self.at = 0
+        for cid in self.clients:
+            self.at = 0
+            self.end_some(<Written>self.written[cid], True, ALL)
+            (<ClientConnection>self.clients[cid]).out.moving = MOVING_GONE
+        self.phase = PHASE_MARKED
+        moves.last_over = self.id
+        moves.send_all(b"MOVED %d %d 1 0\r\n\r\n" % (self.old, self.id))
+        moves.fence.fence_batch(self)
+        return moves.look_at_links()
+
+    cdef uint32_t end_some(self, Written written, bint members, uint32_t most) except? 0:
+        """End at most so many subscriptions of a client, those in no queue group or (`members`) all, and note what was
+        delivered; how many. Fewer than `most`: there are no more."""
+        cdef ClientConnection client = written.client
+        cdef Sub *sub
+        cdef list ending = []
+        cdef uint32_t slot = self.at
+        cdef bytes sid
+        while client.subs.slots != NULL and slot <= client.subs.mask and <uint32_t>len(ending) < most:
+            sub = <Sub *>slot_item(client.subs.slots[slot])
+            if client.subs.slots[slot] and (members or sub.group == NULL):
+                if not ending:   # (where one is taken out, others move back; hardly ever to before it)
+                    self.at = slot
+                ending.append(<size_t>sub)
+            slot += 1
+        client.out.moving = MOVING_GONE
+        for address in ending:
+            sub = <Sub *><size_t>address
+            if sub.max_msgs != NO_MAX:
+                written.bounded.discard((<uint8_t *>sub + sizeof(Sub))[:sub.key.size])
+            if client.out.msgs != written.out_msgs:   # or they are what was written down
+                if sub.delivered != <uint64_t>written.delivered.get(address, 0):
+                    sid = (<uint8_t *>sub + sizeof(Sub))[:sub.key.size]
+                    written.counts.append(records.FrozenCount(sid, sub.delivered))
+            client.end_subscription(sub)
+        client.out.moving = MOVING_OUT   # until the last has ended: a client that goes meanwhile is kept
+        return <uint32_t>len(ending)
 
     cdef int on_fenced(self) except -1:
         self.is_fenced = True
@@ -297,6 +407,7 @@ cdef class Leaving(Batch):
         cdef Moves moves = self.moves
         cdef object cid = self.todo.pop()
         cdef object frozen = None
+        cdef Written written
         cdef object _keep = self   # (it is the moves' no more, before this is over)
         cdef ClientConnection client = <ClientConnection>self.clients.pop(cid)
         if cid in self.gone:
@@ -310,7 +421,9 @@ cdef class Leaving(Batch):
             moves.n_lost += 1
         else:
             client.holds = 0   # (of its holds, none matters to its next shard)
-            frozen = msgspec.structs.replace(freezer.freeze(client), subscriptions=self.subscriptions[cid])
+            written = self.written[cid]
+            frozen = msgspec.structs.replace(freezer.freeze(client), counts=tuple(written.counts),
+                                             ended=tuple(sorted(written.bounded)))
             client.holds = HOLD_MOVE
             moves.n_moved += 1
         moves.host.hand_over(self.new, self.id, client, frozen)
@@ -322,7 +435,9 @@ cdef class Leaving(Batch):
         return 0
 
     cdef int work(self) except -1:
-        return self.write_next() if self.phase == PHASE_PREPARING else self.hand_next()
+        if self.phase == PHASE_PREPARING:
+            return self.write_next()
+        return self.end_next(self.moves.slice_subs) if self.phase == PHASE_ENDING else self.hand_next()
 
     cdef int end(self, str why, bint in_doubt) except -1:
         """The clients stay, or (once marks were asked for) are closed. In doubt: the new shard may have asked for
@@ -333,6 +448,8 @@ cdef class Leaving(Batch):
         cdef bint is_marking = self.phase == PHASE_MARKING, is_marked
         if self.phase == PHASE_OVER:
             return 0
+        if self.phase == PHASE_ENDING:   # others have marked: it goes on to its end
+            self.end_next(ALL)
         is_marked = self.phase > PHASE_WAITING
         in_doubt = in_doubt and self.phase != PHASE_PREPARING   # (then the new shard has heard of nobody)
         self.phase = PHASE_OVER
@@ -347,7 +464,7 @@ cdef class Leaving(Batch):
             moves.send(self.new, b"MOVED %d %d 0 0\r\n\r\n" % (self.old, self.id))
         for cid, item in list(self.clients.items()):
             client = <ClientConnection>item
-            if cid not in self.gone and (is_marked or (in_doubt and shifts_of([client]))):
+            if cid not in self.gone and (is_marked or (in_doubt and has_members(client))):
                 client.close(CLOSE_ROUTE_REMOVED)
                 out_call(&client.out)
                 moves.n_lost += 1
@@ -374,18 +491,35 @@ cdef class Arriving(Batch):
         cdef object cid
         if self.phase == PHASE_PREPARING:
             return self.admit_next()
-        cid = self.todo.pop()
+        cid = self.todo[len(self.todo) - 1]
         if self.records[cid] is None:
+            self.todo.pop()
             return self.moves.drop(self, cid)
         return self.settle(cid, self.records[cid])
 
     cdef int admit_next(self) except -1:
-        """Make the connection of one client that was announced; behind the last, wait for every sibling's PONG."""
+        """Make the connection of one client that was announced, with some of its subscriptions; behind the last, wait
+        for every sibling's PONG."""
         cdef object _keep = self
-        cdef object raw = self.todo.pop()
+        cdef ClientConnection client
+        cdef uint32_t most = self.moves.slice_subs
         try:
-            self.admit(records.decoded_client(raw))
-            if not self.todo and shifts_of(self.clients.values()) != self.shifts:
+            if self.coming is None:
+                self.coming = records.decoded_client(self.todo[len(self.todo) - 1])
+                self.at = 0
+                client = self.admit(self.coming)
+            else:
+                client = <ClientConnection>self.clients[self.coming.cid]
+            while self.at < <uint32_t>len(self.coming.subscriptions):
+                if most == 0:
+                    return 0
+                most -= 1
+                self.subscribe(client, records.decoded_subscription(self.coming.subscriptions[self.at]))
+                self.at += 1
+            self.coming = None
+            self.at = 0
+            self.todo.pop()
+            if not self.todo and shifts_of(self.members) != self.shifts:
                 raise records.RecordRefused("its accounts import other streams")
         except records.RecordRefused as error:
             return self.end(str(error), False)
@@ -394,11 +528,11 @@ cdef class Arriving(Batch):
         self.phase = PHASE_WAITING
         return self.moves.fence.fence_batch(self)
 
-    cdef int admit(self, one) except -1:
-        """A detached connection with the subscriptions of this OfferedClient. RecordRefused."""
+    cdef ClientConnection admit(self, one):
+        """A detached connection for this OfferedClient. RecordRefused."""
         cdef ClientConnection client = self.moves.host.admit(self.old, self.id, one)
-        cdef bytes padded
         self.clients[one.cid] = client
+        self.offered[one.cid] = {}
         if client.sublist.account != one.account or client.cid != one.cid or client.subs.count:
             raise records.RecordRefused(f"client {one.cid} is not as it was announced")
         client.out.moving = MOVING_IN
@@ -406,17 +540,26 @@ cdef class Arriving(Batch):
         client.out.is_shut = True
         client.out.takes_headers = one.takes_headers and client.offers_headers
         client.out.taken_us = self.moves.mesh.fanout.box.now_us
-        for sub in one.subscriptions:
-            padded = sub.subject + bytes(SLACK)
-            if subject_kind(<const uint8_t *>padded, len(sub.subject)) == SUBJECT_BAD:
-                raise records.RecordRefused(f"client {one.cid}: {sub.subject!r} is no subject")
-            if sub.max_msgs:
-                client.out.has_surplus = True
-            if sub.delivered:
-                sub = msgspec.structs.replace(
-                    sub, delivered=0, max_msgs=sub.max_msgs - sub.delivered if sub.max_msgs else 0)
-            put_subscription(client, sub)
-        set_maxima(client, True)
+        return client
+
+    cdef int subscribe(self, ClientConnection client, one) except -1:
+        """This FrozenSubscription of a detached connection. RecordRefused."""
+        cdef bytes padded = one.subject + bytes(SLACK)
+        cdef Sub *sub
+        if subject_kind(<const uint8_t *>padded, len(one.subject)) == SUBJECT_BAD:
+            raise records.RecordRefused(f"client {client.cid}: {one.subject!r} is no subject")
+        if one.max_msgs:
+            client.out.has_surplus = True
+        if one.max_msgs or one.delivered:
+            self.offered[client.cid][one.sid] = (one.delivered, one.max_msgs)
+        if one.delivered:
+            one = msgspec.structs.replace(one, delivered=0,
+                                          max_msgs=one.max_msgs - one.delivered if one.max_msgs else 0)
+        sub = put_subscription(client, one)
+        if sub.max_msgs == 0:
+            sub.max_msgs = NO_MAX
+        if sub.group != NULL:
+            count_member(client, sub, one.subject, one.queue, self.members)
         return 0
 
     cdef int on_fenced(self) except -1:
@@ -460,41 +603,72 @@ cdef class Arriving(Batch):
         return self.moves.look_at_links()
 
     cdef int settle(self, uint64_t cid, frozen) except -1:
-        """Its record is here: old output first, then what was detached, without what is beyond a max."""
+        """Its record is here: credit some of its subscriptions with what they have had at the old shard. Behind the
+        last, it goes on, and is in todo no more. Those with a max wait until then: what is beyond it is dropped."""
+        cdef ClientConnection client = <ClientConnection>self.clients[cid]
+        cdef dict offered = <dict>self.offered[cid]
+        cdef uint32_t most = self.moves.slice_subs
+        cdef bytes sid
+        cdef Sub *sub
+        if self.told is None:
+            self.told = {one.sid: one.delivered for one in frozen.counts}
+            self.bounded = []
+            self.at = 0
+        while client.subs.slots != NULL and self.at <= client.subs.mask:
+            sub = <Sub *>slot_item(client.subs.slots[self.at])
+            if client.subs.slots[self.at]:
+                if most == 0:
+                    return 0
+                most -= 1
+                if sub.max_msgs != NO_MAX:
+                    self.bounded.append(<size_t>sub)
+                else:
+                    if self.told or offered:
+                        sid = (<uint8_t *>sub + sizeof(Sub))[:sub.key.size]
+                        credit(sub, self.told.get(sid, offered.get(sid, (0, 0))[0]))
+                    sub.max_msgs = 0
+            self.at += 1
+        return self.put_in_order(cid, frozen)
+
+    cdef int put_in_order(self, uint64_t cid, frozen) except -1:
+        """Old output first, then what was detached, without what is beyond a max."""
         cdef Moves moves = self.moves
         cdef ClientConnection client = <ClientConnection>self.clients.pop(cid)
         cdef OutBuf *out = &client.out
         cdef bytes detached = unsent_of(client)
         cdef bytes unsent = frozen.unsent
         cdef bytes sid
-        cdef dict wanted = {one.sid: one for one in frozen.subscriptions}
+        cdef dict told = self.told
+        cdef dict offered = <dict>self.offered.pop(cid)
         cdef dict most = {}
+        cdef list bounded = self.bounded
         cdef list ended = []
-        cdef uint64_t before = 0, dropped = 0, msgs
+        cdef uint64_t before = 0, dropped = 0, msgs, max_msgs
         cdef size_t max_pending = out.max_pending, stall_mark = out.stall_mark
         cdef CloseReason reason = <CloseReason>out.close_reason
         cdef Sub *sub
+        self.todo.pop()
+        self.told = None
+        self.at = 0
         if not self.clients:
             moves.arriving.pop((self.old, self.id), None)
             self.phase = PHASE_OVER
-        for address in subs_of(client):
+        for address in bounded:
             sub = <Sub *><size_t>address
             sid = (<uint8_t *>sub + sizeof(Sub))[:sub.key.size]
-            one = wanted.get(sid)
-            if one is None:   # its max was reached at the old shard
+            before, max_msgs = offered[sid]
+            before = told.get(sid, before)
+            if sid in frozen.ended or before >= max_msgs:   # its max was reached at the old shard
                 dropped += sub.delivered
                 most[sid] = 0
                 ended.append(address)
                 continue
-            before = one.delivered
-            if one.max_msgs:
-                if before + sub.delivered >= <uint64_t>one.max_msgs:
-                    most[sid] = <uint64_t>one.max_msgs - before
-                    dropped += before + sub.delivered - <uint64_t>one.max_msgs
-                    ended.append(address)
-            count_as_harvested(sub, before)
-            sub.delivered += before
-            sub.max_msgs = one.max_msgs
+            if before + sub.delivered >= max_msgs:
+                most[sid] = max_msgs - before
+                dropped += before + sub.delivered - max_msgs
+                ended.append(address)
+            credit(sub, before)
+            sub.max_msgs = max_msgs
         if most:
             detached = without(detached, most)
         msgs = out.msgs - dropped
@@ -563,6 +737,7 @@ cdef class Moves:
         self.told = {}
         self.shifted = {}
         self.waiting_links = []
+        self.slice_subs = SLICE_SUBS
         mesh.moves = self
 
     @property
@@ -573,7 +748,7 @@ cdef class Moves:
     @property
     def n_arriving(self) -> int:
         """Connections that have been announced, and not been handed over."""
-        return sum([len((<Arriving>one).clients) + (len((<Arriving>one).todo)
+        return sum([len((<Arriving>one).clients) + (len((<Arriving>one).todo) - ((<Arriving>one).coming is not None)
                                                     if (<Arriving>one).phase == PHASE_PREPARING else 0)
                     for one in self.arriving.values()])
 
@@ -633,9 +808,9 @@ cdef class Moves:
         batch.phase = PHASE_PREPARING
         batch.clients = {(<ClientConnection>one).cid: one for one in clients}
         batch.todo = list(reversed(batch.clients))
+        batch.members = {}
         batch.offered = []
-        batch.subscriptions = {}
-        batch.out_msgs = {}
+        batch.written = {}
         batch.gone = set()
         batch.open = {key for key, mark in self.marks.items() if (<Mark>mark).is_open}
         for item in clients:
@@ -690,6 +865,8 @@ cdef class Moves:
         batch.clients = {}
         batch.records = {}
         batch.todo = []
+        batch.members = {}
+        batch.offered = {}
         self.arriving[old, id] = batch
         try:
             offer = records.decoded_offer(words)
@@ -727,7 +904,11 @@ cdef class Moves:
             return False
         batch.records[frozen.cid] = frozen
         if batch.phase == PHASE_MARKED:
-            batch.settle(frozen.cid, frozen)
+            batch.todo.insert(0, frozen.cid)
+            if len(batch.todo) == 1:
+                batch.work()
+                if batch.todo:
+                    self.begin_work(batch)
         return True
 
     def forget(self, int old, uint64_t id, uint64_t cid):
@@ -943,7 +1124,7 @@ cdef class Moves:
     @property
     def is_busy(self) -> bool:
         """Whether a link that joined now would disturb a move."""
-        return (self.leaving is not None and self.leaving.phase <= PHASE_MARKING) \
+        return (self.leaving is not None and self.leaving.phase <= PHASE_ENDING) \
             or any([(<Arriving>one).phase <= PHASE_MARKING for one in self.arriving.values()])
 
     def defers(self, Peer link not None, int shard) -> bool:

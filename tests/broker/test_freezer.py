@@ -241,8 +241,8 @@ def test_a_truncated_record_is_refused(size):
 
 def test_a_record_of_another_version_is_refused():
     data = records.encoded(a_record())
-    with pytest.raises(RecordRefused, match="of version 3; this broker understands version 2"):
-        records.decoded(b"\0\3" + data[2:])
+    with pytest.raises(RecordRefused, match="of version 4; this broker understands version 3"):
+        records.decoded(b"\0\4" + data[2:])
 
 
 def test_an_oversized_record_is_refused_unseen(monkeypatch):
@@ -264,7 +264,7 @@ def test_a_damaged_record_is_refused_or_read(noise, at):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"version": 3}, "a record of version 3"),
+        ({"version": 2}, "a record of version 2"),
         ({"cid": 9}, "a record of client 9, not of client 1"),
         ({"account": b"OTHER"}, "account"),
         ({"unsent": b"x" * 1001}, "1,001 bytes are unsent; max_pending is 1,000"),

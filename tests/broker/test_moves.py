@@ -293,19 +293,19 @@ def test_a_new_shard_that_takes_no_connections_refuses(moving):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (b"", "an offer of version 0; this shard understands version 2"),
-        (b"\0\3\x90", "an offer of version 3"),
-        (b"\0\2\x90", "truncated or damaged"),
-        (b"\0\2\x94\x02\x07\x91" + b"\x91" * 20_000 + b"\xc0\x90", "truncated or damaged"),  # nested too deeply
-        (b"\0\2" + msgspec.msgpack.encode((2, 3, (), ())), "its links to other shards are not the same"),
-        (b"\0\2" + msgspec.msgpack.encode((2, 7, (), ())), "an offer of nobody"),
-        (b"\0\2" + msgspec.msgpack.encode((2, 7, ((5, b"$G"),), ())), "an offered client that is truncated or damaged"),
+        (b"", "an offer of version 0; this shard understands version 3"),
+        (b"\0\2\x90", "an offer of version 2"),
+        (b"\0\3\x90", "truncated or damaged"),
+        (b"\0\3\x94\x03\x07\x91" + b"\x91" * 20_000 + b"\xc0\x90", "truncated or damaged"),  # nested too deeply
+        (b"\0\3" + msgspec.msgpack.encode((3, 3, (), ())), "its links to other shards are not the same"),
+        (b"\0\3" + msgspec.msgpack.encode((3, 7, (), ())), "an offer of nobody"),
+        (b"\0\3" + msgspec.msgpack.encode((3, 7, ((5, b"$G"),), ())), "an offered client that is truncated or damaged"),
         (
-            b"\0\2" + msgspec.msgpack.encode((2, 7, ((5, b"$G", b"who it is", False, ((b"1", b"a..b"),)),), ())),
+            b"\0\3" + msgspec.msgpack.encode((3, 7, ((5, b"$G", b"who it is", False, ((b"1", b"a..b"),)),), ())),
             "no subject",
         ),
         (
-            b"\0\2" + msgspec.msgpack.encode((2, 7, ((5, b"$G", b"who it is", False, ((b"1", b"a", b"q"),)),), ())),
+            b"\0\3" + msgspec.msgpack.encode((3, 7, ((5, b"$G", b"who it is", False, ((b"1", b"a", b"q"),)),), ())),
             "import other streams",
         ),
     ],
@@ -363,11 +363,70 @@ def test_one_client_is_written_down_made_or_handed_over_in_each_turn():
     mesh.close()
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_client_with_many_subscriptions_moves_in_many_turns(ends):
+    """What was delivered on either shard counts for each subscription, also for one that ends in the middle."""
+    moving = Stepwise()
+    mesh = moving.mesh
+    client, near, far, *_ = mesh.clients
+    client.feed(b"".join(b"SUB s.%d %d\r\n" % (n, n) for n in range(250)))
+    client.feed(b"UNSUB 0 3\r\nUNSUB 2 2\r\nUNSUB 4 2\r\n")
+    for engine in mesh.engines.values():
+        engine.probe.moves.slice_subs = 10
+    mesh.settle()
+    for n in (0, 2, 4, 100, 249):
+        published(near, "before", subject=f"s.{n}")
+    moving.begin(client)
+    written = 0
+    while moving.go_on(OLD):
+        written += 1
+        if written == 5 and ends:
+            published(near, "the last", subject="s.2")
+        published(near, "while it is written down", subject="s.100")
+    assert written == (6 if ends else 25), "one has ended: from the beginning again, in one turn"
+    mesh.carry(OLD, NEW, 1 << 30)
+    made = 0
+    while moving.go_on(NEW):
+        made += 1
+    assert made == 25
+    while not mesh.engines[OLD].probe.moves.is_idle and mesh.is_busy():
+        mesh.settle()
+    published(far, "behind the marks", subject="s.4")
+    ended = 0
+    while moving.go_on(OLD):
+        ended += 1
+        published(near, "while its subscriptions end", subject="s.100")
+    assert ended == (24 if ends else 25), "ten have ended with the last mark; behind 250, a turn finds no more"
+    mesh.settle()
+    moving.go_on_everywhere()
+    moving.deliver()
+    settled = 0
+    while moving.go_on(NEW):
+        settled += 1
+        published(near, "while it is settled", subject="s.100")
+        mesh.settle()
+    assert settled == 24
+    published(near, "behind it", "once more", "no more", subject="s.0")
+    published(far, "behind it", "no more", subject="s.2")
+    published(far, "no more", subject="s.4")
+    published(far, "behind it", subject="s.249")
+    moving.go_on_everywhere()
+    assert client.engine is mesh.engines[NEW]
+    got = Counter(sid.decode() for sid, _ in client.messages())
+    assert got == {"0": 3, "2": 2, "4": 2, "249": 2, "100": 1 + written + ended + settled}
+    assert client.connection.subscriptions == 247
+    assert mesh.engines[OLD].probe.sublist.n_subs == 0
+    mesh.close()
+
+
+@pytest.mark.parametrize("slice_subs", [1, 2, 64])
 @pytest.mark.parametrize("seed", range(20))
-def test_messages_between_the_steps_arrive_once_in_order_and_at_most_so_many(seed):
+def test_messages_between_the_steps_arrive_once_in_order_and_at_most_so_many(seed, slice_subs):
     rng = random.Random(seed)
     moving = Stepwise()
     mesh = moving.mesh
+    for engine in mesh.engines.values():
+        engine.probe.moves.slice_subs = slice_subs
     client, other, near, _, far, _ = mesh.clients
     client.feed(b"SUB a 1\r\nSUB a.* 2\r\nSUB b 3\r\nUNSUB 3 4\r\n")
     other.feed(b"SUB a 1\r\n")

@@ -30,6 +30,12 @@ class Timer:
         self.is_over = True
 
 
+class Connection(int):
+    """A client by its number."""
+
+    subscriptions = 0
+
+
 class World:
     """The loop, the clients, the engine's moves and the host of one shard."""
 
@@ -37,7 +43,7 @@ class World:
         self.now_s = 100.0
         self._due: list[tuple[float, int, Callable[..., object], Timer]] = []
         self._numbers = itertools.count()
-        self.open: dict[int, Any] = {n: SimpleNamespace(connection=n) for n in range(clients)}
+        self.open: dict[int, Any] = {n: SimpleNamespace(connection=Connection(n)) for n in range(clients)}
         self.objections: dict[int, str] = {}
         self.closed: dict[int, str] = {}  # shards that cannot be reached, with the reason
         self.late_objections: dict[int, str] = {}  # of those that were chosen
@@ -156,6 +162,16 @@ def test_a_batch_that_waits_too_long_is_stopped_and_its_clients_are_tried_again(
     world.advance(1.0)
     assert world.done == [(3, {})]
     assert world.n_stopped == 1, "of the second batch nothing is to be stopped"
+
+
+def test_clients_with_many_subscriptions_have_more_time() -> None:
+    world = World(2)
+    world.open[1].connection.subscriptions = 50_000
+    world.begin({1: 2}, within_s=60.0)
+    world.advance(STOP_AFTER_S + 5.0)
+    assert world.n_stopped == 0
+    world.advance(10.0)
+    assert world.n_stopped == 1
 
 
 def test_who_cannot_move_is_tried_until_the_time_is_up() -> None:
