@@ -326,6 +326,7 @@ class Door:
         self._loop = loop
         self._path = path
         self._on_accepted = on_accepted
+        self._is_closed = False
         self._listening = self._listen()
 
     def _listen(self) -> socket.socket:
@@ -343,8 +344,11 @@ class Door:
         return listening
 
     def listen_anew(self) -> None:
-        """Listen again at the same path, if its file was removed; OSError is ignored, this is called again."""
-        if os.path.exists(self._path):
+        """Listen again at the same path, if its file was removed; OSError is ignored, this is called again.
+
+        Nothing once this is closed: the router may miss the file before it hears why.
+        """
+        if self._is_closed or os.path.exists(self._path):
             return
         with contextlib.suppress(OSError):
             before, self._listening = self._listening, self._listen()
@@ -353,6 +357,9 @@ class Door:
 
     def close(self) -> None:
         """Listen no more."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._loop.remove_reader(self._listening.fileno())
         self._listening.close()
         with contextlib.suppress(FileNotFoundError):

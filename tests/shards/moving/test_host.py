@@ -241,6 +241,18 @@ async def test_what_cannot_be_taken_is_refused_with_the_reason(
     assert new.one.shard.mesh.account(b"$G").n_subs == 1
 
 
+async def test_a_door_that_is_closed_is_not_made_again(two: LinkedShards) -> None:
+    """The router may miss the file of a shard that leaves before it hears why, and the shard may yet be stopped."""
+    host, path = two.shards[1].host, path_for_moves(two.shards[1].peer.path)
+    os.unlink(path)
+    host.listen_anew()
+    assert os.path.exists(path)
+    host.close()
+    host.listen_anew()
+    assert not os.path.exists(path)
+    host.close()
+
+
 async def test_a_way_to_a_shard_that_is_not_there_says_so(two: LinkedShards) -> None:
     old = two.shards[0]
     assert old.host.open_way(5) == "shard 5 is not there"
