@@ -1,8 +1,12 @@
-"""Clients with TLS stay connected through restart and upgrade: their old process goes on to encrypt for them."""
+"""Clients with TLS stay connected through restart and upgrade: their old process goes on to encrypt for them.
+
+When there are fewer shards, or no time is given to relays, they are told to reconnect, and served until they do.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from pathlib import Path
 
@@ -15,12 +19,13 @@ from gnatswarm.router.supervision.operator_socket import (
     FollowRequest,
     Reply,
     RestartRequest,
+    ScaleRequest,
     UpgradeRequest,
 )
 from tests.support import swarm
 from tests.support.framed import connect as framed_connect
 from tests.support.framed import websocket_port
-from tests.support.secure import SecureClient, connect, connections, said
+from tests.support.secure import SecureClient, connect, connections, said, spread
 from tests.support.servers import Broker
 from tests.support.traffic import Traffic
 from tests.support.wire import Cluster
@@ -177,3 +182,83 @@ async def test_they_end_with_their_shard_or_when_an_operator_wants_it(secure, au
     reply = await finishing
     assert reply.text == "1 process of before has ended", reply
     assert await relays(broker) == []
+
+
+async def is_told(client: SecureClient) -> None:
+    """The next line says that this client is to reconnect."""
+    line = await client.line()
+    assert line.startswith(b"INFO {"), line
+    told = json.loads(line[5:])
+    assert (told["ldm"], told["client_id"]) == (True, client.info["client_id"])
+
+
+async def hears(client: SecureClient, publisher: SecureClient, subject: str) -> None:
+    """It is served: what comes next is a message to this subject."""
+    await publisher.send(b"PUB %b 2\r\nhi\r\n" % subject.encode())
+    await client.expect(b"MSG %b 1 2\r\nhi\r\n" % subject.encode())
+
+
+@pytest.mark.kinds("gnatswarm-2")
+async def test_with_fewer_shards_they_are_told_and_those_in_plain_and_behind_relays_move(
+    secure, authority, cluster_of, subject
+):
+    broker = secure(rest="allow_non_tls: true\n")
+    context = authority.client_context()
+    relayed = (await spread(broker.port, context, 2))[1]
+    await relayed.send(b"SUB %b.relayed 1\r\n" % subject.encode())
+    await relayed.flush()
+    assert not (await ask(broker, RestartRequest())).error
+    stays, told = await spread(broker.port, context, 2)
+    for name, client in (("stays", stays), ("told", told)):
+        await client.send(b"SUB %b.%b 1\r\n" % (subject.encode(), name.encode()))
+        await client.flush()
+    plain = await cluster_of(broker).client_on(1)
+    await plain.talk(f"SUB {subject}.plain 1\r\nPING\r\n", expect="PONG\r\n")
+    scaling = asyncio.create_task(ask(broker, ScaleRequest(1)))
+    await is_told(told)
+    await hears(told, stays, f"{subject}.told")
+    told.close()
+    assert (await scaling).text.startswith("1 shards serve")
+    await hears(stays, relayed, f"{subject}.stays")  # nothing else came before that: no INFO
+    await hears(relayed, stays, f"{subject}.relayed")
+    await stays.send(b"PUB %b.plain 2\r\nhi\r\n" % subject.encode())
+    await plain.expect(f"MSG {subject}.plain 1 2\r\nhi\r\n")
+    await plain.expect_quiet()
+    for client in (stays, relayed):
+        await client.flush()
+
+
+@pytest.mark.kinds("gnatswarm-2")
+async def test_who_does_not_go_is_closed_when_its_shard_s_time_is_up(secure, authority):
+    broker = secure(rest='lame_duck_grace_period: "1s"\n')
+    stays, stubborn = await spread(broker.port, authority.client_context(), 2)
+    scaling = asyncio.create_task(ask(broker, ScaleRequest(1)))
+    await is_told(stubborn)
+    await stubborn.rest(DEADLINE_S)
+    assert (await scaling).text.startswith("1 shards serve")
+    await stays.flush()
+
+
+@pytest.mark.parametrize("relay_s", [0.0, 0.5])
+async def test_when_the_time_of_relays_is_up_or_there_is_none_they_are_told(secure, authority, relay_s):
+    broker = secure(rest='lame_duck_grace_period: "2s"\n')
+    context = authority.client_context()
+    clients = [await connect(broker.port, context) for _ in range(2)]
+    for number, client in enumerate(clients):
+        await client.send(b"SUB told.%d 1\r\n" % number)
+        await client.flush()
+    restarting = asyncio.create_task(ask(broker, RestartRequest(relay_s)))
+    for client in clients:
+        await is_told(client)
+    await hears(clients[0], clients[1], "told.0")
+    if relay_s:
+        assert not (await restarting).error
+        assert len(await relays(broker)) == 1
+    for client in clients:
+        client.close()
+    assert not (await restarting).error
+    if relay_s:
+        await said(broker, "The relay of shard 0, process [0-9]+, has ended .exit code 0")
+    assert await relays(broker) == []
+    again = await connect(broker.port, context)
+    await again.flush()
