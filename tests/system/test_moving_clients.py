@@ -59,7 +59,9 @@ def swarmed(start_broker, cluster_of):
 def open_to_all(start_broker, cluster_of, server):
     """A broker that takes clients in plain, with TLS and over WebSocket."""
     websocket = 'websocket { host: "127.0.0.1", port: -1, no_tls: true, compression: true }'
-    broker = start_broker(args=["-m", "-1"], config=f"tls {{\n {server.lines}\n}}\nallow_non_tls: true\n{websocket}\n")
+    # (These clients answer no PING: a long soak would close them as stale.)
+    config = f'tls {{\n {server.lines}\n}}\nallow_non_tls: true\n{websocket}\nping_interval: "10h"\n'
+    broker = start_broker(args=["-m", "-1"], config=config)
     return broker, cluster_of(broker)
 
 
