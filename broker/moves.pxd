@@ -3,7 +3,7 @@
 #   old shard                         new shard                          every other shard
 #   move() -- MOVE -----------------→ on_offer(): detached connections, whose subscriptions take nothing yet;
 #                                       waits for every sibling's PONG
-#   its own mark ←-------- MARKQ ---← takes what is published here ----→ MARKQ: counts of queue members are shifted
+#   its own mark ←-------- MARKQ ---← takes what is published here ----→ MARKQ: counts of members are shifted
 #   takes nothing more of who marked ←-------- MARK -------------------- its mark, on both links
 #                                     takes what comes behind a mark ←-- MARK
 #   has all marks: subscriptions end,  has all marks: counts them in
