@@ -141,7 +141,7 @@ class TestKeeperDies:
             pause(delay_ms / 1000)  # the moment of death is the test's input
             session = router.process.pid
             router.kill()
-            wait_until(partial(_is_empty, session), "nobody is left", 5.0)
+            wait_until(partial(_is_empty, session), "nobody is left")
             assert router.leftovers() == [], f"killed after {delay_ms} ms"
 
     def test_after_the_router_was_replaced(self, tmp_path: Path) -> None:

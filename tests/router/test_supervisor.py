@@ -109,8 +109,8 @@ def test_while_a_shard_is_away_new_connections_go_to_the_others(tmp_path: Path) 
     with Router(tmp_path, 2) as router:
         router.wait_ready()
         os.kill(router.pid_of(1), signal.SIGSTOP)
-        wait_until(lambda: _greeted_in_a_row(router.port, 12), "a shard that does not answer is steered past", 4.0)
-        router.wait_log(r"Shard 1 died: it did not answer for 2\.\d s; starting it again", 6.0)
+        wait_until(lambda: _greeted_in_a_row(router.port, 12), "a shard that does not answer is steered past")
+        router.wait_log(r"Shard 1 died: it did not answer for \d+\.\d s; starting it again")
         wait_until(lambda: router.status()["shards"][1]["phase"] == "ready", "the hung shard is back")
         router.note_pids()
 

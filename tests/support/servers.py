@@ -40,6 +40,8 @@ HOST = "127.0.0.1"
 # that is not ready by then has hung.
 START_DEADLINE_S = 20.0
 STOP_DEADLINE_S = 10.0
+# What a running broker does at once comes within milliseconds; on a machine with a load of 15 some of it takes seconds.
+WAIT_DEADLINE_S = 15.0
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -168,7 +170,7 @@ class Log:
     def text(self) -> str:
         return "\n".join(self.lines)
 
-    def wait_line(self, pattern: str, deadline_s: float = 5.0, start: int = 0) -> re.Match[str]:
+    def wait_line(self, pattern: str, deadline_s: float = WAIT_DEADLINE_S, start: int = 0) -> re.Match[str]:
         """The first line from number `start` on in which `pattern` is found; waits for it. TimeoutError otherwise."""
         until = time.monotonic() + deadline_s
         compiled = re.compile(pattern)
@@ -186,7 +188,7 @@ class Log:
                     raise TimeoutError(f"no log line matches {pattern!r} ({why}); the log:\n" + "\n".join(self._lines))
                 self._changed.wait(left_s)
 
-    def join(self, deadline_s: float = 5.0) -> None:
+    def join(self, deadline_s: float = WAIT_DEADLINE_S) -> None:
         """Wait until the stream has ended, so that `lines` is complete."""
         self._thread.join(deadline_s)
 
@@ -227,7 +229,7 @@ def wait_pids_gone(pids: Sequence[int], deadline_s: float) -> list[int]:
     return left
 
 
-def wait_until(condition: Callable[[], bool], deadline_s: float = 5.0) -> None:
+def wait_until(condition: Callable[[], bool], deadline_s: float = WAIT_DEADLINE_S) -> None:
     """Poll `condition()` every 10 ms; for conditions without an event, such as a file. TimeoutError."""
     until = time.monotonic() + deadline_s
     pause = threading.Event()

@@ -12,7 +12,7 @@ import nats.errors
 import nats.js.errors
 import pytest
 
-DEADLINE_S = 5.0
+DEADLINE_S = 15.0
 
 
 @contextlib.asynccontextmanager
