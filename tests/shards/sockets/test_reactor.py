@@ -26,7 +26,7 @@ from tests.support.engine import QUIET, Session
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-WITHIN_S = 20
+WITHIN_S = 60
 SO_BUF_LOCK = 72
 RECEIVE_BUFFER_LOCKED = 2
 MSG = b"MSG a 1 8\r\n%08d\r\n"
@@ -78,6 +78,16 @@ class Bench:
                 select.select([self.reactor.fd], [], [], 0.01)
             for _ in range(turns):
                 self.reactor.turn()
+
+    def hurry(self) -> None:
+        """Until there is a crowd, its clock sees as many reads as on a machine on which nobody else works.
+
+        It is one at 40,000 reads a second, for which this process may be given too little of the processor.
+        """
+        crowd = self.reactor.crowd
+        if not crowd.is_gathering:
+            for _ in range(1000):
+                crowd.read(0, self.reactor.now_us())
 
 
 @pytest.fixture
@@ -170,6 +180,7 @@ def test_a_crowd_that_writes_a_little_each_is_read_together_and_nothing_is_lost(
         return len(got) == rounds * len(publishers) * len(b"MSG a.00 1 8\r\n00000000\r\n")
 
     def is_gathered() -> bool:
+        bench.hurry()
         one_each()
         receive()
         return bool(bench.reactor.gathered.n_sockets == len(publishers))
@@ -208,6 +219,7 @@ def test_a_look_that_takes_several_rounds_reads_each_socket_once(bench):
             publisher.sendall(b"PUB a 8\r\n00000000\r\n")
 
     def is_gathered() -> bool:
+        bench.hurry()
         write_on()
         return bool(bench.reactor.gathered.n_sockets == len(publishers) and crowd.looks == 0)
 
