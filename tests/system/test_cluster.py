@@ -343,6 +343,15 @@ async def test_clients_and_pages_tell_of_the_cluster(members: list[Broker], net:
     assert route["in_msgs"] and route["out_msgs"] and route["subscriptions"] and not route["did_solicit"]
 
 
+async def test_a_route_has_the_keys_of_the_newer_server_where_it_is_asked_for(start: Start) -> None:
+    brokers = [start("nats-server-2.15", cluster_config("there"))]
+    brokers.append(start("gnatswarm-1-as-2.15", cluster_config("here", (route_port(brokers[0]),))))
+    await until(lambda: is_meshed(brokers))
+    pages = [page(broker, "/routez") for broker in brokers]
+    assert set(pages[0]) == set(pages[1])
+    assert set(pages[0]["routes"][0]) == set(pages[1]["routes"][0])
+
+
 def _id(broker: Broker) -> str:
     return str(page(broker, "/varz")["server_id"])
 
