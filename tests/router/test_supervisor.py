@@ -480,6 +480,7 @@ class TestHandoff:
 
 def test_a_second_stop_kills_what_has_not_stopped() -> None:
     said: list[object] = []
+    refused: list[bool] = []
     shard = SupervisedShard(0, is_founder=True)
     shard.state = ShardState(phase=Phase.READY)
     process: Any = SimpleNamespace(boot_id="b", send=said.append, kill=lambda: said.append("kill"))
@@ -489,7 +490,7 @@ def test_a_second_stop_kills_what_has_not_stopped() -> None:
         members=[shard],
         relays=[],
         gateway=None,
-        listener_groups=SimpleNamespace(close=lambda: None),
+        listener_groups=SimpleNamespace(close=lambda: None, refuse=lambda: refused.append(True)),
         is_serving=False,
         is_leaving=False,
         page=SimpleNamespace(connections=0),
@@ -500,6 +501,6 @@ def test_a_second_stop_kills_what_has_not_stopped() -> None:
     notifier: Any = SimpleNamespace(observe=lambda *_states, **_named: None)
     supervisor = Supervisor(broker, notifier=notifier, audience=audience)
     supervisor.stop(1)
-    assert Stop() in said and "kill" not in said
+    assert Stop() in said and "kill" not in said and refused
     supervisor.stop(1)
     assert said[-1] == "kill"
