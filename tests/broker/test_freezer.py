@@ -14,6 +14,7 @@ from gnatswarm.broker.frozen import FrozenClient, FrozenReply, FrozenSubscriptio
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.permissions import Permissions
 from tests.support.engine import NO_RESPONDERS, QUIET, WITH_HEADERS, Engine, EngineClient, Session, frames
+from tests.support.mesh import Mesh
 
 BIG = 40_000  # such a message is read into a blob
 RIGHTS = (
@@ -307,3 +308,45 @@ def test_who_has_not_logged_in_or_is_being_closed_is_not_written_down():
     waiting.wait()
     with pytest.raises(RecordRefused, match="link between shards is missing"):
         freeze(waiting)
+
+
+def test_who_waits_for_siblings_is_not_written_down():
+    mesh = Mesh(2, clients_each=0, connect=QUIET)
+    client = mesh.connect(0)
+    client.feed(b"SUB a q 1\r\nPING\r\n")
+    with pytest.raises(RecordRefused, match="its PONG is due"):
+        freeze(client.connection)
+    mesh.settle()
+    assert freeze(client.connection).subscriptions
+    client.feed(b"UNSUB 1\r\n")
+    with pytest.raises(RecordRefused, match="a queue subscription that it has ended lingers"):
+        freeze(client.connection)
+    mesh.settle()
+    assert not freeze(client.connection).subscriptions
+    mesh.close()
+
+
+def test_what_its_connect_asked_for_holds_on():
+    here, there = Engine(), Engine()
+    client = here.client(b'CONNECT {"verbose":false,"pedantic":false,"echo":false}\r\n')
+    client.feed(b"SUB a 7\r\n")
+    frozen_and_thawed(here, client, there)
+    client.feed(b"PUB a 1\r\nx\r\n")
+    assert client.messages() == []
+    assert not client.connection.echoes
+
+
+def test_input_that_was_read_is_carried_out_at_once():
+    here, there = Engine(), Engine()
+    client, listener = here.client(), there.client()
+    listener.feed(b"SUB a 1\r\n")
+    frozen = freeze(client.connection)
+    frozen = msgspec.structs.replace(frozen, unread=b"PUB a 1\r\nx\r\n")
+    after = there.probe.connection(frozen.cid, client.session)
+    client.session.connection = after
+    here.probe.let_go(client.socket)
+    thaw(after, frozen)
+    there.probe.take_in(client.socket, after)
+    client.engine = there
+    there.probe.finish()
+    assert listener.messages() == [(b"1", b"x")]

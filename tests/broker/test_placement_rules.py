@@ -86,3 +86,9 @@ def test_names_and_subjects_share_one_order():
     assert rules.of_subjects(["b.c", "a.*"], 1) == 0
     assert rules.of_subjects([">"], 3) == 3
     assert not PlacementRules([PlacementRule("name", "x", 1)]).asks_for_subjects(NONE)
+
+
+def test_the_ends_of_a_pattern_do_not_overlap():
+    assert not glob_matches("ab*ba", "aba")
+    assert not glob_matches("a*b*ba", "aba")
+    assert glob_matches("ab*ba", "abba")

@@ -185,3 +185,28 @@ def test_whatever_the_order_of_bytes_who_has_a_pong_gets_what_any_member_publish
         assert {payload: person.got[payload] for payload in person.wanted} == dict.fromkeys(person.wanted, 1)
         assert all(count == 1 for count in person.got.values())
     assert cluster.waits and published
+
+
+def test_a_ping_on_its_way_stands_for_no_frames_behind_it(make: Make) -> None:
+    cluster = make(2)
+    first, second = cluster.members[0].clients[0], cluster.members[0].clients[-1]  # on different shards
+    inner = [way for way in cluster.ways if way[0] >= 0]
+
+    def within_members() -> None:
+        while sum(cluster.carry(way) for way in inner):
+            pass
+
+    first.feed(b"SUB a 1\r\nPING\r\n")
+    within_members()
+    end = cluster.routes[0, 1]
+    asked = len(end.socket.sent) - end.carried  # up to the first PING
+    second.feed(b"SUB b 1\r\nPING\r\n")
+    within_members()
+    cluster.carry((-1, 0, 1), asked)
+    within_members()
+    cluster.carry((-1, 1, 0))
+    within_members()
+    assert has_pong(first)
+    assert not has_pong(second)
+    cluster.settle()
+    assert has_pong(second)

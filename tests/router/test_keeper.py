@@ -9,12 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from gnatswarm import keeper
 from gnatswarm.keeper import MOST_DEATHS
 from tests.router.routers import DEADLINE_S, Router, dial, option_tree, pause, wait_until
 from tests.support.servers import wait_pids_gone
@@ -72,6 +74,10 @@ class TestProcesses:
             # Each holds its own listener, and not its sibling's.
             assert len(listeners[0]) == len(listeners[1]) == 1
             assert listeners[0] != listeners[1]
+            # … and nothing that is the keeper's: its channel to the router, and the other ends of lifelines.
+            of_keeper = sockets_of(router.process.pid) - of_router
+            assert of_keeper
+            assert not [pid for pid in pids if sockets_of(pid) & of_keeper]
 
     def test_each_process_says_what_it_is(self, tmp_path: Path) -> None:
         """And none of them is taken for a broker by `--signal`, which looks for command lines."""
@@ -388,3 +394,16 @@ def test_descriptors_get_their_numbers_even_where_those_are_in_use() -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=20, check=True)
     assert done.stdout == "['/memfd:a', '/memfd:b', '/memfd:c']\nFalse\n"
+
+
+def test_a_router_that_has_to_prove_itself_is_killed_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(keeper, "_kill", killed.append)
+    one = keeper._Keeper(lambda post: 0, -1, keeper._Again("gnatswarm", (), {}))
+    one._candidate, one._is_candidate, one._router_pid = ["next"], True, 77
+    one._proof_until = time.monotonic() + 1000
+    assert 0 < (one._until_proof_ms() or 0) <= 1_000_001
+    assert killed == []
+    one._proof_until = time.monotonic() - 1
+    assert one._until_proof_ms() is None
+    assert killed == [77]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gnatswarm.broker.options import PlacementRule
 from gnatswarm.router.supervision.placing import IDLE_LOAD, LIGHT_LOAD, NOWHERE, Decision, Group, Placing, decide
-from gnatswarm.shards.boundary.control import Matching
+from gnatswarm.shards.boundary.control import Matching, RuleMatch
 
 SHARDS = (0, 1, 2, 3)
 BOUND = 1.25
@@ -179,3 +179,36 @@ def test_nobody_is_warned_of_shards_that_do_not_serve_before_the_first_did(caplo
         state.is_accepting = False
         loop.turn()
     assert caplog.messages[1:] == ['Clients with name "a*" stay where they are: no shard takes clients']
+
+
+@pytest.mark.parametrize(("before", "shard"), [(Decision(0, "", 0), 0), (Decision(NOWHERE, "", 0, True), NOWHERE)])
+def test_a_rule_that_was_undone_is_tried_again_only_when_there_is_room_to_spare(before, shard):
+    rules = [PlacementRule("name", "a", 0)]
+    load = {0: 80_000.0, 1: 120_000.0, 2: 100_000.0, 3: 100_000.0}  # the bound is 125,000
+    found = decide(rules, [group(s1=(1, 39_990.0))], load, SHARDS, SHARDS, [before], BOUND)
+    assert found[0].shard == shard
+
+
+def test_nobody_is_placed_before_all_have_spoken_nor_during_a_restart():
+    said: list[Any] = []
+    state = SimpleNamespace(is_accepting=True)
+    page = SimpleNamespace(snapshot=lambda _: {"in_msgs": 0, "out_msgs": 0, "connections": 0})
+    placement = SimpleNamespace(rules=(PlacementRule("name", "a*", -1),), bound=BOUND)
+    shards = [SimpleNamespace(number=n, state=state, process=SimpleNamespace(send=said.append)) for n in range(2)]
+    broker: Any = SimpleNamespace(
+        options=SimpleNamespace(placement=placement), shards=shards, page=page, wanted=2, generation=1, rolling=None,
+        is_leaving=False, is_stopping=False, placed=[],
+    )  # fmt: skip
+    loop: Any = Calls()
+    placing = Placing(broker, loop)
+    placing.configure()
+    placing.on_matching(0, Matching(1, [RuleMatch(0, 1, 0, 0.0)]))
+    loop.turn()
+    assert [message.shards for message in said] == [[], []]  # most of them may be on the other one
+    placing.on_matching(1, Matching(1, [RuleMatch(0, 5, 0, 0.0)]))
+    loop.turn()
+    assert [message.shards for message in said[2:]] == [[1], [1]]
+    broker.rolling = object()
+    loop.turn()
+    assert [message.shards for message in said[4:]] == [[NOWHERE], [NOWHERE]]
+    assert broker.placed[0].why == "a restart is under way"

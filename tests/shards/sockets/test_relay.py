@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gnatswarm.shards.sockets import relay
 from gnatswarm.shards.sockets.relay import DetachedTls, Relay
 from tests.support.authority import Authority
 from tests.support.turns import until
@@ -53,6 +56,8 @@ class Relayed:
             read = await loop.sock_recv(ours, 65536)
         tls.write(b"unsent ")
         shards, relays = self.relay.make_pair()
+        for narrow in (relays, ours):  # one record is more than they take at once
+            narrow.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         self.shard_reader, self.shard_writer = await asyncio.open_connection(sock=shards)
         self.relay.take("client", DetachedTls(ours.detach(), tls, incoming, outgoing, read, outgoing.read()), relays)
 
@@ -93,6 +98,34 @@ async def test_a_client_that_reads_nothing_stops_its_shard(relayed: Relayed) -> 
     assert len(await relayed.reader.readexactly(7 + (8 << 20))) == 7 + (8 << 20)
 
 
+async def test_a_shard_that_reads_nothing_stops_its_client(relayed: Relayed) -> None:
+    relayed.writer.write(bytes(8 << 20))
+    (stream,) = relayed.relay._streams.values()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(until(lambda: len(stream._to_shard) > 1 << 20), 0.3)
+    assert len(await relayed.shard_reader.readexactly(6 + (8 << 20))) == 6 + (8 << 20)
+
+
+async def test_a_client_leaves_behind_more_than_its_shard_takes_at_once(relayed: Relayed) -> None:
+    relayed.writer.write(bytes(16_000))
+    relayed.writer.close()
+    assert await relayed.shard_reader.read() == b"early " + bytes(16_000)
+
+
+async def test_a_shard_closes_behind_more_than_its_client_takes_at_once(relayed: Relayed) -> None:
+    relayed.shard_writer.write(bytes(300_000))
+    relayed.shard_writer.close()
+    assert await relayed.reader.read() == b"unsent " + bytes(300_000)
+
+
+async def test_a_client_that_does_not_close_is_closed(relayed: Relayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "LINGER_S", 0.01)
+    transport: Any = relayed.writer.transport
+    transport.pause_reading()  # it does not see the end
+    relayed.shard_writer.close()
+    await until(lambda: not relayed.relay.clients)
+
+
 async def test_the_client_leaves_and_its_shard_hears_of_it_behind_its_last_bytes(relayed: Relayed) -> None:
     relayed.writer.write(b"last")
     relayed.writer.close()
@@ -118,6 +151,8 @@ async def test_garbage_in_place_of_a_record_ends_the_client(relayed: Relayed, ca
         raw.detach()
     assert await relayed.shard_reader.read() == b""
     assert "client - read error: " in caplog.text
+    with pytest.raises(ssl.SSLError, match=r"(?i)alert"):
+        await relayed.reader.read()
 
 
 async def test_those_that_stay_are_closed_in_time(relayed: Relayed) -> None:
@@ -125,3 +160,63 @@ async def test_those_that_stay_are_closed_in_time(relayed: Relayed) -> None:
     assert await relayed.shard_reader.read() == b"early "
     relayed.shard_writer.close()
     assert await relayed.reader.read() == b"unsent "
+
+
+def test_those_that_stay_are_closed_one_by_one() -> None:
+    now_s = 0.0
+    calls: list[tuple[float, Callable[..., None], tuple[object, ...]]] = []
+    loop: Any = SimpleNamespace(
+        time=lambda: now_s, call_later=lambda after_s, call, *args: calls.append((now_s + after_s, call, args))
+    )
+    one = Relay(loop, "b", lambda: None)
+    ended: list[int] = []
+    streams: Any = {n: SimpleNamespace(end_input=lambda n=n: ended.append(n)) for n in range(10)}
+    one._streams = streams
+    one.dismiss(10.0)
+    counts = []
+    while calls:
+        now_s, call, args = calls.pop(0)
+        call(*args)
+        counts.append((now_s, len(ended)))
+    assert ended == list(range(10))
+    assert [n for at, n in counts if at < 5.0] == []
+    assert 4 <= max(n for at, n in counts if at <= 7.5) <= 5
+
+
+class Kernel:
+    """A socket whose kernel takes nothing until it may."""
+
+    def __init__(self) -> None:
+        self.takes = False
+        self.done: list[object] = []
+
+    def fileno(self) -> int:
+        return 7
+
+    def send(self, data: bytearray, _flags: int) -> int:
+        if not self.takes:
+            raise BlockingIOError
+        self.done.append(bytes(data))
+        return len(data)
+
+    def shutdown(self, how: int) -> None:
+        self.done.append(how)
+
+
+def test_the_end_of_a_shard_waits_for_the_last_word_of_tls() -> None:
+    loop: Any = SimpleNamespace(call_later=lambda *_: None)
+    for name in ("add_reader", "add_writer", "remove_reader", "remove_writer"):
+        setattr(loop, name, lambda *_: None)
+    words = iter([b"close_notify"])
+    tls: Any = SimpleNamespace(unwrap=lambda: None)
+    outgoing: Any = SimpleNamespace(read=lambda: next(words))
+    client: Any = Kernel()
+    shard: Any = Kernel()
+    left = DetachedTls(7, tls, ssl.MemoryBIO(), outgoing, b"", b"")
+    stream = relay._Stream(loop, "client", left, client, shard, lambda fd: None)
+    stream._end_output()
+    stream._settle()
+    assert client.done == []
+    client.takes = True
+    stream._settle()
+    assert client.done == [b"close_notify", socket.SHUT_WR]
