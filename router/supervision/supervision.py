@@ -535,7 +535,7 @@ def _died(state: ShardState, event: Event, now: float) -> Result:
 _ROWS: dict[type[Event], tuple[Handler, ...]] = {
     #              STOPPED    BACKING    STARTING   LINKED     READY      DRAINING   STOPPING   KILLED
     StartWanted:  (_spawn,    _again,    _again,    _again,    _nothing,  _again,    _nothing,  _again),
-    LeaveWanted:  (_nothing,  _later,    _later,    _later,    _leave,    _nothing,  _nothing,  _later),
+    LeaveWanted:  (_nothing,  _later,    _later,    _later,    _leave,    _later,    _nothing,  _later),
     StopWanted:   (_nothing,  _cancel,   _stop,     _stop,     _stop,     _stop,     _nothing,  _finish),
     KillWanted:   (_nothing,  _nothing,  _crash,    _crash,    _crash,    _crash,    _crash,    _crash),
     SpawnFailed:  (_nothing,  _nothing,  _died,     _nothing,  _nothing,  _nothing,  _nothing,  _nothing),

@@ -50,6 +50,7 @@ SITUATIONS = {
     "move stopped or refused": "move stopped",
     "shard joined": "join",
     "shard left in order": "leave",
+    "… which was wanted again, and then not": "not wanted after all",
     "shard killed, and back": "kill",
     "message to another member of a cluster": "message to a route",
     "message from another member": "message from a route",

@@ -261,6 +261,7 @@ class Servers:
         self.unsettled = 0  # messages from here on may not have arrived everywhere
         self.unacked: list[Message] = []  # of their users
         self.has_link_broken = False  # between shards, since everything had arrived
+        self.has_server_gone = False  # likewise: others may not know yet what nobody wants any more
 
     def server_of(self, message: Message) -> Server | None:
         return self.all[message.client - FIRST_USER] if message.client >= FIRST_USER else None
@@ -303,6 +304,7 @@ class Servers:
 
     def lose(self) -> None:
         """What is on its way to or from other servers may be lost."""
+        self.has_server_gone = True
         for message in self.messages[self.unsettled :]:
             message.is_lost_outside = True
         for message in self.unacked:
@@ -375,6 +377,7 @@ class Servers:
         message.at_us = self.swarm.now_us
         message.is_outside = True
         message.may_be_lost = self.has_link_broken
+        message.is_lost_outside = self.has_server_gone
         self.messages.append(message)
         near = [one for one in self.all if one is server or one.kind == server.kind == "route"]
         members: dict[str, list[Subscription | None]] = {}  # None: one of our broker's
@@ -426,7 +429,7 @@ class Servers:
                     if not sub.queue and sub.acked_at < message.at and matches(sub.pattern, message.subject):
                         assert message.number in sub.got, f"{sub}, on another server, did not get {message}"
         self.unsettled = len(self.messages)
-        self.has_link_broken = False
+        self.has_link_broken = self.has_server_gone = False
         for sub in self.subscriptions:
             if sub.is_outside and sub.left_at != NEVER:
                 sub.left_acked_at = min(sub.left_acked_at, self.now)

@@ -785,6 +785,20 @@ class Swarm:
                 return True
         return False
 
+    def is_wanted_again(self, number: int) -> bool:
+        """Whether this shard is leaving, and another process is to follow."""
+        state = self.states[number]
+        return state.phase is Phase.DRAINING and state.is_wanted
+
+    @property
+    def staying(self) -> list[int]:
+        """Numbers of shards that have a process, or will have one, and that nobody wants."""
+        return [
+            number
+            for number, state in self.states.items()
+            if number not in self.wanted and (state.is_wanted or state.phase is not Phase.STOPPED)
+        ]
+
     def leave(self, number: int, *, moves: bool = False) -> None:
         """Retire this shard; its clients are closed, or move to the others, and then every second process stays."""
         others = [one for one, state in self.states.items() if one != number and state.is_accepting]

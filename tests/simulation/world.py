@@ -900,7 +900,12 @@ class World:
             self.seen["join"] += 1
 
     def do_leave(self, step: Step) -> None:
-        """Retire one shard."""
+        """Retire one shard; or one that is leaving, and was wanted again meanwhile."""
+        again = [one for one in self.swarm.shards if self.swarm.is_wanted_again(one.number)]
+        if again and self.swarm.has_router:
+            self.seen["not wanted after all"] += 1
+            self.swarm.leave(again[step.who % len(again)].number)
+            return
         ready = self.swarm.ready
         if self.swarm.has_router and len(ready) > 2 and step.much < 8:
             self.swarm.leave(ready[step.who % len(ready)].number)
@@ -1148,6 +1153,16 @@ class World:
                             f"shard {here.number} counts {knows} members of {name} at {there.number}, which has {has}"
                         )
 
+    def check_staying(self) -> None:
+        """Shards that are not wanted leave in the end."""
+        for _ in range(MOST_ROUNDS):
+            if not self.swarm.staying:
+                return
+            self.swarm.settle()
+            self.swarm.pass_s(0.5)
+            self.look()
+        raise AssertionError(f"not wanted, and not gone: shards {self.swarm.staying}")
+
     # ---- the end
 
     def finish(self) -> None:
@@ -1179,6 +1194,7 @@ class World:
         assert not any(one.is_on_its_way for one in self.people if not one.is_gone), "a client did not arrive"
         self.note_settled()
         self.check_counts()
+        self.check_staying()
         promises.check(self.history)
         for process in self.swarm.alive:
             self.count(process)

@@ -537,3 +537,14 @@ class TestTakenOver:
         state = in_phase(phase)
         again = msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=ShardState)
         assert s.taken_over(again, 200.0, exit_code) == s.taken_over(state, 200.0, exit_code)
+
+
+def test_a_shard_that_leaves_and_was_wanted_again_for_a_moment_stays_away():
+    state, _ = step(in_phase(Phase.READY), s.LeaveWanted(DRAIN), 100.0)
+    state, _ = step(state, s.StartWanted(), 100.1)
+    state, actions = step(state, s.LeaveWanted(DRAIN), 100.2)
+    assert (state.phase, actions) == (Phase.DRAINING, ())  # it goes on with what it was told
+    state, _ = step(state, Drained(), 100.3)
+    state, actions = step(state, s.Exited("exit code 0"), 100.4)
+    assert state.phase is Phase.STOPPED
+    assert s.Spawn() not in actions
