@@ -287,11 +287,10 @@ cdef uint64_t give_traced_here(Fanout fanout, Sublist sublist, Entry *entry, Pub
     for q in range(n_queues):
         choice = choice_named(entry, queues[q])
         if choice != NULL and choice.n_local \
-                and give_one(fanout, sublist, entry, choice, fanout.pick + q, publish, NULL):
+                and give_one(fanout, sublist, entry, choice, sublist.random(), publish, NULL):
             n += 1
         elif not fanout.trace.is_only:
             orphans |= <uint64_t>1 << q
-    fanout.pick += 1
     if sublist.tally is not None:
         sublist.link_widths[width_bucket(n)] += 1
         entry.counts.widest = max(n, entry.counts.widest)
