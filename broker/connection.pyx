@@ -40,6 +40,8 @@ cdef enum:
     # A key's size is 16 bits wide (broker.table); a longer subject or sid is refused. Past max_control_line's
     # default by far.
     MOST_KEY_BYTES = 65000
+    # The generated reply subject of a measured request: prefix, table, random part, "m".
+    MEASURED_BYTES = 36
 
 
 cdef bint is_reserved(Token subject, bint as_reply) noexcept:
@@ -47,6 +49,12 @@ cdef bint is_reserved(Token subject, bint as_reply) noexcept:
     if subject.size > 5 and same_bytes(subject.at, <const uint8_t *>b'_GR_.', 5):
         return True
     return as_reply and subject.size > 4 and same_bytes(subject.at, <const uint8_t *>b'_R_.', 4)
+
+
+cdef inline bint is_measured_reply(const Op *op) noexcept:
+    """Is it on a reply subject that ServiceImports generated for a request whose reply they measure?"""
+    return op.subject.size == MEASURED_BYTES and op.subject.at[MEASURED_BYTES - 1] == c'm' \
+        and same_bytes(op.subject.at, <const uint8_t *>b'_R_.', 4)
 
 
 cdef inline bint asks_system(const Op *op) noexcept:
@@ -296,6 +304,11 @@ cdef class ClientConnection(Peer):
             self.session.on_publish_limited(wait_us)
         return 0
 
+    def estimate_rtt(self, uint64_t rtt_us):
+        """Until its first PONG comes, take this for its round trip."""
+        if self.rtt_us == 0:
+            self.rtt_us = max(<uint64_t>1, rtt_us)
+
     def allow(self, Allowance allowance):
         """It may publish so much from now on; None: as much as it wants to."""
         self.allowance = allowance
@@ -376,6 +389,10 @@ cdef class ClientConnection(Peer):
             return self.incomplete(data, size, total, op)
         if unlikely(op.subject.at[0] == c'$') and not self.is_asking and asks_system(op) and self.session is not None:
             return self.publish_request(data, size, op, whole)
+        if unlikely(op.subject.at[0] == c'_') and is_measured_reply(op) and self.session is not None:
+            tell = getattr(self.fanout.gate, "on_measured_reply", None)   # (a gate that measures has it)
+            if tell is not None:
+                tell(self.session, op.subject.at[:op.subject.size])
         if unlikely(op.header_size != 0) and self.fanout.tracing is not None and not self.is_traced \
                 and asks_for_trace(data + op.line_size, op.header_size, self.sublist.traces_parents):
             return self.publish_traced(data, size, op, whole)

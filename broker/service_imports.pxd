@@ -31,6 +31,8 @@ cdef class Response:
     cdef bytes reply                # … and where it waits for the reply
     cdef int kind
     cdef uint64_t asked_us
+    cdef object responder           # what a sibling has told of who is about to reply: a dict, or None
+    cdef bint was_wanted            # somebody subscribed to the reply subject when it was measured
     cdef object measured            # broker.service_latency.Measured; None: nobody wants to know how long it takes
 
 
@@ -57,13 +59,18 @@ cdef class ServiceImports(AccountGate):
     cdef Reroutes reroutes          # … and where replies are kept back
     cdef uint32_t n_waiting
     cdef bint adds_headers
+    cdef object looked_at           # those of them that look_for_lost_interest() has still to look at
     cdef dict measured              # cid → replies to its requests that are measured
-    # All three are set by the shard; clock_ns() counts nanoseconds. describe(session) → who a client is, for others.
-    # on_latency(Measured, status, session of the responder or None, µs since the request, ns that passing the reply on
-    # took): there is an event to be sent.
+    # All are set by the shard; clock_ns() counts nanoseconds. describe(session) → who a client is, for others.
+    # on_latency(Measured, status, session of the responder, or what describe() says of it, or None, µs since the
+    # request, ns that passing the reply on took): there is an event to be sent.
+    # on_measured_reply(session, reply subject): this client is about to reply to a measured request; None: nobody
+    # wants to know. system_account: where siblings tell of that; None: they do not.
     cdef public object clock_ns
     cdef public object describe
     cdef public object on_latency
+    cdef public object on_measured_reply
+    cdef public bytes system_account
     cdef bytes random_pool
     cdef int random_at
     cdef int depth
@@ -79,7 +86,9 @@ cdef class ServiceImports(AccountGate):
     cdef bytes expect(self, Sublist importer, Sublist exporter, bytes reply, int kind, uint64_t threshold_us,
                       object measured)
     cdef object measure(self, ServiceImport rule, dict requestor, Publish *message, object client)
-    cdef int report(self, object measured, int status, object client, uint64_t system_ns) except -1
+    cdef int report(self, object measured, int status, object responder, uint64_t system_ns) except -1
+    cdef bint is_wanted(self, Sublist sublist, bytes subject) except -1
+    cdef int look_for_lost_interest(self) except -1
     cdef int leave_from(self, Sublist sublist, Entry *entry, Publish *message, object client,
                         Outcome *outcome) except -1
     # What became of it, alone.

@@ -22,5 +22,7 @@ class ServiceImports(AccountGate):
     clock_ns: Callable[[], int] | None
     describe: Callable[[Any], dict[str, Any]] | None
     on_latency: Callable[[Measured, int, Any, int, int], None] | None
+    on_measured_reply: Callable[[Any, bytes], None] | None
+    system_account: bytes | None
     def sweep(self) -> None: ...
     def on_client_gone(self, cid: int) -> None: ...

@@ -23,6 +23,8 @@ DESCRIPTIONS = {
     NO_RESPONDER: "Service Unavailable",
     TIMED_OUT: "Service Timeout",
 }
+# Behind the generated reply subject of a measured request, so that other shards tell who replies to it.
+MEASURED = b"m"
 B3_PARTS = ("X-B3-Sampled", "X-B3-Traceid", "X-B3-Parentspanid", "X-B3-Spanid")
 
 FLAGS = re.compile("[0-9A-Fa-f]{1,2}")

@@ -117,6 +117,9 @@ class Shard:
         services = self.imports_exports.service_imports
         services.clock_ns = time.monotonic_ns
         services.describe, services.on_latency = self.system.describe, self.system.on_latency
+        services.on_measured_reply = self.system.tell_responder
+        services.system_account = options.system_account.encode()
+        self.system.own_reply_prefix = lambda: services.reply_prefix
         self._tracing: MessageTracing | None = None
         if options.is_like_newer and options.headers and has_clients:
             self._tracing = MessageTracing(options, self.mesh, self.system, sessions)
@@ -210,6 +213,7 @@ class Shard:
         listeners = self.imports_exports.configure(options)
         self.clients.reload(options, self._info_template(options), listeners)
         self.system.configure(options)
+        self.imports_exports.service_imports.system_account = options.system_account.encode()
         if self._tracing is not None:
             self._tracing.configure(options)
 

@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 import msgspec
+import orjson
 
 from gnatswarm.broker import advisory, census, service_latency
 from gnatswarm.broker.advisory import Person, ServerIdentity
@@ -141,6 +142,7 @@ class System:
         self._told: set[str] = set()  # accounts whose change the router was told last
         self._last_seq = 0
         self._asked_by_others = 0
+        self.own_reply_prefix: Callable[[], bytes] = bytes
         self._changed: set[str] = set()
         self._is_saying_changes = False
         self._is_closed = False
@@ -227,11 +229,22 @@ class System:
         who = msgspec.structs.replace(_person(session), rtt_us=session.connection.rtt_us)
         return who.document(self._server.server_name, self._server.options.cluster.name)
 
+    def tell_responder(self, session: ClientSession, subject: bytes) -> None:
+        """Tell the shard that waits for this reply who is about to send it: in the system account, in front of it."""
+        if not subject.startswith(self.own_reply_prefix()):
+            # (The caller holds no match result yet.)
+            self._say(self._account, subject, orjson.dumps(self.describe(session)))
+
     def on_latency(
-        self, measured: Measured, status: int, responder: ClientSession | None, passed_us: int, system_ns: int
+        self,
+        measured: Measured,
+        status: int,
+        responder: ClientSession | advisory.Document | None,
+        passed_us: int,
+        system_ns: int,
     ) -> None:
         """A request to a service whose latency is published is over. The event follows on the loop's next turn."""
-        who = self.describe(responder) if responder is not None else None
+        who = responder if responder is None or isinstance(responder, dict) else self.describe(responder)
         payload = service_latency.event(
             measured, status, who, now_us=_now_us(), passed_us=passed_us, system_ns=system_ns
         )

@@ -111,24 +111,51 @@ async def test_a_service_whose_import_shares_sees_which_client_asks(parties):
     assert re.fullmatch(rb'NATS/1.0\r\nNats-Request-Info: \{"acc":"C"(,"rtt":\d+)?\}\r\n\r\n', header)
 
 
-async def test_the_latency_of_each_reply_is_published(parties, kind):
+async def test_the_latency_of_each_reply_is_published(parties):
     _cluster, listener, service, asker = parties
     await ask(asker, service, "ask.1")
     subject, found = await event(listener)
     assert subject == "lat.all" and found["type"] == "io.nats.server.metric.v1.service_latency"
     assert len(found["id"]) == 22 and found["status"] == 200 and "description" not in found
     assert (found["requestor"]["acc"], found["requestor"]["user"]) == ("B", "b")
-    rtt = found["requestor"].get("rtt", 0)
-    if kind.shards == 1:
-        responder = found["responder"]
-        assert (responder["acc"], responder["id"]) == ("A", service.info["client_id"])
-        rtt += responder.get("rtt", 0)
-    else:
-        assert "responder" not in found
+    responder = found["responder"]
+    assert (responder["acc"], responder["id"]) == ("A", service.info["client_id"])
+    assert responder["name"] == "asker" and responder["user"] == "a"
+    rtt = found["requestor"]["rtt"] + responder["rtt"]
     # Where the responder's round trip is longer than the whole, the time of the service is 0.
     assert found["total"] > 0 and found["service"] >= 0
     assert found["total"] == found["service"] + found["system"] + rtt or found["service"] == 0
     assert found["start"] < found["timestamp"]
+
+
+async def test_nobody_sees_what_shards_tell_each_other_of_a_responder(parties):
+    """It is in the system account; in the exporter's and the importer's there is the reply alone."""
+    cluster, listener, service, asker = parties
+    watchers = [await on(cluster, user, shard) for user in ("a", "b") for shard in (0, 1)]
+    for watcher in watchers:
+        await watcher.talk("SUB _R_.> 1\r\nSUB in 2\r\nPING\r\n", expect="PONG\r\n")
+    await ask(asker, service, "ask.1")
+    await event(listener)
+    for watcher in watchers:
+        await watcher.flush()
+        assert {message.payload for message in watcher.inbox} <= {b"ok"}
+
+
+async def test_a_requestor_that_unsubscribes_is_a_408_when_nobody_is_left_to_hear_the_reply(parties):
+    _cluster, listener, _service, asker = parties
+    await asker.send("SUB in.* 2\r\nPUB ask.1 in.1 2\r\nhi\r\nPING\r\n")
+    await asker.read_until_pong()
+    await asker.send("UNSUB 2\r\n")
+    found = (await event(listener))[1]
+    assert (found["status"], found["description"]) == (408, "Request Timeout")
+    assert (found["service"], found["system"], found["total"]) == (0, 0, 0) and "responder" not in found
+    # Where nobody was there to hear it from the beginning, or somebody still is, it is the service's fault.
+    await asker.send("PUB ask.1 nobody 2\r\nhi\r\n")
+    assert (await event(listener))[1]["status"] == 504
+    await asker.send("SUB in 3\r\nPUB ask.1 in 2\r\nhi\r\nPING\r\n")
+    await asker.read_until_pong()
+    await asker.send("UNSUB 3\r\n")
+    assert (await event(listener))[1]["status"] == 504
 
 
 async def test_traced_requests_alone_are_measured_where_sampling_is_by_headers(parties):
