@@ -159,9 +159,13 @@ def account_connections_subjects(account: str) -> tuple[str, str]:
     return f"$SYS.SERVER.ACCOUNT.{account}.CONNS", f"$SYS.ACCOUNT.{account}.SERVER.CONNS"
 
 
-def user_info(server: Document, user: str, account: str, permissions: Document | None) -> bytes:
-    """The answer to $SYS.REQ.USER.INFO, as in nats-server 2.10."""
+def user_info(
+    server: Document, user: str, account: str, permissions: Document | None, *, has_name: bool = False
+) -> bytes:
+    """The answer to $SYS.REQ.USER.INFO, as in nats-server 2.10; `has_name`: in 2.15."""
     data: Document = {"user": user, "account": account}
+    if has_name:
+        data["account_name"] = account
     if permissions:
         data["permissions"] = permissions
     return orjson.dumps({"server": server, "data": data})

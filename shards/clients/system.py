@@ -331,7 +331,8 @@ class System:
         if subject == advisory.USER_INFO:
             now_us = _now_us()
             permissions = permissions_document(self._user_of(session))
-            info = advisory.user_info(self._named(now_us), session.user, account, permissions)
+            has_name = self._server.options.is_like_newer
+            info = advisory.user_info(self._named(now_us), session.user, account, permissions, has_name=has_name)
             self._loop.call_soon(self._say, account, reply, info)
             return True
         if account == self._account or subject not in advisory.ABOUT_ONES_OWN:

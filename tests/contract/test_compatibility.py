@@ -192,6 +192,6 @@ async def test_metadata_an_nkey_for_clients_without_credentials_and_subscription
             (answer,) = await client.messages(1)
             document = json.loads(answer.payload)
             assert document["server"]["metadata"] == {"owner": "team a", "n": "5"}
-            assert (document["data"]["user"], document["data"]["account"]) == (NOBODY, "A")
+            assert document["data"] == {"user": NOBODY, "account": "A", "account_name": "A"}
             found = {row["acc"]: row["num_subscriptions"] for row in pages.json("/accstatz")["account_statz"]}
             assert found["A"] - before["A"] == 2
