@@ -74,6 +74,7 @@ class Person(msgspec.Struct, frozen=True):
     start_us: int
     stop_us: int = 0
     rtt_us: int = 0
+    name_tag: str = ""  # the account's name, in events of nats-server 2.15
 
     def document(self, server: str = "", cluster: str = "") -> Document:
         """The member `client`; `server` and `cluster` are where it is, for other accounts."""
@@ -85,7 +86,7 @@ class Person(msgspec.Struct, frozen=True):
             found["rtt"] = self.rtt_us * 1000
         if self.stop_us:
             found["stop"] = time_text(self.stop_us)
-        for key, text in (("server", server), ("cluster", cluster)):
+        for key, text in (("server", server), ("cluster", cluster), ("name_tag", self.name_tag)):
             if text:
                 found[key] = text
         return found | {"kind": "Client", "client_type": self.kind}

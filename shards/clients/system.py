@@ -264,16 +264,20 @@ class System:
         if not self._is_heard:
             return
         self._note_change(session.account)
-        if session.account != GLOBAL_ACCOUNT and self._is_wanted(f"$SYS.ACCOUNT.{session.account}.CONNECT"):
+        if self._speaks_of(session.account) and self._is_wanted(f"$SYS.ACCOUNT.{session.account}.CONNECT"):
             now_us = _now_us()
-            self._publish(*advisory.connected(self._named(now_us), now_us, _person(session)))
+            self._publish(*advisory.connected(self._named(now_us), now_us, self._tagged(_person(session))))
 
     def on_disconnected(self, session: ClientSession) -> None:
         """The client has been closed; its connection still has its counters."""
-        if not self._is_heard or session.admission is None:
+        if not self._is_heard:
             return
-        self._note_change(session.account)
-        if session.account != GLOBAL_ACCOUNT and self._is_wanted(f"$SYS.ACCOUNT.{session.account}.DISCONNECT"):
+        account = session.account if session.admission is not None else GLOBAL_ACCOUNT
+        if session.admission is not None:
+            self._note_change(account)
+        elif not self._is_like_newer or session.reason is not CloseReason.AUTHENTICATION_FAILURE:
+            return
+        if self._speaks_of(account) and self._is_wanted(f"$SYS.ACCOUNT.{account}.DISCONNECT"):
             self._publish(*advisory.disconnected(*self._end_of(session)))
 
     def on_refused(self, session: ClientSession) -> None:
@@ -281,7 +285,24 @@ class System:
         if self._is_heard and self._is_wanted(f"$SYS.SERVER.{self._server.server_id}.CLIENT.AUTH.ERR"):
             now_us = _now_us()
             reason = CloseReason.AUTHENTICATION_FAILURE.text
-            self._publish(*advisory.refused(self._named(now_us), now_us, _person(session, now_us), reason))
+            self._publish(*advisory.refused(self._named(now_us), now_us, self._leaver(session, now_us), reason))
+
+    @property
+    def _is_like_newer(self) -> bool:
+        return self._server.options.is_like_newer
+
+    def _speaks_of(self, account: str) -> bool:
+        """Whether there are events about clients of this account: 2.9 has none about $G."""
+        return account != GLOBAL_ACCOUNT or self._is_like_newer
+
+    def _leaver(self, session: ClientSession, now_us: int) -> Person:
+        who = _person(session, now_us)
+        if session.admission is None:  # it was refused, whatever account its connection began in
+            who = msgspec.structs.replace(who, account=GLOBAL_ACCOUNT)
+        return self._tagged(who)
+
+    def _tagged(self, who: Person) -> Person:
+        return msgspec.structs.replace(who, name_tag=who.account) if self._is_like_newer else who
 
     def _end_of(
         self, session: ClientSession
@@ -290,7 +311,8 @@ class System:
         connection = session.connection
         received = connection.in_msgs, connection.in_bytes
         sent = connection.out_msgs, connection.out_bytes
-        return self._named(now_us), now_us, _person(session, now_us), received, sent, session.reason.text
+        who = self._leaver(session, now_us)
+        return self._named(now_us), now_us, who, received, sent, session.reason.text
 
     def _publish(self, subject: str, document: bytes) -> None:
         self.say_soon(self._account, subject.encode(), document)
@@ -331,8 +353,8 @@ class System:
         if subject == advisory.USER_INFO:
             now_us = _now_us()
             permissions = permissions_document(self._user_of(session))
-            has_name = self._server.options.is_like_newer
-            info = advisory.user_info(self._named(now_us), session.user, account, permissions, has_name=has_name)
+            named = self._named(now_us)
+            info = advisory.user_info(named, session.user, account, permissions, has_name=self._is_like_newer)
             self._loop.call_soon(self._say, account, reply, info)
             return True
         if account == self._account or subject not in advisory.ABOUT_ONES_OWN:

@@ -173,6 +173,38 @@ async def test_functions_of_mappings_that_came_later(newer, brokers) -> None:
     assert found[1][-3:] == ["a.y", "a", "a.y.z"]
 
 
+EVENTS = """
+accounts { B { users: [ {user: b, password: x} ] }, SYS { users: [ {user: s, password: x} ] } }
+system_account: SYS
+no_auth_user: b
+"""
+
+
+async def test_events_about_clients_of_every_account_and_of_refused_ones(both, brokers) -> None:
+    """The newer server speaks of clients of $G too, those that were refused among them, and names the account."""
+    found = []
+    for kind in both:
+        broker = await asyncio.to_thread(start, brokers, kind, EVENTS)
+        said: set[tuple[object, ...]] = set()
+        async with await Client.connect(broker.port, {"user": "s", "pass": "x"}) as ear:
+            await ear.send("SUB $SYS.ACCOUNT.*.* 1\r\nSUB $SYS.SERVER.*.CLIENT.AUTH.ERR 2\r\n")
+            await ear.flush()
+            (await Client.connect(broker.port, {"user": "b", "pass": "x", "name": "one"})).close()
+            refused = await Client.connect(broker.port)
+            await refused.send('CONNECT {"user": "b", "pass": "wrong", "name": "two"}\r\n')
+            await refused.wait_closed()
+            while not {("CONNECT", "one"), ("DISCONNECT", "one"), ("ERR", "two")} <= {row[:2] for row in said} or (
+                kind.compatibility == "2.15" and ("DISCONNECT", "two") not in {row[:2] for row in said}
+            ):
+                (message,) = await ear.messages(1)
+                who = json.loads(message.payload).get("client")
+                if who is not None:
+                    what = message.subject.rpartition(".")[2]
+                    said.add((what, who["name"], who["acc"], who.get("name_tag"), *list(who)[-3:]))
+        found.append({row for row in said if row[1] in ("one", "two")})
+    assert found[0] == found[1]
+
+
 NOBODY = "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4"
 KEYS = f"""
 server_metadata {{ owner: "team a", n: "5" }}
