@@ -265,7 +265,7 @@ def is_excused_by_another_server(
     if message.is_lost_outside or any(one.left_at != NEVER and not one.is_over_for(message) for one in outside):
         return True
     plain = {sub.client for sub, _, _ in reach.plain if sub.is_outside}
-    if not all(one.client in plain for one in outside):
+    if not all(one.client in plain for one in outside if one.has_seen(message)):
         return False
     inside = [one for one in members if not one.is_outside]
     able = [one for one in inside if one.sid not in kept_out]
