@@ -286,7 +286,8 @@ class Links:
             self._look_whether_ready()
 
     def _is_being_dialled(self, sibling: LinkedShard) -> bool:
-        return any(session.dialled is sibling for session in self._greeting)
+        # (Not the object: a list without this shard may have come in between, as from a router that took over.)
+        return any(one.dialled is not None and one.dialled.boot_id == sibling.boot_id for one in self._greeting)
 
     def part(self, shard: int, for_s: float) -> None:
         """For tests: break the link to this sibling, and do not dial it for so long; 0: dial it again.
@@ -303,7 +304,7 @@ class Links:
         if for_s <= 0:
             return
         logger.warning("The link to shard %d is broken for %g s, as a test has asked for", shard, for_s)
-        for session in [one for one in self._greeting if one.dialled is sibling]:
+        for session in [one for one in self._greeting if one.dialled and one.dialled.boot_id == sibling.boot_id]:
             session.link.end("parted")
         if shard in self._sessions:
             self._drop(self._sessions.pop(shard), "parted")
@@ -417,8 +418,9 @@ class Links:
             del self._sessions[shard]
             logger.debug("%s closed: %s", session, reason.text)
         self._sink.on_change(self._in_step())
-        sibling = session.dialled
-        if sibling is not None and self._siblings.get(sibling.shard) is sibling:
+        dialled = session.dialled
+        sibling = self._siblings.get(dialled.shard) if dialled is not None else None
+        if dialled is not None and sibling is not None and sibling.boot_id == dialled.boot_id:
             was_joined = shard in self._missing
             self._loop.call_later(0 if was_joined else DIAL_AGAIN_S, self._dial, sibling)
 

@@ -338,7 +338,9 @@ class World:
         message = self.messages[number]
         assert number not in sub.got, f"{sub}: {message} twice"
         # What was detached at its new shard counted as delivered there.
-        sub.got[number] = max(message.at, person.moved_at) if end <= person.detached_to else self.now
+        sub.got[number] = self.now
+        if end <= person.detached_to and message.at != NEVER:  # (its publisher is looked at later)
+            sub.got[number] = max(message.at, person.moved_at)
         if len(sub.got) >= sub.most:
             sub.left_at = min(sub.left_at, self.now)
         if self.schedule.has("weighted"):

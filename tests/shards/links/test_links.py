@@ -395,6 +395,38 @@ def test_whoever_is_not_there_yet_is_dialled_again(swarm: Swarm) -> None:
     assert (low.linked, high.linked) == ([1], [0])
 
 
+def test_a_shard_that_a_list_lacked_for_a_moment_is_not_dialled_twice(swarm: Swarm) -> None:
+    """As where a router takes over: a second link would end the first one, and close clients in doubt."""
+    low, high = swarm.start(0), swarm.start(1)
+    both = [low.linked_shard, high.linked_shard]
+    for shards in (both, [high.linked_shard], [LinkedShard(0, "b0", low.linked_shard.path), high.linked_shard]):
+        high.links.on_linked_shards(shards)
+    low.links.on_linked_shards(both)
+    swarm.run()
+    assert (low.linked, high.linked) == ([1], [0])
+    assert low.said == ["ready"], "no link broke"
+
+
+def test_a_shard_that_a_list_lacked_for_a_moment_is_dialled_again_when_the_first_try_ends(swarm: Swarm) -> None:
+    high = swarm.start(1)
+    path = swarm.directory / "0.b"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        for shards in ([0, 1], [1], [0, 1]):
+            high.links.on_linked_shards(
+                [LinkedShard(0, "b0", str(path)) if number == 0 else high.linked_shard for number in shards]
+            )
+        swarm.run()
+        listening.accept()[0].close()
+    swarm.run()
+    path.unlink()
+    low = swarm.start(0)
+    low.links.on_linked_shards([low.linked_shard, high.linked_shard])
+    swarm.pass_s(module.DIAL_AGAIN_S)
+    assert (low.linked, high.linked) == ([1], [0])
+
+
 def words_of(**changed: object) -> bytes:
     return json.dumps({"server_id": "N", "shard": 1, "boot_id": "b1", "link_version": LINK_VERSION} | changed).encode()
 
