@@ -280,10 +280,11 @@ def counted_elsewhere(history: History, reach: Reach, queue: str, members: list[
     views = {
         view._replace(is_across=False) for _, view, _ in (reach.hits[one.sid] for one in members) if view.is_across
     }
+    own = {one.sid for one in members}
     return [
         one
         for one in history.subscriptions
-        if one.queue == queue and one.sid not in reach.hits
+        if one.queue == queue and one.sid not in own
         for view in views
         if (subject := reach.tenants.heard(view, one.account)) and matches(one.pattern, subject)
     ]
