@@ -26,7 +26,7 @@ cdef inline void note_use(Socket socket, ClientConnection client) noexcept:
 
 
 cdef inline bint is_ping_due(Deadlines self, Socket socket, ClientConnection client, uint64_t now_us) noexcept:
-    if client.rtt_us == 0 and client.pings_out == 0 and now_us - socket.opened_us > FIRST_PING_US:
+    if client.pinged_us == 0 and now_us - socket.opened_us > FIRST_PING_US:
         return True
     return now_us - max(client.active_us, client.pinged_us) > self.ping_interval_us
 
