@@ -125,7 +125,7 @@ def test_it_listens_where_the_configuration_says_and_nowhere_else(everything):
 
 
 def test_its_unix_sockets_are_in_a_directory_of_its_user_alone(everything, runtime):
-    # The operators', and of each shard and the gateway, which starts last, the one for links and the one for what moves.
+    # The operators', and of each shard and the gateway, which starts last, that for links and that for what moves.
     wait_until(lambda: len(listening_unix(sockets(everything))) == 7)
     for path in listening_unix(sockets(everything)):
         assert path.startswith(str(runtime)), path
