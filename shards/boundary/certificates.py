@@ -112,7 +112,10 @@ def server_context(tls: Tls) -> ssl.SSLContext:
         else:  # all of them are TLS 1.3 suites
             context.minimum_version = ssl.TLSVersion.TLSv1_3
     for curve in tls.curve_preferences:
-        context.set_ecdh_curve(ciphers.CURVES[curve])
+        try:
+            context.set_ecdh_curve(ciphers.CURVES[curve])
+        except (ssl.SSLError, ValueError):  # X25519 before Python 3.11.4
+            raise CertificateError(f"curve_preferences: Python's ssl module here does not know {curve}") from None
     return context
 
 

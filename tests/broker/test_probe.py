@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 # What a socket does when it goes was done to None where the collector had already taken its peer from it. So: the bytes
 # that follow None in memory, before and after; in a process of its own, because they are harmed only once.
 COLLECTS_A_SOCKET = """
@@ -19,10 +21,19 @@ def after_none():
 socket = Probe(Limits()).open(lambda connection: object())
 gc.collect()  # all else is now younger than the socket, which is therefore cleared first
 gc.disable()
-before = after_none()
+
+def is_changed():
+    before = after_none()
+    assert gc.collect() > 0, "there was no cycle"
+    return after_none() != before
+
+cycle = []
+cycle.append(cycle)
+del cycle
+if is_changed():
+    raise SystemExit(77)
 del socket
-assert gc.collect() > 0, "there was no cycle"
-assert after_none() == before, "memory that is not the socket's was written to"
+assert not is_changed(), "memory that is not the socket's was written to"
 """
 
 
@@ -35,4 +46,6 @@ def test_a_socket_that_the_garbage_collector_takes_writes_to_nothing_but_its_pee
         timeout=60,
         check=False,
     )
+    if done.returncode == 77:
+        pytest.skip("behind None there is what the collector itself uses, as in Debian's Python")
     assert (done.returncode, done.stderr) == (0, "")
