@@ -27,9 +27,14 @@ def is_changed():
     assert gc.collect() > 0, "there was no cycle"
     return after_none() != before
 
-cycle = []
-cycle.append(cycle)
-del cycle
+def cycle():
+    one = Probe(Limits())
+    return [one, cycle, lambda: one, {}]
+
+for _ in range(100):
+    made = cycle()
+    made.append(made)
+del made
 if is_changed():
     raise SystemExit(77)
 del socket
