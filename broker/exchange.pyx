@@ -11,7 +11,7 @@ route, and a sibling's message to no sibling, because the table says so. Not her
 import os
 from itertools import islice
 
-from gnatswarm.broker.fanout cimport MOST_QUEUES, ORIGIN_ACCOUNT, write_tail_head
+from gnatswarm.broker.fanout cimport MOST_QUEUES, ORIGIN_ACCOUNT, write_queues, write_tail_head
 from gnatswarm.broker.entry cimport choice_named
 from gnatswarm.broker.interest cimport QueueName
 from gnatswarm.broker.outbuf cimport Blob, blob_release, out_mark_dirty, out_reserve
@@ -350,17 +350,7 @@ cdef class Exchange(Onward):
             if to != NULL:
                 memcpy(to, prefix, prefix_size)
                 n = prefix_size
-                to[n] = c' '
-                to[n + 1] = c'+' if publish.reply.size else c'|'
-                n += 2
-                if publish.reply.size:
-                    to[n] = c' '
-                    memcpy(to + n + 1, publish.reply.at, publish.reply.size)
-                    n += 1 + publish.reply.size
-                for i in range(n_queues):
-                    to[n] = c' '
-                    memcpy(to + n + 1, queues[i].at, queues[i].size)
-                    n += 1 + queues[i].size
+                n += write_queues(to + n, publish, queues, n_queues)
                 size = publish.size - cut
                 n += write_tail_head(to + n, Token(NULL, 0), with_header, publish.header_size, <uint32_t>size)
                 memcpy(to + n, publish.payload + cut, size)
@@ -549,17 +539,7 @@ cdef class Exchange(Onward):
             memcpy(to + n + 1, place, place_size)
             n += 1 + place_size
             if n_queues:
-                to[n] = c' '
-                to[n + 1] = c'+' if publish.reply.size else c'|'
-                n += 2
-                if publish.reply.size:
-                    to[n] = c' '
-                    memcpy(to + n + 1, publish.reply.at, publish.reply.size)
-                    n += 1 + publish.reply.size
-                for i in range(n_queues):
-                    to[n] = c' '
-                    memcpy(to + n + 1, queues[i].at, queues[i].size)
-                    n += 1 + queues[i].size
+                n += write_queues(to + n, publish, queues, n_queues)
             n += write_tail_head(to + n, Token(NULL, 0) if n_queues else publish.reply, True,
                                  publish.header_size if cut == 0 else 0, size)
             memcpy(to + n, publish.payload + k * publish.stride + cut, size)

@@ -2,6 +2,7 @@
 
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from gnatswarm.broker.outbuf cimport Blob, OutBuf, Outbox
 from gnatswarm.broker.parser cimport Token
@@ -177,3 +178,20 @@ cdef bytearray rewritten(Publish *other, const Publish *message, bytes header, T
 # Writes " [reply] [header] size\r\n" to `to`; how many bytes: at most reply.size + 28.
 cdef size_t write_tail_head(uint8_t *to, Token reply, bint with_header, uint32_t header_size,
                             uint32_t size) noexcept nogil
+
+# Writes " + reply queue…" or " | queue…", as routes have it; how many bytes: at most reply.size + 3, and one more than
+# its size for each queue.
+cdef inline size_t write_queues(uint8_t *to, const Publish *publish, const Token *queues, int n_queues) noexcept nogil:
+    cdef size_t n = 2
+    cdef int i
+    to[0] = c' '
+    to[1] = c'+' if publish.reply.size else c'|'
+    if publish.reply.size:
+        to[2] = c' '
+        memcpy(to + 3, publish.reply.at, publish.reply.size)
+        n += 1 + publish.reply.size
+    for i in range(n_queues):
+        to[n] = c' '
+        memcpy(to + n + 1, queues[i].at, queues[i].size)
+        n += 1 + queues[i].size
+    return n

@@ -317,17 +317,7 @@ cdef class Fanout:
             n = 4
         memcpy(to + n, entry.text + entry.rmsg_at + 4, entry.rmsg_size - 4)   # " <account> <subject>"
         n += entry.rmsg_size - 4
-        to[n] = c' '
-        to[n + 1] = c'+' if publish.reply.size else c'|'
-        n += 2
-        if publish.reply.size:
-            to[n] = c' '
-            memcpy(to + n + 1, publish.reply.at, publish.reply.size)
-            n += 1 + publish.reply.size
-        for i in range(n_queues):
-            to[n] = c' '
-            memcpy(to + n + 1, queues[i].at, queues[i].size)
-            n += 1 + queues[i].size
+        n += write_queues(to + n, publish, queues, n_queues)
         n += write_tail_head(to + n, Token(NULL, 0), publish.header_size != 0, publish.header_size, publish.size)
         memcpy(to + n, publish.payload, publish.size)
         n += publish.size
