@@ -76,6 +76,7 @@ class Person:
     taken: int = 0  # messages that the broker took
     to_answer: list[tuple[str, int]] = field(default_factory=list)
     reads: dict[str, tuple[int, int]] = field(default_factory=dict)  # reply → (when it was queued, µs; answers since)
+    asked_us: dict[str, int] = field(default_factory=dict)  # … to what came while it moved → when that was published
     errors: int = 0
     limits: Limits = field(default_factory=Limits)
     moves_since: int = NEVER  # the step at which its present move began
@@ -351,6 +352,8 @@ class World:
             person.unread.append((end, "request", reply, number))
             if RIGHTS[person.rights] is not None:
                 person.reads[reply.decode()] = (self.swarm.now_us, 0)
+                if end <= person.detached_to:
+                    person.asked_us[reply.decode()] = message.at_us
 
     def note_destination(self, message: Message, person: Person, subject: str) -> None:
         """Note to which destination of a weighted mapping a message went: to the same for everybody."""
@@ -727,6 +730,10 @@ class World:
         if person.to_answer:
             at = step.which % len(person.to_answer)
             reply, number = person.to_answer[at] if step.much % 4 == 0 else person.to_answer.pop(at)
+            rights = RIGHTS[person.rights]
+            asked_us = person.asked_us.get(reply, self.swarm.now_us)
+            if rights and 0 < rights.responses_expire_s * 1e6 < self.swarm.now_us - asked_us:
+                return  # its time began when its new shard had the request, at a moment that is not known here
             words = self.publish(person, reply, 0, answers=number)
             self.say_publish(person, words, finish=step.who % 3 != 0)
             self.seen["answer"] += 1
