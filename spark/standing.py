@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TypedDict
 
@@ -90,19 +90,19 @@ class StandingAnswers:
             self._made_of = _checked(json.loads((current / _MADE_OF).read_text(encoding="utf-8")))
         return int(number)
 
-    def due(self) -> list[str]:
-        """The days with other batches than those their answers were made of.
+    def due(self) -> dict[str, list[str]]:
+        """The days with other batches than those their answers were made of: day → its batches.
 
         Never one of which a batch has gone: it was archived (`compact`), its answers stand, and a file that comes late
         would be all that is left of the day.
         """
         known = self._made_of["days"]
         are_same = self._made_of["services"] == self._services
-        return [
-            day
+        return {
+            day: batches
             for day, batches in batches_by_day(self._out).items()
             if set(known.get(day, ())) <= set(batches) and not (are_same and known.get(day) == batches)
-        ]
+        }
 
     def refresh_if_due(self, session: SparkSession, is_stopped: Callable[[], bool] = lambda: False) -> list[str]:
         """`refresh`, unless it is too soon after the one before."""
@@ -124,7 +124,6 @@ class StandingAnswers:
         days = self.due()
         if not days:
             return []
-        now = batches_by_day(self._out)
         self._home.mkdir(parents=True, exist_ok=True)
         making = self._home / f".{_PREFIX}{self._number + 1}"
         shutil.rmtree(making, ignore_errors=True)
@@ -136,17 +135,17 @@ class StandingAnswers:
                     return []
                 frame.coalesce(1).write.parquet(str(making / name / f"date={day}"))
         self._link_others(making, days)
-        made_of: MadeOf = {"services": self._services, "days": self._made_of["days"] | {day: now[day] for day in days}}
+        made_of: MadeOf = {"services": self._services, "days": self._made_of["days"] | days}
         (making / _MADE_OF).write_text(json.dumps(made_of, indent=1), encoding="utf-8")
         self._exchange(making)
         self._made_of = made_of
-        return days
+        return list(days)
 
     def _answers(self, session: SparkSession, day: str) -> Mapping[str, DataFrame]:
         statistics = read_parquet(session, self._out, [day])
         return answers(statistics, MOST_ROWS, self._services)
 
-    def _link_others(self, making: Path, days: list[str]) -> None:
+    def _link_others(self, making: Path, days: Collection[str]) -> None:
         """The other days' answers, as they stand."""
         for path in (self._home / CURRENT).glob("*/date=*/*"):
             answer, date = path.parts[-3:-1]

@@ -10,6 +10,7 @@ import gzip
 import logging
 import random
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker import message_trace
@@ -43,6 +44,7 @@ class MessageTracing:
         self._system = system
         self._sessions = sessions
         self._accounts: dict[str, Account] = {}
+        self._new = partial(MessageTrace, now_us=_now_us, who=self._who, is_exported=self._is_exported)
         self.configure(options)
 
     def configure(self, options: Options) -> None:
@@ -71,7 +73,15 @@ class MessageTracing:
                 )
             if not is_only:
                 return None
-        trace = self._new(account, destination, headers, size, is_only=is_only, hop="", is_by_parent=is_by_parent)
+        trace = self._new(
+            account=account,
+            destination=destination,
+            headers=headers,
+            size=size,
+            is_only=is_only,
+            hop="",
+            is_by_parent=is_by_parent,
+        )
         trace.came(message_trace.CLIENT, cid, name, subject)
         return trace
 
@@ -85,7 +95,15 @@ class MessageTracing:
         is_only = not is_by_parent and _is_only(headers)
         if not is_only and not message_trace.is_destination(destination):
             return None
-        trace = self._new(account, destination, headers, size, is_only=is_only, hop=hop, is_by_parent=is_by_parent)
+        trace = self._new(
+            account=account,
+            destination=destination,
+            headers=headers,
+            size=size,
+            is_only=is_only,
+            hop=hop,
+            is_by_parent=is_by_parent,
+        )
         trace.came(message_trace.SIBLING, shard, message_trace.shard_name(shard), subject)
         return trace
 
@@ -115,30 +133,6 @@ class MessageTracing:
         if is_first and random.randrange(100) >= own.trace_percent:
             return None, True
         return _raw(own.trace_destination), True
-
-    def _new(
-        self,
-        account: bytes,
-        destination: bytes,
-        headers: Headers,
-        size: int,
-        *,
-        is_only: bool,
-        hop: str,
-        is_by_parent: bool,
-    ) -> MessageTrace:
-        return MessageTrace(
-            account=account,
-            destination=destination,
-            headers=headers,
-            size=size,
-            is_only=is_only,
-            hop=hop,
-            is_by_parent=is_by_parent,
-            now_us=_now_us,
-            who=self._who,
-            is_exported=self._is_exported,
-        )
 
     def _who(self, cid: int) -> tuple[str, str]:
         session = self._sessions.get(cid)
