@@ -315,6 +315,27 @@ def test_a_third_link_that_breaks_in_the_middle_is_waited_for(due):
     due.mesh.close()
 
 
+def test_an_answer_on_its_way_to_the_old_shard_comes_before_the_prefix_is_given(made):
+    """All have said where their answers go, but what one sent before that is late, and then has to wait for a link."""
+    responder = made.client(FAR, b"A", b"SUB many 1\r\n")
+    listener = made.client(NEW, b"B", b"SUB in 1\r\n")
+    made.client(OLD, b"B", b"PUB many in 1\r\n?\r\n")
+    (reply,) = made.requested(responder)
+    listener.take()
+    made.begin()
+    answer(responder, reply, b"1")
+    made.carry((OLD, NEW), (NEW, FAR), (NEW, OTHER), (FAR, NEW), (OTHER, NEW), (NEW, OLD))
+    made.carry((OTHER, OLD), (OLD, OTHER), (OTHER, OLD), (OLD, NEW), (NEW, OLD), (OLD, FAR))
+    made.mesh.break_link(OLD, OTHER)
+    made.carry((FAR, OLD))
+    made.mesh.settle()
+    answer(responder, reply, b"2", b"")
+    made.mesh.settle()
+    assert heard(listener) == [b"1", b"2", b""]
+    assert made.is_idle
+    made.mesh.close()
+
+
 def test_a_shard_that_joins_later_knows_where_answers_go(due):
     due.begin()
     due.mesh.settle()
