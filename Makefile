@@ -36,7 +36,7 @@ COMPILED_SOURCES := $(shell find broker shards loadtest tests/probes -name '*.py
 CYTHON_SOURCES := $(filter %.pyx %.pxd,$(COMPILED_SOURCES))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test audit clients reference demo build wheel debug lint format bench scaling floor instructions simulate soak faults placement lines histories mutants fuzz clean FORCE
+.PHONY: help run test audit clients reference demo build wheel debug lint format bench scaling floor instructions simulate soak passes faults placement lines histories mutants fuzz clean FORCE
 FORCE:
 
 help: ## list the targets
@@ -118,6 +118,9 @@ ifneq ($(H),)
 else
 	@GNATSWARM_SOAK_S=$(S) $(PYTEST) -n 0 --timeout $$(( $(S) * 3 + 120 )) tests/system/test_moving_clients.py $(ARGS)
 endif
+
+passes: build $(VENV)/.tools ## the whole suite N times in a fresh clone, beside a simulation on each core: tests/passes
+	@PYTHONPATH=. $(PY) -P -m tests.passes --times $(or $(N),20) $(ARGS)
 
 faults: build $(VENV)/.tools ## kill, stop, starve and clog real processes, and write down what happens: tests/faults
 	@PYTHONPATH=. $(PY) -P -m tests.faults $(ARGS)

@@ -1,0 +1,1 @@
+"""The whole suite again and again, on a machine that is kept busy."""
