@@ -10,6 +10,7 @@ after it. Served by the supervisor, used by `router.commands.operator_commands`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -265,18 +266,16 @@ class OperatorServer:
 
     async def _on_operator(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(REQUEST_DEADLINE_S):
-                line = await reader.readline()
+            line = await _request_line(reader)
             if line:
 
-                def say(text: str) -> None:
-                    if not writer.is_closing():
-                        writer.write(_encoder.encode(Reply(progress=text)) + b"\n")
+                def send(reply: Reply) -> None:
+                    if not writer.is_closing():  # an operator may go away before the answer
+                        writer.write(_encoder.encode(reply) + b"\n")
 
-                writer.write(_encoder.encode(await self._answer_line(line, say)) + b"\n")
-                await writer.drain()
-        except (TimeoutError, ValueError, ConnectionError) as error:
-            log.warning("An operator's request was not readable: %s", error or "nothing came")
+                send(await self._answer_line(line, lambda text: send(Reply(progress=text))))
+                with contextlib.suppress(ConnectionError):
+                    await writer.drain()
         finally:
             writer.close()
 
@@ -287,3 +286,13 @@ class OperatorServer:
             return Reply(error=f"not a request: {error}")
         assert self._answer is not None
         return await self._answer(request, say)
+
+
+async def _request_line(reader: asyncio.StreamReader) -> bytes:
+    """The line of a request; empty, and logged, if none came in time or it was too long."""
+    try:
+        async with asyncio.timeout(REQUEST_DEADLINE_S):
+            return await reader.readline()
+    except (TimeoutError, ValueError, ConnectionError) as error:
+        log.warning("An operator's request was not readable: %s", str(error) or "nothing came")
+        return b""

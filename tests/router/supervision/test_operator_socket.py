@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from gnatswarm.router.supervision.operator_socket import (
     MAX_REQUEST_BYTES,
@@ -72,3 +73,52 @@ async def test_what_is_no_request_is_answered_with_the_reason(path: str, line: b
 async def test_a_request_that_is_too_long_is_not_answered(path: str) -> None:
     assert await said_to(path, b"[" * (4 * MAX_REQUEST_BYTES) + b"\n") == b""
     assert decode_reply(await said_to(path, encode_request(StatusRequest()))).text == "StatusRequest"
+
+
+def test_an_operator_who_leaves_before_the_answer_leaves_no_traceback(tmp_path: Path) -> None:
+    """On the router's loop: a closed uvloop transport raises where one of asyncio only warns."""
+    failures: list[dict[str, object]] = []
+
+    async def leave_early() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context))
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(tmp_path / "operator"))
+        listening.listen()
+        asked, answered = asyncio.Event(), asyncio.Event()
+        transports: list[asyncio.WriteTransport] = []
+
+        async def answer(request: AnyRequest, say: Say) -> Reply:
+            asked.set()
+            while not transports[0].is_closing():  # until a line could not be sent
+                say("still at it")
+                await asyncio.sleep(0)
+            answered.set()
+            return Reply(text="done")
+
+        class Watched(OperatorServer):
+            async def _on_operator(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                transports.append(writer.transport)
+                await super()._on_operator(reader, writer)
+
+        server = Watched()
+        await server.serve(listening, answer)
+        _, writer = await asyncio.open_unix_connection(str(tmp_path / "operator"))
+        writer.write(encode_request(StatusRequest()))
+        async with asyncio.timeout(DEADLINE_S):
+            await asked.wait()
+            writer.close()
+            await answered.wait()
+            await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+        server.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(leave_early())
+    assert failures == []
+
+
+async def test_an_operator_who_says_nothing_is_named_in_the_log(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    reader, writer = await asyncio.open_unix_connection(path)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await reader.read() == b""
+    writer.close()
+    assert "not readable: nothing came" in caplog.text
