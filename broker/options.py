@@ -191,6 +191,7 @@ class Account(_Discreet, frozen=True, forbid_unknown_fields=True):
     max_subscriptions: int = 0  # of each client; 0: the broker's own limit
     max_payload_bytes: int = 0  # of each message; 0: the broker's own limit
     max_connections: int = 0  # at the same time, on all shards together; 0: the broker's own limit
+    max_leafnodes: int = 0  # connections of leaf nodes at the same time; 0: as many as there are places, 31
     exports: tuple[Export, ...] = ()  # streams and services that other accounts may import
     imports: tuple[Import, ...] = ()  # streams and services of other accounts
     mappings: tuple[Mapping, ...] = ()  # other subjects for messages published in the account; the first match counts

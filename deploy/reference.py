@@ -142,6 +142,7 @@ BY_HAND = {
     "account.max_subscriptions": "limits { max_subscriptions }",
     "account.max_payload_bytes": "limits { max_payload }",
     "account.max_connections": "limits { max_connections }",
+    "account.max_leafnodes": "limits { max_leafnodes }",
     "account.exports": "exports",
     "account.imports": "imports",
     "account.mappings": "mappings",

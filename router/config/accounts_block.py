@@ -132,6 +132,7 @@ class Accounts:
                 limits.get("subscriptions", 0),
                 limits.get("payload", 0),
                 limits.get("connections", 0),
+                limits.get("leafs", 0),
                 exports=tuple(export for export, _ in exchange.exports),
                 imports=tuple(found for found, _ in exchange.imports),
                 mappings=mappings,
@@ -206,7 +207,7 @@ class Accounts:
                 continue
             if most == 0:
                 self._problem(inner.at, f"{inner.key}: 0 would mean nothing at all", "write -1 for no limit")
-            elif most > 0 and name != "leafs":
+            elif most > 0:
                 self._limits[name] = most
 
     def _problem(self, at: Position, what: str, advice: str) -> None:

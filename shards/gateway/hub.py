@@ -47,6 +47,8 @@ FRAME_ROOM_BYTES = 1024 * 1024
 LEAFNODE = "LEAFNODE"
 LEAFNODE_WS = "LEAFNODE_WS"
 _MOST_DENIED = 1024
+# As nats-server, which counts them apart from clients but says the same.
+MAX_LEAFNODES = "maximum account active connections exceeded"
 
 
 class HubOwner(ConnectionOwner, Protocol):
@@ -76,6 +78,9 @@ class HubOwner(ConnectionOwner, Protocol):
 
     def account_of(self, identity: Identity) -> str:
         """The account here of a leaf node that was admitted so."""
+
+    def is_full(self, session: HubSession) -> bool:
+        """Whether its account has as many leaf nodes as it may."""
 
     def on_accepted(self, session: HubSession) -> None:
         """It passes messages; connections that it replaces are to be closed."""
@@ -222,6 +227,11 @@ class HubSession(LeafConnection):
         self.account = self._owner.account_of(admission.identity)
         # Do not keep the secrets; `admission` has what a reload needs to check them again.
         self.connect = msgspec.structs.replace(connect, password="", auth_token="", jwt="", sig="")
+        if self._owner.is_full(self):
+            logger.error("%s - %s (account %s)", self, MAX_LEAFNODES, quoted(self.account))
+            self._refuse(MAX_LEAFNODES)
+            self._why = CloseReason.MAXIMUM_ACCOUNT_CONNECTIONS_EXCEEDED.text
+            return
         name = connect.cluster or connect.name
         kind = "hub" if connect.is_hub else "leaf"
         account = self.account.encode("utf-8", "surrogateescape")

@@ -108,6 +108,7 @@ class LeafPort:
         self.limits = options.limits
         self.login_timeout_s = leafnodes.auth_timeout_s + (leafnodes.tls.timeout_s if leafnodes.tls.is_on else 0.0)
         self.min_version = leafnodes.min_version
+        self._most_of = {account.name: account.max_leafnodes for account in options.accounts}
         self.is_like_newer = options.is_like_newer
         self.takes_headers = options.headers
         self.isolates = leafnodes.isolate
@@ -257,6 +258,16 @@ class LeafPort:
         """The account here of a leaf node that was admitted so."""
         default = self._options.leafnodes.account
         return default if default and identity is NOBODY else identity.account
+
+    def is_full(self, session: HubSession) -> bool:
+        """Whether the account of this leaf node has as many as it may; those that it replaces do not count."""
+        most = self._most_of.get(session.account, 0)
+        others = (
+            one
+            for one in self.sessions
+            if one.is_accepted and one.account == session.account and not one.is_replaced_by(session)
+        )
+        return bool(most) and sum(1 for _ in others) >= most
 
     def on_accepted(self, session: HubSession) -> None:
         """It passes messages: older connections of the same leaf node end."""

@@ -132,6 +132,11 @@ class RouteSession:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port} - rid:{self.rid}"
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it was accepted, and has not said who it is."""
+        return self.dialled is None and self.info is None
+
     def _login_deadline(self) -> asyncio.TimerHandle:
         return self._loop.call_later(self._owner.cluster.auth_timeout_s, self._too_late)
 
@@ -191,7 +196,7 @@ class RouteSession:
         return all(right)
 
     def _too_late(self) -> None:
-        if not self._has_connected:
+        if self.is_unknown:
             self.refuse("Authentication Timeout", "Authentication Timeout")
             self._owner.flush()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,8 @@ TOGETHER_S = 0.02
 MOST_DIALLED = 64
 # connect_urls of one member.
 MOST_URLS = 64
+# Accepted connections that have not said who they are: each holds a descriptor for two seconds.
+MOST_WAITING = 256
 
 
 class Dialled(msgspec.Struct):
@@ -142,6 +145,10 @@ class Routes:
 
     def on_accept(self, fd: int, host: str, port: int) -> None:
         """Another server, or whoever it is, has connected to the cluster's port."""
+        if sum(session.is_unknown for session in self._sessions) >= MOST_WAITING:
+            logger.error("%s:%d - too many connections that have not said who they are: closed", host, port)
+            socket.close(fd)
+            return
         self._open(fd, host, port, None, is_configured=False)
 
     def reload(self, options: Options) -> None:

@@ -352,6 +352,35 @@ async def test_the_next_connection_of_a_leaf_node_replaces_the_last_one(tree: Tr
     second.writer.close()
 
 
+@pytest.mark.parametrize("kind", ["gnatswarm-2", "nats-server", "nats-server-2.15"])
+async def test_an_account_has_so_many_leaf_nodes_as_its_limits_say(start: Start, kind: str) -> None:
+    accounts = (
+        "A { limits { max_leafnodes: 1 }\n users [ {user: a, password: p} ] }\nB { users [ {user: b, password: p} ] }"
+    )
+    hub = start(kind, f'leafnodes {{ listen: "127.0.0.1:-1" }}\naccounts {{ {accounts} }}\n')
+
+    async def leaf(name: str, user: str) -> Leaf:
+        words = {"name": name, "cluster": name, "user": user, "pass": "p", "remote_account": "$G"}
+        return await by_hand(hub_port(hub), words)
+
+    first = await leaf("one", "a")
+    await first.until(b"LS+")
+    second = await leaf("two", "a")
+    assert b"-ERR 'maximum account active connections exceeded'\r\n" in await second.rest()
+    hub.log.wait_line("Leafnode connection closed: Maximum Account Connections Exceeded")
+    other = await leaf("three", "b")
+    await other.until(b"LS+")
+    first.say("PING\r\n")
+    await first.until(b"PONG\r\n")
+    first.writer.close()
+    await first.writer.wait_closed()
+    hub.log.wait_line(rf"lid:{first.info['client_id']} - Leafnode connection closed")
+    third = await leaf("two", "a")
+    await third.until(b"LS+")
+    for one in (third, other):
+        one.writer.close()
+
+
 async def test_a_loop_is_found_where_our_own_subject_comes_back(tree: Tree) -> None:
     words = {"name": "round", "user": "a", "pass": "p"}
     leaf = await by_hand(hub_port(tree.hub), words)

@@ -585,3 +585,34 @@ async def test_who_does_not_log_in_is_no_member(start: Start, kind: str, first: 
     await right.read()
     await right.talk()
     right.close()
+
+
+async def test_who_never_says_who_it_is_does_not_stay(start: Start) -> None:
+    """CONNECT is not enough: INFO names the member, and takes no longer."""
+    here = start("gnatswarm-1", cluster_config("here", inner="authorization { timeout: 0.5 }"))
+    route = RawRoute(*await asyncio.open_connection("127.0.0.1", route_port(here)), "raw")
+    await route.read()
+    route.write(connect("raw"))
+    assert "-ERR 'Authentication Timeout'" in await route.ended()
+
+
+async def test_so_many_unknown_connections_may_wait_and_members_have_room(start: Start) -> None:
+    """A flood of connections that say nothing takes no more descriptors than so many, and ends by itself."""
+    here = start("gnatswarm-1", cluster_config("here", inner="authorization { timeout: 2 }"))
+    member = await RawRoute.dial(route_port(here), "member")
+    await member.talk()
+    silent = [await asyncio.open_connection("127.0.0.1", route_port(here)) for _ in range(300)]
+    here.log.wait_line("too many connections that have not said who they are: closed")
+    for _, writer in silent:
+        writer.close()
+    await member.talk()  # it is still one
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            try:
+                other = await RawRoute.dial(route_port(here), "other")
+                await other.talk()
+                break
+            except (EOFError, ConnectionError):
+                continue
+    member.close()
+    other.close()
