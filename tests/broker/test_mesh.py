@@ -101,3 +101,21 @@ def test_the_end_of_a_queue_group_takes_back_nobody_elses_plain_interest(mesh):
     mesh.settle()
     assert client.take() == b"MSG x 2 1\r\n.\r\n" * 1000
     assert member.take() == b"MSG x 1 1\r\n.\r\n" * 1000
+
+
+def test_a_sibling_that_tells_much_is_read_in_short_pieces_until_it_has_told_it():
+    """Clients here are served in between; messages are read as before."""
+    mesh = Mesh(2, connect=QUIET)
+    end = mesh.ends[0, 1]
+    assert end.socket is not None
+    told = b"".join(b"RS+ $G told.%06d\r\n" % number for number in range(8_000))
+    messages = b"RMSG $G nobody 100\r\n" + b"x" * 100 + b"\r\n"
+    feed = mesh.engines[0].probe.feed
+    feed(end.socket, told)  # less than one read of all
+    assert end.socket.last_read == len(told)
+    feed(end.socket, told)
+    assert 0 < end.socket.last_read <= 16_384
+    feed(end.socket, messages)
+    feed(end.socket, messages * 1_500)
+    assert end.socket.last_read == len(messages * 1_500)
+    mesh.close()

@@ -110,6 +110,7 @@ cdef class ProbeSocket:
             if n == 0:
                 raise AssertionError("no room to read to")
             self.unread_at += n
+            self.last_read = n
             peer.received(self.probe.shared, self.probe.room, n)
         if self.unread_at == <size_t>len(self.unread) or peer.is_closing:
             self.unread.clear()

@@ -232,6 +232,11 @@ def test_a_look_that_takes_several_rounds_reads_each_socket_once(bench):
     assert not bench.owner.closed
 
 
+def test_the_read_buffer_is_not_just_behind_the_beginning_of_a_page(bench):
+    """The kernel would take up to three times as long to copy what another process of this host has sent."""
+    assert bench.reactor.buffer_place >= 64
+
+
 @pytest.mark.parametrize(
     ("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "127.8.9.1"), (socket.AF_INET6, "::1")]
 )
