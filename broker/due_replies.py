@@ -3,8 +3,6 @@
 `broker.reply_prefixes` sends them over a link, whose version is theirs too. What cannot be read ends the link.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

@@ -5,8 +5,6 @@ the client is and what it may (its session and its permissions), and its socket.
 is refused before anything has changed.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

@@ -3,8 +3,6 @@
 Defaults are nats-server 2.9.10's, because clients were written for them.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 

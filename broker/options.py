@@ -5,8 +5,6 @@ module reads no file: `router.config.conf` reads nats-server's configuration syn
 `router.config.options_build` makes Options of both. No repr contains a secret, so that no log can show one.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from gnatswarm.broker.limits import Limits

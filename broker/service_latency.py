@@ -4,8 +4,6 @@ Pure; the caller passes the times. A request is measured by chance (`sampling`),
 traced (Jaeger, Zipkin B3, W3C). The event goes to a subject of the exporting account.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

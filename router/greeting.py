@@ -33,6 +33,6 @@ def has_plain_password(options: Options) -> bool:
     passwords = [word for word in (options.auth_password, *(user.password for user in options.users)) if word]
     if not passwords:
         return False
-    from gnatswarm.broker.access.auth import is_hashed
+    from gnatswarm.broker.access.password_hash import is_hashed
 
     return any(not is_hashed(password) for password in passwords)

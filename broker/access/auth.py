@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import re
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from gnatswarm.broker.access.nkey import is_signed_by, user_key
+from gnatswarm.broker.access.password_hash import is_good_hash, is_hashed
 from gnatswarm.broker.errors import AuthorizationViolation
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, STANDARD, Permissions, User
 
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 # digest; the key is known only to this process, and to shards that took clients over from it.
 _PROOF_KEY = os.urandom(32)
 
-HASH_PREFIXES = ("$2a$", "$2b$", "$2y$")
-_HASH = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}\Z")
-_LEAST_COST, _MOST_COST = 4, 31
 # The hash with which an unknown user's password is compared, for any bcrypt cost; no password matches it.
 _NOBODYS_HASH = "$2b${:02d}$......................" + "." * 31
 
@@ -48,17 +45,6 @@ def _proof(secret: str) -> bytes:
 
 def _same(given: str, wanted: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), wanted.encode("utf-8", "surrogatepass"))
-
-
-def is_hashed(password: str) -> bool:
-    """Whether a configured secret looks like a bcrypt hash."""
-    return password.startswith(HASH_PREFIXES)
-
-
-def is_good_hash(password: str) -> bool:
-    """Whether it is a valid bcrypt hash."""
-    found = _HASH.match(password)
-    return found is not None and _LEAST_COST <= int(found[1]) <= _MOST_COST
 
 
 class Identity(msgspec.Struct, frozen=True):

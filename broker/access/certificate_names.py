@@ -4,8 +4,6 @@ E-mail addresses, DNS names, URIs, and last the subject, which matches a user na
 (RFC 4514: CN=bob,O=gnats), also in another order. Pure; certificates are in the form of ssl's getpeercert().
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

@@ -5,9 +5,6 @@ wrong type, or anything but one JSON object, closes the connection without an er
 overlays the earlier one. Source: nats-server's behaviour, in the transcripts connect_*.
 """
 
-from __future__ import annotations
-
-import json
 import sys
 from typing import Any
 
@@ -62,6 +59,8 @@ def _members_of(raw: bytes) -> dict[str, Any]:
         document = orjson.loads(raw)
     except orjson.JSONDecodeError:
         # Go accepts invalid UTF-8, lone surrogates and any depth; orjson does not. Rare, so this may be slow.
+        import json
+
         before = sys.getrecursionlimit()
         sys.setrecursionlimit(DEEPEST_JSON)
         try:

@@ -7,7 +7,7 @@ token): the real server accepts it and then lets every client in.
 
 from __future__ import annotations
 
-from gnatswarm.broker.access.auth import is_good_hash, is_hashed
+from gnatswarm.broker.access.password_hash import is_good_hash, is_hashed
 from gnatswarm.broker.options import Permissions, User
 from gnatswarm.router.config import option_values as values
 from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from gnatswarm.broker.access.auth import is_good_hash, is_hashed
 from gnatswarm.broker.access.nkey import user_key
+from gnatswarm.broker.access.password_hash import is_good_hash, is_hashed
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, ClientTls, LeafRemote, User
 from gnatswarm.broker.subject import is_valid_subscription
 from gnatswarm.router.config import not_offered

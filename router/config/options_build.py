@@ -372,7 +372,7 @@ class _Building:
         given = [value for field in ("auth_token", "auth_password") if (value := self.settings.get(field))]
         if not given:
             return
-        from gnatswarm.broker.access.auth import is_good_hash, is_hashed
+        from gnatswarm.broker.access.password_hash import is_good_hash, is_hashed
         from gnatswarm.router.config.user_list import BAD_HASH
 
         for value in given:

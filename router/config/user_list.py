@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from gnatswarm.broker.access.auth import is_good_hash, is_hashed
 from gnatswarm.broker.access.nkey import user_key
+from gnatswarm.broker.access.password_hash import is_good_hash, is_hashed
 from gnatswarm.broker.options import CONNECTION_TYPES, GLOBAL_ACCOUNT, Permissions, PublishLimits, User
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar, text_in

@@ -7,20 +7,15 @@ that replaces a dead one gives the shard a new channel, so no half of a frame is
 shard; `Framer` is the part without a socket.
 """
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import msgspec
 
 from gnatswarm.broker.options import Options
 from gnatswarm.shards.boundary.rows import Query
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Increased with every change of a message. Router and shards come from one installation; versions differ when that was
 # upgraded under a running broker. The shard then reports it and does not start.

@@ -6,8 +6,6 @@ all, so a router that is killed leaves no half of one. Descriptors travel with t
 (SCM_RIGHTS). Used by both, and by shards for their lifeline.
 """
 
-from __future__ import annotations
-
 import array
 import contextlib
 import os

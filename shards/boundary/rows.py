@@ -5,8 +5,6 @@ A question is one of the *Query structs (the `query` of a Snapshot), an answer o
 one in each SnapshotReply.body). Times are µs since 1970; 0 means never.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

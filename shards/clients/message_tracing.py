@@ -6,9 +6,7 @@ becomes of them in a MessageTrace. Not here: other servers, which are told of no
 
 from __future__ import annotations
 
-import gzip
 import logging
-import random
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -114,6 +112,8 @@ class MessageTracing:
         document = trace.document(self._system.named())
         header = b""
         if "gzip" in trace.headers.get("Accept-Encoding", [""])[0].lower():
+            import gzip
+
             document = gzip.compress(document)
             header = message_trace.FIRST_LINE + GZIPPED + b"\r\n"
         self._system.say_soon(trace.account.decode("utf-8", "surrogateescape"), trace.destination, document, header)
@@ -130,8 +130,11 @@ class MessageTracing:
         own = self._accounts.get(account.decode("utf-8", "surrogateescape"))
         if own is None or not own.trace_destination or not message_trace.is_sampled(headers):
             return None, True
-        if is_first and random.randrange(100) >= own.trace_percent:
-            return None, True
+        if is_first:
+            import random
+
+            if random.randrange(100) >= own.trace_percent:
+                return None, True
         return _raw(own.trace_destination), True
 
     def _who(self, cid: int) -> tuple[str, str]:

@@ -6,8 +6,6 @@ follows from the configuration; the shard that takes the client applies its own.
 what a reload needs to check them again.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, TypeVar
 
 import msgspec

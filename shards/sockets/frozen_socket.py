@@ -4,8 +4,6 @@ Part of the record of a client that moves to another shard (shards.clients.moved
 clock, which all shards share. TLS has no record: its keys live in OpenSSL (shards.sockets.relay).
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

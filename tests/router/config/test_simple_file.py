@@ -8,11 +8,17 @@ import random
 
 import pytest
 
+from gnatswarm.broker.limits import Limits
+from gnatswarm.router.config import simple_file as simple_file_module
 from gnatswarm.router.config.conf_tree import ConfigError
 from gnatswarm.router.config.flags import parse
 from gnatswarm.router.config.options_build import build, build_parsed
 from gnatswarm.router.config.simple_file import LARGEST_BYTES, simple_file
 from gnatswarm.router.listening.head_start import DEFAULT_PORT, simple
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "deploy" / "config"
+HASH = "$2a$11$W2zko751KUvVy59mUTWmpOdWjpEm5qhcCZRd05GjI/sSOT.xtiHyG"
+NKEY = "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4"
 
 # Pieces of files, right and wrong; a file is some of them.
 PIECES = [
@@ -81,6 +87,39 @@ PIECES = [
     "accounts { A: { users: [{user: ann, pass: pw}], exports: [{service: x}] } }",
     "accounts { A: { users: [{user: ann, pass: pw}], limits: {} } }",
     "accounts { 'a b': { users: [{user: ann, pass: pw}] } }",
+    "accounts { A: { users: [{user: ann, pass: pw}], limits: {max_subs: 5, max_payload: 1KB} }, SYS: {} }",
+    "accounts { A: { users: [{user: ann, pass: pw}], limits: {max_subs: 0} }, SYS: {} }",
+    "accounts { A: { users: [{user: ann, pass: pw}], default_permissions: {publish: a}, jetstream: enabled } }",
+    "accounts { A: { users: [{user: ann, pass: pw}], jetstream: perhaps } }",
+    *("lame_duck_duration: '30s'", "lame_duck_duration: '1m'", "lame_duck_grace_period: '40s'", "fence: cluster"),
+    *("lame_duck_grace_period: 5", "allow_non_tls: true", "link_dir: /tmp", "fence: perhaps", "system_account: ''"),
+    *("system_account: $SYS", "system_account: A", "no_auth_user: eve", "no_auth_user: ''", "no_auth_user: " + NKEY),
+    "authorization { timeout: 2 }",
+    "authorization { default_permissions: {publish: a}, users: [{user: ann, pass: pw}] }",
+    "authorization { default_permissions: {publish: a}, default_permission: {}, users: [{user: ann, pass: pw}] }",
+    "authorization { default_permissions: {publish: a}, user: ann, pass: pw }",
+    "authorization { ALL = {publish: '>'}\n users: [{user: ann, pass: pw, permissions: $ALL}] }",
+    "authorization { ALL = {publish: '>'}\n users: [{user: ann, pass: pw}] }",
+    "ALL = {publish: '>'}\nauthorization { users: [{user: ann, pass: pw, permissions: $ALL}] }",
+    "tls = {publish: '>'}\nauthorization { users: [{user: ann, pass: pw, permissions: $tls}] }",
+    "authorization { account = pw\n users: [{user: ann, pass: $account}] }",
+    f"authorization {{ users: [{{user: ann, pass: '{HASH}'}}] }}",
+    f"authorization {{ user: ann, pass: '{HASH}' }}",
+    f"authorization {{ token: '{HASH}' }}",
+    f"authorization {{ token: '{HASH[:-1]}' }}",
+    "authorization { user: '$2a$ann', pass: '$ecret' }",
+    f"authorization {{ users: [{{nkey: {NKEY}}}, {{user: ann, pass: pw}}] }}",
+    f"authorization {{ users: [{{nkey: {NKEY}}}, {{nkey: {NKEY}}}] }}",
+    f"authorization {{ users: [{{nkey: {NKEY[:-1]}A}}] }}",
+    f"authorization {{ users: [{{nkey: {NKEY}, pass: ann}}] }}",
+    *(
+        f"authorization {{ users: [{{user: ann, pass: pw, permissions: {{ allow_responses: {inner} }} }}] }}"
+        for inner in (
+            *("true", "false", "5", "{}", "{max: 5}", "{max: 0}", "{max: x}", "{expires: '1m'}", "{expires: 5}"),
+            *("{expires: soon}", "{expires: '0s'}", "{max: 5, expires: '2m'}", "{max: 5, ttl: '2m'}", "true, sub: 'a'"),
+            "true, allow_responses: false",
+        )
+    ),
 ]
 FLAGS = [
     *("-a=127.0.0.1", "-p=4444", "-p=0", "-m=4333", "-m=0", "--shards=3", "--accept=reuseport", "-D"),
@@ -97,7 +136,7 @@ def _written(tmp_path: pathlib.Path, text: str) -> str:
 def test_each_file_that_is_accepted_makes_options(tmp_path: pathlib.Path) -> None:
     draw = random.Random(20)
     accepted = 0
-    for _ in range(3000):
+    for _ in range(4000):
         text = "\n".join(draw.sample(PIECES, draw.choice((1, 1, 2, 3, 5))))
         flags = draw.sample(FLAGS, draw.choice((0, 0, 1, 2)))
         line = parse(["-c", _written(tmp_path, text), *flags])
@@ -142,6 +181,11 @@ def test_users_that_are_accepted_are_those_of_the_options(piece: str, tmp_path: 
         "accounts { A { users: [{user: ann, password: pw}] } }",
         "authorization { users: [{user: ann, password: pw, permissions: {publish: 'a.>', subscribe: [b, 'c.*']}}] }",
         "jetstream: enabled\ngateway { name: x }\nping_interval: 20\nmax_payload: 1MB",
+        "authorization { timeout: 2 }\nlame_duck_duration: '1m'\nlame_duck_grace_period: '5s'",
+        f"authorization {{ users: [{{user: ann, password: '{HASH}'}}, {{nkey: {NKEY}}}] }}",
+        "authorization { ALL = {pub: '>', allow_responses: true}\n users: [{user: ann, pass: pw, permissions: $ALL}] }",
+        "authorization { default_permissions: {publish: a}, users: [{user: ann, pass: pw}] }\nno_auth_user: ann",
+        "accounts { A { users: [{user: ann, pass: pw}], limits {max_subs: 5} }, SYS {} }\nsystem_account: SYS",
     ],
 )
 def test_what_most_files_have_is_accepted(text: str, tmp_path: pathlib.Path) -> None:
@@ -163,3 +207,20 @@ def test_a_pipe_is_not_read(tmp_path: pathlib.Path) -> None:
     assert simple_file(str(tmp_path / "pipe")) is None
     assert simple_file(str(tmp_path / "none")) is None
     assert simple_file("a\0b") is None
+
+
+def test_the_defaults_that_limits_are_compared_with_are_those_of_options() -> None:
+    limits = Limits()
+    assert limits.max_payload_bytes == simple_file_module.DEFAULT_MAX_PAYLOAD_BYTES
+    assert limits.lame_duck_duration_s == simple_file_module.DEFAULT_LAME_DUCK_DURATION_S
+    assert limits.lame_duck_grace_s == simple_file_module.DEFAULT_LAME_DUCK_GRACE_S
+    assert limits.max_pending_bytes >= limits.max_payload_bytes
+
+
+@pytest.mark.parametrize("name", ["gnatswarm.conf", "laptop.conf", "many-tenants.conf", "one-big-host.conf"])
+def test_examples_that_need_no_other_reader_are_accepted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("PAGES_PASSWORD", "NATS_TOKEN"):
+        monkeypatch.setenv(variable, "secret")
+    path = str(EXAMPLES / name)
+    found = simple_file(path)
+    assert (found is not None) == (name in ("laptop.conf", "one-big-host.conf"))

@@ -1,0 +1,20 @@
+"""The form of a password that is configured as a bcrypt hash: read before a start, without what compares hashes."""
+
+from __future__ import annotations
+
+import re
+
+PREFIXES = ("$2a$", "$2b$", "$2y$")
+_HASH = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}\Z")
+_LEAST_COST, _MOST_COST = 4, 31
+
+
+def is_hashed(password: str) -> bool:
+    """Whether a configured secret looks like a bcrypt hash."""
+    return password.startswith(PREFIXES)
+
+
+def is_good_hash(password: str) -> bool:
+    """Whether it is a valid bcrypt hash."""
+    found = _HASH.match(password)
+    return found is not None and _LEAST_COST <= int(found[1]) <= _MOST_COST
