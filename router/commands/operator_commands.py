@@ -164,12 +164,12 @@ def _follow(request: OperatorRequest, pid: int | None, port: int | None) -> int:
         except (ConnectionAbortedError, ConnectionResetError):
             request = FollowRequest()
             continue
-        except NotFound as error:
-            return _failed(str(error))
         except OSError as error:
             return _failed(f"the broker does not answer: {error.strerror or error}")
         except msgspec.DecodeError as error:
             return _failed(f"the broker's reply cannot be decoded: {error}")
+        except (NotFound, ValueError) as error:
+            return _failed(str(error))
         if reply.error:
             return _failed(reply.error)
         print(reply.text)
@@ -254,12 +254,12 @@ def _ask(
 ) -> int:
     try:
         reply = ask(request, pid, port)
-    except NotFound as error:
-        return _failed(str(error))
     except OSError as error:
         return _failed(f"the broker does not answer: {error.strerror or error}")
     except msgspec.DecodeError as error:
         return _failed(f"the broker's reply cannot be decoded: {error}")
+    except (NotFound, ValueError) as error:
+        return _failed(str(error))
     if reply.error:
         return _failed(refused(reply.error))
     print(shown(reply))
@@ -267,7 +267,7 @@ def _ask(
 
 
 def ask(request: OperatorRequest, pid: int | None, port: int | None) -> Reply:
-    """The reply of that broker; waits a moment for its socket. NotFound, OSError, msgspec.DecodeError."""
+    """The reply of that broker; waits a moment for its socket. NotFound, and what exchange() raises."""
     give_up_at = time.monotonic() + SOCKET_DEADLINE_S
     while True:
         try:
@@ -286,7 +286,8 @@ def exchange(
 ) -> Reply:
     """What the broker with this operator socket answers, each line within `deadline_s`.
 
-    `on_progress` gets what comes before the reply. OSError, msgspec.DecodeError when there is none.
+    `on_progress` gets what comes before the reply. OSError, msgspec.DecodeError when there is none; ValueError as
+    encode_request().
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(deadline_s)

@@ -226,8 +226,14 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode_request(request: OperatorRequest) -> bytes:
-    """The request as one line."""
-    return _encoder.encode(request) + b"\n"
+    """The request as one line. ValueError, with the reason, if it cannot be sent."""
+    try:
+        line = _encoder.encode(request) + b"\n"
+    except UnicodeEncodeError:
+        raise ValueError("what is asked has to be UTF-8") from None
+    if len(line) > MAX_REQUEST_BYTES:
+        raise ValueError(f"what is asked is too long: {len(line):,} bytes as JSON, at most {MAX_REQUEST_BYTES:,}")
+    return line
 
 
 def decode_reply(line: bytes) -> Reply:

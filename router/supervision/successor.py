@@ -7,7 +7,9 @@ reads and writes. Every format that this broker speaks must be among them. Calle
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +20,7 @@ from gnatswarm.router.supervision import record
 
 # A cold interpreter with all that a shard imports, on a busy machine.
 ANSWERS_WITHIN_S = 20.0
-MOST_ANSWER_BYTES = 64 * 1024
+MOST_ANSWER_BYTES = 64 * 1024  # of each of its two outputs
 FORMATS_COMMAND = "_formats"
 
 
@@ -54,18 +56,24 @@ async def ask(command: Sequence[str], spoken: Mapping[str, int]) -> str:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            limit=MOST_ANSWER_BYTES,
+            start_new_session=True,  # so that what it starts ends with it
         )
     except OSError as error:
         raise Unfit(f"cannot run {command[0]}: {error.strerror}") from None
+    shown = command[0] if len(command) == 1 else " ".join(command)
+    assert process.stdout is not None and process.stderr is not None
     try:
         async with asyncio.timeout(ANSWERS_WITHIN_S):
-            said, complained = await process.communicate()
+            said, complained = await asyncio.gather(_printed(process.stdout), _printed(process.stderr))
+            await process.wait()
     except TimeoutError:
-        process.kill()
-        await process.wait()
+        await _end(process)
         raise Unfit(f"{command[-1]} did not say within {ANSWERS_WITHIN_S:.0f} s what it is") from None
-    shown = command[0] if len(command) == 1 else " ".join(command)
+    except _PrintsTooMuch:
+        await _end(process)
+        raise Unfit(
+            f"{shown} is no gnatswarm that can take over: it printed more than {MOST_ANSWER_BYTES:,} bytes"
+        ) from None
     if process.returncode:
         last = complained.decode(errors="replace").strip().rpartition("\n")[2]
         raise Unfit(
@@ -81,6 +89,27 @@ async def ask(command: Sequence[str], spoken: Mapping[str, int]) -> str:
     if why:
         raise Unfit(f"{shown} (gnatswarm {answer.gnatswarm}) cannot take over: {why}")
     return answer.gnatswarm
+
+
+class _PrintsTooMuch(Exception):
+    """More than an answer has."""
+
+
+async def _printed(stream: asyncio.StreamReader) -> bytes:
+    """All of it, at most MOST_ANSWER_BYTES. _PrintsTooMuch."""
+    text = b""
+    while data := await stream.read(MOST_ANSWER_BYTES):
+        text += data
+        if len(text) > MOST_ANSWER_BYTES:
+            raise _PrintsTooMuch
+    return text
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill it, and what it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
 
 
 def objection(answer: Answer, spoken: Mapping[str, int]) -> str:

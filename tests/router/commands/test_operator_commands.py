@@ -64,3 +64,11 @@ def test_who_has_waited_long_enough_is_told_that_the_broker_starts(
     assert operator_commands.status(port=4222) == 1
     assert operator_commands.health(port=4222) == 1
     assert capsys.readouterr().err.count("it is starting or stopping, try again") == 2
+
+
+def test_an_argument_that_is_not_utf_8_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    footprint = RuntimeFiles(Options(), pid=os.getpid(), port=4222, server_name="a", announce=lambda path: None)
+    assert operator_commands.why("\udcff", "", port=4222) == 1
+    assert operator_commands.upgrade("\udcff", 0, port=4222) == 1
+    assert capsys.readouterr().err == "gnatswarm: what is asked has to be UTF-8\n" * 2
+    footprint.remove()

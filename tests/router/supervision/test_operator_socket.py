@@ -17,6 +17,7 @@ from gnatswarm.router.supervision.operator_socket import (
     Reply,
     Say,
     StatusRequest,
+    WhyRequest,
     decode_reply,
     encode_request,
 )
@@ -122,3 +123,11 @@ async def test_an_operator_who_says_nothing_is_named_in_the_log(path: str, caplo
         assert await reader.read() == b""
     writer.close()
     assert "not readable: nothing came" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("subject", "why"), [("a" * MAX_REQUEST_BYTES, "too long: 4,1.. bytes as JSON, at most 4,096"), ("\udcff", "UTF-8")]
+)
+def test_a_request_that_would_not_be_read_is_not_sent(subject: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        encode_request(WhyRequest(subject))

@@ -1,11 +1,14 @@
-"""A program can take over a broker that speaks no version of a format which it does not know."""
+"""A program can take over a broker that speaks no version of a format which it does not know; another one is ended."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from gnatswarm.router.supervision.successor import Answer, objection, own_answer, own_formats
+from gnatswarm.router.supervision.successor import Answer, Unfit, ask, objection, own_answer, own_formats
+from tests.support.servers import WAIT_DEADLINE_S, wait_pids_gone
 
 SPOKEN = own_formats({"links": 4, "pages": 2})
 
@@ -32,3 +35,13 @@ def test_a_format_that_it_does_not_know_at_all():
 def test_a_version_can_take_over_itself():
     answer = msgspec.json.decode(own_answer({"links": 4, "pages": 2}), type=Answer)
     assert objection(answer, SPOKEN) == ""
+
+
+@pytest.mark.parametrize("where", ["1", "2"], ids=["output", "errors"])
+async def test_a_program_that_prints_without_end_is_not_listened_to(where: str, tmp_path: Path) -> None:
+    program, child = tmp_path / "program", tmp_path / "child"
+    program.write_text(f"#!/bin/sh\nsleep 1000 >&- 2>&- &\necho $! > {child}\nhead -c 1000000 /dev/zero >&{where}\n")
+    program.chmod(0o755)
+    with pytest.raises(Unfit, match=f"{program} is no gnatswarm that can take over: it printed more than 65,536 bytes"):
+        await ask([str(program)], SPOKEN)
+    assert not wait_pids_gone([int(child.read_text())], WAIT_DEADLINE_S), "what it has started ends with it"
