@@ -58,6 +58,7 @@ class Logging(_Discreet, frozen=True, forbid_unknown_fields=True):
     debug: bool = False  # -D: connections, links, decisions
     trace: bool = False  # -V: every operation of every client; slow
     trace_payload_bytes: int = 0  # bytes of a message that -V shows at most; 0: no limit
+    trace_headers: bool = False  # -V shows the headers of messages, and no payloads
 
     @property
     def is_to_syslog(self) -> bool:

@@ -11,6 +11,7 @@ MOST_LINE_BYTES = 4096
 
 _IN_PAYLOAD = ("PUB", "HPUB")
 _OUT_PAYLOAD = ("MSG", "HMSG")
+_HEADERS_END = b"\r\n\r\n"
 
 
 def _quoted(data: bytes) -> str:
@@ -21,11 +22,18 @@ def _quoted(data: bytes) -> str:
 class Tracer:
     """Splits one direction of a connection into operations."""
 
-    def __init__(self, *, is_incoming: bool, payload_bytes: int) -> None:
-        """`payload_bytes`: longest piece of a payload that is shown; 0: all of it."""
+    def __init__(
+        self, *, is_incoming: bool, payload_bytes: int, is_like_newer: bool = False, only_headers: bool = False
+    ) -> None:
+        """`payload_bytes`: longest piece of a payload that is shown; 0: all of it. `only_headers`: none of the rest.
+
+        `is_like_newer`: as in nats-server 2.15, which also shows payloads of messages to the client.
+        """
         self._verbs = _IN_PAYLOAD if is_incoming else _OUT_PAYLOAD
         self._arrow = "<<-" if is_incoming else "->>"
-        self._shows_payload = is_incoming
+        self._shows_payload = is_incoming or is_like_newer
+        self._only_headers = only_headers
+        self._header_bytes = 0
         self._payload_bytes = payload_bytes
         self._data = bytearray()
         self._payload_left = -1  # bytes of payload and CRLF still to come; -1: a control line is next
@@ -38,8 +46,11 @@ class Tracer:
             if self._payload_left >= 0:
                 if len(self._data) < self._payload_left:
                     return lines
-                if self._shows_payload:
-                    lines.append(self._payload_line(bytes(self._data[: max(0, self._payload_left - 2)])))
+                size = max(0, self._payload_left - 2)
+                if self._only_headers:
+                    size = min(size, max(0, self._header_bytes - len(_HEADERS_END)))
+                if self._shows_payload and (size or not self._only_headers):
+                    lines.append(self._payload_line(bytes(self._data[:size])))
                 del self._data[: self._payload_left]
                 self._payload_left = -1
             end = self._data.find(b"\n")
@@ -56,6 +67,8 @@ class Tracer:
         words = text.split()
         if words and words[0].upper() in self._verbs and words[-1].isdigit():
             self._payload_left = int(words[-1]) + 2
+            has_headers = words[0].upper() in ("HPUB", "HMSG") and words[-2].isdigit()
+            self._header_bytes = int(words[-2]) if has_headers else 0
         if text == "+OK":
             text = "OK"
         elif text.startswith("-ERR "):
@@ -64,5 +77,5 @@ class Tracer:
 
     def _payload_line(self, payload: bytes) -> str:
         if self._payload_bytes and len(payload) > self._payload_bytes:
-            return f"{self._arrow} MSG_PAYLOAD: [{_quoted(payload[: self._payload_bytes])}...]"
+            payload = payload[: self._payload_bytes] + b"..."
         return f"{self._arrow} MSG_PAYLOAD: [{_quoted(payload)}]"

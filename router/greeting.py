@@ -14,6 +14,10 @@ def greet(options: Options, program: str, server_id: str, server_name: str) -> N
     """Log these lines; to be called before sockets listen."""
     log.info("Starting %s", program)
     log.info("  Version:  %s", options.server_version if program == "nats-server" else OWN_VERSION)
+    if program == "nats-server":
+        log.info("  Git:      [not set]")  # as of a nats-server that a distribution has built
+    if options.cluster.port and options.cluster.name:
+        log.info("  Cluster:  %s", options.cluster.name)
     log.info("  Name:     %s", server_name)
     log.info("  ID:       %s", server_id)
     if has_plain_password(options):

@@ -16,6 +16,7 @@ import msgspec
 
 from gnatswarm.broker.options import Options
 from gnatswarm.router.greeting import greet, has_log_in
+from gnatswarm.router.listening import monitor_socket
 from gnatswarm.router.listening.listeners import ListenError
 from gnatswarm.router.supervision import descriptors
 from gnatswarm.router.supervision.opening import CannotStart, Opened
@@ -155,8 +156,16 @@ def _start(
     scarcity = descriptors.scarcity(options, broker.wanted)
     if scarcity:
         log.warning("%s", scarcity)
+    _announce_monitor(broker)
     broker.listener_groups.announce()
     return _run(supervisor, companions)
+
+
+def _announce_monitor(broker: SupervisedBroker) -> None:
+    """Before the line about clients, as in nats-server: who waits for that may ask; requests wait in the queue."""
+    if broker.monitor_socket is not None:
+        host, port = monitor_socket.address(broker.monitor_socket, broker.options)
+        log.info("Starting %s monitor on %s:%d", monitor_socket.monitoring_scheme(broker.options), host, port)
 
 
 def _go_on(broker: SupervisedBroker, supervisor: Supervisor, companions: Companions, left: Left, reason: str) -> int:
@@ -166,6 +175,7 @@ def _go_on(broker: SupervisedBroker, supervisor: Supervisor, companions: Compani
         log.error("The router died: %s; process %d goes on with its shards", reason, os.getpid())
     else:
         log.info("Process %d goes on as the router", os.getpid())
+    _announce_monitor(broker)
     return _run(supervisor, companions)
 
 

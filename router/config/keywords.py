@@ -73,6 +73,7 @@ class Keywords(TypedDict, total=False):
     max_control_line: int | str
     max_connections: int
     max_subscriptions: int
+    max_closed_clients: int
     max_pending: int | str
     write_deadline: float | str | datetime.timedelta
     ping_interval: float | str | datetime.timedelta
@@ -90,6 +91,7 @@ class Keywords(TypedDict, total=False):
     log_max_num: int
     log_format: str
     max_traced_msg_len: int | str
+    trace_headers: bool
     http_port: int  # monitoring pages; 0: none, -1: any free port
     https_port: int
     http_base_path: str

@@ -146,8 +146,6 @@ NO_EFFECT = {
     "max_subscription_tokens": "subjects may have as many tokens as fit a control line",
     "no_fast_producer_stall": "a publisher waits at most 0.1 s at a time for a slow subscriber, and nothing is dropped",
     "write_timeout": "a client that reads nothing for write_deadline is disconnected",
-    "max_closed_clients": "/connz?state=closed shows the last 10,000 of each shard",
-    "trace_headers": "trace shows headers and payload; max_traced_msg_len limits both",
     "trace_verbose": "trace always shows every operation",
 }
 

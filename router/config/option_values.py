@@ -238,6 +238,11 @@ def max_subscriptions(value: object) -> int:
     return max(number(value, -1, 2**31 - 1), 0)
 
 
+def max_closed_clients(value: object) -> int:
+    """0: the default; a million rows are some 500 MB."""
+    return number(value, 0, 1_000_000) or int(_default("max_closed_clients"))
+
+
 def max_pending_bytes(value: object) -> int:
     """0: the default. `options_build` checks that it is not less than max_payload."""
     return number(value, 0, 2**50, "bytes") or int(_default("max_pending_bytes"))
@@ -407,13 +412,16 @@ def route_url(value: object) -> str:
     url = given if "://" in given else f"nats-route://{given}"
     try:
         parts = urlsplit(url)
-        has_place = bool(parts.hostname) and parts.port is not None
+        has_place = parts.port is not None
     except ValueError:
         has_place = False
     if not has_place:
         raise Mistake("error parsing route url", "write nats://host:6222")
     if parts.scheme not in ("nats", "nats-route", "route"):
         raise Mistake(f'"{parts.scheme}" is no scheme of a route url', "write nats://host:6222")
+    if not parts.hostname:  # Go dials this host
+        credentials = parts.netloc.rpartition("@")
+        url = f"{parts.scheme}://{credentials[0]}{credentials[1]}localhost:{parts.port}"
     return url
 
 

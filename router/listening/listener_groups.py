@@ -88,18 +88,18 @@ class ListenerGroups:
         }
 
     def announce(self) -> None:
-        """Log the addresses."""
-        log.info("Listening for client connections on %s", self.clients.address)
-        if self._reads_proxy_headers:
-            log.info("PROXY protocol enabled for client connections")
-        if self._is_tls_required:
-            log.info("TLS required for client connections")
+        """Log the addresses in nats-server's order: who has read the line about clients need not wait for others."""
         if self.websocket:
             log.info("Listening for websocket clients on %s", self.websocket_url)
             if self.websocket_scheme == "ws":
                 log.warning("Websocket not configured with TLS. DO NOT USE IN PRODUCTION!")
         for kind, listeners in self.servers.items():
             log.info("Listening for %s connections on %s", _SHOWN[kind], listeners.address)
+        log.info("Listening for client connections on %s", self.clients.address)
+        if self._reads_proxy_headers:
+            log.info("PROXY protocol enabled for client connections")
+        if self._is_tls_required:
+            log.info("TLS required for client connections")
 
     def steer(self, shards: Sequence[int]) -> None:
         """Send new connections to these shards only; closed ports and hand-off need no steering."""

@@ -186,10 +186,12 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, str]:
 
 
 def _explain(host: str, port: int, error: OSError) -> str:
-    where = f"cannot listen on {address_text(host, port)}"
+    at = address_text(host, port)
+    where = f"cannot listen on {at}"
     if error.errno == errno.EADDRINUSE:
         return (
-            f"{where}: the port is in use by another process. "
+            f'Error listening on port: {at}, "listen tcp {at}: bind: address already in use" '  # tools look for it
+            "— the port is in use by another process. "
             f"Find it with `ss -ltnp 'sport = :{port}'`, or choose another port with -p (-p -1: any free one)"
         )
     if error.errno == errno.EADDRNOTAVAIL:

@@ -61,8 +61,10 @@ def listen(options: Wanted) -> socket.socket | None:
     except OSError as error:
         # A name without an address has a negative errno; for other errors socket's own text repeats the address.
         number = error.errno or 0
-        why = os.strerror(number) if number > 0 else error.strerror
-        raise ListenError(f"Can't start monitoring: cannot listen on {host}:{asked}: {why}") from None
+        why = (os.strerror(number) if number > 0 else error.strerror or "").lower()  # as Go writes it
+        raise ListenError(
+            f"Can't start monitoring: can't listen to the monitor port: listen tcp {host}:{asked}: bind: {why}"
+        ) from None
 
 
 def address(sock: socket.socket, options: Wanted) -> tuple[str, int]:

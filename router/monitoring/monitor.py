@@ -73,7 +73,6 @@ class Monitor:
         self._scheme = monitoring_scheme(view.options)
         self._context: ssl.SSLContext | None = None
         self.take_certificate()
-        self._host, self._port = state.address
         self._requests = state.requests
         self._pages = state.pages
         self._history = state.history
@@ -84,7 +83,6 @@ class Monitor:
 
     async def start(self) -> None:
         """Start serving."""
-        log.info("Starting %s monitor on %s:%d", self._scheme, self._host, self._port)
         self._history.start()
         self._alarms.start()
         await self._server.start(self._sock, self._current_context if self._context is not None else None)

@@ -17,20 +17,22 @@ class ReloadEcho:
     def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier
         self._awaited: set[int] = set()  # shards that have not confirmed the last reload
+        self._digest = ""
 
     @property
     def is_complete(self) -> bool:
         """Whether every shard has confirmed."""
         return not self._awaited
 
-    def expect(self, shards: set[int]) -> None:
-        """Begin a reload: wait for confirmations of these shards."""
+    def expect(self, shards: set[int], digest: str = "") -> None:
+        """Begin a reload: wait for confirmations of these shards. `digest`: of the configuration; "": not logged."""
         self._awaited = shards
+        self._digest = f" ({digest})" if digest else ""
 
     def on_reloaded(self, shard: int) -> None:
         """This shard has confirmed the reload, or is gone."""
         if shard in self._awaited:
             self._awaited.discard(shard)
             if not self._awaited:
-                log.info("Reloaded server configuration")
+                log.info("Reloaded server configuration%s", self._digest)
                 self._notifier.reloaded()

@@ -93,17 +93,16 @@ class Reloader:
         except ConfigError as error:
             from gnatswarm.router.config.excerpt import with_lines
 
-            log.error("Reload failed, nothing was changed: %s", error)
+            log.error("Failed to reload server configuration: %s", error)
             return ReloadOutcome(tuple(with_lines(error).splitlines()) or (type(error).__name__,))
         except (ListenError, OSError, ValueError) as error:
-            log.error("Reload failed, nothing was changed: %s", error)
+            log.error("Failed to reload server configuration: %s", error)
             return ReloadOutcome(tuple(str(error).splitlines()) or (type(error).__name__,))
         old = self._broker.options
         reloaded = diff(old, options)
         if reloaded.is_refused:
             for line in reloaded.refused:
-                log.error("%s", line)
-            log.error("Reload failed, nothing was changed")
+                log.error("Failed to reload server configuration: config %s", line)
             return ReloadOutcome(tuple(reloaded.refused))
         problems: list[str] = []
         for change in reloaded.live:
@@ -124,7 +123,8 @@ class Reloader:
                 problems.append(f"could not write pidfile: {options.pid_file}: {error.strerror}")
         self._broker.adopt(options)
         self._on_reloaded()
-        self._echo.expect({shard.number for shard in self._broker.members if shard.process is not None})
+        serving = {shard.number for shard in self._broker.members if shard.process is not None}
+        self._echo.expect(serving, options.config_digest)
         self._broker.tell_all(Reload(options, self._broker.generation))
         if options.sharding.shards and options.sharding.shards != old.sharding.shards:
             before = self._broker.wanted

@@ -47,11 +47,8 @@ class SignalHandlers:
         """Handle this signal."""
         name = signal.Signals(number).name
         is_like_newer = self._view.options.is_like_newer
-        spelled = _SPELLED.get(number) if is_like_newer else None
-        if spelled:
-            log.info('Trapped "%s" signal', spelled)
-        else:
-            log.debug("Trapped %s", name)
+        level = logging.INFO if is_like_newer and number in _SPELLED else logging.DEBUG
+        log.log(level, 'Trapped "%s" signal', _SPELLED.get(number, name))
         if number == signal.SIGTERM:
             # As in nats-server: lame duck mode runs to its end, even if the service manager sends SIGTERM.
             if not self._view.is_leaving:
@@ -82,4 +79,8 @@ class SignalHandlers:
         problem = logs.reopen()
         if problem:
             log.error("%s", problem)
+        elif self._view.options.logging.file:
+            log.info("File log re-opened")
+        else:
+            log.info("File log re-open ignored, not a file logger")
         self._channels.tell_all(ReopenLog())

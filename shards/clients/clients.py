@@ -137,7 +137,7 @@ class Clients:
         self.open = sessions
         self._expected: dict[int, ClientSession] = {}  # clients of other shards that are about to go on here
         self._reload_later: dict[int, bool] = {}  # cid of a client that moves → whether its stream imports have changed
-        self.closed = Closed()
+        self.closed = Closed(options.limits.max_closed_clients)
         self.passing = Passing()
         self._is_holding = False
         self._is_departing = False
@@ -152,8 +152,17 @@ class Clients:
 
     def new_tracers(self) -> tuple[Tracer, Tracer]:
         """Two tracers of a client: incoming, outgoing."""
-        most = self._options.logging.trace_payload_bytes
-        return Tracer(is_incoming=True, payload_bytes=most), Tracer(is_incoming=False, payload_bytes=most)
+        logging = self._options.logging
+
+        def tracer(*, is_incoming: bool) -> Tracer:
+            return Tracer(
+                is_incoming=is_incoming,
+                payload_bytes=logging.trace_payload_bytes,
+                is_like_newer=self.is_like_newer,
+                only_headers=logging.trace_headers,
+            )
+
+        return tracer(is_incoming=True), tracer(is_incoming=False)
 
     def note_failed_handshake(self) -> None:
         """Count a connection that failed before the NATS protocol began."""
@@ -578,6 +587,8 @@ class Clients:
         `listeners`: accounts whose stream imports have changed. Logs nothing.
         """
         self._options = options
+        if options.limits.max_closed_clients != self._limits.max_closed_clients:
+            self.closed.set_most(options.limits.max_closed_clients)
         self._limits = options.limits
         self.info = info
         self._connected.clear()

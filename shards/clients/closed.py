@@ -1,7 +1,7 @@
 """The history of closed connections, as rows; slow consumers have a list of their own.
 
-So an ordinary flood of closes does not push slow consumers out. Only rows are kept, not connections; as many as in
-nats-server. Called by the clients.
+So an ordinary flood of closes does not push slow consumers out. Only rows are kept, not connections; as many as
+`max_closed_clients` says. Called by the clients.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from gnatswarm.shards.clients.utf8_text import utf8_text
 if TYPE_CHECKING:
     from gnatswarm.shards.clients.session import ClientSession
 
-# For /connz?state=closed, as many as nats-server keeps.
-MOST_CLOSED = 10_000
 MOST_SLOW = 256
 # A closed connection is remembered with this many slots of its subscriptions, so some 32 to 64 of them.
 SUBSCRIPTION_SLOTS = 64
@@ -30,10 +28,14 @@ SLOW = frozenset({CloseReason.SLOW_CONSUMER_PENDING_BYTES, CloseReason.SLOW_CONS
 class Closed:
     """The history of one shard."""
 
-    def __init__(self) -> None:
-        self.latest: deque[ConnectionRow] = deque(maxlen=MOST_CLOSED)
+    def __init__(self, most: int) -> None:
+        self.latest: deque[ConnectionRow] = deque(maxlen=most)  # for /connz?state=closed
         self.slow: deque[ConnectionRow] = deque(maxlen=MOST_SLOW)
         self.by_account: dict[str, AccountRow] = {}  # sums over all closed connections
+
+    def set_most(self, most: int) -> None:
+        """Keep so many of the latest closed connections from now on."""
+        self.latest = deque(self.latest, maxlen=most)
 
     def note(self, session: ClientSession) -> None:
         """A session has just ended; its connection still has its subscriptions and its pending bytes."""

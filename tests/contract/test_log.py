@@ -94,3 +94,33 @@ async def test_an_error_is_logged_in_the_words_of_the_real_server(pair, config, 
     theirs, ours = [await logged(name, config, connect, words) for name in pair]
     assert ours == theirs
     assert len(ours) == 1
+
+
+HEADERS = {"headers": True, "verbose": False}
+MESSAGES = b"SUB a 1\r\nPUB a 5\r\nhello\r\nHPUB a 18 23\r\nNATS/1.0\r\nA: b\r\n\r\nhello\r\nPING\r\n"
+
+
+@pytest.mark.parametrize("config", ["", "trace_headers: true\n", "max_traced_msg_len: 3\n"])
+async def test_a_trace_shows_operations_and_messages_as_the_real_server(pair, config) -> None:
+    """Each direction in its order, without the INFO that only our trace shows, and the end of subscriptions."""
+    if "2.15" not in pair[0] and config.startswith("trace_headers"):
+        pytest.skip("an option of nats-server 2.11")
+    found = []
+    for name in pair:
+        running = Broker(KINDS[name], config=f"trace: true\n{config}")
+        try:
+            await asyncio.to_thread(running.start)
+            client = await Client.connect(running.port, HEADERS)
+            await client.talk(MESSAGES, expect_last="PONG\r\n")
+            client.close()
+            first = await asyncio.to_thread(running.log.wait_line, r"->> \[PONG\]")  # of connect()
+            await asyncio.to_thread(
+                running.log.wait_line, r"->> \[PONG\]", start=running.log.lines.index(first.string) + 1
+            )
+            lines = re.findall(r"cid:\d+ - ((?:<<-|->>) .*)", running.log.text)
+        finally:
+            await asyncio.to_thread(running.stop)
+        kept = [line for line in lines if "[INFO" not in line and "[CONNECT" not in line]
+        found.append(sorted(kept, key=lambda line: line[:3]))
+    assert found[0] == found[1]
+    assert any("A: b" in line for line in found[0]) == (not config.startswith("max"))

@@ -219,7 +219,7 @@ async def test_the_broker_does_all_it_can_in_the_confines_of_its_unit(confined: 
     assert list((confined.state / "stats").rglob("*.jsonl.zst"))
     confined.log.join()
     wrong = [line for line in log.lines if "[ERR]" in line or "[FTL]" in line or "Traceback" in line]
-    assert len(wrong) == 1 and "Reload failed" in wrong[0]
+    assert len(wrong) == 1 and "Failed to reload" in wrong[0]
 
 
 @needs_systemd

@@ -464,7 +464,7 @@ class TestAccess:
         second = Broker(kind, args=["-m", str(pages.port)]).launch()
         try:
             assert second.wait_exit() == 1
-            assert f"cannot listen on {HOST}:{pages.port}" in second.log.text
+            assert f"listen tcp {HOST}:{pages.port}: bind: address already in use" in second.log.text
         finally:
             second.kill()
 
@@ -583,3 +583,16 @@ async def test_a_shard_that_hangs_does_not_delay_the_metrics_that_say_so(start_b
     is_still_hung = pages.json("/shardz?links=0")["shards"][1]["pid"] == hung
     assert is_still_hung
     assert "gnatswarm_healthy 0\n" in text
+
+
+@pytest.mark.kinds("gnatswarm-1-as-2.15", "nats-server-2.15")
+async def test_as_many_closed_connections_are_shown_as_are_configured(start_broker, cluster_of):
+    broker = start_broker(config="max_closed_clients: 2", args=["-m", "-1"])
+    pages = Pages.of(broker)
+    for number in range(4):
+        client = await cluster_of(broker).client_on(0, {"verbose": False, "name": f"n{number}"})
+        client.close()
+        await pages.wait("/varz", lambda page: page["connections"] == 0)
+    found = pages.json("/connz?state=closed&sort=stop")
+    assert sorted(row["name"] for row in found["connections"]) == ["n2", "n3"]
+    assert found["total"] == 2

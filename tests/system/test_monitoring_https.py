@@ -98,7 +98,7 @@ async def test_a_reload_without_the_certificate_changes_nothing(encrypted):
     assert broker.directory is not None
     (broker.directory / "broker.conf").write_text("https: -1\n")
     broker.send_signal(signal.SIGHUP)
-    line = await asyncio.to_thread(broker.log.wait_line, "Reload failed")
+    line = await asyncio.to_thread(broker.log.wait_line, "Failed to reload")
     assert "TLS cert and key required for HTTPS" in line.string
     assert (await asyncio.to_thread(pages.get, "/varz")).status == 200
 

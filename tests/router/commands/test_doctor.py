@@ -69,7 +69,7 @@ def test_a_taken_port_fails_and_says_how_to_find_who_has_it() -> None:
         port = other.getsockname()[1]
         done = run("-a", "127.0.0.1", "-p", str(port))
         assert done.returncode == 1
-        assert f"FAIL  port           cannot listen on 127.0.0.1:{port}: the port is in use" in done.stdout
+        assert f"FAIL  port           Error listening on port: 127.0.0.1:{port}, " in done.stdout
         assert "gnatswarm will not run well here" in done.stdout
 
 

@@ -96,6 +96,7 @@ def test_only_a_port_needs_a_process_for_it(built: Build) -> None:
         ("cluster { prot: 5 }", '1:11: unknown field "prot"'),
         ("cluster { port: 70000 }", "1:11: port: 70000 is out of range"),
         ("cluster { port: 1, routes: ['nats://u:pw@h'] }", "1:29: error parsing route url"),
+        ("cluster { port: 1, routes: ['nats://u:pw@:'] }", "1:29: error parsing route url"),
         ("cluster { port: 1, routes: ['http://h:1'] }", '1:29: "http" is no scheme'),
         ("cluster { port: 1, routes: [5] }", "1:29: expected text"),
         ("cluster { routes: ['h:1'] }", "1:1: solicited routes require cluster capabilities"),

@@ -73,7 +73,10 @@ def test_a_port_that_somebody_listens_on_is_never_shared(theirs: str, ours: str,
         other.bind((theirs, 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(ListenError, match=rf":{port}: the port is in use by another process\. Find it with"):
+        with pytest.raises(
+            ListenError,
+            match=rf":{port}: bind: address already in use\" — the port is in use by another process\. Find it",
+        ):
             Listeners(ours, port, 2, wait_s=0.05)
         # Nothing stays taken after the refusal.
     Listeners(ours, port, 2, wait_s=0.5).close()

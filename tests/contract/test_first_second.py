@@ -1,0 +1,155 @@
+"""What a script written for nats-server sees within the first second: log lines, their order, and why a start fails.
+
+Each test starts the real server and us under its name, both versions, and compares what tools look for. Lines that only
+we write, and why, are in OURS. Exit codes and flags are in test_drop_in.py and test_compatibility.py.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import gnatswarm
+from tests.contract.test_compatibility import PAIRS, kinds_of
+from tests.support.servers import HOST, Broker, Kind
+
+# Where statistics are, and how many clients fit: nats-server has no statistics and does not look at descriptors.
+OURS = re.compile(r"Statistics are off|max_connections is")
+ALL_PORTS = f"""
+http: "{HOST}:-1"
+cluster {{ name: here, listen: "{HOST}:-1" }}
+leafnodes {{ listen: "{HOST}:-1" }}
+websocket {{ listen: "{HOST}:-1", no_tls: true }}
+"""
+# There the port for routes is opened after all others; here before. Nobody can wait for it without its own line.
+LATER = re.compile(r"route connections|Cluster name is")
+
+
+@pytest.fixture(params=PAIRS)
+def both(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Kind, Kind]:
+    """Theirs and ours; ours is started through a program that is called nats-server."""
+    program = tmp_path / "nats-server"
+    place = str(pathlib.Path(gnatswarm.__file__).parent.parent)
+    program.write_text(
+        f"#!{sys.executable} -P\nimport sys\nsys.path.insert(0, {place!r})\n"
+        "from gnatswarm.router.cli import main\nsys.exit(main())\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("GNATSWARM_COMMAND", str(program))
+    return kinds_of(request.param)
+
+
+@pytest.fixture
+def brokers() -> Iterator[list[Broker]]:
+    """Those that a test starts; they are ended behind it."""
+    started: list[Broker] = []
+    yield started
+    for one in started:
+        one.kill()
+
+
+def start(brokers: list[Broker], kind: Kind, config: str = "debug: false", *args: str) -> Broker:
+    broker = Broker(kind, config=config, args=args)
+    brokers.append(broker)
+    return broker.start()
+
+
+def said(broker: Broker, since: int = 0) -> list[str]:
+    """The lines of its log from number `since` on, without time, ports and random names."""
+    lines = []
+    for line in broker.log.lines[since:]:
+        text = re.sub(r"^\[\d+\] \S+ \S+ ", "", line)
+        text = re.sub(rf"{HOST}:\d+", "ADDRESS", text)
+        text = re.sub(r"\b[A-Z0-9]{56}\b", "ID", text)
+        text = re.sub(r"/\S+/(\w+\.conf)", r"\1", text)
+        text = re.sub(r"Git: .*", "Git:", text)
+        if not OURS.search(text):
+            lines.append(text)
+    return lines
+
+
+def test_the_lines_of_a_start_are_theirs_in_their_order(both: tuple[Kind, Kind], brokers: list[Broker]) -> None:
+    theirs, ours = ([line for line in said(start(brokers, kind, ALL_PORTS)) if not LATER.search(line)] for kind in both)
+    assert ours == theirs
+    assert theirs[-2:] == ["[INF] Listening for client connections on ADDRESS", "[INF] Server is ready"]
+
+
+def test_a_signal_without_effect_says_so(both: tuple[Kind, Kind], brokers: list[Broker]) -> None:
+    for kind in both:
+        broker = start(brokers, kind)
+        broker.process.send_signal(signal.SIGUSR1)
+        broker.log.wait_line(r"\[INF\] File log re-open ignored, not a file logger")
+
+
+def test_a_reopened_log_begins_with_that(
+    both: tuple[Kind, Kind], brokers: list[Broker], tmp_path: pathlib.Path
+) -> None:
+    for kind in both:
+        path = tmp_path / f"{kind}.log"
+        broker = Broker(kind, args=["-l", str(path)])
+        brokers.append(broker)
+        broker.launch()
+        wait_for(path, "Server is ready")
+        path.rename(tmp_path / "old.log")
+        broker.process.send_signal(signal.SIGUSR1)
+        assert re.search(r"\[INF\] File log re-opened\n", wait_for(path, "re-opened"))
+
+
+def wait_for(path: pathlib.Path, words: str) -> str:
+    """The file's text as soon as the words are in it."""
+    from tests.support.servers import wait_until
+
+    wait_until(lambda: path.exists() and words in path.read_text(), 20.0)
+    return path.read_text()
+
+
+def test_signals_have_their_names_in_the_log(both: tuple[Kind, Kind], brokers: list[Broker]) -> None:
+    found = []
+    for kind in both:
+        broker = start(brokers, kind, "debug: true")
+        broker.process.send_signal(signal.SIGINT)
+        broker.wait_exit()
+        found.append([line for line in said(broker) if "Trapped" in line])
+    assert found[0] == found[1]
+    assert 'Trapped "interrupt" signal' in found[0][0]
+
+
+def test_a_reload_says_what_it_did(both: tuple[Kind, Kind], brokers: list[Broker]) -> None:
+    found = []
+    for kind in both:
+        broker = start(brokers, kind, "max_payload: 1MB")
+        results = []
+        for config, result in (
+            ("max_payload: 2MB", "Reloaded server"),
+            ("debugg: true", "Failed"),
+            ("server_name: b", "Fail"),
+        ):
+            since = len(broker.log.lines)
+            assert broker.directory is not None
+            (broker.directory / "broker.conf").write_text(config)
+            broker.process.send_signal(signal.SIGHUP)
+            broker.log.wait_line(result, start=since)
+            (line,) = [line for line in said(broker, since) if result in line]
+            results.append(re.sub(r"(broker.conf:1|supported for).*", r"\1", re.sub(r"sha256:\w+", "SHA", line)))
+        found.append(results)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("flag", ["-p", "-m"])
+def test_a_port_that_is_in_use_is_named_in_their_words(both: tuple[Kind, Kind], flag: str) -> None:
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        found = []
+        for kind in both:
+            broker = Broker(kind, args=[flag, str(port)]).launch()
+            assert broker.wait_exit() == 1
+            (line,) = [line for line in said(broker) if "[FTL]" in line]
+            found.append(line)
+    assert found[1].startswith(found[0])
+    assert "address already in use" in found[0]
