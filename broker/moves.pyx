@@ -891,7 +891,7 @@ cdef class Moves:
             batch.end("it was stopped", False)
 
     def arrive(self, int old, uint64_t id, frozen) -> bool:
-        """A client's record is here (its descriptor is the host's). arrived() or lost() follows, at once or when the
+        """A client's record is here (its descriptor is the host's). arrived() or lost() follows, in go_on(), when the
         last mark is here. False: the move is not known, and the client is lost."""
         cdef Arriving batch = self.arriving.get((old, id))
         if batch is None or frozen.cid not in batch.clients or frozen.cid in batch.records:
@@ -906,9 +906,7 @@ cdef class Moves:
         if batch.phase == PHASE_MARKED:
             batch.todo.insert(0, frozen.cid)
             if len(batch.todo) == 1:
-                batch.work()
-                if batch.todo:
-                    self.begin_work(batch)
+                self.begin_work(batch)
         return True
 
     def forget(self, int old, uint64_t id, uint64_t cid):

@@ -324,6 +324,7 @@ class Worker:
                 self._loop,
                 shard.clients,
                 self._links.moves,
+                shard.reactor,
                 server_id=boot.server_id,
                 shard=boot.shard,
                 boot_id=boot.boot_id,

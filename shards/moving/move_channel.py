@@ -34,7 +34,7 @@ CHANNEL_VERSION = 1
 
 BACKLOG = 64
 READ_BYTES = 64 * 1024
-# Clients come one after the other, about 50 µs each. After so long other clients of this shard go first.
+# What came is passed on for so long; then others go first.
 TURN_NS = 50_000
 MOST_FRAME_BYTES = MOST_RECORD_BYTES + 1024
 # Descriptors that came before their frames were complete; one more, and the other end is no shard of ours.
@@ -207,7 +207,8 @@ class Incoming:
     """The receiving end of one connection.
 
     `on_message` gets each message, and the descriptor of a HandedOver (NOT_RECEIVED: it is lost), which is the
-    callee's then. `on_closed` is called once at the end, with what was wrong, or "".
+    callee's then. `on_closed` is called once at the end, with what was wrong, or "". `wait_turn` is called when
+    something has come, and the callee calls take() until that has taken everything; None: it is read at once.
     """
 
     def __init__(
@@ -216,11 +217,13 @@ class Incoming:
         sock: socket.socket,
         on_message: Callable[[Incoming, Message, int], None],
         on_closed: Callable[[Incoming, str], None],
+        wait_turn: Callable[[Incoming], None] | None = None,
     ) -> None:
         self._loop = loop
         self._sock = sock
         self._on_message = on_message
         self._on_closed = on_closed
+        self._wait_turn = wait_turn
         self._buffer = bytearray()
         self._room = memoryview(bytearray(READ_BYTES))
         self._fds: deque[int] = deque()
@@ -247,7 +250,21 @@ class Incoming:
         self._fds.clear()
         self._buffer.clear()
 
+    def take(self) -> bool:
+        """Read once; False: there is nothing more, and `wait_turn` is called when there is."""
+        if self._is_closed:
+            return False
+        if self._read():
+            return True
+        if not self._is_closed:
+            self._loop.add_reader(self._sock.fileno(), self._on_readable)
+        return False
+
     def _on_readable(self) -> None:
+        if self._wait_turn is not None:
+            self._loop.remove_reader(self._sock.fileno())
+            self._wait_turn(self)
+            return
         until_ns = time.monotonic_ns() + TURN_NS
         while not self._is_closed and self._read() and time.monotonic_ns() < until_ns:
             pass

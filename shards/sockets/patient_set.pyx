@@ -9,22 +9,15 @@ the reactor's; only the set that reports it is another.
 from libc.errno cimport errno
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
-from posix.time cimport CLOCK_MONOTONIC, timespec
+from posix.time cimport CLOCK_MONOTONIC
 from posix.unistd cimport close as close_fd, read as read_fd
 
 from gnatswarm.shards.sockets.epoll cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, epoll_create1, epoll_ctl,
     epoll_event, epoll_wait)
+from gnatswarm.shards.sockets.timerfd cimport (
+    TFD_CLOEXEC, TFD_NONBLOCK, itimerspec, timerfd_create, timerfd_settime)
 
-
-cdef extern from "<sys/timerfd.h>" nogil:
-    enum:
-        TFD_NONBLOCK, TFD_CLOEXEC
-    struct itimerspec:
-        timespec it_interval
-        timespec it_value
-    int timerfd_create(int clock, int flags)
-    int timerfd_settime(int fd, int flags, const itimerspec *new, itimerspec *old)
 
 cdef enum:
     MOST_EVENTS = 64                # sockets read in one round; a look at more goes on in the next

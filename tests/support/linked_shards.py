@@ -55,6 +55,7 @@ class MovingShard:
             loop,
             one.shard.clients,
             self.moves,
+            one.shard.reactor,
             server_id="N",
             shard=number,
             boot_id=self.peer.boot_id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,8 +15,9 @@ from gnatswarm.broker.frozen import OfferedClient, RecordRefused
 from gnatswarm.broker.options import Options, Permissions, User
 from gnatswarm.shards.boundary.linkdir import path_for_moves
 from gnatswarm.shards.clients import moved as records
+from gnatswarm.shards.moving import host
 from gnatswarm.shards.moving import move_channel as channel
-from tests.support.linked_shards import LinkedShards
+from tests.support.linked_shards import LinkedShards, MovingShard
 from tests.support.one_shard import Client
 from tests.support.turns import until
 
@@ -54,12 +56,40 @@ async def test_clients_go_on_in_the_next_shard(two: LinkedShards) -> None:
     first, second = [await come(two, "SUB a 1\r\n") for _ in range(2)]
     cids = two.shards[0].cids
     assert await moved(two, 2) == {}
-    assert (two.shards[0].cids, two.shards[1].cids) == ([], cids)
+    await until(lambda: (two.shards[0].cids, two.shards[1].cids) == ([], cids))
     assert two.shards[0].ended == [""]
     await first.talk(b"PUB a 2\r\nhi\r\nPING\r\n")
     assert await second.wait(b"hi\r\n") == b"MSG a 1 2\r\nhi\r\n"
     assert two.page.connections == 2
     assert not two.shards[0].host.is_busy and not two.shards[1].host.is_busy
+
+
+class Rest:
+    """In place of a shard's timer: how often the shard has slept; it wakes at its loop's next turn."""
+
+    def __init__(self, shard: MovingShard) -> None:
+        self.n = 0
+        self.go_on = shard.host._go_on
+        shard.host._rest.close()
+        shard.host._rest = self  # type: ignore[assignment]
+
+    def start(self, us: int) -> None:
+        self.n += 1
+        asyncio.get_running_loop().call_soon(self.go_on)
+
+    def close(self) -> None:
+        """As of a timer."""
+
+
+async def test_a_shard_sleeps_between_the_turns_of_a_move(two: LinkedShards, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "TURN_NS", 0)  # one client in each turn
+    for _ in range(3):
+        await come(two, "SUB a 1\r\n")
+    old, new = [Rest(shard) for shard in two.shards]
+    assert await moved(two, 3) == {}
+    await until(lambda: len(two.shards[1].cids) == 3)
+    assert old.n == 3 + 3, "written down; handed over"
+    assert new.n >= 3 + 3 + 3, "made; read; they go on"
 
 
 async def test_a_shard_that_leaves_takes_no_clients(two: LinkedShards) -> None:
@@ -98,6 +128,9 @@ class Moves:
         self.ended: list[tuple[int, int]] = []
         self.host: Any = None
         self.n_arriving = 0
+
+    def go_on(self) -> bool:
+        return False
 
     def arrive(self, old: int, id: int, frozen: Any) -> bool:
         self.came.append(frozen.cid)
