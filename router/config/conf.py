@@ -354,6 +354,8 @@ class _Parser:
     def _from_environment(self, name: str, text: str, at: Position) -> Node:
         # The environment's text is a value of this syntax, so that lists and numbers can come from there. It
         # sees no environment itself: FOO='$FOO' would never end.
+        if not text.isascii() and any("\udc80" <= one <= "\udcff" for one in text):  # a byte that was no UTF-8
+            raise Unreadable(Problem(at, f"variable reference for '{name}' is not UTF-8"))
         inner = _Reading({})
         tree = inner.text("value = " + text, f"${name}")
         if inner.problems and _ONE_WORD.fullmatch(text):

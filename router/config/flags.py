@@ -183,6 +183,8 @@ def parse(arguments: list[str]) -> CommandLine:
 
 def _value(flag: Flag, name: str, text: str, *, has_text: bool) -> bool | int | str:
     if flag.kind is str:
+        if not text.isascii() and any("\udc80" <= one <= "\udcff" for one in text):  # a byte that was no UTF-8
+            raise BadCommandLine(f"the value of -{name} is not UTF-8")
         return text
     if flag.kind is bool:
         if not has_text or text in _TRUE:

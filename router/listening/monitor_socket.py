@@ -58,6 +58,8 @@ def listen(options: Wanted) -> socket.socket | None:
         found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         found.sort(key=lambda entry: entry[0] != socket.AF_INET)
         return socket.create_server((str(found[0][4][0]), port), family=found[0][0], backlog=BACKLOG)
+    except UnicodeError as error:
+        raise ListenError(f"Can't start monitoring: {host} is no host name: {error}") from None
     except OSError as error:
         # A name without an address has a negative errno; for other errors socket's own text repeats the address.
         number = error.errno or 0

@@ -51,7 +51,11 @@ class SyslogAddress:
             return self._connect_unix()
         kind = socket.SOCK_DGRAM if self.network == "udp" else socket.SOCK_STREAM
         failure = OSError("no address")
-        for family, _, _, _, address in socket.getaddrinfo(self.host, self.port, type=kind):
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=kind)
+        except UnicodeError as error:  # a name with an empty label, or one of more than 63 bytes
+            raise OSError(f"{self.host} is no host name: {error}") from None
+        for family, _, _, _, address in found:
             sock = socket.socket(family, kind)
             try:
                 sock.settimeout(CONNECT_DEADLINE_S)

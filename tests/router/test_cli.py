@@ -81,6 +81,8 @@ def test_debug_and_trace(served: list[tuple[Options, str]], flag: str, debug: bo
         (["-bogus"], "flag provided but not defined: -bogus"),
         (["--prot", "1"], "flag provided but not defined: -prot — did you mean -port?"),
         (["-p"], "flag needs an argument: -p"),
+        (["--name", "a\udcff"], "the value of -name is not UTF-8"),
+        (["-P=\udc80"], "the value of -P is not UTF-8"),
         (["-p", "abc"], 'invalid value "abc" for flag -p: parse error'),
         (["-p="], 'invalid value "" for flag -p: parse error'),
         (["-p", " 5"], 'invalid value " 5" for flag -p: parse error'),

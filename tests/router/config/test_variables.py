@@ -112,3 +112,7 @@ def test_one_port_for_two_is_a_problem(tmp_path, text, pair):
 )
 def test_ports_that_do_not_meet_are_valid(tmp_path, text):
     options(tmp_path, text)
+
+
+def test_text_of_the_environment_that_is_not_utf_8_is_refused(tmp_path):
+    assert problems(tmp_path, "server_name: $NAME", NAME="a\udcff") == ["variable reference for 'NAME' is not UTF-8"]

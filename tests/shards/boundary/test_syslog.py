@@ -151,6 +151,12 @@ def test_without_a_syslog_the_router_does_not_start_and_a_shard_does(
     assert "[INF] shard 0 - here" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["a..b", "a" * 64, "é..x"])
+def test_a_name_that_cannot_be_one_is_an_error_as_one_without_an_address(name: str) -> None:
+    with pytest.raises(OSError, match="is no host name"):
+        configured(f"udp://{name}:514")
+
+
 async def test_a_broker_logs_to_syslog_what_it_would_log_to_standard_error() -> None:
     sock, url = udp()
     config = f'listen: "127.0.0.1:-1"\nremote_syslog: "{url}"\ndebug: true\n'
