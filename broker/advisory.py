@@ -28,9 +28,12 @@ ABOUT_ONES_OWN = {
     b"$SYS.REQ.ACCOUNT.PING.STATZ": "STATZ",
 }
 
-# Supported requests, by the last token of the subject; KICK and LDM only when they name this server.
-OF_SERVERS = ("ACCOUNTZ", "CONNZ", "GATEWAYZ", "HEALTHZ", "JSZ", "LEAFZ", "ROUTEZ", "SHARDZ", "STATSZ", "SUBSZ", "VARZ")
-OF_THIS_SERVER = ("KICK", "LDM")
+# Supported requests, by the last token of the subject; those of OF_THIS_SERVER only when they name it.
+OF_SERVERS = (
+    *("ACCOUNTZ", "CONNZ", "GATEWAYZ", "HEALTHZ", "IDZ", "JSZ", "LEAFZ", "ROUTEZ", "SHARDZ", "STATSZ", "SUBSZ"),
+    "VARZ",
+)
+OF_THIS_SERVER = ("KICK", "LDM", "RELOAD")
 OF_ACCOUNTS = ("CONNS", "CONNZ", "INFO", "JSZ", "LEAFZ", "STATZ", "SUBSZ")
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -57,6 +60,8 @@ class ServerIdentity(msgspec.Struct, frozen=True):
             found["tags"] = list(options.server_tags)
         if options.server_metadata:
             found["metadata"] = dict(options.server_metadata)
+        if options.is_like_newer:
+            return found | {"jetstream": False, "seq": number, "time": time_text(now_us)}
         return found | {"seq": number, "jetstream": False, "time": time_text(now_us)}
 
 

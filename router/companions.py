@@ -112,6 +112,7 @@ class Companions:
             on_scaled_up=rebalance.begin_after_scale,
             warnings=self._placing.warnings,
         )
+        self._system.reload = reloader.reload
         answers = OperatorAnswers(
             broker,
             broker,

@@ -503,6 +503,9 @@ def account_statistics(facts: Facts, answers: Iterable[AccountRow]) -> list[Docu
 
 def statsz(facts: Facts, active_accounts: int) -> Document:
     """The server statistics that are published regularly in the system account."""
+    newer = facts.options.is_like_newer
+    sent = {"msgs": total(facts, "out_msgs"), "bytes": total(facts, "out_bytes")}
+    received = {"msgs": total(facts, "in_msgs"), "bytes": total(facts, "in_bytes")}
     return {
         "start": time_text(facts.created_us),
         "mem": total(facts, "resident_bytes") + facts.router_resident_bytes,
@@ -512,10 +515,13 @@ def statsz(facts: Facts, active_accounts: int) -> Document:
         "total_connections": total(facts, "total_connections"),
         "active_accounts": active_accounts,
         "subscriptions": total(facts, "subscriptions"),
-        "sent": {"msgs": total(facts, "out_msgs"), "bytes": total(facts, "out_bytes")},
-        "received": {"msgs": total(facts, "in_msgs"), "bytes": total(facts, "in_bytes")},
+        "sent": sent,
+        **({"sent_to_clients": sent} if newer else {}),
+        "received": received,
+        **({"received_from_clients": received} if newer else {}),
         "slow_consumers": total(facts, "slow_consumers"),
         "active_servers": 1,
+        **({"gomaxprocs": facts.cores} if newer else {}),
     }
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gnatswarm.router.monitoring.system_answers import SystemAnswers
     from gnatswarm.router.supervision.broker_commands import ShardChannels
     from gnatswarm.router.supervision.broker_view import BrokerView
+    from gnatswarm.router.supervision.reloader import ReloadOutcome
 
 log = logging.getLogger("gnatswarm.router")
 
@@ -36,6 +37,7 @@ class SystemAccount:
         self._view = view
         self._channels = channels
         self._monitoring = monitoring
+        self.reload: Callable[[], ReloadOutcome] | None = None  # reads the configuration again; None: nobody does
         self._answers: SystemAnswers | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_statsz: asyncio.TimerHandle | None = None
@@ -88,7 +90,7 @@ class SystemAccount:
         if self._answers is None:
             from gnatswarm.router.monitoring.system_answers import SystemAnswers  # imports the pages too
 
-            self._answers = SystemAnswers(self._view, self._monitoring())
+            self._answers = SystemAnswers(self._view, self._monitoring(), self.reload)
         return self._answers
 
     async def _answer(self, shard: int, request: SystemRequest) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gnatswarm.router.monitoring.facts import Facts
     from gnatswarm.router.monitoring.state import MonitoringState
     from gnatswarm.router.supervision.broker_view import BrokerView
+    from gnatswarm.router.supervision.reloader import ReloadOutcome
 
 # An answer is one control message and one message to the client; a longer one must be requested page by page.
 MOST_ANSWER_BYTES = 8 * 1024 * 1024
@@ -86,8 +87,13 @@ _count_options = msgspec.json.Decoder(CountOptions)
 class SystemAnswers:
     """Answers the requests to one broker."""
 
-    def __init__(self, view: BrokerView, state: MonitoringState) -> None:
+    def __init__(
+        self, view: BrokerView, state: MonitoringState, reload: Callable[[], ReloadOutcome] | None = None
+    ) -> None:
+        """`reload` reads the configuration again; None: it cannot be asked for."""
         self._view = view
+        self._reload = reload
+        self._is_like_newer = view.options.is_like_newer  # cannot change
         self._state = state
         self._of_server: dict[str, Callable[[RequestOptions], Awaitable[object]]] = {
             "VARZ": lambda asked: self._page(self._state.pages.varz),
@@ -152,6 +158,13 @@ class SystemAnswers:
             return await self.statsz()
         if what in ("KICK", "LDM") and name != "PING":
             return await self._wrapped(self._client(asked, is_kicked=what == "KICK"), has_data=False)
+        if what == "RELOAD" and name != "PING" and self._is_like_newer and self._reload is not None:
+            return await self._wrapped(self._reloaded(self._reload), has_data=False)
+        if what == "IDZ" and self._is_like_newer:
+            options = self._view.options
+            return orjson.dumps(
+                {"name": self._view.server_name, "host": options.host or "0.0.0.0", "id": self._view.server_id}
+            )
         found = self._of_server.get(what)
         if found is None:
             raise Unasked
@@ -226,7 +239,16 @@ class SystemAnswers:
 
     async def _health(self, _asked: RequestOptions) -> object:
         fault = self._state.pages.health()
-        return {"status": "unavailable", "error": fault} if fault else {"status": "ok"}
+        found: Document = {"status": "unavailable"} if fault else {"status": "ok"}
+        if self._is_like_newer:
+            found["status_code"] = 503 if fault else 200
+        return found | ({"error": fault} if fault else {})
+
+    async def _reloaded(self, reload: Callable[[], ReloadOutcome]) -> object:
+        outcome = reload()
+        if outcome.refused:
+            raise BadQuery("\n".join(outcome.refused))
+        return None
 
     async def _no_jetstream(self, _asked: RequestOptions, _account: str) -> object:
         raise BadQuery("jetstream not enabled")
@@ -241,14 +263,15 @@ class SystemAnswers:
 
     async def _client(self, asked: RequestOptions, *, is_kicked: bool) -> object:
         facts = self._state.gather()
+        unknown = BadQuery("no such client or leafnode id" if self._is_like_newer else "no such client id")
         if asked.cid <= 0:
-            raise BadQuery("cid is missing: which client is meant")
+            raise unknown if self._is_like_newer else BadQuery("cid is missing: which client is meant")
         query = rows.ClientQuery(asked.cid, is_kicked)
         for shard in facts.shards:
             parts = await self._state.questions.ask(shard.shard, query, rows.ClientPart) if shard.pid else []
             if any(part.is_found for part in parts):
                 return None
-        raise BadQuery("no such client id")
+        raise unknown
 
     # ---- counts of subscriptions: the answer is the number alone
 
