@@ -139,7 +139,7 @@ class User(_Discreet, frozen=True, forbid_unknown_fields=True):
     nkey: str = ""  # public key, "U…"
     account: str = GLOBAL_ACCOUNT  # the account that the user belongs to
     permissions: Permissions | None = None  # None: everything is allowed
-    connection_types: tuple[str, ...] = ()  # kinds of connection the user may use: STANDARD, WEBSOCKET; (): all
+    connection_types: tuple[str, ...] = ()  # kinds of connection: STANDARD, WEBSOCKET, LEAFNODE, LEAFNODE_WS; (): all
     publish_limits: PublishLimits | None = None  # of all its clients together; None: no limits
 
     @property

@@ -137,6 +137,7 @@ class Clients:
         self.open = sessions
         self._expected: dict[int, ClientSession] = {}  # clients of other shards that are about to go on here
         self._reload_later: dict[int, bool] = {}  # cid of a client that moves → whether its stream imports have changed
+        self._surplus: set[int] = set()  # cids of clients that are being closed, and count no more: see _close_surplus
         self.closed = Closed(options.limits.max_closed_clients)
         self.passing = Passing()
         self._is_holding = False
@@ -441,9 +442,13 @@ class Clients:
 
     def on_closed(self, session: ClientSession) -> None:
         """A session has ended; its subscriptions are removed."""
-        del self.open[session.connection.cid]
-        self._reload_later.pop(session.connection.cid, None)
-        self._page.remove_connection(self._shard)
+        cid = session.connection.cid
+        del self.open[cid]
+        self._reload_later.pop(cid, None)
+        if cid in self._surplus:
+            self._surplus.discard(cid)
+        else:
+            self._page.remove_connection(self._shard)
         self.census.leave(session)
         self.closed.note(session)
         self._on_closed(session)
@@ -589,6 +594,7 @@ class Clients:
         self._options = options
         if options.limits.max_closed_clients != self._limits.max_closed_clients:
             self.closed.set_most(options.limits.max_closed_clients)
+        allows_fewer = options.limits.max_connections < self._limits.max_connections
         self._limits = options.limits
         self.info = info
         self._connected.clear()
@@ -605,12 +611,28 @@ class Clients:
                 listen_anew(session.connection)
         for session in self._expected.values():
             self._note_reload(session, listeners)
+        if allows_fewer:
+            self._close_surplus()
         self._reactor.finish()
 
     def _note_reload(self, session: ClientSession, listeners: set[str]) -> None:
         """While it moves its subscriptions stay as they were announced: other shards count with them."""
         cid = session.connection.cid
         self._reload_later[cid] = self._reload_later.get(cid, False) or session.account in listeners
+
+    def _close_surplus(self) -> None:
+        """There may be fewer clients than there are: close ours, the latest first, until all shards have no more.
+
+        The count falls at once. Two shards that look at the same moment close one more than they need to.
+        """
+        most = self._limits.max_connections
+        for session in reversed(list(self.open.values())):
+            if self._page.connections <= most:
+                break
+            if not session.connection.is_moving:
+                self._surplus.add(session.connection.cid)
+                self._page.remove_connection(self._shard)
+                session.connection.end(MaximumConnectionsExceeded())
 
     def _reload_now(self, cid: int) -> None:
         """Its move is over: what was reloaded meanwhile holds from now on."""

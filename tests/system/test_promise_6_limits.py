@@ -8,6 +8,7 @@ import pytest
 
 from tests.support import swarm
 from tests.support.wire import Client
+from tests.system.test_log_in import reload
 
 pytestmark = pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "gnatswarm-4")
 
@@ -78,6 +79,25 @@ async def test_a_killed_shards_connections_no_longer_count(start_broker, cluster
         inside += await fill(cluster, len(lost))
         answers = await asyncio.gather(*(ask(cluster) for _ in range(10)))
         assert not any(is_in for _, is_in in answers)
+
+
+@pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "nats-server", "nats-server-2.15")
+async def test_a_reload_that_allows_fewer_connections_closes_the_others(start_broker, cluster_of):
+    broker = start_broker(config="max_connections: 8")
+    inside = await fill(cluster_of(broker), 8)
+    await reload(broker, "max_connections: 3")
+    ended = [asyncio.ensure_future(client.wait_closed()) for client in inside]
+    async with asyncio.timeout(10):
+        while sum(one.done() for one in ended) < 5:
+            await asyncio.wait([one for one in ended if not one.done()], return_when=asyncio.FIRST_COMPLETED)
+    errors = [one.result() for one in ended if one.done()]
+    assert set(errors) == {b"-ERR 'maximum connections exceeded'\r\n"}
+    most = 5 + broker.kind.shards - 1  # shards that look at the same moment
+    assert 5 <= len(errors) <= most
+    stays = next(client for client, one in zip(inside, ended, strict=True) if not one.done())
+    for one in ended:
+        one.cancel()
+    await stays.talk("PING\r\n", expect="PONG\r\n")
 
 
 async def test_status_counts_the_connections_of_all_shards(start_broker, cluster_of):
