@@ -12,10 +12,12 @@ import json
 import os
 import signal
 import socket
+import ssl
 import time
 import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -501,6 +503,60 @@ async def test_routes_may_be_encrypted_and_ask_for_a_password(start: Start, net:
     first.log.wait_line("Authorization Violation")
     stranger.log.wait_line(r"Error trying to connect to route .*Authorization Violation")
     assert is_meshed([first, *others])
+
+
+@pytest.mark.parametrize("kind", ["gnatswarm-1", "nats-server-2.15"])
+@pytest.mark.parametrize(
+    ("option", "refused", "taken"),
+    [
+        ('min_version: "1.3"', "1.2", "1.3"),
+        ("cipher_suites: [ TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384 ]", "AES128", "AES256"),
+    ],
+)
+async def test_routes_have_the_versions_and_ciphers_of_the_tls_block(
+    start: Start, authority: Authority, kind: str, option: str, refused: str, taken: str
+) -> None:
+    tls = f"tls {{ {authority.member().lines}, ca_file: '{authority.path}', timeout: 5, {option} }}"
+    here = start(kind, cluster_config("here", inner=tls))
+
+    async def hello(wanted: str) -> bytes:
+        context = authority.client_context(authority.member())
+        context.maximum_version = ssl.TLSVersion.TLSv1_3 if wanted == "1.3" else ssl.TLSVersion.TLSv1_2
+        if wanted.startswith("AES"):
+            context.set_ciphers(f"ECDHE-ECDSA-{wanted}-GCM-SHA{'256' if wanted == 'AES128' else '384'}")
+        reader, writer = await asyncio.open_connection("127.0.0.1", route_port(here), ssl=context)
+        try:
+            return await reader.readexactly(5)
+        finally:
+            writer.close()
+
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        await hello(refused)
+    assert await hello(taken) == b"INFO "
+
+
+async def test_a_member_whose_authority_is_unknown_is_dialled_where_insecure_says_so(
+    start: Start, authority: Authority, tmp_path: Path
+) -> None:
+    """The certificates of who dials are checked all the same, as in nats-server."""
+    other = Authority(tmp_path)
+    here = start(
+        "nats-server",
+        cluster_config("here", inner=f"tls {{ {authority.member().lines}, ca_file: '{authority.path}' }}"),
+    )
+    seed = (route_port(here),)
+    careful = f"tls {{ {authority.member().lines}, ca_file: '{other.path}' }}"
+    refused = start("gnatswarm-1", cluster_config("careful", seed, inner=careful))
+    await asyncio.to_thread(refused.log.wait_line, "Error trying to connect to route .*certificate")
+    careless = start(
+        "gnatswarm-1", cluster_config("careless", seed, inner=careful.replace("tls {", "tls { insecure: true,"))
+    )
+    await until(lambda: is_meshed([careless, here]))
+    context = other.client_context(authority.member())
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    reader, _ = await asyncio.open_connection("127.0.0.1", route_port(careless), ssl=context)
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        await reader.readexactly(5)
 
 
 async def test_a_member_that_stops_reading_harms_nobody_and_comes_back(start: Start, net: Net) -> None:

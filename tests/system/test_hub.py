@@ -381,6 +381,30 @@ async def test_an_account_has_so_many_leaf_nodes_as_its_limits_say(start: Start,
         one.writer.close()
 
 
+async def test_so_many_silent_connections_may_wait_and_leaf_nodes_have_room(start: Start) -> None:
+    """A flood of connections that say nothing takes no more descriptors than so many, and ends by itself."""
+    hub = start("gnatswarm-1", HUB)
+    words = {"cluster": "one", "user": "a", "pass": "p", "remote_account": "$G"}
+    first = await by_hand(hub_port(hub), {"name": "one", **words})
+    await first.until(b"LS+")
+    silent = [await asyncio.open_connection("127.0.0.1", hub_port(hub)) for _ in range(300)]
+    await asyncio.to_thread(hub.log.wait_line, "too many connections that have not logged in: closed")
+    first.say("PING\r\n")
+    await first.until(b"PONG\r\n")
+    for _, writer in silent:
+        writer.close()
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                other = await by_hand(hub_port(hub), {"name": "two", **words, "cluster": "two"})
+                await other.until(b"LS+")
+                break
+            except (EOFError, ValueError, ConnectionError):
+                continue
+    for one in (first, other):
+        one.writer.close()
+
+
 async def test_a_loop_is_found_where_our_own_subject_comes_back(tree: Tree) -> None:
     words = {"name": "round", "user": "a", "pass": "p"}
     leaf = await by_hand(hub_port(tree.hub), words)

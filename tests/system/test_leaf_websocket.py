@@ -287,20 +287,28 @@ async def test_a_broker_that_is_no_hub_says_so(start: Start) -> None:
     assert (await connect(websocket_port(broker))).info["server_id"]
 
 
-async def test_leaf_nodes_come_back_after_the_gateway_or_their_shard_was_killed(start: Start, net: Net) -> None:
-    hub = start("gnatswarm-1", f"{LEAVES}websocket {{ {PLAIN} }}\ndebug: true\n")
-    leaf = leaf_of(start, "nats-server", f"ws://127.0.0.1:{websocket_port(hub)}")
+@pytest.mark.parametrize("scheme", ["ws", "wss"])
+@pytest.mark.parametrize("kind", ["nats-server", "gnatswarm-1"])
+async def test_leaf_nodes_come_back_after_the_gateway_or_their_shard_was_killed(
+    start: Start, net: Net, authority: Authority, kind: str, scheme: str
+) -> None:
+    pair = authority.server()
+    tls = f"host: 127.0.0.1, port: -1, tls {{ cert_file: '{pair.cert}', key_file: '{pair.key}' }}"
+    hub = start("gnatswarm-1", f"{LEAVES}websocket {{ {tls if scheme == 'wss' else PLAIN} }}\ndebug: true\n")
+    trust = f"tls {{ ca_file: '{authority.path}' }}" if scheme == "wss" else ""
+    leaf = leaf_of(start, kind, f"{scheme}://127.0.0.1:{websocket_port(hub)}", trust)
     at_leaf = await net.client(leaf)
     await subscribed(at_leaf, "x 1")
     await know(await net.client(hub), at_leaf)
     for victim in (r"Gateway is process (\d+)", r"Shard 0 is process (\d+)"):
         lines = len(hub.log.lines)
         os.kill(int(hub.log.wait_line(victim)[1]), signal.SIGKILL)
-        if "Gateway" in victim:
-            hub.log.wait_line("Leafnode connection created", 20.0, start=lines)
-        else:  # without TLS it has nothing to do with the shard that accepted it
-            hub.log.wait_line("Shard 0 is process", 20.0, start=lines)
+        if scheme == "wss" or "Gateway" in victim:  # the shard that accepted it encrypts for it
+            await asyncio.to_thread(hub.log.wait_line, "Leafnode connection created", 20.0, lines)
+        else:  # without TLS it has nothing to do with that shard
+            await asyncio.to_thread(hub.log.wait_line, "Shard 0 is process", 20.0, lines)
         publisher = await net.client(hub)
         await know(publisher, at_leaf)
         await publisher.send("PUB x 1\r\ny\r\n")
         assert await payloads(at_leaf, 1) == [b"y"]
+    assert "Traceback" not in hub.log.text + leaf.log.text
