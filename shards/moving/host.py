@@ -52,9 +52,9 @@ logger = logging.getLogger("gnatswarm.moving")
 # Descriptors of a shard that are not its clients': links, listeners, files.
 OTHER_DESCRIPTORS = 256
 # What is due for clients that move is done one client after the other, 10 to 50 µs each. After so long other clients
-# of this shard go first, and other processes: what they wait for a move is about this. Half of it: the moves cost 1.4
-# times as much CPU.
-TURN_NS = 100_000
+# of this shard go first, and other processes: what they wait for a move is about this. Each rest costs: with 100 µs
+# a move took some three quarters of the CPU.
+TURN_NS = 70_000
 # Then this shard sleeps for so long: other processes that are woken on its processor would wait for a slice of the
 # scheduler otherwise, 1.4 ms with two processors.
 REST_US = 100
