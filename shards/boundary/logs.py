@@ -11,6 +11,7 @@ and called again to reopen, to rotate and to change the level.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -299,8 +300,16 @@ def _level(debug: bool, trace: bool) -> int:
 
 
 def _open_log(path: str) -> int:
-    # nats-server's mode. A log has no secrets, but it shows who talks to whom.
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+    # nats-server's mode. A log has no secrets, but it shows who talks to whom. A named pipe that nobody reads would be
+    # waited for, by all processes of the broker.
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o640)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "nobody reads this named pipe", path) from None
+        raise
+    os.set_blocking(fd, True)
+    return fd
 
 
 _BACKUP_SUFFIX = r"\.\d{4}(\.\d\d){5}\.\d{9}"

@@ -17,6 +17,7 @@ V2 = b"\r\n\r\n\x00\r\nQUIT\n"
 V2_HEAD_BYTES = 16  # signature, version and command, family and protocol, size of the rest
 LOCAL, PROXIED = 0x20, 0x21
 STREAM = 1
+UNKNOWN_FAMILY = 0  # the load balancer does not say who it is: as LOCAL
 ADDRESS_BYTES = {1: 4, 2: 16}  # by address family
 
 
@@ -79,8 +80,9 @@ class ProxyHeader:
         if command == PROXIED:
             if protocol != STREAM:
                 raise ProxyHeaderError("unsupported PROXY protocol feature: only STREAM protocol supported")
-            if family not in ADDRESS_BYTES:
+            if family not in {UNKNOWN_FAMILY, *ADDRESS_BYTES}:
                 raise ProxyHeaderError(f"unsupported PROXY protocol feature: unsupported address family 0x{family:x}0")
+        if command == PROXIED and family != UNKNOWN_FAMILY:
             one = ADDRESS_BYTES[family]
             if size < 2 * one + 4:
                 raise ProxyHeaderError(f"IPv{4 if one == 4 else 6} address data too short: {size} bytes")
@@ -88,7 +90,7 @@ class ProxyHeader:
                 return None
             at = V2_HEAD_BYTES + 2 * one
             host = ipaddress.ip_address(head[V2_HEAD_BYTES : V2_HEAD_BYTES + one])
-            self.address = str(host), int.from_bytes(head[at : at + 2])
+            self.address = _shown(host), int.from_bytes(head[at : at + 2])
         self._left, self._kept = size, b""
         return self._drop(head[V2_HEAD_BYTES:] + more)
 
@@ -104,9 +106,14 @@ def _host(word: bytes, family: bytes) -> str:
     try:
         if b"%" in word:
             raise ValueError
-        return str(kind(word.decode("ascii")))
+        return _shown(kind(word.decode("ascii")))
     except ValueError:
         raise ProxyHeaderError("invalid PROXY protocol header: invalid address") from None
+
+
+def _shown(host: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    """An IPv4 client of a load balancer that listens on IPv6 as well is shown by its IPv4 address."""
+    return str(host.ipv4_mapped or host) if isinstance(host, ipaddress.IPv6Address) else str(host)
 
 
 def _port(word: bytes) -> int:

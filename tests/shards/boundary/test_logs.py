@@ -10,6 +10,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -62,8 +63,10 @@ def test_a_shard_says_which_it_is(tmp_path: pathlib.Path) -> None:
     assert lines(path)[0].endswith("[INF] shard 3 - hi")
 
 
-@pytest.mark.parametrize(("debug", "trace", "shown"), [(False, False, []), (True, False, ["DBG"]),
-                                                       (False, True, ["TRC"]), (True, True, ["DBG", "TRC"])])  # fmt: skip # noqa: E501
+@pytest.mark.parametrize(
+    ("debug", "trace", "shown"),
+    [(False, False, []), (True, False, ["DBG"]), (False, True, ["TRC"]), (True, True, ["DBG", "TRC"])],
+)
 def test_debug_and_trace_are_independent(tmp_path: pathlib.Path, debug: bool, trace: bool, shown: list[str]) -> None:
     path = tmp_path / "x.log"
     logs.configure(Logging(file=str(path), debug=debug, trace=trace), process_label=logs.ROUTER_LABEL)
@@ -182,6 +185,28 @@ def test_a_file_that_cannot_be_opened_keeps_the_old_one(tmp_path: pathlib.Path) 
         logs.configure(Logging(file=str(tmp_path / "no" / "x.log")), process_label=logs.ROUTER_LABEL)
     log.info("still here")
     assert len(lines(path)) == 1
+
+
+def test_a_named_pipe_that_nobody_reads_is_not_waited_for(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.log"
+    handler = logs.LineHandler(Logging(file=str(path)), process_label=logs.ROUTER_LABEL)
+    path.unlink()
+    os.mkfifo(path)
+    said: list[str] = []
+    reopening = threading.Thread(target=lambda: said.append(handler.reopen()), daemon=True)
+    reopening.start()
+    reopening.join(10)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # lets go of a thread that waits
+    reopening.join()
+    try:
+        assert said == [f"cannot open log file {str(path)!r}: nobody reads this named pipe"]
+        assert handler.reopen() == ""
+        handler.emit(log.makeRecord(log.name, logging.INFO, "", 0, "here", (), None))
+        assert os.read(reader, 1000) == b"here\n"
+        assert os.get_blocking(handler._fd), "as standard error is: no line is lost while somebody reads"
+    finally:
+        os.close(reader)
+        handler.close()
 
 
 def test_standard_error_is_the_default_and_only_ours_goes_there(capfd: pytest.CaptureFixture[str]) -> None:

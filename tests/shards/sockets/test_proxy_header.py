@@ -31,6 +31,10 @@ VALID = {
     v2(more=b"x" * (65535 - 12)): ("1.2.3.4", 1111),
     v2(command=0x20): None,
     V2 + b"\x20\x00\x00\x00": None,
+    V2 + b"\x21\x01\x00\x00": None,
+    V2 + b"\x21\x01\x00\x0c" + b"a" * 12: None,
+    b"PROXY TCP6 ::ffff:1.2.3.4 ::1 5555 4222\r\n": ("1.2.3.4", 5555),
+    v2(kind=0x21, hosts=("::ffff:1.2.3.4", "::1")): ("1.2.3.4", 1111),
 }
 INVALID = {
     b"PROXY TCP4 1.2.3 10.0.0.1 5555 4222\r\n": "invalid address",
