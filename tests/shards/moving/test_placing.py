@@ -10,6 +10,7 @@ import pytest
 
 from gnatswarm.broker.options import Placement, PlacementRule
 from gnatswarm.shards.boundary.control import Places
+from gnatswarm.shards.moving import placing
 from gnatswarm.shards.moving.placing import STAY_S, Placing
 
 
@@ -42,19 +43,20 @@ class Here:
     def look(self) -> list[int]:
         """Who is asked to go to shard 1 after one more look at all."""
         self.asked.clear()
-        before = self.next
-        while self.next is before or before is None:
-            before = self.next
+        is_over = False
+        while not is_over:
             assert self.next is not None
             self.now_s += 1.0
             self.next()
-            if self.asked or not self.placing._look:
-                break
+            is_over = self.placing._look is None
         return sorted(self.asked[0].get(1, [])) if self.asked else []
 
 
-@pytest.fixture
-def here() -> Here:
+@pytest.fixture(params=[False, True], ids=["at once", "in steps"])
+def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Here:
+    """A look takes one step, or (as where the shard is kept from its processor) one more."""
+    if request.param:
+        monkeypatch.setattr(placing, "STEP_S", -1.0)
     return Here()
 
 
