@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from pathlib import Path
 from typing import NamedTuple
 
 from gnatswarm.broker.options import Options
@@ -51,7 +50,7 @@ def stats_place(options: Options, program: str) -> StatsPlace:
             "", "Statistics are off: there is no home directory; --stats-dir turns them on", logging.WARNING
         )
     try:
-        make_directory(Path(directory))
+        make_directory(directory)
         _try_to_write(directory)
     except OSError as error:
         if stats.dir:  # it may become writable; the shards try again in every window

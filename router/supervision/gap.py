@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,12 +43,12 @@ def note_gap(page: Page, process: ShardProcess, server_id: str, directory: str, 
         reason=reason,
         **dict(zip(names, missing, strict=True)),
     )
-    thread = threading.Thread(target=_write, args=(Path(directory), row), name="gap row")
+    thread = threading.Thread(target=_write, args=(directory, row), name="gap row")
     thread.start()
     return thread
 
 
-def _write(directory: Path, row: GapRecord) -> None:
+def _write(directory: str, row: GapRecord) -> None:
     import msgspec
 
     from gnatswarm.shards.boundary import statfile

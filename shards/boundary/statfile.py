@@ -5,7 +5,7 @@
 The format is JSON Lines, compressed; each append is a zstd frame of its own, so that it survives when the writer is
 killed: a later process that finds a dot-named file without a lock cuts it after its last whole frame and renames it.
 Only the user may read files and directories, because they show who published what. Blocking; called by the shard's
-helper thread, and by the router for its gap rows.
+helper thread, and by the router for its gap rows. Paths are text: pathlib would take two thirds of a megabyte.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 ENDING = ".jsonl.zst"
 COMPRESSION_LEVEL = 3  # zstd's own default: 12 times smaller rows at some 200 MB/s
@@ -23,10 +22,12 @@ READ_BYTES = 1 << 20
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 
+AnyPath = str | os.PathLike[str]
 
-def hour_directory(directory: Path, at_us: int) -> Path:
+
+def hour_directory(directory: AnyPath, at_us: int) -> str:
     """The directory for windows that began in this hour (UTC)."""
-    return directory / time.strftime("date=%Y-%m-%d/hour=%H", time.gmtime(at_us / 1_000_000))
+    return os.path.join(directory, time.strftime("date=%Y-%m-%d/hour=%H", time.gmtime(at_us / 1_000_000)))
 
 
 def file_name(broker: str, shard: int | str, boot: str, number: int) -> str:
@@ -35,31 +36,33 @@ def file_name(broker: str, shard: int | str, boot: str, number: int) -> str:
     return f"{broker[:16]}-{place}-{boot}-{number:06d}{ENDING}"
 
 
-def make_directory(directory: Path) -> None:
+def make_directory(directory: AnyPath) -> None:
     """Make the directory and its missing parents, for our user only; existing ones stay unchanged. Raises OSError."""
     try:
-        directory.mkdir(DIRECTORY_MODE)
+        os.mkdir(directory, DIRECTORY_MODE)
     except FileNotFoundError:
-        if directory.parent == directory:
+        parent = os.path.dirname(os.path.abspath(directory))
+        if parent == os.fspath(directory):
             raise
-        make_directory(directory.parent)
-        directory.mkdir(DIRECTORY_MODE, exist_ok=True)
+        make_directory(parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, DIRECTORY_MODE)
     except OSError:  # not only FileExistsError: a read-only file system reports that it is read-only instead
-        if not directory.is_dir():
+        if not os.path.isdir(directory):
             raise
 
 
 class StatFile:
     """One file that is being written. Every method raises OSError when the disk refuses."""
 
-    def __init__(self, directory: Path, name: str, start_us: int) -> None:
+    def __init__(self, directory: AnyPath, name: str, start_us: int) -> None:
         folder = hour_directory(directory, start_us)
         make_directory(folder)
         self.start_us = start_us
         self.size_bytes = 0
         self.windows = 0  # times that append() succeeded
-        self._hidden = folder / f".{name}"
-        self._shown = folder / name
+        self._hidden = os.path.join(folder, f".{name}")
+        self._shown = os.path.join(folder, name)
         self._fd = locked_file(self._hidden)
 
     def append(self, lines: bytes) -> None:
@@ -94,12 +97,13 @@ class StatFile:
             if self.size_bytes:
                 publish(self._fd, self._hidden, self._shown)
             else:
-                self._hidden.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._hidden)
         finally:
             os.close(self._fd)
 
 
-def locked_file(path: Path) -> int:
+def locked_file(path: str) -> int:
     """Make a file that no other process removes; its descriptor, for writing.
 
     Before it is locked, adopt_orphans() of another process may take it for the empty file of a dead writer.
@@ -112,41 +116,59 @@ def locked_file(path: Path) -> int:
         os.close(fd)
 
 
-def publish(fd: int, hidden: Path, shown: Path) -> None:
+def publish(fd: int, hidden: str, shown: str) -> None:
     """Sync the file, rename it, then sync its directory."""
     os.fsync(fd)
     os.rename(hidden, shown)
-    folder = os.open(shown.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = os.open(os.path.dirname(shown), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
 
 
-def adopt_orphans(directory: Path) -> int:
+def adopt_orphans(directory: AnyPath) -> int:
     """Finish the files of dead writers; returns how many."""
     adopted = 0
-    for hidden in directory.glob(f"date=*/hour=*/.*{ENDING}"):
-        with contextlib.suppress(OSError):
-            adopted += _adopt(hidden)
+    for folder, name in _files(directory):
+        if name.startswith("."):
+            with contextlib.suppress(OSError):
+                adopted += _adopt(os.path.join(folder, name), os.path.join(folder, name[1:]))
     return adopted
 
 
-def _adopt(hidden: Path) -> bool:
+def _files(directory: AnyPath) -> Iterator[tuple[str, str]]:
+    """The directory and the name of every file, finished or not."""
+    for day in _names(directory):
+        if day.startswith("date="):
+            for hour in _names(os.path.join(directory, day)):
+                if hour.startswith("hour="):
+                    folder = os.path.join(directory, day, hour)
+                    yield from ((folder, name) for name in _names(folder) if name.endswith(ENDING))
+
+
+def _names(directory: AnyPath) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:  # it is gone, or no directory
+        return []
+
+
+def _adopt(hidden: str, shown: str) -> bool:
     fd = os.open(hidden, os.O_RDWR | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False  # somebody is writing it
-        if not hidden.exists() or os.stat(hidden).st_ino != os.fstat(fd).st_ino:
+        if not os.path.exists(hidden) or os.stat(hidden).st_ino != os.fstat(fd).st_ino:
             return False  # another process adopted it meanwhile
         size = whole_frames(fd)
         if size == 0:
-            hidden.unlink()
+            os.unlink(hidden)
             return False
         os.ftruncate(fd, size)
-        publish(fd, hidden, hidden.with_name(hidden.name[1:]))
+        publish(fd, hidden, shown)
         return True
     finally:
         os.close(fd)
@@ -174,19 +196,19 @@ def whole_frames(fd: int) -> int:
             frame = zstandard.ZstdDecompressor().decompressobj()
 
 
-def finished_files(directory: Path) -> Iterator[Path]:
+def finished_files(directory: AnyPath) -> Iterator[str]:
     """Every file that has its final name."""
-    for path in directory.glob(f"date=*/hour=*/*{ENDING}"):
-        if not path.name.startswith("."):
-            yield path
+    for folder, name in _files(directory):
+        if not name.startswith("."):
+            yield os.path.join(folder, name)
 
 
-def retain(directory: Path, *, max_age_s: float, max_bytes: int, now_s: float) -> int:
+def retain(directory: AnyPath, *, max_age_s: float, max_bytes: int, now_s: float) -> int:
     """Remove files that are too old, and the oldest while there are too many bytes; 0: no limit. Returns how many."""
     found = []
     for path in finished_files(directory):
         with contextlib.suppress(OSError):
-            status = path.stat()
+            status = os.stat(path)
             found.append((status.st_mtime, status.st_size, path))
     found.sort()
     total = sum(size for _, size, _ in found)
@@ -196,10 +218,11 @@ def retain(directory: Path, *, max_age_s: float, max_bytes: int, now_s: float) -
         if not is_old and (max_bytes <= 0 or total <= max_bytes):
             break
         with contextlib.suppress(OSError):
-            path.unlink()
+            os.unlink(path)
             removed += 1
         total -= size
-        for folder in (path.parent, path.parent.parent):
+        hour = os.path.dirname(path)
+        for folder in (hour, os.path.dirname(hour)):
             with contextlib.suppress(OSError):
-                folder.rmdir()  # succeeds where this was the last file
+                os.rmdir(folder)  # succeeds where this was the last file
     return removed

@@ -12,7 +12,6 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -104,7 +103,7 @@ class Recorder:
         self._links = links
         self._sublists = mesh.sublists
         self._scribe = Scribe(
-            Path(directory),
+            directory,
             broker=broker,
             shard=shard,
             boot=boot,

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from gnatswarm.shards.boundary import statfile
@@ -47,7 +46,14 @@ class Scribe:
     """Writes the files of one shard."""
 
     def __init__(
-        self, directory: Path, *, broker: str, shard: int, boot: str, max_age_s: float = 0.0, max_bytes: int = 0
+        self,
+        directory: statfile.AnyPath,
+        *,
+        broker: str,
+        shard: int,
+        boot: str,
+        max_age_s: float = 0.0,
+        max_bytes: int = 0,
     ) -> None:
         self._directory = directory
         self._names = (broker, shard, boot)

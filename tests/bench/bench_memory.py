@@ -1,8 +1,19 @@
-"""What a subscription holds, and what an idle connection: resident memory of a process made for each measurement."""
+"""What a subscription holds, and what an idle connection: resident memory of a process made for each measurement.
+
+And what a broker without clients holds, in all its processes.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
 from functools import partial
+from pathlib import Path
 
 from gnatswarm.broker.connection import ClientConnection, Fence
 from gnatswarm.broker.fanout import Fanout
@@ -11,9 +22,24 @@ from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.sublist import Sublist
 from tests.bench.measure import bytes_each, table
 from tests.support.engine import Engine
+from tests.support.servers import HOST, KINDS, Broker, session_pids
 
 SUBSCRIPTIONS = 100_000
 CONNECTIONS = 20_000
+# What no broker of ours can be without: an event loop and the formats, in a keeper, a router and two shards.
+FLOOR = """
+import asyncio, logging, os, ssl, sys, gc
+import msgspec, orjson, uvloop
+gc.freeze()
+for _ in range(3):
+    if os.fork() == 0:
+        break
+async def idle():
+    print(flush=True)
+    await asyncio.sleep(60)
+uvloop.run(idle())
+"""
+SETTLED_S, SETTLED_SHARE = 0.5, 0.005  # it changes by so little in that time
 
 
 def engine_with_subscriptions(line: bytes) -> object:
@@ -57,3 +83,39 @@ def test_memory_of_an_idle_connection():
         ("… and a publish", bytes_each(partial(clients, connect, b"SUB device.N 1\r\nPUB a 1\r\nx\r\n"), CONNECTIONS)),
     ]
     table("Memory per idle connection", rows, "B")
+
+
+def proportional_kb(session: int) -> int:
+    """The memory of these processes, when it hardly changes any more; pages that they share count once."""
+    before = -1
+    while True:
+        now = 0
+        for pid in session_pids(session):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            now += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        if abs(now - before) <= SETTLED_SHARE * now:
+            return now
+        before = now
+        threading.Event().wait(SETTLED_S)
+
+
+def floor_kb() -> int:
+    with subprocess.Popen([sys.executable, "-c", FLOOR], stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        for _ in range(4):
+            process.stdout.readline()
+        try:
+            return proportional_kb(process.pid)
+        finally:
+            for pid in session_pids(process.pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_memory_at_rest():
+    rows = [("four processes with uvloop, ssl, msgspec, orjson", floor_kb() / 1000)]
+    for kind in KINDS.values():
+        if not kind.is_oracle or shutil.which("nats-server"):
+            with Broker(kind, by_fork=False) as broker, socket.create_connection((HOST, broker.port)) as client:
+                assert client.recv(4) == b"INFO"
+                rows.append((str(kind), proportional_kb(broker.pid) / 1000))
+    table("Proportional memory at rest, all processes", rows, "MB")

@@ -30,6 +30,21 @@ RUNS = 9
 # What a router that dies is replaced within, in ordinary starts.
 MOST_STARTS = 3.0
 DEATHS_APART_S = 1.5  # routers that die again and again end the broker
+# What many files have: the port and the rest of the command line come before it.
+FILE = """
+server_name: bench
+max_payload: 2MB
+max_connections: 1000
+ping_interval: "20s"
+lame_duck_duration: "1m"
+authorization {
+  DEFAULT = { publish: ["orders.>", "_INBOX.>"], subscribe: ["orders.>", "_INBOX.>"], allow_responses: true }
+  users: [
+    {user: ann, password: "$2a$11$W2zko751KUvVy59mUTWmpOdWjpEm5qhcCZRd05GjI/sSOT.xtiHyG", permissions: $DEFAULT}
+    {user: bob, password: secret, permissions: {publish: "chat.>", subscribe: "chat.>"}}
+  ]
+}
+"""
 
 
 def python_s(code: str) -> float:
@@ -39,11 +54,11 @@ def python_s(code: str) -> float:
     return time.monotonic() - began
 
 
-def start_s(kind: Kind, *, until_info: bool) -> float:
+def start_s(kind: Kind, *, until_info: bool, config: str | None = None) -> float:
     """One start, on a port that was free a moment ago: the log of one that chooses would have to be waited for."""
     with socket.create_server((HOST, 0)) as free:
         port = free.getsockname()[1]
-    broker = Broker(kind, port=port, by_fork=False)
+    broker = Broker(kind, port=port, config=config, by_fork=False)
     try:
         began = time.monotonic()
         broker.launch()
@@ -64,6 +79,7 @@ def test_time_until_the_first_info():
     for kind in KINDS.values():
         if not kind.is_oracle or shutil.which("nats-server"):
             measured[f"open port, {kind}"] = partial(start_s, kind, until_info=False)
+            measured[f"open port with a file, {kind}"] = partial(start_s, kind, until_info=False, config=FILE)
             measured[f"first INFO, {kind}"] = partial(start_s, kind, until_info=True)
     times: dict[str, list[float]] = {name: [] for name in measured}
     for _ in range(RUNS):

@@ -28,7 +28,7 @@ def abandon(file: statfile.StatFile, *, torn: bytes = b"") -> Path:
     """As when its process is killed, perhaps in the middle of a window."""
     os.write(file._fd, torn)
     os.close(file._fd)
-    return file._hidden
+    return Path(file._hidden)
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def check(data: bytes) -> None:
     if is_bomb(content):
         return
     with tempfile.TemporaryDirectory(prefix="gnatswarm-fuzz-", dir=ramdisk()) as directory:
-        folder = statfile.hour_directory(Path(directory), START_US)
+        folder = Path(statfile.hour_directory(directory, START_US))
         folder.mkdir(parents=True)
         hidden = folder / f".a{statfile.ENDING}"
         hidden.write_bytes(content)
@@ -65,10 +65,10 @@ def check(data: bytes) -> None:
             finally:
                 os.close(fd)
                 other.unlink()
-        adopted = statfile.adopt_orphans(Path(directory))
+        adopted = statfile.adopt_orphans(directory)
         assert not hidden.exists()
         assert adopted == (whole > 0)
-        shown = list(statfile.finished_files(Path(directory)))
+        shown = [Path(path) for path in statfile.finished_files(directory)]
         assert [path.read_bytes() for path in shown] == ([content[:whole]] if whole else [])
         if whole:
             with shown[0].open("rb") as file:
@@ -78,7 +78,7 @@ def check(data: bytes) -> None:
                     RECORDS.decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError):
                     continue
-        assert statfile.adopt_orphans(Path(directory)) == 0
+        assert statfile.adopt_orphans(directory) == 0
 
 
 def appended(data: bytes, cut: int) -> bytes:

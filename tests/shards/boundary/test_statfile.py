@@ -29,6 +29,10 @@ def block(start_us: int, lines: bytes = LINE, length_us: int = 10 * SECOND_US) -
     return WindowRows(start_us, start_us + length_us, lines, lambda: None)
 
 
+def finished(directory: Path) -> list[Path]:
+    return sorted(map(Path, statfile.finished_files(directory)))
+
+
 def written(directory: Path, number: int, size: int, modified_s: float) -> Path:
     """A finished file of that size and age, an hour after the one before."""
     file = statfile.StatFile(
@@ -36,7 +40,7 @@ def written(directory: Path, number: int, size: int, modified_s: float) -> Path:
     )
     file.append(os.urandom(size))
     file.finish()
-    path = max(statfile.finished_files(directory))
+    path = max(finished(directory))
     os.utime(path, (modified_s, modified_s))
     return path
 
@@ -67,7 +71,7 @@ def test_a_dead_writers_file_is_cut_after_its_last_whole_append(tmp_path: Path, 
     whole = hidden.stat().st_size
     os.truncate(hidden, whole - cut)
     assert statfile.adopt_orphans(tmp_path) == 1
-    (path,) = statfile.finished_files(tmp_path)
+    (path,) = finished(tmp_path)
     assert text(path) == b"first\n"
     assert not hidden.exists()
 
@@ -86,7 +90,7 @@ def test_a_file_ends_with_its_minute_its_size_and_its_hour(tmp_path: Path, monke
     )  # and this one is too big
     scribe.put(block(until_the_hour + 140 * SECOND_US))
     assert scribe.close()
-    files = sorted(statfile.finished_files(tmp_path))
+    files = finished(tmp_path)
     assert [text(path).count(b"\n") for path in files] == [6, 3, 2, 1]
     for number, path in enumerate(files, 1):
         assert (f"{number:06d}" in path.name and b'"file":%d,' % number in text(path)) or number == 3
@@ -115,8 +119,8 @@ class Disk:
             self.steps.append(("sync", path.name, 0 if path.is_dir() else os.fstat(fd).st_size))
             fsync(fd)
 
-        def note_rename(old: Path, new: Path) -> None:
-            self.steps.append(("rename", f"{old.name} {new.name}", 0))
+        def note_rename(old: str, new: str) -> None:
+            self.steps.append(("rename", f"{Path(old).name} {Path(new).name}", 0))
             rename(old, new)
 
         monkeypatch.setattr(os, "fsync", note_fsync)
@@ -134,7 +138,7 @@ def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: p
     file.append(LINE)
     disk = Disk(monkeypatch)
     file.finish()
-    (path,) = statfile.finished_files(tmp_path)
+    (path,) = finished(tmp_path)
     assert disk.steps == orders(name, path.parent.name, path.stat().st_size)
 
 
@@ -148,7 +152,7 @@ def test_a_dead_writers_file_is_cut_and_on_disk_before_it_has_its_name(tmp_path:
     os.close(file._fd)
     disk = Disk(monkeypatch)
     assert statfile.adopt_orphans(tmp_path) == 1
-    (path,) = statfile.finished_files(tmp_path)
+    (path,) = finished(tmp_path)
     assert disk.steps == orders(name, path.parent.name, whole)
 
 
@@ -158,7 +162,7 @@ def test_the_helper_thread_leaves_no_name_behind_that_is_not_on_disk(tmp_path: P
     for minute in range(3):
         scribe.put(block(START_US + minute * 60 * SECOND_US, length_us=60 * SECOND_US))
     assert scribe.close()
-    files = sorted(statfile.finished_files(tmp_path))
+    files = finished(tmp_path)
     assert disk.steps == [step for path in files for step in orders(path.name, path.parent.name, path.stat().st_size)]
     assert len(files) == 3
 
@@ -180,7 +184,7 @@ def test_an_append_that_the_disk_took_half_of_leaves_nothing(tmp_path: Path, mon
         file.append(b"second\n")
     monkeypatch.setattr(os, "write", write)
     file.finish()
-    [path] = statfile.finished_files(tmp_path)
+    [path] = finished(tmp_path)
     assert path.stat().st_size == size
     assert text(path) == b"first\n"
 
@@ -192,7 +196,7 @@ def test_what_cannot_be_synced_has_no_name(tmp_path: Path, monkeypatch: pytest.M
     file.append(LINE)
     with pytest.raises(OSError, match="No space"):
         file.finish()
-    assert not list(statfile.finished_files(tmp_path))
+    assert not finished(tmp_path)
 
 
 def test_what_a_full_disk_does_not_take_is_bounded_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -223,7 +227,7 @@ def test_a_new_file_is_not_taken_for_one_of_a_dead_writer(tmp_path: Path, monkey
     assert not file.is_removed
     file.append(LINE)
     file.finish()
-    [path] = statfile.finished_files(tmp_path)
+    [path] = finished(tmp_path)
     assert text(path) == LINE
 
 
@@ -248,7 +252,7 @@ def test_a_window_is_written_once_though_its_file_could_not_be_finished(
     assert scribe.close()
     statfile.adopt_orphans(tmp_path)
     assert written == list(range(12))
-    assert sum(text(path).count(b"\n") for path in statfile.finished_files(tmp_path)) == 12
+    assert sum(text(path).count(b"\n") for path in finished(tmp_path)) == 12
 
 
 def test_a_directory_that_is_removed_is_made_again_and_its_windows_are_counted(
@@ -268,7 +272,7 @@ def test_a_directory_that_is_removed_is_made_again_and_its_windows_are_counted(
         put(i)
     assert scribe.close()
     assert scribe.lost_windows == 3
-    [path] = statfile.finished_files(tmp_path / "stats")
+    [path] = finished(tmp_path / "stats")
     assert text(path).count(b"\n") == 2
     assert "3 windows" in caplog.text
     assert caplog.text.count("removed") == 1
@@ -288,7 +292,7 @@ def test_files_and_the_directories_made_for_them_are_their_users_alone(tmp_path:
         file.finish()
     finally:
         os.umask(before)
-    (path,) = statfile.finished_files(shared / "a" / "b")
+    (path,) = finished(shared / "a" / "b")
     assert path.stat().st_mode & 0o777 == 0o600
     made = [shared / "a", shared / "a" / "b", path.parent.parent, path.parent]
     assert [folder.stat().st_mode & 0o777 for folder in made] == [0o700] * 4

@@ -225,7 +225,7 @@ async def test_a_clock_that_is_set_loses_and_doubles_nothing(shard: Shard, clock
     # The windows after the step are named by the new time.
     last = sorted((row for row in records if row["kind"] == "shard"), key=lambda row: row["file"])[-1]
     assert clock.wall_us - WINDOW_US < last["window_start_us"] <= clock.wall_us
-    names = [path.name for path in finished_files(tmp_path)]
+    names = [os.path.basename(path) for path in finished_files(tmp_path)]
     assert len(set(names)) == len(names) and len({row["file"] for row in records}) == len(names)
 
 
