@@ -36,7 +36,7 @@ for _ in range(3):
         break
 async def idle():
     print(flush=True)
-    await asyncio.sleep(60)
+    await asyncio.get_running_loop().create_future()
 uvloop.run(idle())
 """
 SETTLED_S, SETTLED_SHARE = 0.5, 0.005  # it changes by so little in that time
