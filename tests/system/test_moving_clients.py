@@ -387,3 +387,31 @@ async def test_a_shard_that_leaves_moves_its_clients_and_tells_none_of_them(swar
     await publisher.flush()
     for client in crowd:  # nothing but the message: no INFO
         assert [frame.payload for frame in await client.flush()] == [b"x"]
+
+
+async def test_the_last_command_counts_while_clients_move(swarmed, subject):
+    """A shard that is leaving, is wanted again, and then is not: it leaves, and the clients that it had go on."""
+    broker, cluster = swarmed
+    last = broker.kind.shards - 1
+    stubborn = await cluster.client_on(last)  # which cannot move: a queue subscription with a max
+    await stubborn.talk("SUB never.published workers 9\r\nUNSUB 9 9\r\nPING\r\n", expect="PONG\r\n")
+    traffic = Traffic([await cluster.client_on(0)], [await cluster.client_on(last) for _ in range(4)], subject)
+    await traffic.start()
+    commands = []
+    for wanted in (last, last + 1, last):
+        seen = len(broker.log.lines)
+        commands.append(asyncio.create_task(swarm.scale(broker, wanted)))
+        await asyncio.to_thread(broker.log.wait_line, f"Scaling from .* to {wanted} shards", start=seen)
+        await traffic.progress(100)
+    assert await phases(broker) == ["ready"] * last + ["draining"]
+    stubborn.close()
+    await commands[-1]
+    assert await phases(broker) in (["ready"] * last, ["ready"] * last + ["stopped"])
+    await traffic.progress(100)
+    await traffic.finish()
+    await asyncio.gather(*commands, return_exceptions=True)  # those that did not get what they wanted say so
+
+
+async def phases(broker: Broker) -> list[str]:
+    rows = await asyncio.to_thread(swarm.rows, broker)
+    return [rows[shard]["phase"] for shard in sorted(rows)]
