@@ -56,6 +56,7 @@ class Message:
     acked_at: int = NEVER  # the PONG behind it came
     acked_us: int = 0
     may_be_lost: bool = False  # a link broke while it was not acknowledged
+    was_on_broken_link: bool = False  # a link broke with it
     is_lost_on_its_way: bool = False  # it was being sent on, as a queue message, over a link that broke
     wants_answer: bool = False  # it has a reply subject
     nobody_at: int = NEVER  # its publisher was told that nobody responds

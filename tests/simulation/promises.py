@@ -206,6 +206,8 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
     is_answer = message.subject.startswith("_R_")
     got = [(one, one.got[message.number]) for one in members if message.number in one.got]
     assert len(got) <= 1, f"{message} came to {len(got)} members of {queue}: {got}"
+    if got:
+        check_choice(history, reach, *got[0], members)
     if got and got[0][1] <= message.acked_at:
         return
     if message.may_be_lost or message.is_lost_on_its_way or not message.is_promised:
@@ -245,6 +247,18 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
         if one.has_seen(message):
             assert got, f"no member of {queue} got {message}, and {one} was there"
             assert got[0][1] <= comes_until, f"{message} was acknowledged before {got[0][0]} got it"
+
+
+def check_choice(history: History, reach: Reach, taker: Subscription, at: int, members: list[Subscription]) -> None:
+    """Who has unsubscribed takes a message only where no member is left that may have it."""
+    message = reach.message
+    if taker.left_at >= at or taker.is_outside or taker.most != NEVER or message.crosses_reload:
+        return
+    for one in members:
+        _, view, subject = reach.hits[one.sid]
+        is_there = one.has_seen(message) and one.left_at == NEVER and one.most == NEVER and not one.is_outside
+        if is_there and not view.is_across and not history.may_be_kept_out(one, subject, message.at, at):
+            raise AssertionError(f"{taker} took {message} after it had left, and {one} was there")
 
 
 def is_excused_by_another_server(
@@ -344,5 +358,5 @@ def check_answers(history: History, request: Message, answers: list[Message]) ->
     if got or inbox.left_at != NEVER or request.lost_at != NEVER:
         return
     for one in answers:
-        if one.acked_at != NEVER and not one.is_denied and not one.may_be_lost:
+        if one.acked_at != NEVER and not (one.is_denied or one.was_on_broken_link or one.crosses_reload):
             assert not is_in_time(history, request, one), f"{request} was not told its answer {one}"

@@ -68,6 +68,22 @@ PATTERNS = {
     "killed while it is emptied": "empty carry carry pub kill carry tell carry pub bring settle",
 }
 SHARE_WITH_PATTERNS = 0.4
+# More of them, drawn apart, so that the rest of a seed's schedule stays as it was.
+LATER_PATTERNS = (
+    "sub 1 ping 1 settle max 1 hop 1 pub carry pub bring pub settle pub pub",
+    "leave tell carry fall carry tell carry tell settle pub",
+    "retire tell pass carry bring fall tell carry pass",
+    "retire tell pass pass carry late pass late pass bring late pass carry bring pass pass",
+    "leave tell pass late pass pass late pass pass",
+    "gather settle desert carry carry carry carry carry carry carry carry carry carry carry carry ping",
+    "gather gather settle desert carry carry carry carry desert carry carry carry carry carry carry carry ping settle",
+    "gather settle desert 1 hop 1 carry carry carry bring ping 1 carry carry carry bring ping 1",
+    "gather settle desert sever carry carry pub carry carry carry ping carry carry pass",
+    "gather settle unsub sever carry pub carry pub carry ping settle",
+    "boot tell tell carry carry tell carry come carry tell come carry tell come carry tell come settle",
+    "request request settle sever answer carry carry answer carry carry carry settle pass",
+)
+SHARE_WITH_LATER_PATTERNS = 0.3
 # What a shard does that leaves, at any time: in a world with accounts, drawn apart.
 ENTRUSTED = (
     "request request settle entrust carry carry answer carry carry answer carry carry answer carry carry answer settle",
@@ -100,8 +116,13 @@ SHARE_WITH_SERVERS = 0.35
 SERVERS = {"there": 10, "over": 10, "dial": 2, "hang": 1, "fell": 1, "settle": 2, "ping": 2, "pub": 2, "request": 1}
 SERVER_STEPS = "dial", "hang", "fell", "over", "there"
 SERVER_FEATURES = "servers", "fenced"
+# With `fence: cluster`: one server hears of everything before the others do.
+FENCED_PATTERNS = (
+    "settle sub 1 ping 1 carry carry over 2 over 2 over 2 carry over 2 carry over 2 carry carry",
+    "settle sub 1 pub 1 ping 1 bring carry carry carry over 2 over 2 over 2 over 2 over 2 carry carry carry carry",
+)
 ROUTER_STEPS = "router", "adopt"
-PATTERN_STEPS = "entrust", "hop", "empty", "rush", "bring", "retire"
+PATTERN_STEPS = "entrust", "hop", "empty", "rush", "bring", "retire", "fall", "late", "gather", "desert", "sever"
 MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.
 FAULTS = ("go", "break", "kill", "leave")
@@ -183,7 +204,7 @@ def drawn(seed: int) -> Schedule:
     steps = with_patterns(seed, with_moves(seed, steps))
     if "accounts" in features:
         steps = with_entrusted(seed, steps)
-    steps = with_routers(seed, steps)
+    steps = with_later_patterns(seed, with_routers(seed, steps))
     return with_later_features(seed, Schedule(shards, world, is_narrow, steps, features))
 
 
@@ -231,6 +252,12 @@ def with_routers(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
                 if found[near].kind in ("kill", "leave"):
                     found[near] = found[near]._replace(much=found[near].much % 8)  # it happens
     return tuple(found)
+
+
+def with_later_patterns(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The same steps, and in some schedules a few of LATER_PATTERNS among them, with noise within."""
+    rng = random.Random(f"later patterns {seed}")
+    return with_some(rng, steps, list(LATER_PATTERNS)) if rng.random() < SHARE_WITH_LATER_PATTERNS else steps
 
 
 def with_some(rng: random.Random, steps: tuple[Step, ...], patterns: list[str]) -> tuple[Step, ...]:
@@ -286,6 +313,8 @@ def with_servers(seed: int, schedule: Schedule) -> Schedule:
     for kind in rng.choices(list(weights), list(weights.values()), k=rng.randint(30, 150)):
         steps.insert(rng.randrange(len(steps) + 1), drawn_step(rng, kind))
     first = [drawn_step(rng, "dial")._replace(who=who) for who in range(4)]
+    if "fenced" in features:
+        steps = list(with_some(random.Random(f"fenced {seed}"), tuple(steps), list(FENCED_PATTERNS)))
     at = rng.randrange(1 + len(steps) // 8)
     steps[at:at] = [*first, drawn_step(rng, "settle")]
     return replace(schedule, steps=tuple(steps), features=(*schedule.features, *features))

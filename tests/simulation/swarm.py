@@ -27,7 +27,7 @@ from gnatswarm.probes.pipes import FrameReader, Pipe, busy_pipes, finish_all, is
 from gnatswarm.router.supervision import supervision
 from gnatswarm.router.supervision.supervision import Phase, ShardState
 from gnatswarm.shards.boundary import control
-from gnatswarm.shards.clients.departure import QUIET_S, Departure
+from gnatswarm.shards.clients.departure import QUIET_S, STEP_S, Departure
 from gnatswarm.shards.links.links import LINK_VERSION, Hello, Links, LinkSession
 from gnatswarm.shards.moving.departures import Departures, ToOthers
 from gnatswarm.shards.moving.host import LEAVING
@@ -41,6 +41,7 @@ LAST_WORDS_S = 0.1
 ADOPTED_WITHIN_S = 0.3  # by the next router
 TICK_S = 0.25
 MOST_CARRIES = 1000  # rounds in which everything moves once; some tens are usual
+FRAMES_OF_MESSAGES = b"RMSG", b"HMSG", b"XMSG", b"XHMG", b"QMSG", b"QHMG", b"XQMG", b"XQHG"
 FRAMES_SENT_ON = b"QMSG", b"QHMG", b"XQMG", b"XQHG"
 
 
@@ -138,6 +139,13 @@ class End(Pipe):
             if line.startswith(FRAMES_SENT_ON) and line.split(b" ")[1] not in answered | {b"0"}
         ]
 
+    def lost(self) -> list[bytes]:
+        """Of the messages that were sent over this link, those that the other end has not read: their bodies."""
+        assert self.socket is not None
+        read = len(FrameReader().frames(bytes(self.socket.sent[: self.carried])))
+        frames = FrameReader().frames(self.socket.queued_from(0))[read:]
+        return [body for line, body in frames if line.startswith(FRAMES_OF_MESSAGES)]
+
 
 class Transport:
     """How one shard reaches the others: see shards.links.links.Transport."""
@@ -178,6 +186,7 @@ class Clients:
     def __init__(self, process: Process) -> None:
         self._process = process
         self.accepted = 0
+        self.accepted_s = -math.inf  # when the last one came
         self.all: list[EngineClient] = []
         self.is_holding = False
 
@@ -203,6 +212,7 @@ class Clients:
 
     def add(self, client: EngineClient) -> None:
         self.accepted += 1
+        self.accepted_s = self._process.loop.time()
         self.all.append(client)
         if self.is_holding:
             client.connection.wait()
@@ -242,6 +252,8 @@ class Sink(Siblings):
 
     def on_given_up(self, why: str) -> None:
         self._process.swarm.seen["given up"] += 1
+        missed = [number for number in range(64) if f"the link to shard {number} broke" in why]
+        assert set(missed) <= self._process.listed, f"{self._process.number} has no link to a dead shard, and gives up"
         self._process.loop.call_soon(self._process.die, why)
 
 
@@ -420,6 +432,8 @@ class Process:
         self.has_drained = False
         self.has_left = False  # in order
         self.leaves_at_s = 0.0  # when it leaves at the latest
+        self.quiet_s = 0.0  # for so long nobody must have come when it leaves before
+        self.listed: set[int] = set()  # shards that live, as the router said last
         self.left_due = False  # it left when its time was up, with replies due
         self.is_relay = False  # this shard has left, and its process stays for clients with TLS
         self.is_relay_next = False  # it leaves, and its process stays for clients with TLS
@@ -465,6 +479,9 @@ class Process:
             self.tell_router(message)
 
     def on_ready(self) -> None:
+        assert all(one.link.is_synchronised for one in self.links.sessions), (
+            f"{self.number} accepts, and is not in step"
+        )
         self.is_ready = self.was_ready = True
         self.tell_router(control.Ready())
 
@@ -491,17 +508,19 @@ class Process:
         if isinstance(message, Channel):
             self.on_channel(message.router)
         elif isinstance(message, control.LinkedShards):
+            self.listed = {one.shard for one in message.shards}
             self.links.on_linked_shards(message.shards)
         elif isinstance(message, control.Ping):
             self.tell_router(control.Pong(message.seq))
         elif isinstance(message, control.Drain) and self.departure is None:
             self.leaves_at_s = self.loop.time() + message.deadline_s
+            self.quiet_s = min(QUIET_S, message.deadline_s)
             self.departure = Departure(
                 self.loop,  # type: ignore[arg-type]
                 self.clients,  # type: ignore[arg-type]
                 grace_s=message.deadline_s / 2,
                 spread_s=message.deadline_s / 2,
-                quiet_s=min(QUIET_S, message.deadline_s),
+                quiet_s=self.quiet_s,
                 on_done=self.on_departed,
                 mover=ToOthers(self.departures, self.links.reply_prefixes, message.to) if message.to else None,
                 is_awaited=self.is_awaited,
@@ -516,6 +535,10 @@ class Process:
 
     def on_departed(self) -> None:
         self.is_ready = False
+        now_s = self.loop.time()
+        assert now_s >= self.leaves_at_s or now_s - self.clients.accepted_s >= self.quiet_s - STEP_S, (
+            f"shard {self.number} leaves {now_s - self.clients.accepted_s:.2f} s after a connection came: more may come"
+        )
         # (When its time is up, clients that are still on their way to it or from it are lost.)
         moves = self.links.moves
         self.left_due = self.is_awaited()
@@ -574,7 +597,7 @@ class Swarm:
         self.seen: Counter[str] = Counter()
         self.on_end: Callable[[Process], None] = lambda process: None
         self.on_frames: Callable[[End, list[bytes]], None] = lambda end, lines: None
-        self.on_break: Callable[[list[bytes]], None] = lambda bodies: None
+        self.on_break: Callable[[list[bytes], list[bytes]], None] = lambda sent_on, lost: None
         self.movers: Movers  # set before anybody moves
         self.n_answers_due: Callable[[Process], int] = lambda process: 0  # to requests to other accounts
         self.words: dict[tuple[Process, Process], deque[Word]] = {}  # on their way from host to host
@@ -856,7 +879,10 @@ class Swarm:
                     process.die()
         self._peers = []
         for number, event in ended:
+            is_wanted = self.states[number].is_wanted
             self.deliver(number, event)
+            if event == supervision.Exited("exit 0") and not is_wanted:
+                assert self.states[number].phase is Phase.STOPPED, f"shard {number} has left, and is started again"
         for number in sorted(self.states):
             if number in self.wanted:
                 self.deliver(number, supervision.StartWanted())
@@ -911,7 +937,7 @@ class Swarm:
                 self.on_frames(end, told)
         else:
             if end.is_cut and there.is_open:
-                self.on_break(there.in_flight())
+                self.on_break(there.in_flight(), there.lost())
             there.end()
         self.turn()
 

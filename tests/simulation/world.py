@@ -30,7 +30,7 @@ from tests.simulation.promises import History
 from tests.simulation.schedule import MOST_SHARDS_HERE, Schedule, Step
 from tests.simulation.servers import Servers
 from tests.simulation.swarm import ALL, End, Process, Swarm
-from tests.simulation.tenants import RIGHTS, Tenants, View, may_publish, may_subscribe
+from tests.simulation.tenants import RIGHTS, Tenants, View, matches, may_publish, may_subscribe
 from tests.support.engine import NO_RESPONDERS, Engine, EngineClient, frames
 
 QUEUES = ("", *promises.QUEUES)
@@ -151,6 +151,7 @@ class World:
         self.swarm.n_answers_due = self.n_answers_due
         self.published_at: dict[int, Process] = {}  # message → where
         self.keepers: dict[bytes, list[Process]] = {}  # prefix of replies → whose death loses them
+        self.last_left: Process | None = None  # whose client was the last to unsubscribe
         self.ended = 0  # processes that have ended without leaving in order
         self.dying: list[Process] = []  # dead, and some sibling does not know it yet
         self.swarm.on_frames = self.on_frames
@@ -440,10 +441,12 @@ class World:
         elif verb == b"RDUE" and words[0] == b"1":
             keepers[:] = [there]
 
-    def on_break(self, bodies: list[bytes]) -> None:
-        """A shard has noticed that a link broke over which it had sent these queue messages on."""
-        for body in bodies:
+    def on_break(self, sent_on: list[bytes], lost: list[bytes]) -> None:
+        """A shard has noticed that a link broke over which it had sent these queue messages on, and sent these."""
+        for body in sent_on:
             self.messages[int(body.split()[-1])].is_lost_on_its_way = True
+        for body in lost:
+            self.messages[int(body.split()[-1])].was_on_broken_link = True
 
     # ---- promises of back-pressure
 
@@ -640,6 +643,7 @@ class World:
         if mine:
             sub = mine[-1] if step.which % 2 else mine[step.which % len(mine)]
             sub.left_at = self.now
+            self.last_left = person.process
             self.say(person, b"UNSUB %d\r\n" % sub.sid, finish=step.which % 3 != 0)
 
     def do_max(self, person: Person, step: Step) -> None:
@@ -883,7 +887,10 @@ class World:
 
     def do_break(self, step: Step) -> None:
         """A link ends with what is on its way, and is made again."""
-        ends = [end for end in self.swarm.ends if end.is_open and end.other.is_open and not end.is_cut]
+        self.sever([end for end in self.swarm.ends if end.is_open and end.other.is_open and not end.is_cut], step)
+
+    def sever(self, ends: list[End], step: Step) -> None:
+        """Break one of these links."""
         if ends:
             for message in self.messages:
                 message.may_be_lost |= message.acked_at == NEVER
@@ -902,6 +909,70 @@ class World:
         if len(alive) > 2 and step.much < 8:
             alive[step.who % len(alive)].die()
             self.seen["kill"] += 1
+
+    def do_fall(self, step: Step) -> None:
+        """Kill a shard that is leaving."""
+        leaving = [one for one in self.swarm.shards if one.departure is not None]
+        if leaving and len(self.swarm.shards) > 2:
+            leaving[step.who % len(leaving)].die()
+            self.seen["kill of a shard that leaves"] += 1
+
+    def do_late(self, step: Step) -> None:
+        """Connect to a shard that is leaving: the connection was in its listener's queue, or on its way there."""
+        leaving = [one for one in self.swarm.shards if one.departure is not None and not one.has_drained]
+        if leaving and len(self.people) < MOST_CLIENTS:
+            self.come(leaving[step.who % len(leaving)])
+            self.seen["late connection"] += 1
+
+    def do_gather(self, step: Step) -> None:
+        """Clients of several shards become members of one queue group."""
+        account = self.people[step.who % len(self.people)].account
+        places: dict[int, Person] = {}
+        for person in self.people:
+            if person.is_read and person.account == account:
+                places.setdefault(person.process.number, person)
+        pattern, queue = self.patterns[step.which % len(self.patterns)], promises.QUEUES[step.much % 2]
+        if self.schedule.has("third") and account == "C" and not self.schedule.has("queues"):
+            return
+        for person in places.values():
+            self.subscribe(person, pattern, queue)
+
+    def do_desert(self, step: Step) -> None:
+        """Somebody publishes to a queue group, and its members unsubscribe at once, or all but one of them."""
+        groups: dict[tuple[str, str], list[Subscription]] = {}
+        for person in self.people:
+            if person.is_read:
+                for sub in self.current(person):
+                    if sub.queue:
+                        groups.setdefault((person.account, sub.queue), []).append(sub)
+        spread = [one for one in groups.values() if len({self.people[sub.client].process for sub in one}) > 1]
+        publishers = [one for one in self.people if one.is_read]
+        if not spread or not publishers:
+            return
+        members = max(spread, key=lambda group: len({self.people[sub.client].process for sub in group}))
+        account = members[0].account
+        wanted = [n for n, subject in enumerate(self.subjects) if matches(members[0].pattern, subject)]
+        publisher = publishers[step.who % len(publishers)]
+        if publisher.account != account:
+            publisher = next(one for one in publishers if one.account == account)
+        for number in range(2 + step.which % 4):
+            if publisher.is_read:
+                self.do_pub(publisher, Step("pub", 3 * (number % 2), (wanted or [0])[0], step.much))
+        for sub in members[step.much % 2 :]:
+            person = self.people[sub.client]
+            if person.is_read and sub.left_at == NEVER:
+                sub.left_at = self.now
+                self.say(person, b"UNSUB %d\r\n" % sub.sid)
+                self.last_left = person.process
+        if publisher.is_read and step.which % 3:
+            self.do_ping(publisher, step)
+        self.seen["group deserted"] += 1
+
+    def do_sever(self, step: Step) -> None:
+        """Break a link of the shard whose client was the last to unsubscribe."""
+        ends = [end for end in self.swarm.ends if end.is_open and end.other.is_open and not end.is_cut]
+        near = [end for end in ends if end.process is self.last_left]
+        self.sever(near or ends, step)
 
     def do_boot(self, step: Step) -> None:
         """Request one shard more."""
@@ -1126,6 +1197,7 @@ class World:
         """Its socket is at its new shard, where so many bytes waited for it."""
         person = self.person_of(client)
         assert person.process is process and not person.is_gone
+        assert client.socket.queued >= person.sight.queued, f"client {person.number}: what waited for it is lost"
         person.is_on_its_way = False
         person.moved_at = person.moves_since
         person.detached_to = client.socket.queued
@@ -1282,6 +1354,11 @@ ALONE: dict[str, Callable[[World, Step], None]] = {
     "rush": World.do_rush,
     "bring": World.do_bring,
     "retire": World.do_retire,
+    "fall": World.do_fall,
+    "late": World.do_late,
+    "gather": World.do_gather,
+    "desert": World.do_desert,
+    "sever": World.do_sever,
     "entrust": World.do_entrust,
     "hand": World.do_hand,
     "stop": World.do_stop,
