@@ -235,6 +235,20 @@ def test_it_goes_on_in_the_middle_of_its_operations_and_its_publishes_stay_in_or
     mesh.close()
 
 
+def test_what_was_not_sent_when_it_moves_comes_first(moving):
+    slow, publisher = moving.mesh.clients[:2]
+    slow.feed(b"SUB a 1\r\n")
+    moving.mesh.settle()
+    moving.hosts[OLD].probe.set_takes(slow.socket, 0)
+    published(publisher, "before")
+    moving.move(slow)
+    published(publisher, "behind")
+    moving.mesh.settle()
+    moving.hosts[NEW].probe.set_takes(slow.socket, -1)
+    moving.mesh.finish()
+    assert payloads(slow) == ["before", "behind"]
+
+
 def test_who_cannot_be_moved_is_refused_with_the_reason_and_stays(moving):
     mesh = moving.mesh
     client, other = mesh.clients[:2]

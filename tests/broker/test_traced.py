@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gnatswarm.broker import message_trace
 from gnatswarm.broker.traced import asks
 
 FIRST = b"NATS/1.0\r\n"
@@ -49,3 +50,27 @@ def test_it_is_found_at_every_place(before: int) -> None:
 )
 def test_what_does_not_begin_as_a_header_asks_for_nothing(block: bytes) -> None:
     assert not asks(block, True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_sampled"), [("01", True), ("03", True), ("00", False), ("81", False), ("ff", False)]
+)
+def test_the_flags_of_a_traceparent_are_a_signed_byte_as_in_nats_server(flags: str, is_sampled: bool) -> None:
+    assert message_trace.is_sampled({"traceparent": [f"00-trace-span-{flags}"]}) is is_sampled
+
+
+def test_a_hop_names_the_way_to_it() -> None:
+    for hop, wanted in (("", [b"1", b"2"]), ("2", [b"2.1", b"2.2"])):
+        one = message_trace.MessageTrace(
+            account=b"A",
+            destination=b"traces",
+            headers={},
+            size=0,
+            is_only=False,
+            hop=hop,
+            is_by_parent=False,
+            now_us=lambda: 0,
+            who=lambda cid: ("", "A"),
+            is_exported=lambda account, exporter, subject: False,
+        )
+        assert [one.sent_on(shard) for shard in (1, 2)] == wanted

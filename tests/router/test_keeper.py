@@ -396,6 +396,31 @@ def test_descriptors_get_their_numbers_even_where_those_are_in_use() -> None:
     assert done.stdout == "['/memfd:a', '/memfd:b', '/memfd:c']\nFalse\n"
 
 
+def test_a_process_that_has_ended_is_not_killed_because_its_number_may_be_anothers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(keeper, "_kill", killed.append)
+    one = keeper._Keeper(lambda post: 0, -1, keeper._Again("gnatswarm", (), {}))
+    one._children = {pid: keeper._Child(pid, 0, socket.socket()) for pid in (77, 78)}
+    one._children[77].status = 0  # reaped, and the router has not read that yet
+    for pid in (77, 78, 79):
+        one._carry_out(one._words.Kill(pid), [])
+    assert killed == [78]
+    for child in one._children.values():
+        child.lifeline.close()
+
+
+def test_a_router_is_told_nothing_that_was_meant_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fork", lambda: 77)
+    one = keeper._Keeper(lambda post: 0, -1, keeper._Again("gnatswarm", (), {}))
+    one._unsent = [one._words.Launched(5)]  # its queue was full when it died
+    one._start_router("it died")
+    assert (one._router_pid, one._unsent) == (77, [])
+    assert one._sock is not None
+    one._sock.close()
+
+
 def test_a_router_that_has_to_prove_itself_is_killed_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
     monkeypatch.setattr(keeper, "_kill", killed.append)
