@@ -67,6 +67,7 @@ cdef class ClientConnection(Peer):
     cdef size_t max_line_bytes
     cdef size_t max_payload_bytes
     cdef size_t max_subs              # 0: no limit
+    cdef size_t max_subject_tokens    # … of a subscription; 0: no limit
     cdef readonly uint64_t cid
     cdef readonly uint64_t in_msgs
     cdef readonly uint64_t in_bytes
@@ -111,6 +112,7 @@ cdef class ClientConnection(Peer):
     cdef bint may_publish(self, Op *op, Entry *entry, bint *once) except -1
     cdef int refuse(self, Op *op, object error) except -1
     cdef bint may_subscribe(self, Op *op) noexcept
+    cdef bint has_too_many_tokens(self, const Op *op) noexcept
     cdef int subscribe(self, Op *op) except -1
     cdef int unsubscribe(self, Op *op) except -1
     cdef void end_subscription(self, Sub *sub) noexcept

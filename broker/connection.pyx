@@ -708,14 +708,22 @@ cdef class ClientConnection(Peer):
         return self.permissions is None or self.permissions.may_subscribe(
             op.subject.at, op.subject.size, op.queue.at if op.queue.size else NULL, op.queue.size)
 
+    cdef bint has_too_many_tokens(self, const Op *op) noexcept:
+        cdef size_t i, n_tokens = 1
+        for i in range(op.subject.size):
+            n_tokens += op.subject.at[i] == b'.'
+        return n_tokens > self.max_subject_tokens
+
     cdef int subscribe(self, Op *op) except -1:
         cdef uint32_t hash
         cdef Sub *sub
-        # In nats-server's order: permissions, at the limit every SUB is an error, a sid in use is ignored unseen.
+        # In nats-server's order: permissions, tokens; at the limit each SUB is an error; a sid in use is not looked at.
         if not self.may_subscribe(op):
             return self.fail(errors.subscription_violation(op.subject.at[:op.subject.size],
                                                            op.queue.at[:op.queue.size] if op.queue.size else b'',
                                                            op.sid.at[:op.sid.size]))
+        if unlikely(self.max_subject_tokens and self.has_too_many_tokens(op)):
+            return self.fail(errors.too_many_tokens(op.subject.at[:op.subject.size], op.sid.at[:op.sid.size]))
         if self.max_subs and self.subs.count >= self.max_subs:
             return self.fail(errors.MaximumSubscriptionsExceeded())
         if op.sid.size > MOST_KEY_BYTES or op.queue.size > MOST_KEY_BYTES:
@@ -809,6 +817,7 @@ cdef class ClientConnection(Peer):
         self.max_line_bytes = limits.max_control_line_bytes
         self.max_payload_bytes = limits.max_payload_bytes
         self.max_subs = limits.max_subscriptions
+        self.max_subject_tokens = limits.max_subject_tokens
 
     def authenticated(self):
         """Every operation is allowed from now on."""

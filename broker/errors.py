@@ -183,7 +183,7 @@ class MaximumSubscriptionsExceeded(ProtocolError):
 class PermissionsViolation(ProtocolError):
     """The client's permissions do not allow it; the error is sent instead of +OK.
 
-    `deed` (what it tried) and `about` (with which subject) are for the log, which puts the user between them.
+    `deed` (what it violated) and `about` (with which subject) are for the log, which puts the user between them.
     """
 
     closes = False
@@ -198,13 +198,17 @@ class PermissionsViolation(ProtocolError):
 def publish_violation(subject: bytes) -> PermissionsViolation:
     """A publish to a subject."""
     shown = quoted(subject)
-    return PermissionsViolation(f"Permissions Violation for Publish to {shown}", "Publish", f"Subject {shown}")
+    return PermissionsViolation(
+        f"Permissions Violation for Publish to {shown}", "Publish Violation", f"Subject {shown}"
+    )
 
 
 def reply_violation(reply: bytes) -> PermissionsViolation:
     """A publish with a reply subject reserved for the broker."""
     shown = quoted(reply)
-    return PermissionsViolation(f"Permissions Violation for Publish with Reply of {shown}", "Publish", f"Reply {shown}")
+    return PermissionsViolation(
+        f"Permissions Violation for Publish with Reply of {shown}", "Publish Violation", f"Reply {shown}"
+    )
 
 
 def subscription_violation(subject: bytes, queue: bytes, sid: bytes) -> PermissionsViolation:
@@ -214,8 +218,18 @@ def subscription_violation(subject: bytes, queue: bytes, sid: bytes) -> Permissi
         using, of = f" using queue {quoted(queue)}", f", Queue: {quoted(queue)}"
     return PermissionsViolation(
         f"Permissions Violation for Subscription to {shown}{using}",
-        "Subscription",
+        "Subscription Violation",
         f"Subject {shown}{of}, SID {quoted(sid)[1:-1]}",
+    )
+
+
+def too_many_tokens(subject: bytes, sid: bytes) -> PermissionsViolation:
+    """A subscription with more tokens than max_sub_tokens."""
+    shown = quoted(subject)
+    return PermissionsViolation(
+        f"Permissions Violation for Subscription to {shown}, too many tokens",
+        "Subscription Violation Too Many Tokens",
+        f"Subject {shown}, SID {quoted(sid)[1:-1]}",
     )
 
 

@@ -73,6 +73,7 @@ class Keywords(TypedDict, total=False):
     max_control_line: int | str
     max_connections: int
     max_subscriptions: int
+    max_sub_tokens: int
     max_closed_clients: int
     max_pending: int | str
     write_deadline: float | str | datetime.timedelta

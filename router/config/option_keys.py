@@ -127,6 +127,7 @@ KEYS = (
     Key(("max_control_line",), _sets("limits.max_control_line_bytes", values.max_control_line_bytes)),
     Key(("max_connections", "max_conn"), _sets("limits.max_connections", values.max_connections)),
     Key(("max_subscriptions", "max_subs"), _sets("limits.max_subscriptions", values.max_subscriptions)),
+    Key(("max_sub_tokens", "max_subscription_tokens"), _sets("limits.max_subject_tokens", values.max_subject_tokens)),
     Key(("max_closed_clients",), _sets("limits.max_closed_clients", values.max_closed_clients)),
     Key(("max_pending",), _sets("limits.max_pending_bytes", values.max_pending_bytes)),
     Key(("write_deadline",), _sets("limits.write_deadline_s", values.write_deadline_s)),

@@ -243,6 +243,11 @@ def max_closed_clients(value: object) -> int:
     return number(value, 0, 1_000_000) or int(_default("max_closed_clients"))
 
 
+def max_subject_tokens(value: object) -> int:
+    """1 to 255, as in nats-server."""
+    return number(value, 1, 255)
+
+
 def max_pending_bytes(value: object) -> int:
     """0: the default. `options_build` checks that it is not less than max_payload."""
     return number(value, 0, 2**50, "bytes") or int(_default("max_pending_bytes"))

@@ -30,7 +30,7 @@ _ALONE = frozenset(
         *("client_advertise", "http", "http_port", "http_base_path", "http_user", "http_password"),
         *("debug", "trace", "logtime", "logtime_utc", "log_file", "log_size_limit", "log_max_num", "log_format"),
         *("max_traced_msg_len", "trace_headers", "pid_file", "ports_file_dir", "max_payload", "max_control_line"),
-        *("max_connections", "max_subscriptions", "max_closed_clients", "max_pending"),
+        *("max_connections", "max_subscriptions", "max_sub_tokens", "max_closed_clients", "max_pending"),
         *("write_deadline", "ping_interval", "ping_max"),
         *("lame_duck_duration", "lame_duck_grace_period", "allow_non_tls", "fence", "fence_timeout", "link_dir"),
         *("proxy_protocol", "no_header_support", "shards", "accept", "prefer_local", "stats"),

@@ -579,14 +579,14 @@ class ClientSession:
 
     def _note_violation(self, error: PermissionsViolation) -> None:
         user = self.connect.nkey or self.user
-        self._clients.note_denied(self.account, user, is_publish=error.deed == "Publish")
+        self._clients.note_denied(self.account, user, is_publish=error.deed.startswith("Publish"))
         self._violations += 1
         now_us = self.connection.active_us
         if self._violated_us and now_us - self._violated_us < VIOLATIONS_EVERY_US:
             return
         more = f" ({self._violations} since the last line)" if self._violations > 1 else ""
         who = "" if self._clients.is_like_newer else f"{self._shown_user}, "  # 2.15 begins the line with it
-        logger.error("%s - %s Violation - %s%s%s", self, error.deed, who, error.about, more)
+        logger.error("%s - %s - %s%s%s", self, error.deed, who, error.about, more)
         self._violated_us = now_us
         self._violations = 0
 

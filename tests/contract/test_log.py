@@ -47,6 +47,7 @@ CASES = {
     "a log-in that fails": (USERS, {"user": "a", "pass": "no", "version": "1.2"}, b""),
     "a log-in without a name": (USERS, {"pass": "no", "lang": "go"}, b""),
     "somebody with a token": (TOKEN, {"auth_token": "abc"}, b"PUB x _R_.a 0\r\n\r\n"),
+    "a subscription with too many tokens": ("max_sub_tokens: 2", {}, b"SUB a.b.c 9\r\n"),
     "a payload": (ANYBODY, {}, b"PUB x 4194304\r\n"),
     "a payload by one byte": (ANYBODY, {}, b"PUB x 2223\r\n"),
     "a payload with headers": (ANYBODY, {"headers": True}, b"HPUB x 12 4000\r\n"),

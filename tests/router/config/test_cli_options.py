@@ -122,6 +122,8 @@ def get(options: Options, field: str) -> Any:
         ("max_connections: -1", "limits.max_connections", 2**31 - 1),
         ("max_subscriptions: 5", "limits.max_subscriptions", 5),
         ("max_subs: -1", "limits.max_subscriptions", 0),
+        ("max_sub_tokens: 16", "limits.max_subject_tokens", 16),
+        ("max_subscription_tokens: 255", "limits.max_subject_tokens", 255),
         ("max_closed_clients: 5", "limits.max_closed_clients", 5),
         ("max_closed_clients: 0", "limits.max_closed_clients", 10_000),
         ("trace_headers: true", "logging.trace_headers", True),
