@@ -63,11 +63,14 @@ class Statistics:
 
 
 def stored_files(directory: str) -> dict[Path, os.stat_result]:
-    """The finished files in a directory; none if it is an address (with ://) instead of a local path."""
+    """The finished files in a directory; none if it is an address (with ://) instead of a local path.
+
+    What has such a name and is no file, such as a symbolic link to itself, is none.
+    """
     found = {}
     for path in Path(directory).absolute().rglob(LINES) if "://" not in directory else ():
         with contextlib.suppress(FileNotFoundError):  # retention
-            if not path.name.startswith("."):
+            if not path.name.startswith(".") and path.is_file():
                 found[path] = path.stat()
     return found
 
