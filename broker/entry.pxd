@@ -31,8 +31,9 @@ ctypedef struct Choice:
     uint32_t n_local
     uint32_t first_remote
     uint32_t n_remote
+    uint32_t n_first         # of those elsewhere: they stand first; the others are second choice
     uint32_t n_own           # of those here, how many take what is published here; others move to another shard
-    uint64_t n_members       # of those and elsewhere
+    uint64_t n_members       # of those and elsewhere; those that are second choice where there are no others
     bint keeps_out           # a member here may not have this subject, and siblings do not know that
 
 # What was counted on a subject since it was harvested. Narrow, because there may be a hundred thousand of them and

@@ -8,7 +8,7 @@ passes over the subscriptions at those nodes, the first to know how much room th
 from libc.stdlib cimport malloc, realloc
 from libc.string cimport memcpy, memset
 
-from gnatswarm.broker.interest cimport SUB_SHADOW, QueueGroup, Shadow
+from gnatswarm.broker.interest cimport SECOND_CHOICE, SUB_SHADOW, QueueGroup, Shadow
 from gnatswarm.broker.permissions cimport Permissions
 from gnatswarm.broker.transform cimport Transform
 from gnatswarm.broker.word cimport SLACK, likely, unlikely
@@ -228,8 +228,28 @@ cdef inline uint32_t fill_choice(const Draft *draft, Entry *entry, const QueueGr
     for i in range(group.n_remote):
         entry.weights[choice.first_remote + choice.n_remote] = group.remote[i]
         choice.n_remote += 1
-        choice.n_members += group.remote[i].members
+        if likely(not group.remote[i].members & SECOND_CHOICE):
+            choice.n_first += 1
+            choice.n_members += group.remote[i].members
     return at
+
+
+cdef inline void put_second_last(Entry *entry, Choice *choice) noexcept:
+    """Members at leaf nodes and hubs come behind the others, and count where there are no others."""
+    cdef RemoteWeight *weights = entry.weights + choice.first_remote
+    cdef RemoteWeight first
+    cdef uint32_t i, n = 0
+    cdef bint is_alone = choice.n_members == 0
+    for i in range(choice.n_remote):
+        if weights[i].members & SECOND_CHOICE:
+            weights[i].members &= ~SECOND_CHOICE
+            if is_alone:
+                choice.n_members += weights[i].members
+        else:
+            first = weights[i]
+            weights[i] = weights[n]
+            weights[n] = first
+            n += 1
 
 
 cdef inline void fill(const Draft *draft, Entry *entry) noexcept:
@@ -253,6 +273,9 @@ cdef inline void fill(const Draft *draft, Entry *entry) noexcept:
         while group != NULL:
             at = fill_choice(draft, entry, group, at)
             group = group.next
+    for i in range(entry.n_choices):
+        if unlikely(entry.choices[i].n_first != entry.choices[i].n_remote):
+            put_second_last(entry, &entry.choices[i])
 
 
 cdef Entry *draft_entry(Draft *draft) noexcept:

@@ -53,6 +53,8 @@ cdef class Exchange(Onward):
     cdef list told_answers               # … reply subjects that a leaf node was told, oldest first; or None
     cdef list clusters                   # the cluster's name of a slot
     cdef dict leaves_of                  # cluster → slots of leaf nodes of it that are connected here
+    cdef uint64_t clustered              # slots of all leaf nodes of which a cluster is known
+    cdef uint64_t tells_apart            # members of the cluster that are told of each such cluster's interest apart
     # While a link's bytes are carried out:
     cdef bytes origin                    # the cluster of the leaf node that they came from; b"": of none
     cdef uint64_t onward                 # the slots to which a request goes on in another account
@@ -82,6 +84,7 @@ cdef class Exchange(Onward):
     cdef bint may_answer(self, uint32_t slot, const uint8_t *subject, size_t size) except -1
     # How many of a run of messages go to a hub as answers, as nothing else.
     cdef uint32_t answers_of(self, uint32_t slot, Entry *entry, uint32_t count) noexcept
+    cdef int pick_of(self, Sublist sublist, const Entry *entry, uint32_t first, uint32_t n, uint64_t reach) noexcept
     cdef bint may_pass(self, uint32_t slot, Entry *entry) noexcept
     cdef void tell_reply(self, uint32_t slot, Sublist sublist, Token reply) noexcept
     cdef uint32_t send_from_leaf(self, OutBuf *out, const uint8_t *place, size_t place_size, Publish *publish,
@@ -89,9 +92,17 @@ cdef class Exchange(Onward):
     cdef void send(self, uint32_t slot, Entry *entry, Publish *publish, const Token *queues, int n_queues) noexcept
     cdef bint may_tell(self, uint32_t slot, const uint8_t *subject, size_t size, const uint8_t *queue,
                        size_t queue_size) noexcept
-    cdef void tell(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept
+    # What other peers want has changed: `before` and `after` have a bit for each that does. A slot is told if it
+    # changes anything for it: what the clusters of leaf nodes here want, by their names, and all else as ours.
+    cdef void tell_change(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
+                          uint64_t after) noexcept
+    # … likewise a group: the members of peer `who`, of whom there were `before`; NOBODY: a slot is told it all.
+    cdef void tell_group(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size,
+                         const QueueGroup *group, uint32_t who, uint32_t before) noexcept
+    cdef void tell(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size, bytes origin,
+                   bint wanted) noexcept
     cdef void tell_queue(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size,
-                         const QueueGroup *group, uint32_t before, uint32_t after) noexcept
+                         const QueueGroup *group, bytes origin, uint32_t before, uint32_t after) noexcept
     # A slot's interest has changed: in a subject of its account, which may be one of an imported stream. `members` of
     # the queue group, or 1; 0: the interest has ended.
     cdef dict interest_of(self, int slot)
@@ -109,6 +120,8 @@ cdef class Exchange(Onward):
     cdef int begin(self, int slot, list pongs_due) except -1
     cdef int part(self, int slot) except -1
 
+
+cdef bytes origin_of(PeerKind kind, str cluster)
 
 # The queue group of the shards, of which one answers a request to the system account.
 cdef const uint8_t *ANSWERERS

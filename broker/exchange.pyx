@@ -13,7 +13,7 @@ from itertools import islice
 
 from gnatswarm.broker.fanout cimport MOST_QUEUES, ORIGIN_ACCOUNT, write_queues, write_tail_head
 from gnatswarm.broker.entry cimport choice_named
-from gnatswarm.broker.interest cimport QueueName
+from gnatswarm.broker.interest cimport SECOND_CHOICE, QueueName
 from gnatswarm.broker.outbuf cimport Blob, blob_release, out_mark_dirty, out_reserve
 from gnatswarm.broker.reroutes cimport OriginLink
 from gnatswarm.broker.routewire cimport write_interest
@@ -48,6 +48,16 @@ cdef int[4] INTEREST = [
 
 cdef const uint8_t *ANSWERERS = b'_sys_'
 
+cdef enum:
+    NOBODY = MOST_SHARDS   # no peer's number: see tell_group()
+
+
+cdef bytes origin_of(PeerKind kind, str cluster):
+    """The name of a leaf node's cluster in frames; b"": it has none, or none that fits there."""
+    if kind != PEER_LEAF or not cluster or any(one.isspace() for one in cluster):
+        return b""
+    return cluster.encode("utf-8", "surrogateescape")
+
 
 cdef bint is_loop_subject(const uint8_t *subject, size_t size) noexcept nogil:
     return size > 5 and memcmp(subject, b'$LDS.', 5) == 0
@@ -65,8 +75,7 @@ cdef class Retelling(InterestSink):
                         uint64_t after) noexcept:
         cdef const uint8_t *account = interest.account
         if self.slot >= 0:
-            if after & self.exchange.feeds_on(self.slot, subject, size):
-                self.exchange.tell(self.slot, interest, subject, size, True)
+            self.exchange.tell_change(self.slot, interest, subject, size, 0, after)
         elif after & self.exchange.outside and not is_loop_subject(subject, size):
             write_interest(self.link, account, len(interest.account), subject, size, NULL, 0, 1)
             self.n += 1
@@ -76,11 +85,9 @@ cdef class Retelling(InterestSink):
         cdef const uint8_t *account = interest.account
         cdef uint32_t members
         if self.slot >= 0:
-            members = members_of(group, self.exchange.feeds(self.slot))
-            if members:
-                self.exchange.tell_queue(self.slot, interest, subject, size, group, 0, members)
+            self.exchange.tell_group(self.slot, interest, subject, size, group, NOBODY, 0)
             return
-        members = members_of(group, self.exchange.outside)
+        members = choice_of(group, self.exchange.outside)
         if members:
             write_interest(self.link, account, len(interest.account), subject, size,
                            <const uint8_t *>group.name + sizeof(QueueName), group.name.key.size, members)
@@ -110,8 +117,20 @@ cdef inline uint32_t members_of(const QueueGroup *group, uint64_t slots) noexcep
     cdef uint32_t i, members = 0
     for i in range(group.n_remote):
         if (slots >> group.remote[i].shard) & 1:
-            members += group.remote[i].members
+            members += group.remote[i].members & ~SECOND_CHOICE
     return members
+
+
+cdef inline uint32_t choice_of(const QueueGroup *group, uint64_t slots) noexcept:
+    """The members that siblings choose from: those of second choice only if there are no others."""
+    cdef uint32_t i, first = 0, second = 0
+    for i in range(group.n_remote):
+        if (slots >> group.remote[i].shard) & 1:
+            if group.remote[i].members & SECOND_CHOICE:
+                second = SECOND_CHOICE | 1
+            else:
+                first += group.remote[i].members
+    return first if first else second
 
 
 cdef class Exchange(Onward):
@@ -188,22 +207,31 @@ cdef class Exchange(Onward):
         return self.forward(sublist, entry, publish, self.outside, plainly, queues, n_queues, outcome)
 
     cdef int pick(self, Sublist sublist, const Entry *entry, const Choice *choice, uint64_t reach) noexcept:
-        """A slot with members of the group, each member equally likely; -1: there is none. Where members of our cluster
-        have some, hubs are not asked: what they tell may be the same ones, whom they would not send it."""
-        cdef uint64_t members = 0, at
+        """A slot with members of the group, each member equally likely, of second choice if there are no others; -1:
+        there is none. Where members of our cluster have some, hubs are not asked: what they tell may be the same ones,
+        whom they would not send it."""
         cdef uint32_t w
+        cdef int slot = self.pick_of(sublist, entry, choice.first_remote, choice.n_first, reach)
+        if slot >= 0:
+            return slot
         if unlikely(reach & self.of_kind[<int>PEER_HUB]) and self.of_kind[<int>PEER_ROUTE]:
             for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
                 if ((reach & self.of_kind[<int>PEER_ROUTE]) >> entry.weights[w].shard) & 1:
                     reach &= ~self.of_kind[<int>PEER_HUB]
                     break
-        for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
+        return self.pick_of(sublist, entry, choice.first_remote + choice.n_first, choice.n_remote - choice.n_first,
+                            reach)
+
+    cdef int pick_of(self, Sublist sublist, const Entry *entry, uint32_t first, uint32_t n, uint64_t reach) noexcept:
+        cdef uint64_t members = 0, at
+        cdef uint32_t w
+        for w in range(first, first + n):
             if (reach >> entry.weights[w].shard) & 1:
                 members += entry.weights[w].members
         if members == 0:
             return -1
         at = sublist.random() % members
-        for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
+        for w in range(first, first + n):
             if (reach >> entry.weights[w].shard) & 1:
                 if at < entry.weights[w].members:
                     return <int>entry.weights[w].shard
@@ -306,7 +334,7 @@ cdef class Exchange(Onward):
             return
         self.told_replies.add((slot, sublist.account, pattern))
         self.fence.interest_frames[slot] += 1
-        write_server_interest(self.outs[slot], self.dialects[slot], account, len(sublist.account), pattern,
+        write_server_interest(self.outs[slot], self.dialects[slot], b"", account, len(sublist.account), pattern,
                               len(pattern), NULL, 0, 1)
 
     cdef void send(self, uint32_t slot, Entry *entry, Publish *publish, const Token *queues, int n_queues) noexcept:
@@ -377,13 +405,13 @@ cdef class Exchange(Onward):
         if told is None or permissions is None or permissions.may_subscribe_partly(reply, size):
             return 0   # it is told like of all interest
         if told.pop(subject, False) is False:
-            write_server_interest(self.outs[slot], DIALECT_LEAF, NULL, 0, reply, size, NULL, 0, 1)
+            write_server_interest(self.outs[slot], DIALECT_LEAF, b"", NULL, 0, reply, size, NULL, 0, 1)
         told[subject] = None
         if len(told) > MOST_TOLD_ANSWERS:
             oldest = next(iter(told))
             del told[oldest]
             at = oldest
-            write_server_interest(self.outs[slot], DIALECT_LEAF, NULL, 0, at, len(oldest), NULL, 0, 0)
+            write_server_interest(self.outs[slot], DIALECT_LEAF, b"", NULL, 0, at, len(oldest), NULL, 0, 0)
         return 0
 
     cdef bint may_answer(self, uint32_t slot, const uint8_t *subject, size_t size) except -1:
@@ -447,7 +475,8 @@ cdef class Exchange(Onward):
             if not told:
                 del sources[exporter, wanted, queue]
         if queue:
-            exporter.set_remote_queue(slot, at, len(wanted), name, len(queue), max(told.values(), default=0))
+            members = max(told.values(), default=0)
+            exporter.set_remote_queue(slot, at, len(wanted), name, len(queue), members and members | SECOND_CHOICE)
         else:
             exporter.set_remote(slot, at, len(wanted), bool(told))
         return 0
@@ -562,15 +591,50 @@ cdef class Exchange(Onward):
             return permissions.may_subscribe_partly(subject, size)
         return permissions.may_subscribe(subject, size, queue, queue_size)
 
-    cdef void tell(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size, bint wanted) noexcept:
+    cdef void tell_change(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
+                          uint64_t after) noexcept:
+        cdef uint64_t feeds = self.feeds_on(slot, subject, size), some
+        if unlikely((self.tells_apart >> slot) & 1):
+            if (before ^ after) & self.clustered:
+                for origin, slots in self.leaves_of.items():
+                    some = <uint64_t>slots & feeds
+                    if bool(before & some) != bool(after & some):
+                        self.tell(slot, interest, subject, size, origin, (after & some) != 0)
+            feeds &= ~self.clustered
+        if bool(before & feeds) != bool(after & feeds):
+            self.tell(slot, interest, subject, size, b"", (after & feeds) != 0)
+
+    cdef void tell_group(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size,
+                         const QueueGroup *group, uint32_t who, uint32_t before) noexcept:
+        cdef uint64_t feeds = self.feeds(slot), changed = ~<uint64_t>0, some
+        cdef uint32_t now = 0, total
+        if who != NOBODY:
+            changed = <uint64_t>1 << who
+            now = members_of(group, changed)
+        if unlikely((self.tells_apart >> slot) & 1):
+            if changed & self.clustered:
+                for origin, slots in self.leaves_of.items():
+                    some = <uint64_t>slots & feeds
+                    total = members_of(group, some)
+                    if changed & some:
+                        self.tell_queue(slot, interest, subject, size, group, origin,
+                                        0 if who == NOBODY else total - now + before, total)
+            feeds &= ~self.clustered
+        if changed & feeds:
+            total = members_of(group, feeds)
+            self.tell_queue(slot, interest, subject, size, group, b"", 0 if who == NOBODY else total - now + before,
+                            total)
+
+    cdef void tell(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size, bytes origin,
+                   bint wanted) noexcept:
         cdef const uint8_t *account = interest.account
         if self.may_tell(slot, subject, size, NULL, 0):
             self.fence.interest_frames[slot] += 1
-            write_server_interest(self.outs[slot], self.dialects[slot], account, len(interest.account), subject, size,
-                                  NULL, 0, wanted)
+            write_server_interest(self.outs[slot], self.dialects[slot], origin, account, len(interest.account), subject,
+                                  size, NULL, 0, wanted)
 
     cdef void tell_queue(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size,
-                         const QueueGroup *group, uint32_t before, uint32_t after) noexcept:
+                         const QueueGroup *group, bytes origin, uint32_t before, uint32_t after) noexcept:
         """A group's weight. nats-server 2.9 counts it for others by its changes, which it understands only from 0 to 1
         and from 1 to 0: so the way to another weight, and to none, goes through 1."""
         cdef const uint8_t *account = interest.account
@@ -578,45 +642,47 @@ cdef class Exchange(Onward):
         cdef size_t queue_size = group.name.key.size
         cdef Dialect dialect = self.dialects[slot]
         cdef OutBuf *out = self.outs[slot]
+        if before == after:
+            return
         if dialect == DIALECT_ROUTE and queue_size == 5 and memcmp(queue, ANSWERERS, 5) == 0 \
                 and interest.account == self.system_account:
-            # Every server of a cluster answers a request to the system account: of this broker one shard does.
-            if bool(before) != bool(after):
-                self.tell(slot, interest, subject, size, after != 0)
+            # Every server of a cluster answers a request to the system account: of this broker one shard does. Only how
+            # many subscriptions all have is for the server of the asker to say.
+            if bool(before) != bool(after) and not (size == 22 and memcmp(subject, b'$SYS.DEBUG.SUBSCRIBERS', 22) == 0):
+                self.tell(slot, interest, subject, size, origin, after != 0)
             return
         if not self.may_tell(slot, subject, size, queue, queue_size):
             return
         self.fence.interest_frames[slot] += 1
         if (before == 0 and after > 1) or (after == 0 and before > 1):
-            write_server_interest(out, dialect, account, len(interest.account), subject, size, queue, queue_size, 1)
-        write_server_interest(out, dialect, account, len(interest.account), subject, size, queue, queue_size, after)
+            write_server_interest(out, dialect, origin, account, len(interest.account), subject, size, queue,
+                                  queue_size, 1)
+        write_server_interest(out, dialect, origin, account, len(interest.account), subject, size, queue, queue_size,
+                              after)
 
     cdef void on_remote(self, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
                         uint64_t after) noexcept:
-        cdef uint64_t left = self.told, feeds
+        cdef uint64_t left = self.told
         cdef uint32_t slot = 0
         if bool(before & self.outside) != bool(after & self.outside) and not is_loop_subject(subject, size):
             self.mesh.tell_all(interest, subject, size, NULL, 0, 1 if after & self.outside else 0)
         while left:
             if left & 1 and (self.accounts[slot] is None or self.accounts[slot] is interest):
-                feeds = self.feeds_on(slot, subject, size)
-                if bool(before & feeds) != bool(after & feeds):
-                    self.tell(slot, interest, subject, size, (after & feeds) != 0)
+                self.tell_change(slot, interest, subject, size, before, after)
             left >>= 1
             slot += 1
 
     cdef void on_remote_queue(self, Interest interest, const uint8_t *subject, size_t size, const QueueGroup *group,
                               uint32_t shard, uint32_t before) noexcept:
         cdef uint64_t left = self.told, bit = <uint64_t>1 << shard
-        cdef uint32_t slot = 0, now = members_of(group, bit), total
+        cdef uint32_t slot = 0
+        before &= ~SECOND_CHOICE
         if bit & self.outside:
             self.mesh.tell_all(interest, subject, size, <const uint8_t *>group.name + sizeof(QueueName),
-                               group.name.key.size, members_of(group, self.outside))
+                               group.name.key.size, choice_of(group, self.outside))
         while left:
-            if left & 1 and self.feeds(slot) & bit \
-                    and (self.accounts[slot] is None or self.accounts[slot] is interest):
-                total = members_of(group, self.feeds(slot))
-                self.tell_queue(slot, interest, subject, size, group, total - now + before, total)
+            if left & 1 and (self.accounts[slot] is None or self.accounts[slot] is interest):
+                self.tell_group(slot, interest, subject, size, group, shard, before)
             left >>= 1
             slot += 1
 
@@ -655,9 +721,10 @@ cdef class Exchange(Onward):
             self.clusters[slot] = cluster
             self.permissions[slot] = None
             self.mates[slot] = 0
-            if kind == PEER_LEAF and cluster:
-                name = cluster.encode("utf-8", "surrogateescape")
-                self.leaves_of[name] = self.leaves_of.get(name, 0) | bit
+            origin = origin_of(kind, cluster)
+            if origin:
+                self.leaves_of[origin] = self.leaves_of.get(origin, 0) | bit
+                self.clustered |= bit
             for other in range(FIRST_SLOT, END_SLOT):
                 if other != slot and cluster and self.outs[other] != NULL and self.clusters[other] == cluster \
                         and self.kinds[other] == kind and kind == PEER_LEAF:
@@ -689,12 +756,14 @@ cdef class Exchange(Onward):
         for exporter in {key[0] for key in self.sources[slot]}:
             (<Sublist>exporter).drop_remote(slot)
         self.sources[slot], self.imported[slot] = {}, {}
-        if self.kinds[slot] == PEER_LEAF and self.clusters[slot]:
-            name = self.clusters[slot].encode("utf-8", "surrogateescape")
-            self.leaves_of[name] &= ~bit
-            if not self.leaves_of[name]:
-                del self.leaves_of[name]
+        if self.clustered & bit:
+            origin = origin_of(<PeerKind>self.kinds[slot], self.clusters[slot])
+            self.leaves_of[origin] &= ~bit
+            if not self.leaves_of[origin]:
+                del self.leaves_of[origin]
+            self.clustered &= ~bit
         self.takes_origin &= ~bit
+        self.tells_apart &= ~bit
         self.importing &= ~bit
         self.answering &= ~bit
         self.answers[slot] = self.told_answers[slot] = None

@@ -350,9 +350,11 @@ cdef class Fanout:
         if pick < choice.n_own or (self.prefers_local and choice.n_own):
             if self.choose_here(entry, choice, pick, publish, avoided):
                 return HERE
-            if choice.n_members == choice.n_own:
+            if choice.n_remote == 0:
                 return NOWHERE
-            pick = choice.n_own + sublist.random() % (choice.n_members - choice.n_own)
+            pick = choice.n_own
+            if choice.n_members > choice.n_own:   # (else there are members of second choice alone)
+                pick += sublist.random() % (choice.n_members - choice.n_own)
         pick -= choice.n_own
         for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
             shard = entry.weights[w].shard

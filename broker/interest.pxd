@@ -85,9 +85,16 @@ ctypedef struct QueueGroup:
     uint32_t n_remote
     RemoteWeight *remote
 
+cdef extern from *:
+    """
+    #define GN_SECOND_CHOICE 0x80000000u
+    """
+    # Added to a group's members elsewhere that get a message only where no others are: those at leaf nodes and hubs.
+    const uint32_t SECOND_CHOICE "GN_SECOND_CHOICE"
+
 ctypedef struct RemoteWeight:
     uint32_t shard
-    uint32_t members
+    uint32_t members         # with SECOND_CHOICE: at leaf nodes or a hub
 
 
 # Is told when this shard's interest in a subject begins or ends, or when the size of a queue group changes.

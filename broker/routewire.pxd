@@ -129,6 +129,6 @@ cdef inline bint parse_plain_message(const uint8_t *data, size_t size, RouteOp *
     op.tail = digits - 1
     return True
 
-# RS+ or RS-; queue_size 0: plain interest; members 0: RS-. False: refused.
+# RS+ or RS-; queue_size 0: plain interest; members 0: RS-; of SECOND_CHOICE the number is not told. False: refused.
 cdef bint write_interest(OutBuf *link, const uint8_t *account, size_t account_size, const uint8_t *subject, size_t size,
                          const uint8_t *queue, size_t queue_size, uint32_t members) noexcept

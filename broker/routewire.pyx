@@ -8,7 +8,7 @@ checked before anything is allocated nevertheless.
 from libc.string cimport memchr, memcmp, memcpy
 
 from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
-from gnatswarm.broker.interest cimport MOST_SHARDS
+from gnatswarm.broker.interest cimport MOST_SHARDS, SECOND_CHOICE
 from gnatswarm.broker.outbuf cimport out_mark_dirty, out_reserve
 from gnatswarm.broker.parser cimport match_verb, parse_number, split_line
 from gnatswarm.broker.sublist cimport PREFIX_BYTES
@@ -124,9 +124,9 @@ cdef RouteOpKind parse_interest(const uint8_t *data, const uint8_t *args, const 
     if n != 4 or not wanted:
         return finish(op, ROUTE_BAD)
     members = parse_number(tokens[3])
-    if members < 1:
+    if members < 0:
         return finish(op, ROUTE_BAD)
-    op.members = <uint32_t>members
+    op.members = <uint32_t>members if members else SECOND_CHOICE | 1
     return finish(op, ROUTE_SUB)
 
 
@@ -338,7 +338,7 @@ cdef bint write_interest(OutBuf *link, const uint8_t *account, size_t account_si
         if members:
             to[n] = c' '
             n += 1
-            n += decimal(to + n, members)
+            n += decimal(to + n, 0 if members & SECOND_CHOICE else members)
     to[n] = c'\r'
     to[n + 1] = c'\n'
     link.pos += n + 2

@@ -35,6 +35,7 @@ cdef class ServerLink(Peer):
     cdef uint32_t max_payload_bytes      # of a message that it may send
     cdef bint follows_imports            # its messages go on to other accounts, as a client's do
     cdef public bint is_spare            # a second connection to its server: its first interest makes it the one
+    cdef uint32_t second_choice          # added to its members of queue groups: SECOND_CHOICE, or 0 of a route
     cdef bytes origin                    # of a leaf node: the name of its cluster, for members of ours; b"": none
     cdef public bint takes_origins       # a member that can be told where a message of a leaf node comes from, …
     cdef public bint names_origins       # … and that tells of each origin's interest apart
@@ -55,6 +56,7 @@ cdef class ServerLink(Peer):
     cdef int send_on(self, Sublist sublist, Entry *entry, Publish *message, Token *queues, int n, uint64_t orphans,
                      uint64_t spared, Outcome *outcome) except -1
     cdef int interest(self, ServerOp *op, bint wanted) except -1
+    cdef uint32_t weighed(self, Sublist sublist, ServerOp *op) noexcept
     cdef int add_up(self, Sublist sublist, ServerOp *op, bint wanted) except -1
     cdef int on_ping(self) except -1
     cdef int on_pong(self) except -1

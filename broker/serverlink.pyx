@@ -8,10 +8,11 @@ end is another program: frames that are none end the connection, and the session
 from libc.string cimport memcpy
 
 from gnatswarm.broker.entry cimport Entry, extras_of
-from gnatswarm.broker.exchange cimport ANSWERERS, PEER_HUB, PEER_LEAF, PEER_ROUTE, PeerKind, is_loop_subject
+from gnatswarm.broker.exchange cimport (
+    ANSWERERS, PEER_HUB, PEER_LEAF, PEER_ROUTE, PeerKind, is_loop_subject, origin_of)
 from gnatswarm.broker.fanout cimport (
     MOST_QUEUES, ORIGIN_CLIENT, ORIGIN_SIBLING, Outcome, Publish, no_outcome, write_tail_head)
-from gnatswarm.broker.interest cimport Node
+from gnatswarm.broker.interest cimport SECOND_CHOICE, Node
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_MAXIMUM_PAYLOAD_EXCEEDED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_PROTOCOL_VIOLATION,
     out_append, out_call, out_init, out_pending, out_release)
@@ -186,7 +187,7 @@ cdef class ServerLink(Peer):
             return 0
         if op.n_queues:
             sublist.set_remote_queue(self.slot, at, size, op.queues[0].at, op.queues[0].size,
-                                     op.members if wanted else 0)
+                                     self.weighed(sublist, op) if wanted and op.members else 0)
         else:
             sublist.set_remote(self.slot, at, size, wanted)
         if self.account is not None and unlikely(sublist.streams is not None) and not is_loop_subject(at, size):
@@ -194,6 +195,18 @@ cdef class ServerLink(Peer):
                 self.slot, op.subject.at[:size], op.queues[0].at[:op.queues[0].size] if op.n_queues else b"",
                 0 if not wanted else op.members if op.n_queues else 1)
         return 0
+
+    cdef uint32_t weighed(self, Sublist sublist, ServerOp *op) noexcept:
+        """A group's members: second choice if they are at a leaf node. nats-server 2.9 counts its own and its leaf
+        nodes' together, and names an origin with each change that one of those made: they are leaf nodes' if all had
+        one."""
+        cdef uint32_t before
+        if op.origin.size and self.second_choice == 0:
+            before = sublist.remote_members(self.slot, op.subject.at, op.subject.size, op.queues[0].at,
+                                            op.queues[0].size)
+            if before == 0 or before & SECOND_CHOICE:
+                return op.members | SECOND_CHOICE
+        return op.members | self.second_choice
 
     cdef int add_up(self, Sublist sublist, ServerOp *op, bint wanted) except -1:
         """The member's own interest and that of its leaf nodes' clusters are told apart; here they are one. False: it
@@ -216,12 +229,15 @@ cdef class ServerLink(Peer):
                 own = node != NULL and (node.remote >> self.slot) & 1
             if own:
                 held[b""] = own
-        if wanted:
+        if wanted and (op.members or not queue):
             held[origin] = op.members if queue else 1
         else:
             held.pop(origin, None)
         if queue:
-            sublist.set_remote_queue(self.slot, op.subject.at, op.subject.size, name, len(queue), sum(held.values()))
+            # (whose members it is that get something of all that are there, the member itself decides)
+            own = held.get(b"", 0) or sum(held.values())
+            sublist.set_remote_queue(self.slot, op.subject.at, op.subject.size, name, len(queue),
+                                     own if b"" in held or not held else own | SECOND_CHOICE)
         else:
             sublist.set_remote(self.slot, op.subject.at, op.subject.size, bool(held))
         if not held or (len(held) == 1 and b"" in held):
@@ -389,8 +405,9 @@ cdef class ServerLink(Peer):
         if account is not None:
             self.account = self.mesh.account(account)
             self.loop_subject = self.exchange.loop_subject(account)
-        if peer == PEER_LEAF and cluster and not any(one.isspace() for one in cluster):
-            self.origin = cluster.encode("utf-8", "surrogateescape")
+        self.origin = origin_of(peer, cluster)
+        if peer != PEER_ROUTE:
+            self.second_choice = SECOND_CHOICE
         self.follows_imports = peer != PEER_ROUTE
         self.is_checked = is_checked and peer == PEER_LEAF
         self.slot = self.exchange.join(peer, self.dialect, &self.out, self.account, cluster, is_isolated)
@@ -406,6 +423,8 @@ cdef class ServerLink(Peer):
             self.send(b"LS+ " + self.loop_subject + b"\r\n")
         if self.takes_origins:
             self.exchange.takes_origin |= <uint64_t>1 << self.slot
+            if self.names_origins:
+                self.exchange.tells_apart |= <uint64_t>1 << self.slot
         self.exchange.begin(self.slot, self.pongs_due)
         if max_pending_bytes:
             self.out.max_pending = max(max_pending_bytes, 2 * out_pending(&self.out))

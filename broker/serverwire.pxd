@@ -60,7 +60,8 @@ ctypedef struct ServerOp:
 cdef ServerOpKind parse_server_op(const uint8_t *data, size_t size, Dialect dialect, Token *tokens,
                                   ServerOp *op) noexcept nogil
 
-# LS+ and LS-, or RS+ and RS-; queue_size 0: plain interest; members 0: the end of it. False: refused.
-cdef bint write_server_interest(OutBuf *out, Dialect dialect, const uint8_t *account, size_t account_size,
+# LS+ and LS-, or RS+ and RS-; queue_size 0: plain interest; members 0: the end of it. On a route, interest of a leaf
+# node's cluster is LS+ and LS- with its name, `origin`; without one (b"") it is the server's own. False: refused.
+cdef bint write_server_interest(OutBuf *out, Dialect dialect, bytes origin, const uint8_t *account, size_t account_size,
                                 const uint8_t *subject, size_t size, const uint8_t *queue, size_t queue_size,
                                 uint32_t members) noexcept

@@ -185,22 +185,28 @@ cdef ServerOpKind parse_server_op(const uint8_t *data, size_t size, Dialect dial
     return finish(op, kind)
 
 
-cdef bint write_server_interest(OutBuf *out, Dialect dialect, const uint8_t *account, size_t account_size,
+cdef bint write_server_interest(OutBuf *out, Dialect dialect, bytes origin, const uint8_t *account, size_t account_size,
                                 const uint8_t *subject, size_t size, const uint8_t *queue, size_t queue_size,
                                 uint32_t members) noexcept:
-    cdef uint8_t *to = out_reserve(out, account_size + size + queue_size + 24)
-    cdef size_t n
+    cdef const uint8_t *name = origin
+    cdef size_t n = 4, origin_size = len(origin)
+    cdef uint8_t *to = out_reserve(out, origin_size + account_size + size + queue_size + 28)
     if to == NULL:
         return False
-    if dialect == DIALECT_ROUTE:
+    if dialect == DIALECT_ROUTE and origin_size == 0:
         memcpy(to, b'RS+ ' if members else b'RS- ', 4)
-        memcpy(to + 4, account, account_size)
-        n = 4 + account_size
-        to[n] = c' '
-        n += 1
     else:
         memcpy(to, b'LS+ ' if members else b'LS- ', 4)
-        n = 4
+    if dialect == DIALECT_ROUTE:
+        if origin_size:
+            memcpy(to + n, name, origin_size)
+            n += origin_size
+            to[n] = c' '
+            n += 1
+        memcpy(to + n, account, account_size)
+        n += account_size
+        to[n] = c' '
+        n += 1
     memcpy(to + n, subject, size)
     n += size
     if queue_size:

@@ -197,6 +197,35 @@ def test_queue_members_are_chosen_evenly_over_all_shards(engine):
     assert all(370 < share < 630 for share in shares)  # 500 each, six standard deviations
 
 
+SECOND = 0x80000000  # added to the number of members that are second choice
+
+
+def test_members_of_second_choice_get_a_message_where_there_are_no_others(engine):
+    publisher, member = engine.clients(2)
+    second, first = engine.probe.link(1), engine.probe.link(2)
+    engine.probe.set_remote(1, b"*", b"q", SECOND | 50)
+    engine.probe.set_remote(2, b"a", b"q", 3)
+    member.feed(b"SUB a q 1\r\n")
+    publisher.feed(b"PUB a 0\r\n\r\n" * 100)
+    assert len(member.messages()) + len(frames(bytes(first.sent))) == 100 and first.sent and not second.sent
+    member.feed(b"UNSUB 1\r\n")
+    publisher.feed(b"PUB a 0\r\n\r\n" * 10)
+    assert not second.sent
+    engine.probe.set_remote(2, b"a", b"q", 0)
+    publisher.feed(b"PUB a 0\r\n\r\n" * 10)
+    assert len(frames(bytes(second.sent))) == 10
+
+
+def test_members_of_second_choice_are_as_likely_as_each_other(engine):
+    publisher = engine.client()
+    links = [engine.probe.link(shard) for shard in (1, 2)]
+    engine.probe.set_remote(1, b"a", b"q", SECOND | 1)
+    engine.probe.set_remote(2, b"a", b"q", SECOND | 3)
+    publisher.feed(b"PUB a 0\r\n\r\n" * 4000)
+    shares = [len(frames(bytes(link.sent))) for link in links]
+    assert sum(shares) == 4000 and 830 < shares[0] < 1170  # six standard deviations
+
+
 def test_local_members_come_first_where_that_was_asked_for():
     engine = Engine(prefers_local=True)
     publisher, member = engine.clients(2)

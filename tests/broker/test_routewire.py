@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
 from gnatswarm.broker.routewire import parse_route
 
+SECOND = 0x80000000  # added to the number of members that are second choice
+
 
 def message(op: str = "MSG", **said: object) -> dict[str, object]:
     defaults: dict[str, object] = {"op": op, "account": b"$G", "queues": [], "reply": b"", "header_size": 0}
@@ -27,6 +29,8 @@ FRAMES = [
     (b"RS+ $G foo.bar\r\n", {"op": "SUB", "account": b"$G", "subject": b"foo.bar", "queues": [], "members": 0}),
     (b"RS- $G foo.*.>\r\n", {"op": "UNSUB", "account": b"$G", "subject": b"foo.*.>", "queues": []}),
     (b"RS+ A foo q 12\r\n", {"op": "SUB", "account": b"A", "subject": b"foo", "queues": [b"q"], "members": 12}),
+    # (second choice: as many as it takes for there to be one)
+    (b"RS+ A foo q 0\r\n", {"op": "SUB", "account": b"A", "subject": b"foo", "queues": [b"q"], "members": SECOND | 1}),
     (b"RS- A foo q\r\n", {"op": "UNSUB", "account": b"A", "subject": b"foo", "queues": [b"q"]}),
     (b"MOVE 7 12\r\n", {"op": "MOVE", "id": 7, "size": 12, "line_size": 11}),
     (b"MSTOP 7\r\n", {"op": "STOP", "id": 7, "size": 0, "line_size": 9}),
@@ -94,7 +98,6 @@ BAD = [
     b"RS+\r\n\r\n",
     b"RS+ $G\r\n",
     b"RS+ $G foo q\r\n",
-    b"RS+ $G foo q 0\r\n",
     b"RS+ $G foo q -1\r\n",
     b"RS+ $G foo q many\r\n",
     b"RS+ $G foo q 1 2\r\n",

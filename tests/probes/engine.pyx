@@ -305,7 +305,7 @@ cdef class Probe:
         self.sublist.drop_remote(shard)
         del self.links[shard]
 
-    def set_remote(self, int shard, bytes subject not None, bytes queue not None = b"", int members=1):
+    def set_remote(self, int shard, bytes subject not None, bytes queue not None = b"", unsigned int members=1):
         """What a sibling wants; `members` 0: no longer."""
         if queue:
             done = self.sublist.set_remote_queue(shard, subject, len(subject), queue, len(queue), members)

@@ -2,7 +2,9 @@
 
 Each speaks the protocol between servers over a byte stream, and shares nothing with the broker's parser. It has one
 user, who subscribes and publishes. Members of the cluster are connected to each other, too, without us: so what came
-to us from one of them must not come to another through us.
+to us from one of them must not come to another through us. Leaf nodes may be a cluster, too (`origin`): two that are
+connected to us, or one to us and one to a member. They are connected to each other, so members tell each other from
+which such cluster something is, in the dialect (`LNOC`) of their version.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ FIRST_USER = 1000  # numbers of clients from here on are users of other servers
 KINDS = ("route", "route", "leaf", "leaf")
 FENCE_TIMEOUT_S = 0.5
 LOOP_SUBJECT = b"$LDS."
+# What members say in INFO about leaf nodes' clusters: nothing, that a message may be of one (nats-server 2.9), that
+# interest is told apart as well (2.10.23 and newer, gnatswarm).
+NO_LNOC, LNOC, LNOCU = "", "lnoc", "lnocu"
 
 
 class Gateway:
@@ -67,7 +72,10 @@ class Door:
         probe = gateway.process.probe
         self.link = ServerLink(gateway.exchange, self, is_route=server.kind == "route")
         self.socket = probe.adopt(self.link)
-        assert self.link.join(server.kind, None if server.kind == "route" else b"$G", "")
+        self.link.takes_origins = server.says != NO_LNOC
+        self.link.names_origins = server.says == LNOCU
+        cluster = server.origin if server.kind == "leaf" else ""
+        assert self.link.join(server.kind, None if server.kind == "route" else b"$G", cluster)
         self.link.begin()
         probe.finish()
 
@@ -129,26 +137,54 @@ class Door:
 class Server:
     """One other server, with its user."""
 
-    def __init__(self, servers: Servers, number: int, kind: str) -> None:
+    def __init__(self, servers: Servers, number: int, kind: str, rng: Random) -> None:
         self.servers = servers
         self.number = FIRST_USER + number
         self.kind = kind
+        self.says = rng.choice((NO_LNOC, LNOC, LNOCU, LNOCU)) if kind == "route" else NO_LNOC
+        # The cluster of leaf nodes that it is of; of a member, that its user is at a leaf node of it there.
+        origins = ("",) if kind == "route" and self.says == NO_LNOC else ("", "pond", "pond", "lake")
+        self.origin = rng.choice(origins)
         self.door: Door | None = None
         self.wants: list[Subscription] = []  # what its user is subscribed to now
         self.heard: set[str] = set()
         self.heard_queues: dict[tuple[str, str], int] = {}
+        self.heard_apart: set[tuple[str, str]] = set()  # of other clusters of leaf nodes: (origin, pattern)
+        self.heard_queues_apart: dict[tuple[str, str, str], int] = {}
         self.is_in_step = False  # all has arrived since it was connected, and nothing has ended
         self.to_answer: list[tuple[str, int]] = []
         self.frames = 0  # of messages that came
+
+    def is_near(self, other: Server) -> bool:
+        """Whether both are connected without us: nothing passes from one to the other here."""
+        return (
+            other is self or self.kind == other.kind == "route" or (self.origin != "" and self.origin == other.origin)
+        )
+
+    def wants_ours(self, pattern: str) -> bool:
+        """Whether it was told that somebody wants this, beside leaf nodes of its user's own cluster."""
+        return pattern in self.heard or any(one == pattern and name != self.origin for name, one in self.heard_apart)
+
+    @property
+    def patterns(self) -> set[str]:
+        """What it has been told that somebody wants."""
+        return self.heard | {pattern for _, pattern in self.heard_apart}
 
     # ---- what it tells
 
     def send(self, verb: str, words: str, body: bytes = b"") -> None:
         if self.door is None:
             return
-        if self.kind == "route":
-            words = f"$G {words}"
-        verb = ("R" if self.kind == "route" else "L") + verb
+        if self.kind == "leaf":
+            verb = "L" + verb
+        elif not self.origin:
+            verb, words = "R" + verb, f"$G {words}"
+        else:
+            # (LS- of 2.9 has two blanks in the place of the origin)
+            name = " " if verb == "S-" and self.says == LNOC else self.origin
+            verb, words = "L" + verb, f"{name} $G {words}".replace("   ", "  ")
+            if body:
+                words = f"{words.rpartition(' ')[0]} 0 {words.rpartition(' ')[2]}"
         self.door.out += f"{verb} {words}\r\n".encode() + body
 
     def tell(self, pattern: str, queue: str) -> None:
@@ -171,12 +207,19 @@ class Server:
             words = data[:end].split(b" ")
             after = end + 2
             verb = words[0]
+            first = 2 if self.kind == "route" else 1
+            origin = ""
+            if self.kind == "route" and verb.startswith(b"L"):  # "<origin> <account>" in the place of the account
+                assert self.says == LNOCU or (verb == b"LMSG" and self.says == LNOC), data[:200]
+                origin = words[1].decode()
+                first = 3
             if verb in (b"RMSG", b"LMSG"):
                 size = int(words[-1])
                 if len(data) < after + size + 2:
                     break
                 assert data[after + size : after + size + 2] == b"\r\n", data[:200]
-                self.on_message(words[2:-1] if self.kind == "route" else words[1:-1], data[after : after + size])
+                end = -2 if origin else -1  # (behind the words of LMSG of a route there is also a header's size)
+                self.on_message(words[first:end], data[after : after + size], origin)
                 after += size + 2
             elif verb == b"PING":
                 assert self.door is not None
@@ -184,10 +227,11 @@ class Server:
             elif verb == b"PONG":
                 self.on_pong()
             else:
-                assert verb in ((b"RS+", b"RS-") if self.kind == "route" else (b"LS+", b"LS-")), data[:200]
-                self.on_interest(
-                    verb[2:] == b"+", [word.decode() for word in words[2 if self.kind == "route" else 1 :]]
-                )
+                assert verb in ((b"LS+", b"LS-") if self.kind == "leaf" or origin else (b"RS+", b"RS-")), data[:200]
+                if origin:
+                    self.on_interest_apart(verb[2:] == b"+", origin, [word.decode() for word in words[first:]])
+                else:
+                    self.on_interest(verb[2:] == b"+", [word.decode() for word in words[first:]])
             data = data[after:]
         return data
 
@@ -205,6 +249,17 @@ class Server:
             assert (words[0], words[1]) in self.heard_queues, f"{words} ends, and has not begun"
             del self.heard_queues[words[0], words[1]]
 
+    def on_interest_apart(self, wanted: bool, origin: str, words: list[str]) -> None:
+        """Of leaf nodes' clusters: each begins once, and ends after it has begun."""
+        self.servers.seen["interest of a leaf nodes' cluster told to a member"] += 1
+        if len(words) == 1:
+            assert ((origin, words[0]) in self.heard_apart) != wanted, (wanted, origin, words)
+            self.heard_apart ^= {(origin, words[0])}
+        elif wanted:
+            self.heard_queues_apart[origin, words[0], words[1]] = int(words[2])
+        else:
+            del self.heard_queues_apart[origin, words[0], words[1]]
+
     def on_pong(self) -> None:
         assert self.door is not None and self.door.pings, "a PONG without a PING"
         for sub in self.door.pings.pop(0):
@@ -212,8 +267,8 @@ class Server:
                 sub.acked_at = min(sub.acked_at, self.servers.now)
                 self.servers.seen["PONG to another server"] += 1
 
-    def on_message(self, words: list[bytes], payload: bytes) -> None:
-        """From our broker."""
+    def on_message(self, words: list[bytes], payload: bytes, origin: str) -> None:
+        """From our broker; `origin`: of a leaf node of this cluster."""
         subject, queues, reply = words[0].decode(), [], ""
         if len(words) > 1 and words[1] in (b"+", b"|"):
             reply = words[2].decode() if words[1] == b"+" else ""
@@ -224,8 +279,15 @@ class Server:
         message = self.servers.messages[number]
         assert message.subject == subject, f"{message} came as {subject}"
         came_from = self.servers.server_of(message)
-        if came_from is not None:
-            if came_from is self or came_from.kind == self.kind == "route":
+        of_leaf = came_from.origin if came_from is not None else ""
+        is_own = origin != "" and origin == self.origin
+        assert origin in ("", of_leaf), f"{message} came as of {origin!r}"
+        if self.says != NO_LNOC and of_leaf and not queues:
+            assert origin == of_leaf, f"{message} came without {of_leaf!r}"
+        if origin:
+            self.servers.seen["message of a leaf nodes' cluster to a member"] += 1
+        if came_from is not None and not is_own:
+            if came_from.is_near(self):
                 # Only for a group whose last member here had gone: see ServerLink.send_on(), and re-routes of shards.
                 assert queues and message.named >= set(queues), f"{message} came from there"
                 self.servers.seen["queue message sent on to another server"] += 1
@@ -234,7 +296,7 @@ class Server:
         self.servers.seen["queue message to another server"] += bool(queues)
         self.frames += 1
         for sub in self.wants:
-            if not sub.queue and matches(sub.pattern, subject):
+            if not sub.queue and matches(sub.pattern, subject) and not is_own:
                 # A frame that was sent on for a queue group serves plain subscriptions, too: of this one nobody knew.
                 is_excused = queues and message.at <= sub.acked_at
                 if not (is_excused and number in sub.got):
@@ -257,7 +319,9 @@ class Servers:
         self.subscriptions = subscriptions
         self.messages = messages
         self.now = 0
-        self.all = [Server(self, n, kind) for n, kind in enumerate(self.rng.sample(KINDS, self.rng.randint(1, 4)))]
+        kinds = self.rng.sample(KINDS, self.rng.randint(1, 4))
+        origins = Random(f"origins {seed}")
+        self.all = [Server(self, n, kind, origins) for n, kind in enumerate(kinds)]
         self.unsettled = 0  # messages from here on may not have arrived everywhere
         self.unacked: list[Message] = []  # of their users
         self.has_link_broken = False  # between shards, since everything had arrived
@@ -297,6 +361,8 @@ class Servers:
         server.door = None
         server.heard.clear()
         server.heard_queues.clear()
+        server.heard_apart.clear()
+        server.heard_queues_apart.clear()
         server.is_in_step = False
         for sub in server.wants:
             sub.acked_at = NEVER
@@ -379,7 +445,7 @@ class Servers:
         message.may_be_lost = self.has_link_broken
         message.is_lost_outside = self.has_server_gone
         self.messages.append(message)
-        near = [one for one in self.all if one is server or one.kind == server.kind == "route"]
+        near = [one for one in self.all if one.is_near(server)]
         members: dict[str, list[Subscription | None]] = {}  # None: one of our broker's
         for one in near:
             for sub in one.wants:
@@ -388,7 +454,8 @@ class Servers:
                         members.setdefault(sub.queue, []).append(sub)
                     else:
                         self.got(sub, message.number)
-        for (pattern, queue), n in sorted(server.heard_queues.items()):
+        of_leaves = [((pattern, queue), n) for (_, pattern, queue), n in server.heard_queues_apart.items()]
+        for (pattern, queue), n in sorted([*server.heard_queues.items(), *of_leaves]):
             if matches(pattern, subject):
                 members.setdefault(queue, []).extend([None] * n)
         for queue, candidates in sorted(members.items()):
@@ -400,7 +467,7 @@ class Servers:
         body = b"%d" % message.number
         if message.named:
             server.send("MSG", f"{subject} | {' '.join(sorted(message.named))} {len(body)}", body + b"\r\n")
-        elif any(matches(pattern, subject) for pattern in server.heard):
+        elif any(matches(one, subject) and server.wants_ours(one) for one in server.patterns):
             server.send("MSG", f"{subject} {len(body)}", body + b"\r\n")
         else:
             message.is_orphaned = True  # nobody else has said that it is wanted
@@ -444,14 +511,25 @@ class Servers:
         """Each server has been told what our clients and other kinds of servers want, and nothing else."""
         plain: set[str] = set()
         queues: Counter[tuple[str, str]] = Counter()
+        plain_apart: set[tuple[str, str]] = set()
+        queues_apart: Counter[tuple[str, str, str]] = Counter()
         others = [one for one in self.all if one is not server and one.door is not None]
-        fed = {one.number for one in others if not one.kind == server.kind == "route"}
+        # (of the leaf nodes of one cluster none hears of another; of a member's it does)
+        fed = {one.number: one for one in others if one.kind != server.kind or one.kind == "leaf"}
+        fed = {n: one for n, one in fed.items() if one.kind != server.kind or not one.is_near(server)}
         for sub in self.subscriptions:
             if sub.left_at == NEVER and (sub.client in fed or not sub.is_outside):
-                if sub.queue:
+                origin = fed[sub.client].origin if sub.is_outside and server.says == LNOCU else ""
+                if origin and sub.queue:
+                    queues_apart[origin, sub.pattern, sub.queue] += 1
+                elif origin:
+                    plain_apart.add((origin, sub.pattern))
+                elif sub.queue:
                     queues[sub.pattern, sub.queue] += 1
                 else:
                     plain.add(sub.pattern)
+        assert server.heard_apart == plain_apart, f"a member has heard of {server.heard_apart ^ plain_apart} wrongly"
+        assert server.heard_queues_apart == dict(queues_apart), f"{server.heard_queues_apart}, not {queues_apart}"
         assert server.heard == plain, f"a {server.kind} has heard of {server.heard ^ plain} wrongly"
         assert server.heard_queues == dict(queues), f"a {server.kind} has heard {server.heard_queues}, not {queues}"
 

@@ -40,6 +40,7 @@ MOST_CLIENTS = 24
 SIZES = (0, 3000, 12000, 33000, 33000)
 VOLLEY_BYTES = 12000
 FIRST_SLOT = 32  # of other servers, among the numbers of shards: broker.exchange
+SECOND_CHOICE = 0x80000000  # added to the number of members at leaf nodes: broker.interest
 LIMITS = Limits(max_pending_bytes=200_000), Limits(max_pending_bytes=300_000)
 CAPACITIES = (-1, 20_000, 40_000)  # bytes that a link's socket takes; -1: all
 LINK_MARKS = (40_000, 0, 70_000)
@@ -1229,7 +1230,11 @@ class World:
                         knows = found.get(name, (0, {}))[1].get(there.number, 0)
                         has, members = told.get(name, (0, {}))
                         if there.gateway is not None:
-                            has = sum(n for slot, n in members.items() if slot in outside)
+                            found_there = [n for slot, n in members.items() if slot in outside]
+                            has = sum(n for n in found_there if not n & SECOND_CHOICE)
+                            if not has and found_there:
+                                has = SECOND_CHOICE | 1
+                                self.seen["members of second choice alone"] += 1
                         assert knows == has, (
                             f"shard {here.number} counts {knows} members of {name} at {there.number}, which has {has}"
                         )

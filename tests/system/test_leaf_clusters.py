@@ -9,12 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from itertools import pairwise, permutations
+from typing import Any
 
 import pytest
 
 from tests.support.leaves import Net, hub_port, know, subscribed
+from tests.support.raw_route import RawRoute
 from tests.support.servers import Broker
 from tests.support.wire import Client
+from tests.system.test_cluster import route_port
+from tests.system.test_hub import Leaf, by_hand
 from tests.system.test_leaf import Start, net, start
 
 __all__ = ["net", "start"]
@@ -117,12 +121,31 @@ async def test_a_cluster_of_leaf_nodes_of_two_members_hears_each_message_once(
         assert {name: found[name, "plain", "1"] for name in clients} == dict.fromkeys(clients, 11)
         assert sum(found[name, "group", "4"] for name in clients) == 40
         assert sum(found[name, "both", "3"] for name in clients) == 10
-        plain = {name: found[name, "both", "2"] for name in clients}
-        if kinds[0] != "nats-server-2.15" and kinds[2] == "nats-server":
-            # 2.9, as a leaf node of a hub that lets it choose, gives a group's message to another one of its cluster,
-            # and names it to plain subscribers there, too. (A nats-server as the hub prefers its own members.)
-            plain |= {name: min(plain[name], 10) for name in ("leaf1", "leaf2")}
-        assert plain == dict.fromkeys(clients, 10)
+        # (2.9, as a leaf node that was chosen, gives a group's message to another one of its cluster, and names it to
+        # plain subscribers there, too: hubs that have members choose those.)
+        assert {name: found[name, "both", "2"] for name in clients} == dict.fromkeys(clients, 10)
+
+
+async def test_members_at_leaf_nodes_and_hubs_are_second_choice(
+    start: Start, net: Net, kinds: tuple[str, str, str]
+) -> None:
+    servers = await hubs(start, net, kinds)
+    clients = servers.clients
+    for name in ("leaf1", "one", "leaf2"):
+        await subscribed(clients[name], "work workers 1")
+    await servers.all_know()
+    for name, client in clients.items():
+        if name == "two" and kinds[1] == "nats-server":
+            continue  # 2.9 counts what a member tells of its leaf nodes as that member's own
+        await client.send("PUB work 1\r\nx\r\n" * 50)
+        found = await servers.heard()
+        mine = ("leaf1", "leaf2") if name.startswith("leaf") else ("one",)
+        assert sum(found[who, "work", "1"] for who in mine) == found.total() == 50, (name, found)
+    await clients["one"].talk("UNSUB 1\r\nPING\r\n", expect_last="PONG\r\n")
+    for client in clients.values():
+        await client.send("PUB work 1\r\nx\r\n" * 20)
+        found = await servers.heard()
+        assert found["leaf1", "work", "1"] + found["leaf2", "work", "1"] == found.total() == 20
 
 
 async def test_a_request_is_answered_once_from_either_side(start: Start, net: Net, kinds: tuple[str, str, str]) -> None:
@@ -203,3 +226,103 @@ async def test_members_that_are_leaf_nodes_of_one_hub_follow_imports_of_its_requ
             requests = [frame for frame in exporter.inbox if frame.subject == "svc.t"]
             exporter.inbox = []
             assert len(requests) == 5, (name, who)
+
+
+TOLD = pytest.mark.parametrize("kind", ["gnatswarm-2", "nats-server-2.15"])
+
+
+async def raw_hub(start: Start, kind: str, **says: Any) -> tuple[RawRoute, list[Leaf], Broker]:
+    """A server, as seen by a member of its cluster and two leaf nodes of one cluster, and one of another."""
+    here = start(kind, f"server_name: here\nleafnodes {{ {PORT} }}\n{cluster('marsh')}")
+    route = await RawRoute.dial(route_port(here), "raw", **says)
+    await route.talk()
+    leaves = []
+    for name, of in (("l1", "pond"), ("l2", "pond"), ("l3", "lake")):
+        about = {"server_id": name, "name": name, "cluster": of, "remote_account": "$G"}
+        leaves.append(await by_hand(hub_port(here), about))
+        await acts(leaves[-1], "")
+    await told(route)
+    return route, leaves, here
+
+
+async def acts(leaf: Leaf, said: str) -> list[str]:
+    """What a leaf node is sent until the server has read this."""
+    leaf.say(said + "PING\r\n")
+    return [line for line in (await leaf.until(b"PONG\r\n")).decode().split("\r\n") if line.startswith("LMSG")]
+
+
+async def told(route: RawRoute) -> list[str]:
+    """What a member is told, to the last change that a leaf node has made before."""
+    lines = [line for line, _ in await route.talk()]
+    return [line for line in lines if not any(word in line for word in ("$LDS.", "$SYS.", "$JS."))]
+
+
+async def after(route: RawRoute, leaf: Leaf, *lines: str) -> list[str]:
+    """What a member is told of what a leaf node says."""
+    found = []
+    for line in lines:
+        await acts(leaf, line + "\r\n")
+        found += await told(route)
+    return found
+
+
+@TOLD
+async def test_interest_of_leaf_nodes_is_told_apart_to_who_knows_how(start: Start, net: Net, kind: str) -> None:
+    route, (one, two, other), here = await raw_hub(start, kind, lnoc=True, lnocu=True)
+    client = await net.client(here)
+    assert await after(route, one, "LS+ a") == ["LS+ pond $G a"]
+    await client.talk("SUB a 1\r\nPING\r\n", expect_last="PONG\r\n")
+    async with asyncio.timeout(20):
+        while (lines := await told(route)) != ["RS+ $G a"]:
+            assert lines == []
+    assert await after(route, two, "LS+ a") == []
+    assert await after(route, other, "LS+ a") == ["LS+ lake $G a"]
+    assert await after(route, one, "LS- a") == []
+    assert await after(route, two, "LS- a") == ["LS- pond $G a"]
+    assert await after(route, other, "LS- a") == ["LS- lake $G a"]
+    assert (await after(route, one, "LS+ q w 3"))[-1] == "LS+ pond $G q w 3"
+    assert (await after(route, two, "LS+ q w 2"))[-1] == "LS+ pond $G q w 5"
+    assert (await after(route, other, "LS+ q w 1"))[-1] == "LS+ lake $G q w 1"
+    late = await RawRoute.dial(route_port(here), "late", lnoc=True, lnocu=True)
+    async with asyncio.timeout(20):
+        found: set[str] = set()
+        while not {"RS+ $G a", "LS+ pond $G q w 5", "LS+ lake $G q w 1"} <= found:
+            found |= set(await told(late))
+    assert (await after(route, one, "LS- q w"))[-1] == "LS+ pond $G q w 2"
+    assert (await after(route, two, "LS- q w"))[-1] == "LS- pond $G q w"
+    assert (await after(route, other, "LS- q w"))[-1] == "LS- lake $G q w"
+    route.close()
+    late.close()
+
+
+async def test_interest_of_leaf_nodes_is_added_up_for_who_does_not(start: Start, net: Net) -> None:
+    route, (one, two, other), here = await raw_hub(start, "gnatswarm-2", lnoc=True)
+    client = await net.client(here)
+    await client.talk("SUB a 1\r\nPING\r\n", expect_last="PONG\r\n")
+    async with asyncio.timeout(20):
+        while (lines := await told(route)) != ["RS+ $G a"]:
+            assert lines == []
+    assert await after(route, one, "LS+ a", "LS+ b", "LS- a") == ["RS+ $G b"]
+    assert await after(route, other, "LS+ b", "LS- b") == []
+    assert await after(route, one, "LS+ q w 3") == ["RS+ $G q w 1", "RS+ $G q w 3"]
+    assert await after(route, two, "LS+ q w 2", "LS- q w") == ["RS+ $G q w 5", "RS+ $G q w 3"]
+    route.close()
+
+
+@TOLD
+async def test_a_message_of_a_leaf_node_does_not_come_back_to_its_cluster(start: Start, kind: str) -> None:
+    route, (one, two, other), _ = await raw_hub(start, kind, lnoc=True, lnocu=True)
+    await after(route, one, "LS+ a")
+    await after(route, two, "LS+ a")
+    await after(route, other, "LS+ a")
+    await route.talk("LMSG pond $G a 0 1\r\nx\r\nLMSG sea $G a 0 1\r\ny\r\nRMSG $G a 1\r\nz\r\n")
+    assert [await acts(leaf, "") for leaf in (one, two, other)] == [
+        ["LMSG a 1"] * 2,
+        ["LMSG a 1"] * 2,
+        ["LMSG a 1"] * 3,
+    ]
+    await route.talk("RS+ $G b\r\nLS+ sea $G c\r\n")
+    for leaf, origin in ((one, "pond"), (other, "lake")):
+        await acts(leaf, "LMSG b 1\r\nx\r\nLMSG c 1\r\nx\r\n")
+        assert [line for line, _ in await route.talk()] == [f"LMSG {origin} $G b 0 1", f"LMSG {origin} $G c 0 1"]
+    route.close()
