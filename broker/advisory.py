@@ -6,6 +6,7 @@ Pure: the caller passes client, time and number. Empty texts are left out where 
 
 from __future__ import annotations
 
+import base64
 import os
 from typing import Any
 
@@ -46,6 +47,7 @@ class ServerIdentity(msgspec.Struct, frozen=True):
     server_id: str
     server_name: str
     options: Options
+    cluster: str = ""  # the cluster's name; "": it is in none
 
     def document(self, number: int, now_us: int) -> Document:
         """The member `server` of every event and answer; `number` ascends over all of them."""
@@ -54,6 +56,7 @@ class ServerIdentity(msgspec.Struct, frozen=True):
             "name": self.server_name,
             "host": options.host or "0.0.0.0",
             "id": self.server_id,
+            **({"cluster": self.cluster} if self.cluster else {}),
             "ver": options.server_version,
         }
         if options.server_tags:
@@ -108,6 +111,20 @@ def request_subjects(server_id: str) -> list[str]:
         SUBSCRIBERS,
         SUBSCRIPTION_COUNT,
     ]
+
+
+def counted(body: bytes) -> tuple[str, str]:
+    """The subject, and the queue group or "", that a request to SUBSCRIBERS asks about; ("", ""): it is none."""
+    words = body.decode("utf-8", "surrogateescape").strip().split(" ")
+    return (words[0], "".join(words[1:])) if len(words) <= 2 else ("", "")
+
+
+def count_request(account: str, subject: str, queue: str) -> bytes:
+    """The body of a request to SUBSCRIPTION_COUNT."""
+    asked = {"acc": account, "subject": subject}
+    if queue:
+        asked["queue"] = base64.b64encode(queue.encode()).decode()
+    return orjson.dumps(asked)
 
 
 def event_id() -> str:

@@ -187,6 +187,7 @@ class Shard:
             )
         self._news = news
         self.imports_exports.set_cluster(news.name)
+        self.system.set_cluster(news.name, news.members)
         if self._news_for_clients() != line:
             self.clients.announce(self._info_template(self._options))
 

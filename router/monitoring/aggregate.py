@@ -165,6 +165,8 @@ def route(row: RouteRow, facts: Facts) -> Document:
         "rtt": duration_text(row.rtt_us),
         "uptime": age_text(now_us - row.start_us),
         "idle": age_text(row.idle_us),
+        **({"import": row.imports} if row.imports else {}),
+        **({"export": row.exports} if row.exports else {}),
         "pending_size": row.pending_bytes,
         "in_msgs": row.in_msgs,
         "out_msgs": row.out_msgs,
@@ -173,6 +175,19 @@ def route(row: RouteRow, facts: Facts) -> Document:
         "subscriptions": row.subscriptions,
         **({"compression": "not supported"} if is_like_newer else {}),
     }
+
+
+def route_permissions(facts: Facts) -> Document:
+    """What this broker is told by other members, and tells them, where it is not everything."""
+    permissions = facts.options.cluster.permissions
+    if permissions is None:
+        return {}
+    sides = {
+        "import": {"allow": permissions.subscribe_allow, "deny": permissions.subscribe_deny},
+        "export": {"allow": permissions.publish_allow, "deny": permissions.publish_deny},
+    }
+    shown = {side: {name: rules for name, rules in found.items() if rules} for side, found in sides.items()}
+    return {side: found for side, found in shown.items() if found}
 
 
 def leafz(facts: Facts, found: list[LeafRow]) -> Document:
@@ -501,11 +516,21 @@ def account_statistics(facts: Facts, answers: Iterable[AccountRow]) -> list[Docu
     ]
 
 
-def statsz(facts: Facts, active_accounts: int) -> Document:
+def statsz(facts: Facts, active_accounts: int, routes: Sequence[RouteRow] = ()) -> Document:
     """The server statistics that are published regularly in the system account."""
     newer = facts.options.is_like_newer
     sent = {"msgs": total(facts, "out_msgs"), "bytes": total(facts, "out_bytes")}
     received = {"msgs": total(facts, "in_msgs"), "bytes": total(facts, "in_bytes")}
+    shown = [
+        {
+            "rid": row.rid,
+            "name": row.name,
+            "sent": {"msgs": row.out_msgs, "bytes": row.out_bytes},
+            "received": {"msgs": row.in_msgs, "bytes": row.in_bytes},
+            "pending": row.pending_bytes,
+        }
+        for row in routes
+    ]
     return {
         "start": time_text(facts.created_us),
         "mem": total(facts, "resident_bytes") + facts.router_resident_bytes,
@@ -520,7 +545,8 @@ def statsz(facts: Facts, active_accounts: int) -> Document:
         "received": received,
         **({"received_from_clients": received} if newer else {}),
         "slow_consumers": total(facts, "slow_consumers"),
-        "active_servers": 1,
+        **({"routes": shown} if shown else {}),
+        "active_servers": 1 + len({row.remote_id for row in routes}),
         **({"gomaxprocs": facts.cores} if newer else {}),
     }
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gnatswarm.broker.info import advertised, cluster_name
+from gnatswarm.broker.info import advertised
 from gnatswarm.broker.options import GLOBAL_ACCOUNT
-from gnatswarm.router.supervision.broker_view import RuleState
+from gnatswarm.router.supervision.broker_view import RuleState, cluster_of
 from gnatswarm.router.supervision.operator_socket import RelayStatus
 from gnatswarm.router.supervision.status import relays
 from gnatswarm.shards.boundary.process_use import process_use
@@ -185,9 +185,7 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
         cores=cores,
         is_recorded=bool(view.stats_dir),
         shards=shards,
-        cluster_name=(news.name if news is not None else cluster_name(options.cluster.name, view.server_id))
-        if cluster_listeners is not None
-        else "",
+        cluster_name=cluster_of(view),
         cluster_port=cluster_listeners.port if cluster_listeners is not None else 0,
         members=news.members if news is not None else 0,
         connect_urls=(*news.own_urls, *news.urls) if news is not None else (),

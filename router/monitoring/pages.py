@@ -328,19 +328,24 @@ class Pages:
             counters, clients = await self._sublist(facts, name)
         return aggregate.account_detail(facts, name, counters, clients)
 
+    async def routes(self, facts: Facts) -> list[rows.RouteRow]:
+        """The connections to other members of the cluster."""
+        if not facts.options.cluster.port:
+            return []
+        parts = await self._questions.ask(GATEWAY_NUMBER, rows.RoutesQuery(), rows.RoutesPart)
+        return [row for part in parts for row in part.rows]
+
     async def routez(self, query: PageQuery) -> bytes:
         """Routes to other members of the cluster; with shards=1 the links between shards, too."""
         facts = self._facts(query)
-        found: list[Document] = []
-        if facts.options.cluster.port:
-            parts = await self._questions.ask(GATEWAY_NUMBER, rows.RoutesQuery(), rows.RoutesPart)
-            found = [aggregate.route(row, facts) for part in parts for row in part.rows]
+        found = [aggregate.route(row, facts) for row in await self.routes(facts)]
         named = {"server_name": facts.server_name} if facts.options.is_like_newer else {}
         head = aggregate.head(facts)
         document: Document = {
             "server_id": head["server_id"],
             **named,
             "now": head["now"],
+            **aggregate.route_permissions(facts),
             "num_routes": len(found),
             "routes": found,
         }

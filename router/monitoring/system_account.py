@@ -10,6 +10,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from gnatswarm.router.supervision.broker_view import cluster_of
 from gnatswarm.router.supervision.supervision import Phase
 from gnatswarm.shards.boundary.control import AccountChanged, SystemEvent, SystemReply, SystemRequest
 
@@ -28,6 +29,8 @@ log = logging.getLogger("gnatswarm.router")
 # STATSZ is sent as by nats-server: soon after the start, then less and less often, finally every ten seconds.
 FIRST_STATSZ_S = 0.25
 STATSZ_EVERY_S = 10.0
+# Each account's number of connections, if it has any, as by nats-server; at changes, too.
+CONNECTIONS_EVERY_S = 30.0
 
 
 class SystemAccount:
@@ -42,17 +45,33 @@ class SystemAccount:
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_statsz: asyncio.TimerHandle | None = None
         self._statsz_s = FIRST_STATSZ_S
+        self._next_connections: asyncio.TimerHandle | None = None
 
     def configure(self) -> None:
         """Apply the broker's present options; needs a running loop."""
         if self._view.options.has_system_users and self._next_statsz is None:
             self._schedule_statsz(FIRST_STATSZ_S)
+            self._schedule_connections()
 
     def _schedule_statsz(self, after_s: float) -> None:
         import asyncio  # here: the router starts its shards before it imports asyncio
 
         self._statsz_s = after_s
         self._next_statsz = asyncio.get_running_loop().call_later(after_s, self._on_statsz_due)
+
+    def _schedule_connections(self) -> None:
+        import asyncio
+
+        if self._next_connections is not None:
+            self._next_connections.cancel()
+        loop = asyncio.get_running_loop()
+        self._next_connections = loop.call_later(CONNECTIONS_EVERY_S, self._on_connections_due)
+
+    def _on_connections_due(self) -> None:
+        self._next_connections = None
+        if self._view.options.has_system_users:
+            self._schedule_connections()
+            self._do(self._say_all_connections())
 
     def on_message(self, shard: int, message: SystemRequest | AccountChanged) -> None:
         """A message from a shard: a request, or a changed account."""
@@ -105,6 +124,10 @@ class SystemAccount:
         for subject, payload in await self.answers.connections(account):
             self._publish(subject, payload)
 
+    async def _say_all_connections(self) -> None:
+        for subject, payload in await self.answers.all_connections():
+            self._publish(subject, payload)
+
     def _on_statsz_due(self) -> None:
         self._next_statsz = None
         if self._view.options.has_system_users:
@@ -129,5 +152,5 @@ class SystemAccount:
         from gnatswarm.broker.advisory import ServerIdentity
 
         view = self._view
-        server = ServerIdentity(view.server_id, view.server_name, view.options)
+        server = ServerIdentity(view.server_id, view.server_name, view.options, cluster_of(view))
         return orjson.dumps(server.document(view.page.next_event_number(), time.time_ns() // 1000))

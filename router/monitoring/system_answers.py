@@ -21,6 +21,7 @@ from gnatswarm.broker.subject import is_literal, is_valid_subscription
 from gnatswarm.router.monitoring import aggregate
 from gnatswarm.router.monitoring.page_query import DEFAULT_LIMIT, BadQuery, PageQuery
 from gnatswarm.router.monitoring.pages import Busy
+from gnatswarm.router.supervision.broker_view import cluster_of
 from gnatswarm.shards.boundary import rows
 
 if TYPE_CHECKING:
@@ -176,14 +177,14 @@ class SystemAnswers:
         return (
             asked.server_name in view.server_name
             and asked.host in (options.host or "0.0.0.0")
-            and not asked.cluster  # we are in none
+            and asked.cluster in cluster_of(view)
             and not asked.domain  # of JetStream
             and {tag.lower() for tag in asked.tags} <= set(options.server_tags)
         )
 
     def _named(self) -> Document:
         view = self._view
-        server = ServerIdentity(view.server_id, view.server_name, view.options)
+        server = ServerIdentity(view.server_id, view.server_name, view.options, cluster_of(view))
         return server.document(view.page.next_event_number(), time.time_ns() // 1000)
 
     async def _wrapped(self, work: Awaitable[object], *, has_data: bool = True) -> bytes:
@@ -278,11 +279,8 @@ class SystemAnswers:
     async def _subscription_count(self, account: str, subject: str, body: bytes) -> bytes:
         if account != self._view.options.system_account:
             raise Unasked
-        wanted, queue = "", ""
         if subject == advisory.SUBSCRIBERS:  # "subject" or "subject queue"
-            words = body.decode("utf-8", "surrogateescape").strip().split(" ")
-            if len(words) <= 2:
-                wanted, queue = words[0], "".join(words[1:])
+            wanted, queue = advisory.counted(body)
         else:
             try:
                 asked = _count_options.decode(body)
@@ -332,7 +330,8 @@ class SystemAnswers:
         """The document of STATSZ."""
         facts = self._state.gather()
         accounts = await self._state.pages.account_statistics(facts, (), unused=False)
-        return orjson.dumps({"server": self._named(), "statsz": aggregate.statsz(facts, len(accounts))})
+        routes = await self._state.pages.routes(facts)
+        return orjson.dumps({"server": self._named(), "statsz": aggregate.statsz(facts, len(accounts), routes)})
 
     async def connections(self, account: str) -> list[tuple[str, bytes]]:
         """(subject, document) with the connection count of an account, to be published."""
@@ -341,6 +340,15 @@ class SystemAnswers:
         except Unasked:  # a reload has removed it
             return []
         return [(subject, payload) for subject in advisory.account_connections_subjects(account)]
+
+    async def all_connections(self) -> list[tuple[str, bytes]]:
+        """The same of every account that has connections."""
+        facts = self._state.gather()
+        return [
+            (subject, advisory.account_connections(self._named(), facts.now_us, one))
+            for one in await self._state.pages.account_statistics(facts, (), unused=False)
+            for subject in advisory.account_connections_subjects(one["acc"])
+        ]
 
     async def _connection_count(self, account: str) -> bytes:
         facts = self._state.gather()

@@ -161,3 +161,13 @@ class BrokerView(Protocol):
     @property
     def shards(self) -> Sequence[ShardView]:
         """All shards by number, including those that have been removed."""
+
+
+def cluster_of(view: BrokerView) -> str:
+    """The name of the cluster; "": the broker is in none."""
+    if view.listener_groups.servers.get("cluster") is None:
+        return ""
+    from gnatswarm.broker.info import cluster_name  # here: a router starts its shards before it needs this
+
+    news = view.cluster_news
+    return news.name if news is not None else cluster_name(view.options.cluster.name, view.server_id)

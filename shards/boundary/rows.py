@@ -323,6 +323,9 @@ class RouteRow(PageStruct):
     out_bytes: int
     pending_bytes: int
     subscriptions: int  # that the member has told
+    # What the member said it is told, and tells: subjects by "allow" and "deny"; None: everything.
+    imports: dict[str, tuple[str, ...]] | None = None
+    exports: dict[str, tuple[str, ...]] | None = None
 
 
 class RoutesQuery(Question, tag="routez"):

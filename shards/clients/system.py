@@ -22,6 +22,7 @@ from gnatswarm.broker.advisory import Person, ServerIdentity
 from gnatswarm.broker.connection import ClientConnection, Fence
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.options import GLOBAL_ACCOUNT
+from gnatswarm.broker.subject import is_valid_subscription
 from gnatswarm.shards.boundary.control import AccountChanged, SystemEvent, SystemReply, SystemRequest
 from gnatswarm.shards.clients.utf8_text import utf8_text
 
@@ -51,6 +52,10 @@ CHANGES_EVERY_S = 0.1
 # The most subscribers that get the last event of a broker.
 MOST_LAST_HEARERS = 4096
 AGAIN_S = 1.0
+# So long other members of the cluster have to say how many subscriptions they have.
+COUNT_S = 0.5
+# Of a number of subscriptions.
+MOST_DIGITS = 16
 READ_BYTES = 64 * 1024
 
 
@@ -107,6 +112,15 @@ class Inbox:
             self._system.on_asked(words[1], words[3] if len(words) == 5 else b"", body)
 
 
+class Count(msgspec.Struct):
+    """A request for the number of subscriptions in the whole cluster, as far as its members have answered."""
+
+    reply: bytes
+    missing: int  # members that have not answered, this broker included
+    timer: asyncio.TimerHandle
+    subscriptions: int = 0
+
+
 class System:
     """The system account on one shard.
 
@@ -141,6 +155,10 @@ class System:
         self._asked: dict[int, tuple[SystemRequest, bytes]] = {}  # seq → the request, reply subject
         self._told: set[str] = set()  # accounts whose change the router was told last
         self._last_seq = 0
+        self._members = 0  # other members of the cluster
+        self._count_prefix = f"$SYS._INBOX.{advisory.event_id()}.".encode()  # where they answer
+        self._counts: dict[bytes, Count] = {}  # by the subject of the answers
+        self._last_count = 0
         self._asked_by_others = 0
         self.own_reply_prefix: Callable[[], bytes] = bytes
         self._changed: set[str] = set()
@@ -159,6 +177,11 @@ class System:
         elif self._inbox is None and self._is_heard:
             self._listen()
 
+    def set_cluster(self, name: str, members: int) -> None:
+        """The cluster's name, and how many other members are connected."""
+        self._server = msgspec.structs.replace(self._server, cluster=name)
+        self._members = members
+
     def close(self) -> None:
         """End it in a process that continues."""
         self._is_heard = False
@@ -171,6 +194,8 @@ class System:
         self._inbox = Inbox(self, self._reactor, self._own_connection(self._account, self._server.options.limits))
         for sid, subject in enumerate(advisory.request_subjects(self._server.server_id)):
             self._inbox.connection.post(b"SUB %b _sys_ %d\r\n" % (subject.encode(), sid))
+        if self._server.options.cluster.port:
+            self._inbox.connection.post(b"SUB %b* counts\r\n" % self._count_prefix)
         self._counters.own_subs = self._inbox.connection.subscriptions
         self._finish_soon()
 
@@ -197,7 +222,7 @@ class System:
         if not self._is_closed:
             self._reactor.finish()
 
-    def _say(self, account: str, subject: bytes, payload: bytes, header: bytes = b"") -> None:
+    def _say(self, account: str, subject: bytes, payload: bytes, header: bytes = b"", reply: bytes = b"") -> None:
         if self._is_closed:
             return
         voice = self._voices.get(account)
@@ -208,7 +233,7 @@ class System:
                 b"HPUB %b %d %d\r\n%b%b\r\n" % (subject, len(header), len(header) + len(payload), header, payload)
             )
         else:
-            voice.post(b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload))
+            voice.post(b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(payload), payload))
         self._finish_soon()
 
     def say_soon(self, account: str, subject: bytes, payload: bytes, header: bytes = b"") -> None:
@@ -343,8 +368,12 @@ class System:
     # ---- requests
 
     def on_asked(self, subject: bytes, reply: bytes, body: bytes) -> None:
-        """A request from a user of the system account."""
-        if reply or subject.endswith((b".PING", b".STATSZ")):
+        """A request from a user of the system account, or the answer of a member of the cluster."""
+        if subject.startswith(self._count_prefix):
+            self._on_count(subject, body)
+        elif subject == advisory.SUBSCRIBERS.encode() and reply and self._members:
+            self._count(reply, body)
+        elif reply or subject.endswith((b".PING", b".STATSZ")):
             self._ask(self._account, subject, reply, body)
 
     def on_request(self, session: ClientSession, subject: bytes, reply: bytes, body: bytes) -> bool:
@@ -386,6 +415,39 @@ class System:
     def _fail(self, account: str, reply: bytes, code: int, description: str) -> None:
         if reply:
             self._say(account, reply, advisory.failure(self._named(_now_us()), code, description))
+
+    # ---- subscriptions of the whole cluster
+
+    def _count(self, reply: bytes, body: bytes) -> None:
+        """Ask every member, this broker included, and reply with the sum."""
+        subject, queue = advisory.counted(body)
+        if not is_valid_subscription(subject.encode("utf-8", "surrogateescape")):
+            self._say(self._account, reply, b"0")
+        elif len(self._counts) >= MOST_ASKED:
+            self._fail(self._account, reply, 503, "too many requests at once, try again")
+        else:
+            self._last_count += 1
+            answers_at = self._count_prefix + b"%d" % self._last_count
+            timer = self._loop.call_later(COUNT_S, self._end_count, answers_at)
+            self._counts[answers_at] = Count(reply, self._members + 1, timer)
+            asked = advisory.count_request(self._account, subject, queue)
+            self._say(self._account, advisory.SUBSCRIPTION_COUNT.encode(), asked, reply=answers_at)
+
+    def _on_count(self, answers_at: bytes, body: bytes) -> None:
+        count = self._counts.get(answers_at)
+        if count is None:  # it came too late
+            return
+        if len(body) < MOST_DIGITS and body.isdigit():
+            count.subscriptions += int(body)
+        count.missing -= 1
+        if not count.missing:
+            self._end_count(answers_at)
+
+    def _end_count(self, answers_at: bytes) -> None:
+        """All have answered, or had the time."""
+        count = self._counts.pop(answers_at)
+        count.timer.cancel()
+        self._say(self._account, count.reply, b"%d" % count.subscriptions)
 
     def on_reply(self, message: SystemReply) -> None:
         """The router has answered."""

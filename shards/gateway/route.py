@@ -109,6 +109,8 @@ class RouteSession:
         self.is_configured = is_configured
         self.info: ServerInfo | None = None  # of the member, once it has come
         self.raw_info: dict[str, Any] = {}
+        self._imports: dict[str, tuple[str, ...]] | None = None  # what the member says that it wants to be told, …
+        self._exports: dict[str, tuple[str, ...]] | None = None  # … and that it tells; None: everything
         self.is_member = False  # it passes messages and is told interest
         self.is_duplicate = False
         self.is_self = False
@@ -278,6 +280,7 @@ class RouteSession:
 
         The member enforces its own; ours are enforced here.
         """
+        self._imports, self._exports = words.shown_rules(info.imports), words.shown_rules(info.exports)
         if self.link.slot >= 0:
             ours = self._owner.cluster.permissions
             self.link.set_permissions(Permissions(ours) if ours is not None else None)
@@ -379,6 +382,8 @@ class RouteSession:
             out_bytes=link.out_bytes,
             pending_bytes=link.pending_bytes,
             subscriptions=link.subscriptions,
+            imports=self._imports,
+            exports=self._exports,
         )
 
     def refuse(self, why: str, said: str = "") -> None:

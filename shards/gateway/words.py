@@ -33,6 +33,13 @@ class Rules(msgspec.Struct, frozen=True, omit_defaults=True):
     deny: tuple[str, ...] | None = None
 
 
+def shown_rules(rules: Rules | None) -> dict[str, tuple[str, ...]] | None:
+    """The rules for a page; None: there are none."""
+    if rules is None:
+        return None
+    return {name: subjects for name, subjects in (("allow", rules.allow), ("deny", rules.deny)) if subjects} or None
+
+
 class Answers(msgspec.Struct, frozen=True):
     """What a leaf node may publish to the reply subject of a message, beside what it may publish at all."""
 

@@ -354,6 +354,82 @@ async def test_a_route_has_the_keys_of_the_newer_server_where_it_is_asked_for(st
     assert set(pages[0]["routes"][0]) == set(pages[1]["routes"][0])
 
 
+PERMITTED = """permissions {
+    import: { allow: ["a.>", "b.*"], deny: "a.x" }
+    export: ["c", "d.>"]
+}"""
+
+
+@pytest.mark.parametrize(("kind", "other"), [("gnatswarm-2", "nats-server"), ("gnatswarm-1", "nats-server-2.15")])
+async def test_routez_shows_what_members_import_and_export(start: Start, kind: str, other: str) -> None:
+    """Its own on top, and at each route what the other end says of itself; as nats-server."""
+    here = start(kind, cluster_config("here", inner=PERMITTED))
+    there = start(other, cluster_config("there", (route_port(here),), inner="permissions { export: { deny: [zz] } }"))
+    third = start("nats-server", cluster_config("third", (route_port(here),)))
+    brokers = [here, there, third]
+    await until(lambda: is_meshed(brokers))
+    own = {"import": {"allow": ["a.>", "b.*"], "deny": ["a.x"]}, "export": {"allow": ["c", "d.>"]}}
+    shown = {_id(here): own, _id(there): {"export": {"deny": ["zz"]}}, _id(third): {}}
+    for broker in brokers:
+        found = page(broker, "/routez")
+        assert {name: found[name] for name in ("import", "export") if name in found} == shown[_id(broker)]
+        for route in found["routes"]:
+            said = {name: route[name] for name in ("import", "export") if name in route}
+            assert said == shown[route["remote_id"]], (broker.kind, route)
+
+
+async def test_the_system_account_tells_of_the_whole_cluster(start: Start, net: Net) -> None:
+    """Each member answers a PING, and names the cluster; the asker's own says how many subscriptions all have."""
+    kinds = {"old": "nats-server", "new": "nats-server-2.15", "ours": "gnatswarm-2", "too": "gnatswarm-1"}
+    brokers: list[Broker] = []
+    for name, kind in kinds.items():
+        others = tuple(route_port(one) for one in brokers)
+        brokers.append(start(kind, cluster_config(name, others, more=ACCOUNTS)))
+    await until(lambda: is_meshed(brokers))
+    clients = [await net.client(broker, user="s", **{"pass": "s"}) for broker in brokers]
+    for number, client in enumerate(clients):
+        words = "".join(f"SUB foo {sid}\r\n" for sid in range(number + 1))
+        await client.talk(f"{words}SUB foo q 20\r\nPING\r\n", expect_last="PONG\r\n")
+    await all_know(clients)
+    for client in clients:
+        for body, count in (("foo", "14"), ("foo q", "4"), ("foo.*", "0"), ("none", "0")):
+            async with asyncio.timeout(20):  # (members have half a second to answer)
+                while (found := await _answers(client, "$SYS.DEBUG.SUBSCRIBERS", body, 1)) != [count]:
+                    assert len(found) == 1
+        shares = await _answers(client, "$SYS.REQ.ACCOUNT.NSUBS", '{"acc":"SYS","subject":"foo"}', 4)
+        assert sorted(shares) == ["2", "3", "4", "5"]
+        for body in ("", '{"cluster":"mar"}'):
+            answers = [json.loads(one) for one in await _answers(client, "$SYS.REQ.SERVER.PING", body, 4)]
+            assert sorted(one["server"]["name"] for one in answers) == sorted(kinds)
+            assert {one["server"]["cluster"] for one in answers} == {"marsh"}
+            for one in answers:
+                if one["server"]["name"] not in ("old", "new"):  # (those count a member when its STATSZ has come)
+                    assert one["statsz"]["active_servers"] == 4
+                assert {route["name"] for route in one["statsz"]["routes"]} == {*kinds} - {one["server"]["name"]}
+        assert await _answers(client, "$SYS.REQ.SERVER.PING", '{"cluster":"moor"}', 0) == []
+
+
+async def _answers(client: Client, subject: str, body: str, least: int) -> list[str]:
+    """What comes in reply, from whichever members: so many, and no more when all have answered two requests more."""
+    inbox = uuid.uuid4().hex
+    asked = f"SUB {inbox} r\r\nPUB {subject} {inbox} {len(body)}\r\n{body}\r\nPING\r\n"
+    await client.talk(asked, expect_last="PONG\r\n")
+    async with asyncio.timeout(20):
+        while sum(frame.subject == inbox for frame in client.inbox) < least:
+            await client.flush()
+    for _ in range(2):
+        mark = uuid.uuid4().hex
+        await client.send(f"SUB {mark} m\r\nPUB $SYS.REQ.SERVER.PING.HEALTHZ {mark} 0\r\n\r\n")
+        async with asyncio.timeout(20):
+            while sum(frame.subject == mark for frame in client.inbox) < 4:
+                await client.flush()
+        await client.talk("UNSUB m\r\nPING\r\n", expect_last="PONG\r\n")
+    found = [frame.payload.decode() for frame in client.inbox if frame.subject == inbox]
+    await client.talk("UNSUB r\r\nPING\r\n", expect_last="PONG\r\n")
+    client.inbox.clear()
+    return found
+
+
 def _id(broker: Broker) -> str:
     return str(page(broker, "/varz")["server_id"])
 

@@ -25,9 +25,9 @@ CONNECT = b'CONNECT {"verbose":false,"user":"%b","pass":"x","name":"n"}\r\nPING\
 class Told:
     """A shard, and what it tells the router."""
 
-    def __init__(self, *, has_router: bool = True) -> None:
+    def __init__(self, *, has_router: bool = True, options: Options = OPTIONS) -> None:
         self.said: list[ControlMessage] = []
-        self.one = OneShard(OPTIONS, tell=self.said.append if has_router else None)
+        self.one = OneShard(options, tell=self.said.append if has_router else None)
         self.system = self.one.shard.system
 
     @property
@@ -91,6 +91,26 @@ async def test_a_user_asks_about_itself_without_the_router(told: Told) -> None:
     ann = await told.client(b"ann", b"back")
     await ann.talk(b"PUB $SYS.REQ.USER.INFO back 0\r\n\r\n", b"}\r\n")
     assert told.requests == []
+
+
+async def test_the_subscriptions_of_a_cluster_are_the_sum_of_what_its_members_say() -> None:
+    options = msgspec.structs.replace(OPTIONS, cluster=msgspec.structs.replace(OPTIONS.cluster, port=6222))
+    told = Told(options=options)
+    told.system.set_cluster("marsh", 2)
+    admin = await told.client(b"admin", b"$SYS.REQ.ACCOUNT.NSUBS", b"back")
+    asked = await admin.talk(b"PUB $SYS.DEBUG.SUBSCRIBERS back 5\r\nfoo q\r\n", b"}\r\n")
+    assert body(asked) == {"acc": "$SYS", "subject": "foo", "queue": "cQ=="}
+    answers_at = asked.split()[3]
+    own = next(one for one in told.requests if one.subject == "$SYS.REQ.ACCOUNT.NSUBS")
+    told.system.on_reply(SystemReply(own.seq, b"4"))
+    await admin.talk(b"PUB %b 2\r\n12\r\nPUB %b 5\r\nmany!\r\nPING\r\n" % (answers_at, answers_at))
+    assert (await admin.wait(b"16\r\n")).endswith(b"MSG back 2 2\r\n16\r\n")
+    await admin.talk(b"PUB %b 1\r\n9\r\nPING\r\n" % answers_at)  # too late
+    # Who does not answer is not waited for.
+    asked = await admin.talk(b"PUB $SYS.DEBUG.SUBSCRIBERS back 3\r\nfoo\r\n", b"}\r\n")
+    await admin.talk(b"PUB %b 1\r\n3\r\nPING\r\n" % asked.split()[3])
+    assert (await admin.wait(b"\r\n3\r\n")).endswith(b"MSG back 2 1\r\n3\r\n")
+    told.one.close()
 
 
 async def test_users_may_ask_about_their_own_account_and_nothing_else(told: Told) -> None:
