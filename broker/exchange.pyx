@@ -49,7 +49,8 @@ cdef int[4] INTEREST = [
 cdef const uint8_t *ANSWERERS = b'_sys_'
 
 cdef enum:
-    NOBODY = MOST_SHARDS   # no peer's number: see tell_group()
+    NOBODY = MOST_SHARDS         # no peer's number: see tell_group()
+    MOST_MEMBERS = 999_999_999   # of a group, in one frame
 
 
 cdef bytes origin_of(PeerKind kind, str cluster):
@@ -114,23 +115,26 @@ cdef class Collecting(InterestSink):
 
 
 cdef inline uint32_t members_of(const QueueGroup *group, uint64_t slots) noexcept:
-    cdef uint32_t i, members = 0
+    """How many members it has at these slots; no more than a frame may say."""
+    cdef uint64_t members = 0
+    cdef uint32_t i
     for i in range(group.n_remote):
         if (slots >> group.remote[i].shard) & 1:
             members += group.remote[i].members & ~SECOND_CHOICE
-    return members
+    return <uint32_t>min(members, <uint64_t>MOST_MEMBERS)
 
 
 cdef inline uint32_t choice_of(const QueueGroup *group, uint64_t slots) noexcept:
     """The members that siblings choose from: those of second choice only if there are no others."""
-    cdef uint32_t i, first = 0, second = 0
+    cdef uint64_t first = 0
+    cdef uint32_t i, second = 0
     for i in range(group.n_remote):
         if (slots >> group.remote[i].shard) & 1:
             if group.remote[i].members & SECOND_CHOICE:
                 second = SECOND_CHOICE | 1
             else:
                 first += group.remote[i].members
-    return first if first else second
+    return <uint32_t>min(first, <uint64_t>MOST_MEMBERS) if first else second
 
 
 cdef class Exchange(Onward):

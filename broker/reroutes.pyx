@@ -42,11 +42,12 @@ cdef class NoLink(OriginLink):
         return 0
 
 
-cdef uint64_t members_elsewhere(Fanout fanout, const Entry *entry, const Choice *choice, uint64_t visited) noexcept:
-    """How many members a group has on siblings that are not in a mask."""
+cdef uint64_t members_elsewhere(Fanout fanout, const Entry *entry, uint32_t first, uint32_t n,
+                                uint64_t visited) noexcept:
+    """How many members n of the entry's weights are, on siblings that are not in a mask."""
     cdef uint64_t members = 0
     cdef uint32_t w
-    for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
+    for w in range(first, first + n):
         if not (visited >> entry.weights[w].shard) & 1 and fanout.links[entry.weights[w].shard] != NULL:
             members += entry.weights[w].members
     return members
@@ -190,19 +191,25 @@ cdef class Reroutes:
         """To a sibling with current members; False: there is none."""
         cdef Fanout fanout = self.mesh.fanout
         cdef uint64_t visited = orphan.visited | <uint64_t>1 << self.mesh.shard
-        cdef uint64_t members = members_elsewhere(fanout, entry, choice, visited)
+        cdef uint32_t first = choice.first_remote, n = choice.n_first
+        cdef uint64_t members = members_elsewhere(fanout, entry, first, n, visited)
         cdef uint64_t pick
         cdef uint32_t w, shard = 0
+        if members == 0 and choice.n_remote > n:   # now those of second choice
+            members = members_elsewhere(fanout, entry, first + n, choice.n_remote - n, visited)
+            if members:
+                first += n
+                n = choice.n_remote - n
         if members == 0 and not refuses_here(entry, choice, message):
             # Who was visited and has a member now got it since: a sibling says RS- before it sends a message on. (Where
             # our word of it is old, the message comes back, and the word before it.) But siblings also count members
             # that may not have it: a shard with such members asks nobody twice, or the message would circle for ever.
             visited = <uint64_t>1 << self.mesh.shard
-            members = members_elsewhere(fanout, entry, choice, visited)
+            members = members_elsewhere(fanout, entry, first, n, visited)
         if members == 0:
             return False
         pick = sublist.random() % members
-        for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
+        for w in range(first, first + n):
             shard = entry.weights[w].shard
             if not (visited >> shard) & 1 and fanout.links[shard] != NULL:
                 if pick < entry.weights[w].members:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.support.members import Members
+from typing import Literal
+
+from tests.support.members import Members, RouteEnd
 
 
 def test_a_queue_message_without_a_member_here_is_not_sent_back_to_its_server():
@@ -27,4 +29,118 @@ def test_a_queue_message_without_a_member_here_goes_to_another_server_that_has_o
     end.engine.probe.feed(end.socket, b"RMSG $G a | q 1\r\nx\r\n")
     cluster.settle()
     assert client.messages() == [(b"1", b"x")]
+    cluster.close()
+
+
+def server(cluster: Members, kind: Literal["route", "leaf"], *words: bytes) -> RouteEnd:
+    """Another server that is connected to the first member, and has said this."""
+    member = cluster.members[0]
+    end = RouteEnd(member.mesh.engines[member.gateway], member.exchange, kind=kind)
+    end.link.begin()
+    for line in words:
+        end.engine.probe.feed(end.socket, line + b"\r\n")
+    cluster.settle()
+    return end
+
+
+def test_members_at_a_leaf_node_are_a_second_choice():
+    cluster = Members(2, fenced=False)
+    publisher, *_, near = cluster.members[0].clients
+    far = cluster.members[1].clients[0]
+    leaf = server(cluster, "leaf", b"LS+ a q 50", b"LS+ * q 50")
+    begin = len(leaf.socket.sent)
+
+    def published() -> tuple[int, int, int]:
+        nonlocal begin
+        publisher.feed(b"PUB a 1\r\nx\r\n" * 40)
+        cluster.settle()
+        at_leaf = bytes(leaf.socket.sent[begin:]).count(b"LMSG a | q 1\r\n")
+        begin = len(leaf.socket.sent)
+        return len(near.messages()), len(far.messages()), at_leaf
+
+    assert published() == (0, 0, 40), "nobody else has members"
+    far.feed(b"SUB a q 1\r\n")
+    cluster.settle()
+    assert published() == (0, 40, 0), "another member of the cluster has one"
+    near.feed(b"SUB a q 1\r\n")
+    cluster.settle()
+    at_near, at_far, at_leaf = published()
+    assert at_near + at_far == 40 and min(at_near, at_far) > 5 and at_leaf == 0
+    far.feed(b"UNSUB 1\r\n")
+    cluster.settle()
+    assert published() == (40, 0, 0), "another shard has one"
+    near.feed(b"UNSUB 1\r\n")
+    cluster.settle()
+    assert published() == (0, 0, 40), "nobody else has members any more"
+    leaf.link.leave()
+    cluster.close()
+
+
+def test_what_finds_no_member_on_its_shard_goes_to_a_leaf_node_at_last():
+    cluster = Members(1, fenced=False)
+    publisher, *_, near = cluster.members[0].clients
+    leaf = server(cluster, "leaf", b"LS+ a q 1")
+    near.feed(b"SUB a q 1\r\n")
+    cluster.settle()
+    publisher.feed(b"PUB a 1\r\nx\r\n")
+    near.close()
+    cluster.settle()
+    assert bytes(leaf.socket.sent).count(b"LMSG a | q 1\r\n") == 1
+    leaf.link.leave()
+    cluster.close()
+
+
+def test_a_leaf_node_prefers_nobody_farther_than_the_hub():
+    """Of what a leaf node publishes for a group, another one gets something only where the hub has no member."""
+    cluster = Members(1, fenced=False)
+    member = cluster.members[0].clients[0]
+    other = server(cluster, "leaf", b"LS+ a q 50")
+    leaf = server(cluster, "leaf")
+    member.feed(b"SUB a q 1\r\n")
+    cluster.settle()
+    leaf.engine.probe.feed(leaf.socket, b"LMSG a | q 1\r\nx\r\n" * 20)
+    cluster.settle()
+    assert len(member.messages()) == 20
+    member.feed(b"UNSUB 1\r\n")
+    cluster.settle()
+    leaf.engine.probe.feed(leaf.socket, b"LMSG a | q 1\r\nx\r\n" * 20)
+    cluster.settle()
+    assert bytes(other.socket.sent).count(b"LMSG a | q 1\r\n") == 20
+    for end in (other, leaf):
+        end.link.leave()
+    cluster.close()
+
+
+def test_more_members_than_a_frame_may_name_are_told_as_the_most():
+    cluster = Members(1, fenced=False)
+    member = cluster.members[0]
+    others = [server(cluster, "route", b"RS+ $G a q 999999999") for _ in range(2)]
+    leaf = server(cluster, "leaf")
+    assert not any(end.broken for end in member.mesh.ends.values())
+    assert b"LS+ a q 999999999\r\n" in bytes(leaf.socket.sent)
+    member.clients[0].feed(b"PUB a 1\r\nx\r\n")
+    cluster.settle()
+    assert sum(bytes(one.socket.sent).count(b"RMSG $G a | q 1\r\n") for one in others) == 1
+    for one in (*others, leaf):
+        one.link.leave()
+    cluster.close()
+
+
+def test_what_is_sent_on_goes_to_a_leaf_node_last():
+    cluster = Members(1, shards=3, fenced=False)
+    publisher, _, first, _, second, _ = cluster.members[0].clients
+    leaf = server(cluster, "leaf", b"LS+ a q 50")
+    for number in range(20):
+        first.feed(b"SUB a q 1\r\n")
+        cluster.settle()
+        publisher.feed(b"PUB a 2\r\n%02d\r\n" % number)
+        second.feed(b"SUB a q 1\r\n")
+        cluster.carry((0, 2, 1))
+        first.feed(b"UNSUB 1\r\n")
+        cluster.settle()
+        assert first.messages() + second.messages() == [(b"1", b"%02d" % number)]
+        second.feed(b"UNSUB 1\r\n")
+        cluster.settle()
+    assert b"LMSG" not in bytes(leaf.socket.sent)
+    leaf.link.leave()
     cluster.close()

@@ -25,6 +25,7 @@ class Subscription:
     death_known_at: int = NEVER  # … and every sibling knew it
     most: int = NEVER  # UNSUB max
     is_outside: bool = False  # of a user of another server; acked_at: since when everybody knows it, without a break
+    is_second: bool = False  # … of a leaf node: it gets what nobody else of its queue group can
     lost_from: int = NEVER  # its client moved from here on, and was closed with what had been detached for it
     lost_until: int = NEVER  # … and when everything had arrived after that, with all shards linked
     got: dict[int, int] = field(default_factory=dict)  # message → step
@@ -68,6 +69,7 @@ class Message:
     kept_with: bytes = b""  # of a request to another account: the prefix of the replies to it
     is_outside: bool = False  # a user of another server published it; acked_at: when it had arrived everywhere
     named: frozenset[str] = frozenset()  # queue groups for which that server left the choice to our broker
+    knows_no_origins: bool = False  # … which was not told which members are in its own leaf node's cluster
     is_lost_outside: bool = False  # a connection to another server, or the gateway, ended while it was on its way
     lost_at: int = NEVER  # of such a request: when a shard died with it, or while it was being handed over
 

@@ -140,6 +140,7 @@ def views_of(history: History, tenants: Tenants, message: Message, answers: list
         and is_in_time(history, request, message)
         and request.lost_at > message.acked_at
         and not request.is_orphaned
+        and not message.was_on_broken_link  # whoever kept the request passed it on over that link
     )
     return tenants.way_back(
         request.account, message.account, f"_INBOX.{request.client}.{request.number}", is_sure=is_sure
@@ -208,10 +209,15 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
     assert len(got) <= 1, f"{message} came to {len(got)} members of {queue}: {got}"
     if got:
         check_choice(history, reach, *got[0], members)
+        check_second_choice(history, reach, got[0][0], members)
     if got and got[0][1] <= message.acked_at:
         return
     if message.may_be_lost or message.is_lost_on_its_way or not message.is_promised:
         return
+    if is_answer and message.was_on_broken_link:
+        return
+    if message.knows_no_origins and any(one.is_second for one in members):
+        return  # it may have come for a member in the cluster that it is from, which is not sent it
     if message.is_outside and queue not in message.named:
         return  # another server has chosen one of its members, or knew of none
     if message.is_outside and any(
@@ -259,6 +265,23 @@ def check_choice(history: History, reach: Reach, taker: Subscription, at: int, m
         is_there = one.has_seen(message) and one.left_at == NEVER and one.most == NEVER and not one.is_outside
         if is_there and not view.is_across and not history.may_be_kept_out(one, subject, message.at, at):
             raise AssertionError(f"{taker} took {message} after it had left, and {one} was there")
+
+
+def check_second_choice(history: History, reach: Reach, taker: Subscription, members: list[Subscription]) -> None:
+    """A member at a leaf node takes only what no other may, or what its own server or cluster gave it."""
+    message = reach.message
+    if not taker.is_second or message.is_lost_outside or (message.is_outside and taker.queue not in message.named):
+        return
+    if any(one.is_outside and not one.is_second and one.left_at <= message.acked_at for one in members):
+        return  # it may have been on its way to a member of the cluster that has just left
+    for one in members:
+        _, view, subject = reach.hits[one.sid]
+        if one.is_second or not view.is_sure or not one.must_have(message):
+            continue
+        if message.is_outside and one.is_outside:
+            continue  # to other members of the cluster that other server would have sent it itself
+        if not history.may_be_kept_out(one, subject, message.at, message.acked_at):
+            raise AssertionError(f"{message} came to {taker} at a leaf node, and {one} was there")
 
 
 def is_excused_by_another_server(

@@ -421,6 +421,7 @@ class Servers:
     def subscribe(self, server: Server, pattern: str, queue: str) -> None:
         sub = Subscription(server.number, len(self.subscriptions) + 1, pattern, queue, at=self.now)
         sub.is_outside = True
+        sub.is_second = server.kind == "leaf" or server.origin != ""
         self.subscriptions.append(sub)
         is_new = queue or not any(one.pattern == pattern and not one.queue for one in server.wants)
         server.wants.append(sub)
@@ -443,6 +444,7 @@ class Servers:
         message.at_us = self.swarm.now_us
         message.is_outside = True
         message.may_be_lost = self.has_link_broken
+        message.knows_no_origins = server.kind == "route" and server.origin != "" and server.says != LNOCU
         message.is_lost_outside = self.has_server_gone
         self.messages.append(message)
         near = [one for one in self.all if one.is_near(server)]
@@ -454,7 +456,11 @@ class Servers:
                         members.setdefault(sub.queue, []).append(sub)
                     else:
                         self.got(sub, message.number)
-        of_leaves = [((pattern, queue), n) for (_, pattern, queue), n in server.heard_queues_apart.items()]
+        of_leaves = [
+            ((pattern, queue), n)
+            for (origin, pattern, queue), n in server.heard_queues_apart.items()
+            if origin != server.origin
+        ]
         for (pattern, queue), n in sorted([*server.heard_queues.items(), *of_leaves]):
             if matches(pattern, subject):
                 members.setdefault(queue, []).extend([None] * n)

@@ -7,6 +7,7 @@ a server process decides, such as who dials whom, is not here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gnatswarm.broker.exchange import Exchange
 from gnatswarm.broker.fence import MeshFence
@@ -17,15 +18,15 @@ from tests.support.mesh import Mesh
 
 
 class RouteEnd:
-    """One member's end of a route, which is also the link's session."""
+    """One member's end of a route (or, at a hub, of a leaf node's connection), which is also the link's session."""
 
-    def __init__(self, engine: Engine, exchange: Exchange) -> None:
+    def __init__(self, engine: Engine, exchange: Exchange, *, kind: Literal["route", "leaf"] = "route") -> None:
         self.engine = engine
         self.carried = 0
         self.pongs = 0
-        self.link = ServerLink(exchange, self, is_route=True)
+        self.link = ServerLink(exchange, self, is_route=kind == "route")
         self.socket: ProbeSocket = engine.probe.adopt(self.link)
-        assert self.link.join("route", None, "")
+        assert self.link.join(kind, None if kind == "route" else b"$G", "")
 
     def on_info(self, raw: bytes, /) -> None:
         raise AssertionError(raw)
