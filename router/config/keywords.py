@@ -74,6 +74,7 @@ class Keywords(TypedDict, total=False):
     max_connections: int
     max_subscriptions: int
     max_sub_tokens: int
+    max_subscription_tokens: int
     max_closed_clients: int
     max_pending: int | str
     write_deadline: float | str | datetime.timedelta

@@ -20,6 +20,7 @@ from gnatswarm.router.supervision import record
 
 # A cold interpreter with all that a shard imports, on a busy machine.
 ANSWERS_WITHIN_S = 20.0
+ENDS_WITHIN_S = 2.0  # when it has been killed
 MOST_ANSWER_BYTES = 64 * 1024  # of each of its two outputs
 FORMATS_COMMAND = "_formats"
 
@@ -62,15 +63,16 @@ async def ask(command: Sequence[str], spoken: Mapping[str, int]) -> str:
         raise Unfit(f"cannot run {command[0]}: {error.strerror}") from None
     shown = command[0] if len(command) == 1 else " ".join(command)
     assert process.stdout is not None and process.stderr is not None
+    readers = [asyncio.create_task(_printed(output)) for output in (process.stdout, process.stderr)]
     try:
         async with asyncio.timeout(ANSWERS_WITHIN_S):
-            said, complained = await asyncio.gather(_printed(process.stdout), _printed(process.stderr))
+            said, complained = await asyncio.gather(*readers)
             await process.wait()
     except TimeoutError:
-        await _end(process)
+        await _end(process, readers)
         raise Unfit(f"{command[-1]} did not say within {ANSWERS_WITHIN_S:.0f} s what it is") from None
     except _PrintsTooMuch:
-        await _end(process)
+        await _end(process, readers)
         raise Unfit(
             f"{shown} is no gnatswarm that can take over: it printed more than {MOST_ANSWER_BYTES:,} bytes"
         ) from None
@@ -105,11 +107,22 @@ async def _printed(stream: asyncio.StreamReader) -> bytes:
     return text
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(process: asyncio.subprocess.Process, readers: list[asyncio.Task[bytes]]) -> None:
     """Kill it, and what it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
+    for reader in readers:
+        reader.cancel()
+    await asyncio.wait(readers)
+    # wait() waits for the end of both outputs, too: somebody has to read them. Who has left the group may hold them.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ENDS_WITHIN_S):
+            await asyncio.gather(process.wait(), _discarded(process.stdout), _discarded(process.stderr))
+
+
+async def _discarded(stream: asyncio.StreamReader | None) -> None:
+    while stream is not None and await stream.read(MOST_ANSWER_BYTES):
+        pass
 
 
 def objection(answer: Answer, spoken: Mapping[str, int]) -> str:

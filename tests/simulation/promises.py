@@ -272,8 +272,10 @@ def check_second_choice(history: History, reach: Reach, taker: Subscription, mem
     message = reach.message
     if not taker.is_second or message.is_lost_outside or (message.is_outside and taker.queue not in message.named):
         return
+    if any(one.most != NEVER for one in members):
+        return  # it may have been on its way to a member that has had its max
     if any(one.is_outside and not one.is_second and one.left_at <= message.acked_at for one in members):
-        return  # it may have been on its way to a member of the cluster that has just left
+        return  # … or to one of the cluster that has just left
     for one in members:
         _, view, subject = reach.hits[one.sid]
         if one.is_second or not view.is_sure or not one.must_have(message):

@@ -207,7 +207,7 @@ async def test_a_broken_frame_of_a_joined_sibling_ends_that_link_and_a_good_one_
         b"RMSG $G foo 2\r\nhixx\r\n": "a payload without its end",
         b"RMSG $G foo 999999999\r\n": "no frame of a sibling",
         b"RS+ $G a..b\r\n": "bad subject in RS",
-        b"RS+ $G foo q 0\r\n": "no frame of a sibling",
+        b"RS+ $G foo q -1\r\n": "no frame of a sibling",
         b"GET / HTTP/1.1\r\n": "no frame of a sibling",
         b"QACK x\r\n": "no frame of a sibling",
         b"INFO " + json.dumps(words).encode() + b" \r\n": "INFO came twice",
