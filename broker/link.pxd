@@ -24,6 +24,7 @@ cdef class SiblingLink(OriginLink):
     cdef object session                  # Python: on_info(bytes), on_connect(bytes), on_synchronised(), on_broken(str)
     cdef readonly int shard              # the sibling's number; -1: not known yet
     cdef readonly bint is_joined         # INFO and CONNECT are done: it carries interest and messages
+    cdef readonly uint64_t joined_us     # … since then, by the reactor's clock
     cdef readonly bint is_synchronised   # both ends have each other's whole interest
     cdef bint heard_ping                 # its first PING, behind its whole interest, has come
     cdef bint heard_pong                 # it has acknowledged our whole interest

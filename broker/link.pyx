@@ -413,8 +413,8 @@ cdef class SiblingLink(OriginLink):
         cdef size_t account_size = len(sublist.account)
         cdef uint64_t now = self.out.box.now_us
         cdef uint8_t *to
-        if now - entry.slow_told_us >= SLOW_AGAIN_US:
-            entry.slow_told_us = now
+        if now - entry.slow_told_us >= SLOW_AGAIN_US or entry.slow_told_us < self.joined_us:
+            entry.slow_told_us = now   # (whoever was told before this link joined may be another process)
             entry.slow_told_to = 0
         elif (entry.slow_told_to >> self.shard) & 1:
             return
@@ -503,6 +503,7 @@ cdef class SiblingLink(OriginLink):
             return
         self.shard = self.fanout.from_shard = shard
         self.is_joined = True
+        self.joined_us = self.out.box.now_us
         if self.mesh.moves is not None:   # in front of counts that are without those that have moved
             self.send(self.mesh.moves.last_word())
         if self.mesh.prefixes is not None:

@@ -132,6 +132,7 @@ cdef class Moves:
     cdef int begin_work(self, Batch batch) except -1
     cdef int send(self, int shard, bytes frame) except -1
     cdef int send_all(self, bytes frame) except -1
+    cdef int end_marks_before(self, int old, uint64_t id, bint is_counted) except -1
     cdef int mark(self, int old, int new, uint64_t id, tuple shifts) except -1
     cdef int shift(self, int shard, tuple shifts, int sign) except -1
     cdef int unshift(self, int shard, tuple shifts, int sign, bint is_counted) except -1

@@ -1004,6 +1004,7 @@ cdef class Moves:
         cdef Arriving arriving = self.arriving.get((old, id))
         if shard == old:
             self.over[old] = max(self.over.get(old, 0), id)
+            self.end_marks_before(old, id, is_counted)
         if mark is not None and shard == old and mark.shifts_old:
             mark.shifts_old = False
             self.unshift(shard, mark.shifts, -1, is_counted)
@@ -1021,6 +1022,17 @@ cdef class Moves:
         elif self.leaving is not None and old == self.mesh.shard and self.leaving.id == id \
                 and shard == self.leaving.new:
             self.leaving.end(why, False)
+
+    cdef int end_marks_before(self, int old, uint64_t id, bint is_counted) except -1:
+        """The old shard says that a move is over, and so all before it: a link that joins tells of the last alone."""
+        cdef Mark mark
+        for key, item in list(self.marks.items()):
+            mark = <Mark>item
+            if key[0] == old and key[1] < id and mark.shifts_old:
+                mark.shifts_old = False
+                self.unshift(old, mark.shifts, -1, is_counted)
+                self.close_mark(key)
+        return 0
 
     cdef int mark(self, int old, int new, uint64_t id, tuple shifts) except -1:
         cdef Mark mark = Mark()

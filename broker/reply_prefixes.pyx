@@ -217,7 +217,7 @@ cdef class ReplyPrefixes:
     def on_own(self, int shard, bytes prefix not None, uint64_t times):
         """ROWN."""
         cdef Giving giving = self.giving.get(prefix)
-        if giving is not None:
+        if giving is not None and giving.phase != GIVING_SENT:   # (once it is sent, its new shard may give it on)
             if giving.new == shard and giving.phase == GIVING_ASKED:
                 giving.is_taken = True
                 self.look()

@@ -32,7 +32,7 @@ def test_a_queue_message_without_a_member_here_goes_to_another_server_that_has_o
     cluster.close()
 
 
-def server(cluster: Members, kind: Literal["route", "leaf"], *words: bytes) -> RouteEnd:
+def server(cluster: Members, kind: Literal["route", "leaf", "hub"], *words: bytes) -> RouteEnd:
     """Another server that is connected to the first member, and has said this."""
     member = cluster.members[0]
     end = RouteEnd(member.mesh.engines[member.gateway], member.exchange, kind=kind)
@@ -107,6 +107,19 @@ def test_a_leaf_node_prefers_nobody_farther_than_the_hub():
     cluster.settle()
     assert bytes(other.socket.sent).count(b"LMSG a | q 1\r\n") == 20
     for end in (other, leaf):
+        end.link.leave()
+    cluster.close()
+
+
+def test_hubs_are_not_asked_where_members_of_the_cluster_have_members_at_leaf_nodes():
+    cluster = Members(1, fenced=False)
+    route = server(cluster, "route", b"LS+ east $G a q 1")
+    hub = server(cluster, "hub", b"LS+ a q 1")
+    cluster.members[0].clients[0].feed(b"PUB a 1\r\nx\r\n" * 40)
+    cluster.settle()
+    assert bytes(route.socket.sent).count(b"RMSG $G a | q 1\r\n") == 40
+    assert b"LMSG" not in bytes(hub.socket.sent)
+    for end in (route, hub):
         end.link.leave()
     cluster.close()
 

@@ -142,13 +142,15 @@ def relieved(list probes not None) -> bool:
 
 
 cdef int64_t number_in(const char *at, const char *end) except -1:
-    """A number with nothing but blanks behind it."""
+    """A number with nothing but blanks behind it, or blanks and what looks like a frame."""
     cdef int64_t number = 0
     assert at < end and c"0" <= at[0] <= c"9", "no number"
     while at < end and c"0" <= at[0] <= c"9":
         number = number * 10 + at[0] - c"0"
         at += 1
     while at < end:
+        if end - at > 4 and memcmp(at, b"RS+ ", 4) == 0:
+            break
         assert at[0] == c" ", "no number"
         at += 1
     return number

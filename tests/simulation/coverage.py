@@ -16,6 +16,8 @@ SITUATIONS = {
     "queue message re-routed": "re-route",
     "lingering member took it": "linger",
     "a group's members leave at once": "group deserted",
+    "… and a message is sent on from one to the next": "message chased",
+    "payload that ends like a frame": "payload like a frame",
     "QNAK: no taker there": "QNAK",
     "wait for a link to be in step": "out-of-step wait",
     "interest taken back unsent": "take-back",

@@ -25,6 +25,7 @@ class Subscription:
     death_known_at: int = NEVER  # … and every sibling knew it
     most: int = NEVER  # UNSUB max
     is_outside: bool = False  # of a user of another server; acked_at: since when everybody knows it, without a break
+    cut_off_at: int = NEVER  # … the connection to that server ended
     is_second: bool = False  # … of a leaf node: it gets what nobody else of its queue group can
     lost_from: int = NEVER  # its client moved from here on, and was closed with what had been detached for it
     lost_until: int = NEVER  # … and when everything had arrived after that, with all shards linked
@@ -57,6 +58,7 @@ class Message:
     acked_at: int = NEVER  # the PONG behind it came
     acked_us: int = 0
     may_be_lost: bool = False  # a link broke while it was not acknowledged
+    is_past_break: bool = False  # a link had broken when it was published, and not all had arrived since
     was_on_broken_link: bool = False  # a link broke with it
     is_lost_on_its_way: bool = False  # it was being sent on, as a queue message, over a link that broke
     wants_answer: bool = False  # it has a reply subject

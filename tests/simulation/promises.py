@@ -248,6 +248,8 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
         _, view, _ = reach.hits[one.sid]
         if not view.is_sure or one.sid in kept_out:
             continue
+        if one.client == message.client and one.is_outside:
+            continue  # its server thought of members here, who had left, and gets nothing back
         if is_answer and view.is_across and one.left_at <= message.acked_at:
             continue  # an answer is published in the asker's account when it arrives on the asker's shard
         if one.has_seen(message):
@@ -268,20 +270,27 @@ def check_choice(history: History, reach: Reach, taker: Subscription, at: int, m
 
 
 def check_second_choice(history: History, reach: Reach, taker: Subscription, members: list[Subscription]) -> None:
-    """A member at a leaf node takes only what no other may, or what its own server or cluster gave it."""
+    """A member at a leaf node takes only what no other may, or what its own server or cluster gave it.
+
+    Known limits: what is chosen while a link is missing, what was on its way to a member of the cluster that has just
+    left, and what would go on to a server that has it already for its plain subscriptions, may end at a leaf node.
+    """
     message = reach.message
-    if not taker.is_second or message.is_lost_outside or (message.is_outside and taker.queue not in message.named):
+    if not taker.is_second or message.is_lost_outside or message.may_be_lost or message.is_past_break:
         return
-    if any(one.is_outside and not one.is_second and one.left_at <= message.acked_at for one in members):
-        return  # it may have been on its way to a member of the cluster that has just left
+    if message.is_outside and taker.queue not in message.named:
+        return
     plain = {sub.client for sub, _, _ in reach.plain}
-    for one in members:
+    first = [one for one in members if not one.is_second]
+    for one in first:
+        is_cut_off = one.cut_off_at <= message.acked_at and not one.has_seen(message)
+        if one.is_outside and (is_cut_off or one.left_at <= message.acked_at or one.client in plain):
+            return
+    for one in first:
         _, view, subject = reach.hits[one.sid]
-        if one.is_second or not view.is_sure or not one.must_have(message):
+        if not view.is_sure or not one.must_have(message):
             continue
-        if one.is_outside and (message.is_outside or one.client in plain):
-            # To other members of the cluster that other server would have sent it itself; and what is sent on does not
-            # go to a server with plain subscriptions, which have it already.
+        if one.is_outside and message.is_outside:  # that other server would have sent it there itself
             continue
         if not history.may_be_kept_out(one, subject, message.at, message.acked_at):
             raise AssertionError(f"{message} came to {taker} at a leaf node, and {one} was there")

@@ -121,8 +121,19 @@ FENCED_PATTERNS = (
     "settle sub 1 ping 1 carry carry over 2 over 2 over 2 carry over 2 carry over 2 carry carry",
     "settle sub 1 pub 1 ping 1 bring carry carry carry over 2 over 2 over 2 over 2 over 2 carry carry carry carry",
 )
+# What shows a fault only where one link is late or broken, or a payload looks like a frame: drawn apart.
+SINGLED = (
+    "settle chase carry carry settle",
+    "settle chase settle chase ping settle",
+    "sub sub request 1 request 1 settle hop 1 settle owe carry carry settle pass",
+    "settle mimic settle mimic settle",
+)
+SHARE_SINGLED = 0.15
 ROUTER_STEPS = "router", "adopt"
-PATTERN_STEPS = "entrust", "hop", "empty", "rush", "bring", "retire", "fall", "late", "gather", "desert", "sever"
+PATTERN_STEPS = (
+    *("entrust", "hop", "empty", "rush", "bring", "retire", "fall", "late", "gather", "desert", "sever"),
+    *("chase", "owe", "mimic"),
+)
 MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.
 FAULTS = ("go", "break", "kill", "leave")
@@ -204,7 +215,7 @@ def drawn(seed: int) -> Schedule:
     steps = with_patterns(seed, with_moves(seed, steps))
     if "accounts" in features:
         steps = with_entrusted(seed, steps)
-    steps = with_later_patterns(seed, with_routers(seed, steps))
+    steps = with_singled(seed, with_later_patterns(seed, with_routers(seed, steps)))
     return with_later_features(seed, Schedule(shards, world, is_narrow, steps, features))
 
 
@@ -258,6 +269,12 @@ def with_later_patterns(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """The same steps, and in some schedules a few of LATER_PATTERNS among them, with noise within."""
     rng = random.Random(f"later patterns {seed}")
     return with_some(rng, steps, list(LATER_PATTERNS)) if rng.random() < SHARE_WITH_LATER_PATTERNS else steps
+
+
+def with_singled(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The same steps, and in some schedules a few of SINGLED among them, with noise within."""
+    rng = random.Random(f"singled {seed}")
+    return with_some(rng, steps, list(SINGLED)) if rng.random() < SHARE_SINGLED else steps
 
 
 def with_some(rng: random.Random, steps: tuple[Step, ...], patterns: list[str]) -> tuple[Step, ...]:

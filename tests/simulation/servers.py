@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FIRST_USER = 1000  # numbers of clients from here on are users of other servers
 KINDS = ("route", "route", "leaf", "leaf")
 FENCE_TIMEOUT_S = 0.5
+LATE_PONG_US = 2_000_000
 LOOP_SUBJECT = b"$LDS."
 # What members say in INFO about leaf nodes' clusters: nothing, that a message may be of one (nats-server 2.9), that
 # interest is told apart as well (2.10.23 and newer, gnatswarm).
@@ -41,6 +42,7 @@ class Gateway:
         self.exchange = Exchange(probe.mesh, probe.fence)
         self.exchange.fence.is_on = is_fenced
         self.exchange.fence.on_wait = self._on_wait
+        self.late_until_us = 0  # PONGs that waited for a server that was late are on their way until then
         self._is_looking = False
 
     def _on_wait(self) -> None:
@@ -53,6 +55,8 @@ class Gateway:
         now_us = self.process.swarm.now_us
         late, next_us = self.exchange.fence.expire(now_us, round(FENCE_TIMEOUT_S * 1e6))
         self.process.swarm.seen["server is late"] += len(late)
+        if late:
+            self.late_until_us = now_us + LATE_PONG_US
         self._is_looking = next_us > 0
         if next_us:
             self.process.loop.call_later(next_us / 1e6, self._look)
@@ -365,7 +369,7 @@ class Servers:
         server.heard_queues_apart.clear()
         server.is_in_step = False
         for sub in server.wants:
-            sub.acked_at = NEVER
+            sub.acked_at, sub.cut_off_at = NEVER, self.now
         self.lose()
 
     def lose(self) -> None:
@@ -544,7 +548,8 @@ class Servers:
         for server in self.all:
             if server.kind != "route" or not server.is_in_step or server.door is None:
                 continue
-            if server.door.gateway.exchange.fence.late:
+            gateway = server.door.gateway
+            if gateway.exchange.fence.late or gateway.process.swarm.now_us < gateway.late_until_us:
                 continue
             self.seen["PONG that other servers know of"] += 1
             for sub in subscriptions:

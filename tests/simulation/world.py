@@ -52,9 +52,16 @@ STILL_TAKES_US = 2_000_000
 SLOW_US = 300_000
 MOST_SLOW_BYTES = 100  # the most of a SLOW frame that was carried in part
 SLOW_AGAIN_US = 50_000
+LIKE_A_FRAME = b"RS+ "  # so begins what some payloads have behind their number
+MIMIC_BYTES = 20  # of the message before one of these
 MOST_ROUNDS = 200  # of half a second each, within which everything must have recovered
 
 COMPILED = [Permissions(one) if one is not None else None for one in RIGHTS]
+
+
+def number_in(body: bytes) -> int:
+    """The number of the message with this header and payload."""
+    return int(body.partition(LIKE_A_FRAME)[0].split()[-1])
 
 
 @dataclass(slots=True)
@@ -255,7 +262,8 @@ class World:
             if person.is_on_its_way:
                 continue
             socket = person.socket
-            if person.moves_since != NEVER and not person.client.connection.is_moving and not socket.is_over:
+            is_closing = socket.is_over or socket.close_reason != 0
+            if person.moves_since != NEVER and not person.client.connection.is_moving and not is_closing:
                 person.moves_since, person.moves_to = NEVER, None  # it stays
             if person.backlog:
                 self.note_taken(person)
@@ -402,6 +410,8 @@ class World:
                 sub.lost_from = person.moved_at if person.detached_pending else person.moves_since
                 sub.gone_at = min(sub.gone_at, self.now)
                 sub.left_at = min(sub.left_at, self.now)
+                if person.moves_to is not None and not person.moves_to.is_alive:
+                    sub.shard_died_at = min(sub.shard_died_at, self.now)  # siblings may take it to be there
         for message in person.unacked:
             message.is_orphaned = True
 
@@ -445,9 +455,9 @@ class World:
     def on_break(self, sent_on: list[bytes], lost: list[bytes]) -> None:
         """A shard has noticed that a link broke over which it had sent these queue messages on, and sent these."""
         for body in sent_on:
-            self.messages[int(body.split()[-1])].is_lost_on_its_way = True
+            self.messages[number_in(body)].is_lost_on_its_way = True
         for body in lost:
-            self.messages[int(body.split()[-1])].was_on_broken_link = True
+            self.messages[number_in(body)].was_on_broken_link = True
 
     # ---- promises of back-pressure
 
@@ -522,11 +532,13 @@ class World:
         for person, queued in behind:
             if person.is_gone or not back.is_open or person.client.socket.queued - queued <= TELLING_BYTES:
                 continue
+            if back.link is not None and back.link.joined_us == self.swarm.now_us:
+                continue  # nobody can tell whether that was said before it joined, to the shard that had its number
             socket = person.client.socket
             for frame in frames(socket.queued_from(queued), is_cut=socket.close_reason != 0):
                 if not frame.is_message or frame.size <= TELLING_BYTES or self.subscriptions[int(frame.sid) - 1].queue:
                     continue
-                if self.published_at.get(int(frame.payload), person.process) is person.process:
+                if self.published_at.get(number_in(frame.payload), person.process) is person.process:
                     continue  # its publisher is on this shard, and went on when the link was in step
                 self.seen["told SLOW"] += 1
                 said = [at for (*which, _), at in self.said_slow.items() if tuple(which) == way]
@@ -660,11 +672,19 @@ class World:
             self.say(person, b"UNSUB %d %d\r\n" % (sub.sid, sub.most), finish=step.who % 3 != 0)
 
     def publish(
-        self, person: Person, subject: str, size: int, *, wants_answer: bool = False, answers: int = -1
+        self,
+        person: Person,
+        subject: str,
+        size: int,
+        *,
+        wants_answer: bool = False,
+        answers: int = -1,
+        ending: bytes = b"",
     ) -> bytes:
-        """The bytes of the PUB; the message counts as sent from here on."""
+        """The bytes of the PUB; the message counts as sent from here on. `ending`: of its payload."""
         number = len(self.messages)
         message = Message(number, person.number, subject, person.account, size=size, answers=answers)
+        message.is_past_break = self.servers is not None and self.servers.has_link_broken
         message.wants_answer = wants_answer
         self.messages.append(message)
         person.unacked.append(message)
@@ -677,7 +697,7 @@ class World:
             person.errors += 1
             self.seen["PUB denied"] += 1
         body = b"%d" % number
-        body += b" " * (size - len(body))
+        body += b" " * (size - len(body) - len(ending)) + ending
         reply = b"_INBOX.%d.%d " % (person.number, number) if wants_answer else b""
         return b"PUB %b %b%d\r\n%b\r\n" % (subject.encode(), reply, len(body), body)
 
@@ -974,6 +994,122 @@ class World:
         ends = [end for end in self.swarm.ends if end.is_open and end.other.is_open and not end.is_cut]
         near = [end for end in ends if end.process is self.last_left]
         self.sever(near or ends, step)
+
+    def do_chase(self, step: Step) -> None:
+        """A queue message is sent on, because members leave, while links to the last member's shard are late.
+
+        Its publisher moves, or asks for a PONG, before it arrives there; or the link over which it is to go is broken.
+        """
+        account = self.people[step.who % len(self.people)].account
+        if self.schedule.has("third") and account == "C":
+            return
+        self.swarm.settle()
+        self.look()
+        places: dict[int, Person] = {}
+        for person in self.people:
+            if person.is_read and person.account == account:
+                places.setdefault(person.process.number, person)
+        if len(places) < 3:
+            return
+        turn = step.which % len(places)
+        publisher, last, *others = [*places.values()][turn:] + [*places.values()][:turn]
+        way = step.much % 4  # 0: it moves; 1: a link breaks
+        others = others[:1] if way == 1 else others
+        subject = step.much // 4 % len(self.subjects)
+        for person in (last, *others):
+            self.subscribe(person, self.subjects[subject], QUEUES[1 + step.who % 2])
+        self.swarm.settle()
+        self.look()
+        if not publisher.is_read:
+            return
+        old = publisher.process
+        self.do_pub(publisher, Step("pub", 1, subject, 0))
+        for person in others:
+            sub = person.subscriptions[-1]
+            if person.is_read and sub.left_at == NEVER:
+                sub.left_at = self.now
+                self.say(person, b"UNSUB %d\r\n" % sub.sid)
+        if way == 0:
+            elsewhere = [one for one in self.swarm.ready if one not in (old, last.process)]
+            if elsewhere and not publisher.is_gone:
+                self.begin_move(old, elsewhere[step.who % len(elsewhere)], [publisher], 1)
+        elif way == 1:
+            there = {others[0].process, last.process}
+            self.sever([one for one in self.open_ends() if {one.process, one.other.process} == there], step)
+        elif publisher.is_read:
+            self.do_ping(publisher, step)
+        rng = Random(f"chase {step.who} {step.which} {step.much}")
+        self.carry_around(last.process, old, rng)
+        if publisher.is_read:
+            self.do_ping(publisher, step)
+            self.carry_around(last.process, old, rng)
+        self.seen["message chased"] += 1
+
+    def carry_around(self, late: Process, besides: Process, rng: Random) -> None:
+        """Much arrives, in any order, but nothing at one shard that is not from one other."""
+        for _ in range(60):
+            busy = [end for end in self.swarm.busy_ends() if end.other.process is not late or end.process is besides]
+            if self.swarm.words and (not busy or rng.random() < 0.3):
+                self.swarm.hand(rng.randrange(24))
+            elif busy:
+                self.swarm.carry(busy[rng.randrange(len(busy))], ALL)
+            else:
+                break
+            self.look()
+
+    def open_ends(self) -> list[End]:
+        return [end for end in self.swarm.ends if end.is_open and end.other.is_open and not end.is_cut]
+
+    def do_owe(self, step: Step) -> None:
+        """An answer comes to the shard that knows who asked, which has lost its link to where the asker is now."""
+        due: list[tuple[Person, int, Process]] = []
+        for person in self.people:
+            for at, (reply, number) in enumerate(person.to_answer if person.is_read else ()):
+                keepers = self.keepers.get(self.messages[number].kept_with, [])
+                asker = self.people[self.messages[number].client]
+                if reply.startswith("_R_") and keepers and len({keepers[-1], person.process, asker.process}) == 3:
+                    due.append((person, at, keepers[-1]))
+        if not due:
+            return
+        person, at, keeper = due[step.who % len(due)]
+        asker = self.people[self.messages[person.to_answer[at][1]].client]
+        ends = [one for one in self.open_ends() if one.process is asker.process and one.other.process is keeper]
+        if not ends or asker.is_on_its_way:
+            return
+        self.sever(ends, step)
+        self.swarm.carry(ends[0], ALL)  # … and notices
+        self.look()
+        if not person.is_read:
+            return
+        self.do_answer(person, Step("answer", 1, at, 3))
+        self.carry_around(asker.process, asker.process, Random(f"owe {step.who} {step.which} {step.much}"))
+        self.seen["answer while a link is missing"] += 1
+
+    def do_mimic(self, person: Person, step: Step) -> None:
+        """A subscription ends directly behind a message whose payload ends as its frame did, at the same byte.
+
+        That of the link's buffer, which had another message before that frame.
+        """
+        if self.servers is not None or self.schedule.has("slow"):
+            return
+        self.swarm.settle()
+        self.look()
+        if not person.is_read:
+            return
+        subject, pattern = self.subjects[step.which % len(self.subjects)], f"mimic.{person.number}"
+        frame = b"%b%b %b" % (LIKE_A_FRAME, person.account.encode(), pattern.encode())
+        self.say_publish(person, self.publish(person, subject, MIMIC_BYTES), finish=False)
+        self.subscribe(person, pattern, "")
+        sub = person.subscriptions[-1]
+        if not person.is_read or sub.left_at != NEVER:
+            return
+        words = self.publish(person, subject, MIMIC_BYTES + len(frame) + 2, ending=frame)
+        self.say_publish(person, words, finish=False)
+        if person.is_read:
+            sub.left_at = self.now
+            self.say(person, b"UNSUB %d\r\n" % sub.sid)
+            self.swarm.turn()
+        self.seen["payload like a frame"] += 1
 
     def do_boot(self, step: Step) -> None:
         """Request one shard more."""
@@ -1364,6 +1500,8 @@ ALONE: dict[str, Callable[[World, Step], None]] = {
     "gather": World.do_gather,
     "desert": World.do_desert,
     "sever": World.do_sever,
+    "chase": World.do_chase,
+    "owe": World.do_owe,
     "entrust": World.do_entrust,
     "hand": World.do_hand,
     "stop": World.do_stop,
@@ -1386,5 +1524,6 @@ OF_CLIENTS: dict[str, Callable[[World, Person, Step], None]] = {
     "volley": World.do_volley,
     "ping": World.do_ping,
     "burst": World.do_burst,
+    "mimic": World.do_mimic,
     "rights": World.do_rights,
 }

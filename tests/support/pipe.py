@@ -17,7 +17,7 @@ class Pipe:
     """Forwards connections to `target`, a port of 127.0.0.1, from `port`."""
 
     def __init__(self, target: int) -> None:
-        self._target = target
+        self.target = target
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -55,7 +55,7 @@ class Pipe:
         self.connections += 1
         self._writers.add(writer)
         with contextlib.suppress(OSError):
-            there_reader, there = await asyncio.open_connection("127.0.0.1", self._target)
+            there_reader, there = await asyncio.open_connection("127.0.0.1", self.target)
             self._writers.add(there)
             for source, sink, kept in ((reader, there, self.asked), (there_reader, writer, self.answered)):
                 task = asyncio.create_task(self._carry(source, sink, kept))
