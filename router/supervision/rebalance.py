@@ -129,6 +129,9 @@ class Rebalance:
         before = self._connections()
         if len(before) < 2:
             return "", "there are not two shards that take connections"
+        for target, _ in (part for parts in (chosen or {}).values() for part in parts):
+            if target not in before:  # one that starts may die yet, with clients that came from a shard that served
+                return "", f"shard {target} does not serve now"
         asked = {}
         self._answers = {}
         by_number = {shard.number: shard for shard in self._view.shards}

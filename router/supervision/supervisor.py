@@ -536,6 +536,8 @@ class Supervisor:
             return "the broker is still starting"
         if self._broker.rolling is not None:
             return "a restart is under way"
+        if self._would_cut(wanted):
+            return f"no shard below {wanted} serves now, so clients could not move there: try again when one does"
         shortage = descriptors.shortage(self._broker.options, wanted)
         if shortage:
             return shortage
@@ -549,6 +551,11 @@ class Supervisor:
         self._broker.listener_groups.shrink_to(wanted)
         self._hold()
         return ""
+
+    def _would_cut(self, wanted: int) -> bool:
+        """Whether shards that serve would leave, and none of those that stay could take their clients."""
+        serving = [shard.number for shard in self._broker.shards if shard.state.is_accepting]
+        return bool(serving) and min(serving) >= wanted
 
     def _want(self, wanted: int, leave: control.Drain | None = None) -> None:
         self._broker.wanted = wanted

@@ -45,6 +45,8 @@ EMPTY_WITHIN_S = 30
 OPERATION_WITHIN_S = 90.0
 # A broker whose router dies five times within ten seconds ends.
 BETWEEN_ROUTERS_S = 4.0
+NEWCOMERS = ("starting", "linked")
+LOOKS = 100  # at the rows of status, for a shard that has just been started
 # Members of a queue group take as much each: a chi-square value that one in a million fair groups exceeds (3 degrees).
 MOST_CHI_SQUARE = 31.0
 
@@ -287,6 +289,28 @@ async def test_a_soak_of_moves_while_shards_and_the_router_are_killed(open_to_al
     assert sum(await connections(broker)) == load.clients
 
 
+def kill_newcomer(broker: Broker) -> bool:
+    """Kill a shard that serves nobody yet, if there is one soon.
+
+    It is stopped first: what it had told its router by then, the router says in its next answers.
+    """
+    for _ in range(LOOKS):
+        for shard, row in swarm.rows(broker).items():
+            if row["phase"] not in NEWCOMERS or not row["pid"]:
+                continue
+            with contextlib.suppress(ProcessLookupError, AssertionError):  # it ends by itself
+                is_new = False
+                swarm.signal_shard(broker, row["pid"], signal.SIGSTOP)
+                try:
+                    again = [swarm.rows(broker).get(shard, {}) for _ in range(2)][-1]
+                    is_new = again.get("pid") == row["pid"] and again["phase"] in NEWCOMERS
+                finally:  # also where the router dies meanwhile
+                    swarm.signal_shard(broker, row["pid"], signal.SIGKILL if is_new else signal.SIGCONT)
+                if is_new:
+                    return True
+    return False
+
+
 async def followed(broker: Broker, request: AnyRequest) -> Reply:
     """The last word, which another router may say; of what ends with its router, that it did."""
     while True:
@@ -301,7 +325,9 @@ async def followed(broker: Broker, request: AnyRequest) -> Reply:
 
 @pytest.mark.skipif(not SOAK_S, reason="takes GNATSWARM_SOAK_S seconds: make soak")
 async def test_a_soak_of_all_that_an_operator_does(open_to_all, authority, subject):
-    """Several at once: moves, rebalances, reloads, more and fewer shards, restarts, upgrades, signals, a router killed.
+    """Several at once: moves, rebalances, reloads, more and fewer shards, restarts, upgrades, signals; kills.
+
+    Of the router, and of shards that are to serve but do not yet.
 
     What is refused because something else is under way is refused; whatever happens, nobody notices.
     """
@@ -318,8 +344,21 @@ async def test_a_soak_of_all_that_an_operator_does(open_to_all, authority, subje
     async def one() -> None:
         nonlocal last_router_s
         what = dice.choices(
-            ("move", "rebalance", "reload", "scale", "restart", "upgrade", "router", "HUP", "USR1", "TTIN", "TTOU"),
-            (12, 3, 3, 3, 2, 1, 2, 2, 1, 1, 1),
+            (
+                "move",
+                "rebalance",
+                "reload",
+                "scale",
+                "restart",
+                "upgrade",
+                "router",
+                "newcomer",
+                "HUP",
+                "USR1",
+                "TTIN",
+                "TTOU",
+            ),
+            (12, 3, 3, 3, 2, 1, 2, 3, 2, 1, 1, 1),
         )[0]
         most = broker.kind.shards + 2
         shard, to = dice.sample(range(most), 2)
@@ -334,6 +373,9 @@ async def test_a_soak_of_all_that_an_operator_does(open_to_all, authority, subje
         if what in requests:
             reply = await followed(broker, requests[what])
             what += " refused" if reply.error else ""
+        elif what == "newcomer":
+            with contextlib.suppress(OSError, EOFError, AssertionError):  # no router answers just now
+                what += " killed" if await asyncio.to_thread(kill_newcomer, broker) else ""
         elif what != "router":
             os.kill(broker.pid, getattr(signal, f"SIG{what}"))
         elif time.monotonic() > last_router_s + BETWEEN_ROUTERS_S:
@@ -350,7 +392,8 @@ async def test_a_soak_of_all_that_an_operator_does(open_to_all, authority, subje
 
     await asyncio.gather(*(operate() for _ in range(3)))
     await load.finish()
-    assert {"move", "scale", "router"} <= set(done), done
+    print(sorted(done.items()))
+    assert {"move", "scale", "router", "newcomer killed"} <= set(done), done
     assert len(Pages.of(broker).json("/connz?limit=100")["connections"]) == load.clients, done
 
 
@@ -387,6 +430,31 @@ async def test_a_shard_that_leaves_moves_its_clients_and_tells_none_of_them(swar
     await publisher.flush()
     for client in crowd:  # nothing but the message: no INFO
         assert [frame.payload for frame in await client.flush()] == [b"x"]
+
+
+async def test_nobody_is_cut_off_by_a_scale_to_shards_of_which_none_serves(swarmed, subject):
+    broker, cluster = swarmed
+    client = await cluster.client_on(1)
+    async with asyncio.timeout(swarm.BACK_DEADLINE_S):
+        while "starting it again in 2 s" not in broker.log.text:  # later each time
+            with contextlib.suppress(KeyError, ProcessLookupError, AssertionError):  # it has no process just now
+                await swarm.kill(broker, 0)
+    reply = await asyncio.to_thread(exchange, find(broker.pid, broker.port), ScaleRequest(1))
+    assert "no shard below 1 serves now" in reply.error
+    assert (await phases(broker))[1] == "ready"
+    await back(broker, 0, 0)
+    await swarm.scale(broker, 1)
+    await client.send(f"SUB {subject} 1\r\nPUB {subject} 1\r\nx\r\n")
+    assert [frame.payload for frame in await client.flush()] == [b"x"]
+
+
+async def test_nobody_moves_to_a_shard_that_does_not_serve(swarmed, subject):
+    broker, cluster = swarmed
+    client = await cluster.client_on(0)
+    reply = await move(broker, 0, broker.kind.shards, 1)
+    assert reply.error == f"shard {broker.kind.shards} does not serve now"
+    await client.send(f"SUB {subject} 1\r\nPUB {subject} 1\r\nx\r\n")
+    assert [frame.payload for frame in await client.flush()] == [b"x"]
 
 
 async def test_the_last_command_counts_while_clients_move(swarmed, subject):

@@ -137,12 +137,14 @@ async def test_no_message_is_lost_while_members_come_and_go(place, subject):
 
     churning = [asyncio.create_task(churn(client)) for client in churners]
     await traffic.progress(3_000, deadline_s=60)
+    async with asyncio.timeout(60):
+        while not taken:  # on a busy machine they may come and go between two writes of a publisher
+            await traffic.progress(500, deadline_s=60)
     is_over = True
     await asyncio.gather(*churning)
     assert all(len(raw) == frame for raw in taken)
     for raw in taken:
         traffic.add(raw)
-    assert taken, "the members that came and went got nothing"
     # Not in order: what was on its way to a member that has left takes one hop more, and later ones may pass it.
     await traffic.finish(in_order=False)
 
