@@ -156,6 +156,10 @@ class Authenticator:
             # For an unknown user the same comparison is made, so that it takes as long.
             stranger = Admission(NOBODY, connect.user, proof)
             return self._compared(stranger, connect.password, self._nobodys_hash, is_known=False)
+        if self._nobodys_hash and not is_hashed(user.password) and not _same(connect.password, user.password):
+            # Beside users with hashes, a plain password is refused no faster than an unknown user's.
+            stranger = Admission(NOBODY, user.name, proof)
+            return self._compared(stranger, connect.password, self._nobodys_hash, is_known=False)
         return self._compared(Admission(_identity(user), user.name, proof, kind=kind), connect.password, user.password)
 
     def _compared(
@@ -165,7 +169,9 @@ class Authenticator:
             if not _same(given, wanted) or not is_known:
                 raise AuthorizationViolation
             return admission
-        question = HashedPassword(admission, given, wanted, Verdicts.key(wanted, admission.proof), is_known)
+        # For a stranger the key has the name, too: another's result would answer at once, and so tell who is none.
+        proof = admission.proof if is_known else _digest(admission.name) + admission.proof
+        question = HashedPassword(admission, given, wanted, Verdicts.key(wanted, proof), is_known)
         verdict = self._verdicts.get(question.key)
         if verdict is None:
             return question

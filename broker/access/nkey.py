@@ -36,15 +36,19 @@ def new_nonce() -> bytes:
 
 
 def _signature(text: str) -> bytes | None:
-    """A signature in URL-safe base64 without padding or, as nats-server also accepts, in ordinary base64."""
-    for prepared, letters in ((text + "=" * (-len(text) % 4), b"-_"), (text, None)):
-        try:
-            raw = base64.b64decode(prepared, altchars=letters, validate=True)
-        except (binascii.Error, ValueError):
-            continue
-        if len(raw) == _SIGNATURE_BYTES:
-            return raw
-    return None
+    """A signature in URL-safe base64 without padding or, as nats-server also accepts, in ordinary base64 with it.
+
+    Line ends within count for nothing, as in Go.
+    """
+    text = text.replace("\r", "").replace("\n", "")
+    is_ordinary = any(letter in text for letter in "=+/")
+    if not is_ordinary:
+        text += "=" * (-len(text) % 4)
+    try:
+        raw = base64.b64decode(text, altchars=None if is_ordinary else b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return raw if len(raw) == _SIGNATURE_BYTES else None
 
 
 def is_signed_by(key: bytes, nonce: bytes, signature: str) -> bool:

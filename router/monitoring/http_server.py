@@ -287,6 +287,7 @@ async def _write(
 _REASONS = {
     200: "OK",
     301: "Moved Permanently",
+    307: "Temporary Redirect",
     400: "Bad Request",
     401: "Unauthorized",
     404: "Not Found",

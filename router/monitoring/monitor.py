@@ -9,10 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import html
 import logging
+import posixpath
 import socket
 import ssl
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import msgspec
 import orjson
@@ -121,6 +124,9 @@ class Monitor:
         refusal = self._host_header.refusal(request.headers.get("host", ""))
         if refusal:
             return text_response(refusal, 421)
+        clean = _clean_path(request.path)
+        if clean != request.path:
+            return _redirect(clean, request.query, is_like_newer=self._view.options.is_like_newer)
         base = self._view.options.http_base_path
         if request.path != base and not request.path.startswith(f"{base}/"):
             return text_response("404 page not found", 404)
@@ -156,6 +162,9 @@ class Monitor:
             return HttpResponse(_list_of_links(request.path), "text/html; charset=utf-8")
         if path == "/healthz":
             self._count(path)
+            wrong = query.healthz(is_like_newer=self._view.options.is_like_newer)
+            if wrong:
+                return HttpResponse(_health("error", wrong), status=400)
             fault = self._pages.health()
             if fault:
                 return HttpResponse(_health("unavailable", fault), status=503)
@@ -191,6 +200,22 @@ class Monitor:
         except binascii.Error:
             return False
         return hmac.compare_digest(given, f"{options.http_user}:{options.http_password}".encode())
+
+
+def _clean_path(path: str) -> str:
+    """The path without empty, "." and ".." elements, as Go's HTTP server wants it."""
+    if not path.startswith("/"):
+        return path
+    clean = "/" + posixpath.normpath(path).lstrip("/")
+    return f"{clean}/" if path.endswith("/") and clean != "/" else clean
+
+
+def _redirect(path: str, query: str, *, is_like_newer: bool) -> HttpResponse:
+    """To the page of the clean path. Quoted, so that no browser takes it for another host's address."""
+    status, words = (307, "Temporary Redirect") if is_like_newer else (301, "Moved Permanently")
+    where = quote(path, safe="/%$&+,:;=@~") + (f"?{query}" if query else "")
+    body = f'<a href="{html.escape(where)}">{words}</a>.\n\n'.encode()
+    return HttpResponse(body, "text/html; charset=utf-8", status, (("location", where),))
 
 
 def _empty_pages(options: Options) -> set[str]:

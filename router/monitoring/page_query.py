@@ -26,6 +26,7 @@ _STATES = {"": "open", "open": "open", "closed": "closed", "any": "all", "all": 
 # A function's name, or a path to one; anything else would let a link inject code into the response.
 _CALLBACK = re.compile(r"[A-Za-z_$][\w$]*(?:\.[A-Za-z_$][\w$]*|\[\d{1,9}\])*\Z")
 MOST_CALLBACK_CHARACTERS = 128
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 class BadQuery(Exception):
@@ -36,6 +37,8 @@ class PageQuery:
     """One query string; BadQuery from the constructor when it has too many fields."""
 
     def __init__(self, text: str) -> None:
+        if ";" in text or _BAD_ESCAPE.search(text):  # Go leaves out such fields, and takes the others
+            text = "&".join(one for one in text.split("&") if ";" not in one and not _BAD_ESCAPE.search(one))
         try:
             self._fields = parse_qs(text, keep_blank_values=True, max_num_fields=MOST_FIELDS)
         except ValueError:
@@ -86,6 +89,25 @@ class PageQuery:
         """The most rows to return."""
         return self.number("limit", DEFAULT_LIMIT, MOST_ROWS)
 
+    def check_jsz(self, *, is_like_newer: bool) -> None:
+        """BadQuery for a field of JetStream's page that nats-server refuses; nothing is shown of the others."""
+        for key in ("accounts", "streams", "consumers", "config"):
+            self.flag(key)
+        _ = self.offset, self.limit
+        for key in ("leader-only", "raft", "stream-leader-only") if is_like_newer else ("leader-only",):
+            self.flag(key)
+
+    def healthz(self, *, is_like_newer: bool) -> str:
+        """What is wrong with what the health probe asks for; "": nothing. BadQuery for a flag that is none."""
+        newer = ("js-meta-only", "details") if is_like_newer else ()
+        for key in ("js-enabled", "js-enabled-only", "js-server-only", *newer):
+            self.flag(key)
+        if is_like_newer and self.text("stream") and not self.text("account"):
+            return '"account" must not be empty when checking stream health'
+        if is_like_newer and self.text("consumer") and not self.text("stream"):
+            return '"stream" must not be empty when checking consumer health'
+        return ""
+
     @property
     def state(self) -> str:
         """The state of connections: open, closed or all."""
@@ -127,21 +149,21 @@ class PageQuery:
 
     @property
     def test_subject(self) -> str:
-        """A publish subject whose receivers are requested; "": none."""
-        return self.literal_subject("test")
+        """A publish subject whose receivers are requested; "": none. As there, blanks and NUL are allowed."""
+        text = self.text("test")
+        if text and (len(text) > MOST_SUBJECT_CHARACTERS or not _has_literal_tokens(text)):
+            raise BadQuery(f"invalid test subject, must be valid publish subject: {text[:200]}")
+        return text
 
     def literal_subject(self, key: str) -> str:
         """A subject that can be published to; "": none."""
         text = self.text(key)
-        tokens = text.split(".")
         if text and (
             len(text) > MOST_SUBJECT_CHARACTERS
-            or not all(tokens)
-            or any(token in ("*", ">") for token in tokens)
+            or not _has_literal_tokens(text)
             or any(character.isspace() or character == "\0" for character in text)
         ):
-            named = "test subject" if key == "test" else "subject"
-            raise BadQuery(f"invalid {named}, must be valid publish subject: {text[:200]}")
+            raise BadQuery(f"invalid subject, must be valid publish subject: {text[:200]}")
         return text
 
     def windows(self, default: int, most: int) -> int:
@@ -155,6 +177,10 @@ class PageQuery:
         if text and (len(text) > MOST_CALLBACK_CHARACTERS or not _CALLBACK.match(text)):
             raise BadQuery("callback must be the name of a function")
         return text
+
+
+def _has_literal_tokens(text: str) -> bool:
+    return all(token not in ("", "*", ">") for token in text.split("."))
 
 
 def _quoted(text: str) -> str:

@@ -130,7 +130,9 @@ class Pages:
 
     async def jsz(self, query: PageQuery) -> bytes:
         """JetStream: always disabled."""
-        return _json(aggregate.jsz(self._facts(query)))
+        facts = self._facts(query)
+        query.check_jsz(is_like_newer=facts.options.is_like_newer)
+        return _json(aggregate.jsz(facts))
 
     async def historyz(self, query: PageQuery) -> bytes:
         """Counters of the whole broker, one sample a second: the last two minutes, or up to an hour."""

@@ -7,6 +7,7 @@ and we do not, stands in two tables with the reasons.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import re
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.pages import Pages
-from tests.support.servers import KINDS, Broker, BrokerUnavailable, oracle_is_required
+from tests.support.servers import HOST, KINDS, Broker, BrokerUnavailable, oracle_is_required
 from tests.support.wire import Client, Cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -204,7 +205,27 @@ ERRORS = (
     "/accountz?acc=nope",
     "/nope",
     "/varz/",
+    "/subsz?test=a..b",
+    "/jsz?accounts=x",
+    "/jsz?streams=x",
+    "/jsz?consumers=x",
+    "/jsz?config=x",
+    "/jsz?offset=x",
+    "/jsz?limit=x",
+    "/jsz?leader-only=x",
+    "/healthz?js-enabled=x",
+    "/healthz?js-enabled-only=x",
+    "/healthz?js-server-only=x",
+    "/healthz?js-meta-only=x",
+    "/healthz?details=x",
+    "/healthz?stream=x",
+    "/healthz?consumer=x",
+    "/healthz?account=x&stream=y&consumer=z",
+    "/healthz?js-enabled-only=1&js-server-only=1",
 )
+# A field that is not percent-encoded as it should be is left out, and so is one with a semicolon.
+LEFT_OUT = ("state=%zz", "limit=%zz", "limit=%z", "sort=%", "state=closed;x", "%zz=1", "a;b=1")
+CLEANED = ("//connz?limit=1&x=%22", "/./connz", "/a/../connz", "//", "/connz//", "/../", "//a%20b", '//a<b"', "///\\a")
 
 
 @pytest.mark.parametrize("path", ERRORS)
@@ -215,6 +236,37 @@ async def test_an_error_is_the_real_servers_to_the_letter(sides, path):
         theirs.text.strip(),
         theirs.content_type,
     )
+
+
+@pytest.mark.parametrize("field", LEFT_OUT)
+async def test_a_field_that_is_none_is_left_out(sides, field):
+    for side in sides:
+        page = await asyncio.to_thread(side.pages.json, f"/connz?{field}&offset=1")
+        assert (page["offset"], page["limit"], page["total"], page["num_connections"]) == (1, 1024, 4, 3)
+
+
+@pytest.mark.parametrize("test", ["%00", "a%20b", "%ff", "a%09", "big.%00"])
+async def test_a_subject_with_any_characters_may_be_tested(sides, test):
+    for side in sides:
+        page = await asyncio.to_thread(side.pages.get, f"/subsz?subs=1&test={test}")
+        found = [one["subject"] for one in page.json.get("subscriptions_list") or () if one["account"] == "$G"]
+        assert (page.status, found) == (200, ["big.*"] if "big" in test else [])
+
+
+@pytest.mark.parametrize("path", CLEANED)
+async def test_a_path_with_empty_parts_leads_to_the_page(sides, path):
+    answers = []
+    for side in sides:
+        connection = http.client.HTTPConnection(HOST, side.pages.port, timeout=10)
+        connection.putrequest("GET", path)
+        connection.endheaders()
+        response = await asyncio.to_thread(connection.getresponse)
+        headers = (response.getheader("location"), response.getheader("content-type"))
+        answers.append((response.status, *headers, response.read()))
+        connection.close()
+    theirs, ours = answers
+    assert ours == theirs
+    assert ours[0] in (301, 307)
 
 
 # By what our scenario makes differ on both sides; ties are in no order on the real server.

@@ -172,6 +172,32 @@ def test_an_unknown_user_is_not_let_in_whatever_the_comparison_says():
         rules.examine(said(user="who", password="x"))
 
 
+def test_beside_hashed_passwords_a_plain_one_is_refused_no_faster_than_an_unknown_user():
+    """Else guesses that are refused at once say which of the names exist."""
+    options = Options(users=(User("hashed", HASH), User("plain", "1"), User("open")))
+    verdicts = Verdicts()
+    rules = Authenticator(options, verdicts)
+    unknown = rules.examine(said(user="who", password="x"))
+    for name in ("plain", "open"):
+        known = rules.examine(said(user=name, password="x"))
+        assert isinstance(unknown, HashedPassword) and isinstance(known, HashedPassword)
+        assert (known.hashed, known.is_known) == (unknown.hashed, False)
+        assert not rules.is_current(known)
+        with pytest.raises(AuthorizationViolation):
+            compared(rules, verdicts, said(user=name, password="x"))
+    assert isinstance(rules.examine(said(user="plain", password="1")), Admission)
+
+
+def test_a_password_that_was_compared_for_one_stranger_is_compared_again_for_the_next():
+    """As for a known user; else the second answer, which comes at once or does not, says whether the name exists."""
+    verdicts = Verdicts()
+    rules = Authenticator(HASHED, verdicts)
+    with pytest.raises(AuthorizationViolation):
+        compared(rules, verdicts, said(user="who", password="x"))
+    for name in ("somebody", "a"):
+        assert isinstance(rules.examine(said(user=name, password="x")), HashedPassword)
+
+
 def test_the_hash_itself_is_no_password():
     with pytest.raises(AuthorizationViolation):
         compared(Authenticator(HASHED, verdicts := Verdicts()), verdicts, said(user="a", password=HASH))
@@ -266,7 +292,7 @@ def test_a_signature_lets_in():
 
 
 @pytest.mark.parametrize(
-    "attack", ["replayed", "none", "empty nonce", "other key", "cut", "rubbish", "unknown", "as user"]
+    "attack", ["replayed", "none", "empty nonce", "other key", "cut", "padded", "rubbish", "unknown", "as user"]
 )
 def test_what_is_no_signature_of_this_connection_s_nonce_does_not(attack):
     rules = Authenticator(NKEYS)
@@ -278,6 +304,7 @@ def test_what_is_no_signature_of_this_connection_s_nonce_does_not(attack):
         "empty nonce": signed(b""),
         "other key": signed(nonce, signing=strangers),
         "cut": ClientOptions(nkey=PUBLIC, sig=signed(nonce).sig[:-4]),
+        "padded": ClientOptions(nkey=PUBLIC, sig=f"{signed(nonce).sig}=="),
         "rubbish": ClientOptions(nkey=PUBLIC, sig="\ud800é=\n"),
         "unknown": signed(nonce, key=stranger, signing=strangers),
         "as user": ClientOptions(user=PUBLIC, password=signed(nonce).sig),

@@ -282,7 +282,7 @@ def test_limits_are_cut_and_defaults_taken():
 
 @pytest.mark.parametrize(
     "text",
-    ["&".join(f"a{number}=1" for number in range(40)), "callback=alert(1)", "callback=a;b", "callback=" + "a" * 200],
+    ["&".join(f"a{number}=1" for number in range(40)), "callback=alert(1)", "callback=a%3Bb", "callback=" + "a" * 200],
 )
 def test_queries_that_try_too_much_are_refused(text):
     with pytest.raises(BadQuery):
