@@ -6,6 +6,8 @@ effect, and each refusal is one log line. A test checks that every field of Opti
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from gnatswarm.broker.options import SECRET_FIELDS, Options
@@ -143,6 +145,22 @@ def diff(old: Options, new: Options) -> OptionsDiff:
         else:
             live.append(change)
     return OptionsDiff(tuple(live), tuple(refused))
+
+
+def with_chosen_ports(old: Options, new: Options, bound: Mapping[str, int]) -> Options:
+    """The new options, with the old values of ports that stay as they are: -1 is whichever port is `bound`, as there.
+
+    `bound` has the ports of the running broker, by their fields (dotted), without those that are not open. The port for
+    monitoring is not among them: nats-server refuses such a reload.
+    """
+    for field, port in bound.items():
+        section, _, name = field.rpartition(".")
+        before, after = (getattr(one, section) if section else one for one in (old, new))
+        values = getattr(before, name), getattr(after, name)
+        if -1 in values and values[1] in (-1, port):
+            after = msgspec.structs.replace(after, **{name: values[0]})
+            new = msgspec.structs.replace(new, **{section: after}) if section else after
+    return new
 
 
 def _differences(old: msgspec.Struct, new: msgspec.Struct, prefix: str = "") -> list[tuple[str, object, object]]:

@@ -282,6 +282,14 @@ class SupervisedBroker:
         self.holdings.hold_options(OptionsRecord(self.generation, options))
         self.remember()
 
+    def bound_ports(self) -> dict[str, int]:
+        """The ports for clients and other servers that are open, by the options that name them."""
+        groups = self.listener_groups
+        ports = {"port": groups.clients.port}
+        if groups.websocket is not None:
+            ports["websocket.port"] = groups.websocket.port
+        return ports | {f"{kind}.port": listeners.port for kind, listeners in groups.servers.items()}
+
     def write_ports_file(self) -> None:
         """Write it if the options name a directory for it. OSError when that fails."""
         where = self.options.ports_file_dir

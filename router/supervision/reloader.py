@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gnatswarm.router.config.conf_tree import ConfigError
-from gnatswarm.router.config.reload import diff
+from gnatswarm.router.config.reload import diff, with_chosen_ports
 from gnatswarm.router.listening.listeners import ListenError
 from gnatswarm.router.supervision.operator_socket import ReloadAnswer
 from gnatswarm.shards.boundary import logs
@@ -99,6 +99,7 @@ class Reloader:
             log.error("Failed to reload server configuration: %s", error)
             return ReloadOutcome(tuple(str(error).splitlines()) or (type(error).__name__,))
         old = self._broker.options
+        options = with_chosen_ports(old, options, self._broker.bound_ports())
         reloaded = diff(old, options)
         if reloaded.is_refused:
             for line in reloaded.refused:

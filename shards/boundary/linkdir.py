@@ -113,6 +113,11 @@ class LinkDirectory:
         self._touched_at = time.monotonic()
         self.path = os.path.join(self._base, f"{owner.pid}-{os.urandom(3).hex()}")
         longest = _longest_path_bytes(self.path)
+        if self._base != self._base.encode("utf-8", "replace").decode():
+            raise LinkDirectoryError(
+                f"the path {self._base!r} is no UTF-8, as messages between our processes are: choose another "
+                "XDG_RUNTIME_DIR or link_dir"
+            )
         if longest:
             raise LinkDirectoryError(
                 f"{base!r} is too long for Unix sockets: a path in it would have {longest} bytes, the limit is "

@@ -15,6 +15,7 @@ import pytest
 from gnatswarm.router.config.conf_tree import ConfigError
 from gnatswarm.router.config.flags import parse
 from gnatswarm.router.config.options_build import build
+from tests.support.authority import Authority
 from tests.support.servers import KINDS, BrokerUnavailable, oracle_is_required
 
 NO_KEY = "no_such_key"
@@ -150,3 +151,27 @@ def test_each_key_is_known_here(block: str, tmp_path: pathlib.Path) -> None:
             if UNKNOWN.search(str(error)):
                 unknown.append(key)
     assert unknown == [NO_KEY]
+
+
+STRICTER = {
+    "a long control line": "max_control_line: 1MB",
+    "a password alone": "authorization { password: b }",
+    "a leaf nodes' password alone": "leafnodes { port: -1, authorization { password: b } }",
+    "a leaf nodes' user alone": "leafnodes { port: -1, authorization { user: a } }",
+    "permissions of the only user": "authorization { user: a, password: b, permissions { publish: a } }",
+    "users by certificates, without users": "tls { {pair}, verify_and_map: true }",
+    "credentials that are not there": "leafnodes { remotes [ { url: 'nats://h:1', creds: /no/such.creds } ] }",
+}
+
+
+@pytest.mark.parametrize("kind", ["nats-server", "nats-server-2.15"])
+@pytest.mark.parametrize("text", STRICTER.values(), ids=STRICTER.keys())
+def test_what_is_stricter_here_is_accepted_there(kind: str, text: str, newer: str, tmp_path: pathlib.Path) -> None:
+    """The rows of "Stricter" in DIFFERENCES.md about values that `-t` of the real servers accepts."""
+    path = tmp_path / "t.conf"
+    path.write_text("port: -1\n" + text.replace("{pair}", Authority(tmp_path).server().lines))
+    command = newer if kind == "nats-server-2.15" else KINDS[kind].command()[0]
+    done = subprocess.run([command, "-t", "-c", str(path)], capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(ConfigError):
+        build(parse(["-c", str(path)]))

@@ -51,6 +51,9 @@ class Router:
     def remember(self) -> None:
         """It is in the record of the broker that a reload failed, or did not."""
 
+    def bound_ports(self) -> dict[str, int]:
+        return {}
+
     def tell_all(self, message: ControlMessage) -> None:
         self.steps.append(message)
 

@@ -206,3 +206,9 @@ def test_another_users_directory_of_a_random_name_is_none_of_ours(taken_name: st
     assert linkdir.default_base() != theirs
     with pytest.raises(LinkDirectoryError, match="It is user 65534's: choose another link_dir, or set XDG_RUNTIME_DIR"):
         LinkDirectory(theirs, Owner(os.getpid(), 4222))
+
+
+def test_a_path_that_is_no_utf8_is_refused_with_the_reason(base: str) -> None:
+    with pytest.raises(LinkDirectoryError, match=r"is no UTF-8.*choose another XDG_RUNTIME_DIR or link_dir"):
+        LinkDirectory(base + "\udcff", Owner(1, 1))
+    LinkDirectory(base + "é", Owner(os.getpid(), 1)).remove()
