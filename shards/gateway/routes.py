@@ -23,6 +23,7 @@ from gnatswarm.broker.version import LANGUAGE, OWN_VERSION
 from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.addresses import own_urls
+from gnatswarm.shards.gateway.cluster_teller import ClusterTeller
 from gnatswarm.shards.gateway.remote import TELL_EVERY, Address, address_of, connected
 from gnatswarm.shards.gateway.route import RouteSession
 from gnatswarm.shards.sockets.gate import Gate
@@ -48,8 +49,6 @@ AGAIN_SPREAD_S = 0.1
 YOUNG_S = 5.0
 # So long after its start a gateway only adds to what clients have been told: the one before may have known more.
 SETTLE_S = 3.0
-# Changes within this time are told to clients together.
-TOGETHER_S = 0.02
 # Members that others tell of and that are being dialled; a cluster has fewer.
 MOST_DIALLED = 64
 # connect_urls of one member.
@@ -95,7 +94,6 @@ class Routes:
         self._clients_at = clients_at
         self._websocket_port = websocket_port
         self._next_id = next_id
-        self._tell = tell
         self.flush = flush
         self.name = cluster_name(options.cluster.name, identity.server_id)
         self.is_dynamic = not options.cluster.name
@@ -113,8 +111,7 @@ class Routes:
         self._fence_timer: asyncio.TimerHandle | None = None
         exchange.fence.on_wait = self._on_fence_wait
         self._configure_fence()
-        self._told: ClusterNews | None = None
-        self._telling: asyncio.TimerHandle | None = None
+        self._teller = ClusterTeller(loop, self._news, tell)
 
     @property
     def cluster(self) -> Cluster:
@@ -130,12 +127,12 @@ class Routes:
             logger.warning("Cluster name was dynamically generated, consider setting one")
         self._learn_own_urls()
         self._loop.call_later(SETTLE_S, self._settle)
-        self._changed()
+        self._teller.changed()
         self._dial_configured()
 
     def _settle(self) -> None:
         self._is_settled = True
-        self._changed()
+        self._teller.changed()
 
     def _learn_own_urls(self) -> None:
         host, port = advertised(self._options.client_advertise, *self._clients_at)
@@ -170,7 +167,7 @@ class Routes:
             for session in list(self._sessions):
                 session.close("the cluster's configuration has changed")
         self._dial_configured()
-        self._changed()
+        self._teller.changed()
         self.flush()
 
     def announce_departure(self) -> None:
@@ -194,6 +191,7 @@ class Routes:
     def close(self) -> None:
         """End all routes, and dial no more."""
         self._is_closed = True
+        self._teller.close()
         for key, dialled in list(self._dialled.items()):
             self._forget(key, dialled)
         for session in list(self._sessions):
@@ -202,8 +200,7 @@ class Routes:
 
     def tell_again(self) -> None:
         """There is another router: tell it the news again."""
-        self._told = None
-        self._changed()
+        self._teller.forget()
 
     def rows(self) -> list[RouteRow]:
         """The routes that pass messages, for the monitoring pages."""
@@ -441,7 +438,7 @@ class Routes:
         for session in list(self._sessions):
             if session is not but:
                 session.close("Cluster Name Conflict")
-        self._changed()
+        self._teller.changed()
         self.flush()
 
     # ---- which connection is a member's
@@ -488,7 +485,7 @@ class Routes:
         session.begin()
         logger.info("%s - Route connection created", session)
         self._introduce(session)
-        self._changed()
+        self._teller.changed()
         self.flush()
 
     def on_frames(self, session: RouteSession) -> None:
@@ -517,7 +514,7 @@ class Routes:
             del self._members[server_id]
             if spares and not self._is_closed:
                 self._register(spares.pop())
-            self._changed()
+            self._teller.changed()
         if not spares:
             self._spares.pop(server_id, None)
 
@@ -563,18 +560,7 @@ class Routes:
         """A member told something new of itself: that clients should leave it."""
         if info.ldm and session.info is not None and not session.info.ldm:
             session.info = msgspec.structs.replace(session.info, ldm=True, connect_urls=(), ws_connect_urls=())
-            self._changed()
-
-    def _changed(self) -> None:
-        if self._telling is None and not self._is_closed:
-            self._telling = self._loop.call_later(TOGETHER_S, self._tell_news)
-
-    def _tell_news(self) -> None:
-        self._telling = None
-        news = self._news()
-        if news != self._told and not self._is_closed:
-            self._told = news
-            self._tell(news)
+            self._teller.changed()
 
     def _news(self) -> ClusterNews:
         urls: list[str] = []

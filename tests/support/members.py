@@ -20,7 +20,7 @@ from tests.support.mesh import Mesh
 class RouteEnd:
     """One member's end of a route (or, at a hub, of a leaf node's connection), which is also the link's session."""
 
-    def __init__(self, engine: Engine, exchange: Exchange, *, kind: Literal["route", "leaf"] = "route") -> None:
+    def __init__(self, engine: Engine, exchange: Exchange, *, kind: Literal["route", "leaf", "hub"] = "route") -> None:
         self.engine = engine
         self.carried = 0
         self.pongs = 0

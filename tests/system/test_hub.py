@@ -207,6 +207,14 @@ async def unanswered(client: Client, subject: str) -> list[Frame]:
     return [frame for frame in await client.flush() if frame.subject == "none"]
 
 
+async def until_answered(client: Client, subject: str) -> None:
+    """Wait until somebody elsewhere is known to want it."""
+    await subscribed(client, "none 9")
+    async with asyncio.timeout(20):
+        while await unanswered(client, subject):
+            pass
+
+
 class Leaf:
     """A leaf node that says what it is told to."""
 
@@ -258,10 +266,7 @@ async def test_the_hub_says_who_it_is_and_what_the_user_may_do(tree: Tree, net: 
     while b"LS+ *.y" not in told or b"LS+ out.*" not in told:
         told += await leaf.until(b"\n")
     assert b"other.x" not in told
-    await subscribed(at_hub, "none 9")
-    async with asyncio.timeout(20):
-        while await unanswered(at_hub, "in.known"):
-            pass
+    await until_answered(at_hub, "in.known")
     await at_hub.send("PUB in.no 0\r\n\r\nPUB away 0\r\n\r\nPUB in.yes 0\r\n\r\n")
     heard = await leaf.until(b"LMSG in.yes 0\r\n")
     assert b"LMSG in.no" not in heard and b"away" not in heard
@@ -317,6 +322,33 @@ async def test_what_a_leaf_node_may_not_say_ends_its_connection_with_a_reason(tr
     assert await payloads(client, 1) == [b""]
     text = tree.hub.log.text
     assert "Traceback" not in text and not [line for line in text.splitlines() if "Gateway" in line and "exit" in line]
+
+
+async def test_a_leaf_node_is_not_sent_what_it_denies_itself(tree: Tree, net: Net) -> None:
+    leaf = await by_hand(hub_port(tree.hub), {**SOME, "name": "denies", "deny_pub": ["in.own.>", "in..bad"]})
+    leaf.say("LS+ in.>\r\nPING\r\n")
+    await leaf.until(b"PONG\r\n")
+    at_hub = await net.client(tree.hub, **A)
+    await until_answered(at_hub, "in.known.denies")
+    # What its user may not hear is denied besides.
+    await at_hub.send("PUB in.own.x 0\r\n\r\nPUB in.no 0\r\n\r\nPUB in.last.denies 0\r\n\r\n")
+    heard = await leaf.until(b"LMSG in.last.denies 0\r\n")
+    assert b"in.own.x" not in heard and b"LMSG in.no" not in heard
+    leaf.writer.close()
+
+
+async def test_a_leaf_node_is_told_that_a_message_is_traced_no_further(start: Start, net: Net) -> None:
+    hub = start("gnatswarm-2-as-2.15", HUB)
+    leaf = await by_hand(hub_port(hub), {"name": "traced", "user": "a", "pass": "p"})
+    leaf.say("LS+ traced\r\nPING\r\n")
+    await leaf.until(b"PONG\r\n")
+    at_hub = await net.client(hub, **A)
+    await until_answered(at_hub, "traced")
+    header = "NATS/1.0\r\nNats-Trace-Dest: documents\r\n\r\n"
+    await at_hub.send(f"HPUB traced {len(header)} {len(header) + 3}\r\n{header}end\r\n")
+    heard = await leaf.until(b"\r\n\r\nend\r\n")
+    assert b"Nats-Trace-Dest: trace disabled\r\n" in heard and b"documents" not in heard
+    leaf.writer.close()
 
 
 async def test_a_leaf_node_at_a_port_for_others_is_refused_and_harms_nobody(start: Start, net: Net) -> None:
@@ -534,6 +566,30 @@ async def test_a_reload_closes_whom_it_does_not_admit_any_more(start: Start) -> 
     one.writer.close()
 
 
+async def test_a_reload_gives_leaf_nodes_their_new_rights(start: Start, net: Net) -> None:
+    hub = start("gnatswarm-2", HUB)
+    leaf = await by_hand(hub_port(hub), SOME)
+    leaf.say("LS+ >\r\nPING\r\n")
+    await leaf.until(b"PONG\r\n")
+    at_hub = await net.client(hub, **A)
+    await until_answered(at_hub, "in.known")
+    assert hub.config is not None and hub.directory is not None
+    changed = hub.config.replace("publish: [out.>]", "publish: [more.>]").replace("deny: in.no", "deny: in.also")
+    (hub.directory / "broker.conf").write_text(changed)
+    hub.send_signal(signal.SIGHUP)
+    told = await leaf.until(b'"deny":["in.also"]')
+    told += await leaf.until(b"\n")
+    assert json.loads(told[told.rindex(b"INFO ") + 5 :])["export"] == {"allow": ["more.>"]}
+    await at_hub.send("PUB in.also 0\r\n\r\nPUB in.no 0\r\n\r\nPUB in.last 0\r\n\r\n")
+    heard = await leaf.until(b"LMSG in.last 0\r\n")
+    assert b"LMSG in.no 0" in heard and b"LMSG in.also" not in heard
+    await subscribed(at_hub, "more.* 1")
+    leaf.say("LMSG more.a 2\r\nhi\r\n")
+    assert await payloads(at_hub, 1) == [b"hi"]
+    leaf.say("LMSG out.a 2\r\nhi\r\n")
+    assert b"-ERR 'Permissions Violation for Publish to \"out.a\"'" in await leaf.rest()
+
+
 @pytest.mark.parametrize("first", [False, True], ids=["after INFO", "first"])
 async def test_leaf_nodes_come_encrypted(start: Start, net: Net, authority: Authority, first: bool) -> None:
     pair = authority.server()
@@ -675,10 +731,7 @@ async def test_a_leaf_node_may_answer_what_it_was_sent_so_often_and_so_long(star
         leaf = await by_hand(hub_port(hub), {"name": user, "user": user, "pass": "p"})
         leaf.say("LS+ svc\r\nPING\r\n")
         await leaf.until(b"PONG\r\n")
-        await subscribed(at_hub, "none 9")
-        async with asyncio.timeout(20):
-            while await unanswered(at_hub, "svc"):
-                pass
+        await until_answered(at_hub, "svc")
         await at_hub.send(f"PUB svc inbox.{user} 2\r\nhi\r\n")
         await leaf.until(f"LMSG svc inbox.{user} 2\r\nhi\r\n".encode())
         if user == "soon":  # the next millisecond has begun when that has come back
