@@ -141,6 +141,52 @@ def test_a_reload_says_what_it_did(both: tuple[Kind, Kind], brokers: list[Broker
     assert found[0] == found[1]
 
 
+class FromFile(Broker):
+    """A broker whose ports are in its file alone."""
+
+    def command_line(self) -> list[str]:
+        line = super().command_line()
+        at = line.index("-a")
+        return [*line[:at], *line[at + 4 :]]
+
+
+PORTS = (
+    "client connections on [^:]+",
+    "route connections on [^:]+",
+    "leafnode connections on [^:]+",
+    "websocket clients on ws://[^:]+",
+)
+
+
+def test_a_reload_may_name_the_ports_that_were_chosen_or_leave_them_open_again(
+    both: tuple[Kind, Kind], brokers: list[Broker]
+) -> None:
+    for kind in both:
+        monitoring = f'http: "{HOST}:-1"'
+        config = f'listen: "{HOST}:-1"\n{ALL_PORTS.replace(monitoring, "")}\n{monitoring}'
+        broker = FromFile(kind, config=config, by_fork=False)
+        start_one(brokers, broker)
+        ports = [broker.log.wait_line(rf"{words}:(\d+)")[1] for words in PORTS]
+        named = config
+        for port in ports:
+            named = named.replace("-1", port, 1)
+        clients = config.replace("-1", "1", 1)
+        pages = config.replace(monitoring, f'http: "{HOST}:1"')
+        found = []
+        for text in (named, config, named, clients, pages):
+            since = len(broker.log.lines)
+            assert broker.directory is not None
+            (broker.directory / "broker.conf").write_text(text)
+            broker.process.send_signal(signal.SIGHUP)
+            found.append(broker.log.wait_line("(Reloaded server|Failed to reload server)", start=since)[1])
+        assert found == ["Reloaded server"] * 3 + ["Failed to reload server"] * 2, kind
+
+
+def start_one(brokers: list[Broker], broker: Broker) -> None:
+    brokers.append(broker)
+    broker.start()
+
+
 @pytest.mark.parametrize("flag", ["-p", "-m"])
 def test_a_port_that_is_in_use_is_named_in_their_words(both: tuple[Kind, Kind], flag: str) -> None:
     with socket.create_server((HOST, 0)) as taken:

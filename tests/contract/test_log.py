@@ -97,6 +97,42 @@ async def test_an_error_is_logged_in_the_words_of_the_real_server(pair, config, 
     assert len(ours) == 1
 
 
+FORMS = {
+    "URL-safe": lambda raw: base64.urlsafe_b64encode(raw).rstrip(b"="),
+    "URL-safe with padding": base64.urlsafe_b64encode,
+    "ordinary": base64.b64encode,
+    "ordinary without padding": lambda raw: base64.b64encode(raw).rstrip(b"="),
+    "URL-safe on two lines": lambda raw: (
+        base64.urlsafe_b64encode(raw).rstrip(b"=")[:40] + b"\r\n" + base64.urlsafe_b64encode(raw).rstrip(b"=")[40:]
+    ),
+    "ordinary and a line end": lambda raw: base64.b64encode(raw) + b"\n",
+    "a blank": lambda raw: b" " + base64.urlsafe_b64encode(raw).rstrip(b"="),
+    "both alphabets": lambda raw: base64.b64encode(raw).replace(b"/", b"_").rstrip(b"="),
+}
+
+
+async def test_a_signature_is_accepted_in_the_forms_of_the_real_server(pair) -> None:
+    found = []
+    for name in pair:
+        answers = {}
+        with Broker(KINDS[name], config=f"authorization {{ users [ {{ nkey: {PUBLIC_KEY} }} ] }}") as running:
+            for form, encode in FORMS.items():
+                while True:
+                    client = await Client.dial(running.port)
+                    raw = PAIR.sign((await client.read_info())["nonce"].encode())
+                    if {"+", "/"} <= set(base64.b64encode(raw).decode()):  # else some forms are the same
+                        break
+                    client.close()
+                connect = {"nkey": PUBLIC_KEY, "sig": encode(raw).decode(), "verbose": True}
+                await client.send(b"CONNECT " + orjson.dumps(connect) + b"\r\n")
+                answers[form] = await client.read_line()
+                client.close()
+        found.append(answers)
+    theirs, ours = found
+    assert ours == theirs
+    assert len(set(ours.values())) == 2
+
+
 HEADERS = {"headers": True, "verbose": False}
 MESSAGES = b"SUB a 1\r\nPUB a 5\r\nhello\r\nHPUB a 18 23\r\nNATS/1.0\r\nA: b\r\n\r\nhello\r\nPING\r\n"
 

@@ -18,6 +18,7 @@ import pytest
 
 from gnatswarm import keeper
 from gnatswarm.keeper import MOST_DEATHS
+from gnatswarm.shards.boundary import keeping
 from tests.router.routers import DEADLINE_S, Router, dial, option_tree, pause, wait_until
 from tests.support.servers import wait_pids_gone
 
@@ -419,6 +420,27 @@ def test_a_router_is_told_nothing_that_was_meant_for_the_one_before(monkeypatch:
     assert (one._router_pid, one._unsent) == (77, [])
     assert one._sock is not None
     one._sock.close()
+
+
+def test_a_router_that_reads_slowly_hears_of_every_exit() -> None:
+    one = keeper._Keeper(lambda post: 0, -1, keeper._Again("gnatswarm", (), {}))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel's least
+        one._sock = ours
+        told = [one._words.Exited(pid, 0) for pid in range(1, 401)]
+        for packet in told:
+            one._say(packet)
+        decoder = keeping.decoder_of(keeping.ToRouter)
+        heard: list[keeping.Packet] = []
+        while len(heard) < len(told):
+            before = len(heard)
+            with contextlib.suppress(BlockingIOError):
+                while received := keeping.receive(theirs, decoder, socket.MSG_DONTWAIT):
+                    heard.append(received[0])
+            assert before < len(heard) < len(told) + 1, "no more comes, though not all was heard"
+            one._flush()
+        assert heard == told
 
 
 def test_a_router_that_has_to_prove_itself_is_killed_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
