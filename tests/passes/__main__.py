@@ -1,6 +1,6 @@
 """`make passes N=20`: `make test` so many times in one fresh clone of the last commit, on a machine that is kept busy.
 
-What keeps it busy is the simulation. Stops at the first failure; the exit code is 1 then, and the output of each pass
+What keeps it busy is the simulation. With `--follow`, the clone is brought to the last commit before each pass. Stops at the first failure; the exit code is 1 then, and the output of each pass
 is in build/passes. README.md gains a row for each pass.
 """
 
@@ -24,19 +24,26 @@ SUMMARY = re.compile(r"=+ (?P<counts>[^=]*\b\d+ (?:passed|failed|error)[^=]*) in
 BUSY_S = 24 * 3600
 
 
-def cloned(out: Path) -> tuple[Path, str]:
-    """A fresh clone of the last commit, and its short name."""
+def git(directory: Path, *words: str) -> str:
+    """What git prints there."""
+    return subprocess.run(["git", *words], cwd=directory, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def cloned(out: Path) -> Path:
+    """A fresh clone of the last commit."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     clone = out / "clone"
-    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(clone)], check=True)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=clone, check=True, capture_output=True)
-    return clone, commit.stdout.decode().strip()
+    git(out, "clone", "--quiet", "--no-hardlinks", str(ROOT), str(clone))
+    return clone
 
 
 @contextmanager
 def busy(processes: int, out: Path) -> Iterator[None]:
     """So many processes of the simulation meanwhile."""
+    if not processes:
+        yield
+        return
     words = ["--seconds", str(BUSY_S), "--processes", str(processes)]
     with (out / "busy.txt").open("wb") as output:
         load = subprocess.Popen(
@@ -67,17 +74,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.passes", description=__doc__)
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--busy", type=int, default=len(os.sched_getaffinity(0)), help="processes (one for each core)")
+    parser.add_argument("--follow", action="store_true", help="before each pass, bring the clone to the last commit")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "passes")
     words = parser.parse_args()
-    clone, commit = cloned(words.out)
+    clone = cloned(words.out)
     for number in range(1, words.times + 1):
+        if words.follow:
+            git(clone, "fetch", "--quiet", str(ROOT), "HEAD")
+            git(clone, "reset", "--quiet", "--hard", "FETCH_HEAD")
         output = words.out / f"{number}.txt"
         with busy(words.busy, words.out):
             is_passed, summary = passed(clone, output)
             load = os.getloadavg()[1]
         said = summary["counts"] if summary else "did not end"
         minutes = f"{float(summary['seconds']) / 60:.0f}" if summary else ""
-        row = f"| {datetime.now(UTC):%Y-%m-%d %H:%M} | {commit} | {load:.0f} | {minutes} | {said} |\n"
+        row = f"| {datetime.now(UTC):%Y-%m-%d %H:%M} | {git(clone, 'rev-parse', '--short', 'HEAD')} | {load:.0f} | {minutes} | {said} |\n"
         with README.open("a", encoding="utf-8") as table:
             table.write(row)
         print(row, end="", flush=True)
