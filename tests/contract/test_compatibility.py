@@ -198,7 +198,7 @@ async def test_events_about_clients_of_every_account_and_of_refused_ones(both, b
             ):
                 (message,) = await ear.messages(1)
                 who = json.loads(message.payload).get("client", {})
-                if who.get("name") in ("one", "two"):  # not whoever tried whether the server had started, which may be news still
+                if who.get("name") in ("one", "two"):  # not whoever tried whether the server had started
                     what = message.subject.rpartition(".")[2]
                     said.add((what, who["name"], who["acc"], who.get("name_tag"), *list(who)[-3:]))
         found.append(said)

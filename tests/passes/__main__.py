@@ -1,7 +1,8 @@
 """`make passes N=20`: `make test` so many times in one fresh clone of the last commit, on a machine that is kept busy.
 
-What keeps it busy is the simulation. With `--follow`, the clone is brought to the last commit before each pass. Stops at the first failure; the exit code is 1 then, and the output of each pass
-is in build/passes. README.md gains a row for each pass.
+What keeps it busy is the simulation. With `--follow`, the clone is brought to the last commit before each pass. Stops
+at the first failure; the exit code is 1 then, and the output of each pass is in build/passes. README.md gains a row for
+each pass.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def main() -> int:
             load = os.getloadavg()[1]
         said = summary["counts"] if summary else "did not end"
         minutes = f"{float(summary['seconds']) / 60:.0f}" if summary else ""
-        row = f"| {datetime.now(UTC):%Y-%m-%d %H:%M} | {git(clone, 'rev-parse', '--short', 'HEAD')} | {load:.0f} | {minutes} | {said} |\n"
+        commit = git(clone, "rev-parse", "--short", "HEAD")
+        row = f"| {datetime.now(UTC):%Y-%m-%d %H:%M} | {commit} | {load:.0f} | {minutes} | {said} |\n"
         with README.open("a", encoding="utf-8") as table:
             table.write(row)
         print(row, end="", flush=True)
