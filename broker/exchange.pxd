@@ -52,9 +52,13 @@ cdef class Exchange(Onward):
     cdef list answers                    # … by these ReplyPermissions: a leaf node's here, at a hub ours; or None
     cdef list told_answers               # … reply subjects that a leaf node was told, oldest first; or None
     cdef list clusters                   # the cluster's name of a slot
+    cdef list origins                    # … of a leaf node as frames have it; b"": none
     cdef dict leaves_of                  # cluster → slots of leaf nodes of it that are connected here
     cdef uint64_t clustered              # slots of all leaf nodes of which a cluster is known
     cdef uint64_t tells_apart            # members of the cluster that are told of each such cluster's interest apart
+    cdef uint64_t splitting              # … that have told so: where there is an origin, …
+    cdef list told_apart                 # … of each (account, subject, queue) → {origin, b"" for its own: members or 1}
+    cdef dict split_before               # … of one such key, before the change that is being made; or None
     # While a link's bytes are carried out:
     cdef bytes origin                    # the cluster of the leaf node that they came from; b"": of none
     cdef uint64_t onward                 # the slots to which a request goes on in another account
@@ -103,6 +107,17 @@ cdef class Exchange(Onward):
                    bint wanted) noexcept
     cdef void tell_queue(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size,
                          const QueueGroup *group, bytes origin, uint32_t before, uint32_t after) noexcept
+    # Members of the cluster whose interest in this is that of one cluster of leaf nodes alone, and how many members of
+    # a group a member has beside those.
+    cdef uint64_t only_of(self, bytes origin, Interest interest, const uint8_t *subject, size_t size)
+    cdef uint32_t beside(self, bytes origin, dict split, uint32_t members)
+    # As tell_group(), to a leaf node: it hears nothing of its own cluster's members, wherever they are.
+    cdef void tell_group_beside(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size,
+                                const QueueGroup *group, uint32_t who, uint32_t before) noexcept
+    # A member's interest in a subject, where there was some and still is: that of `was` alone before, of `now` alone
+    # from now on; b"": of others, too.
+    cdef int resplit(self, uint32_t member, Sublist sublist, const uint8_t *subject, size_t size, bytes was,
+                     bytes now) except -1
     # A slot's interest has changed: in a subject of its account, which may be one of an imported stream. `members` of
     # the queue group, or 1; 0: the interest has ended.
     cdef dict interest_of(self, int slot)

@@ -13,7 +13,7 @@ from itertools import islice
 
 from gnatswarm.broker.fanout cimport MOST_QUEUES, ORIGIN_ACCOUNT, write_queues, write_tail_head
 from gnatswarm.broker.entry cimport choice_named
-from gnatswarm.broker.interest cimport SECOND_CHOICE, QueueName
+from gnatswarm.broker.interest cimport SECOND_CHOICE, Node, QueueName
 from gnatswarm.broker.outbuf cimport Blob, blob_release, out_mark_dirty, out_reserve
 from gnatswarm.broker.reroutes cimport OriginLink
 from gnatswarm.broker.routewire cimport write_interest
@@ -151,7 +151,9 @@ cdef class Exchange(Onward):
         self.clusters = [""] * MOST_SHARDS
         self.answers = [None] * MOST_SHARDS
         self.told_answers = [None] * MOST_SHARDS
+        self.origins = [b""] * MOST_SHARDS
         self.leaves_of = {}
+        self.told_apart = [{} for _ in range(MOST_SHARDS)]
         self.origin = b""
         self.onward = ~<uint64_t>0
         self.imported = [{} for _ in range(MOST_SHARDS)]
@@ -605,6 +607,8 @@ cdef class Exchange(Onward):
                     if bool(before & some) != bool(after & some):
                         self.tell(slot, interest, subject, size, origin, (after & some) != 0)
             feeds &= ~self.clustered
+        elif unlikely(self.splitting) and (self.clustered >> slot) & 1:
+            feeds &= ~self.only_of(self.origins[slot], interest, subject, size)
         if bool(before & feeds) != bool(after & feeds):
             self.tell(slot, interest, subject, size, b"", (after & feeds) != 0)
 
@@ -612,6 +616,9 @@ cdef class Exchange(Onward):
                          const QueueGroup *group, uint32_t who, uint32_t before) noexcept:
         cdef uint64_t feeds = self.feeds(slot), changed = ~<uint64_t>0, some
         cdef uint32_t now = 0, total
+        if unlikely(self.splitting) and (self.clustered >> slot) & 1:
+            self.tell_group_beside(slot, interest, subject, size, group, who, before)
+            return
         if who != NOBODY:
             changed = <uint64_t>1 << who
             now = members_of(group, changed)
@@ -628,6 +635,75 @@ cdef class Exchange(Onward):
             total = members_of(group, feeds)
             self.tell_queue(slot, interest, subject, size, group, b"", 0 if who == NOBODY else total - now + before,
                             total)
+
+    cdef uint64_t only_of(self, bytes origin, Interest interest, const uint8_t *subject, size_t size):
+        cdef uint64_t left = self.splitting, found = 0
+        cdef int slot = 0
+        key = interest.account, subject[:size], b""
+        while left:
+            if left & 1:
+                split = (<dict>self.told_apart[slot]).get(key)
+                if split is not None and len(split) == 1 and origin in split:
+                    found |= <uint64_t>1 << slot
+            left >>= 1
+            slot += 1
+        return found
+
+    cdef uint32_t beside(self, bytes origin, dict split, uint32_t members):
+        members &= ~SECOND_CHOICE
+        if members == 0 or split is None or b"" in split:   # (then its own are those that are counted)
+            return members
+        return members - min(members, <uint32_t>split.get(origin, 0))
+
+    cdef void tell_group_beside(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size,
+                                const QueueGroup *group, uint32_t who, uint32_t before) noexcept:
+        cdef bytes origin = self.origins[slot]
+        cdef bytes queue = (<const uint8_t *>group.name + sizeof(QueueName))[:group.name.key.size]
+        cdef uint64_t feeds = self.feeds(slot), others = 0
+        cdef uint32_t i, shard, members, now = 0
+        key = interest.account, subject[:size], queue
+        if who != NOBODY and not (feeds >> who) & 1:
+            return
+        for i in range(group.n_remote):
+            shard = group.remote[i].shard
+            if not (feeds >> shard) & 1:
+                continue
+            members = group.remote[i].members & ~SECOND_CHOICE
+            if (self.splitting >> shard) & 1:
+                members = self.beside(origin, (<dict>self.told_apart[shard]).get(key), members)
+            if shard == who:
+                now = members
+            else:
+                others += members
+        if who == NOBODY:
+            before = 0
+        else:
+            split = self.split_before
+            if split is None and (self.splitting >> who) & 1:
+                split = (<dict>self.told_apart[who]).get(key)
+            before = <uint32_t>min(others + self.beside(origin, split, before), <uint64_t>MOST_MEMBERS)
+        self.tell_queue(slot, interest, subject, size, group, b"", before,
+                        <uint32_t>min(others + now, <uint64_t>MOST_MEMBERS))
+
+    cdef int resplit(self, uint32_t member, Sublist sublist, const uint8_t *subject, size_t size, bytes was,
+                     bytes now) except -1:
+        cdef const Node *node = sublist.node_at(subject, size)
+        cdef uint64_t left, feeds
+        cdef uint32_t slot
+        if node == NULL:
+            return 0
+        for origin in {was} ^ {now}:   # (not a cluster's: b"" has no leaf nodes)
+            left = self.leaves_of.get(origin, 0) & self.told
+            slot = 0
+            while left:
+                if left & 1 and self.accounts[slot] is sublist:
+                    feeds = self.feeds_on(slot, subject, size)
+                    if (feeds >> member) & 1 and not node.remote & feeds & ~(<uint64_t>1 << member) \
+                            & ~self.only_of(origin, sublist, subject, size):
+                        self.tell(slot, sublist, subject, size, b"", origin == was)
+                left >>= 1
+                slot += 1
+        return 0
 
     cdef void tell(self, uint32_t slot, Interest interest, const uint8_t *subject, size_t size, bytes origin,
                    bint wanted) noexcept:
@@ -725,7 +801,7 @@ cdef class Exchange(Onward):
             self.clusters[slot] = cluster
             self.permissions[slot] = None
             self.mates[slot] = 0
-            origin = origin_of(kind, cluster)
+            self.origins[slot] = origin = origin_of(kind, cluster)
             if origin:
                 self.leaves_of[origin] = self.leaves_of.get(origin, 0) | bit
                 self.clustered |= bit
@@ -760,8 +836,10 @@ cdef class Exchange(Onward):
         for exporter in {key[0] for key in self.sources[slot]}:
             (<Sublist>exporter).drop_remote(slot)
         self.sources[slot], self.imported[slot] = {}, {}
+        self.told_apart[slot] = {}
+        self.splitting &= ~bit
         if self.clustered & bit:
-            origin = origin_of(<PeerKind>self.kinds[slot], self.clusters[slot])
+            origin = self.origins[slot]
             self.leaves_of[origin] &= ~bit
             if not self.leaves_of[origin]:
                 del self.leaves_of[origin]

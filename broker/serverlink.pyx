@@ -32,6 +32,12 @@ cdef enum:
     # Pending bytes past which publishers wait: half of the default max_pending, as in nats-server. They are on other
     # shards, and wait a tenth of a second at a time: with the mark of a link, a hub got a third of what it can take.
     SERVER_STALL_BYTES = 33554432
+    MOST_MEMBERS = 999_999_999   # of a group
+
+
+cdef bytes only(dict held):
+    """The one origin of these members; b"": some are of no leaf node, or of another cluster's."""
+    return next(iter(held)) if len(held) == 1 else b""
 
 
 cdef class DuePong(FencedBatch):
@@ -53,7 +59,6 @@ cdef class ServerLink(Peer):
         self.dialect = DIALECT_ROUTE if is_route else DIALECT_LEAF
         self.slot = -1
         self.loop_subject = self.origin = b""
-        self.origins = {}
         self.pongs_due = []
         self.max_payload_bytes = LARGEST_MAX_PAYLOAD_BYTES
         out_init(&self.out, self.fanout.box, 0)
@@ -182,7 +187,7 @@ cdef class ServerLink(Peer):
             self.session.on_refused("Subscription", op.subject.at[:op.subject.size])
             return 0
         self.subscriptions += 1 if wanted else -1
-        if self.names_origins and (op.origin.size or unlikely(len(self.origins) != 0)) \
+        if self.names_origins and (op.origin.size or unlikely((self.exchange.splitting >> self.slot) & 1)) \
                 and self.add_up(sublist, op, wanted):
             return 0
         if op.n_queues:
@@ -217,11 +222,12 @@ cdef class ServerLink(Peer):
         cdef const uint8_t *name = queue
         cdef const Node *node
         cdef uint32_t own
-        cdef dict held = self.origins.get((sublist.account, subject, queue))
+        cdef dict apart = self.exchange.told_apart[self.slot]
+        cdef dict held = apart.get((sublist.account, subject, queue)), before
         if held is None:
             if not op.origin.size:
                 return False
-            held = self.origins[sublist.account, subject, queue] = {}
+            held = {}
             if queue:
                 own = sublist.remote_members(self.slot, op.subject.at, op.subject.size, name, len(queue))
             else:
@@ -229,19 +235,31 @@ cdef class ServerLink(Peer):
                 own = node != NULL and (node.remote >> self.slot) & 1
             if own:
                 held[b""] = own
+        before = dict(held)
         if wanted and (op.members or not queue):
             held[origin] = op.members if queue else 1
         else:
             held.pop(origin, None)
+        if held:
+            apart[sublist.account, subject, queue] = held
+            self.exchange.splitting |= <uint64_t>1 << self.slot
         if queue:
             # (whose members it is that get something of all that are there, the member itself decides)
-            own = held.get(b"", 0) or sum(held.values())
+            own = held.get(b"", 0) or min(sum(held.values()), MOST_MEMBERS)
+            self.exchange.split_before = before
             sublist.set_remote_queue(self.slot, op.subject.at, op.subject.size, name, len(queue),
                                      own if b"" in held or not held else own | SECOND_CHOICE)
+            self.exchange.split_before = None
+        elif before and held:
+            self.exchange.resplit(self.slot, sublist, op.subject.at, op.subject.size, only(before), only(held))
         else:
+            if before:   # (so that it is not told that ends what it has not been told)
+                apart[sublist.account, subject, queue] = before
             sublist.set_remote(self.slot, op.subject.at, op.subject.size, bool(held))
         if not held or (len(held) == 1 and b"" in held):
-            del self.origins[sublist.account, subject, queue]
+            apart.pop((sublist.account, subject, queue), None)
+            if not apart:
+                self.exchange.splitting &= ~(<uint64_t>1 << self.slot)
         return True
 
     cdef bint may_hear(self, const uint8_t *subject, size_t size) noexcept:

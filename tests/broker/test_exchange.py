@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Literal
+
+import pytest
 
 from tests.support.members import Members, RouteEnd
 
@@ -32,10 +35,12 @@ def test_a_queue_message_without_a_member_here_goes_to_another_server_that_has_o
     cluster.close()
 
 
-def server(cluster: Members, kind: Literal["route", "leaf", "hub"], *words: bytes) -> RouteEnd:
-    """Another server that is connected to the first member, and has said this."""
+def server(cluster: Members, kind: Literal["route", "leaf", "hub"], *words: bytes, of: str = "") -> RouteEnd:
+    """Another server that is connected to the first member, and has said this; `of`: the cluster of a leaf node."""
     member = cluster.members[0]
-    end = RouteEnd(member.mesh.engines[member.gateway], member.exchange, kind=kind)
+    end = RouteEnd(member.mesh.engines[member.gateway], member.exchange, kind=kind, of=of)
+    if kind == "route":
+        end.link.takes_origins = end.link.names_origins = True
     end.link.begin()
     for line in words:
         end.engine.probe.feed(end.socket, line + b"\r\n")
@@ -156,4 +161,86 @@ def test_what_is_sent_on_goes_to_a_leaf_node_last():
         cluster.settle()
     assert b"LMSG" not in bytes(leaf.socket.sent)
     leaf.link.leave()
+    cluster.close()
+
+
+def test_members_of_many_leaf_clusters_are_no_more_than_a_frame_may_name():
+    cluster = Members(1, fenced=False)
+    words = [b"LS+ %d $G a q 999999999" % n for n in range(9)]
+    route = server(cluster, "route", *words)
+    leaf = server(cluster, "leaf")
+    assert b"LS+ a q 999999999\r\n" in bytes(leaf.socket.sent)
+    for one in (route, leaf):
+        one.link.leave()
+    cluster.close()
+
+
+ORIGINS = ("", "pond", "lake")
+
+
+def _told(end: RouteEnd) -> tuple[set[str], dict[str, int]]:
+    """What a leaf node knows after all that it was told: each plain interest begins and ends in turn."""
+    plain: set[str] = set()
+    groups: dict[str, int] = {}
+    for line in bytes(end.socket.sent).decode().split("\r\n"):
+        verb, *words = line.split(" ")
+        if verb not in ("LS+", "LS-") or words[0].startswith("$LDS."):
+            continue
+        if len(words) > 1:
+            groups[words[0]] = int(words[2]) if verb == "LS+" else 0
+        else:
+            assert (words[0] in plain) == (verb == "LS-"), line
+            plain ^= {words[0]}
+    return plain, {subject: members for subject, members in groups.items() if members}
+
+
+def _wanted(routes: list[dict[tuple[str, str, str], int]], of: str) -> tuple[set[str], dict[str, int]]:
+    """What a leaf node of this cluster is to know: a member's own queue members stand for all that it has."""
+    plain = {
+        subject for route in routes for (origin, subject, queue) in route if not queue and (not of or origin != of)
+    }
+    groups: dict[str, int] = {}
+    for route in routes:
+        for subject in {subject for _, subject, queue in route if queue}:
+            members = {origin: n for (origin, name, queue), n in route.items() if queue and name == subject}
+            n = members.get("", 0) or sum(n for origin, n in members.items() if not of or origin != of)
+            if n:
+                groups[subject] = groups.get(subject, 0) + n
+    return plain, groups
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_leaf_nodes_are_told_all_but_what_their_own_cluster_wants_elsewhere(seed: int):
+    """Two members tell, in any order, what they and leaf nodes of theirs want, and go; leaf nodes come at any time."""
+    rng = Random(seed)
+    cluster = Members(1, shards=1, fenced=False)
+    routes = [server(cluster, "route"), server(cluster, "route")]
+    wants: list[dict[tuple[str, str, str], int]] = [{}, {}]
+    leaves = [(of, server(cluster, "leaf", of=of)) for of in ORIGINS]
+    for step in range(200):
+        which = rng.randrange(2)
+        if rng.random() < 0.02:
+            routes[which].link.leave()
+            routes[which], wants[which] = server(cluster, "route"), {}
+        elif rng.random() < 0.02:
+            at = rng.randrange(len(leaves))
+            of, leaf = leaves[at]
+            leaf.link.leave()
+            leaves[at] = of, server(cluster, "leaf", of=of)
+        else:
+            key = origin, subject, queue = rng.choice(ORIGINS), rng.choice("ab"), rng.choice(("", "q"))
+            head = f"LS{{}} {origin}" if origin else "RS{}"
+            members = rng.choice((0, 1, 2, 5))
+            if members:
+                wants[which][key] = members
+                line = f"{head.format('+')} $G {subject} {f'{queue} {members}' if queue else ''}".strip()
+            else:
+                wants[which].pop(key, None)
+                line = f"{head.format('-')} $G {subject} {queue}".strip()
+            routes[which].engine.probe.feed(routes[which].socket, line.encode() + b"\r\n")
+        cluster.settle()
+        for of, leaf in leaves:
+            assert _told(leaf) == _wanted(wants, of), (step, of)
+    for end in [*routes, *(leaf for _, leaf in leaves)]:
+        end.link.leave()
     cluster.close()

@@ -524,9 +524,11 @@ class Servers:
         plain_apart: set[tuple[str, str]] = set()
         queues_apart: Counter[tuple[str, str, str]] = Counter()
         others = [one for one in self.all if one is not server and one.door is not None]
-        # (of the leaf nodes of one cluster none hears of another; of a member's it does)
+        # (of the leaf nodes of one cluster none hears of another, nor of a member's if that tells them apart)
         fed = {one.number: one for one in others if one.kind != server.kind or one.kind == "leaf"}
         fed = {n: one for n, one in fed.items() if one.kind != server.kind or not one.is_near(server)}
+        if server.kind == "leaf" and server.origin:
+            fed = {n: one for n, one in fed.items() if one.says != LNOCU or one.origin != server.origin}
         for sub in self.subscriptions:
             if sub.left_at == NEVER and (sub.client in fed or not sub.is_outside):
                 origin = fed[sub.client].origin if sub.is_outside and server.says == LNOCU else ""

@@ -20,13 +20,16 @@ from tests.support.mesh import Mesh
 class RouteEnd:
     """One member's end of a route (or, at a hub, of a leaf node's connection), which is also the link's session."""
 
-    def __init__(self, engine: Engine, exchange: Exchange, *, kind: Literal["route", "leaf", "hub"] = "route") -> None:
+    def __init__(
+        self, engine: Engine, exchange: Exchange, *, kind: Literal["route", "leaf", "hub"] = "route", of: str = ""
+    ) -> None:
+        """`of`: the cluster of a leaf node."""
         self.engine = engine
         self.carried = 0
         self.pongs = 0
         self.link = ServerLink(exchange, self, is_route=kind == "route")
         self.socket: ProbeSocket = engine.probe.adopt(self.link)
-        assert self.link.join(kind, None if kind == "route" else b"$G", "")
+        assert self.link.join(kind, None if kind == "route" else b"$G", of)
 
     def on_info(self, raw: bytes, /) -> None:
         raise AssertionError(raw)

@@ -326,3 +326,80 @@ async def test_a_message_of_a_leaf_node_does_not_come_back_to_its_cluster(start:
         await acts(leaf, "LMSG b 1\r\nx\r\nLMSG c 1\r\nx\r\n")
         assert [line for line, _ in await route.talk()] == [f"LMSG {origin} $G b 0 1", f"LMSG {origin} $G c 0 1"]
     route.close()
+
+
+async def wanted_there(route: RawRoute, leaves: dict[str, Leaf], line: str) -> dict[str, str]:
+    """Who of leaf nodes is told, "+" or "-", what a member says."""
+    await route.talk(line + "\r\n")
+    return await told_now(leaves)
+
+
+async def told_now(leaves: dict[str, Leaf]) -> dict[str, str]:
+    found = {}
+    for name, leaf in leaves.items():
+        leaf.say("PING\r\n")
+        lines = (await leaf.until(b"PONG\r\n")).decode().split("\r\n")
+        for one in (one for one in lines if one.startswith("LS") and not one.startswith(("LS+ $", "LS- $"))):
+            found[name] = one[2]
+    return found
+
+
+@TOLD
+async def test_a_leaf_node_is_not_told_what_only_its_own_cluster_wants_at_another_member(
+    start: Start, kind: str
+) -> None:
+    """It would send there what nobody gets, and wait for answers of nobody."""
+    route, (pond, _, lake), here = await raw_hub(start, kind, lnoc=True, lnocu=True)
+    leaves = {"pond": pond, "lake": lake}
+    for line, told_to in (
+        ("LS+ pond $G a", {"lake": "+"}),
+        ("RS+ $G a", {"pond": "+"}),
+        ("RS- $G a", {"pond": "-"}),
+        ("LS+ lake $G a", {"pond": "+"}),
+        ("RS+ $G a", {}),
+        ("LS- pond $G a", {}),
+        ("RS- $G a", {"lake": "-"}),
+        ("LS- lake $G a", {"pond": "-"}),
+        ("LS+ pond $G q w 3", {"lake": "+"}),
+        ("LS- pond $G q w", {"lake": "-"}),
+        ("RS+ $G q w 2", {"pond": "+", "lake": "+"}),
+        ("RS- $G q w", {"pond": "-", "lake": "-"}),
+        ("LS+ lake $G q w 4", {"pond": "+"}),
+        ("LS+ pond $G q w 1", {"lake": "+"}),
+        ("LS- lake $G q w", {"pond": "-"}),
+        ("LS+ pond $G z", {"lake": "+"}),
+    ):
+        assert await wanted_there(route, leaves, line) == told_to, line
+    about = {"server_id": "l4", "name": "l4", "cluster": "pond", "remote_account": "$G"}
+    late = await by_hand(hub_port(here), about)
+    assert await wanted_there(route, {"late": late}, "RS+ $G late") == {"late": "+"}
+    late.writer.close()
+    await wanted_there(route, leaves, "RS- $G late")
+    route.close()
+    async with asyncio.timeout(20):
+        found: dict[str, str] = {}
+        while "lake" not in found:
+            found |= await told_now(leaves)
+    assert found == {"lake": "-"}
+
+
+@pytest.mark.parametrize("kinds", [KINDS[0], KINDS[3]], ids=["nats-server-2.15", "gnatswarm-2"], indirect=True)
+async def test_what_only_a_leaf_node_of_the_same_cluster_could_answer_has_no_responders(
+    start: Start, net: Net, kinds: tuple[str, str, str]
+) -> None:
+    """Leaf nodes that say that they are one cluster, and are not connected: hubs pass nothing between them."""
+    servers = Servers(start, net)
+    one = await servers.add("one", kinds[0], f"leafnodes {{ {PORT} }}\n{cluster('c')}")
+    two = await servers.add("two", kinds[1], f"leafnodes {{ {PORT} }}\n{cluster('c', one)}")
+    for name, hub in (("leaf1", one), ("leaf2", two)):
+        await servers.add(name, kinds[2], f"leafnodes {{ {remote(hub)} }}\n{cluster('l')}", OF_LEAVES)
+    clients = servers.clients
+    await subscribed(clients["leaf2"], "ask 1", "ask.group workers 1")
+    await subscribed(clients["leaf1"], "none.* 9")
+    await know(clients["one"], clients["leaf2"])
+    await know(clients["leaf1"], clients["two"])
+    await clients["leaf1"].send("PUB ask none.1 0\r\n\r\nPUB ask.group none.2 0\r\n\r\n")
+    answers = await clients["leaf1"].messages(2, 20)
+    assert {frame.subject for frame in answers} == {"none.1", "none.2"}
+    assert all(b"503" in frame.headers for frame in answers)
+    await clients["leaf2"].expect_quiet()
