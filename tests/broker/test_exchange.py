@@ -7,7 +7,10 @@ from typing import Literal
 
 import pytest
 
+from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
+from tests.support.engine import QUIET
 from tests.support.members import Members, RouteEnd
+from tests.support.mesh import Mesh
 
 
 def test_a_queue_message_without_a_member_here_is_not_sent_back_to_its_server():
@@ -242,5 +245,77 @@ def test_leaf_nodes_are_told_all_but_what_their_own_cluster_wants_elsewhere(seed
         for of, leaf in leaves:
             assert _told(leaf) == _wanted(wants, of), (step, of)
     for end in [*routes, *(leaf for _, leaf in leaves)]:
+        end.link.leave()
+    cluster.close()
+
+
+def test_what_a_leaf_node_publishes_names_its_cluster_to_members_but_not_for_groups_alone():
+    """Of a group any member will do: also one at another leaf node of the same cluster, which else would be spared."""
+    cluster = Members(1, fenced=False)
+    route = server(cluster, "route", b"LS+ east $G a q 1")
+    leaf = server(cluster, "leaf", of="east")
+    begin = len(route.socket.sent)
+    leaf.engine.probe.feed(leaf.socket, b"LMSG a | q 1\r\nx\r\n")
+    cluster.settle()
+    assert bytes(route.socket.sent[begin:]) == b"RMSG $G a | q 1\r\nx\r\n"
+    route.engine.probe.feed(route.socket, b"RS+ $G a\r\n")
+    cluster.settle()
+    begin = len(route.socket.sent)
+    leaf.engine.probe.feed(leaf.socket, b"LMSG a | q 1\r\ny\r\nLMSG a 1\r\nz\r\n")
+    cluster.settle()
+    assert bytes(route.socket.sent[begin:]) == b"LMSG east $G a | q 0 1\r\ny\r\nLMSG east $G a 0 1\r\nz\r\n"
+    for end in (route, leaf):
+        end.link.leave()
+    cluster.close()
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_who_comes_in_the_place_of_a_leaf_node_gets_what_comes_from_that_one_s_cluster(others):
+    """`others`: so many leaf nodes of that cluster stay."""
+    cluster = Members(1, fenced=False)
+    route = server(cluster, "route")
+    first = server(cluster, "leaf", of="east")
+    stay = [server(cluster, "leaf", b"LS+ a", of="east") for _ in range(others)]
+    first.link.leave()
+    next_one = server(cluster, "leaf", b"LS+ a", of="west")
+    route.engine.probe.feed(route.socket, b"LMSG east $G a 0 1\r\nx\r\n")
+    cluster.settle()
+    assert b"LMSG a 1\r\nx\r\n" in bytes(next_one.socket.sent)
+    assert not any(b"LMSG" in bytes(one.socket.sent) for one in stay)
+    for end in (route, next_one, *stay):
+        end.link.leave()
+    cluster.close()
+
+
+@pytest.mark.parametrize("sibling", [1, GATEWAY_NUMBER])
+def test_what_stands_behind_the_last_at_of_a_jetstream_reply_is_the_subject(sibling):
+    """A stream's name, which is in the reply, may have one, too. Only what the shard for other servers passes on."""
+    mesh = Mesh(2, connect=QUIET)
+    mesh.add(GATEWAY_NUMBER)
+    mesh.settle()
+    client = mesh.clients[0]
+    client.feed(b"SUB deliver 1\r\n")
+    mesh.settle()
+    client.take()
+    end = mesh.ends[0, sibling]
+    assert end.socket is not None
+    reply = b"$JS.ACK.S@1.c.1.1.1.1.0"
+    end.engine.probe.feed(end.socket, b"RMSG $G deliver %b@orders.new 1\r\nx\r\n" % reply)
+    mesh.finish()
+    seen = b"orders.new 1 %b" % reply if sibling == GATEWAY_NUMBER else b"deliver 1 %b@orders.new" % reply
+    assert client.take() == b"MSG %b 1\r\nx\r\n" % seen
+    mesh.close()
+
+
+def test_a_queue_message_without_a_member_here_goes_to_a_leaf_node_of_the_cluster_that_it_came_from():
+    """Of a plain message its cluster has had its own; of a group its member may be the one that was chosen."""
+    cluster = Members(1, fenced=False)
+    route = server(cluster, "route")
+    leaf = server(cluster, "leaf", b"LS+ a q 1", of="east")
+    route.engine.probe.feed(route.socket, b"LMSG east $G a | q 0 1\r\nx\r\n")
+    cluster.settle()
+    assert bytes(leaf.socket.sent).count(b"LMSG a | q 1\r\nx\r\n") == 1
+    assert bytes(leaf.socket.sent).count(b"LMSG") == 1
+    for end in (route, leaf):
         end.link.leave()
     cluster.close()

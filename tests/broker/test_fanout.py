@@ -216,6 +216,19 @@ def test_members_of_second_choice_get_a_message_where_there_are_no_others(engine
     assert len(frames(bytes(second.sent))) == 10
 
 
+def test_a_member_that_takes_nothing_leaves_it_to_those_of_second_choice(engine):
+    publisher = engine.client(b'CONNECT {"verbose":false,"echo":false}\r\n')
+    second, first = engine.probe.link(1), engine.probe.link(2)
+    engine.probe.set_remote(1, b"a", b"q", SECOND | 5)
+    publisher.feed(b"SUB a q 1\r\n")
+    publisher.feed(b"PUB a 0\r\n\r\n" * 20)
+    assert len(frames(bytes(second.sent))) == 20
+    engine.probe.set_remote(2, b"a", b"q", 1)
+    publisher.feed(b"PUB a 0\r\n\r\n" * 20)
+    assert (len(frames(bytes(second.sent))), len(frames(bytes(first.sent)))) == (20, 20)
+    assert publisher.messages() == []
+
+
 def test_members_of_second_choice_are_as_likely_as_each_other(engine):
     publisher = engine.client()
     links = [engine.probe.link(shard) for shard in (1, 2)]

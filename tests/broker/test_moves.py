@@ -15,7 +15,7 @@ from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.frozen import FrozenClient, OfferedClient, RecordRefused
 from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.permissions import Permissions
-from tests.support.engine import QUIET, EngineClient, frames
+from tests.support.engine import NO_RESPONDERS, QUIET, EngineClient, frames
 from tests.support.mesh import Mesh
 
 OLD, NEW, THIRD = 0, 1, 2
@@ -291,6 +291,24 @@ def test_a_move_that_is_stopped_in_time_leaves_the_client_where_it_was(moving):
     assert not client.socket.is_held and client.engine is mesh.engines[OLD]
     published(other, "1")
     assert payloads(client) == ["1"]
+    mesh.close()
+
+
+def test_a_client_that_takes_no_headers_gets_none_while_it_moves_nor_afterwards(moving):
+    mesh = moving.mesh
+    client = mesh.clients[0]
+    publisher = mesh.engines[NEW].client(NO_RESPONDERS)
+    client.feed(b"SUB a 1\r\n")
+    mesh.settle()
+    moving.begin(client)
+    mesh.settle()
+    for number in range(2):
+        publisher.feed(b"HPUB a 12 13\r\nNATS/1.0\r\n\r\n%d\r\n" % number)
+        mesh.settle()
+        moving.deliver()
+        assert client.engine is mesh.engines[NEW]
+        assert client.take() == b"MSG a 1 1\r\n%d\r\n" % number
+    publisher.close()
     mesh.close()
 
 

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from tests.support.engine import EngineClient, frames
-from tests.support.members import Members
+from tests.support.members import Members, RouteEnd
 
 Make = Callable[..., Members]
 
@@ -114,6 +114,29 @@ def test_a_member_that_goes_away_is_not_waited_for(make: Make) -> None:
     cluster.cut(0, 2)
     cluster.settle()
     assert has_pong(client)
+
+
+def test_who_comes_in_the_place_of_a_member_that_was_late_is_waited_for(make: Make) -> None:
+    cluster = make(3)
+    member = cluster.members[0]
+    client, engine = member.clients[0], member.mesh.engines[member.gateway]
+    client.feed(b"SUB a 1\r\nPING\r\n")
+    cluster.settle(but=(2,))
+    late = cluster.routes[0, 2].link.slot
+    assert member.exchange.fence.expire(engine.probe.now_us + 1000, 1000) == ([late], 0)
+    cluster.settle(but=(2,))
+    assert has_pong(client)
+    cluster.cut(0, 2)
+    end = RouteEnd(engine, member.exchange)
+    assert end.link.slot == late
+    end.link.begin()
+    client.feed(b"SUB b 2\r\nPING\r\n")
+    cluster.settle()
+    assert not has_pong(client)
+    engine.probe.feed(end.socket, b"PONG\r\n")
+    cluster.settle()
+    assert has_pong(client)
+    end.link.leave()
 
 
 def test_a_pong_for_a_message_means_that_it_is_queued_for_clients_of_other_members(make: Make) -> None:

@@ -1,13 +1,22 @@
-"""Which headers ask for a trace: found by the compiled search, wherever in the block the line stands."""
+"""Which headers ask for a trace, wherever in the block the line stands, and where traced messages go."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gnatswarm.broker import message_trace
+from gnatswarm.broker.options import Options
 from gnatswarm.broker.traced import asks
+from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
+from gnatswarm.shards.clients.message_tracing import MessageTracing
+from tests.support.engine import NO_RESPONDERS, EngineClient, frames
+from tests.support.mesh import Mesh
 
 FIRST = b"NATS/1.0\r\n"
 LINES = st.sampled_from(
@@ -74,3 +83,108 @@ def test_a_hop_names_the_way_to_it() -> None:
             is_exported=lambda account, exporter, subject: False,
         )
         assert [one.sent_on(shard) for shard in (1, 2)] == wanted
+
+
+# ---- where traced messages go
+
+
+class Told:
+    """In the place of a shard's System: keeps the documents."""
+
+    def __init__(self) -> None:
+        self.documents: list[dict[str, Any]] = []
+
+    def named(self) -> dict[str, str]:
+        """The member `server` of a document."""
+        return {}
+
+    def say_soon(self, _account: str, _subject: bytes, document: bytes, _header: bytes) -> None:
+        """What would be published."""
+        self.documents.append(json.loads(document))
+
+
+class Traced:
+    """Three shards that trace messages, with two clients each."""
+
+    def __init__(self, *, prefers_local: bool = False) -> None:
+        self.mesh = Mesh(3, connect=NO_RESPONDERS, prefers_local=prefers_local)
+        self.told = Told()
+        for engine in self.mesh.engines.values():
+            assert engine.probe.mesh is not None
+            engine.probe.fanout.tracing = MessageTracing(
+                Options(),
+                engine.probe.mesh,
+                self.told,  # type: ignore[arg-type]
+                {},
+            )
+
+    def client(self, shard: int) -> EngineClient:
+        return self.mesh.clients[2 * shard]
+
+    def publish(self, shard: int, *header: bytes) -> None:
+        block = FIRST + b"".join(line + b"\r\n" for line in header) + b"\r\n"
+        self.client(shard).feed(b"HPUB a %d %d\r\n%b1\r\n" % (len(block), len(block) + 1, block))
+
+
+@pytest.fixture
+def traced() -> Iterator[Traced]:
+    made = Traced()
+    yield made
+    made.mesh.settle()
+    made.mesh.close()
+
+
+def got(client: EngineClient) -> int:
+    return sum(frame.is_message for frame in frames(client.take()))
+
+
+@pytest.mark.parametrize("is_only", [False, True])
+@pytest.mark.parametrize("stays", [False, True])
+def test_what_is_only_traced_goes_to_no_member_where_the_chosen_one_has_just_left(
+    traced: Traced, *, stays: bool, is_only: bool
+) -> None:
+    """Else it would be sent on to the other member's shard, or given to the member that has left."""
+    leaver, other = traced.client(1), traced.client(2)
+    leaver.feed(b"SUB a q 1\r\n")
+    traced.mesh.settle()
+    traced.publish(0, b"Nats-Trace-Dest: t", *[b"Nats-Trace-Only: true"] * is_only)
+    if stays:
+        other.feed(b"SUB a q 1\r\n")
+        traced.mesh.settle_but((0, 1))
+    leaver.feed(b"UNSUB 1\r\n")
+    traced.mesh.settle()
+    assert (got(leaver), got(other)) == ((0, 0) if is_only else (not stays, stays))
+    events = [[event["type"] for event in document["events"]] for document in traced.told.documents]
+    assert events == [["in", "eg"], ["in"]] if is_only else events[0] == ["in", "eg"]
+    assert sum(engine.probe.reroutes.n_sent_on for engine in traced.mesh.engines.values()) == (stays and not is_only)
+
+
+@pytest.mark.parametrize("prefers_local", [False, True])
+def test_members_here_come_first_where_that_was_asked_for_as_without_a_trace(*, prefers_local: bool) -> None:
+    traced = Traced(prefers_local=prefers_local)
+    for shard in range(3):
+        traced.client(shard).feed(b"SUB a q 1\r\n")
+    traced.mesh.settle()
+    for _ in range(60):
+        traced.publish(0, b"Nats-Trace-Dest: t")
+    traced.mesh.settle()
+    counts = [got(traced.client(shard)) for shard in range(3)]
+    assert counts == [60, 0, 0] if prefers_local else min(counts) > 0 and sum(counts) == 60
+    traced.mesh.close()
+
+
+@pytest.mark.parametrize("is_only", [False, True])
+def test_other_servers_get_what_is_traced_and_not_what_is_only_traced(traced: Traced, *, is_only: bool) -> None:
+    traced.mesh.add(GATEWAY_NUMBER)
+    traced.mesh.settle()
+    engine = traced.mesh.engines[GATEWAY_NUMBER]
+    in_place_of_a_server = engine.client(NO_RESPONDERS)
+    in_place_of_a_server.feed(b"SUB a 1\r\n")
+    traced.mesh.settle()
+    traced.publish(0, b"Nats-Trace-Dest: t", *[b"Nats-Trace-Only: true"] * is_only)
+    traced.mesh.settle()
+    assert got(in_place_of_a_server) == (not is_only)
+    (document,) = traced.told.documents
+    error = message_trace.ONLY_NO_SUPPORT if is_only else message_trace.NO_SUPPORT
+    assert [event.get("error", "") for event in document["events"]] == ["", error]
+    in_place_of_a_server.close()

@@ -54,6 +54,7 @@ SITUATIONS = {
     "shard joined": "join",
     "shard left in order": "leave",
     "… which was wanted again, and then not": "not wanted after all",
+    "… which was still being started when the router died": "shard recanted",
     "… and somebody connects to it": "late connection",
     "… and is killed": "kill of a shard that leaves",
     "shard killed, and back": "kill",

@@ -127,12 +127,13 @@ SINGLED = (
     "settle chase settle chase ping settle",
     "sub sub request 1 request 1 settle hop 1 settle owe carry carry settle pass",
     "settle mimic settle mimic settle",
+    "settle recant adopt tell tell carry settle",
 )
 SHARE_SINGLED = 0.15
 ROUTER_STEPS = "router", "adopt"
 PATTERN_STEPS = (
     *("entrust", "hop", "empty", "rush", "bring", "retire", "fall", "late", "gather", "desert", "sever"),
-    *("chase", "owe", "mimic"),
+    *("chase", "owe", "mimic", "recant"),
 )
 MOST_STEPS = 300
 # Faults: most schedules have only some of them, or none.

@@ -23,6 +23,8 @@ from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.renewal import listen_anew
 from gnatswarm.probes.engine import ProbeSocket
 from gnatswarm.probes.pipes import Sight, client_frames, relieved, with_news
+from gnatswarm.router.supervision.supervision import Phase
+from gnatswarm.shards.boundary import control
 from gnatswarm.shards.clients.imports_exports import ImportsExports
 from tests.simulation import promises
 from tests.simulation.history import NEVER, Message, Subscription
@@ -548,11 +550,15 @@ class World:
 
     # ---- what may happen
 
-    def step(self, step: Step) -> None:
-        """One step; what cannot happen now does not."""
+    def tick(self) -> None:
+        """What happens from here on is later than what has happened."""
         self.now += 1
         if self.servers is not None:
             self.servers.now = self.now
+
+    def step(self, step: Step) -> None:
+        """One step; what cannot happen now does not."""
+        self.tick()
         alone = ALONE.get(step.kind)
         if alone is not None:
             alone(self, step)
@@ -597,10 +603,14 @@ class World:
                 self.check_told(end, behind)
 
     def do_settle(self, step: Step) -> None:
-        """Everything arrives. Where all shards are linked they all know then which connections have ended."""
+        """Everything arrives. Where all shards are linked they all know then what everybody wants, and who has gone."""
         self.swarm.settle()
         self.look()
         if self.swarm.is_whole:
+            for person in self.people:
+                if not person.is_gone and not person.backlog and person.moves_since == NEVER:
+                    for sub in person.subscriptions:
+                        sub.acked_at = min(sub.acked_at, self.now)
             for sub in self.subscriptions:
                 if sub.gone_at != NEVER:
                     sub.left_acked_at = min(sub.left_acked_at, self.now)
@@ -996,15 +1006,14 @@ class World:
         self.sever(near or ends, step)
 
     def do_chase(self, step: Step) -> None:
-        """A queue message is sent on, because members leave, while links to the last member's shard are late.
+        """A queue message is sent on, because members leave, while their links to the last member's shard are late.
 
         Its publisher moves, or asks for a PONG, before it arrives there; or the link over which it is to go is broken.
         """
         account = self.people[step.who % len(self.people)].account
         if self.schedule.has("third") and account == "C":
             return
-        self.swarm.settle()
-        self.look()
+        self.do_settle(step)
         places: dict[int, Person] = {}
         for person in self.people:
             if person.is_read and person.account == account:
@@ -1014,23 +1023,26 @@ class World:
         turn = step.which % len(places)
         publisher, last, *others = [*places.values()][turn:] + [*places.values()][:turn]
         way = step.much % 4  # 0: it moves; 1: a link breaks
-        others = others[:1] if way == 1 else others
+        others = others[:1] if way < 2 else others
         subject = step.much // 4 % len(self.subjects)
         for person in (last, *others):
             self.subscribe(person, self.subjects[subject], QUEUES[1 + step.who % 2])
-        self.swarm.settle()
-        self.look()
+        self.do_settle(step)
+        self.tick()  # they are there, for all to know, …
         if not publisher.is_read:
             return
-        old = publisher.process
+        old, from_others = publisher.process, {person.process for person in others}
         self.do_pub(publisher, Step("pub", 1, subject, 0))
+        self.tick()  # … and were when it was published
         for person in others:
             sub = person.subscriptions[-1]
             if person.is_read and sub.left_at == NEVER:
                 sub.left_at = self.now
                 self.say(person, b"UNSUB %d\r\n" % sub.sid)
+        self.tick()
         if way == 0:
             elsewhere = [one for one in self.swarm.ready if one not in (old, last.process)]
+            elsewhere = [one for one in elsewhere if one not in from_others] or elsewhere
             if elsewhere and not publisher.is_gone:
                 self.begin_move(old, elsewhere[step.who % len(elsewhere)], [publisher], 1)
         elif way == 1:
@@ -1039,16 +1051,19 @@ class World:
         elif publisher.is_read:
             self.do_ping(publisher, step)
         rng = Random(f"chase {step.who} {step.which} {step.much}")
-        self.carry_around(last.process, old, rng)
+        self.carry_around(last.process, from_others, rng)
         if publisher.is_read:
+            self.tick()
             self.do_ping(publisher, step)
-            self.carry_around(last.process, old, rng)
+            self.carry_around(last.process, from_others, rng)
         self.seen["message chased"] += 1
 
-    def carry_around(self, late: Process, besides: Process, rng: Random) -> None:
-        """Much arrives, in any order, but nothing at one shard that is not from one other."""
-        for _ in range(60):
-            busy = [end for end in self.swarm.busy_ends() if end.other.process is not late or end.process is besides]
+    def carry_around(self, late: Process, senders: set[Process], rng: Random) -> None:
+        """Much arrives, in any order, but nothing at one shard that is from these others."""
+        for _ in range(80):
+            busy = [
+                end for end in self.swarm.busy_ends() if end.other.process is not late or end.process not in senders
+            ]
             if self.swarm.words and (not busy or rng.random() < 0.3):
                 self.swarm.hand(rng.randrange(24))
             elif busy:
@@ -1082,7 +1097,8 @@ class World:
         if not person.is_read:
             return
         self.do_answer(person, Step("answer", 1, at, 3))
-        self.carry_around(asker.process, asker.process, Random(f"owe {step.who} {step.which} {step.much}"))
+        others = {one for one in self.swarm.alive if one is not asker.process}
+        self.carry_around(asker.process, others, Random(f"owe {step.who} {step.which} {step.much}"))
         self.seen["answer while a link is missing"] += 1
 
     def do_mimic(self, person: Person, step: Step) -> None:
@@ -1115,6 +1131,37 @@ class World:
         """Request one shard more."""
         if self.swarm.has_router and self.swarm.join(MOST_SHARDS_HERE):
             self.seen["join"] += 1
+
+    def do_recant(self, step: Step) -> None:
+        """A shard that is being started is not wanted any more; then the router dies, and has not read that it serves.
+
+        (A shard retires when it serves: connections may wait in its listener's queue.)
+        """
+        swarm = self.swarm
+        if not swarm.has_router or not swarm.join(MOST_SHARDS_HERE):
+            return
+        starting = [number for number, state in swarm.states.items() if state.phase is Phase.STARTING]
+        if not starting:
+            return
+        number = starting[step.who % len(starting)]
+        process = swarm.processes[number]
+        rng = Random(f"recant {step.who} {step.which} {step.much}")
+        told_at = step.much % 12
+        for turn in range(200):
+            if turn == told_at:
+                swarm.leave(number)
+            has_said_so = any(isinstance(one, control.Ready) for one in process.outbox)
+            if not process.is_alive or (has_said_so and turn >= told_at):
+                break
+            busy = swarm.busy_ends()
+            if busy and rng.random() < 0.5:
+                swarm.carry(busy[rng.randrange(len(busy))], ALL)
+            elif not has_said_so:
+                swarm.tell(rng.randrange(24))
+            self.look()
+        if swarm.has_router:
+            swarm.lose_router(is_late=step.which % 6 == 0)
+        self.seen["shard recanted"] += 1
 
     def do_leave(self, step: Step) -> None:
         """Retire one shard; or one that is leaving, and was wanted again meanwhile."""
@@ -1389,9 +1436,7 @@ class World:
 
     def finish(self) -> None:
         """Everything arrives, and everybody who is left asks for a PONG and gets it."""
-        self.now += 1
-        if self.servers is not None:
-            self.servers.now = self.now
+        self.tick()
         if not self.swarm.has_router:
             self.swarm.adopt()
         self.swarm.settle()
@@ -1408,9 +1453,7 @@ class World:
                 assert not person.backlog and not person.client.socket.is_held, f"{person} waits for ever"
                 person.is_asking = person.is_waiting = True
                 self.say(person, b"PING\r\n")
-        self.now += 1
-        if self.servers is not None:
-            self.servers.now = self.now
+        self.tick()
         self.rest()
         assert not any(one.is_waiting for one in self.people if not one.is_gone), "a PONG did not come in the end"
         assert not any(one.is_on_its_way for one in self.people if not one.is_gone), "a client did not arrive"
@@ -1502,6 +1545,7 @@ ALONE: dict[str, Callable[[World, Step], None]] = {
     "sever": World.do_sever,
     "chase": World.do_chase,
     "owe": World.do_owe,
+    "recant": World.do_recant,
     "entrust": World.do_entrust,
     "hand": World.do_hand,
     "stop": World.do_stop,

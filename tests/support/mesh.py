@@ -71,11 +71,15 @@ class LinkEnd:
 class Mesh:
     """A number of shards, all linked to each other."""
 
-    def __init__(self, shards: int, *, seed: int = 1, clients_each: int = 2, connect: bytes) -> None:
+    def __init__(
+        self, shards: int, *, seed: int = 1, clients_each: int = 2, connect: bytes, prefers_local: bool = False
+    ) -> None:
         self._seed = seed
         self._connect = connect
         self._booted = shards  # so many shards there have been
-        self.engines = {shard: Engine(seed=seed + shard, shard=shard) for shard in range(shards)}
+        self.engines = {
+            shard: Engine(seed=seed + shard, shard=shard, prefers_local=prefers_local) for shard in range(shards)
+        }
         self.ends = {(a, b): LinkEnd(self.engines[a], b) for a in range(shards) for b in range(shards) if a != b}
         for end in self.ends.values():
             end.open()
@@ -146,6 +150,11 @@ class Mesh:
     def settle(self) -> None:
         """Carry bytes until none is on its way."""
         while sum(self.carry(a, b, 1 << 30) for a, b in self.ends):
+            pass
+
+    def settle_but(self, way: tuple[int, int]) -> None:
+        """Carry bytes until none is on its way but from the first of these shards to the second."""
+        while sum(self.carry(a, b, 1 << 30) for a, b in self.ends if (a, b) != way):
             pass
 
     def break_link(self, a: int, b: int) -> int:

@@ -31,7 +31,8 @@ http: "127.0.0.1:-1"
 debug: true
 accounts {
     A { users [ {user: a, password: p}
-                {user: some, password: p, permissions: {publish: [out.>], subscribe: {allow: [in.>], deny: in.no}}} ]
+                {user: some, password: p, permissions: {publish: [out.>], subscribe: {allow: [in.>], deny: in.no}}}
+                {user: half, password: p, permissions: {publish: {deny: [half.no, half.no.>]}}} ]
         exports [ {service: "svc.>"} ] }
     B { users [ {user: b, password: p} ]
         imports [ {service: {account: A, subject: "svc.>"}, to: "of.a.>"} ]
@@ -324,6 +325,17 @@ async def test_what_a_leaf_node_may_not_say_ends_its_connection_with_a_reason(tr
     assert "Traceback" not in text and not [line for line in text.splitlines() if "Gateway" in line and "exit" in line]
 
 
+async def test_what_its_user_is_denied_to_publish_ends_a_leaf_node_s_connection(tree: Tree, net: Net) -> None:
+    client = await net.client(tree.hub, **A)
+    await subscribed(client, "half.> 1")
+    for subject in ("half.no", "half.no.x"):
+        leaf = await by_hand(hub_port(tree.hub), {"name": "half", "user": "half", "pass": "p"})
+        leaf.say(f"LMSG half.yes 2\r\nhi\r\nLMSG {subject} 2\r\nno\r\n")
+        assert f'Permissions Violation for Publish to "{subject}"'.encode() in await leaf.rest()
+        assert await payloads(client, 1) == [b"hi"]
+    await client.expect_quiet()
+
+
 async def test_a_leaf_node_is_not_sent_what_it_denies_itself(tree: Tree, net: Net) -> None:
     leaf = await by_hand(hub_port(tree.hub), {**SOME, "name": "denies", "deny_pub": ["in.own.>", "in..bad"]})
     leaf.say("LS+ in.>\r\nPING\r\n")
@@ -384,6 +396,18 @@ async def test_the_next_connection_of_a_leaf_node_replaces_the_last_one(tree: Tr
     second.writer.close()
 
 
+async def test_a_leaf_node_may_be_connected_to_two_accounts(tree: Tree) -> None:
+    """Its remotes may be of one own account: that of this broker tells them apart."""
+    words = {"name": "both", "cluster": "both", "pass": "p", "remote_account": "$G"}
+    leaves = [await by_hand(hub_port(tree.hub), {**words, "user": user}) for user in ("a", "b")]
+    for leaf, account in zip(leaves, (b"A", b"B"), strict=True):
+        assert b'"remote_account":"%b"' % account in await leaf.until(b"LS+")
+    for leaf in leaves:
+        leaf.say("PING\r\n")
+        assert b"-ERR" not in await leaf.until(b"PONG\r\n")
+        leaf.writer.close()
+
+
 @pytest.mark.parametrize("kind", ["gnatswarm-2", "nats-server", "nats-server-2.15"])
 async def test_an_account_has_so_many_leaf_nodes_as_its_limits_say(start: Start, kind: str) -> None:
     accounts = (
@@ -409,6 +433,10 @@ async def test_an_account_has_so_many_leaf_nodes_as_its_limits_say(start: Start,
     hub.log.wait_line(rf"lid:{first.info['client_id']} - Leafnode connection closed")
     third = await leaf("two", "a")
     await third.until(b"LS+")
+    if kind == "gnatswarm-2":  # its next connection replaces this one: there are no more than before
+        last, third = third, await leaf("two", "a")
+        await third.until(b"LS+")
+        assert b"-ERR 'Duplicate Remote LeafNode Connection'" in await last.rest()
     for one in (third, other):
         one.writer.close()
 
@@ -459,14 +487,22 @@ async def test_leafz_and_varz_tell_of_the_leaf_nodes(tree: Tree) -> None:
     leaf = await by_hand(hub_port(tree.hub), {"name": "hand", "user": "b", "pass": "p"})
     leaf.say("LS+ seen.*\r\nLS+ seen.* q 3\r\nPING\r\n")
     await leaf.until(b"PONG\r\n")
+    unknown = await by_hand(hub_port(tree.hub))
+    tree.hub.log.wait_line(rf"lid:{unknown.info['client_id']} - Leafnode connection created")
+    everybody = (await asyncio.to_thread(fetch, "leafz"))["leafs"]
+    assert unknown.writer.get_extra_info("sockname")[1] not in [row["port"] for row in everybody]
+    unknown.writer.close()
     of_b = (await asyncio.to_thread(fetch, "leafz?subs=1&acc=B"))["leafs"]
     assert {row["account"] for row in of_b} == {"B"}
     (own,) = [row for row in of_b if "seen.*" in row["subscriptions_list"]]
     assert own["subscriptions_list"] == ["seen.*", "seen.*"] and own["subscriptions"] == 2
     leaf.writer.close()
-    page, varz = await asyncio.to_thread(fetch, "leafz"), await asyncio.to_thread(fetch, "varz")
+    async with asyncio.timeout(20):  # (where this test is the first one, they are about to connect)
+        page: dict[str, Any] = {"leafs": []}
+        while [row["account"] for row in page["leafs"]].count("A") < len(LEAVES):
+            page = await asyncio.to_thread(fetch, "leafz")
+    varz = await asyncio.to_thread(fetch, "varz")
     assert not any("subscriptions_list" in row for row in page["leafs"])
-    assert [row["account"] for row in page["leafs"]].count("A") >= len(LEAVES)
     assert varz["leafnodes"] >= len(LEAVES)  # (those of other tests may come and go)
     assert varz["leaf"] == {"host": "127.0.0.1", "port": hub_port(tree.hub), "auth_timeout": 2, "tls_timeout": 2}
 
@@ -563,7 +599,12 @@ async def test_a_reload_closes_whom_it_does_not_admit_any_more(start: Start) -> 
     assert b"-ERR 'Authorization Violation'" in await two.rest()
     one.say("PING\r\n")
     await one.until(b"PONG\r\n")
-    one.writer.close()
+    (hub.directory / "broker.conf").write_text(hub.config.replace("password: p, account: A", "password: p, account: B"))
+    hub.send_signal(signal.SIGHUP)
+    assert b"-ERR 'Authorization Violation'" in await one.rest()  # what it told was of the other account
+    again = await by_hand(hub_port(hub), {"name": "one", "user": "one", "pass": "p"})
+    assert b'"remote_account":"B"' in await again.until(b"LS+")
+    again.writer.close()
 
 
 async def test_a_reload_gives_leaf_nodes_their_new_rights(start: Start, net: Net) -> None:

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from gnatswarm.broker.limits import Limits
-from gnatswarm.broker.options import Logging, Options, Sharding, User
-from gnatswarm.router.config.reload import FIXED, LIVE, diff
+from gnatswarm.broker.options import Cluster, LeafNodes, LeafRemote, Logging, Options, Sharding, User
+from gnatswarm.router.config.reload import FIXED, LIVE, diff, with_chosen_ports
 
 
 def test_nothing_changed_is_nothing() -> None:
@@ -52,3 +52,25 @@ def test_every_option_is_either_live_or_fixed(field: str) -> None:
         assert names == {name for name in LIVE | FIXED.keys() if name.startswith(f"{field}.")}
     else:
         assert (field in LIVE) != (field in FIXED)
+
+
+def test_the_port_that_was_chosen_may_be_named() -> None:
+    """`-1` is whichever port is bound: to name that one changes nothing, to name another does."""
+    old = Options(port=-1, cluster=Cluster(port=-1))
+    bound = {"port": 4001, "cluster.port": 4002}
+    for port, route in ((4001, 4002), (-1, 4002), (4001, -1)):
+        new = with_chosen_ports(old, Options(port=port, cluster=Cluster(port=route)), bound)
+        assert diff(old, new) == diff(old, old)
+    named = Options(port=4001, cluster=Cluster(port=4002))
+    assert diff(named, with_chosen_ports(named, old, bound)) == diff(old, old)
+    other = diff(old, with_chosen_ports(old, Options(port=4001, cluster=Cluster(port=4003)), bound))
+    assert [line.partition(":")[0] for line in other.refused] == ["reload not supported for cluster.port"]
+
+
+def test_the_process_for_other_servers_neither_comes_nor_goes_with_a_reload() -> None:
+    """Hubs may be named and unnamed where there is a port for leaf nodes or members besides; else it is refused."""
+    some = LeafNodes(remotes=(LeafRemote(urls=("nats://h:7422",)),))
+    for before, after in ((Options(), Options(leafnodes=some)), (Options(leafnodes=some), Options())):
+        (line,) = diff(before, after).refused
+        assert line.startswith("reload not supported for leafnodes and cluster: ")
+    assert not diff(Options(cluster=Cluster(port=5)), Options(cluster=Cluster(port=5), leafnodes=some)).is_refused

@@ -29,6 +29,7 @@ class Router:
     pid: int = 1
     rolling: object = None
     wanted: int = 2
+    reload_failed_us: int = 0
     steps: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -107,6 +108,15 @@ def test_a_reload_is_done_when_every_shard_that_was_told_has_said_so_or_is_gone(
     assert router.steps.count("reloaded: ") == 1
 
 
+def test_a_shard_without_a_process_is_not_waited_for() -> None:
+    """It gets the options with which it starts."""
+    router = Router(Options())
+    assert [shard.number for shard in router.shards if shard.process is None] == [1]
+    router.reload(lambda: Options(limits=Limits(max_connections=3)))
+    router.echo.on_reloaded(0)
+    assert "reloaded: " in router.steps
+
+
 def test_other_shards_come_and_go_after_all_were_told() -> None:
     router = Router(Options(sharding=Sharding(shards=2)))
     wanted = Options(sharding=Sharding(shards=3), limits=Limits(max_connections=3))
@@ -153,3 +163,6 @@ def test_a_log_file_that_cannot_be_opened_leaves_logging_as_it_was_and_the_rest_
     router.reload(lambda: wanted)
     (told,) = [step for step in router.steps if isinstance(step, Reload)]
     assert told.options == router.options == Options(auth_token="t", logging=old.logging)
+    assert router.reload_failed_us > 0  # as /varz and /metrics tell
+    router.reload(lambda: router.options)
+    assert router.reload_failed_us == 0
