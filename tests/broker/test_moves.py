@@ -294,6 +294,28 @@ def test_a_move_that_is_stopped_in_time_leaves_the_client_where_it_was(moving):
     mesh.close()
 
 
+def test_a_member_that_stayed_keeps_no_message_from_others_when_it_closes(moving):
+    """While it moves a member that is closing counts elsewhere, so that who was asked is not asked again."""
+    mesh = moving.mesh
+    stays, other = mesh.clients[2 * NEW], mesh.clients[2 * THIRD]
+    for member in (stays, other):
+        member.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    moving.begin(stays, old=NEW, new=OLD)
+    moving.hosts[NEW].probe.moves.stop()
+    mesh.settle()
+    assert moving.hosts[NEW].ends == ["it was stopped"]
+    stays.feed(b"no such operation\r\n", finish=False)  # closed at the end of the round
+    end = mesh.ends[NEW, OLD]
+    assert end.socket is not None
+    frame = b"QMSG 1 %d $G a | q 1\r\n7\r\n" % (1 << THIRD)  # it was there, and somebody has come since
+    mesh.engines[NEW].probe.feed(end.socket, frame, finish=False)
+    mesh.finish()
+    mesh.settle()
+    assert payloads(other) == ["7"]
+    mesh.close()
+
+
 def test_a_client_that_takes_no_headers_gets_none_while_it_moves_nor_afterwards(moving):
     mesh = moving.mesh
     client = mesh.clients[0]

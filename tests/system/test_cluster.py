@@ -492,6 +492,71 @@ async def test_bad_input_on_the_port_is_refused(
     await know(clients[1], clients[0])
 
 
+class ByHand:
+    """A connection of another member, which says what it is told to."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def say(self, words: bytes) -> None:
+        self.writer.write(words)
+
+    async def until(self, end: bytes) -> bytes:
+        async with asyncio.timeout(10):
+            return await self.reader.readuntil(end)
+
+    async def rest(self) -> bytes:
+        async with asyncio.timeout(10):
+            return await self.reader.read(-1)
+
+
+async def by_hand(broker: Broker) -> ByHand:
+    """It has joined."""
+    found = ByHand(*await asyncio.open_connection("127.0.0.1", route_port(broker)))
+    found.say(HELLO % b"hand")
+    await found.until(b"INFO ")
+    await found.until(b"\n")
+    found.say(b"PING\r\n")
+    await found.until(b"PONG\r\n")
+    return found
+
+
+async def test_the_other_connection_of_a_member_is_used_where_the_one_ends(start: Start, net: Net) -> None:
+    """A nats-server that was dialled while it dialled closes one of the two, whichever we have taken."""
+    here = start("gnatswarm-2", cluster_config("here"))
+    client = await net.client(here)
+    await subscribed(client, "own 1")
+    first = await by_hand(here)
+    second = await by_hand(here)
+    assert page(here, "/routez")["num_routes"] == 1
+    first.writer.close()
+    await second.until(b"RS+ $G own\r\n")
+    second.say(b"RMSG $G own 2\r\nhi\r\n")
+    assert [frame.payload for frame in await client.messages(1)] == [b"hi"]
+    assert page(here, "/routez")["num_routes"] == 1
+    second.writer.close()
+
+
+async def test_a_reload_of_the_cluster_s_permissions_holds_for_members_that_are_connected(
+    start: Start, net: Net
+) -> None:
+    here = start("gnatswarm-2", cluster_config("here", inner='permissions { import: { deny: "never" } }'))
+    client = await net.client(here)
+    first = await by_hand(here)
+    await subscribed(client, "own 1")
+    assert b"never" not in await first.until(b"RS+ $G own\r\n")
+    assert here.config is not None and here.directory is not None
+    (here.directory / "broker.conf").write_text(here.config.replace('deny: "never"', 'deny: "own"'))
+    here.send_signal(signal.SIGHUP)
+    await first.rest()
+    here.log.wait_line("Router connection closed: the cluster's configuration has changed")
+    again = await by_hand(here)
+    await subscribed(client, "last 2")
+    assert b"own" not in await again.until(b"RS+ $G last\r\n")
+    again.writer.close()
+
+
 async def test_a_route_to_a_port_for_clients_is_said_and_harms_nobody(start: Start, net: Net) -> None:
     other = start("nats-server", "")
     here = start("gnatswarm-1", cluster_config("here", (other.port,)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -272,6 +273,38 @@ async def test_what_cannot_be_taken_is_refused_with_the_reason(
     await first.wait(b"nothing")
     assert first.is_over
     assert new.one.shard.mesh.account(b"$G").n_subs == 1
+
+
+async def test_a_client_that_cannot_be_taken_at_last_is_closed_and_leaves_nothing(
+    two: LinkedShards, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await come(two, "SUB a 1\r\n")
+    old, new = two.shards
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(new.one.shard.clients, "take_over", refuse)
+    assert await moved(two, 1) == {}
+    await until(lambda: new.host.n_refused)
+    assert "cannot be taken from shard 0, and is closed" in caplog.text
+    await client.wait(b"nothing")
+    assert client.is_over
+    assert (old.cids, new.cids) == ([], [])
+    assert [shard.one.shard.mesh.account(b"$G").n_subs for shard in two.shards] == [0, 0]
+
+
+async def test_what_a_turn_has_queued_is_sent_though_nothing_else_happens(
+    two: LinkedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn that takes its time rests with a timer, which would send it, and so would the sweep of every second."""
+    monkeypatch.setattr(host, "TURN_NS", 10**12)
+    await come(two, "SUB a 1\r\n")
+    cids = two.shards[0].cids
+    for shard in two.shards:
+        shard.one.shard._timer.cancel()
+    assert await moved(two, 1) == {}
+    await until(lambda: (two.shards[0].cids, two.shards[1].cids) == ([], cids))
 
 
 def is_there(path: str) -> bool:
