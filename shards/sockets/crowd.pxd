@@ -33,6 +33,7 @@ cdef class Crowd(Pace):
     cdef uint64_t longer_us            # do not try a longer tick before this time
     cdef uint64_t longer_wait_us
     cdef void judge_prompt(self, uint64_t now_us) noexcept
+    cdef bint has_dispersed(self, uint64_t now_us) noexcept
     cdef void judge_gathering(self, uint64_t now_us) noexcept
     cdef bint is_worth_it(self, double rate, double size) noexcept
     cdef void choose_tick(self, double rate, uint64_t now_us) noexcept

@@ -53,6 +53,12 @@ cdef class Crowd(Pace):
             self.tick_us = FIRST_TICK_US
         self.measure_anew(now_us)
 
+    cdef bint has_dispersed(self, uint64_t now_us) noexcept:
+        """Nobody is gathered: whether it paused just when gathering was decided, and is none any more."""
+        if self.is_gathering and now_us - self.since_us >= LEAST_SPAN_US:
+            self.end()
+        return not self.is_gathering
+
     cdef void after_look(self, size_t found, uint32_t reads, uint64_t now_us) noexcept:
         self.looks += 1
         self.reads += reads
@@ -110,6 +116,10 @@ cdef class Crowd(Pace):
         """One look found so many bytes in so many reads; returns the µs to wait before the next."""
         self.after_look(found, reads, now_us)
         return self.tick_us
+
+    def joined(self, now_us: int) -> bool:
+        """The first one would be gathered: whether it is."""
+        return not self.has_dispersed(now_us)
 
     def ended(self):
         """Looks find nothing any more."""

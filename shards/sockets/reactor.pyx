@@ -186,8 +186,11 @@ cdef class Socket(Source):
             widen(self.fd)
 
     cdef void gather(self) noexcept:
+        cdef Reactor reactor = self.reactor
+        if not reactor.gathered.n_sockets and reactor.crowd.has_dispersed(reactor.box.now_us):
+            return
         if isinstance(self.peer, ClientConnection):
-            self.habit.is_gathered = self.reactor.gathered.admit(self)
+            self.habit.is_gathered = reactor.gathered.admit(self)
 
     cdef void read_promptly(self) noexcept:
         if self.habit.is_patient:

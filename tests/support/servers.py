@@ -121,6 +121,20 @@ class BrokerFailed(Exception):
     """The program did not start, or did not stop, as it should; the text ends with its log."""
 
 
+@contextlib.contextmanager
+def suspended(pid: int) -> Iterator[None]:
+    """The process does nothing meanwhile: every thread of it has stopped, which takes a moment after SIGSTOP."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        deadline = time.monotonic() + WAIT_DEADLINE_S
+        threads = list(Path(f"/proc/{pid}/task").glob("*/stat"))
+        while not all(thread.read_text().rpartition(") ")[2].startswith("T") for thread in threads):
+            assert time.monotonic() < deadline, f"process {pid} goes on"
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def oracle_is_required() -> bool:
     return os.environ.get("GNATSWARM_REQUIRE_ORACLE") == "1"
 

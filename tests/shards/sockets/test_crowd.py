@@ -158,3 +158,13 @@ def test_it_is_tried_again_after_waits_that_double():
     gaps = [later - earlier for earlier, later in pairwise(begins)]
     assert len(gaps) >= 5
     assert all(1.5 < later / earlier < 2.6 for earlier, later in pairwise(gaps[1:]))
+
+
+def test_who_pauses_just_when_gathering_is_decided_is_none_any_more():
+    """Nobody is gathered then, so no look finds that nothing comes; the next message would wait for one."""
+    for pause_us, is_joined in ((99_999, True), (100_000, False)):
+        crowd, now_us = Crowd(), 0
+        while not crowd.is_gathering:
+            now_us += 10
+            crowd.read(50, now_us)
+        assert crowd.joined(now_us + pause_us) == crowd.is_gathering == is_joined

@@ -197,7 +197,6 @@ def test_a_crowd_that_writes_a_little_each_is_read_together_and_nothing_is_lost(
     bench.turn_until(lambda: bool(select.select([publishers[0]], [], [], 0)[0]))
     # When nobody writes any more, the clock stops; who writes seldom is read at once again.
     bench.turn_until(lambda: not select.select([bench.reactor.fd], [], [], 0.05)[0])
-    assert not bench.reactor.crowd.is_gathering
 
     def is_prompt() -> bool:
         one_each()
