@@ -614,7 +614,12 @@ def _share() -> None:
     import gc
 
     gc.disable()
-    import uvloop  # noqa: F401
+    from gnatswarm.shards import lean_imports
+
+    # What is known to be valid before it is read in whole has no HTTPS, and HTTPS is not for a reload.
+    lean_imports.import_loop(tls=False)
+    lean_imports.import_formats()
+    import base64  # noqa: F401
 
     import gnatswarm.shards.boundary.handoff
     import gnatswarm.shards.boundary.linkdir
@@ -641,6 +646,10 @@ def _prepare() -> None:
     import gc
 
     gc.disable()
+    from gnatswarm.shards import lean_imports
+
+    lean_imports.import_loop(tls=True)  # a router that is forked later may have pages over HTTPS
+    lean_imports.import_formats()
     import gnatswarm.shards.worker  # noqa: F401
     from gnatswarm.shards.boundary import control
 

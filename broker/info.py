@@ -8,8 +8,8 @@ compatible with, because clients enable features by it. Keys of features not off
 
 from __future__ import annotations
 
+import hashlib
 from base64 import b32encode
-from hashlib import sha256
 from typing import Any
 
 import orjson
@@ -39,7 +39,7 @@ def advertised(client_advertise: str, host: str, port: int) -> tuple[str, int]:
 
 def cluster_name(configured: str, server_id: str) -> str:
     """The name of the cluster; where none is configured, one that stays the same as long as the broker runs."""
-    return configured or b32encode(sha256(server_id.encode()).digest()).decode()[:22]
+    return configured or b32encode(hashlib.sha256(server_id.encode()).digest()).decode()[:22]
 
 
 def _template(fields: dict[str, Any]) -> bytes:
