@@ -118,6 +118,10 @@ class LinkSocket(Protocol):
     def opened(self) -> int:
         """When it was opened, in µs of the reactor's clock."""
 
+    @property
+    def is_hung_up(self) -> bool:
+        """Whether the other end has closed it, perhaps without us having read that."""
+
     def kick(self, reason: CloseReason) -> None:
         """Close it; its session is told later."""
 
@@ -212,7 +216,9 @@ class Links:
         self._sockets.listen_anew()
 
     def close(self) -> None:
-        """Stop listening; links end with the process."""
+        """This shard ends: listen and dial no more; links end with the process."""
+        # (Others may let go of it before its process has ended: it would dial them, and be nobody whom they know.)
+        self._siblings = {}
         self._sockets.close()
 
     def _on_accepted(self, connection: Any) -> None:
@@ -248,7 +254,9 @@ class Links:
 
     def _give_up(self, session: LinkSession) -> None:
         if session in self._greeting:
-            if session.is_early and session.hello is not None:
+            if session.is_early and session.socket is not None and session.socket.is_hung_up:
+                session.socket.kick(CloseReason.CLIENT_CLOSED)  # it has ended meanwhile; who waits is not read
+            elif session.is_early and session.hello is not None:
                 session.link.end(f"boot id {session.hello.boot_id[:40]!r}, which the router does not know")
             else:
                 session.link.end(f"no INFO and CONNECT within {HANDSHAKE_S:g} s")

@@ -52,6 +52,15 @@ cdef extern from "<sys/ioctl.h>" nogil:
         FIONREAD
     int ioctl(int fd, unsigned long request, ...)
 
+cdef extern from "<poll.h>" nogil:
+    enum:
+        POLLERR, POLLHUP, POLLRDHUP
+    struct pollfd:
+        int fd
+        short events
+        short revents
+    int poll(pollfd *fds, unsigned long n, int timeout_ms)
+
 cdef extern from "<linux/sockios.h>" nogil:
     enum:
         SIOCOUTQ
@@ -346,6 +355,15 @@ cdef class Socket(Source):
         """End this connection with this CloseReason; no error is sent."""
         self.peer.close(<CloseReason>reason)
         out_call(&self.peer.out)
+
+    @property
+    def is_hung_up(self) -> bool:
+        """Whether the other end has closed; also of a connection that is not read now, which nobody is told of."""
+        cdef pollfd look
+        look.fd = self.fd
+        look.events = POLLRDHUP
+        look.revents = 0
+        return poll(&look, 1, 0) > 0 and (look.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0
 
     def freeze(self):
         """This socket as a record (a FrozenSocket), beside what its peer has; nothing changes. RecordRefused: it is

@@ -108,6 +108,7 @@ class End(Pipe):
     process: Process
     other: End
     opened = 0
+    is_hung_up = False
 
     def __init__(self, process: Process) -> None:
         self.process = process

@@ -297,6 +297,31 @@ def test_a_boot_id_that_the_router_never_names_is_turned_away(swarm: Swarm) -> N
     stranger.close()
 
 
+def test_who_hangs_up_while_it_waits_for_the_routers_word_is_no_error(
+    swarm: Swarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = swarm.start(0)
+    swarm.tell(one)
+    stranger = Stranger(swarm, one, boot_id="other")
+    stranger.close()
+    swarm.pass_s(HANDSHAKE_S)
+    assert not [record for record in caplog.records if record.levelname != "DEBUG"]
+    swarm.pass_s(HANDSHAKE_S)
+    assert one.links._greeting == {}
+
+
+def test_who_ends_does_not_dial_those_that_have_let_go_of_it(swarm: Swarm, caplog: pytest.LogCaptureFixture) -> None:
+    low, high = swarm.start(0), swarm.start(1)
+    swarm.tell(low, high)
+    high.links.close()
+    low.links.on_linked_shards([low.linked_shard])
+    swarm.run()
+    swarm.pass_s(HANDSHAKE_S)
+    assert low.links._greeting == {}
+    assert high.linked == []
+    assert not [record for record in caplog.records if record.levelname != "DEBUG"]
+
+
 def test_a_link_that_breaks_leaves_a_hole_and_is_made_again(swarm: Swarm) -> None:
     low, high = swarm.start(0), swarm.start(1)
     swarm.tell(low, high)
