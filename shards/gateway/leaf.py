@@ -30,6 +30,9 @@ logger = logging.getLogger("gnatswarm.gateway")
 
 # A hub that has not accepted by then is none; it waits as long for CONNECT.
 ACCEPT_S = 2.0
+# A connection that has passed messages for so long is dialled again at once when it ends, by whichever end: a hub that
+# restarts keeps its port open meanwhile. One that ends sooner would be made and ended all the time.
+LASTED_S = 2.0
 # Of the time in which the hub takes an answer: the rest is for the way there.
 ANSWER_SHARE = 0.9
 # Texts of the hub after which dialling again at once would only fail again.
@@ -84,6 +87,7 @@ class LeafSession(LeafConnection):
         self.remote = remote
         self.account = remote.account
         self._is_greeted = info is not None
+        self._is_refused = False
         self.info = info if info is not None else words.ServerInfo()
         self.address = address
 
@@ -205,12 +209,18 @@ class LeafSession(LeafConnection):
         folded = text.lower()
         if any(said in folded for said in _WAIT_LONG):
             self._wait_long = True
+        self._is_refused = True
         self._why = self._why or f"the hub said: {text[:300]}"
         logger.error("%s: the hub said: %s", self, text[:300])
 
     def on_early(self) -> None:
         """Interest or a message before the hub has accepted."""
         self._end("interest came before the hub had accepted")
+
+    @property
+    def has_lasted(self) -> bool:
+        """Whether messages have passed for so long, and the hub has refused nothing, that it may be dialled at once."""
+        return self.is_accepted and not self._is_refused and self._loop.time() - self.opened_s >= LASTED_S
 
     def _on_ended(self, why: str) -> None:
         self._owner.on_ended(self, why, wait_long=self._wait_long)

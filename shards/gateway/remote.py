@@ -157,6 +157,7 @@ class Remote:
         self._discovered: list[Address] = []
         self._failures = 0
         self._waits_long = False
+        self._has_lasted = False  # the last connection, and nothing was refused: it is dialled again at once
         self._over: asyncio.Future[None] | None = None
         self._task = loop.create_task(self._run())
         self._task.add_done_callback(self._on_done)
@@ -182,12 +183,15 @@ class Remote:
                 if len(addresses) > 1:
                     random.shuffle(addresses)
             address = addresses.pop()
-            self._waits_long = False
+            self._waits_long = self._has_lasted = False
             try:
                 await self._connect(address)
             except (OSError, ValueError, ssl.SSLError) as error:
                 self._failed(address, str(error) or type(error).__name__)
-            await asyncio.sleep(LONG_WAIT_S if self._waits_long else self.remote.reconnect_s)
+            if self._has_lasted:
+                addresses.append(address)  # a hub that restarts listens there again, or still does
+            else:
+                await asyncio.sleep(LONG_WAIT_S if self._waits_long else self.remote.reconnect_s)
 
     def _failed(self, address: Address, why: str) -> None:
         self._failures += 1
@@ -311,6 +315,7 @@ class Remote:
     def on_ended(self, session: LeafSession, reason: str, *, wait_long: bool) -> None:
         """The connection has ended."""
         self._waits_long = wait_long
+        self._has_lasted = session.has_lasted and not wait_long
         if session.is_accepted:
             logger.info("Leafnode connection to %s closed: %s", session.address, reason)
         else:

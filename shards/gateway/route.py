@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gnatswarm.gateway")
 
+# A route that has lasted so long is dialled again at once: who restarts keeps its port open (see leaf.LASTED_S).
+LASTED_S = 2.0
 # The first ping comes soon, because it measures the round trip; later ones at least this often.
 FIRST_PING_S = 1.0
 LONGEST_PING_S = 30.0
@@ -355,6 +357,11 @@ class RouteSession:
     def reason(self) -> str:
         """Why it has ended, or is about to; "": neither."""
         return self._why
+
+    @property
+    def has_lasted(self) -> bool:
+        """Whether it was a member's for so long that it may be dialled again at once when it has ended."""
+        return self.was_member and not self._is_quiet and self._loop.time() - self.introduced_s >= LASTED_S
 
     @property
     def is_quiet(self) -> bool:

@@ -261,7 +261,8 @@ class Routes:
                 if not dialled.is_configured:
                     break
                 await asyncio.wait([member.over])
-                await self._pause()
+                if not member.has_lasted:
+                    await self._pause()
                 continue
             attempts += 1
             session = await self._dial_once(dialled, attempts)
@@ -274,7 +275,8 @@ class Routes:
                     dialled.server_id = session.info.server_id
             if not dialled.is_configured and attempts > self.cluster.connect_retries:
                 break
-            await self._pause()
+            if session is None or not session.has_lasted:
+                await self._pause()
         self._dialled.pop(key, None)
 
     async def _pause(self) -> None:

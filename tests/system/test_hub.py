@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from gnatswarm.shards.gateway.leaf import LASTED_S
 from tests.support.authority import Authority
 from tests.support.leaves import Net, hub_port, know, payloads, subscribed
 from tests.support.servers import KINDS, Broker, BrokerUnavailable
@@ -810,3 +811,18 @@ async def test_a_gnatswarm_as_a_leaf_node_is_told_where_answers_are_wanted(
     await at_leaf.flush()
     await at_hub.expect_quiet()
     assert "closed" not in hub.log.text
+
+
+async def test_a_leaf_node_dials_at_once_when_a_connection_that_has_lasted_ends(start: Start, net: Net) -> None:
+    """The pause between tries is far longer than this test waits: the next gateway listens at the same port."""
+    hub = start("gnatswarm-2", "leafnodes { listen: '127.0.0.1:-1' }\ndebug: true\n")
+    url = f"nats://127.0.0.1:{hub_port(hub)}"
+    leaf = start("gnatswarm-2", f'leafnodes {{ remotes [ {{ url: "{url}" }} ], reconnect: 600 }}')
+    leaf.log.wait_line(ACCEPTED)
+    at_hub, at_leaf = await net.client(hub), await net.client(leaf)
+    began_s = asyncio.get_running_loop().time()
+    while asyncio.get_running_loop().time() < began_s + 2 * LASTED_S:
+        await know(at_leaf, at_hub)
+    os.kill(int(hub.log.wait_line(r"Gateway is process (\d+)")[1]), signal.SIGKILL)
+    await know(at_hub, at_leaf)
+    await know(at_leaf, at_hub)
