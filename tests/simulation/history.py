@@ -71,7 +71,8 @@ class Message:
     kept_with: bytes = b""  # of a request to another account: the prefix of the replies to it
     is_outside: bool = False  # a user of another server published it; acked_at: when it had arrived everywhere
     named: frozenset[str] = frozenset()  # queue groups for which that server left the choice to our broker
-    knows_no_origins: bool = False  # … which was not told which members are in its own leaf node's cluster
+    near: frozenset[int] = frozenset()  # users of servers that it reached without us
+    knows_no_origins: bool = False  # its server was not told which members are in its own leaf node's cluster
     is_lost_outside: bool = False  # a connection to another server, or the gateway, ended while it was on its way
     lost_at: int = NEVER  # of such a request: when a shard died with it, or while it was being handed over
 

@@ -248,7 +248,7 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
         _, view, _ = reach.hits[one.sid]
         if not view.is_sure or one.sid in kept_out:
             continue
-        if one.client == message.client and one.is_outside:
+        if one.client in message.near:
             continue  # its server thought of members here, who had left, and gets nothing back
         if is_answer and view.is_across and one.left_at <= message.acked_at:
             continue  # an answer is published in the asker's account when it arrives on the asker's shard

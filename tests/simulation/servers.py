@@ -452,6 +452,7 @@ class Servers:
         message.is_lost_outside = self.has_server_gone
         self.messages.append(message)
         near = [one for one in self.all if one.is_near(server)]
+        message.near = frozenset(one.number for one in near)
         members: dict[str, list[Subscription | None]] = {}  # None: one of our broker's
         for one in near:
             for sub in one.wants:
