@@ -319,3 +319,48 @@ def test_a_queue_message_without_a_member_here_goes_to_a_leaf_node_of_the_cluste
     for end in (route, leaf):
         end.link.leave()
     cluster.close()
+
+
+def test_services_that_are_imported_here_are_told_to_leaf_nodes_and_hubs_but_not_to_members():
+    """A member's clients follow their own imports. JetStream's API is a hub's own service, or none."""
+    cluster = Members(1, fenced=False)
+    own = cluster.members[0].exchange.set_own_interest
+    own(b"$G", [b"svc.>", b"$JS.API.>"])
+    ends = {kind: server(cluster, kind) for kind in ("route", "leaf", "hub")}
+    wanted = {"route": set(), "leaf": {"svc.>", "$JS.API.>", "later"}, "hub": {"svc.>", "later"}}
+    own(b"$G", [b"svc.>", b"$JS.API.>", b"later"])
+    cluster.settle()
+    assert {kind: _told(end)[0] for kind, end in ends.items()} == wanted
+    assert b"RS+" not in bytes(ends["route"].socket.sent)
+    own(b"$G", [])
+    cluster.settle()
+    assert not any(_told(end)[0] for end in ends.values())
+    for end in ends.values():
+        end.link.leave()
+    cluster.close()
+
+
+@pytest.mark.parametrize("kind", ["leaf", "route"])
+def test_a_server_hears_where_answers_are_wanted_before_the_first_request(kind: Literal["leaf", "route"]):
+    """Of a request from another account, once; and so does who comes in its place."""
+    cluster = Members(1, fenced=False)
+    member = cluster.members[0]
+    link = member.mesh.ends[member.gateway, 0]
+    assert link.socket is not None
+    word, account = (b"L", b"") if kind == "leaf" else (b"R", b"$G ")
+    slots = set()
+    for _ in range(2):
+        end = server(cluster, kind, b"%bS+ %ba" % (word, account))
+        slots.add(end.link.slot)
+        begin = len(end.socket.sent)
+        for n in (1, 2):
+            link.engine.probe.feed(link.socket, b"RMSG $G a _R_.b.%d 1\r\nx\r\n" % n)
+        cluster.settle()
+        told = bytes(end.socket.sent[begin:]).split(b"\r\n")
+        assert told[0] == b"%bS+ %b_R_.b.>" % (word, account)
+        assert [line for line in told[1:] if len(line) > 1] == [
+            b"%bMSG %ba _R_.b.%d 1" % (word, account, n) for n in (1, 2)
+        ]
+        end.link.leave()
+    assert len(slots) == 1
+    cluster.close()

@@ -316,6 +316,24 @@ def test_a_member_that_stayed_keeps_no_message_from_others_when_it_closes(moving
     mesh.close()
 
 
+def test_a_client_that_waits_for_a_slow_receiver_is_not_moved(moving):
+    mesh, probe = moving.mesh, moving.hosts[OLD].probe
+    client, reader = mesh.clients[:2]
+    reader.connection.set_limits(Limits(max_pending_bytes=1_000_000))
+    reader.feed(b"SUB a 1\r\n")
+    probe.set_takes(reader.socket, 0)
+    published(client, *["x" * 1000] * 700)
+    assert client.socket.is_stalled
+    why = "it waits for a slow receiver"
+    assert probe.moves.why_not(client.connection) == why
+    with pytest.raises(RecordRefused, match=why):
+        probe.moves.move([client.connection], NEW)
+    probe.set_takes(reader.socket, -1)
+    probe.release_stalls()
+    assert probe.moves.why_not(client.connection) is None
+    mesh.close()
+
+
 def test_a_client_that_takes_no_headers_gets_none_while_it_moves_nor_afterwards(moving):
     mesh = moving.mesh
     client = mesh.clients[0]

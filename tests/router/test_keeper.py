@@ -454,3 +454,29 @@ def test_a_router_that_has_to_prove_itself_is_killed_when_its_time_is_over(monke
     one._proof_until = time.monotonic() - 1
     assert one._until_proof_ms() is None
     assert killed == [77]
+
+
+def test_after_an_upgrade_a_router_that_dies_is_replaced_by_one_of_the_new_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until the keeper has become that program, too; which may be impossible."""
+
+    class BecameRouter(Exception):
+        """In the place of exec."""
+
+    def become(_keeper: object, sock: socket.socket, _reason: str, command: list[str] | str) -> None:
+        sock.close()
+        raise BecameRouter(command)
+
+    monkeypatch.setattr(os, "fork", lambda: 0)
+    monkeypatch.setattr(keeper._Keeper, "_become_router", become)
+    monkeypatch.setattr(keeper._Keeper, "_be_router", become)  # of the old program
+    one = keeper._Keeper(lambda post: 0, -1, keeper._Again("gnatswarm", (), {}))
+    one._carry_out(one._words.Succeed(["next", "router"]), [])
+    for is_proven in (False, True):
+        if is_proven:
+            one._carry_out(one._words.TakenOver(), [])
+        with pytest.raises(BecameRouter) as became:
+            one._start_router("it died")
+        assert became.value.args == (["next", "router"],)
+        assert (one._candidate is None) is is_proven

@@ -18,7 +18,7 @@ import pytest
 from gnatswarm.router.supervision.broker import SupervisedShard
 from gnatswarm.router.supervision.supervision import Phase, ShardState
 from gnatswarm.router.supervision.supervisor import Supervisor
-from gnatswarm.shards.boundary.control import Stop
+from gnatswarm.shards.boundary.control import HasHeadroom, Stop
 from tests.router.routers import DEADLINE_S, Dialled, Router, dial, option_tree, pause, wait_until
 from tests.support.servers import wait_pids_gone
 
@@ -504,3 +504,55 @@ def test_a_second_stop_kills_what_has_not_stopped() -> None:
     assert Stop() in said and "kill" not in said and refused
     supervisor.stop(1)
     assert said[-1] == "kill"
+
+
+def test_where_all_shards_are_short_of_descriptors_all_that_accept_get_connections() -> None:
+    """Not those that only start: who is steered there waits."""
+    steered: list[list[int]] = []
+    shards = [SupervisedShard(number, is_founder=True) for number in range(3)]
+    for shard, phase in zip(shards, (Phase.READY, Phase.READY, Phase.STARTING), strict=True):
+        shard.state = ShardState(phase=phase, is_wanted=True, is_in_step=True)
+        process: Any = SimpleNamespace(boot_id=f"b{shard.number}", send=lambda message: None)
+        shard.process = process
+    broker: Any = SimpleNamespace(
+        shards=shards,
+        members=shards,
+        shard_of=lambda process: next(one for one in shards if one.process is process),
+        relays=[],
+        rolling=None,
+        listener_groups=SimpleNamespace(steer=steered.append),
+        is_serving=True,
+        is_leaving=False,
+        page=SimpleNamespace(connections=0),
+        remember=lambda: None,
+    )
+    notifier: Any = SimpleNamespace(observe=lambda *_states, **_named: None)
+    audience: Any = None
+    supervisor = Supervisor(broker, notifier=notifier, audience=audience)
+    for shard, on in ((shards[0], False), (shards[1], False), (shards[0], True)):
+        assert shard.process is not None
+        supervisor._on_message(shard.process, HasHeadroom(on))
+    assert steered == [[1], [0, 1], [0]]
+
+
+def test_scaling_down_to_shards_that_do_not_serve_is_refused() -> None:
+    """All clients would be closed, and nobody could take them."""
+    shards = [SupervisedShard(number, is_founder=True) for number in range(2)]
+    shards[0].state = ShardState(phase=Phase.BACKING_OFF, is_wanted=True)
+    shards[1].state = ShardState(phase=Phase.READY, is_wanted=True, is_in_step=True)
+    broker: Any = SimpleNamespace(
+        shards=shards,
+        members=shards,
+        relays=[],
+        rolling=None,
+        wanted=2,
+        most_shards=8,
+        is_serving=True,
+        is_leaving=False,
+    )
+    nothing: Any = None
+    supervisor = Supervisor(broker, notifier=nothing, audience=nothing)
+    assert supervisor.scale(1) == (
+        "no shard below 1 serves now, so clients could not move there: try again when one does"
+    )
+    assert broker.wanted == 2

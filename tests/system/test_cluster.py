@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -22,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import swarm
 from tests.support.authority import Authority
 from tests.support.servers import KINDS, Broker, BrokerUnavailable
 from tests.support.turns import until
@@ -331,6 +333,7 @@ async def test_every_server_answers_a_ping_to_the_system_account_once(members: l
 
 
 async def test_clients_and_pages_tell_of_the_cluster(members: list[Broker], net: Net) -> None:
+    await all_know(await net.clients(members))
     for broker in members:
         client = await net.client(broker)
         assert client.info["cluster"] == "marsh"
@@ -511,10 +514,12 @@ class ByHand:
             return await self.reader.read(-1)
 
 
-async def by_hand(broker: Broker) -> ByHand:
-    """It has joined."""
+async def by_hand(broker: Broker, name: str = "hand", **info: Any) -> ByHand:
+    """It has joined, and said this of itself besides."""
     found = ByHand(*await asyncio.open_connection("127.0.0.1", route_port(broker)))
-    found.say(HELLO % b"hand")
+    content = {"server_id": name, "server_name": name, "cluster": "marsh", "headers": True, **info}
+    found.say(b'CONNECT {"name":"%b","cluster":"marsh"}\r\n' % name.encode())
+    found.say(b"INFO " + json.dumps(content).encode() + b"\r\n")
     await found.until(b"INFO ")
     await found.until(b"\n")
     found.say(b"PING\r\n")
@@ -536,6 +541,89 @@ async def test_the_other_connection_of_a_member_is_used_where_the_one_ends(start
     assert [frame.payload for frame in await client.messages(1)] == [b"hi"]
     assert page(here, "/routez")["num_routes"] == 1
     second.writer.close()
+
+
+async def test_members_hear_of_another_at_the_address_that_it_names(start: Start) -> None:
+    here = start("gnatswarm-1", cluster_config("here"))
+    first = await by_hand(here)
+    for name, info, address in (
+        ("named", {"port": 7000, "ip": "nats-route://198.51.100.1:7001/"}, "nats-route://198.51.100.1:7001/"),
+        ("unnamed", {"port": 7002}, "nats-route://127.0.0.1:7002/"),
+    ):
+        other = await by_hand(here, name, **info)
+        await first.until(b"INFO ")
+        told = json.loads(await first.until(b"\n"))
+        assert (told["server_id"], told["ip"]) == (name, address)
+        other.writer.close()
+    first.writer.close()
+
+
+@pytest.mark.parametrize("hides", [False, True])
+async def test_clients_hear_of_other_members_addresses_unless_that_is_off(
+    start: Start, net: Net, *, hides: bool
+) -> None:
+    here = start("gnatswarm-2", cluster_config("here", inner=f"no_advertise: {str(hides).lower()}"))
+    member = await by_hand(here, port=7000, connect_urls=["198.51.100.1:4222"])
+    assert page(here, "/varz")["routes"] == 1
+    told: list[bool] = []
+    async with asyncio.timeout(20):
+        while len(told) < 30 if hides else not any(told):
+            client = await net.client(here)
+            told.append("198.51.100.1:4222" in client.info.get("connect_urls", []))
+    assert any(told) is not hides
+    member.writer.close()
+
+
+async def test_shards_that_start_know_of_the_cluster_also_under_the_next_router(start: Start, net: Net) -> None:
+    here = start("gnatswarm-2", cluster_config("here"))
+    member = await by_hand(here, port=7000, connect_urls=["198.51.100.1:4222"])
+    for kills_router in (False, True):
+        if kills_router:
+            old = (await asyncio.to_thread(swarm.status, here))["router_pid"]
+            lines = len(here.log.lines)
+            swarm.signal_shard(here, old)
+            here.log.wait_line("The router died: killed by SIGKILL", 20.0, lines)
+        before = await swarm.kill(here, 0)
+        async with asyncio.timeout(20):
+            while (await swarm.pids(here)).get(0, before) == before:
+                pass
+            while True:
+                client = await net.client(here)
+                if client.shard == 0:
+                    break
+                client.close()
+        assert "198.51.100.1:4222" in client.info["connect_urls"]
+    member.writer.close()
+
+
+async def test_a_member_s_rights_are_shown_as_it_said_last(start: Start) -> None:
+    here = start("gnatswarm-1", cluster_config("here"))
+    member = await by_hand(here)
+    for denied in ("one", "two"):
+        member.say(
+            b'INFO {"server_id":"hand","server_name":"hand","import":{"deny":["%b"]}}\r\nPING\r\n' % denied.encode()
+        )
+        await member.until(b"PONG\r\n")
+        (route,) = page(here, "/routez")["routes"]
+        assert route["import"] == {"deny": [denied]}
+    member.writer.close()
+
+
+async def test_so_many_members_that_another_one_tells_of_are_dialled_and_no_more(start: Start) -> None:
+    here = start("gnatswarm-1", cluster_config("here"))
+    member = await by_hand(here)
+    gossip = b'INFO {"server_id":"z%d","server_name":"z%d","cluster":"marsh","ip":"nats-route://127.0.0.1:%d/"}\r\n'
+    member.say(b"".join(gossip % (port, port, port) for port in range(1, 101)))
+
+    def dialled() -> set[str]:
+        return set(re.findall(r"Error trying to connect to route 127.0.0.1:(\d+) ", here.log.text))
+
+    await until(lambda: len(dialled()) >= 64)
+    for _ in range(20):
+        member.say(b"PING\r\n")
+        await member.until(b"PONG\r\n")
+    assert len(dialled()) == 64
+    member.writer.close()
 
 
 async def test_a_reload_of_the_cluster_s_permissions_holds_for_members_that_are_connected(

@@ -386,6 +386,29 @@ async def test_a_leaf_node_at_a_port_for_others_is_refused_and_harms_nobody(star
     assert "Traceback" not in broker.log.text
 
 
+@pytest.mark.parametrize("hides", [False, True])
+async def test_leaf_nodes_hear_of_the_port_s_address_unless_that_is_off(start: Start, *, hides: bool) -> None:
+    config = f'leafnodes {{ listen: "127.0.0.1:-1", no_advertise: {str(hides).lower()} }}\n'
+    hub = start("gnatswarm-1", config)
+    leaf = await by_hand(hub_port(hub))
+    assert leaf.info["leafnode_urls"] == ([] if hides else [f"127.0.0.1:{hub_port(hub)}"])
+    leaf.writer.close()
+
+
+async def test_a_reload_of_services_is_told_to_leaf_nodes(start: Start) -> None:
+    without = HUB.replace('imports [ {service: {account: A, subject: "svc.>"}, to: "of.a.>"} ]', "")
+    assert without != HUB
+    hub = start("gnatswarm-2", without)
+    leaf = await by_hand(hub_port(hub), {"name": "hand", "user": "b", "pass": "p"})
+    await leaf.until(b"LS+ old.x\r\n")
+    assert hub.directory is not None
+    for config, told in ((HUB, b"LS+ of.a.>\r\n"), (without, b"LS- of.a.>\r\n")):
+        (hub.directory / "broker.conf").write_text(config + "stats: false\n")
+        hub.send_signal(signal.SIGHUP)
+        await leaf.until(told)
+    leaf.writer.close()
+
+
 async def test_the_next_connection_of_a_leaf_node_replaces_the_last_one(tree: Tree) -> None:
     words = {"name": "twin", "cluster": "twin", "user": "a", "pass": "p", "remote_account": "$G"}
     first = await by_hand(hub_port(tree.hub), words)
@@ -587,11 +610,15 @@ async def test_a_leaf_node_that_does_not_read_harms_nobody_and_is_closed(start: 
 async def test_a_reload_closes_whom_it_does_not_admit_any_more(start: Start) -> None:
     users = "authorization { users [ {user: one, password: p, account: A}, {user: two, password: p, account: B} ] }"
     config = HUB.replace('listen: "127.0.0.1:-1"', f'listen: "127.0.0.1:-1", {users}')
+    config = "no_auth_user: one\n" + config.replace(
+        "{user: a, password: p}", "{user: a, password: p}, {user: one, password: z}"
+    )
     hub = start("gnatswarm-2", config)
     one = await by_hand(hub_port(hub), {"name": "one", "user": "one", "pass": "p"})
     two = await by_hand(hub_port(hub), {"name": "two", "user": "two", "pass": "p"})
-    other = await by_hand(hub_port(hub), {"name": "a", "user": "a", "pass": "p"})
-    assert b"Authorization Violation" in await other.rest()  # users of the broker do not count beside these
+    for login in ({"user": "a", "pass": "p"}, {}):  # users of the broker do not count beside these, nor does nobody's
+        other = await by_hand(hub_port(hub), {"name": "a", **login})
+        assert b"Authorization Violation" in await other.rest()
     for leaf, account in ((one, b"A"), (two, b"B")):
         assert b'"remote_account":"%s"' % account in await leaf.until(b"LS+")
     assert hub.config is not None and hub.directory is not None

@@ -430,3 +430,95 @@ async def test_a_hub_that_asks_for_tls_is_spoken_to_encrypted(
     # Without the authority the hub's certificate is not believed.
     stranger = start("gnatswarm-1", leaf_config(hub_port(hub)))
     stranger.log.wait_line("TLS handshake error: .*certificate", 20.0)
+
+
+# ---- a hub by hand
+
+
+class Hub:
+    """One connection to a hub that says what it is told to; `connect` is what the leaf node has said."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.connect: dict[str, Any] = {}
+
+    def say(self, words: bytes) -> None:
+        self.writer.write(words)
+
+    def inform(self, **content: Any) -> None:
+        base = {"server_id": "X", "server_name": "x", "client_id": 1, "headers": True, "max_payload": 1000}
+        self.say(b"INFO " + json.dumps({**base, **content}).encode() + b"\r\n")
+
+    async def until(self, end: bytes) -> bytes:
+        async with asyncio.timeout(10):
+            return await self.reader.readuntil(end)
+
+    async def told(self) -> bytes:
+        """All that was said before the answer to a PING."""
+        self.say(b"PING\r\n")
+        return await self.until(b"PONG\r\n")
+
+
+class ByHand:
+    """A port for leaf nodes; what comes there waits in `hubs`."""
+
+    def __init__(self) -> None:
+        self.hubs: asyncio.Queue[Hub] = asyncio.Queue()
+        self.others: list[str] = []  # addresses of its cluster, besides
+
+    async def open(self) -> ByHand:
+        self._server = await asyncio.start_server(self._on_connected, "127.0.0.1", 0)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+        return self
+
+    async def _on_connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hub = Hub(reader, writer)
+        hub.inform(leafnode_urls=[f"127.0.0.1:{self.port}", *self.others], nonce="n", info_on_connect=True)
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            hub.connect = json.loads((await hub.until(b"\r\n"))[8:])
+            await self.hubs.put(hub)
+
+    async def next(self) -> Hub:
+        async with asyncio.timeout(20):
+            return await self.hubs.get()
+
+    def close(self) -> None:
+        self._server.close()
+
+
+async def test_a_leaf_node_sends_what_its_hub_allows_now(start: Start, net: Net) -> None:
+    port = await ByHand().open()
+    leaf = start("gnatswarm-2", leaf_config(port.port))
+    hub = await port.next()
+    hub.inform(connect_info=True, export={"allow": ["one", "known"]})
+    hub.say(b"LS+ one\r\nLS+ two\r\nLS+ known\r\n")
+    await hub.told()
+    client = await net.client(leaf)
+    await subscribed(client, "none 9")
+    async with asyncio.timeout(20):
+        while True:  # until its shard knows what the hub wants
+            await client.send("PUB known none 0\r\n\r\n")
+            if not any(frame.subject == "none" for frame in await client.flush()):
+                break
+    for subject, other in (("one", "two"), ("two", "one")):
+        await client.send(f"PUB {other} 2\r\nno\r\nPUB {subject} 2\r\nhi\r\n")
+        assert f"LMSG {other}".encode() not in await hub.until(f"LMSG {subject} 2\r\nhi\r\n".encode())
+        hub.inform(connect_info=True, export={"allow": ["two"]})
+        await hub.told()
+    hub.writer.close()
+    port.close()
+
+
+async def test_other_addresses_of_the_hub_are_dialled_with_the_log_in_of_the_configured_one(start: Start) -> None:
+    first, second = [await ByHand().open() for _ in range(2)]
+    first.others = [f"127.0.0.1:{second.port}"]
+    start("gnatswarm-1", leaf_config(first.port, login="u:p"))
+    hub = await first.next()
+    assert (hub.connect["user"], hub.connect["pass"]) == ("u", "p")
+    hub.writer.close()
+    first.close()
+    hub = await second.next()
+    assert (hub.connect["user"], hub.connect["pass"]) == ("u", "p")
+    hub.writer.close()
+    second.close()

@@ -25,7 +25,8 @@ ACCOUNTS = """accounts {
                   MORE ] }
 }
 """
-MORE = '{stream: {account: A, subject: "orig.two"}, to: "again"}'
+MORE = """{stream: {account: A, subject: "orig.two"}, to: "again"}
+                  {stream: {account: A, subject: "orig.new"}, to: "new"}"""
 PAIRS = [
     ("nats-server", "nats-server"),
     ("gnatswarm-2", "nats-server"),
@@ -54,6 +55,12 @@ def leaf_config(hub: Broker, user: str = "b", account: str = "", accounts: str =
 async def sent(client: Client, *subjects: str) -> None:
     await client.send("".join(f"PUB {subject} back {len(subject)}\r\n{subject}\r\n" for subject in subjects))
     await client.flush()
+
+
+async def is_wanted(client: Client, subject: str) -> bool:
+    """Whether nobody says that nobody is there for a request; the client has subscribed to "none"."""
+    await client.send(f"PUB {subject} none 0\r\n\r\n")
+    return not any(frame.subject == "none" for frame in await client.flush())
 
 
 async def heard(client: Client, count: int) -> list[tuple[str, bytes, str]]:
@@ -145,10 +152,18 @@ async def test_a_reload_of_imports_and_a_lost_connection_are_followed(start: Sta
     hub = start("gnatswarm-2", hub_config())
     leaf = start("nats-server", leaf_config(hub))
     exporter, importer, at_leaf = await net.client(hub, **A), await net.client(hub, **B), await net.client(leaf)
-    await subscribed(at_leaf, "again 1", "str.orig.two 2")
+    await subscribed(at_leaf, "again 1", "str.orig.two 2", "new 3")
+    await subscribed(exporter, "none 9")
     await know(importer, at_leaf)
     await sent(exporter, "orig.two")
     assert await heard(at_leaf, 1) == [("str.orig.two", b"orig.two", "back")]
+    assert not await is_wanted(exporter, "orig.gone")
+    for words, wanted in (("SUB str.orig.gone 4", True), ("UNSUB 4", False)):
+        await at_leaf.talk(f"{words}\r\nPING\r\n", expect_last="PONG\r\n")
+        async with asyncio.timeout(20):
+            while await is_wanted(exporter, "orig.gone") != wanted:
+                pass
+        assert [one[0] for one in await heard(at_leaf, wanted)] == ["str.orig.gone"] * wanted
     assert hub.config is not None and hub.directory is not None
     for more, expected in ((MORE, ["again", "str.orig.two"]), ("", ["str.orig.two"])):
         lines = len(hub.log.lines)
@@ -158,16 +173,17 @@ async def test_a_reload_of_imports_and_a_lost_connection_are_followed(start: Sta
         await exporter.flush()
         await sent(exporter, "orig.two")
         assert [one[0] for one in await heard(at_leaf, len(expected))] == expected
+        async with asyncio.timeout(20):
+            while await is_wanted(exporter, "orig.new") != bool(more):
+                pass
+        assert [one[0] for one in await heard(at_leaf, bool(more))] == ["new"] * bool(more)
         await at_leaf.expect_quiet()
     lines = len(hub.log.lines)
     leaf.kill()
     hub.log.wait_line("Leafnode connection closed", 20.0, start=lines)
-    await subscribed(exporter, "none 9")
     async with asyncio.timeout(20):
-        while True:
-            await exporter.send("PUB orig.two none 0\r\n\r\n")
-            if any(frame.subject == "none" for frame in await exporter.flush()):
-                break
+        while await is_wanted(exporter, "orig.two"):
+            pass
 
 
 async def test_a_member_of_a_cluster_and_a_leaf_node_of_the_exporter_publish_what_a_leaf_node_imports(

@@ -40,9 +40,11 @@ def test_one_change_that_needs_a_restart_refuses_all() -> None:
 def test_secrets_are_not_shown() -> None:
     old = Options(auth_token="hunter1")
     new = Options(auth_user="u", auth_password="hunter2", users=(User("a", "hunter3"),))
+    old = msgspec.structs.replace(old, cluster=Cluster(user="u", password="hunter4"))
+    new = msgspec.structs.replace(new, cluster=Cluster(user="u", password="hunter5"))
     shown = " ".join(map(str, diff(old, new).live))
     assert "hunter" not in shown
-    assert "users changed" in shown
+    assert "users changed" in shown and "cluster.password changed" in shown
 
 
 @pytest.mark.parametrize("field", [field.name for field in msgspec.structs.fields(Options)])

@@ -69,6 +69,12 @@ def test_varz_names_no_secret():
     assert "'auth_required': True" in text
 
 
+@pytest.mark.parametrize(("compatibility", "leafs"), [("2.9", None), ("2.15", [])])
+def test_a_page_without_leaf_nodes_is_that_of_the_nats_server_of_that_version(compatibility, leafs):
+    page = aggregate.leafz(facts(options=Options(compatibility=compatibility)), [])
+    assert (page["leafnodes"], page["leafs"]) == (0, leafs)
+
+
 @pytest.mark.parametrize(
     ("shards", "fault"),
     [

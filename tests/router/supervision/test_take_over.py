@@ -5,11 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from gnatswarm.broker.options import Options
 from gnatswarm.router.supervision.broker import SupervisedShard
 from gnatswarm.router.supervision.supervision import Phase, ShardState
 from gnatswarm.router.supervision.supervisor import Supervisor
-from gnatswarm.shards.boundary.control import Reload, ReopenLog, Resumed
+from gnatswarm.shards.boundary.control import LameDuck, LinkedShards, Reload, ReopenLog, Resumed
 from gnatswarm.shards.boundary.keeping import Child
 
 
@@ -88,3 +90,21 @@ def test_what_the_dead_router_had_not_come_to_start_is_started(monkeypatch):
     supervisor._finish_what_was_begun()
     assert started == [1]
     assert told == [ReopenLog()]
+
+
+def test_lame_duck_mode_goes_on(monkeypatch):
+    """The record says so before any shard is told."""
+    ready, dead = a_shard(0, phase=Phase.READY, is_wanted=True), a_shard(1, phase=Phase.BACKING_OFF, is_wanted=True)
+    said: list[object] = []
+    process: Any = SimpleNamespace(boot_id="b", send=said.append)
+    ready.process = process
+    broker = Broker(ready, dead, wanted=2)
+    broker.is_leaving = True
+    supervisor = a_supervisor(broker)
+    monkeypatch.setattr(supervisor, "_spawn", lambda one: pytest.fail(f"shard {one.number} is started"))
+    supervisor._finish_what_was_begun()
+    limits = broker.options.limits
+    assert [one for one in said if not isinstance(one, LinkedShards)] == [
+        LameDuck(limits.lame_duck_grace_s, limits.lame_duck_duration_s)
+    ]
+    assert (ready.state.phase, dead.state.phase) == (Phase.DRAINING, Phase.STOPPED)

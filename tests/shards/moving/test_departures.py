@@ -202,9 +202,10 @@ def test_where_a_shard_takes_nobody_the_others_take_its_share(first: int) -> Non
     assert world.done[0][0] == 30
 
 
-def test_a_shard_that_refuses_a_batch_does_not_keep_the_others_waiting() -> None:
+@pytest.mark.parametrize("others", [10, 5])
+def test_a_shard_that_refuses_a_batch_does_not_keep_the_others_waiting(others: int) -> None:
     world = World(20)
-    world.begin({1: 10, 2: 10})
+    world.begin({1: 10, 2: others})
     assert world.batches[-1][0] == 1
     world.departures.on_ended("there is no room for more descriptors")
     world.advance(AGAIN_S)
@@ -289,6 +290,17 @@ def test_what_the_engine_refuses_is_told_and_tried_again() -> None:
     world.refuses = ""
     world.advance(AGAIN_S * 2)
     assert len(world.batches) == 1
+
+
+def test_who_cannot_move_any_more_when_the_batch_begins_leaves_the_others_alone() -> None:
+    world = World(3)
+    world.late_objections = {1: "it waits for a slow receiver"}
+    world.begin({1: 3})
+    assert world.batches == [(1, [0, 2])]
+    world.late_objections.clear()
+    world.arrive()
+    world.advance(1.0)
+    assert world.batches[1:] == [(1, [1])]
 
 
 def test_a_cancelled_journey_begins_no_further_batch() -> None:

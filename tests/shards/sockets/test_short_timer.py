@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import select
+import weakref
 
 from gnatswarm.broker.fanout import Fanout
 from gnatswarm.shards.sockets.reactor import Reactor
@@ -85,4 +87,43 @@ def test_once_closed_it_calls_no_more() -> None:
     timer.close()
     reactor.turn()
     assert called == []
+    reactor.close()
+
+
+def test_what_was_started_anew_in_the_round_in_which_it_was_due_is_forgotten() -> None:
+    """Of two that are due, whichever calls first starts the other anew."""
+    reactor, clock = Reactor(Fanout()), Reactor(Fanout())
+    called = []
+
+    def call(other: int) -> None:
+        called.append(1)
+        timers[other].start(LONG_US)
+
+    timers = [ShortTimer(reactor, lambda: call(1)), ShortTimer(reactor, lambda: call(0))]
+    last = ShortTimer(clock, lambda: None)
+    for timer in (*timers, last):
+        timer.start(50)
+    rounds(clock, 1)  # then the two are due as well, which were to call before it
+    reactor.turn()
+    assert called == [1]
+    for timer in (*timers, last):
+        timer.close()
+    reactor.close()
+    clock.close()
+
+
+def test_once_closed_it_is_forgotten() -> None:
+    class Called:
+        def __call__(self) -> None:
+            """Nobody calls it."""
+
+    reactor = Reactor(Fanout())
+    called = Called()
+    timer = ShortTimer(reactor, called)
+    timer.close()
+    is_kept = weakref.ref(called)
+    del timer, called
+    reactor.finish()
+    gc.collect()
+    assert is_kept() is None
     reactor.close()

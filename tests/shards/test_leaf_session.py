@@ -1,0 +1,106 @@
+"""Leaf node connections without a server at the other end: when they are ended, and what their owner hears of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gnatswarm.broker.options import LeafRemote
+from gnatswarm.shards.gateway.hub import HubSession
+from gnatswarm.shards.gateway.leaf import LeafSession
+from gnatswarm.shards.gateway.words import Identity
+from tests.support.members import Members
+
+
+def a_session(cluster: Members, owner: Any, later: list[Any]) -> LeafSession:
+    """A connection to a hub; `later` gets what its timers are to call."""
+    loop: Any = SimpleNamespace(time=lambda: 0.0, call_later=lambda _after_s, call: later.append(call))
+    return LeafSession(
+        loop,
+        cluster.members[0].exchange,
+        owner,
+        LeafRemote(urls=("nats://h:7422",)),
+        Identity("N", "n", "2.9.10", 1000, True),
+        None,
+        address="h:7422",
+        login=("", ""),
+        is_encrypted=False,
+        lid=1,
+        ping_interval_s=1.0,
+        ping_max=2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "waits"),
+    [
+        (b"'Loop detected for leafnode account=\"A\". Delaying attempt to reconnect for 30s'", True),
+        (b"'Authorization Violation'", True),
+        (b"'remote leafnode has same cluster name'", True),
+        (b"'Permissions Violation for Publish to \"a\"'", True),
+        (b"'Duplicate Remote LeafNode Connection'", False),
+        (b"'Stale Connection'", False),
+    ],
+)
+def test_a_hub_that_says_that_dialling_makes_no_sense_is_left_alone_for_long(said: bytes, *, waits: bool) -> None:
+    cluster = Members(1, fenced=False)
+    ended: list[tuple[str, bool]] = []
+    owner: Any = SimpleNamespace(on_ended=lambda _session, why, *, wait_long: ended.append((why, wait_long)))
+    session = a_session(cluster, owner, [])
+    session.on_error(said)
+    session.on_closed(0)
+    assert ended == [(f"the hub said: {said.decode().strip(chr(39))}", waits)]
+    cluster.close()
+
+
+def test_a_connection_that_does_not_answer_is_stale() -> None:
+    cluster = Members(1, fenced=False)
+    member = cluster.members[0]
+    later: list[Any] = []
+    owner: Any = SimpleNamespace(flush=lambda: None)
+    session = a_session(cluster, owner, later)
+    probe = member.mesh.engines[member.gateway].probe
+    sock = probe.adopt(session.link)
+    session._keep_pinging()
+    for answers in (True, False, False, False):
+        assert not sock.close_reason
+        later.pop()()
+        probe.finish()
+        if answers:
+            session.on_pong()
+    assert not later
+    assert bytes(sock.sent) == b"PING\r\n" * 3 + b"-ERR 'Stale Connection'\r\n"
+    assert sock.close_reason
+    session.link.leave()
+    cluster.close()
+
+
+def test_a_leaf_node_whose_certificate_the_rules_refuse_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Members(1, fenced=False)
+    member = cluster.members[0]
+    for objection in ("certificate not pinned", ""):
+        rule = SimpleNamespace(objection=lambda _tls, why=objection: why)
+        owner: Any = SimpleNamespace(certificate_rule=rule, maps_certificates=False)
+        loop: Any = SimpleNamespace(time=lambda: 0.0)
+        session = HubSession(
+            loop,
+            member.exchange,
+            owner,
+            lid=1,
+            host="h",
+            port=1,
+            nonce=b"n",
+            reached="h",
+            frames=None,
+            ping_interval_s=1.0,
+            ping_max=2,
+        )
+        sock = member.mesh.engines[member.gateway].probe.adopt(session.link)
+        tls: Any = None
+        assert session.on_secured(tls) is not bool(objection)
+        assert bool(sock.close_reason) is bool(objection)
+        assert objection in caplog.text
+        session.link.leave()
+    cluster.close()
