@@ -155,7 +155,9 @@ class _Some:
         *(_coroutine, _generator, _generator(), _Some().asked, _Some().told, _Some, functools.partial(_coroutine)),
         *(functools.partial(_Some().asked), functools.partial(functools.partial(print)), print, os.getpid, 1, None),
     ],
-    ids=repr,
+    ids=str.split(
+        "coroutine generator begun method other-method class partial partial-method partials print getpid number none"
+    ),
 )
 def test_what_is_there_before_inspect_is_read_answers_as_inspect(of: object) -> None:
     assert lean_imports._is_generator(of) == inspect.isgenerator(of)
