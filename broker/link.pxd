@@ -28,7 +28,9 @@ cdef class SiblingLink(OriginLink):
     cdef readonly bint is_synchronised   # both ends have each other's whole interest
     cdef bint heard_ping                 # its first PING, behind its whole interest, has come
     cdef bint heard_pong                 # it has acknowledged our whole interest
-    cdef uint32_t told                   # interest in the last read: after much of it little is read at a time
+    cdef uint32_t told                   # interest in the last read
+    cdef bint tells_much                 # … there was much, and has been some since: little is read at a time
+    cdef size_t last_size                # bytes of the last read
     cdef Sublist sublist                 # of the account named last
     cdef Repeat repeat                   # the last RMSG line, with one queue group or none: see repeat.pxd
     cdef size_t repeat_subject_at        # in that line

@@ -38,9 +38,12 @@ cdef enum:
     # The shard that is connected to other servers (router.supervision.broker).
     GATEWAY_NUMBER = 63
     # A server that joins may tell a million interests. At 0.6 us each, one read of all that fits took 5 ms, in which no
-    # client was served: after a read with so many, so many bytes are read at a time.
-    MUCH_TOLD = 256
-    TOLD_BYTES = 16384
+    # client was served: after a read with so many, so many bytes are read at a time, until a read has none.
+    MUCH_TOLD = 32
+    TOLD_BYTES = 4096
+    # Before it is known what comes: no more than so many bytes, or so many times what came last.
+    FIRST_BYTES = 16384
+    MORE_EACH_TIME = 4
 
 
 cdef Token jetstream_subject(Token *reply) noexcept nogil:
@@ -82,8 +85,10 @@ cdef class SiblingLink(OriginLink):
         return 0
 
     cdef int read_parts(self, uint8_t *shared, size_t room, iovec *parts) noexcept:
-        if unlikely(self.told > MUCH_TOLD):
+        if unlikely(self.tells_much):
             room = min(room, self.partial_size + TOLD_BYTES)
+        else:
+            room = min(room, self.partial_size + max(<size_t>FIRST_BYTES, MORE_EACH_TIME * self.last_size))
         return Peer.read_parts(self, shared, room, parts)
 
     cdef Py_ssize_t consume(self, const uint8_t *data, size_t size, Blob *whole) except -1:
@@ -94,6 +99,7 @@ cdef class SiblingLink(OriginLink):
         cdef uint32_t n = 0
         cdef Py_ssize_t done
         self.fanout.from_shard = self.shard
+        self.last_size = size
         self.told = 0
         while p < end:
             if self.sublist is not None:
@@ -119,6 +125,10 @@ cdef class SiblingLink(OriginLink):
                 p += done
             if unlikely(self.holds or self.is_closing):
                 break
+        if unlikely(self.told > MUCH_TOLD):
+            self.tells_much = True
+        elif self.told == 0:
+            self.tells_much = False
         return p - data
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1:

@@ -49,6 +49,8 @@ cdef class ServerLink(Peer):
     cdef readonly uint64_t subscriptions   # that it has told us
     cdef readonly uint64_t active_us     # when it last sent something
     cdef readonly uint64_t in_lines      # operations so far
+    cdef uint32_t told                   # interest in the last read
+    cdef bint tells_much                 # … there was much, and has been some since: little is read at a time
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef Py_ssize_t message(self, const uint8_t *data, size_t size, ServerOp *op, Blob *whole) except -1

@@ -15,7 +15,7 @@ from gnatswarm.broker.fanout cimport (
 from gnatswarm.broker.interest cimport SECOND_CHOICE, Node
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_MAXIMUM_PAYLOAD_EXCEEDED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_PROTOCOL_VIOLATION,
-    out_append, out_call, out_init, out_pending, out_release)
+    iovec, out_append, out_call, out_init, out_pending, out_release)
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.peer cimport HOLD_STALL
 from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
@@ -33,6 +33,10 @@ cdef enum:
     # shards, and wait a tenth of a second at a time: with the mark of a link, a hub got a third of what it can take.
     SERVER_STALL_BYTES = 33554432
     MOST_MEMBERS = 999_999_999   # of a group
+    # Of a server that tells much interest (so many in one read) so many bytes are read at a time, until a read has
+    # none: what passes to and from others does not wait for the milliseconds that a whole read of interest takes.
+    MUCH_TOLD = 128
+    TOLD_BYTES = 16384
 
 
 cdef bytes only(dict held):
@@ -70,6 +74,11 @@ cdef class ServerLink(Peer):
         self.close(CLOSE_PARSE_ERROR)
         return 0
 
+    cdef int read_parts(self, uint8_t *shared, size_t room, iovec *parts) noexcept:
+        if unlikely(self.tells_much):
+            room = min(room, self.partial_size + TOLD_BYTES)
+        return Peer.read_parts(self, shared, room, parts)
+
     cdef Py_ssize_t consume(self, const uint8_t *data, size_t size, Blob *whole) except -1:
         cdef const uint8_t *p = data
         cdef const uint8_t *end = data + size
@@ -79,6 +88,7 @@ cdef class ServerLink(Peer):
         cdef Py_ssize_t done
         self.active_us = self.out.box.now_us
         self.exchange.origin = self.origin
+        self.told = 0
         while p < end:
             if self.sublist is not None:
                 n = repeat_run(&self.repeat, self.sublist, p, end, ORIGIN_SIBLING, &message)
@@ -102,6 +112,10 @@ cdef class ServerLink(Peer):
             if unlikely(self.holds or self.is_closing):
                 break
         self.exchange.origin = b""
+        if unlikely(self.told > MUCH_TOLD):
+            self.tells_much = True
+        elif self.told == 0:
+            self.tells_much = False
         return p - data
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1:
@@ -174,6 +188,7 @@ cdef class ServerLink(Peer):
         cdef Sublist sublist = self.sublist_of(op)
         cdef const uint8_t *at = op.subject.at
         cdef size_t size = op.subject.size
+        self.told += 1
         if sublist is None:
             self.session.on_unknown_account(op.account.at[:op.account.size])
             return 0

@@ -10,6 +10,13 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 
+cdef extern from *:
+    void prefetch "__builtin_prefetch"(const void *at) noexcept nogil
+
+cdef enum:
+    AHEAD = 12   # a growing table asks for items so many slots before it looks at their hashes: most are in no cache
+
+
 cdef inline uint64_t pack(Keyed *item) noexcept nogil:
     return <uint64_t>item | (<uint64_t>(item.hash >> 16) << POINTER_BITS)
 
@@ -63,6 +70,8 @@ cdef bint table_insert(Table *table, Keyed *item) noexcept nogil:
             return False
         if table.slots != NULL:
             for i in range(table.mask + 1):
+                if i + AHEAD <= table.mask:   # (0 is prefetched in vain)
+                    prefetch(slot_item(table.slots[i + AHEAD]))
                 if table.slots[i] != 0:
                     place(slots, mask, table.slots[i], slot_item(table.slots[i]).hash)
             free(table.slots)

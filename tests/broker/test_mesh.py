@@ -110,12 +110,15 @@ def test_a_sibling_that_tells_much_is_read_in_short_pieces_until_it_has_told_it(
     assert end.socket is not None
     told = b"".join(b"RS+ $G told.%06d\r\n" % number for number in range(8_000))
     messages = b"RMSG $G nobody 100\r\n" + b"x" * 100 + b"\r\n"
-    feed = mesh.engines[0].probe.feed
-    feed(end.socket, told)  # less than one read of all
-    assert end.socket.last_read == len(told)
-    feed(end.socket, told)
-    assert 0 < end.socket.last_read <= 16_384
-    feed(end.socket, messages)
-    feed(end.socket, messages * 1_500)
-    assert end.socket.last_read == len(messages * 1_500)
+    feed, socket = mesh.engines[0].probe.feed, end.socket
+
+    feed(socket, told)
+    assert socket.largest_read == 16_384  # the first one: then it is known that it tells much
+    assert 0 < socket.last_read <= 4_096
+    feed(socket, b"RS+ $G one.more\r\n")  # that was all for now, and there is more
+    feed(socket, told)
+    assert 2_048 < socket.largest_read <= 4_096
+    feed(socket, messages)
+    feed(socket, messages * 4_000)
+    assert socket.largest_read > 100_000
     mesh.close()

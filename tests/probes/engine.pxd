@@ -26,6 +26,7 @@ cdef class ProbeSocket:
     cdef public bint is_counting     # what it is sent is counted, not remembered: for benches
     cdef readonly uint64_t taken     # bytes that it was sent
     cdef readonly size_t last_read   # bytes
+    cdef readonly size_t largest_read   # … of those of the last feed()
     cdef readonly bint is_over       # closed, and its peer has left
     cdef readonly int reason         # why: CloseReason
     cdef readonly bytes unsent       # when it was closed, what waited for the kernel to take it

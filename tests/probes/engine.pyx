@@ -93,6 +93,7 @@ cdef class ProbeSocket:
         cdef size_t most, left, n, piece
         cdef int count, i
         cdef uint8_t *data
+        self.largest_read = 0
         while self.unread_at < <size_t>len(self.unread):
             count = peer.read_parts(self.probe.shared, self.probe.room, parts)
             if count == 0:
@@ -111,6 +112,7 @@ cdef class ProbeSocket:
                 raise AssertionError("no room to read to")
             self.unread_at += n
             self.last_read = n
+            self.largest_read = max(self.largest_read, n)
             peer.received(self.probe.shared, self.probe.room, n)
         if self.unread_at == <size_t>len(self.unread) or peer.is_closing:
             self.unread.clear()
