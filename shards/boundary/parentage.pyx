@@ -1,10 +1,11 @@
 # cython: language_level=3
-"""Signals at a parent's death, and the names of processes: thin wrappers of prctl(2), and one of /proc.
+"""Signals at a parent's death, the names of processes, and pages given back: thin wrappers of prctl(2) and madvise(2).
 
 Compiled because ctypes would cost each process five milliseconds at its start. Linux only.
 """
 
 from libc.stddef cimport size_t
+from libc.stdio cimport FILE, fclose, fgets, fopen, sscanf
 from libc.string cimport memcpy, memset
 
 # In /proc/PID/stat behind the name in parentheses, from 0: where the command line begins and ends in our memory.
@@ -43,3 +44,31 @@ def title_process(str title):
     memset(area, 0, room)
     memcpy(area, <const char*> raw, length)
     return True
+
+
+def forget_files():
+    """Take the pages of files that this process has read, and not written, out of its memory; returns their bytes.
+
+    They stay in the kernel's cache, and are there again at the first touch. For a process that goes idle. 0: hidden.
+    """
+    # In C, because Python's objects would dirty more pages than are given back.
+    cdef unsigned long first, last, start = 0, end = 0, number, resident = 0, given = 0
+    cdef bint is_only_read = False
+    cdef char line[4096]
+    cdef char rights[5]
+    cdef char path = 0
+    cdef FILE *stream = fopen("/proc/self/smaps", "re")
+    if stream == NULL:
+        return 0
+    while fgets(line, sizeof(line), stream) != NULL:
+        if sscanf(line, "%lx-%lx %4s %*s %*s %*s %c", &first, &last, rights, &path) >= 3:  # the first line of a mapping
+            start, end = first, last
+            is_only_read = b"/" == path and rights[0] == b"r" and rights[1] == b"-" and rights[3] == b"p"
+        elif sscanf(line, "Rss: %lu", &number) == 1:
+            resident = number * 1024
+        elif is_only_read and sscanf(line, "Anonymous: %lu", &number) == 1:  # else: relocated, when it was loaded
+            if number == 0 and madvise(<void*> start, end - start, MADV_DONTNEED) == 0:
+                given += resident
+        path = 0
+    fclose(stream)
+    return given

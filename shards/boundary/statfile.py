@@ -67,7 +67,7 @@ class StatFile:
 
     def append(self, lines: bytes) -> None:
         """Append these lines, all or none."""
-        import zstandard  # here: so the helper thread imports it, after the shard has started
+        import zstandard  # here: the router needs none, and shards that are forked have it
 
         frame = memoryview(zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compress(lines))
         done = 0
