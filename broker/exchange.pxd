@@ -8,7 +8,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from gnatswarm.broker.entry cimport Choice, Entry
 from gnatswarm.broker.fanout cimport Fanout, Onward, Outcome, Publish
-from gnatswarm.broker.fence cimport MeshFence
+from gnatswarm.broker.fence cimport FencedBatch, MeshFence
 from gnatswarm.broker.interest cimport MOST_SHARDS, Interest, InterestSink, QueueGroup
 from gnatswarm.broker.mesh cimport Mesh
 from gnatswarm.broker.outbuf cimport OutBuf
@@ -32,6 +32,12 @@ cdef enum:
     END_SLOT = 63        # … and this one is the number of the shard itself: its bit is for set_own_interest()
 
 
+# What is called when all siblings have seen what they were sent.
+@cython.final
+cdef class Known(FencedBatch):
+    cdef object call
+
+
 @cython.final
 cdef class Exchange(Onward):
     cdef Mesh mesh
@@ -40,6 +46,7 @@ cdef class Exchange(Onward):
     cdef readonly ServerFence fence
     cdef readonly uint64_t outside       # slots of other servers
     cdef readonly uint64_t told          # … of those that have been told the interest here: they get messages
+    cdef bint is_withdrawn               # siblings are not told of other servers any more: see withdraw()
     cdef uint64_t isolated               # slots of leaf nodes that hear nothing of other leaf nodes' interest
     cdef uint64_t of_kind[PEER_KINDS]    # slots of each kind; siblings: all that are of no other
     cdef uint8_t kinds[MOST_SHARDS]

@@ -49,6 +49,7 @@ cdef int[4] INTEREST = [
 cdef const uint8_t *ANSWERERS = b'_sys_'
 
 cdef enum:
+    WITHDRAWN = -2
     NOBODY = MOST_SHARDS         # no peer's number: see tell_group()
     MOST_MEMBERS = 999_999_999   # of a group, in one frame
 
@@ -64,18 +65,29 @@ cdef bint is_loop_subject(const uint8_t *subject, size_t size) noexcept nogil:
     return size > 5 and memcmp(subject, b'$LDS.', 5) == 0
 
 
+cdef class Known(FencedBatch):
+    """All siblings have seen what they were sent."""
+
+    cdef int on_fenced(self) except -1:
+        self.call()
+        return 0
+
+
 cdef class Retelling(InterestSink):
     """Tells one peer the interest of others: a sibling that of other servers, or a server what it is to know."""
 
     cdef Exchange exchange
     cdef OutBuf *link     # to the sibling
-    cdef int slot         # -1: a sibling
+    cdef int slot         # -1: a sibling; WITHDRAWN: all siblings, that it ends
     cdef uint64_t n
 
     cdef void on_remote(self, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
                         uint64_t after) noexcept:
         cdef const uint8_t *account = interest.account
-        if self.slot >= 0:
+        if self.slot == WITHDRAWN:
+            if after & self.exchange.outside and not is_loop_subject(subject, size):
+                self.exchange.mesh.tell_all(interest, subject, size, NULL, 0, 0)
+        elif self.slot >= 0:
             self.exchange.tell_change(self.slot, interest, subject, size, 0, after)
         elif after & self.exchange.outside and not is_loop_subject(subject, size):
             write_interest(self.link, account, len(interest.account), subject, size, NULL, 0, 1)
@@ -85,6 +97,11 @@ cdef class Retelling(InterestSink):
                               uint32_t shard, uint32_t before) noexcept:
         cdef const uint8_t *account = interest.account
         cdef uint32_t members
+        if self.slot == WITHDRAWN:
+            if choice_of(group, self.exchange.outside):
+                self.exchange.mesh.tell_all(interest, subject, size, <const uint8_t *>group.name + sizeof(QueueName),
+                                            group.name.key.size, 0)
+            return
         if self.slot >= 0:
             self.exchange.tell_group(self.slot, interest, subject, size, group, NOBODY, 0)
             return
@@ -744,7 +761,8 @@ cdef class Exchange(Onward):
                         uint64_t after) noexcept:
         cdef uint64_t left = self.told
         cdef uint32_t slot = 0
-        if bool(before & self.outside) != bool(after & self.outside) and not is_loop_subject(subject, size):
+        if bool(before & self.outside) != bool(after & self.outside) and not is_loop_subject(subject, size) \
+                and not self.is_withdrawn:
             self.mesh.tell_all(interest, subject, size, NULL, 0, 1 if after & self.outside else 0)
         while left:
             if left & 1 and (self.accounts[slot] is None or self.accounts[slot] is interest):
@@ -757,7 +775,7 @@ cdef class Exchange(Onward):
         cdef uint64_t left = self.told, bit = <uint64_t>1 << shard
         cdef uint32_t slot = 0
         before &= ~SECOND_CHOICE
-        if bit & self.outside:
+        if bit & self.outside and not self.is_withdrawn:
             self.mesh.tell_all(interest, subject, size, <const uint8_t *>group.name + sizeof(QueueName),
                                group.name.key.size, choice_of(group, self.outside))
         while left:
@@ -768,6 +786,8 @@ cdef class Exchange(Onward):
 
     cdef uint64_t replay(self, OutBuf *link) noexcept:
         cdef Retelling retelling = Retelling()
+        if self.is_withdrawn:
+            return 0
         retelling.exchange = self
         retelling.hears_remote = True
         retelling.link = link
@@ -877,6 +897,31 @@ cdef class Exchange(Onward):
         self.permissions[slot] = permissions
         for sublist in self.mesh.accounts.values():
             (<Sublist>sublist).forget_entries()
+
+    def withdraw(self, call):
+        """Tell siblings that other servers want nothing any more, though those still get what is on its way to them;
+        `call` when all siblings know, so that nothing more comes from them."""
+        cdef Retelling retelling = Retelling()
+        retelling.exchange = self
+        retelling.hears_remote = True
+        retelling.slot = WITHDRAWN
+        self.is_withdrawn = True
+        for sublist in self.mesh.accounts.values():
+            (<Sublist>sublist).replay(retelling)
+        self.call_when_known(call)
+
+    def call_when_known(self, call):
+        """Call this when all siblings have what was sent to them so far."""
+        cdef Known known = Known()
+        known.call = call
+        if self.siblings_fence is None:
+            call()
+        else:
+            self.siblings_fence.fence_batch(known)
+
+    def hush(self):
+        """Send other servers neither messages nor interest any more; what they send counts."""
+        self.told = 0
 
     def free_slots(self) -> int:
         """How many more servers can be connected."""

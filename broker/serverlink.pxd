@@ -34,6 +34,7 @@ cdef class ServerLink(Peer):
     cdef bint is_checked                 # a leaf node: it is told when it does what it may not
     cdef uint32_t max_payload_bytes      # of a message that it may send
     cdef bint follows_imports            # its messages go on to other accounts, as a client's do
+    cdef public bint is_silent           # nothing may be sent any more, PONG included
     cdef public bint is_spare            # a second connection to its server: its first interest makes it the one
     cdef uint32_t second_choice          # added to its members of queue groups: SECOND_CHOICE, or 0 of a route
     cdef bytes origin                    # of a leaf node: the name of its cluster, for members of ours; b"": none

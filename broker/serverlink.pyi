@@ -47,6 +47,7 @@ class ServerLink(Peer):
     @property
     def active_us(self) -> int: ...
     is_spare: bool
+    is_silent: bool
     takes_origins: bool
     names_origins: bool
     @property

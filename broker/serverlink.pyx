@@ -163,6 +163,8 @@ cdef class ServerLink(Peer):
     cdef int on_ping(self) except -1:
         """Reply; to a member of the cluster when every sibling here knows what it has sent."""
         cdef DuePong due
+        if self.is_silent:
+            return 0
         if self.dialect == DIALECT_LEAF or self.slot < 0 or self.exchange.siblings_fence is None:
             out_append(&self.out, b'PONG\r\n', 6)
             return 0

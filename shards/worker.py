@@ -143,6 +143,10 @@ class Worker:
                 self._channel.send(control.Pong(seq))
             case control.Stop():
                 self._stop()
+            case control.Drain(deadline_s) if self._gateway is not None:
+                self._leaves_at_s = self._leaves_at_s or self._loop.time() + deadline_s
+                self._take_no_leaf_nodes()
+                self._gateway.leave(deadline_s, self._on_gateway_left)
             case control.Drain(deadline_s, to, relay_s):
                 if relay_s > 0:
                     self._stay_for_tls(relay_s)
@@ -498,6 +502,11 @@ class Worker:
         # Links may still hold frames for siblings: send them before the process exits.
         self._shard.reactor.finish()
         self._loop.call_later(LAST_WORDS_S, self._end_or_relay)
+
+    def _on_gateway_left(self) -> None:
+        self._has_drained = True
+        self._channel.send(control.Drained(False))
+        self._stop()
 
     def _stop(self) -> None:
         self._shard.stop_listening()

@@ -37,6 +37,8 @@ SHARD_COMMAND = "_shard"
 TICK_S = 0.25
 # A tick that comes this much too late means that this process did not run.
 LATE_S = 0.5
+# A gateway that is replaced ends within this: other servers get what is on its way, and have said their last.
+GATEWAY_LEAVES_WITHIN_S = 1.0
 
 
 class Supervisor:
@@ -588,7 +590,7 @@ class Supervisor:
     def stop_gateway(self) -> None:
         """End the gateway's process."""
         if self._broker.gateway is not None:
-            self._deliver(self._broker.gateway, supervision.StopWanted())
+            self._deliver(self._broker.gateway, supervision.LeaveWanted(control.Drain(GATEWAY_LEAVES_WITHIN_S)))
 
     def start_gateway(self) -> None:
         """Start the gateway again."""

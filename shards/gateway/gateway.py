@@ -17,6 +17,7 @@ from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account
 from gnatswarm.shards.gateway.doors import Doors
 from gnatswarm.shards.gateway.leaf_connection import LOOP_LOOK_S
 from gnatswarm.shards.gateway.leaf_port import LeafPort
+from gnatswarm.shards.gateway.leaving import Leaving
 from gnatswarm.shards.gateway.remote import Remote
 from gnatswarm.shards.gateway.routes import Routes
 from gnatswarm.shards.gateway.words import Identity
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
     from gnatswarm.shards.boundary.control import ControlMessage, ServerPort
     from gnatswarm.shards.boundary.rows import LeafRow, RouteRow
+    from gnatswarm.shards.gateway.leaf_connection import LeafConnection
     from gnatswarm.shards.gateway.leaf_port import ArrivedLeafNode
+    from gnatswarm.shards.gateway.route import RouteSession
     from gnatswarm.shards.sockets.reactor import Reactor
 
 logger = logging.getLogger("gnatswarm.gateway")
@@ -173,6 +176,26 @@ class Gateway:
         self._remotes = []
         if self._routes is not None:
             self._routes.close()
+
+    def leave(self, within_s: float, on_done: Callable[[], None]) -> None:
+        """End, and lose nothing on its way: other servers get what shards have sent, and shards what those have.
+
+        Shards choose nobody outside any more, and have said all; then other servers are told that nothing more comes,
+        and close when they have read that. After `within_s` it ends in any case. Encrypted connections are just closed.
+        """
+        self._doors.close()
+        for remote in self._remotes:
+            remote.stop_dialling()
+        if self._routes is not None:
+            self._routes.stop_dialling()
+        leaving = Leaving(self._loop, self._reactor, self.exchange, self._sessions, on_done)
+        leaving.begin(within_s)
+
+    def _sessions(self) -> list[RouteSession | LeafConnection]:
+        found: list[RouteSession | LeafConnection] = [one.session for one in self._remotes if one.session is not None]
+        if self._leaf_port is not None:
+            found += self._leaf_port.sessions
+        return found + (self._routes.sessions if self._routes is not None else [])
 
     def routes(self) -> list[RouteRow]:
         """The routes that pass messages, for the monitoring pages."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gnatswarm.broker.exchange import Exchange
+    from gnatswarm.shards.sockets.reactor import Socket
 
 logger = logging.getLogger("gnatswarm.gateway")
 
@@ -66,6 +67,7 @@ class LeafConnection:
         self._timer: asyncio.TimerHandle | None = None
         self._loop_timer: asyncio.TimerHandle | None = None
         self.link = ServerLink(exchange, self, is_route=False)
+        self.socket: Socket | None = None  # None: it is encrypted, or goes by WebSocket
 
     # ---- from the engine
 

@@ -163,7 +163,7 @@ class LeafPort:
             return
         gate = self._gate
         if gate is None:
-            self._reactor.open(fd, session.link, session)
+            session.socket = self._reactor.open(fd, session.link, session)
         else:
             from gnatswarm.shards.sockets.layered import LayeredSocket
 

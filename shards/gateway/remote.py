@@ -173,6 +173,10 @@ class Remote:
             self.session.close(why)
             self.flush()
 
+    def stop_dialling(self) -> None:
+        """Make no connection any more; the present one stays."""
+        self._task.cancel()
+
     # ---- dialling
 
     async def _run(self) -> None:
@@ -260,7 +264,7 @@ class Remote:
         if info is None:
             session.wait_for_info(FIRST_INFO_S + self.remote.tls.timeout_s)
         if gate is None:
-            self._reactor.open(sock.detach(), session.link, session)
+            session.socket = self._reactor.open(sock.detach(), session.link, session)
             session.start()
         else:
             from gnatswarm.shards.sockets.layered import LayeredSocket

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gnatswarm.broker.options import Cluster
     from gnatswarm.shards.gateway.remote import Address
     from gnatswarm.shards.gateway.words import ServerConnect, ServerInfo
+    from gnatswarm.shards.sockets.reactor import Socket
 
 logger = logging.getLogger("gnatswarm.gateway")
 
@@ -131,6 +132,7 @@ class RouteSession:
         self._login_timer = None if dialled is not None else self._login_deadline()
         self.over: asyncio.Future[None] = loop.create_future()
         self.link = ServerLink(exchange, self, is_route=True)
+        self.socket: Socket | None = None  # None: it is encrypted
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

@@ -188,6 +188,17 @@ class Routes:
                 session.link.send(head + payload + b"\r\n")
             self.flush()
 
+    @property
+    def sessions(self) -> list[RouteSession]:
+        """All connections."""
+        return list(self._sessions)
+
+    def stop_dialling(self) -> None:
+        """Make no connection any more; present ones stay."""
+        self._is_closed = True
+        for key, dialled in list(self._dialled.items()):
+            self._forget(key, dialled)
+
     def close(self) -> None:
         """End all routes, and dial no more."""
         self._is_closed = True
@@ -327,7 +338,7 @@ class Routes:
         self._sessions.append(session)
         gate = self._gate(dialled)
         if gate is None:
-            self._reactor.open(fd, session.link, session)
+            session.socket = self._reactor.open(fd, session.link, session)
             session.start()
             return session
         from gnatswarm.shards.sockets.layered import LayeredSocket

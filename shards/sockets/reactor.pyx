@@ -365,6 +365,14 @@ cdef class Socket(Source):
         look.revents = 0
         return poll(&look, 1, 0) > 0 and (look.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0
 
+    def end_sending(self) -> bool:
+        """Tell the other end that nothing more comes; what it sends is read on. False: something is not sent yet."""
+        if self.fd >= 0:
+            if out_pending(&self.peer.out):
+                return False
+            shutdown(self.fd, SHUT_WR)
+        return True
+
     def freeze(self):
         """This socket as a record (a FrozenSocket), beside what its peer has; nothing changes. RecordRefused: it is
         closing."""

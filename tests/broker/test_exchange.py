@@ -363,4 +363,32 @@ def test_a_server_hears_where_answers_are_wanted_before_the_first_request(kind: 
         ]
         end.link.leave()
     assert len(slots) == 1
+
+
+def test_a_gateway_that_withdraws_sends_on_what_is_on_its_way_and_then_gets_nothing():
+    cluster = Members(1, shards=2, fenced=False)
+    member = cluster.members[0]
+    publisher = member.clients[0]
+    route = server(cluster, "route", b"RS+ $G a", b"RS+ $G q w 2")
+    publisher.feed(b"PUB a 1\r\n1\r\nPUB q 1\r\n2\r\n")
+    member.mesh.finish()
+    known: list[bool] = []
+    member.exchange.withdraw(lambda: known.append(True))
+    assert not known
+    cluster.settle()
+    assert known
+    assert bytes(route.socket.sent).count(b"RMSG $G a 1\r\n1\r\n") == 1
+    assert bytes(route.socket.sent).count(b"RMSG $G q | w 1\r\n2\r\n") == 1
+    route.engine.probe.feed(route.socket, b"RS+ $G late\r\n")
+    cluster.settle()
+    publisher.feed(b"SUB none 1\r\nPUB a none 0\r\n\r\nPUB q none 0\r\n\r\nPUB late none 0\r\n\r\n")
+    cluster.settle()
+    assert len(publisher.messages()) == 3  # no responders
+    near = member.clients[2]
+    near.feed(b"SUB from.there 1\r\n")
+    cluster.settle()
+    route.engine.probe.feed(route.socket, b"RMSG $G from.there 1\r\n3\r\n")
+    cluster.settle()
+    assert near.messages() == [(b"1", b"3")]
+    route.link.leave()
     cluster.close()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
+from gnatswarm.router.commands.operator_commands import exchange, find
+from gnatswarm.router.supervision.operator_socket import RestartRequest
 from tests.support.pipe import Pipe
 from tests.support.raw_route import RawRoute
 from tests.support.servers import Broker
@@ -194,3 +197,58 @@ async def test_a_queue_message_without_a_member_here_goes_to_another_member(star
     assert await queued(one) == []
     for member in members:
         member.close()
+
+
+async def test_a_restart_takes_what_other_servers_have_sent_until_they_close(start: Start, net: Net) -> None:
+    """The old gateway says that nothing more comes, and reads on; the next one connects when it has ended."""
+    here = start("gnatswarm-2", cluster_config("here"))
+    route = await RawRoute.dial(route_port(here), "raw")
+    await route.talk("RS+ $G out\r\n")
+    [client] = await net.clients([here])
+    await subscribed(client, "in 1")
+    async with asyncio.timeout(20):
+        while not any(line == "RS+ $G in" for line, _ in await route.talk()):
+            pass
+        while not any(line.startswith("RMSG $G out ") for line, _ in await route.talk()):
+            await client.send("PUB out 0\r\n\r\n")
+            await client.flush()
+    restart = asyncio.create_task(
+        asyncio.to_thread(exchange, find(here.pid, here.port), RestartRequest(), 60.0, lambda _: None)
+    )
+    await route.ended()
+    route.write("RMSG $G in 5\r\nlate1\r\nRMSG $G in 5\r\nlate2\r\n")
+    route.close()
+    assert not (await restart).error
+    assert [frame.payload for frame in await client.messages(2, 20)] == [b"late1", b"late2"]
+
+
+async def test_a_restart_loses_no_message_of_a_group_with_members_on_both_sides(start: Start, net: Net) -> None:
+    here = start("gnatswarm-2", cluster_config("here"))
+    there = start("gnatswarm-2", cluster_config("there", (route_port(here),)))
+    await until(lambda: is_meshed([here, there]))
+    members, publishers = await net.clients([here, there]), await net.clients([here, there])
+    for member in members:
+        await subscribed(member, "work.* group 1")
+    await all_know([*members, *publishers])
+    restart = asyncio.create_task(
+        asyncio.to_thread(exchange, find(here.pid, here.port), RestartRequest(), 60.0, lambda _: None)
+    )
+    sent = 0
+    got: Counter[bytes] = Counter()
+    while not restart.done():
+        for who, publisher in enumerate(publishers):
+            lines = [f"PUB work.{who} 9\r\n{who}{number:08}\r\n" for number in range(sent, sent + 500)]
+            await publisher.send("".join(lines))
+        sent += 500
+        for client in (*publishers, *members):
+            await client.flush(20)
+        for member in members:
+            got.update(frame.payload for frame in member.inbox)
+            member.inbox.clear()
+    assert not (await restart).error
+    await until(lambda: is_meshed([here, there]))
+    await settled([*members, *publishers])
+    for member in members:
+        got.update(frame.payload for frame in member.inbox if frame.subject.startswith("work."))
+    wanted = {b"%d%08d" % (who, number) for who in (0, 1) for number in range(sent)}
+    assert got == Counter(wanted)

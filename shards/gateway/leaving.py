@@ -1,0 +1,80 @@
+"""The end of a gateway that another one replaces: nothing is lost that is on its way when it begins.
+
+Shards are told first that nobody outside wants anything; when all know, what they had sent before is here. It goes out,
+and each other server is told that nothing more comes: it reads that last, and closes. What it had sent until then goes
+to the shards. What clients publish between this and the next gateway's connections finds no interest outside: queue
+groups choose members here, requests are told that there are no responders.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from gnatswarm.broker.exchange import Exchange
+    from gnatswarm.shards.gateway.leaf_connection import LeafConnection
+    from gnatswarm.shards.gateway.route import RouteSession
+    from gnatswarm.shards.sockets.reactor import Reactor
+
+LOOK_S = 0.002
+
+
+class Leaving:
+    """One such end: `sessions` are the connections that there still are, `on_done` is called once."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        reactor: Reactor,
+        exchange: Exchange,
+        sessions: Callable[[], list[RouteSession | LeafConnection]],
+        on_done: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._reactor = reactor
+        self._exchange = exchange
+        self._sessions = sessions
+        self._on_done = on_done
+        self._ended: set[RouteSession | LeafConnection] = set()  # they were told that nothing more comes
+        self._is_done = False
+        self._give_up_at_s = 0.0
+
+    def begin(self, within_s: float) -> None:
+        """Begin; it is done within this time."""
+        self._give_up_at_s = self._loop.time() + within_s
+        self._loop.call_later(within_s, self._done)
+        self._exchange.withdraw(self._on_withdrawn)
+        self._loop.call_soon(self._reactor.finish)
+
+    def _on_withdrawn(self) -> None:
+        """No shard sends anything more."""
+        self._exchange.hush()
+        self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        if self._is_done:
+            return
+        self._reactor.finish()
+        sessions = self._sessions()
+        for session in sessions:
+            if session in self._ended:
+                continue
+            if session.socket is None:
+                session.close("Server Shutdown")
+                self._ended.add(session)
+            elif session.socket.end_sending():
+                session.link.is_silent = True
+                self._ended.add(session)
+        if sessions:
+            self._loop.call_later(LOOK_S, self._look)
+        else:
+            self._exchange.call_when_known(self._done)
+        self._reactor.finish()
+
+    def _done(self) -> None:
+        if not self._is_done:
+            self._is_done = True
+            self._on_done()
