@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnatswarm.broker import message_trace
-from gnatswarm.broker.options import Options
+from gnatswarm.broker.options import Account, Options
 from gnatswarm.broker.traced import asks
 from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from gnatswarm.shards.clients.message_tracing import MessageTracing
@@ -188,3 +188,30 @@ def test_other_servers_get_what_is_traced_and_not_what_is_only_traced(traced: Tr
     error = message_trace.ONLY_NO_SUPPORT if is_only else message_trace.NO_SUPPORT
     assert [event.get("error", "") for event in document["events"]] == ["", error]
     in_place_of_a_server.close()
+
+
+def test_nothing_is_published_to_a_destination_that_is_no_subject(traced: Traced) -> None:
+    """What is only traced is delivered to nobody all the same."""
+    traced.client(1).feed(b"SUB a 1\r\n")
+    traced.mesh.settle()
+    traced.publish(0, b"Nats-Trace-Dest: t.*", b"Nats-Trace-Only: true")
+    traced.mesh.settle()
+    assert got(traced.client(1)) == 0
+    assert traced.told.documents == []
+
+
+def test_of_so_many_percent_each_shard_traces_the_same_and_a_reload_ends_it(traced: Traced) -> None:
+    """The shard of the publisher draws; its siblings trace what it has traced."""
+    mesh = traced.mesh.engines[0].probe.mesh
+    tracing: Any = traced.mesh.engines[0].probe.fanout.tracing
+    assert mesh is not None
+    block = FIRST + b"traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n\r\n"
+    for percent, begins in ((0, False), (100, True)):
+        account = Account("A", trace_destination="t", trace_percent=percent)
+        tracing.configure(Options(accounts=(account,)))
+        assert mesh.account(b"A").traces_parents
+        assert (tracing.begin(1, b"A", b"a", block, 1) is not None) is begins
+        assert tracing.begin_here(1, b"A", b"a", block, 1) is not None
+    tracing.configure(Options())
+    assert not mesh.account(b"A").traces_parents
+    assert tracing.begin(1, b"A", b"a", block, 1) is None

@@ -28,7 +28,8 @@ class Here:
         self.departures: Any = SimpleNamespace(begin_named=lambda away, _done: self.asked.append(away), keeps=None)
         loop: Any = SimpleNamespace(time=lambda: self.now_s, call_later=self.call_later)
         departures: Any = self.departures
-        self.placing = Placing(loop, clients, departures, shard=0, tell=lambda message: None)
+        self.told: list[Any] = []
+        self.placing = Placing(loop, clients, departures, shard=0, tell=self.told.append)
         self.placing.configure(Placement(rules=(PlacementRule("user", "u*", 1),)), 7)
 
     @staticmethod
@@ -98,3 +99,22 @@ def test_a_shard_that_leaves_places_nobody(here: Here):
     here.next = None
     here.placing.stop()
     assert here.next is None
+
+
+def test_a_shard_that_leaves_keeps_nobody_because_of_a_rule(here: Here):
+    here.look()
+    here.placing.go_by(Places(7, [0]))
+    assert here.departures.keeps(here.sessions[1], 1)
+    here.placing.stop()
+    assert here.departures.keeps(here.sessions[1], 1) == ""
+
+
+def test_the_router_hears_how_much_was_said_since_the_last_look(here: Here):
+    for _ in range(3):
+        here.look()
+        here.sessions[1].connection.in_msgs += 30
+        here.sessions[2].connection.out_msgs += 10
+    here.look()
+    here.look()
+    rates = [row.msgs_per_s for told in here.told for row in told.rules]
+    assert len(rates) == 2 and rates[0] > 0 and rates[1] == 0, "the same is not told again"
