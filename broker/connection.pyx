@@ -839,7 +839,7 @@ cdef class ClientConnection(Peer):
     def enter(self, Sublist sublist not None, Permissions permissions) -> list:
         """Use this account's subscriptions and these permissions from now on (None: everything is allowed).
 
-        Ends the subscriptions that they do not allow, and returns (subject, sid) of each. ValueError: a client with
+        Ends the subscriptions that they do not allow, and returns (subject, sid, queue or b"") of each. ValueError: a client with
         subscriptions cannot change its account. While the client moves to another shard nothing changes: that one
         gives it the rights that hold when it arrives.
         """
@@ -889,7 +889,11 @@ cdef class ClientConnection(Peer):
                     at, size, NULL if group == NULL else <uint8_t *>group.name + sizeof(QueueName),
                     0 if group == NULL else group.name.key.size):
                 continue
-            ended.append((at[:size], (<uint8_t *>sub + sizeof(Sub))[:sub.key.size]))
+            ended.append((
+                at[:size],
+                (<uint8_t *>sub + sizeof(Sub))[:sub.key.size],
+                b"" if group == NULL else (<uint8_t *>group.name + sizeof(QueueName))[:group.name.key.size],
+            ))
             gone.append(<size_t>sub)
         for address in gone:   # the table moves its items when one is taken out
             self.end_subscription(<Sub *><size_t>address)

@@ -233,6 +233,9 @@ def too_many_tokens(subject: bytes, sid: bytes) -> PermissionsViolation:
     )
 
 
-def subscription_revoked(subject: bytes, sid: bytes) -> PermissionsViolation:
-    """A subscription that new permissions ended."""
-    return PermissionsViolation(f"Permissions Violation for Subscription to {quoted(subject)} (sid {quoted(sid)})")
+def subscription_revoked(subject: bytes, sid: bytes, queue: bytes) -> PermissionsViolation:
+    """A subscription that new permissions ended; `queue`: its queue group, b"" where none is named (by 2.9 never)."""
+    group = f" using queue {quoted(queue)}" if queue else ""
+    return PermissionsViolation(
+        f"Permissions Violation for Subscription to {quoted(subject)}{group} (sid {quoted(sid)})"
+    )

@@ -42,7 +42,7 @@ class AccountCensus:
         client.counted_at = place
 
     def stay(self, client: CountedClient, most: int) -> None:
-        """Count the client after a reload; a limit that is lower now closes no connection."""
+        """Count the client after a reload, also beyond the limit: see has_surplus()."""
         if bool(most) == (client.counted_at >= 0):
             return
         self.leave(client)
@@ -50,6 +50,10 @@ class AccountCensus:
         if place >= 0:
             self._page.try_add_to_account(self._shard, place, 0)
             client.counted_at = place
+
+    def has_surplus(self, client: CountedClient, most: int) -> bool:
+        """Whether the client's account, which may have `most` connections (0: no limit), has more of them."""
+        return bool(most) and client.counted_at >= 0 and self._page.account_connections(client.counted_at) > most
 
     def leave(self, client: CountedClient) -> None:
         """Stop counting the client."""

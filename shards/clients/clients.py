@@ -613,6 +613,9 @@ class Clients:
             self._note_reload(session, listeners)
         if allows_fewer:
             self._close_surplus()
+        for session in reversed(list(self.open.values())):
+            if not session.connection.is_moving:
+                self._close_surplus_of_account(session)
         self._reactor.finish()
 
     def _note_reload(self, session: ClientSession, listeners: set[str]) -> None:
@@ -634,6 +637,12 @@ class Clients:
                 self._page.remove_connection(self._shard)
                 session.connection.end(MaximumConnectionsExceeded())
 
+    def _close_surplus_of_account(self, session: ClientSession) -> None:
+        """Close the client if its account has more than it may; as _close_surplus."""
+        if self.census.has_surplus(session, self.rights.most_connections(session.account)):
+            self.census.leave(session)
+            session.connection.end(MaximumAccountConnectionsExceeded())
+
     def _reload_now(self, cid: int) -> None:
         """Its move is over: what was reloaded meanwhile holds from now on."""
         is_listener = self._reload_later.pop(cid, None)
@@ -643,6 +652,7 @@ class Clients:
         self._readmit(session)
         if is_listener:
             listen_anew(session.connection)
+        self._close_surplus_of_account(session)
 
     def reload_those_that_stay(self) -> None:
         """A move has ended: clients of this shard that were to leave, and stay, get what was reloaded meanwhile."""

@@ -411,8 +411,8 @@ class ClientSession:
         self.connection.allow(self._clients.allowances.of(identity.user, identity.account))
         self.user = identity.user
         self.account = identity.account
-        for subject, sid in ended:
-            error = subscription_revoked(subject, sid)
+        for subject, sid, queue in ended:
+            error = subscription_revoked(subject, sid, queue if self._clients.is_like_newer else b"")
             self.connection.send(error.wire)
             logger.info("%s - Removed sub %s (sid %s), not authorized", self, quoted(subject), quoted(sid))
 

@@ -228,7 +228,7 @@ def test_new_permissions_end_subscriptions_and_filter_those_that_stay():
     assert len(client.messages()) == 2
     rights = options.Permissions(subscribe_allow=("a.>", "c q"), subscribe_deny=("a.x",))
     ended = client.connection.enter(engine.probe.sublist, Permissions(rights))
-    assert sorted(ended) == [(b"b", b"2"), (b"c", b"4")]
+    assert sorted(ended) == [(b"b", b"2", b""), (b"c", b"4", b"r")]
     assert client.connection.subscriptions == 2
     publisher.feed(b"PUB a.x 0\r\n\r\nPUB a.y 0\r\n\r\nPUB b 0\r\n\r\n")
     assert client.messages() == [(b"1", b"")]

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from tests.support.wire import Client, Cluster
+from tests.system.test_log_in import reload
 
 pytestmark = pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "nats-server")
 OURS = pytest.mark.kinds("gnatswarm-1", "gnatswarm-2")
@@ -316,3 +317,22 @@ async def test_an_attack_gets_an_error_and_nothing_else(broker_with, cluster_of,
     # Byte by byte, too.
     await client.send_split(raw + b"\r\nPING\r\n", 1)
     await client.expect(answer + "PONG\r\n")
+
+
+@pytest.mark.kinds("gnatswarm-2", "nats-server", "gnatswarm-2-as-2.15", "nats-server-2.15")
+async def test_a_reload_that_takes_a_subscription_away_names_its_queue_on_newer_servers(start_broker, cluster_of):
+    def text(allowed: str) -> str:
+        return f"authorization {{ users: [ {{user: a, password: a, permissions: {{subscribe: {allowed}}}}} ] }}"
+
+    broker = start_broker(config=text("[x, y]"))
+    cluster = cluster_of(broker)
+    for client in await cluster.clients(2, True, {"user": "a", "pass": "a"}):
+        await client.talk("SUB x 1\r\nSUB y q 2\r\nPING\r\n", expect="PONG\r\n")
+    await reload(broker, text("z"))
+    group = ' using queue "q"' if broker.kind.compatibility == "2.15" else ""
+    said = {
+        "-ERR 'Permissions Violation for Subscription to \"x\" (sid \"1\")'\r\n",
+        f"-ERR 'Permissions Violation for Subscription to \"y\"{group} (sid \"2\")'\r\n",
+    }
+    for client in cluster.all:
+        assert {(await client.read_line()).decode() for _ in said} == said
