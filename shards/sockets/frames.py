@@ -278,6 +278,7 @@ class Frames:
         assert isinstance(request, Request)
         complaint = self._rules.complaint(request)
         if len(events) > 1 or protocol.reader.buffer or protocol.parser_exc is not None:
+            protocol.writes.clear()  # pongs and a close frame: no frame may be answered before the request is
             self._refuse("client sent data before handshake is complete")
             return []
         if "Host" not in request.headers:

@@ -819,7 +819,8 @@ class World:
         connection = person.client.connection
         mesh = person.process.engine.probe.mesh
         assert mesh is not None
-        ended = {int(sid) for _, sid in connection.enter(mesh.account(person.account.encode()), COMPILED[rights])}
+        revoked = connection.enter(mesh.account(person.account.encode()), COMPILED[rights])
+        ended = {int(sid) for _, sid, _ in revoked}
         should: set[int] = set()
         for sub in self.subscriptions:
             if sub.client != person.number:

@@ -331,8 +331,8 @@ async def test_a_reload_that_takes_a_subscription_away_names_its_queue_on_newer_
     await reload(broker, text("z"))
     group = ' using queue "q"' if broker.kind.compatibility == "2.15" else ""
     said = {
-        "-ERR 'Permissions Violation for Subscription to \"x\" (sid \"1\")'\r\n",
-        f"-ERR 'Permissions Violation for Subscription to \"y\"{group} (sid \"2\")'\r\n",
+        '-ERR \'Permissions Violation for Subscription to "x" (sid "1")\'\r\n',
+        f'-ERR \'Permissions Violation for Subscription to "y"{group} (sid "2")\'\r\n',
     }
     for client in cluster.all:
         assert {(await client.read_line()).decode() for _ in said} == said

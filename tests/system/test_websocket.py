@@ -309,6 +309,15 @@ async def test_what_is_no_upgrade_is_refused_and_logged(open_port):
     (await connect(port)).close()
 
 
+async def test_frames_that_come_with_the_upgrade_are_not_answered_before_it(shared_port):
+    _, port = shared_port('allowed_origins: ["http://a.example"]')
+    for ahead in (frame(9, b"p"), frame(8, b"\x03\xe8"), frame(9, b"p") + frame(15)):
+        assert await answer_to(port, request(port) + ahead) == b""
+        answer = await answer_to(port, request(port, "Origin: http://b.example") + ahead)
+        assert not answer or answer.startswith(b"HTTP/1.1 403")
+    (await connect(port)).close()
+
+
 def wait_lines(broker: Broker, text: str, count: int) -> None:
     at = 0
     for _ in range(count):
