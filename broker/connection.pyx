@@ -839,9 +839,9 @@ cdef class ClientConnection(Peer):
     def enter(self, Sublist sublist not None, Permissions permissions) -> list:
         """Use this account's subscriptions and these permissions from now on (None: everything is allowed).
 
-        Ends the subscriptions that they do not allow, and returns (subject, sid, queue or b"") of each. ValueError: a client with
-        subscriptions cannot change its account. While the client moves to another shard nothing changes: that one
-        gives it the rights that hold when it arrives.
+        Ends the subscriptions that they do not allow, and returns (subject, sid, queue or b"") of each. ValueError: a
+        client with subscriptions cannot change its account. While the client moves to another shard nothing changes:
+        that one gives it the rights that hold when it arrives.
         """
         cdef list ended = []
         if self.out.moving == MOVING_OUT:   # its next shard gives it the rights that hold then
