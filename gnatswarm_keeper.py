@@ -50,6 +50,8 @@ DEATHS_WITHIN_S = 10.0
 PROOF_S = 20.0
 # With nothing to do for so long after its start, it gives back what it has read of files.
 QUIET_MS = 2000
+# A router that cannot be forked for now, without processes, memory or descriptors: try again.
+AGAIN_MS = 100
 
 
 # Behind the command of another version: run a shard. Its environment says where its modules are, not ours.
@@ -170,6 +172,7 @@ class _Keeper:
         self._command: list[str] = []  # runs a router by exec; []: fork
         self._candidate: list[str] | None = None  # likewise, of the one that has to prove itself
         self._is_candidate = False  # the router that runs
+        self._due: tuple[str, str] | None = None  # a router could not be forked; as _start_router takes it
         self._proof_until = 0.0
         self._renewal: list[str] = []  # become this
         self._own: tuple[socket.socket, ...] = ()
@@ -217,7 +220,7 @@ class _Keeper:
             if self._renewal and not self._unsent:
                 self._renew(self._renewal)
             if self._router_pid == 0:
-                code = self._after_router()
+                code = self._after_router() if self._due is None else self._try_again(*self._due)
                 if code is not None:
                     return code
 
@@ -227,11 +230,12 @@ class _Keeper:
         """Wait for the next events, and handle them."""
         assert self._sock is not None
         poller = select.poll()
-        poller.register(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        if self._due is None:
+            poller.register(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
         poller.register(woken, select.POLLIN)
         if self._owner >= 0:
             poller.register(self._owner, select.POLLIN)
-        wait_ms = self._until_proof_ms()
+        wait_ms = self._until_proof_ms() if self._due is None else AGAIN_MS
         ready = dict(poller.poll(wait_ms if self._has_rested or wait_ms is not None else QUIET_MS))
         if not ready and wait_ms is None:
             self._rest()
@@ -380,11 +384,19 @@ class _Keeper:
     # ---- the router
 
     def _start_router(self, reason: str, *, unfit: str = "") -> None:
-        """Fork a router; `reason`: why the last one died, ""; `unfit`: how its successor ended that did not serve."""
+        """Fork a router; `reason`: why the last one died, ""; `unfit`: how its successor ended that did not serve.
+
+        OSError: nothing has changed.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if sys.stdout is not None:
             sys.stdout.flush()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
         if pid == 0:
             ours.close()
             command = self._command if self._candidate is None else self._candidate
@@ -492,9 +504,28 @@ class _Keeper:
         return None
 
     def _restart_router(self, reason: str, unfit: str = "") -> None:
+        """Fork another router, or have that tried again soon: the shards serve on."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
-        self._start_router(reason, unfit=unfit)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+        try:
+            self._start_router(reason, unfit=unfit)
+        except OSError as error:
+            if self._due is None:
+                from gnatswarm.shards.boundary import logs
+
+                logs.error_line(f"Cannot start another router: {error.strerror}; trying again")
+            self._due = reason, unfit
+        else:
+            self._due = None
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+
+    def _try_again(self, reason: str, unfit: str) -> int | None:
+        """There has been no room for a router: the broker's exit code, if it was told to end meanwhile, or None."""
+        if self._is_stopping:
+            self._end()
+            return 1
+        self._restart_router(reason, unfit)
+        return None
 
     # ---- the keeper itself
 
@@ -538,6 +569,8 @@ class _Keeper:
         for child in self._children.values():
             if child.status is None:
                 os.waitpid(child.pid, 0)
+        for name in list(self._held):  # there may be no others left to look into directories
+            self._release(name)
         from gnatswarm.shards.boundary import linkdir
 
         for path in self._link_dirs:

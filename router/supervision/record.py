@@ -7,6 +7,7 @@ names: `Holdings` tells the keeper which. Times are of the monotonic clock, whic
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from gnatswarm.shards.boundary.keeping import RECORD
 if TYPE_CHECKING:
     from gnatswarm.router.supervision.shard_process import ShardProcess
     from gnatswarm.shards.boundary.keeping import Child, Legacy
+
+log = logging.getLogger("gnatswarm.router")
 
 # Increased with every change of the structs below. Another version is refused.
 RECORD_VERSION = 3
@@ -146,12 +149,16 @@ class Holder(Protocol):
 
 
 class Holdings:
-    """What the keeper holds for the next router. `begin()` once the broker serves: before, there is no next one."""
+    """What the keeper holds for the next router. `begin()` once the broker serves: before, there is no next one.
+
+    A record that cannot be written, without descriptors or memory, is late: catch_up() tries again.
+    """
 
     def __init__(self, holder: Holder, held: Mapping[str, int] | None = None) -> None:
         self._holder = holder
         self._held = {name: number for name, number in (held or {}).items() if name not in (RECORD, OPTIONS)}
         self._has_begun = held is not None
+        self._late: dict[str, msgspec.Struct] = {}
 
     def begin(self, options: OptionsRecord, things: Mapping[str, int], record: BrokerRecord) -> None:
         """Hold all this; from now on a router that dies is replaced."""
@@ -181,7 +188,22 @@ class Holdings:
         if self._has_begun:
             self._write(OPTIONS, options)
 
+    def catch_up(self) -> None:
+        """Hold what is late, as far as that can be had now. To be called several times a second."""
+        for name, record in list(self._late.items()):
+            self._write(name, record)
+
     def _write(self, name: str, record: msgspec.Struct) -> None:
+        try:
+            self._hold_written(name, record)
+        except OSError as error:
+            if not self._late:
+                log.error("Cannot write down the shards for another router: %s; trying again", error.strerror)
+            self._late[name] = record
+        else:
+            self._late.pop(name, None)
+
+    def _hold_written(self, name: str, record: msgspec.Struct) -> None:
         descriptor = os.memfd_create(f"gnatswarm-{name}", os.MFD_CLOEXEC)
         try:
             with open(descriptor, "wb", closefd=False) as stream:

@@ -57,7 +57,6 @@ class Supervisor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._done: asyncio.Future[int] | None = None
         self._last_tick = 0.0
-        self._is_record_late = False  # the keeper has not got the last record
         self._exit_code: int | None = None  # not None: the broker is stopping
         self._relays = RelayKeeping(broker)
         self._left_exits: list[tuple[int, int]] = []  # taken over: processes that have ended, with their status
@@ -237,8 +236,7 @@ class Supervisor:
         logs.rotate_when_full()
         self._relays.on_tick()
         self._mend()
-        if self._is_record_late:
-            self._remember()
+        self._broker.holdings.catch_up()
         self._hold()
         self._notify()
         self._loop.call_later(TICK_S, self._tick)
@@ -299,6 +297,11 @@ class Supervisor:
         number = shard.number
         boot_id = os.urandom(8).hex()
         websocket = self._broker.listener_groups.websocket
+        try:
+            handoff_fd = self._handoff.shard_fd(number) if self._handoff and not shard.is_gateway else -1
+        except OSError as error:
+            self._deliver(shard, supervision.SpawnFailed(f"cannot make its hand-off queue: {error.strerror}"))
+            return
         boot = control.Boot(
             version=control.CONTROL_VERSION,
             shard=number,
@@ -311,7 +314,7 @@ class Supervisor:
             port=self._broker.listener_groups.clients.port,
             listener_fds=[] if shard.is_gateway else self._broker.listener_groups.client_fds(number),
             websocket_fds=[] if shard.is_gateway else self._broker.listener_groups.websocket_fds(number),
-            handoff_fd=self._handoff.shard_fd(number) if self._handoff and not shard.is_gateway else -1,
+            handoff_fd=handoff_fd,
             page_fd=self._broker.page.fd,
             link_dir=self._broker.runtime_files.link_dir,
             created_us=self._broker.page.created_us,
@@ -457,15 +460,8 @@ class Supervisor:
         self._broker.hold(self._lanes())
 
     def _remember(self) -> None:
-        """Give the keeper the record for another router. Without descriptors or memory that waits for a later tick."""
-        try:
-            self._broker.remember()
-        except OSError as error:
-            if not self._is_record_late:
-                log.error("Cannot write down the shards for another router: %s; trying again", error.strerror)
-            self._is_record_late = True
-        else:
-            self._is_record_late = False
+        """Give the keeper the record for another router."""
+        self._broker.remember()
 
     def _steer(self) -> None:
         accepting = self._accepting()

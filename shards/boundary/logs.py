@@ -329,6 +329,15 @@ def _write_all(fd: int, data: bytes) -> None:
 
 def fatal_line(text: str) -> None:
     """Write one [FTL] line to standard error, for errors before the log is configured."""
+    _bare_line(logging.CRITICAL, text)
+
+
+def error_line(text: str) -> None:
+    """Likewise one [ERR] line, of a process that has no log."""
+    _bare_line(logging.ERROR, text)
+
+
+def _bare_line(level: int, text: str) -> None:
     formatter = LineFormatter(logtime=True)
-    record = logging.LogRecord(ROOT, logging.CRITICAL, "", 0, text, None, None)
+    record = logging.LogRecord(ROOT, level, "", 0, text, None, None)
     sys.stderr.write(formatter.format(record) + "\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -55,6 +56,16 @@ def shard_pids(router: Router) -> list[int]:
 
 def phases(router: Router) -> list[str]:
     return [row["phase"] for row in router.status()["shards"]]
+
+
+def no_descriptors(pid: int) -> tuple[int, int]:
+    """The keeper can open no more, once it has what another router needs; returns its limits of before."""
+    record = "memfd:gnatswarm-record"
+    wait_until(lambda: any(record in os.readlink(one.path) for one in os.scandir(f"/proc/{pid}/fd")), "a record")
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    used = {int(one.name) for one in os.scandir(f"/proc/{pid}/fd")}
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(set(range(len(used) + 1)) - used), limits[1]))
+    return limits
 
 
 def info_from(port: int) -> bytes:
@@ -256,6 +267,30 @@ class TestRouterDies:
                 os.kill(router.router_pid(), signal.SIGKILL)
                 wait_until(partial(_are_ready, router, wanted), f"{wanted} shards", 20.0)
                 assert info_from(router.port).startswith(b"INFO ")
+
+    def test_while_the_keeper_has_no_room_for_another(self, tmp_path: Path) -> None:
+        """It has no descriptors, as it may have no memory or no processes: shards serve on, and it tries again."""
+        with Router(tmp_path, 2, is_real=True) as router:
+            router.wait_ready()
+            pid, seen = router.process.pid, shard_pids(router)
+            limits = no_descriptors(pid)
+            os.kill(router.router_pid(), signal.SIGKILL)
+            router.wait_log(r"\[ERR\] Cannot start another router: Too many open files; trying again")
+            assert info_from(router.port).startswith(b"INFO ")
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+            router.wait_log("The router died: killed by SIGKILL")
+            assert shard_pids(router) == seen
+            assert len([line for line in router.log.lines if "Cannot start another router" in line]) == 1
+
+    def test_it_ends_though_there_is_no_room_for_another(self, tmp_path: Path) -> None:
+        with Router(tmp_path, 2, is_real=True) as router:
+            router.wait_ready()
+            no_descriptors(router.process.pid)
+            os.kill(router.router_pid(), signal.SIGKILL)
+            router.wait_log("Cannot start another router")
+            router.process.send_signal(signal.SIGTERM)
+            assert router.process.wait(DEADLINE_S) == 1
+            assert router.leftovers() == []
 
     def test_a_shard_that_missed_a_reload_is_told(self, tmp_path: Path) -> None:
         path = tmp_path / "options.json"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import time
@@ -15,7 +17,9 @@ from typing import Any
 
 import pytest
 
+from gnatswarm.broker.options import Options, Sharding
 from gnatswarm.router.supervision.broker import SupervisedShard
+from gnatswarm.router.supervision.descriptors import needed
 from gnatswarm.router.supervision.supervision import Phase, ShardState
 from gnatswarm.router.supervision.supervisor import Supervisor
 from gnatswarm.shards.boundary.control import HasHeadroom, Stop
@@ -475,6 +479,24 @@ class TestHandoff:
             clients = dial(router.port, 10)
             assert set(shards_of(clients)) == {0}
             close(clients)
+            router.note_pids()
+
+    def test_a_shard_for_which_there_are_no_descriptors_is_started_when_there_are(self, tmp_path: Path) -> None:
+        with Router(tmp_path, 1, accept="handoff") as router:
+            router.wait_ready()
+            pid = router.router_pid()
+            hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
+            # Enough for two shards, if operators without a question did not have them.
+            limit = needed(Options(sharding=Sharding(accept="handoff")), 2)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, hard))
+            (path,) = (router.runtime / "gnatswarm").glob("*/operator.sock")
+            with contextlib.ExitStack() as operators:
+                for _ in range(60):
+                    operators.enter_context(socket.socket(socket.AF_UNIX)).connect(str(path))
+                wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) == limit, "all are used")
+                router.process.send_signal(signal.SIGTTIN)
+                router.wait_log(r"\[WRN\] Shard 1 died: cannot make its hand-off queue: Too many open files")
+            wait_until(lambda: [row["phase"] for row in router.status()["shards"]] == ["ready"] * 2, "it serves")
             router.note_pids()
 
 
