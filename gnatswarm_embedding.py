@@ -8,7 +8,7 @@
 
 Both listen on a free port of 127.0.0.1 unless told otherwise, take every option of the configuration file as a
 keyword (`Keywords`), leave nothing behind, work with and without an event loop, and can capture messages:
-`broker.capture("orders.>")`. A method `x()` blocks, for as long as it says; its twin `ax()` is awaited. One object has
+`broker.capture("orders.>")`. In a child after fork() they are stopped, and the parent's serve on. A method `x()` blocks, for as long as it says; its twin `ax()` is awaited. One object has
 both, because one broker may need both: a fixture without a loop starts it, and a test with a loop kills its shards.
 
 Errors: UnknownOption (a TypeError) for an unknown keyword, ConfigError for an invalid value, BrokerFailed for a broker
@@ -26,6 +26,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
@@ -106,6 +107,18 @@ async def _on_thread(work: Callable[[], Result], undo: Callable[[Result], object
     finally:
         if waiting.done():
             thread.join()
+
+
+# All that this process has made, for its children after fork().
+_endpoints: weakref.WeakSet[_Endpoint] = weakref.WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    for endpoint in list(_endpoints):
+        endpoint._leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 class _Endpoint:
@@ -283,6 +296,11 @@ class _Endpoint:
             tls_first=tls is not None and options.tls.handshake_first,
         )
 
+    def _leave_to_parent(self) -> None:
+        """In a child after fork(): the broker is the parent's, and here it is stopped."""
+        self._captures = []
+        self._changing = threading.RLock()  # another thread may have had it
+
     def _settle_captures(self) -> None:
         """After a restart: wait until the captures are subscribed again. CaptureError."""
         for capture in self._captures:
@@ -333,6 +351,7 @@ class Broker(_Endpoint):
         self._changing = threading.RLock()
         self.websocket_url = ""
         self.server_id = ""  # changes with each start
+        _endpoints.add(self)
 
     def start(self) -> Self:
         """Start the broker: some milliseconds, and some tens more for the first one of a process. BrokerFailed."""
@@ -418,6 +437,13 @@ class Broker(_Endpoint):
             self._running.reload(options)
             self._given, self.options = given, options
             return list(difference.live)
+
+    def _leave_to_parent(self) -> None:
+        super()._leave_to_parent()
+        self._shard = None
+        groups, self._listener_groups = self._listener_groups, None
+        if groups is not None:
+            groups.close()
 
     @property
     def is_running(self) -> bool:
@@ -505,6 +531,7 @@ class BrokerProcess(RouterProcess, _Endpoint):
     def __init__(self, *, chaos: bool = False, **options: Unpack[Keywords]) -> None:
         _Endpoint.__init__(self)
         RouterProcess.__init__(self, options, "gnatswarm.BrokerProcess()", chaos=chaos)
+        _endpoints.add(self)
 
     def start(self) -> Self:
         """Start the broker and wait until clients can connect: about 0.1 s. BrokerFailed with the end of its log."""
@@ -534,6 +561,10 @@ class BrokerProcess(RouterProcess, _Endpoint):
         """SIGKILL a shard, and wait until its successor serves; only its own clients are disconnected."""
         RouterProcess.kill_shard(self, shard)
         self._settle_captures()
+
+    def _leave_to_parent(self) -> None:
+        _Endpoint._leave_to_parent(self)
+        RouterProcess.leave_to_parent(self)
 
     # ---- awaited
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Self
 
 import msgspec
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 10.0
 MOST_LOG_LINES = 20_000
+_READ_BYTES = 65_536  # of the log, at once
 # Lines from the end of the log in the text of BrokerFailed.
 TAIL_LINES = 40
 TAIL_BYTES = 16_384
@@ -93,20 +94,29 @@ class BrokerFailed(Exception):
 
 
 class BrokerLog:
-    """The newest lines of a broker's log, read by a thread so that a full pipe never stops the broker."""
+    """The newest lines of a broker's log, read by a thread so that a full pipe never stops the broker.
 
-    def __init__(self, stream: Iterator[bytes]) -> None:
+    The stream is unbuffered: a buffer's lock, which the thread would have, would stop a forked child that closes it.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
         self._lock = threading.Lock()
         self._lines: collections.deque[str] = collections.deque(maxlen=MOST_LOG_LINES)
         self.count = 0  # lines so far, including those that were dropped
         self._thread = threading.Thread(target=self._read, args=(stream,), name="gnatswarm log", daemon=True)
         self._thread.start()
 
-    def _read(self, stream: Iterator[bytes]) -> None:
-        for raw in stream:
-            with self._lock:
-                self._lines.append(raw.decode("utf-8", "replace").rstrip("\r\n"))
-                self.count += 1
+    def _read(self, stream: IO[bytes]) -> None:
+        rest = b""
+        while data := stream.read(_READ_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            self._add(lines)
+        self._add([rest] if rest else [])
+
+    def _add(self, lines: list[bytes]) -> None:
+        with self._lock:
+            self._lines += [raw.decode("utf-8", "replace").rstrip("\r") for raw in lines]
+            self.count += len(lines)
 
     def since(self, start: int) -> list[str]:
         """The lines from number `start` on that are still kept."""
@@ -312,6 +322,7 @@ class RouterProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
+                bufsize=0,
                 env=environment,
                 pass_fds=(theirs, self._conf_fd),
                 # A Ctrl-C in the terminal is for the program, which then stops its broker.
@@ -320,7 +331,7 @@ class RouterProcess:
         finally:
             os.close(theirs)
         assert process.stderr is not None
-        self._log = BrokerLog(iter(process.stderr.readline, b""))
+        self._log = BrokerLog(process.stderr)
         return process
 
     @property
@@ -392,6 +403,13 @@ class RouterProcess:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
                 lines += file.read().decode("utf-8", "replace").splitlines()[-TAIL_LINES:]
         return "\n".join(lines)
+
+    def leave_to_parent(self) -> None:
+        """In a child after fork(): the broker is the parent's, and ends with it; here it is stopped."""
+        if self._process is not None:
+            self._process.returncode = 0  # as it will be for Popen, which cannot wait for it
+        self._log = None  # (its thread is the parent's)
+        self._give_back()
 
     def _give_back(self) -> None:
         """Release the resources of a process that has ended."""

@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from gnatswarm.shards.boundary.page import Page
 from gnatswarm.shards.descriptor_headroom import DescriptorHeadroom
@@ -117,6 +117,11 @@ class EmbeddedShard:
         """Disconnect all clients and end the shard. Does nothing when it has ended already."""
         self._thread.leave(self)
 
+    def leave_to_parent(self) -> None:
+        """In a child after fork(): be closed already, and keep no copy of a listening socket."""
+        if self._shard is not None:
+            self._shard.leave_listening_to_parent()
+
     def end(self) -> None:
         """Close the shard; called by the shared thread on itself."""
         shard, self._shard = self._shard, None
@@ -134,6 +139,8 @@ class _SharedThread:
 
     _lock = threading.Lock()
     _current: _SharedThread | None = None
+    # In a child after fork(), what is the parent's: never to be cleared away there.
+    _left: ClassVar[list[tuple[_SharedThread, list[EmbeddedShard]]]] = []
 
     def __init__(self) -> None:
         import uvloop
@@ -213,7 +220,12 @@ class _SharedThread:
     def forget(cls) -> None:
         """In a child after fork(): the thread does not exist there, and the sockets are the parent's."""
         cls._lock = threading.Lock()
-        cls._current = None
+        thread, cls._current = cls._current, None
+        if thread is not None:
+            cls._left.append((thread, thread._shards))
+            for shard in thread._shards:
+                shard.leave_to_parent()
+            thread._shards = []  # so that close() has nothing to do
 
 
 atexit.register(_SharedThread.end_all)

@@ -174,6 +174,12 @@ class Shard:
         self._listeners = []
         self._listening = []
 
+    def leave_listening_to_parent(self) -> None:
+        """In a child after fork(): close the copies of listening sockets; the parent serves on."""
+        for fd in self._listening:
+            os.close(fd)
+        self._listening = []
+
     def on_cluster_news(self, news: ClusterNews) -> None:
         """Clients are to be told this of the cluster, unless they know."""
         before, line = self._news, self._news_for_clients()

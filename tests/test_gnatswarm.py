@@ -370,6 +370,48 @@ def test_a_forked_child_has_none_and_can_have_its_own():
         publish(broker, "a")
 
 
+@pytest.mark.parametrize("end", ["sys.exit(0)", "raise KeyError", "broker.stop()"])
+def test_a_forked_child_leaves_the_broker_to_its_parent(form, end: str):
+    """However it leaves the `with`: at once, without a word to the parent's broker."""
+    text = (
+        "import gnatswarm, os, signal, sys\n"
+        "signal.alarm(50)\n"  # a child that waits for what is not there would wait for ever
+        f"with gnatswarm.{form.__name__}() as broker:\n"
+        "    captured = broker.capture('>')\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        assert not broker.is_running\n"
+        f"        {end}\n"
+        "        sys.exit(0)\n"
+        "    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+        "    print(code, broker.is_running, captured.settle())\n"
+    )
+    done = program(text)
+    assert done.stdout == f"{int('Key' in end)} True None\n", done.stderr
+    assert ("KeyError" in done.stderr) == ("Key" in end)
+    assert "TimeoutError" not in done.stderr
+
+
+def test_a_forked_child_keeps_no_port_open(form):
+    broker = form().start()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    os.close(reader)
+    try:
+        broker.stop()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", broker.port), timeout=5)
+        with form(port=broker.port) as again:
+            publish(again, "a")
+    finally:
+        os.close(writer)
+        os.waitpid(child, 0)
+
+
 def program(text: str, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", text, *arguments], capture_output=True, text=True, timeout=60, check=False, **more

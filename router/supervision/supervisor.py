@@ -115,6 +115,7 @@ class Supervisor:
             broker.keeper.kill(child.pid)
             if child.status is not None:
                 broker.keeper.forgotten(child.pid)
+        self._remove_strange_sockets()
 
     def _finish_what_was_begun(self) -> None:
         """The dead router may have been in the middle of something."""
@@ -221,6 +222,8 @@ class Supervisor:
         elif self._relays.on_exited(pid, exit_text(status)):
             self._remember()
             self._check_done()
+        else:
+            self._remove_strange_sockets()
         self._broker.keeper.forgotten(pid)  # after the record says what follows
 
     def _tick(self) -> None:
@@ -366,6 +369,8 @@ class Supervisor:
         if shard.link_path:
             linkdir.remove_sockets(shard.link_path)
             shard.link_path = ""
+        else:
+            self._remove_strange_sockets()
         if self._relays.of(process) is None:
             process.close()
         if self._broker.stats_dir:
@@ -378,6 +383,11 @@ class Supervisor:
         if self._handoff is not None and not shard.is_gateway:
             self._handoff.take_back(shard.number)
         self._audience.on_shard_gone(shard.number)
+
+    def _remove_strange_sockets(self) -> None:
+        """Of processes that ended before this router, or one before it, had heard where they listen."""
+        boot_ids = {shard.process.boot_id for shard in self._broker.members if shard.process is not None}
+        linkdir.remove_sockets_but(self._broker.runtime_files.link_dir, boot_ids)
 
     def _accepting(self) -> list[int]:
         """Shards that get new connections; those without descriptor headroom only if no shard has any."""

@@ -423,3 +423,14 @@ def remove_sockets(link_path: str) -> None:
     for path in (link_path, path_for_moves(link_path)):
         with contextlib.suppress(OSError):
             os.unlink(path)
+
+
+def remove_sockets_but(directory: str, boot_ids: set[str]) -> None:
+    """Remove the sockets in this private directory that are of no shard with one of these boot ids."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            number, _, rest = name.partition(".")
+            boot_id, _, kind = rest.partition(".")
+            if number.isdigit() and kind and boot_id not in boot_ids:
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(directory, name))

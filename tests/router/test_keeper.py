@@ -21,7 +21,10 @@ from gnatswarm import keeper
 from gnatswarm.keeper import MOST_DEATHS
 from gnatswarm.shards.boundary import keeping
 from tests.router.routers import DEADLINE_S, Router, dial, option_tree, pause, wait_until
-from tests.support.servers import wait_pids_gone
+from tests.support.servers import suspended, wait_pids_gone
+
+
+SCALE_TO_2 = "import sys\nfrom gnatswarm.router.commands.operator_commands import scale\nsys.exit(scale(2))"
 
 
 def parent_of(pid: int) -> int:
@@ -256,6 +259,24 @@ class TestRouterDies:
                 wait_until(lambda: phases(router) == ["ready", "ready"], "both serve")
                 assert len(children_of(router.process.pid)) == 3
             assert info_from(router.port).startswith(b"INFO ")
+
+    def test_before_it_hears_where_a_new_shard_listens(self, tmp_path: Path) -> None:
+        """That one is a stranger to the next router, and leaves no sockets."""
+        with Router(tmp_path, 1, is_real=True) as router:
+            router.wait_ready()
+            victim = router.router_pid()
+            (directory,) = (router.runtime / "gnatswarm").glob(f"{router.process.pid}-*")
+            with suspended(router.process.pid):
+                scaling = subprocess.Popen([sys.executable, "-P", "-c", SCALE_TO_2], env=router.environment)
+                router.wait_log("Scaling from 1 to 2 shards")  # and it waits for the keeper to start one
+                os.kill(victim, signal.SIGSTOP)
+            wait_until(lambda: any(directory.glob("1.*.sock")), "the new shard listens")
+            (strange,) = directory.glob("1.*.sock")
+            os.kill(victim, signal.SIGKILL)
+            scaling.wait(DEADLINE_S)
+            wait_until(partial(_are_ready, router, len(shard_pids(router))), "all serve")
+            wait_until(lambda: not strange.exists(), "its socket is removed")
+            assert len(list(directory.glob("*.sock"))) == len(shard_pids(router)) + 1  # and the operators'
 
     def test_while_it_scales(self, tmp_path: Path, accept: str) -> None:
         with Router(tmp_path, 1, accept=accept, is_real=True) as router:
