@@ -8,8 +8,9 @@
 
 Both listen on a free port of 127.0.0.1 unless told otherwise, take every option of the configuration file as a
 keyword (`Keywords`), leave nothing behind, work with and without an event loop, and can capture messages:
-`broker.capture("orders.>")`. In a child after fork() they are stopped, and the parent's serve on. A method `x()` blocks, for as long as it says; its twin `ax()` is awaited. One object has
-both, because one broker may need both: a fixture without a loop starts it, and a test with a loop kills its shards.
+`broker.capture("orders.>")`. A method `x()` blocks, for as long as it says; its twin `ax()` is awaited. One object has
+both, because one broker may need both: a fixture without a loop starts it, and a test with a loop kills its shards. In
+a child after fork() they are stopped, and the parent's serve on.
 
 Errors: UnknownOption (a TypeError) for an unknown keyword, ConfigError for an invalid value, BrokerFailed for a broker
 that fails or that has not been started.

@@ -23,7 +23,6 @@ from gnatswarm.shards.boundary import keeping
 from tests.router.routers import DEADLINE_S, Router, dial, option_tree, pause, wait_until
 from tests.support.servers import suspended, wait_pids_gone
 
-
 SCALE_TO_2 = "import sys\nfrom gnatswarm.router.commands.operator_commands import scale\nsys.exit(scale(2))"
 
 
