@@ -7,7 +7,7 @@
 #   WORKERS=3             test processes (of fuzz and debug: 2); 0: the tests run in pytest's own process, for a debugger
 #   EXTRAS=top            optional dependencies of pyproject.toml to install besides
 #   FUZZ_S=60             seconds for each fuzzer
-#   S=60                  seconds of simulation, of histories, or of each soak of moves
+#   S=60                  seconds of simulation, of histories, of trials, or of each soak of moves
 #   H=2                   hours of a soak under a steady load, instead of those of moves
 #   GNATSWARM_NATIVE=1    compile for this machine's processor alone
 
@@ -36,7 +36,7 @@ COMPILED_SOURCES := $(shell find broker shards loadtest tests/probes -name '*.py
 CYTHON_SOURCES := $(filter %.pyx %.pxd,$(COMPILED_SOURCES))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test audit clients reference demo build wheel debug lint format bench scaling floor instructions simulate soak passes faults placement lines histories mutants fuzz clean FORCE
+.PHONY: help run test audit clients reference demo build wheel debug lint format bench scaling floor instructions simulate soak trials passes faults placement lines histories mutants fuzz clean FORCE
 FORCE:
 
 help: ## list the targets
@@ -118,6 +118,9 @@ ifneq ($(H),)
 else
 	@GNATSWARM_SOAK_S=$(S) $(PYTEST) -n 0 --timeout $$(( $(S) * 3 + 120 )) tests/system/test_moving_clients.py $(ARGS)
 endif
+
+trials: build $(VENV)/.tools ## operators' commands and faults, several at once, for S seconds: tests/soak
+	@PYTHONPATH=. $(PY) -P -m tests.soak.trial --seconds $(S) $(ARGS)
 
 passes: build $(VENV)/.tools ## the whole suite N times in a fresh clone, beside a simulation on each core: tests/passes
 	@PYTHONPATH=. $(PY) -P -m tests.passes --times $(or $(N),20) $(ARGS)

@@ -16,6 +16,7 @@ Packets from and to the router are in `shards.boundary.keeping`. Called by the c
 from __future__ import annotations
 
 import errno
+import math
 import os
 import select
 import signal
@@ -48,6 +49,10 @@ MOST_DEATHS = 5
 DEATHS_WITHIN_S = 10.0
 # A router of another version that does not serve by then is killed, and the one before comes back.
 PROOF_S = 20.0
+# Two signals to stop within this time are one request, as for the router. A router that has not even read the second
+# request so long after it hangs, and is killed: then the broker ends.
+SAME_REQUEST_S = 0.5
+UNHEARD_S = 3.0
 # With nothing to do for so long after its start, it gives back what it has read of files.
 QUIET_MS = 2000
 # A router that cannot be forked for now, without processes, memory or descriptors: try again.
@@ -166,6 +171,8 @@ class _Keeper:
         self._deaths: list[float] = []
         self._router_status = 0
         self._is_stopping = False  # was told to end: no router is started any more
+        self._told_to_stop_at = 0.0
+        self._unheard_at = math.inf  # the router has to have read by then that it was told again
         self._code: int | None = None  # the broker ends with it
         self._unsent: list[Packet] = []  # the router's queue is full
         self._keeping: ModuleType | None = None
@@ -235,7 +242,7 @@ class _Keeper:
         poller.register(woken, select.POLLIN)
         if self._owner >= 0:
             poller.register(self._owner, select.POLLIN)
-        wait_ms = self._until_proof_ms() if self._due is None else AGAIN_MS
+        wait_ms = self._until_due_ms() if self._due is None else AGAIN_MS
         ready = dict(poller.poll(wait_ms if self._has_rested or wait_ms is not None else QUIET_MS))
         if not ready and wait_ms is None:
             self._rest()
@@ -256,15 +263,30 @@ class _Keeper:
             self._flush()
             self._read()
 
-    def _until_proof_ms(self) -> int | None:
-        """How long to wait for a router that has to prove itself; one that has had its time is killed."""
-        if not self._is_candidate or self._candidate is None or self._router_pid == 0:
+    def _until_due_ms(self) -> int | None:
+        """How long to wait for a router that has to prove itself, or to stop; one that has had its time is killed."""
+        if self._router_pid == 0:
             return None
-        left_s = self._proof_until - time.monotonic()
-        if left_s <= 0:
+        has_to_prove_itself = self._is_candidate and self._candidate is not None
+        until = min(self._proof_until if has_to_prove_itself else math.inf, self._unheard_at)
+        if until == math.inf:
+            return None
+        left_s = until - time.monotonic()
+        if left_s > 0:
+            return int(left_s * 1000) + 1
+        if until != self._unheard_at or not self._is_heard():
             _kill(self._router_pid)
-            return None
-        return int(left_s * 1000) + 1
+        self._unheard_at = math.inf
+        return None
+
+    def _is_heard(self) -> bool:
+        """Whether the router has read everything that it was sent."""
+        import fcntl
+        import termios
+
+        assert self._sock is not None
+        unread = fcntl.ioctl(self._sock, termios.TIOCOUTQ, bytes(4))
+        return not self._unsent and not any(unread)
 
     def _rest(self) -> None:
         from gnatswarm.shards.boundary import parentage
@@ -274,6 +296,11 @@ class _Keeper:
 
     def _on_signal(self, number: int) -> None:
         if number in (signal.SIGTERM, signal.SIGINT):
+            now = time.monotonic()
+            if not self._is_stopping:
+                self._told_to_stop_at = now
+            elif now - self._told_to_stop_at >= SAME_REQUEST_S:
+                self._unheard_at = min(self._unheard_at, now + UNHEARD_S)
             self._is_stopping = True
         self._say(self._words.Signalled(number))
 

@@ -375,6 +375,32 @@ class TestRouterDies:
             assert router.leftovers() == []
             assert "The router died" not in router.log.text
 
+    def test_a_router_that_hangs_does_not_keep_the_broker_from_ending(self, tmp_path: Path) -> None:
+        with Router(tmp_path, 2, is_real=True) as router:
+            router.wait_ready()
+            below = list(children_of(router.process.pid))
+            os.kill(router.router_pid(), signal.SIGSTOP)
+            router.process.send_signal(signal.SIGTERM)
+            pause(keeper.SAME_REQUEST_S + 0.1)  # what comes sooner is the same request
+            router.process.send_signal(signal.SIGTERM)
+            assert router.process.wait(DEADLINE_S) == 1
+            assert wait_pids_gone(below, 5.0) == []
+            assert router.leftovers() == []
+
+    def test_a_router_that_has_heard_both_times_ends_when_it_wants(self, tmp_path: Path) -> None:
+        """In lame duck mode, which does not heed them."""
+        limits = {"lame_duck_grace_s": keeper.UNHEARD_S + 1, "lame_duck_duration_s": 0.5}
+        with Router(tmp_path, 2, is_real=True, limits=limits) as router:
+            router.wait_ready()
+            (client,) = dial(router.port, 1)
+            router.process.send_signal(signal.SIGUSR2)
+            router.wait_log("Entering lame duck mode")
+            for _ in range(2):
+                router.process.send_signal(signal.SIGTERM)
+                pause(keeper.SAME_REQUEST_S + 0.1)
+            assert router.process.wait(DEADLINE_S) == 0
+            client.close()
+
     def test_a_group_that_is_told_to_stop_stops(self, tmp_path: Path) -> None:
         with Router(tmp_path, 2, is_real=True) as router:
             router.wait_ready()
