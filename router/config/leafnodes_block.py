@@ -46,6 +46,7 @@ class LeafNodesBlock:
         self.problems: list[Problem] = []
         self.notices: list[Problem] = []
         self._reconnect_s = LeafRemote(urls=()).reconnect_s
+        self._without_password: list[Position] = []
         if not isinstance(entry.value, Block):
             what = f"Expected map to define {entry.key}, got {entry.value.kind}"
             self._problem(entry.at, what, f"write {entry.key} {{ remotes [ {{ url: … }} ] }}")
@@ -64,6 +65,9 @@ class LeafNodesBlock:
                 self.notices.append(Problem(inner.at, what, not_offered.NO_EFFECT_IN_LEAFNODES[key]))
             elif not inner.used:
                 self.problems.append(unknown_field(inner, ["remotes", *_PORT_KEYS]))
+        if not self.settings.get("leafnodes.tls.verify_and_map"):  # then a certificate is enough
+            for at in self._without_password:
+                self._problem(at, "a user without a password lets every leaf node in", "add a password")
         if remotes is not None:
             self._remotes(remotes)
         if not self.settings.get("leafnodes.port") and any(key.lower() in _OF_PORT for key in _keys(entry.value)):
@@ -159,11 +163,11 @@ class LeafNodesBlock:
             return User("", "", nkey, account)
         elif not name:
             self._problem(at, "User entry requires a user", "add a name, as in {user: bob, password: …}")
-        elif not password:
-            self._problem(at, "a user without a password lets every leaf node in", "add a password")
         elif is_hashed(password) and not is_good_hash(password):
             self._problem(at, BAD_HASH, "make one with `htpasswd -nbB` or the like")
         else:
+            if not password:
+                self._without_password.append(at)
             return User(name, password, "", account)
         return None
 

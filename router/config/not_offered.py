@@ -112,7 +112,6 @@ NO_EFFECT_IN_CLUSTER = {
 }
 # Keys of a `cluster` block that restrict access.
 RESTRICTS_IN_CLUSTER = {
-    "tls { pinned_certs }": "keys that members' certificates must have",
     "tls { verify_and_map }": "members that are known by their certificates",
     "tls { connection_rate_limit }": "a limit of handshakes with members",
 }

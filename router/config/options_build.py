@@ -408,6 +408,14 @@ class _Building:
         if tls.verify_and_map and not (leafnodes.users or self.settings.get("users")):
             place = self._place("leafnodes.tls.verify_and_map")
             self._problem(place, "verify_and_map, but users are not defined", "define users, or write verify: true")
+        elif (
+            leafnodes.port
+            and tls.verify_and_map
+            and self.settings.get("websocket.port")
+            and not any(self.settings.get(f"websocket.tls.{name}") for name in ("verify", "verify_and_map"))
+        ):
+            what = "leaf nodes by WebSocket are refused: that port asks for no certificates"
+            self._notice(self._place("leafnodes.tls.verify_and_map"), what, "add verify: true to websocket { tls }")
         return msgspec.structs.replace(leafnodes, tls=tls)
 
     def _check_cluster(self) -> None:
@@ -455,9 +463,9 @@ class _Building:
         if tls.verify_and_map and not self.settings.get("users"):
             # The real server starts, and accepts every client with a valid certificate.
             self._problem(place, "verify_and_map, but users are not defined", "define users, or write verify: true")
-        if websocket.tls.verify_and_map:
-            place = self._place("websocket.tls.verify_and_map")
-            self._not_enforced(place, '"verify_and_map" of WebSocket clients')
+        place = self._place("websocket.tls.verify_and_map")
+        if websocket.tls.verify_and_map and not self.settings.get("users"):
+            self._problem(place, "verify_and_map, but users are not defined", "define users, or write verify: true")
         if self.settings.get("allow_non_tls") and tls.asks_for_certificate:
             what = "clients that do not encrypt need no certificate"
             self._notice(self._place("allow_non_tls"), what, "remove allow_non_tls if every client should have one")

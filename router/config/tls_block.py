@@ -77,6 +77,7 @@ class TlsBlock:
     def _check_pins(self, at: Position) -> None:
         """Warn of pins without `verify`: clients are not asked for a certificate, so all of them would be refused."""
         asks = any(self.settings.get(f"{self._prefix}.{name}") for name in ("verify", "verify_and_map"))
+        asks |= self._prefix == "cluster.tls"  # as always between members
         if self.settings.get(f"{self._prefix}.pinned_certs") and not asks:
             self.notices.append(Problem(at, "pinned_certs without verify: no client can connect", "add verify: true"))
 

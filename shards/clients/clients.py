@@ -41,6 +41,7 @@ from gnatswarm.shards.sockets.window import is_on_this_host
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from gnatswarm.broker.access.certificate_names import CertificateNames
     from gnatswarm.broker.connection import Fence
     from gnatswarm.broker.fanout import Fanout
     from gnatswarm.broker.info import InfoTemplate
@@ -69,8 +70,11 @@ class LeafWay(Protocol):
     def is_open(self) -> bool:
         """Whether the gateway takes leaf nodes now."""
 
-    def hand_leaf_node(self, fd: int, address: tuple[str, int], frozen: FrozenSocket, is_masked: bool) -> None:
-        """Send one there: its descriptor, which is the callee's now, its address, its socket, whether it masks."""
+    def hand_leaf_node(
+        self, fd: int, address: tuple[str, int], frozen: FrozenSocket, is_masked: bool, names: CertificateNames | None
+    ) -> None:
+        """Send one there: its descriptor, which is the callee's now, its address, its socket, whether it masks, and the
+        names in its certificate."""
 
 
 def _blamed(row: ConnectionRow, user: str) -> str:
@@ -172,7 +176,11 @@ class Clients:
 
     def _set_gates(self, options: Options) -> None:
         """Set the gates of new connections. CertificateError when a file is wrong; the gates are unchanged then."""
-        self.maps_certificates = options.tls.verify_and_map
+        leafnodes, websocket = options.leafnodes, options.websocket
+        mapped = {"nats": options.tls.verify_and_map, "websocket": websocket.tls.verify_and_map}
+        self.maps_certificates = frozenset(kind for kind, maps in mapped.items() if maps)
+        mapped["websocket"] |= bool(leafnodes.port and leafnodes.tls.verify_and_map)
+        self.keeps_names = frozenset(kind for kind, maps in mapped.items() if maps)
         self.user_names = frozenset(user.name for user in options.users)
         gates: dict[str, Gate | None] = {"nats": None, "websocket": None}
         rules: dict[str, CertificateRule | None] = {"nats": None, "websocket": None}
@@ -273,7 +281,7 @@ class Clients:
         self.census.leave(session)
         session.socket = None
         self._reactor.release(session.connection)
-        self.leaf_way.hand_leaf_node(fd, (session.host, session.port), frozen, is_masked)
+        self.leaf_way.hand_leaf_node(fd, (session.host, session.port), frozen, is_masked, session.names)
 
     def _without_tls(self, session: ClientSession, layered: LayeredSocket) -> int:
         """A descriptor with what is behind its TLS, which stays in this process. RecordRefused: there is none left."""

@@ -64,7 +64,8 @@ class SessionOwner(Protocol):
     authenticator: Authenticator
     rights: Rights
     user_names: frozenset[str]
-    maps_certificates: bool
+    maps_certificates: frozenset[str]  # kinds whose certificate selects the user
+    keeps_names: frozenset[str]  # … or may do so, if it turns out to be a leaf node
     certificate_rules: dict[str, CertificateRule | None]
     is_like_newer: bool
     relay: Relay | None
@@ -258,7 +259,7 @@ class ClientSession:
         version, suite = tls.version() or "", tls.cipher()
         self.tls_version = sys.intern(version.removeprefix("TLSv"))
         self.tls_cipher_suite = sys.intern(ciphers.server_name(suite[0] if suite else ""))
-        if self._clients.maps_certificates and self.kind == "nats":
+        if self.kind in self._clients.keeps_names:
             self.names = names_of(tls.getpeercert() or {})
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s - TLS version %s, cipher suite %s", self, self.tls_version, self.tls_cipher_suite)
@@ -299,7 +300,7 @@ class ClientSession:
             raise
 
     def _examine(self, options: ClientOptions) -> None:
-        if self._clients.maps_certificates and self.kind == "nats":
+        if self.kind in self._clients.maps_certificates:
             options.user = self._mapped_user(options.user)
         self.claimed = options.user or options.nkey
         self.stated = (options.name, options.lang, options.version)

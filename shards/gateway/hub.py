@@ -58,6 +58,7 @@ class HubOwner(ConnectionOwner, Protocol):
     certificate_rule: CertificateRule | None
     user_names: frozenset[str]
     maps_certificates: bool
+    maps_by_websocket: bool
     limits: Limits
     login_timeout_s: float
     min_version: str
@@ -104,6 +105,7 @@ class HubSession(LeafConnection):
         nonce: bytes,
         reached: str,
         frames: Frames | None,
+        names: CertificateNames | None,
         ping_interval_s: float,
         ping_max: int,
     ) -> None:
@@ -117,7 +119,7 @@ class HubSession(LeafConnection):
         self.reached = reached  # our address to which it has connected
         self.connect: LeafConnect | None = None
         self.admission: Admission | None = None
-        self._names: CertificateNames | None = None
+        self._names = names
         self._is_gone = False
 
     def __str__(self) -> str:
@@ -185,10 +187,12 @@ class HubSession(LeafConnection):
             nkey=connect.nkey,
             sig=connect.sig,
         )
-        if self._owner.maps_certificates:
+        if self._owner.maps_by_websocket if self.is_websocket else self._owner.maps_certificates:
             user = find_user(self._names, self._owner.user_names) if self._names else None
             if user is None:
                 raise AuthorizationViolation
+            if connect.user and connect.user != user:
+                logger.warning("User %s found in connect proto, but user required from cert", quoted(connect.user))
             given.user = user
         outcome = self._owner.authenticator.examine(given, self.nonce, LEAFNODE_WS if self.is_websocket else LEAFNODE)
         if not isinstance(outcome, HashedPassword):

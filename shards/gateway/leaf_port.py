@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gnatswarm.broker.access.auth import Identity
+    from gnatswarm.broker.access.certificate_names import CertificateNames
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.broker.options import Options
     from gnatswarm.shards.boundary.rows import LeafRow
@@ -62,6 +63,10 @@ class ArrivedLeafNode(Protocol):
     @property
     def is_masked(self) -> bool:
         """Whether its WebSocket frames are masked."""
+
+    @property
+    def names(self) -> CertificateNames | None:
+        """The names in its certificate; None: it has none, or nobody wanted to know."""
 
 
 class LeafPort:
@@ -120,6 +125,9 @@ class LeafPort:
         self.authenticator = Authenticator(own, self._verdicts)
         self.user_names = frozenset(user.name for user in own.users)
         self.maps_certificates = leafnodes.tls.verify_and_map
+        # (the users of leaf nodes alone are no business of the WebSocket port)
+        by_websocket = options.websocket.tls.verify_and_map and not leafnodes.users
+        self.maps_by_websocket = self.maps_certificates or by_websocket
         self._gate: Gate | None = None
         self.certificate_rule: CertificateRule | None = None
         if leafnodes.tls.is_on:
@@ -187,14 +195,16 @@ class LeafPort:
             logger.error("%s:%d - %s", leaf.host, leaf.port, error)
             socket.close(fd)
             return
-        session = self._new_session(fd, leaf.host, leaf.port, frames)
+        session = self._new_session(fd, leaf.host, leaf.port, frames, leaf.names)
         if session is not None:
             layered = LayeredSocket(Gate(timeout_s=0, frames=lambda _: frames), leaf.socket)
             self._reactor.put(fd, session.link, session, leaf.socket, layered)
             session.greet()
             self.flush()
 
-    def _new_session(self, fd: int, host: str, port: int, frames: Frames | None = None) -> HubSession | None:
+    def _new_session(
+        self, fd: int, host: str, port: int, frames: Frames | None = None, names: CertificateNames | None = None
+    ) -> HubSession | None:
         """The session of a new connection; None: there are too many, and it is closed."""
         if sum(not session.is_accepted for session in self.sessions) >= MOST_WAITING:
             logger.error("%s:%d - too many connections that have not logged in: closed", host, port)
@@ -210,6 +220,7 @@ class LeafPort:
             nonce=new_nonce(),
             reached=_local_host(fd),
             frames=frames,
+            names=names,
             ping_interval_s=self.limits.ping_interval_s,
             ping_max=self.limits.ping_max,
         )

@@ -21,6 +21,7 @@ from gnatswarm.shards.gateway import words
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
+    from ssl import SSLObject
 
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.broker.options import Cluster
@@ -56,6 +57,9 @@ class RouteOwner(Protocol):
 
     def introduction(self, session: RouteSession) -> bytes:
         """Our CONNECT line."""
+
+    def objection_to_certificate(self, tls: SSLObject, session: RouteSession) -> str:
+        """Why a member with this certificate may not be connected; "": it may."""
 
     def objection_to_name(self, name: str, session: RouteSession, *, is_dynamic: bool) -> str:
         """Why a member of a cluster of this name cannot be connected; "": it can, perhaps because ours has changed."""
@@ -154,8 +158,13 @@ class RouteSession:
         if self.dialled is None:
             self.link.send(self._owner.hello())
 
-    def on_secured(self, _tls: object) -> bool:
-        """The TLS handshake is done, and the other end's certificate is good."""
+    def on_secured(self, tls: SSLObject) -> bool:
+        """The TLS handshake is done. False: the other end's certificate is refused, and the connection is being closed."""
+        objection = self._owner.objection_to_certificate(tls, self)
+        if objection:
+            self.on_opening_failed(objection)
+            self.link.end()
+            return False
         self.start()
         return True
 

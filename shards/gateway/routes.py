@@ -30,12 +30,13 @@ from gnatswarm.shards.sockets.gate import Gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from ssl import SSLContext
+    from ssl import SSLContext, SSLObject
 
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.broker.options import Cluster, Options
     from gnatswarm.shards.boundary.control import ServerPort
     from gnatswarm.shards.boundary.rows import RouteRow
+    from gnatswarm.shards.clients.certificate_rule import CertificateRule
     from gnatswarm.shards.gateway.words import ServerInfo
     from gnatswarm.shards.sockets.reactor import Reactor
 
@@ -107,6 +108,7 @@ class Routes:
         self._is_closed = False
         self._is_settled = False
         self._contexts: tuple[SSLContext, SSLContext] | None = None  # of accepted and of dialled connections
+        self._certificate_rules: tuple[CertificateRule | None, CertificateRule | None] = (None, None)  # likewise
         self._make_contexts()
         self._fence_timer: asyncio.TimerHandle | None = None
         exchange.fence.on_wait = self._on_fence_wait
@@ -367,8 +369,16 @@ class Routes:
         if tls.is_on:
             # Imported here, so that a cluster without TLS does not load ssl.
             from gnatswarm.shards.boundary.certificates import client_context, server_context
+            from gnatswarm.shards.clients.certificate_rule import certificate_rule
 
-            self._contexts = server_context(tls), client_context(tls, is_insecure=self.cluster.tls_insecure)
+            accepting, dialling = server_context(tls), client_context(tls, is_insecure=self.cluster.tls_insecure)
+            self._contexts = accepting, dialling
+            self._certificate_rules = certificate_rule(tls, accepting), certificate_rule(tls, dialling)
+
+    def objection_to_certificate(self, tls: SSLObject, session: RouteSession) -> str:
+        """Why a member with this certificate may not be connected; "": it may. Whoever dialled, as in nats-server."""
+        rule = self._certificate_rules[session.dialled is not None]
+        return rule.objection(tls) if rule is not None else ""
 
     # ---- what is said at first
 

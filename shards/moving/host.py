@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from gnatswarm.broker.access.certificate_names import CertificateNames
     from gnatswarm.broker.connection import ClientConnection
     from gnatswarm.broker.frozen import FrozenClient, OfferedClient
     from gnatswarm.broker.moves import Moves
@@ -234,9 +235,11 @@ class Host:
         """Whether the gateway takes leaf nodes now."""
         return not self.open_way(GATEWAY_NUMBER)
 
-    def hand_leaf_node(self, fd: int, address: tuple[str, int], frozen: FrozenSocket, is_masked: bool) -> None:
+    def hand_leaf_node(
+        self, fd: int, address: tuple[str, int], frozen: FrozenSocket, is_masked: bool, names: CertificateNames | None
+    ) -> None:
         """Send a leaf node that came by WebSocket to the gateway, and its descriptor, which is ours from now on."""
-        leaf = LeafNode(host=address[0], port=address[1], socket=frozen, is_masked=is_masked)
+        leaf = LeafNode(host=address[0], port=address[1], socket=frozen, is_masked=is_masked, names=names)
         self._send(GATEWAY_NUMBER, HandedOver(0, encoded_leaf_node(leaf)), fd)
 
     def ended(self, new: int, move: int, why: str) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gnatswarm.broker.access.certificate_names import CertificateNames
 from gnatswarm.shards.boundary.linkdir import path_for_moves
 from gnatswarm.shards.moving.move_channel import (
     CHANNEL_VERSION,
@@ -41,6 +42,7 @@ class LeafNode(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbi
     port: int
     socket: FrozenSocket
     is_masked: bool  # the frames that it sends
+    names: CertificateNames | None  # of its certificate, which only the shard that has its TLS sees
 
 
 _encoder = msgspec.msgpack.Encoder()

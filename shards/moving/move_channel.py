@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gnatswarm.moving")
 
 # Increased with every change of a frame.
-CHANNEL_VERSION = 1
+CHANNEL_VERSION = 2
 
 BACKLOG = 64
 READ_BYTES = 64 * 1024

@@ -82,7 +82,7 @@ def test_a_leaf_node_whose_certificate_the_rules_refuse_is_closed(caplog: pytest
     member = cluster.members[0]
     for objection in ("certificate not pinned", ""):
         rule = SimpleNamespace(objection=lambda _tls, why=objection: why)
-        owner: Any = SimpleNamespace(certificate_rule=rule, maps_certificates=False)
+        owner: Any = SimpleNamespace(certificate_rule=rule, maps_certificates=False, maps_by_websocket=False)
         loop: Any = SimpleNamespace(time=lambda: 0.0)
         session = HubSession(
             loop,
@@ -94,6 +94,7 @@ def test_a_leaf_node_whose_certificate_the_rules_refuse_is_closed(caplog: pytest
             nonce=b"n",
             reached="h",
             frames=None,
+            names=None,
             ping_interval_s=1.0,
             ping_max=2,
         )

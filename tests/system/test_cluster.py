@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from tests.support import swarm
-from tests.support.authority import Authority
+from tests.support.authority import Authority, Pair
 from tests.support.servers import KINDS, Broker, BrokerUnavailable
 from tests.support.turns import until
 from tests.support.wire import Client, Frame
@@ -732,6 +732,25 @@ async def test_routes_may_be_encrypted_and_ask_for_a_password(start: Start, net:
     first.log.wait_line("Authorization Violation")
     stranger.log.wait_line(r"Error trying to connect to route .*Authorization Violation")
     assert is_meshed([first, *others])
+
+
+@pytest.mark.parametrize("kind", ["gnatswarm-1", "nats-server", "nats-server-2.15"])
+async def test_a_member_may_pin_the_keys_of_others_whoever_dials(start: Start, authority: Authority, kind: str) -> None:
+    good, bad = authority.member(), authority.member()
+
+    def inner(pair: Pair, *pins: str) -> str:
+        pinned = f", pinned_certs: [{', '.join(pins)}]" if pins else ""
+        return f"tls {{ {pair.lines}, ca_file: '{authority.path}', timeout: 5{pinned} }}"
+
+    here = start(kind, cluster_config("here", inner=inner(good, f"'{good.pin.upper()}'")))
+    known = start("nats-server", cluster_config("known", (route_port(here),), inner=inner(good)))
+    await until(lambda: is_meshed([here, known]))
+    stranger = start("nats-server", cluster_config("stranger", (route_port(here),), inner=inner(bad)))
+    here.log.wait_line("TLS route handshake error: certificate not pinned")
+    dialler = start(kind, cluster_config("dialler", (route_port(stranger),), inner=inner(good, f"'{good.pin}'")))
+    dialler.log.wait_line("TLS route handshake error: certificate not pinned")
+    assert page(stranger, "/routez")["num_routes"] == 0
+    assert page(dialler, "/routez")["num_routes"] == 0
 
 
 @pytest.mark.parametrize("kind", ["gnatswarm-1", "nats-server-2.15"])

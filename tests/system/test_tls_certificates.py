@@ -13,7 +13,8 @@ import pytest
 from cryptography import x509
 
 from tests.support.authority import HOUR, Authority, Pair
-from tests.support.framed import request, websocket_port
+from tests.support.framed import connect as upgraded
+from tests.support.framed import request, upgrade, websocket_port
 from tests.support.pages import Pages
 from tests.support.secure import CONNECT, SecureClient, connect, connections, dial, read_info, said
 from tests.support.servers import HOST, Broker
@@ -229,6 +230,26 @@ async def test_pins_hold_for_websocket_clients(start_broker, authority, server):
         assert answer.startswith(expected) and bool(answer) is bool(expected)
         client.close()
     await said(broker, "TLS handshake error: certificate not pinned")
+
+
+async def test_a_certificate_says_which_user_a_websocket_client_is(start_broker, authority, server):
+    asks = f'verify_and_map: true, ca_file: "{authority.path}"'
+    users = "authorization { users [ {user: CN=ann}, {user: CN=bob} ] }"
+    broker = start_broker(
+        config=f"{users}\nhttp: '127.0.0.1:-1'\nwebsocket {{ host: {HOST}, port: -1, tls {{ {server.lines}, {asks} }} }}"
+    )
+    port = websocket_port(broker)
+    line = b'CONNECT {"verbose":false,"user":"CN=bob"}\r\n'
+    client = await upgraded(port, context=authority.client_context(authority.client("CN=ann")), line=line)
+    (row,) = await connections(broker, "open&auth=1")
+    assert row["authorized_user"] == "CN=ann"
+    client.close()
+    stranger = await upgrade(port, context=authority.client_context(authority.client("CN=eve")))
+    await stranger.say(line + b"PING\r\n")
+    while b"\r\n" not in stranger.stream:
+        assert await stranger.read_frame() >= 0
+    assert bytes(stranger.stream).startswith(b"-ERR 'Authorization Violation'")
+    stranger.close()
 
 
 async def test_more_handshakes_a_second_than_allowed_are_refused(secure, authority):

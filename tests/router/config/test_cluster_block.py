@@ -12,8 +12,14 @@ from gnatswarm.broker.options import Options, Permissions
 from gnatswarm.router.config.conf_tree import ConfigError
 from gnatswarm.router.config.flags import parse
 from gnatswarm.router.config.options_build import build
+from tests.support.authority import Authority
 
 Build = Callable[..., Options]
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
 
 
 @pytest.fixture
@@ -80,6 +86,13 @@ def test_pongs_may_wait_for_the_cluster(built: Build) -> None:
     assert (options.fence, options.fence_timeout_s, options.notices) == ("cluster", 1.0, ())
     assert built("fence_timeout: 0").fence_timeout_s == Options().fence_timeout_s
     assert "without a cluster" in built("fence: cluster").notices[0]
+
+
+def test_members_keys_may_be_pinned(built: Build, authority: Authority) -> None:
+    pair = authority.member()
+    options = built(f"cluster {{ port: 1, tls {{ {pair.lines}, pinned_certs: [ {pair.pin} ] }} }}")
+    assert options.cluster.tls.pinned_certs == (pair.pin,)
+    assert not any("pinned_certs" in notice for notice in options.notices)  # (members always have certificates)
 
 
 def test_only_a_port_needs_a_process_for_it(built: Build) -> None:

@@ -136,6 +136,21 @@ def test_without_port_and_remotes_there_is_no_gateway(built: Build) -> None:
     assert not built("leafnodes { remotes [ { url: h, disabled: true } ] }").options.has_gateway
 
 
+def test_with_verify_and_map_a_certificate_is_enough(built: Build, authority: Authority) -> None:
+    maps = f"tls {{ {authority.server().lines}, ca_file: '{authority.path}', verify_and_map: true }}"
+    users = "authorization { users [ {user: u} ] }"
+    for block in (f"{maps}\n{users}", f"{users}\n{maps}"):
+        options = built(f"leafnodes {{ port: 1\n{block} }}").options
+        assert [(user.name, user.password) for user in options.leafnodes.users] == [("u", "")]
+        assert not any("WebSocket" in notice for notice in options.notices)
+    websocket = "websocket { port: 2, no_tls: true }"
+    notices = built(f"leafnodes {{ port: 1\n{maps}\n{users} }}\n{websocket}").options.notices
+    assert any("leaf nodes by WebSocket are refused" in notice for notice in notices)
+    asking = websocket.replace("no_tls: true", maps.replace("_and_map", ""))
+    notices = built(f"leafnodes {{ port: 1\n{maps}\n{users} }}\n{asking}").options.notices
+    assert not any("leaf nodes by WebSocket are refused" in notice for notice in notices)
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

@@ -1,0 +1,106 @@
+"""Leaf nodes that are known by their certificates (`verify_and_map`), whether they come to the port or by WebSocket.
+
+Both versions of nats-server are hubs and leaf nodes here, too, so that what is said of gnatswarm holds there.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.authority import Authority, Pair
+from tests.support.leaves import Net, hub_port, know, payloads, subscribed
+from tests.support.servers import Broker
+from tests.system.test_leaf import Start, net, start
+
+__all__ = ["net", "start"]
+HUBS = ("gnatswarm-2", "gnatswarm-1", "nats-server", "nats-server-2.15")
+LEAVES = ("gnatswarm-1", "nats-server", "nats-server-2.15")
+WEBSOCKET = r"Listening for websocket clients on wss?://\S*:(\d+)"
+ACCOUNTS = """
+server_name: hub
+accounts {
+  A { users: [ {user: a, password: a}, {user: "CN=of the broker"} ] }
+  B { users: [ {user: b, password: b} ] }
+}
+"""
+USERS = """authorization { users: [
+    {user: "CN=left", account: A}
+    {user: "right.example", account: B, password: right}
+] }"""
+
+
+def hub_of(start: Start, kind: str, authority: Authority, *, users: str = "", websocket: str = "verify") -> Broker:
+    tls = f"{authority.server().lines}, ca_file: '{authority.path}'"
+    return start(
+        kind,
+        f"{ACCOUNTS}\nleafnodes {{ listen: '127.0.0.1:-1', tls {{ {tls}, verify_and_map: true }}\n{users} }}\n"
+        f"websocket {{ listen: '127.0.0.1:-1', tls {{ {tls}, {websocket}: true }} }}\n",
+    )
+
+
+def leaf_of(start: Start, kind: str, hub: Broker, way: str, authority: Authority, mine: Pair, login: str = "") -> Broker:
+    port = hub_port(hub) if way == "nats" else int(hub.log.wait_line(WEBSOCKET)[1])
+    own = f"tls {{ ca_file: '{authority.path}', {mine.lines} }}"
+    url = f"{way}://{login}127.0.0.1:{port}"
+    return start(kind, f"server_name: leaf{id(mine)}\nleafnodes {{ remotes [ {{ url: '{url}', {own} }} ] }}")
+
+
+async def is_in(net: Net, hub: Broker, leaf: Broker, user: str) -> None:
+    """Messages cross between the leaf node and this user's account alone."""
+    at_leaf = await net.client(leaf)
+    inside = await net.client(hub, **{"user": user, "pass": user})
+    other = "b" if user == "a" else "a"
+    outside = await net.client(hub, **{"user": other, "pass": other})
+    await subscribed(at_leaf, "own 1")
+    await know(inside, at_leaf)
+    await outside.send("PUB own 1\r\nx\r\n")
+    await outside.flush()
+    await inside.send("PUB own 1\r\ny\r\n")
+    assert await payloads(at_leaf, 1) == [b"y"]
+
+
+@pytest.mark.parametrize("way", ["nats", "wss"])
+@pytest.mark.parametrize("hub_kind", HUBS)
+async def test_a_certificate_selects_the_user_of_leaf_nodes(
+    start: Start, net: Net, authority: Authority, hub_kind: str, way: str
+) -> None:
+    from cryptography import x509
+
+    hub = hub_of(start, hub_kind, authority, users=USERS)
+    left = authority.client("CN=left")
+    right = authority.client("CN=x", x509.DNSName("right.example"))
+    for kind in LEAVES:
+        await is_in(net, hub, leaf_of(start, kind, hub, way, authority, left), "a")
+    await is_in(net, hub, leaf_of(start, "gnatswarm-1", hub, way, authority, right, "somebody:right@"), "b")
+
+
+@pytest.mark.parametrize("way", ["nats", "wss"])
+@pytest.mark.parametrize("hub_kind", HUBS)
+async def test_a_certificate_selects_the_user_of_the_broker(
+    start: Start, net: Net, authority: Authority, hub_kind: str, way: str
+) -> None:
+    hub = hub_of(start, hub_kind, authority, websocket="verify_and_map")
+    mine = authority.client("CN=of the broker")
+    for kind in LEAVES:
+        await is_in(net, hub, leaf_of(start, kind, hub, way, authority, mine), "a")
+
+
+@pytest.mark.parametrize("way", ["nats", "wss"])
+@pytest.mark.parametrize("hub_kind", HUBS)
+@pytest.mark.parametrize("users", [USERS, ""], ids=["users of leaf nodes", "users of the broker"])
+async def test_who_has_another_certificate_does_not_come_in(
+    start: Start, net: Net, authority: Authority, hub_kind: str, way: str, users: str
+) -> None:
+    """Whatever its URL says; and none without a certificate, or with the password missing that a user has, too."""
+    from cryptography import x509
+
+    hub = hub_of(start, hub_kind, authority, users=users, websocket="verify" if users else "verify_and_map")
+    stranger = authority.client("CN=stranger")
+    right = authority.client("CN=x", x509.DNSName("right.example"))
+    for mine, login in ((stranger, "a:a@"), (stranger, ""), (right, "")):
+        leaf = leaf_of(start, "gnatswarm-1", hub, way, authority, mine, login)
+        leaf.log.wait_line("Authorization Violation")
+        assert "Leafnode connection created to" not in leaf.log.text
+    foreign = Authority(authority.path.parent).client("CN=left")
+    leaf_of(start, "gnatswarm-1", hub, way, authority, foreign)
+    hub.log.wait_line("TLS (leafnode |websocket )?handshake error")
