@@ -69,7 +69,7 @@ class ServerIdentity(msgspec.Struct, frozen=True):
 
 
 class Person(msgspec.Struct, frozen=True):
-    """A client in events. Times are µs since 1970; 0 means not yet."""
+    """A client, or another server, in events. Times are µs since 1970; 0 means not yet."""
 
     cid: int
     host: str
@@ -78,7 +78,7 @@ class Person(msgspec.Struct, frozen=True):
     name: str
     lang: str
     version: str
-    kind: str  # nats, websocket
+    kind: str  # nats, websocket; of other servers leafnode, router
     start_us: int
     stop_us: int = 0
     rtt_us: int = 0
@@ -97,6 +97,8 @@ class Person(msgspec.Struct, frozen=True):
         for key, text in (("server", server), ("cluster", cluster), ("name_tag", self.name_tag)):
             if text:
                 found[key] = text
+        if self.kind in ("leafnode", "router"):
+            return found | {"kind": self.kind.title()}
         return found | {"kind": "Client", "client_type": self.kind}
 
 

@@ -189,7 +189,7 @@ class Companions:
                     self._placing.on_matching(shard, message)
             case control.SnapshotReply():
                 self.monitoring().questions.on_reply(shard, message)
-            case control.SystemRequest() | control.AccountChanged():
+            case control.SystemRequest() | control.AccountChanged() | control.ServerEvent():
                 self._system.on_message(shard, message)
 
     def on_shard_gone(self, shard: int) -> None:

@@ -294,6 +294,7 @@ class Worker:
                 clients_at=(boot.host, boot.port),
                 websocket_port=boot.websocket_port,
                 next_id=self._page.next_client_id,
+                next_event_number=self._page.next_event_number,
                 tell=self._tell,
             )
         elif boot.cluster is not None:

@@ -7,6 +7,7 @@ them, or are on pages of our own. Shards' rows are passed as (shard, rows) pairs
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -19,6 +20,7 @@ from gnatswarm.broker.version import LANGUAGE, OWN_VERSION
 from gnatswarm.router.monitoring.account_rules import account_rules
 from gnatswarm.router.monitoring.facts import Facts, ShardFacts
 from gnatswarm.router.monitoring.moving_clients import once
+from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from gnatswarm.shards.boundary.rows import (
     AccountRow,
     ConnectionRow,
@@ -50,6 +52,11 @@ def head(facts: Facts) -> Document:
 def total(facts: Facts, name: str) -> int:
     """The sum of a counter or gauge over all shards."""
     return sum(getattr(shard, name) for shard in facts.shards)
+
+
+def _of_clients(facts: Facts, name: str) -> int:
+    """The sum over shards that have clients."""
+    return sum(getattr(shard, name) for shard in facts.shards if shard.shard != GATEWAY_NUMBER)
 
 
 # ---- general
@@ -215,7 +222,7 @@ def leafz(facts: Facts, found: list[LeafRow]) -> Document:
 
 
 def _traffic(facts: Facts) -> Document:
-    """Counters of messages and clients. 2.15 adds counters of clients alone: here the same."""
+    """Counters of messages and clients. 2.15 adds counters of clients alone: without the gateway's."""
     received = {name: total(facts, name) for name in ("in_msgs", "in_bytes")}
     sent = {name: total(facts, name) for name in ("out_msgs", "out_bytes")}
     slow = {"slow_consumers": total(facts, "slow_consumers")}
@@ -224,9 +231,9 @@ def _traffic(facts: Facts) -> Document:
         return {name: counts[name] for name in ("in_msgs", "out_msgs", "in_bytes", "out_bytes")} | slow
     return {
         **received,
-        **{name.replace("_", "_client_"): count for name, count in received.items()},
+        **{name.replace("_", "_client_"): _of_clients(facts, name) for name in received},
         **sent,
-        **{name.replace("_", "_client_"): count for name, count in sent.items()},
+        **{name.replace("_", "_client_"): _of_clients(facts, name) for name in sent},
         **slow,
         "stale_connections": total(facts, "stale_connections"),
         "stalled_clients": total(facts, "stalls"),
@@ -465,8 +472,8 @@ def account(facts: Facts, detail: Document) -> Document:
     return {**head(facts), "system_account": facts.options.system_account, "account_detail": detail}
 
 
-def account_detail(facts: Facts, name: str, counters: Document, clients: int) -> Document:
-    """One account; `counters` are its sublist's."""
+def account_detail(facts: Facts, name: str, counters: Document, clients: int, *, leafs: int = 0) -> Document:
+    """One account; `counters` are its sublist's, `leafs` its leaf node connections."""
     detail: Document = {"account_name": name, "update_time": time_text(facts.created_us)}
     if name == facts.options.system_account:
         detail["is_system"] = True
@@ -474,7 +481,7 @@ def account_detail(facts: Facts, name: str, counters: Document, clients: int) ->
         "expired": False,
         "complete": True,
         "jetstream_enabled": False,
-        "leafnode_connections": 0,
+        "leafnode_connections": leafs,
         "client_connections": clients,
         "subscriptions": counters["num_subscriptions"],
         **account_rules(facts.options, name),
@@ -483,8 +490,8 @@ def account_detail(facts: Facts, name: str, counters: Document, clients: int) ->
     }
 
 
-def account_statistics(facts: Facts, answers: Iterable[AccountRow]) -> list[Document]:
-    """Connections and traffic of each account; traffic is counted since each shard started."""
+def account_statistics(facts: Facts, answers: Iterable[AccountRow], leafs: Iterable[LeafRow] = ()) -> list[Document]:
+    """Connections and traffic of each account; traffic, of clients, is counted since each shard started."""
     found = {name: AccountRow(name) for name in facts.accounts}
     for row in answers:
         whole = found.get(row.name)
@@ -497,6 +504,7 @@ def account_statistics(facts: Facts, answers: Iterable[AccountRow]) -> list[Docu
         whole.out_bytes += row.out_bytes
         whole.slow_consumers += row.slow_consumers
         whole.subscriptions += row.subscriptions
+    leafs_of = Counter(row.account for row in leafs)
     is_like_newer = facts.options.is_like_newer
     nothing = {"msgs": 0, "bytes": 0}
     elsewhere = dict.fromkeys(("gateways", "routes", "leafs"), nothing) if is_like_newer else {}
@@ -505,8 +513,8 @@ def account_statistics(facts: Facts, answers: Iterable[AccountRow]) -> list[Docu
             "acc": row.name,
             **({"name": row.name} if is_like_newer else {}),
             "conns": row.connections,
-            "leafnodes": 0,
-            "total_conns": row.connections,
+            "leafnodes": leafs_of[row.name],
+            "total_conns": row.connections + leafs_of[row.name],
             **({"num_subscriptions": row.subscriptions} if is_like_newer else {}),
             "sent": {"msgs": row.out_msgs, "bytes": row.out_bytes, **elsewhere},
             "received": {"msgs": row.in_msgs, "bytes": row.in_bytes, **elsewhere},
@@ -521,6 +529,10 @@ def statsz(facts: Facts, active_accounts: int, routes: Sequence[RouteRow] = ()) 
     newer = facts.options.is_like_newer
     sent = {"msgs": total(facts, "out_msgs"), "bytes": total(facts, "out_bytes")}
     received = {"msgs": total(facts, "in_msgs"), "bytes": total(facts, "in_bytes")}
+    of_clients = {
+        way: {"msgs": _of_clients(facts, f"{way}_msgs"), "bytes": _of_clients(facts, f"{way}_bytes")}
+        for way in ("in", "out")
+    }
     shown = [
         {
             "rid": row.rid,
@@ -541,9 +553,9 @@ def statsz(facts: Facts, active_accounts: int, routes: Sequence[RouteRow] = ()) 
         "active_accounts": active_accounts,
         "subscriptions": total(facts, "subscriptions"),
         "sent": sent,
-        **({"sent_to_clients": sent} if newer else {}),
+        **({"sent_to_clients": of_clients["out"]} if newer else {}),
         "received": received,
-        **({"received_from_clients": received} if newer else {}),
+        **({"received_from_clients": of_clients["in"]} if newer else {}),
         "slow_consumers": total(facts, "slow_consumers"),
         **({"routes": shown} if shown else {}),
         "active_servers": 1 + len({row.remote_id for row in routes}),

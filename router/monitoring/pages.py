@@ -163,10 +163,12 @@ class Pages:
         """Statistics of these accounts, or of all; without `unused` only of those that have connections."""
         async with self._turn():
             answers = await self._ask_all(facts, rows.AccountsQuery(), rows.AccountsPart)
+        leafs = await self._leafs() if facts.options.has_gateway else []
         found = aggregate.account_statistics(
-            facts, [row for _, parts in answers for part in parts for row in part.rows]
+            facts, [row for _, parts in answers for part in parts for row in part.rows], leafs
         )
-        return [one for one in found if (not names or one["acc"] in names) and (unused or one["conns"])]
+        counted = "total_conns" if facts.options.is_like_newer else "conns"  # (2.9 does not look at leaf nodes here)
+        return [one for one in found if (not names or one["acc"] in names) and (unused or one[counted])]
 
     async def connz(self, query: PageQuery) -> bytes:
         """Connections, open and closed."""
@@ -328,7 +330,8 @@ class Pages:
             raise BadQuery(f"Account {name[:80]} does not exist")
         async with self._turn():
             counters, clients = await self._sublist(facts, name)
-        return aggregate.account_detail(facts, name, counters, clients)
+        leafs = [row for row in await self._leafs() if row.account == name] if facts.options.has_gateway else []
+        return aggregate.account_detail(facts, name, counters, clients, leafs=len(leafs))
 
     async def routes(self, facts: Facts) -> list[rows.RouteRow]:
         """The connections to other members of the cluster."""

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from gnatswarm.router.supervision.broker_view import cluster_of
 from gnatswarm.router.supervision.supervision import Phase
-from gnatswarm.shards.boundary.control import AccountChanged, SystemEvent, SystemReply, SystemRequest
+from gnatswarm.shards.boundary.control import (
+    AccountChanged,
+    ServerEvent,
+    SystemEvent,
+    SystemReply,
+    SystemRequest,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -73,10 +79,12 @@ class SystemAccount:
             self._schedule_connections()
             self._do(self._say_all_connections())
 
-    def on_message(self, shard: int, message: SystemRequest | AccountChanged) -> None:
-        """A message from a shard: a request, or a changed account."""
+    def on_message(self, shard: int, message: SystemRequest | AccountChanged | ServerEvent) -> None:
+        """A message from a shard: a request, a changed account, or the gateway's event."""
         if isinstance(message, SystemRequest):
             self._do(self._answer(shard, message))
+        elif isinstance(message, ServerEvent):
+            self._publish(message.subject, message.payload)
         else:
             self._do(self._say_connections(message.account))
 

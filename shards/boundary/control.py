@@ -19,7 +19,7 @@ from gnatswarm.shards.boundary.rows import Query
 
 # Increased with every change of a message. Router and shards come from one installation; versions differ when that was
 # upgraded under a running broker. The shard then reports it and does not start.
-CONTROL_VERSION = 20
+CONTROL_VERSION = 21
 
 # The process that is connected to other servers has this number among the shards.
 GATEWAY_NUMBER = 63
@@ -335,9 +335,16 @@ class SystemRequest(ControlMessage, frozen=True):
 
 
 class AccountChanged(ControlMessage, frozen=True):
-    """A connection of this account was opened or closed, and a client subscribes to the account's connection count."""
+    """A connection of this account was opened or closed, and somebody may subscribe to the number of connections."""
 
     account: str
+
+
+class ServerEvent(ControlMessage, frozen=True):
+    """An event about another server, of the gateway: have a shard publish it in the system account."""
+
+    subject: str
+    payload: bytes
 
 
 ToShard = (
@@ -379,6 +386,7 @@ ToRouter = (
     | SnapshotReply
     | SystemRequest
     | AccountChanged
+    | ServerEvent
     | ClusterNews
 )
 

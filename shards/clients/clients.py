@@ -73,8 +73,7 @@ class LeafWay(Protocol):
     def hand_leaf_node(
         self, fd: int, address: tuple[str, int], frozen: FrozenSocket, is_masked: bool, names: CertificateNames | None
     ) -> None:
-        """Send one there: its descriptor, which is the callee's now, its address, its socket, whether it masks, and the
-        names in its certificate."""
+        """Send one there: its descriptor, which is the callee's now, its address and socket, and what else it knows."""
 
 
 def _blamed(row: ConnectionRow, user: str) -> str:

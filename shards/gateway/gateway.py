@@ -11,6 +11,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from gnatswarm.broker.advisory import ServerIdentity
 from gnatswarm.broker.exchange import Exchange
 from gnatswarm.broker.jetstream import accounts_with_jetstream
 from gnatswarm.broker.options import GLOBAL_ACCOUNT, Account
@@ -20,6 +21,7 @@ from gnatswarm.shards.gateway.leaf_port import LeafPort
 from gnatswarm.shards.gateway.leaving import Leaving
 from gnatswarm.shards.gateway.remote import Remote
 from gnatswarm.shards.gateway.routes import Routes
+from gnatswarm.shards.gateway.server_events import ServerEvents
 from gnatswarm.shards.gateway.words import Identity
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ class Gateway:
         clients_at: tuple[str, int],
         websocket_port: int,
         next_id: Callable[[], int],
+        next_event_number: Callable[[], int],
         tell: Callable[[ControlMessage], None],
     ) -> None:
         self._loop = loop
@@ -64,6 +67,7 @@ class Gateway:
         self._identity = Identity(
             server_id, server_name, options.server_version, options.limits.max_payload_bytes, options.headers
         )
+        self._events = ServerEvents(loop, tell, self._server, next_event_number)
         self.exchange = Exchange(mesh, fence)
         self._mesh = mesh
         self._configure_accounts()
@@ -81,6 +85,7 @@ class Gateway:
                 next_id=next_id,
                 tell=tell,
                 flush=self._flush,
+                events=self._events,
             )
         self._remotes: list[Remote] = []
         self._is_started = False
@@ -112,6 +117,7 @@ class Gateway:
                 next_id=self._next_id,
                 flush=self._flush,
                 opens_loop=self._opens_loop,
+                events=self._events,
             )
             acceptors["leafnodes"] = self._leaf_port.on_accept
         early, self._early = self._early, []
@@ -176,6 +182,7 @@ class Gateway:
         self._remotes = []
         if self._routes is not None:
             self._routes.close()
+        self._events.close()
 
     def leave(self, within_s: float, on_done: Callable[[], None]) -> None:
         """End, and lose nothing on its way: other servers get what shards have sent, and shards what those have.
@@ -236,8 +243,14 @@ class Gateway:
                         self._opens_loop,
                         self._cluster_name,
                         self._next_id,
+                        self._events,
                     )
                 )
+
+    def _server(self) -> ServerIdentity:
+        """The broker as it names itself in events now."""
+        own = self._identity
+        return ServerIdentity(own.server_id, own.server_name, self._options, self._cluster_name())
 
     def _cluster_name(self) -> str:
         """The present name of the cluster; "": there is none."""

@@ -15,12 +15,14 @@ import msgspec
 from gnatswarm.broker.access.auth import Admission, Authenticator, HashedPassword
 from gnatswarm.broker.access.certificate_names import find_user, names_of
 from gnatswarm.broker.access.connect import ClientOptions
+from gnatswarm.broker.advisory import Person
 from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
 from gnatswarm.broker.errors import AuthorizationViolation, CloseReason
 from gnatswarm.broker.options import Permissions as PermissionOptions
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.quoted import quoted
 from gnatswarm.broker.subject import is_valid_subscription
+from gnatswarm.shards.clients.utf8_text import utf8_text
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.leaf_connection import ConnectionOwner, LeafConnection
 
@@ -47,6 +49,10 @@ FRAME_ROOM_BYTES = 1024 * 1024
 LEAFNODE = "LEAFNODE"
 LEAFNODE_WS = "LEAFNODE_WS"
 _MOST_DENIED = 1024
+CLIENT_AT_PORT = "attempted to connect to leaf node port"
+SAME_CLUSTER = "remote leafnode has same cluster name"
+# What nats-server calls the end of a connection, to which it has said this.
+_REASONS = {CLIENT_AT_PORT: "Incorrect Port", SAME_CLUSTER: "Cluster Names Identical"}
 # As nats-server, which counts them apart from clients but says the same.
 MAX_LEAFNODES = "maximum account active connections exceeded"
 
@@ -120,6 +126,7 @@ class HubSession(LeafConnection):
         self.connect: LeafConnect | None = None
         self.admission: Admission | None = None
         self._names = names
+        self._user = ""
         self._is_gone = False
 
     def __str__(self) -> str:
@@ -159,6 +166,7 @@ class HubSession(LeafConnection):
         if objection:
             logger.error("%s - %s", self, objection)
             self._refuse(objection)
+            self._why = _REASONS.get(objection, objection)
             return
         try:
             self._examine(connect)
@@ -168,11 +176,11 @@ class HubSession(LeafConnection):
     def _objection(self, connect: LeafConnect) -> str:
         """Why this is no leaf node that may connect, whoever it is; "": it is one."""
         if connect.lang:
-            return "attempted to connect to leaf node port"
+            return CLIENT_AT_PORT
         if connect.gateway:
             return f"Rejecting connection from gateway {quoted(connect.gateway)} on the leafnode port"
         if connect.cluster and connect.cluster == self._owner.cluster_name():
-            return "remote leafnode has same cluster name"
+            return SAME_CLUSTER
         least = self._owner.min_version
         if least and not words.is_at_least(connect.version, least):
             return f'connection rejected since minimum version required is "{least}"'
@@ -194,6 +202,7 @@ class HubSession(LeafConnection):
             if connect.user and connect.user != user:
                 logger.warning("User %s found in connect proto, but user required from cert", quoted(connect.user))
             given.user = user
+        self._user = given.user or given.nkey
         outcome = self._owner.authenticator.examine(given, self.nonce, LEAFNODE_WS if self.is_websocket else LEAFNODE)
         if not isinstance(outcome, HashedPassword):
             self._log_in(outcome)
@@ -220,6 +229,14 @@ class HubSession(LeafConnection):
         logger.error("%s - authentication error - User %s", self, quoted(user))
         self._refuse("Authorization Violation")
         self._why = CloseReason.AUTHENTICATION_FAILURE.text
+        self._owner.events.refused(self._person())
+
+    def _person(self) -> Person:
+        connect = self.connect or words.LeafConnect()
+        user, name, version = (utf8_text(text) for text in (self._user, connect.name, connect.version))
+        return Person(
+            self.lid, self.host, self.account, user, name, "", version, "leafnode", self._opened_us, 0, self.rtt_us
+        )
 
     def _log_in(self, admission: Admission) -> None:
         """Its credentials are good: it gets an account and rights, and passes messages."""
@@ -252,6 +269,7 @@ class HubSession(LeafConnection):
         limits = self._owner.limits
         self.link.begin(limits.max_pending_bytes, limits.max_payload_bytes)
         self._keep_pinging()
+        self._owner.events.connected(self._person())
 
     def _apply(self, identity: Identity) -> None:
         """Give the leaf node these rights, and tell it."""
@@ -362,7 +380,10 @@ class HubSession(LeafConnection):
 
     def _on_ended(self, why: str) -> None:
         self._is_gone = True
-        who = f" - Remote: {self.connect.shown}" if self._owner.is_like_newer and self.connect is not None else ""
+        who = ""
+        if self.is_accepted and self.connect is not None:
+            who = f" - Remote: {self.connect.shown}" if self._owner.is_like_newer else ""
+            self._tell_of_end(why)
         account = "" if self._owner.is_like_newer else f" account: {self.account}"
         logger.info("%s - Leafnode connection closed: %s%s%s", self, why, account, who)
         self._owner.on_ended(self)

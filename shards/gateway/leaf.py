@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gnatswarm.broker.advisory import Person
 from gnatswarm.broker.options import Permissions as PermissionOptions
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.version import OWN_VERSION
@@ -92,7 +93,7 @@ class LeafSession(LeafConnection):
         self.address = address
 
     def __str__(self) -> str:
-        return f"leaf node connection to {self.address}"
+        return f"{self.address} - lid:{self._lid}"
 
     # ---- handshake
 
@@ -160,6 +161,11 @@ class LeafSession(LeafConnection):
         self.link.begin()
         self._keep_pinging()
         self._owner.on_accepted(self)
+        self._owner.events.connected(self._person(), has_dialled=True)
+
+    def _person(self) -> Person:
+        host = self.address.rpartition(":")[0].strip("[]")
+        return Person(self._lid, host, self.account, "", "", "", "", "leafnode", self._opened_us, 0, self.rtt_us)
 
     def _apply_permissions(self, info: ServerInfo) -> None:
         """What the hub allows, and what the configuration denies: in its INFO, `export` is what a leaf may publish."""
@@ -223,6 +229,8 @@ class LeafSession(LeafConnection):
         return self.is_accepted and not self._is_refused and self._loop.time() - self.opened_s >= LASTED_S
 
     def _on_ended(self, why: str) -> None:
+        if self.is_accepted:
+            self._tell_of_end(why)
         self._owner.on_ended(self, why, wait_long=self._wait_long)
 
     # ---- TLS

@@ -7,8 +7,10 @@ and interest are the engine's (`broker.serverlink`).
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Protocol
 
+from gnatswarm.broker.advisory import Person
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.shards.boundary.rows import MOST_LEAF_SUBS, LeafRow
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gnatswarm.broker.exchange import Exchange
+    from gnatswarm.shards.gateway.server_events import ServerEvents
     from gnatswarm.shards.sockets.reactor import Socket
 
 logger = logging.getLogger("gnatswarm.gateway")
@@ -33,6 +36,10 @@ class ConnectionOwner(Protocol):
 
     def opens_loop(self, account: str) -> bool:
         """Whether this connection is the one to close; False: another one was closed just now."""
+
+    @property
+    def events(self) -> ServerEvents:
+        """Tells users of the system account who comes and goes."""
 
     @property
     def flush(self) -> Callable[[], None]:
@@ -60,7 +67,8 @@ class LeafConnection:
         self.is_accepted = False
         self.rtt_us = 0
         self.opened_s = loop.time()
-        self._pinged_s = 0.0
+        self._opened_us = time.time_ns() // 1000
+        self._pinged_ns = 0
         self._pings_out = 0
         self._why = ""
         self._wait_long = False
@@ -93,7 +101,7 @@ class LeafConnection:
     def on_pong(self) -> None:
         """A PING of ours was answered."""
         if self._pings_out:
-            self.rtt_us = max(1, round((self._loop.time() - self._pinged_s) * 1e6))
+            self.rtt_us = max(1, (time.monotonic_ns() - self._pinged_ns) // 1000)
         self._pings_out = 0
 
     def on_loop(self, begins: bool) -> None:
@@ -138,6 +146,18 @@ class LeafConnection:
     def _on_ended(self, why: str) -> None:
         """The connection has ended, and its interest is dropped."""
         raise NotImplementedError
+
+    # ---- events
+
+    def _person(self) -> Person:
+        """The other end, in events."""
+        raise NotImplementedError
+
+    def _tell_of_end(self, why: str) -> None:
+        """The connection, which was accepted, has ended."""
+        link = self.link
+        received, sent = (link.in_msgs, link.in_bytes), (link.out_msgs, link.out_bytes)
+        self._connection_owner.events.disconnected(self._person(), received, sent, why)
 
     # ---- TLS
 
@@ -199,7 +219,7 @@ class LeafConnection:
             self._connection_owner.flush()
             return
         self._pings_out += 1
-        self._pinged_s = self._loop.time()
+        self._pinged_ns = time.monotonic_ns()  # (the loop's clock counts milliseconds)
         self.link.ping()
         self._connection_owner.flush()
         self._timer = self._loop.call_later(self._ping_interval_s, self._ping)

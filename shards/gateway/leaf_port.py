@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gnatswarm.broker.options import Options
     from gnatswarm.shards.boundary.rows import LeafRow
     from gnatswarm.shards.clients.certificate_rule import CertificateRule
+    from gnatswarm.shards.gateway.server_events import ServerEvents
     from gnatswarm.shards.gateway.words import Identity as OwnIdentity
     from gnatswarm.shards.sockets.frames import Frames
     from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
@@ -91,6 +92,7 @@ class LeafPort:
         next_id: Callable[[], int],
         flush: Callable[[], None],
         opens_loop: Callable[[str], bool],
+        events: ServerEvents,
     ) -> None:
         self._loop = loop
         self._reactor = reactor
@@ -100,6 +102,7 @@ class LeafPort:
         self._websocket_port = websocket_port
         self.flush = flush
         self.opens_loop = opens_loop
+        self.events = events
         self._verdicts = Verdicts()
         self.passwords = Passwords(self._verdicts)
         self.sessions: list[HubSession] = []

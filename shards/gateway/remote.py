@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.broker.options import LeafRemote, Options
+    from gnatswarm.shards.gateway.server_events import ServerEvents
     from gnatswarm.shards.gateway.words import Identity, ServerInfo
     from gnatswarm.shards.sockets.frames import Frames
     from gnatswarm.shards.sockets.frozen_socket import FrozenFrames
@@ -141,6 +142,7 @@ class Remote:
         opens_loop: Callable[[str], bool],
         cluster_name: Callable[[], str],
         next_id: Callable[[], int],
+        events: ServerEvents,
     ) -> None:
         self._loop = loop
         self._reactor = reactor
@@ -152,6 +154,7 @@ class Remote:
         self.opens_loop = opens_loop
         self.cluster_name = cluster_name
         self._next_id = next_id
+        self.events = events
         self.session: LeafSession | None = None
         self._configured = [address_of(url, 7422) for url in remote.urls]
         self._discovered: list[Address] = []
@@ -309,19 +312,16 @@ class Remote:
     def on_accepted(self, session: LeafSession) -> None:
         """The hub has accepted."""
         self._failures = 0
-        logger.info(
-            "Leafnode connection created to %s (%s) for account: %s",
-            session.address,
-            session.info.shown,
-            session.remote.account,
-        )
+        logger.info("%s - Leafnode connection created for account: %s", session, session.remote.account)
 
     def on_ended(self, session: LeafSession, reason: str, *, wait_long: bool) -> None:
         """The connection has ended."""
         self._waits_long = wait_long
         self._has_lasted = session.has_lasted and not wait_long
         if session.is_accepted:
-            logger.info("Leafnode connection to %s closed: %s", session.address, reason)
+            is_like_newer = self._options.is_like_newer
+            who = f" - Remote: {session.info.shown}" if is_like_newer else f" account: {session.remote.account}"
+            logger.info("%s - Leafnode connection closed: %s%s", session, reason, who)
         else:
             address = session.address
             self._failures += 1

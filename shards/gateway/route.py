@@ -12,10 +12,12 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gnatswarm.broker.advisory import Person
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.shards.boundary.rows import RouteRow
+from gnatswarm.shards.clients.utf8_text import utf8_text
 from gnatswarm.shards.gateway import words
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.broker.options import Cluster
     from gnatswarm.shards.gateway.remote import Address
+    from gnatswarm.shards.gateway.server_events import ServerEvents
     from gnatswarm.shards.gateway.words import ServerConnect, ServerInfo
     from gnatswarm.shards.sockets.reactor import Socket
 
@@ -49,8 +52,16 @@ class RouteOwner(Protocol):
         """Sends what was queued outside of the reactor's round."""
 
     @property
+    def events(self) -> ServerEvents:
+        """Tells users of the system account who is refused."""
+
+    @property
     def cluster(self) -> Cluster:
         """The options."""
+
+    @property
+    def is_like_newer(self) -> bool:
+        """Whether the broker behaves as nats-server 2.15."""
 
     def hello(self) -> bytes:
         """Our INFO line."""
@@ -126,7 +137,7 @@ class RouteSession:
         self.opened_us = time.time_ns() // 1000
         self.introduced_s = 0.0  # when its INFO had come, by the loop's clock
         self._has_connected = dialled is not None  # its CONNECT was accepted
-        self._pinged_s = 0.0
+        self._pinged_ns = 0
         self._pings_out = 0
         self._why = ""
         self._is_quiet = False
@@ -159,7 +170,7 @@ class RouteSession:
             self.link.send(self._owner.hello())
 
     def on_secured(self, tls: SSLObject) -> bool:
-        """The TLS handshake is done. False: the other end's certificate is refused, and the connection is being closed."""
+        """The TLS handshake is done. False: its certificate is refused, and the connection is being closed."""
         objection = self._owner.objection_to_certificate(tls, self)
         if objection:
             self.on_opening_failed(objection)
@@ -191,7 +202,7 @@ class RouteSession:
         if said.lang is not None or said.gateway is not None:
             self.refuse(CLIENT_PORT, CLIENT_PORT)
         elif not self._is_right(said):
-            self.refuse("Authorization Violation", "Authorization Violation")
+            self._refuse_login(said)
         elif said.name == self._identity.server_id:
             self.is_self = self._is_quiet = True
             self._end("it is this broker itself")
@@ -199,6 +210,13 @@ class RouteSession:
             self.refuse(why, why)
         else:
             self._has_connected = True
+
+    def _refuse_login(self, said: ServerConnect | None = None) -> None:
+        user = said.user if said is not None else ""
+        self.refuse(CloseReason.AUTHENTICATION_FAILURE.text, "Authorization Violation", "authentication error")
+        self._owner.events.refused(
+            Person(self.rid, self.host, "", utf8_text(user), "", "", "", "router", self.opened_us)
+        )
 
     def _is_right(self, said: ServerConnect) -> bool:
         import hmac
@@ -223,7 +241,7 @@ class RouteSession:
             self.refuse(str(error))
             return
         if not self._has_connected:
-            self.refuse("Authorization Violation", "Authorization Violation")
+            self._refuse_login()
         elif self.info is None:
             self._introduced(info, raw)
         elif info.server_id == self.info.server_id:
@@ -312,7 +330,7 @@ class RouteSession:
     def on_pong(self) -> None:
         """A PING of ours was answered."""
         if self._pings_out:
-            self.rtt_us = max(1, round((self._loop.time() - self._pinged_s) * 1e6))
+            self.rtt_us = max(1, (time.monotonic_ns() - self._pinged_ns) // 1000)
         self._pings_out = 0
         if self._is_on_trial:
             self._is_on_trial = False
@@ -321,7 +339,7 @@ class RouteSession:
     def on_early(self) -> None:
         """Interest or a message, and the member has not joined: after its CONNECT that counts."""
         if not self._has_connected or self.dialled is not None:
-            self.refuse("Authorization Violation", "Authorization Violation")
+            self._refuse_login()
         else:
             self.join()
 
@@ -342,9 +360,12 @@ class RouteSession:
 
     def on_broken(self, why: str) -> None:
         """Bytes that are no frame; the link is being closed."""
-        self._why = self._why or why
+        if not self._has_connected and (self._owner.is_like_newer or self._owner.cluster.user):
+            self._refuse_login()  # (nats-server 2.9 reads on where everybody may connect)
+            return
+        self._why = self._why or CloseReason.PROTOCOL_VIOLATION.text
         self.link.send(b"-ERR 'Unknown Protocol Operation'\r\n")
-        logger.error("%s - %s", self, why)
+        logger.error("%s - Router parser ERROR: %s", self, why)
 
     def on_closed(self, reason: int) -> None:
         """The connection has ended."""
@@ -355,7 +376,8 @@ class RouteSession:
         why = self._why or CloseReason(reason).text
         self.is_member = False
         if self.was_member:
-            logger.info("%s - Router connection closed: %s", self, why)
+            who = f" - Remote: {self.info.shown}" if self._owner.is_like_newer and self.info is not None else ""
+            logger.info("%s - Router connection closed: %s%s", self, why, who)
         else:
             logger.debug("%s - Router connection closed: %s", self, why)
         if not self.over.done():
@@ -404,13 +426,13 @@ class RouteSession:
             exports=self._exports,
         )
 
-    def refuse(self, why: str, said: str = "") -> None:
-        """Close it, with a line in the log and perhaps a word to the other end."""
+    def refuse(self, why: str, said: str = "", logged: str = "") -> None:
+        """Close it, with a line in the log (`why`, or `logged`), and perhaps a word to the other end."""
         if said:
             self.link.send(f"-ERR '{said}'\r\n".encode())
         # (who dialled tells it as a failure to connect, not at every try)
         if not self._why and (self.dialled is None or self.was_member):
-            logger.error("%s - %s", self, why)
+            logger.error("%s - %s", self, logged or why)
         self._end(why)
 
     def say_late(self, bound_s: float) -> None:
@@ -440,5 +462,5 @@ class RouteSession:
 
     def _send_ping(self) -> None:
         self._pings_out += 1
-        self._pinged_s = self._loop.time()
+        self._pinged_ns = time.monotonic_ns()  # (the loop's clock counts milliseconds)
         self.link.ping()

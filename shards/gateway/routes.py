@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gnatswarm.shards.boundary.control import ServerPort
     from gnatswarm.shards.boundary.rows import RouteRow
     from gnatswarm.shards.clients.certificate_rule import CertificateRule
+    from gnatswarm.shards.gateway.server_events import ServerEvents
     from gnatswarm.shards.gateway.words import ServerInfo
     from gnatswarm.shards.sockets.reactor import Reactor
 
@@ -85,6 +86,7 @@ class Routes:
         next_id: Callable[[], int],
         tell: Callable[[ClusterNews], None],
         flush: Callable[[], None],
+        events: ServerEvents,
     ) -> None:
         self._loop = loop
         self._reactor = reactor
@@ -96,6 +98,7 @@ class Routes:
         self._websocket_port = websocket_port
         self._next_id = next_id
         self.flush = flush
+        self.events = events
         self.name = cluster_name(options.cluster.name, identity.server_id)
         self.is_dynamic = not options.cluster.name
         self._sessions: list[RouteSession] = []
@@ -119,6 +122,11 @@ class Routes:
     def cluster(self) -> Cluster:
         """The options of the cluster."""
         return self._options.cluster
+
+    @property
+    def is_like_newer(self) -> bool:
+        """Whether the broker behaves as nats-server 2.15."""
+        return self._options.is_like_newer
 
     # ---- life
 

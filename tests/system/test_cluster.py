@@ -459,7 +459,7 @@ GOSSIP = b'INFO {"server_id":"z","server_name":"z","cluster":"marsh","ip":"nats-
         (b'CONNECT {"lang":"go"}\r\nPING\r\n', b"attempted to connect to route port", "attempted to connect to route"),
         (CONNECT % b"moor", b'cluster name "moor" does not match "marsh"', 'cluster name "moor" does not match'),
         (b"GET / HTTP/1.1\r\n\r\n", b"Unknown Protocol Operation", "no frame of a server"),
-        (b"INFO {}\r\n", b"Authorization Violation", "Authorization Violation"),
+        (b"INFO {}\r\n", b"Authorization Violation", "authentication error"),
         (CONNECT % b"marsh" + b"INFO {}\r\n", b"INFO", "its INFO has no server_id"),
         (CONNECT % b"marsh" + b'INFO {"server_id":"x","server_name":"x","\x9e":1}\r\n', b"INFO", "INFO cannot be read"),
         (b'CONNECT {"x":' + b"[" * 20_000 + b"\r\n", b"INFO", "CONNECT cannot be read"),
@@ -729,7 +729,7 @@ async def test_routes_may_be_encrypted_and_ask_for_a_password(start: Start, net:
     start("gnatswarm-1", cluster_config("plain", seed))
     first.log.wait_line("TLS route handshake error")
     stranger = start("gnatswarm-1", cluster_config("wrong", seed, inner=inner("wrong")))
-    first.log.wait_line("Authorization Violation")
+    first.log.wait_line("authentication error")
     stranger.log.wait_line(r"Error trying to connect to route .*Authorization Violation")
     assert is_meshed([first, *others])
 

@@ -38,7 +38,9 @@ def hub_of(start: Start, kind: str, authority: Authority, *, users: str = "", we
     )
 
 
-def leaf_of(start: Start, kind: str, hub: Broker, way: str, authority: Authority, mine: Pair, login: str = "") -> Broker:
+def leaf_of(
+    start: Start, kind: str, hub: Broker, way: str, authority: Authority, mine: Pair, login: str = ""
+) -> Broker:
     port = hub_port(hub) if way == "nats" else int(hub.log.wait_line(WEBSOCKET)[1])
     own = f"tls {{ ca_file: '{authority.path}', {mine.lines} }}"
     url = f"{way}://{login}127.0.0.1:{port}"
@@ -100,7 +102,7 @@ async def test_who_has_another_certificate_does_not_come_in(
     for mine, login in ((stranger, "a:a@"), (stranger, ""), (right, "")):
         leaf = leaf_of(start, "gnatswarm-1", hub, way, authority, mine, login)
         leaf.log.wait_line("Authorization Violation")
-        assert "Leafnode connection created to" not in leaf.log.text
+        assert "Leafnode connection created for account" not in leaf.log.text
     foreign = Authority(authority.path.parent).client("CN=left")
     leaf_of(start, "gnatswarm-1", hub, way, authority, foreign)
     hub.log.wait_line("TLS (leafnode |websocket )?handshake error")

@@ -235,9 +235,8 @@ async def test_pins_hold_for_websocket_clients(start_broker, authority, server):
 async def test_a_certificate_says_which_user_a_websocket_client_is(start_broker, authority, server):
     asks = f'verify_and_map: true, ca_file: "{authority.path}"'
     users = "authorization { users [ {user: CN=ann}, {user: CN=bob} ] }"
-    broker = start_broker(
-        config=f"{users}\nhttp: '127.0.0.1:-1'\nwebsocket {{ host: {HOST}, port: -1, tls {{ {server.lines}, {asks} }} }}"
-    )
+    websocket = f"websocket {{ host: {HOST}, port: -1, tls {{ {server.lines}, {asks} }} }}"
+    broker = start_broker(config=f"{users}\nhttp: '127.0.0.1:-1'\n{websocket}")
     port = websocket_port(broker)
     line = b'CONNECT {"verbose":false,"user":"CN=bob"}\r\n'
     client = await upgraded(port, context=authority.client_context(authority.client("CN=ann")), line=line)

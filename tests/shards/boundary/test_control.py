@@ -80,6 +80,7 @@ TO_ROUTER: list[ControlMessage] = [
     control.SnapshotReply(1, b"\x00" * 70_000),
     control.SystemRequest(1, "$SYS", "$SYS.REQ.SERVER.PING", b"{}"),
     control.AccountChanged("A"),
+    control.ServerEvent("$SYS.ACCOUNT.A.CONNECT", b"{}"),
     control.Matching(3, []),
 ]
 BOTH = [(control.ToShard, TO_SHARD), (control.ToRouter, TO_ROUTER)]
