@@ -735,6 +735,21 @@ async def test_routes_may_be_encrypted_and_ask_for_a_password(start: Start, net:
 
 
 @pytest.mark.parametrize("kind", ["gnatswarm-1", "nats-server", "nats-server-2.15"])
+async def test_an_insecure_member_dials_others_whatever_their_certificate(
+    start: Start, authority: Authority, kind: str
+) -> None:
+    foreign = Authority(authority.path.parent)
+    seen = f"ca_file: '{authority.path}', timeout: 5"
+    there = start("nats-server", cluster_config("there", inner=f"tls {{ {foreign.member().lines}, {seen} }}"))
+    own = f"{authority.member().lines}, {seen}"
+    careful = start(kind, cluster_config("careful", (route_port(there),), inner=f"tls {{ {own} }}"))
+    careful.log.wait_line("TLS route handshake error: .*certificate")
+    careless = start(kind, cluster_config("careless", (route_port(there),), inner=f"tls {{ {own}, insecure: true }}"))
+    await until(lambda: is_meshed([there, careless]))
+    assert page(careful, "/routez")["num_routes"] == 0
+
+
+@pytest.mark.parametrize("kind", ["gnatswarm-1", "nats-server", "nats-server-2.15"])
 async def test_a_member_may_pin_the_keys_of_others_whoever_dials(start: Start, authority: Authority, kind: str) -> None:
     good, bad = authority.member(), authority.member()
 

@@ -853,3 +853,14 @@ async def test_a_leaf_node_dials_at_once_when_a_connection_that_has_lasted_ends(
     os.kill(int(hub.log.wait_line(r"Gateway is process (\d+)")[1]), signal.SIGKILL)
     await know(at_hub, at_leaf)
     await know(at_leaf, at_hub)
+
+
+@pytest.mark.parametrize("kind", ["gnatswarm-2", "nats-server", "nats-server-2.15"])
+async def test_leaf_nodes_below_the_least_version_are_refused(start: Start, net: Net, kind: str) -> None:
+    hub = start(kind, 'server_name: hub\nleafnodes { listen: "127.0.0.1:-1", min_version: 2.10.0 }\n')
+    remote = f'leafnodes {{ remotes [ {{ url: "nats://127.0.0.1:{hub_port(hub)}" }} ] }}'
+    older = start("nats-server", f"server_name: older\n{remote}")
+    older.log.wait_line("connection rejected since minimum version required is")
+    newer = start("nats-server-2.15", f"server_name: newer\n{remote}")
+    at_hub, at_newer = await net.client(hub), await net.client(newer)
+    await know(at_hub, at_newer)
