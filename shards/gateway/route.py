@@ -251,8 +251,8 @@ class RouteSession:
             self._owner.on_gossip(self, info)
 
     def _introduced(self, info: ServerInfo, raw: bytes) -> None:
-        if not info.server_id or not info.server_name:
-            self.refuse("its INFO has no server_id or server_name")
+        if not info.server_id:
+            self.refuse("its INFO has no server_id")
             return
         if info.client_id:
             self.refuse("it is a port for clients, or for leaf nodes")
@@ -408,7 +408,7 @@ class RouteSession:
         return RouteRow(
             rid=self.rid,
             remote_id=self.info.server_id,
-            name=self.info.server_name,
+            name=self.info.server_name or self.info.server_id,
             did_solicit=self.dialled is not None,
             is_configured=self.is_configured,
             host=self.host,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gnatswarm.broker.access.nkey import new_nonce
 from gnatswarm.broker.info import advertised, cluster_name
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.version import LANGUAGE, OWN_VERSION
@@ -408,6 +409,7 @@ class Routes:
             "tls_required": cluster.tls.is_on or None,
             "tls_verify": cluster.tls.is_on or None,
             "max_payload": self._identity.max_payload_bytes,
+            "nonce": new_nonce().decode(),  # nobody signs it, but all servers have one
             "ip": f"nats-route://{_place(host, port)}/" if cluster.advertise else None,
             "cluster": self.name,
             "cluster_dynamic": self.is_dynamic or None,

@@ -90,6 +90,16 @@ async def test_who_dials_is_told_at_once_who_listens(here: Broker, join: Join) -
     assert info["port"] == route_port(here) and info["headers"] is True and info["proto"] >= 1
     assert f"127.0.0.1:{here.port}" in info["connect_urls"]
     assert "client_id" not in info and "auth_required" not in info and "tls_required" not in info
+    assert info["nonce"]
+
+
+async def test_a_member_may_have_no_name(join: Join, here: Broker, net: Net) -> None:
+    (subject,) = unique("plain")
+    route, client = await join(server_name=""), await net.client(here)
+    await said(client, f"SUB {subject} 1\r\n")
+    assert await told(route, client) == [f"RS+ PLAIN {subject}"]
+    other = await join(server_name="")
+    assert await told(other, client) == []
 
 
 async def test_interest_is_told_when_it_begins_and_when_it_ends(join: Join, here: Broker, net: Net) -> None:
