@@ -262,7 +262,7 @@ cdef class Permissions:
                             size_t queue_size) noexcept nogil:
         cdef Found found
         if self.subscribe_allow is not None:
-            if subject_kind(subject, size) == SUBJECT_BAD:   # covered by nothing
+            if has_empty_token(subject, size):   # covered by nothing
                 return False
             memset(&found, 0, sizeof(found))
             found.queue = queue
@@ -271,7 +271,8 @@ cdef class Permissions:
             # If entries name queues, the queue must be one of them; a plain entry without those allows all queues.
             if not (found.has_queue if queue != NULL and found.has_queues else found.is_plain):
                 return False
-        return not self.keeps_out(subject, size, queue, queue_size)
+        # A subject with an empty token is matched by no rule, and so not denied: Invalid Subject is the error then.
+        return not self.keeps_out(subject, size, queue, queue_size) or has_empty_token(subject, size)
 
     cdef bint keeps_out(self, const uint8_t *subject, size_t size, const uint8_t *queue,
                         size_t queue_size) noexcept nogil:

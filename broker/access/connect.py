@@ -109,9 +109,15 @@ def overlay(current: ClientOptions, raw: bytes) -> ClientOptions:
     return options
 
 
-def require_sense(options: ClientOptions) -> None:
+def keeps_credentials(current: ClientOptions, new: ClientOptions) -> bool:
+    """Whether a later CONNECT leaves out the secrets, and names nobody else than the one before it."""
+    has_secret = bool(new.auth_token or new.password or new.jwt or new.sig)
+    return not has_secret and (new.user, new.nkey) == (current.user, current.nkey)
+
+
+def require_sense(options: ClientOptions, *, offers_headers: bool = True) -> None:
     """Raise InvalidClientProtocol or NoRespondersRequiresHeaders; called once the credentials are accepted."""
     if options.protocol not in (0, 1):
         raise InvalidClientProtocol
-    if options.no_responders and not options.headers:
+    if options.no_responders and not (options.headers and offers_headers):
         raise NoRespondersRequiresHeaders

@@ -16,7 +16,7 @@ import msgspec
 from gnatswarm.broker.access import ciphers
 from gnatswarm.broker.access.auth import NOBODY, Admission, Authenticator, HashedPassword
 from gnatswarm.broker.access.certificate_names import CertificateNames, find_user, names_of
-from gnatswarm.broker.access.connect import ClientOptions, overlay, require_object, require_sense
+from gnatswarm.broker.access.connect import ClientOptions, keeps_credentials, overlay, require_object, require_sense
 from gnatswarm.broker.errors import (
     AuthenticationTimeout,
     AuthorizationViolation,
@@ -304,7 +304,9 @@ class ClientSession:
             options.user = self._mapped_user(options.user)
         self.claimed = options.user or options.nkey
         self.stated = (options.name, options.lang, options.version)
-        outcome = self._clients.authenticator.examine(options, self.nonce, self.connection_type)
+        outcome = self._admitted_as_before(options)
+        if outcome is None:
+            outcome = self._clients.authenticator.examine(options, self.nonce, self.connection_type)
         if not isinstance(outcome, HashedPassword):
             self._log_in(options, outcome)
         elif self._clients.passwords.ask(outcome, self):
@@ -312,6 +314,14 @@ class ClientSession:
             self.connection.hold_login()
         else:
             raise AuthenticationTimeout
+
+    def _admitted_as_before(self, options: ClientOptions) -> Admission | HashedPassword | None:
+        """A later CONNECT without credentials overlays the earlier one, whose secrets we do not have any more."""
+        before = self.admission
+        if before is None or not keeps_credentials(self.connect, options):
+            return None
+        identity = self._clients.authenticator.readmit(before)
+        return None if identity is None else msgspec.structs.replace(before, identity=identity)
 
     def _remember(self, options: ClientOptions) -> None:
         """Keep a refused CONNECT for the monitoring pages, without its secrets."""
@@ -356,7 +366,7 @@ class ClientSession:
         self._clients.finish_soon()
 
     def _log_in(self, options: ClientOptions, admission: Admission) -> None:
-        require_sense(options)
+        require_sense(options, offers_headers=self.connection.offers_headers)
         is_first = self.admission is None
         is_like_newer = self._clients.is_like_newer
         if is_like_newer and not is_first:
@@ -364,7 +374,7 @@ class ClientSession:
         self.enter(admission.identity)
         # Do not keep the secrets; `admission` has what a reload needs to check them again.
         self.admission = admission
-        self.gave_token = bool(options.auth_token)
+        self.gave_token = bool(options.auth_token) or (self.gave_token and keeps_credentials(self.connect, options))
         options.auth_token = options.password = options.jwt = options.sig = ""
         self.connect = options
         self.connection.configure(
