@@ -317,7 +317,7 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     host: str = ""  # address to listen on; "" or "0.0.0.0": every address, including IPv6 if there is any
     port: int = 4222  # clients' TCP port; -1: any free one
     server_name: str = ""  # shown in INFO and on the monitoring pages; "": the server id
-    compatibility: str = DEFAULT_COMPATIBILITY  # "2.9" or "2.15": the nats-server to behave like, where they differ
+    compatibility: str = DEFAULT_COMPATIBILITY  # "2.15" or "2.9": the nats-server to behave like, where they differ
     server_tags: tuple[str, ...] = ()  # lower-case words shown on the monitoring pages
     server_metadata: tuple[tuple[str, str], ...] = ()  # names and values shown in /varz and in the broker's events
     limits: Limits = Limits()

@@ -7,8 +7,12 @@ password against the digest, as with nats-server. So it is computed only for `co
 
 from __future__ import annotations
 
-import hashlib
 import json
+
+try:  # not `hashlib`, which loads OpenSSL at every start with a file
+    from _sha2 import sha256  # type: ignore[import-not-found,unused-ignore]  # Python 3.12 and later
+except ImportError:
+    from _sha256 import sha256
 
 from gnatswarm.router.config.conf_tree import Block, List, Node
 
@@ -20,7 +24,7 @@ def config_digest(tree: Block) -> str:
     """`sha256:` and 64 hexadecimal digits."""
     text = json.dumps(_plain(tree), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     written = text.translate(_ESCAPED) + "\n"
-    return "sha256:" + hashlib.sha256(written.encode("utf-8", "replace")).hexdigest()
+    return "sha256:" + sha256(written.encode("utf-8", "replace")).hexdigest()
 
 
 def _plain(node: Node) -> object:

@@ -23,7 +23,7 @@ Server:
     -P, --pid <file>                 write the process id here
         --ports_file_dir <dir>       write <dir>/{program}_<pid>.ports: the ports in use, as JSON
         --client_advertise <addr>    host[:port] to tell clients instead of our own
-        --compatibility <version>    behave like this nats-server where two differ: 2.9 or 2.15 (default: 2.9)
+        --compatibility <version>    behave like this nats-server where two differ: 2.9 or 2.15 (default: 2.15)
 
 Shards:
         --shards <n>                 how many processes share the work, 1 to 62 (default: one per usable core)

@@ -27,7 +27,7 @@ def test_an_info_has_what_clients_rely_on():
     assert info == {
         "server_id": "ID",
         "server_name": "n",
-        "version": "2.9.10",
+        "version": "2.15.1",
         "proto": 1,
         "host": "0.0.0.0",
         "port": 4222,

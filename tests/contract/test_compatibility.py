@@ -1,4 +1,4 @@
-"""`compatibility: "2.15"`: what the newer of the two servers does otherwise, on it and on us; the default is the older.
+"""`compatibility: "2.15"`: what the newer of the two servers does otherwise, on it and on us; 2.15 is the default.
 
 Operations and answers are in transcripts; INFO is compared in test_info.py, the pages in test_monitoring.py.
 """

@@ -66,21 +66,24 @@ class Kind:
     def __str__(self) -> str:
         return self.name
 
-    def command(self) -> list[str]:
-        """The program and its fixed arguments, or `BrokerUnavailable`."""
+    def program(self) -> list[str]:
+        """The program alone, or `BrokerUnavailable`."""
         if self.is_oracle:
             return [_oracle(self.compatibility)]
-        flags = ["--shards", str(self.shards)]
-        if self.compatibility != OLD:
-            flags += ["--compatibility", self.compatibility]
         given = os.environ.get("GNATSWARM_COMMAND")
         if given:
-            return [*shlex.split(given), *flags]
+            return shlex.split(given)
         beside = Path(sys.executable).parent / "gnatswarm"
         found = str(beside) if beside.exists() else shutil.which("gnatswarm")
         if found is None:
             raise BrokerUnavailable("the command gnatswarm is not installed")
-        return [found, *flags]
+        return [found]
+
+    def command(self) -> list[str]:
+        """The program and its fixed arguments, or `BrokerUnavailable`."""
+        if self.is_oracle:
+            return self.program()
+        return [*self.program(), "--shards", str(self.shards), "--compatibility", self.compatibility]
 
 
 @functools.cache

@@ -32,7 +32,7 @@ SCALE_DEADLINE_S = 30.0
 
 def operate(broker: Broker, *words: str, deadline_s: float = SCALE_DEADLINE_S) -> str:
     """The output of `gnatswarm WORDS…` for this broker. AssertionError when it fails."""
-    program = broker.kind.command()[: -len(["--shards", "1"])]
+    program = broker.kind.program()
     # A broker's parent asks for it: what the command needs from its environment is the broker's own.
     done = subprocess.run(
         [*program, *words, "-p", str(broker.port)], capture_output=True, text=True, timeout=deadline_s, check=False

@@ -456,7 +456,7 @@ async def test_nothing_is_loaded_from_elsewhere(lively):
 
 def top(kind: Any, *words: str) -> subprocess.CompletedProcess[str]:
     """One look: standard input is no terminal, so that it goes on until it is stopped; standard output neither."""
-    program = kind.command()[: -len(["--shards", "1"])]
+    program = kind.program()
     process = subprocess.Popen(
         [*program, "top", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

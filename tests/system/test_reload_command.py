@@ -18,7 +18,7 @@ Start = Callable[..., Broker]
 
 
 def reload(broker: Broker, *words: str) -> subprocess.CompletedProcess[str]:
-    program = broker.kind.command()[: -len(["--shards", "1"])]
+    program = broker.kind.program()
     return subprocess.run(
         [*program, "reload", *words], capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
     )
@@ -72,7 +72,7 @@ def test_every_error_is_printed_and_monitoring_says_when_it_failed_until_one_suc
 
 def test_signal_reload_says_what_is_wrong_and_nothing_else(start_broker: Start):
     broker = start_broker(config="max_payload: 100\n")
-    program = broker.kind.command()[: -len(["--shards", "1"])]
+    program = broker.kind.program()
 
     def signalled() -> tuple[int, str, str]:
         command = [*program, "--signal", f"reload={broker.pid}"]

@@ -23,7 +23,7 @@ accounts {
 
 
 def why(broker: Broker, *words: str) -> tuple[int, str, str]:
-    program = broker.kind.command()[: -len(["--shards", "1"])]
+    program = broker.kind.program()
     command = [*program, "why", *words, "-p", str(broker.port)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
     return done.returncode, done.stdout, done.stderr
