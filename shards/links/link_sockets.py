@@ -10,9 +10,9 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 from typing import TYPE_CHECKING
 
+from gnatswarm.shards.sockets import private_socket
 from gnatswarm.shards.sockets.listener import Listener
 
 if TYPE_CHECKING:
@@ -49,18 +49,7 @@ class LinkSockets:
 
     def _listen(self) -> socket.socket:
         with self._reserve.opened():
-            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        # Its directory is private (0700); the socket is, too.
-        before = os.umask(0o177)
-        try:
-            listening.bind(self._path)
-        except OSError:
-            listening.close()
-            raise
-        finally:
-            os.umask(before)
-        listening.listen(BACKLOG)
-        return listening
+            return private_socket.listening_at(self._path, BACKLOG)
 
     def listen_anew(self) -> None:
         """Listen again at the same path, whose file was removed; existing links are unaffected."""
@@ -87,7 +76,7 @@ class LinkSockets:
 
     def _on_accept(self, fd: int, _host: str, _port: int) -> None:
         sock = socket.socket(fileno=fd)
-        _pid, uid, _gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        uid = private_socket.user_of(sock)
         if uid != os.geteuid():
             logger.error("a process of user %d connected to the link socket; closing it", uid)
             sock.close()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gnatswarm.broker.frozen import MOST_RECORD_BYTES
+from gnatswarm.shards.sockets import private_socket
 
 if TYPE_CHECKING:
     import asyncio
@@ -347,16 +348,7 @@ class Door:
         self._listening = self._listen()
 
     def _listen(self) -> socket.socket:
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        before = os.umask(0o177)  # its directory is private (0700); the socket is, too
-        try:
-            listening.bind(self._path)
-        except OSError:
-            listening.close()
-            raise
-        finally:
-            os.umask(before)
-        listening.listen(BACKLOG)
+        listening = private_socket.listening_at(self._path, BACKLOG)
         self._loop.add_reader(listening.fileno(), self._on_readable)
         return listening
 
@@ -393,7 +385,7 @@ class Door:
                 self._loop.call_later(1.0, self._listen_on, self._listening)
             return
         sock.setblocking(False)
-        _pid, uid, _gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        uid = private_socket.user_of(sock)
         if uid != os.geteuid():
             logger.error("a process of user %d connected to the socket for moving clients; closing it", uid)
             sock.close()
