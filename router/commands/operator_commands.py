@@ -50,6 +50,10 @@ class NotFound(Exception):
     """No running broker matches, or several do; the text lists those that run."""
 
 
+# What ask() raises.
+_ASK_ERRORS = (OSError, msgspec.DecodeError, NotFound, ValueError)
+
+
 def scale(shards: int, *, pid: int | None = None, port: int | None = None) -> int:
     """Change the number of shards, and wait until they serve."""
     return _ask(ScaleRequest(shards), pid, port, lambda reply: reply.text)
@@ -164,12 +168,8 @@ def _follow(request: OperatorRequest, pid: int | None, port: int | None) -> int:
         except (ConnectionAbortedError, ConnectionResetError):
             request = FollowRequest()
             continue
-        except OSError as error:
-            return _failed(f"the broker does not answer: {error.strerror or error}")
-        except msgspec.DecodeError as error:
-            return _failed(f"the broker's reply cannot be decoded: {error}")
-        except (NotFound, ValueError) as error:
-            return _failed(str(error))
+        except _ASK_ERRORS as error:
+            return _failed(_why_no_reply(error))
         if reply.error:
             return _failed(reply.error)
         print(reply.text)
@@ -254,12 +254,8 @@ def _ask(
 ) -> int:
     try:
         reply = ask(request, pid, port)
-    except OSError as error:
-        return _failed(f"the broker does not answer: {error.strerror or error}")
-    except msgspec.DecodeError as error:
-        return _failed(f"the broker's reply cannot be decoded: {error}")
-    except (NotFound, ValueError) as error:
-        return _failed(str(error))
+    except _ASK_ERRORS as error:
+        return _failed(_why_no_reply(error))
     if reply.error:
         return _failed(refused(reply.error))
     print(shown(reply))
@@ -300,6 +296,15 @@ def exchange(
                     return reply
                 on_progress(reply.progress)
     raise ConnectionAbortedError(0, "it ended, or its router was replaced, before it had answered; ask again")
+
+
+def _why_no_reply(error: Exception) -> str:
+    """Why ask() had no reply: one of _ASK_ERRORS."""
+    if isinstance(error, OSError):
+        return f"the broker does not answer: {error.strerror or error}"
+    if isinstance(error, msgspec.DecodeError):
+        return f"the broker's reply cannot be decoded: {error}"
+    return str(error)
 
 
 def _failed(text: str) -> int:
