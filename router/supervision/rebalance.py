@@ -146,7 +146,7 @@ class Rebalance:
             await asyncio.sleep(POLL_S)
         moved = sum(answer.clients for answer in self._answers.values())
         after = self._connections()
-        shown = ", ".join(f"shard {number} {n} ({before.get(number, 0)})" for number, n in after.items())
+        shown = ", ".join(f"shard {number}: {n} ({before.get(number, 0)})" for number, n in after.items())
         text = f"{moved} clients moved; connections now (before): {shown}"
         stay: Counter[str] = Counter()
         for answer in self._answers.values():
