@@ -258,16 +258,37 @@ class Worker:
         _die_with(boot.keeper_pid)
         self._generation = boot.generation
         self._boot = boot
-        options = boot.options
-        logs.configure(options.logging, process_label=_label(boot))
-        make_room(options.limits.max_connections, boot.page_fd)
-        self._page = Page.attach(boot.page_fd)
+        logs.configure(boot.options.logging, process_label=_label(boot))
+        make_room(boot.options.limits.max_connections, boot.page_fd)
+        self._page = page = Page.attach(boot.page_fd)
         reserve = Reserve()
         headroom = DescriptorHeadroom(self._on_headroom)
-        self._shard = shard = Shard(
-            options,
+        path = os.path.join(boot.link_dir, f"{boot.shard}.{boot.boot_id}.sock")
+        self._shard = self._new_shard(boot, page, headroom)
+        if boot.is_gateway:
+            self._gateway = self._new_gateway(boot, page)
+        elif boot.cluster is not None:
+            self._shard.on_cluster_news(boot.cluster)
+        self._link_to_siblings(boot, page, path, reserve)
+        if boot.is_gateway:
+            self._accept_leaf_nodes_of_shards(boot, path)
+        else:
+            self._let_clients_move(boot, path, headroom)
+        self._recorder = self._new_recorder(boot)
+        self._snapshots = self._new_snapshots()
+        # Objects made so far live as long as the process: the garbage collector need not look at them again.
+        gc.freeze()
+        # A connection makes a dozen objects: with the default of 700 the collector took an eighth of an accept storm.
+        gc.set_threshold(10_000, 20, 20)
+        self._channel.send(control.Linked(path))
+        if self._placing is not None:
+            self._placing.configure(boot.options.placement, boot.generation)
+
+    def _new_shard(self, boot: control.Boot, page: Page, headroom: DescriptorHeadroom) -> Shard:
+        return Shard(
+            boot.options,
             number=boot.shard,
-            page=self._page,
+            page=page,
             headroom=headroom,
             server_id=boot.server_id,
             server_name=boot.server_name,
@@ -279,32 +300,33 @@ class Worker:
             on_client_closed=self._on_client_closed,
             has_clients=not boot.is_gateway,
         )
-        if boot.is_gateway:
-            from gnatswarm.shards.gateway.gateway import Gateway
 
-            self._gateway = Gateway(
-                self._loop,
-                shard.reactor,
-                shard.mesh,
-                shard.fence,
-                options,
-                server_id=boot.server_id,
-                server_name=boot.server_name,
-                ports=boot.server_ports,
-                clients_at=(boot.host, boot.port),
-                websocket_port=boot.websocket_port,
-                next_id=self._page.next_client_id,
-                next_event_number=self._page.next_event_number,
-                tell=self._tell,
-            )
-        elif boot.cluster is not None:
-            shard.on_cluster_news(boot.cluster)
-        path = os.path.join(boot.link_dir, f"{boot.shard}.{boot.boot_id}.sock")
+    def _new_gateway(self, boot: control.Boot, page: Page) -> Gateway:
+        from gnatswarm.shards.gateway.gateway import Gateway
+
+        return Gateway(
+            self._loop,
+            self._shard.reactor,
+            self._shard.mesh,
+            self._shard.fence,
+            boot.options,
+            server_id=boot.server_id,
+            server_name=boot.server_name,
+            ports=boot.server_ports,
+            clients_at=(boot.host, boot.port),
+            websocket_port=boot.websocket_port,
+            next_id=page.next_client_id,
+            next_event_number=page.next_event_number,
+            tell=self._tell,
+        )
+
+    def _link_to_siblings(self, boot: control.Boot, page: Page, path: str, reserve: Reserve) -> None:
+        shard = self._shard
         self._siblings = Siblings(
             self._loop,
             shard,
             number=boot.shard,
-            page=self._page,
+            page=page,
             tell=self._tell,
             on_ready=self._on_ready,
             on_gone=self._on_link_gone,
@@ -317,32 +339,40 @@ class Worker:
             hello=Hello(boot.server_id, boot.shard, boot.boot_id, LINK_VERSION),
             sink=self._siblings,
         )
+
+    def _accept_leaf_nodes_of_shards(self, boot: control.Boot, path: str) -> None:
+        """The gateway takes leaf nodes that come by WebSocket from the shards that have accepted them."""
         if self._gateway is not None and boot.websocket_port and "leafnodes" in boot.server_ports:
             from gnatswarm.shards.moving.leaf_arrivals import LeafArrivals
 
             self._leaf_arrivals = LeafArrivals(
                 self._loop, path, server_id=boot.server_id, take=self._gateway.take_leaf_node
             )
-        if not boot.is_gateway:
-            self._departures = Departures(self._loop, shard.clients, self._links.moves)
-            self._host = self._departures.host = Host(
-                self._loop,
-                shard.clients,
-                self._links.moves,
-                shard.reactor,
-                server_id=boot.server_id,
-                shard=boot.shard,
-                boot_id=boot.boot_id,
-                link_path=path,
-                full_at=headroom.full_at,
-                on_ended=self._departures.on_ended,
-            )
-            self._placing = Placing(self._loop, shard.clients, self._departures, shard=boot.shard, tell=self._tell)
-            self._host.on_arrived = self._placing.note_arrival
-            if options.leafnodes.port:
-                shard.clients.leaf_way = self._host
-        self._recorder = self._new_recorder(boot)
-        self._snapshots = Snapshots(
+
+    def _let_clients_move(self, boot: control.Boot, path: str, headroom: DescriptorHeadroom) -> None:
+        """Clients may come from other shards and go to them, on demand and by placement rules."""
+        shard = self._shard
+        self._departures = Departures(self._loop, shard.clients, self._links.moves)
+        self._host = self._departures.host = Host(
+            self._loop,
+            shard.clients,
+            self._links.moves,
+            shard.reactor,
+            server_id=boot.server_id,
+            shard=boot.shard,
+            boot_id=boot.boot_id,
+            link_path=path,
+            full_at=headroom.full_at,
+            on_ended=self._departures.on_ended,
+        )
+        self._placing = Placing(self._loop, shard.clients, self._departures, shard=boot.shard, tell=self._tell)
+        self._host.on_arrived = self._placing.note_arrival
+        if boot.options.leafnodes.port:
+            shard.clients.leaf_way = self._host
+
+    def _new_snapshots(self) -> Snapshots:
+        shard = self._shard
+        return Snapshots(
             channel=self._channel,
             clients=shard.clients,
             mesh=shard.mesh,
@@ -353,13 +383,6 @@ class Worker:
             moves=self._moves,
             routes=self._gateway.routes if self._gateway is not None else list,
         )
-        # Objects made so far live as long as the process: the garbage collector need not look at them again.
-        gc.freeze()
-        # A connection makes a dozen objects: with the default of 700 the collector took an eighth of an accept storm.
-        gc.set_threshold(10_000, 20, 20)
-        self._channel.send(control.Linked(path))
-        if self._placing is not None:
-            self._placing.configure(options.placement, boot.generation)
 
     def _moves(self) -> rows.MovesPart:
         if self._links is None or self._departures is None:
