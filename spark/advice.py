@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Rows = Sequence[Mapping[str, Any]]
@@ -43,108 +43,142 @@ def at_once(brokers: Rows) -> tuple[str, str] | None:
 
 def advise(answers: Mapping[str, Rows]) -> list[Advice]:
     """From the collected results of spark.answers; an empty list if there is nothing to recommend."""
-    found: list[Advice] = []
     together = at_once(answers["brokers"])
-    if together:
-        found.append(
-            Advice(
-                "Report one broker at a time (--broker): these figures are of several that ran at the same time",
-                f"{len(answers['brokers'])} brokers, and {together[0]} and {together[1]} overlap in time",
-            )
-        )
     # If several brokers ran at the same time, a row of `shards` is not one shard.
     shards = [] if together else list(answers["shards"])
+    return [
+        *_on_several_brokers(together, len(answers["brokers"])),
+        *_on_shards(shards, _crossed(answers)["share"] or 0.0),
+        *_on_connections(shards),
+        *_on_crossing(answers, shards),
+        *_on_queue_groups(answers["queues"]),
+        *_on_unwanted_messages(answers),
+        *_on_slow_consumers(answers["slow"]),
+        *_on_late_loops(answers["over_time"]),
+        *_on_match_cache(shards),
+        *_on_incomplete_statistics(answers),
+    ]
+
+
+def _crossed(answers: Mapping[str, Rows]) -> Mapping[str, Any]:
+    """Which share of all deliveries came from another shard."""
+    return answers["crossed"][0] if answers["crossed"] else {"share": None, "deliveries": 0}
+
+
+def _cores_used(shards: Rows) -> float:
+    return sum(row["cpu_share"] or 0.0 for row in shards)
+
+
+def _on_several_brokers(together: tuple[str, str] | None, brokers: int) -> Iterator[Advice]:
+    if together:
+        yield Advice(
+            "Report one broker at a time (--broker): these figures are of several that ran at the same time",
+            f"{brokers} brokers, and {together[0]} and {together[1]} overlap in time",
+        )
+
+
+def _on_shards(shards: Rows, crossed_share: float) -> Iterator[Advice]:
+    """More, fewer, or the work spread better."""
     busiest = max(shards, key=lambda row: row["cpu_share"] or 0.0, default=None)
-    used = sum(row["cpu_share"] or 0.0 for row in shards)
-    crossed = answers["crossed"][0] if answers["crossed"] else {"share": None, "deliveries": 0}
-    share = crossed["share"] or 0.0
+    used = _cores_used(shards)
     if busiest is not None and (busiest["cpu_share"] or 0.0) > BUSY:
         figures = f"shard {busiest['shard']} used {busiest['cpu_share']:.0%} of a core over the whole time"
         uneven = busiest["cpu_share"] * len(shards) / used
         if len(shards) > 1 and uneven > UNEVEN_CONNECTIONS:
-            found.append(
-                Advice(
-                    "Spread the work: `accept: handoff`, or let heavy clients connect again",
-                    f"{figures}, {uneven:.2f} times the mean",
-                )
+            yield Advice(
+                "Spread the work: `accept: handoff`, or let heavy clients connect again",
+                f"{figures}, {uneven:.2f} times the mean",
             )
         else:
-            found.append(Advice(f"More shards: {len(shards) + 1} or more, if the host has the cores", figures))
+            yield Advice(f"More shards: {len(shards) + 1} or more, if the host has the cores", figures)
     if len(shards) > 1 and used < IDLE:
-        saved = f", and {share:.0%} of the deliveries would no longer go between shards" if share else ""
-        what = f"One shard would be enough{saved}"
-        found.append(Advice(what, f"{len(shards)} shards together used {used:.0%} of one core"))
+        saved = f", and {crossed_share:.0%} of the deliveries would no longer go between shards"
+        yield Advice(
+            f"One shard would be enough{saved if crossed_share else ''}",
+            f"{len(shards)} shards together used {used:.0%} of one core",
+        )
+
+
+def _on_connections(shards: Rows) -> Iterator[Advice]:
     connections = [row["connections"] or 0 for row in shards]
     if len(shards) > 1 and sum(connections) >= ENOUGH_CONNECTIONS * len(shards):
         uneven = max(connections) * len(connections) / sum(connections)
         if uneven > UNEVEN_CONNECTIONS:
             shown = ", ".join(str(n) for n in connections)
-            found.append(Advice("`accept: handoff` places connections evenly", f"connections per shard: {shown}"))
-    if share > CROSSES and (crossed["deliveries"] or 0) >= ENOUGH_MSGS and (used >= IDLE or len(shards) == 1):
+            yield Advice("`accept: handoff` places connections evenly", f"connections per shard: {shown}")
+
+
+def _on_crossing(answers: Mapping[str, Rows], shards: Rows) -> Iterator[Advice]:
+    """Traffic between shards, unless fewer shards are the better advice."""
+    crossed = _crossed(answers)
+    share = crossed["share"] or 0.0
+    needs_its_shards = _cores_used(shards) >= IDLE or len(shards) == 1
+    if share > CROSSES and (crossed["deliveries"] or 0) >= ENOUGH_MSGS and needs_its_shards:
         heaviest = [row for row in answers["crossing"] if not row["is_folded"]][:3]
         names = ", ".join(f"{row['subject']} ({row['crossed']:,} frames)" for row in heaviest)
-        found.append(
-            Advice(
-                "Much traffic goes between shards: connect publishers and subscribers of these subjects to one shard",
-                f"{share:.0%} of {crossed['deliveries']:,} deliveries came from another shard; heaviest: {names}",
-            )
+        yield Advice(
+            "Much traffic goes between shards: connect publishers and subscribers of these subjects to one shard",
+            f"{share:.0%} of {crossed['deliveries']:,} deliveries came from another shard; heaviest: {names}",
         )
-    for row in answers["queues"]:
+
+
+def _on_queue_groups(queues: Rows) -> Iterator[Advice]:
+    for row in queues:
         if row["deliveries"] >= ENOUGH_MSGS and row["members"] > 1 and row["max_to_mean"] > UNFAIR:
-            found.append(
-                Advice(
-                    f"Queue group {row['queue']} on {row['subject']} is uneven: did members join or leave?",
-                    f"{row['members']} members got {row['least']:,.0f} to {row['most']:,.0f} messages each",
-                )
+            yield Advice(
+                f"Queue group {row['queue']} on {row['subject']} is uneven: did members join or leave?",
+                f"{row['members']} members got {row['least']:,.0f} to {row['most']:,.0f} messages each",
             )
+
+
+def _on_unwanted_messages(answers: Mapping[str, Rows]) -> Iterator[Advice]:
     totals = answers["totals"][0] if answers["totals"] else {"in_msgs": 0, "unwanted_msgs": 0}
     if totals["in_msgs"] >= ENOUGH_MSGS and totals["unwanted_msgs"] / totals["in_msgs"] > UNWANTED:
         names = ", ".join(f"{row['subject']} ({row['unwanted']:,})" for row in list(answers["unwanted"])[:3])
-        found.append(
-            Advice(
-                "Publish fewer messages that have no subscriber, or find out which subscriber is missing",
-                f"{totals['unwanted_msgs']:,} of {totals['in_msgs']:,} messages had no subscriber: {names}",
-            )
+        yield Advice(
+            "Publish fewer messages that have no subscriber, or find out which subscriber is missing",
+            f"{totals['unwanted_msgs']:,} of {totals['in_msgs']:,} messages had no subscriber: {names}",
         )
-    for row in list(answers["slow"])[:3]:
+
+
+def _on_slow_consumers(slow: Rows) -> Iterator[Advice]:
+    for row in list(slow)[:3]:
         who = row["name"] or row["user"] or row["ip"]
-        found.append(
-            Advice(
-                f"{who} reads too slowly for {row['subject'] or 'its subscriptions'}: add readers, or a queue group",
-                f"closed {_times(row['times'])} ({row['reason']}), {row['most_pending_bytes']:,} bytes pending",
-            )
+        yield Advice(
+            f"{who} reads too slowly for {row['subject'] or 'its subscriptions'}: add readers, or a queue group",
+            f"closed {_times(row['times'])} ({row['reason']}), {row['most_pending_bytes']:,} bytes pending",
         )
-    late = [row for row in answers["over_time"] if (row["lag_p99_us"] or 0) > LATE_US]
+
+
+def _on_late_loops(over_time: Rows) -> Iterator[Advice]:
+    late = [row for row in over_time if (row["lag_p99_us"] or 0) > LATE_US]
     if late:
         worst = max(late, key=lambda row: row["lag_p99_us"])
-        found.append(
-            Advice(
-                "Give the broker its own cores: its event loops have to wait for the processor",
-                f"{len(late)} windows with a p99 over {LATE_US // 1000} ms, up to {worst['lag_p99_us'] / 1000:.0f} ms",
-            )
+        yield Advice(
+            "Give the broker its own cores: its event loops have to wait for the processor",
+            f"{len(late)} windows with a p99 over {LATE_US // 1000} ms, up to {worst['lag_p99_us'] / 1000:.0f} ms",
         )
+
+
+def _on_match_cache(shards: Rows) -> Iterator[Advice]:
     msgs = sum((row["in_msgs"] or 0) + (row["link_in_msgs"] or 0) for row in shards)
     misses = sum(row["cache_misses"] or 0 for row in shards)
     if msgs >= ENOUGH_MSGS and misses / msgs > MISSES:
-        found.append(
-            Advice(
-                "Use fewer different subjects, or change wildcard subscriptions less often, to save subject matching",
-                f"{misses:,} of {msgs:,} messages were not in the match cache",
-            )
+        yield Advice(
+            "Use fewer different subjects, or change wildcard subscriptions less often, to save subject matching",
+            f"{misses:,} of {msgs:,} messages were not in the match cache",
         )
+
+
+def _on_incomplete_statistics(answers: Mapping[str, Rows]) -> Iterator[Advice]:
     if answers["gaps"]:
         lost = sum(row["in_msgs"] for row in answers["gaps"])
-        found.append(
-            Advice(
-                "A shard died: the log says why",
-                f"{_times(len(answers['gaps']))}; {lost:,} messages are counted without their subject",
-            )
+        yield Advice(
+            "A shard died: the log says why",
+            f"{_times(len(answers['gaps']))}; {lost:,} messages are counted without their subject",
         )
     if answers["torn"]:
-        found.append(
-            Advice(
-                "Some windows are incomplete: look for a disk or a copy that failed; the figures lack the rest of them",
-                f"{len(answers['torn'])} windows",
-            )
+        yield Advice(
+            "Some windows are incomplete: look for a disk or a copy that failed; the figures lack the rest of them",
+            f"{len(answers['torn'])} windows",
         )
-    return found
