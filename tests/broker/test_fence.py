@@ -22,18 +22,12 @@ def make():
         mesh.close()
 
 
-def carry(mesh: Mesh, *hops: tuple[int, int]) -> None:
-    """Carry the bytes that are on these links now, one link after the other."""
-    for a, b in hops:
-        mesh.carry(a, b, 1 << 30)
-
-
 def test_a_second_subscriber_waits_for_the_interest_that_was_told_for_the_first(make):
     mesh = make()
     first, second, publisher = mesh.clients[0], mesh.clients[1], mesh.clients[2]
     first.feed(b"SUB a 1\r\n")
     assert second.talk(b"SUB a 1\r\nPING\r\n") == b""
-    carry(mesh, (0, 1), (1, 0))
+    mesh.carry_all((0, 1), (1, 0))
     assert second.take() == b"PONG\r\n"
     publisher.feed(b"PUB a 2\r\nhi\r\n")
     mesh.settle()
@@ -61,10 +55,10 @@ def test_the_end_by_unsub_max_is_fenced(make):
     mesh.settle()
     assert responder.take() == b"PONG\r\n"
     requestor.feed(b"PUB a 1\r\n1\r\n")
-    carry(mesh, (1, 0))
+    mesh.carry_all((1, 0))
     assert responder.take() == b"MSG a 1 1\r\n1\r\n"
     assert responder.talk(b"PING\r\n") == b""
-    carry(mesh, (0, 1))
+    mesh.carry_all((0, 1))
     assert requestor.talk(b"PUB a inbox 1\r\n2\r\n") == b"HMSG inbox 9 16 16\r\nNATS/1.0 503\r\n\r\n\r\n"
     mesh.settle()
     assert responder.take() == b"PONG\r\n"
@@ -92,12 +86,12 @@ def test_a_pong_of_a_sibling_stands_for_what_was_sent_before_its_ping_alone(make
     waiting = len(mesh.ends[0, 1].socket.sent) - published
     publisher.feed(b"PUB wanted 2\r\nhi\r\n")
     mesh.carry(0, 1, waiting)
-    carry(mesh, (1, 0))
+    mesh.carry_all((1, 0))
     assert asker.take() == b"PONG\r\n"
     assert publisher.talk(b"PING\r\n") == b"", "its message has not arrived"
-    carry(mesh, (0, 1))
+    mesh.carry_all((0, 1))
     assert subscriber.take() == b"MSG wanted 1 2\r\nhi\r\n"
-    carry(mesh, (1, 0))
+    mesh.carry_all((1, 0))
     assert publisher.take() == b"PONG\r\n"
 
 
@@ -108,9 +102,9 @@ def test_a_pong_waits_for_every_sibling(make, last):
     assert client.talk(b"SUB a 1\r\nPING\r\n") == b""
     for sibling in (1, 2, 3):
         if sibling != last:
-            carry(mesh, (0, sibling), (sibling, 0))
+            mesh.carry_all((0, sibling), (sibling, 0))
     assert client.take() == b""
-    carry(mesh, (0, last), (last, 0))
+    mesh.carry_all((0, last), (last, 0))
     assert client.take() == b"PONG\r\n"
 
 
@@ -118,7 +112,7 @@ def test_a_dead_sibling_is_not_waited_for(make):
     mesh = make(3)
     client = mesh.clients[0]
     assert client.talk(b"SUB a 1\r\nPING\r\n") == b""
-    carry(mesh, (0, 1), (1, 0))
+    mesh.carry_all((0, 1), (1, 0))
     mesh.kill(2)
     assert client.take() == b"PONG\r\n"
 

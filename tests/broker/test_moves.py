@@ -19,6 +19,8 @@ from tests.support.engine import NO_RESPONDERS, QUIET, EngineClient, frames
 from tests.support.mesh import Mesh
 
 OLD, NEW, THIRD = 0, 1, 2
+# What a move from OLD to NEW needs until all shards have answered, and NEW may ask for the marks.
+UNTIL_ALL_HAVE_ANSWERED = ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (OLD, NEW), (THIRD, NEW))
 
 
 class Host:
@@ -125,7 +127,7 @@ def test_messages_before_between_and_behind_the_marks_arrive_once_and_in_order(m
     published(far, "far1")
     published(near, "near1")
     moving.begin(client)
-    mesh.carry(OLD, NEW, 1 << 30)  # MOVE
+    mesh.carry_all((OLD, NEW))  # MOVE
     published(far, "far2")  # its shard has not marked
     published(near, "near2")
     while any(mesh.carry(a, b, 1 << 30) for a, b in ((NEW, THIRD), (THIRD, NEW), (OLD, NEW), (NEW, OLD))):
@@ -157,7 +159,7 @@ def test_counts_of_queue_members_are_shifted_with_the_mark(moving):
     third = mesh.engines[THIRD].probe.moves
     assert [third.remote_members((shard, b"$G", b"a", b"q")) for shard in (OLD, NEW)] == [2, 0]
     moving.begin(mesh.clients[0])
-    for a, b in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (OLD, NEW), (THIRD, NEW), (NEW, THIRD)):
+    for a, b in (*UNTIL_ALL_HAVE_ANSWERED, (NEW, THIRD)):
         mesh.carry(a, b, 1 << 30)
         counts = [third.remote_members((shard, b"$G", b"a", b"q")) for shard in (OLD, NEW)]
         assert sum(counts) == 2
@@ -284,7 +286,7 @@ def test_a_move_that_is_stopped_in_time_leaves_the_client_where_it_was(moving):
     mesh.settle()
     client.take()
     moving.begin(client)
-    mesh.carry(OLD, NEW, 1 << 30)
+    mesh.carry_all((OLD, NEW))
     moving.hosts[OLD].probe.moves.stop()
     mesh.settle()
     assert moving.hosts[OLD].ends == ["it was stopped"]
@@ -419,7 +421,7 @@ def test_one_client_is_written_down_made_handed_over_or_goes_on_in_each_turn():
     new = moving.hosts[NEW].probe.moves
     moving.begin(*clients)
     assert [moving.go_on(OLD) for _ in range(4)] == [True, True, True, False]
-    mesh.carry(OLD, NEW, 1 << 30)
+    mesh.carry_all((OLD, NEW))
     assert new.n_arriving == 3
     made = []
     while moving.go_on(NEW):
@@ -459,7 +461,7 @@ def test_a_client_with_many_subscriptions_moves_in_many_turns(ends):
             published(near, "the last", subject="s.2")
         published(near, "while it is written down", subject="s.100")
     assert written == (6 if ends else 25), "one has ended: from the beginning again, in one turn"
-    mesh.carry(OLD, NEW, 1 << 30)
+    mesh.carry_all((OLD, NEW))
     made = 0
     while moving.go_on(NEW):
         made += 1
@@ -603,7 +605,7 @@ def test_an_old_shard_that_dies_while_connections_are_made_leaves_nothing_at_the
     moving.begin(*mesh.clients[:2])
     while moving.go_on(OLD):
         pass
-    mesh.carry(OLD, NEW, 1 << 30)
+    mesh.carry_all((OLD, NEW))
     assert moving.go_on(NEW)
     mesh.kill(OLD)
     moving.go_on_everywhere()
@@ -646,8 +648,7 @@ def test_the_connections_are_closed_where_the_new_shard_dies_behind_the_marks(mo
     client.feed(b"SUB a 1\r\n")
     mesh.settle()
     moving.begin(client)
-    for a, b in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (OLD, NEW), (THIRD, NEW), (NEW, OLD)):
-        mesh.carry(a, b, 1 << 30)
+    mesh.carry_all(*UNTIL_ALL_HAVE_ANSWERED, (NEW, OLD))
     assert client.connection.is_moving
     mesh.kill(NEW)
     mesh.settle()
@@ -664,8 +665,7 @@ def test_a_third_shard_that_dies_counts_as_having_marked(moving):
     mesh.settle()
     client.take()
     moving.begin(client)
-    for a, b in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (OLD, NEW), (THIRD, NEW), (NEW, OLD)):
-        mesh.carry(a, b, 1 << 30)
+    mesh.carry_all(*UNTIL_ALL_HAVE_ANSWERED, (NEW, OLD))
     mesh.kill(THIRD)
     published(other, "1")
     mesh.settle()
@@ -700,10 +700,9 @@ def test_what_comes_behind_one_mark_and_before_the_last_is_detached(moving):
     client.feed(b"SUB a 1\r\n")
     mesh.settle()
     moving.begin(client)
-    for a, b in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (OLD, NEW), (THIRD, NEW), (NEW, THIRD)):
-        mesh.carry(a, b, 1 << 30)  # the third shard has read MARKQ, the old one has not
+    mesh.carry_all(*UNTIL_ALL_HAVE_ANSWERED, (NEW, THIRD))  # the third shard has read MARKQ, the old one has not
     published(far, "1")
-    mesh.carry(THIRD, NEW, 1 << 30)
+    mesh.carry_all((THIRD, NEW))
     mesh.settle()
     moving.deliver()
     assert payloads(client) == ["1"] and client.engine is mesh.engines[NEW]
@@ -717,8 +716,7 @@ def test_a_max_that_both_shards_reach_together_ends_the_subscription(moving):
     mesh.settle()
     published(other, "1", "2")
     moving.begin(client)
-    for a, b in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (OLD, NEW), (THIRD, NEW)):
-        mesh.carry(a, b, 1 << 30)
+    mesh.carry_all(*UNTIL_ALL_HAVE_ANSWERED)
     published(near, "3")  # behind the mark of its own shard
     mesh.settle()
     moving.deliver()
@@ -754,12 +752,11 @@ def test_a_third_shard_whose_end_is_known_only_later_closes_nobody(moving):
     client.feed(b"SUB a 1\r\nSUB a q 2\r\n")
     mesh.settle()
     moving.begin(client)
-    for a, b in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (OLD, NEW), (THIRD, NEW)):
-        mesh.carry(a, b, 1 << 30)
+    mesh.carry_all(*UNTIL_ALL_HAVE_ANSWERED)
     end = mesh.ends.pop((OLD, THIRD))
     end.link.leave(is_broken=True)
     end.engine.probe.end(end.socket)
-    mesh.carry(NEW, OLD, 1 << 30)  # MARKQ
+    mesh.carry_all((NEW, OLD))  # MARKQ
     mesh.finish()
     assert not client.is_over
     mesh.engines[OLD].probe.fence.gone(THIRD)
@@ -776,7 +773,7 @@ def test_a_client_that_leaves_while_it_moves_leaves_nothing(moving):
     client.feed(b"SUB a q 1\r\n")
     mesh.settle()
     moving.begin(client)
-    mesh.carry(OLD, NEW, 1 << 30)
+    mesh.carry_all((OLD, NEW))
     client.close()
     mesh.settle()
     assert moving.hosts[NEW].lost_cids == [client.connection.cid]
@@ -795,12 +792,9 @@ def test_a_queue_message_that_waits_for_a_client_that_leaves_goes_to_another_mem
         one.feed(b"SUB a q 1\r\n")
     mesh.settle()
     moving.begin(client)
-    mesh.carry(OLD, NEW, 1 << 30)
+    mesh.carry_all((OLD, NEW))
     for _ in range(1 + place // 3):  # some of the marks are there
-        mesh.carry(NEW, THIRD, 1 << 30)
-        mesh.carry(NEW, OLD, 1 << 30)
-        mesh.carry(THIRD, NEW, 1 << 30)
-        mesh.carry(OLD, NEW, 1 << 30)
+        mesh.carry_all((NEW, THIRD), (NEW, OLD), (THIRD, NEW), (OLD, NEW))
     client.close()
     publishers = (mesh.clients[1], mesh.clients[3], mesh.clients[5])
     for number in range(60):
@@ -833,8 +827,7 @@ def test_a_member_that_goes_before_the_last_mark_is_counted_with_the_others_firs
     client.feed(b"SUB a q 1\r\n")
     mesh.settle()
     moving.begin(client)
-    for a, b in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (THIRD, NEW), (OLD, NEW)):
-        mesh.carry(a, b, 1 << 30)  # the new shard asks for marks
+    mesh.carry_all((OLD, NEW), (NEW, OLD), (NEW, THIRD), (THIRD, NEW), (OLD, NEW))  # the new shard asks for marks
     client.close()
     others = [pair for pair in mesh.ends if pair != (THIRD, NEW)]
     while sum(mesh.carry(a, b, 1 << 30) for a, b in others):
@@ -856,9 +849,8 @@ def test_a_move_that_was_given_up_takes_no_member_away_from_who_marks_it_late(mo
         one.feed(b"SUB a q 1\r\n")
     mesh.settle()
     moving.begin(client)
-    for a, b in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (THIRD, NEW)):
-        mesh.carry(a, b, 1 << 30)
-    mesh.carry(OLD, NEW, 1 << 30)  # all have answered: MARKQ
+    mesh.carry_all((OLD, NEW), (NEW, OLD), (NEW, THIRD), (THIRD, NEW))
+    mesh.carry_all((OLD, NEW))  # all have answered: MARKQ
     mesh.finish()
     assert mesh.ends[NEW, THIRD].waits
     mesh.break_link(OLD, NEW)
@@ -903,8 +895,7 @@ def test_a_member_is_closed_where_its_new_shard_may_have_been_sent_its_messages(
     plain.feed(b"SUB a 1\r\n")
     mesh.settle()
     moving.begin(member, plain)
-    for a, b in ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (THIRD, NEW), (OLD, NEW), (NEW, THIRD)):
-        mesh.carry(a, b, 1 << 30)
+    mesh.carry_all((OLD, NEW), (NEW, OLD), (NEW, THIRD), (THIRD, NEW), (OLD, NEW), (NEW, THIRD))
     assert members_known(moving, THIRD) == [0, 1], "the third shard sends what is for it to the new one"
     mesh.kill(NEW)
     mesh.settle()

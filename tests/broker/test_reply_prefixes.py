@@ -68,8 +68,7 @@ class Exchange:
         self.mesh.finish()
 
     def carry(self, *hops: tuple[int, int]) -> None:
-        for a, b in hops:
-            self.mesh.carry(a, b, 1 << 30)
+        self.mesh.carry_all(*hops)
 
     @property
     def is_idle(self) -> bool:

@@ -25,12 +25,6 @@ def make():
         mesh.close()
 
 
-def carry(mesh: Mesh, *hops: tuple[int, int]) -> None:
-    """Carry the bytes that are on these links now, one link after the other."""
-    for a, b in hops:
-        mesh.carry(a, b, 1 << 30)
-
-
 def client_of(mesh: Mesh, shard: int, which: int = 0) -> EngineClient:
     return mesh.clients[2 * shard + which]
 
@@ -38,6 +32,20 @@ def client_of(mesh: Mesh, shard: int, which: int = 0) -> EngineClient:
 def publish(mesh: Mesh, shard: int, *numbers: int, subject: bytes = b"a") -> None:
     bodies = [b"%d" % number for number in numbers]
     client_of(mesh, shard).feed(b"".join(b"PUB %b %d\r\n%b\r\n" % (subject, len(body), body) for body in bodies))
+
+
+def sent_to_the_last_member(mesh: Mesh) -> tuple[EngineClient, EngineClient]:
+    """The only member, on shard 1, and a new one, on shard 2: shard 0 has sent a message to the first before it knew.
+
+    The message has not arrived. Shard 1 knows of the new member.
+    """
+    old, new = client_of(mesh, 1), client_of(mesh, 2)
+    old.feed(b"SUB a q 1\r\n")
+    mesh.settle()
+    publish(mesh, 0, 1)
+    new.feed(b"SUB a q 1\r\n")
+    mesh.carry_all((2, 1))
+    return old, new
 
 
 def got(client: EngineClient) -> list[int]:
@@ -62,9 +70,9 @@ def test_a_member_that_unsubscribes_takes_what_siblings_sent_before_they_knew(ma
     mesh.settle()
     publish(mesh, 0, 1, 2)
     member.feed(b"UNSUB 1\r\nPING\r\n")
-    carry(mesh, (0, 1))
+    mesh.carry_all((0, 1))
     assert member.take() == b"MSG a 1 1\r\n1\r\nMSG a 1 1\r\n2\r\n"
-    carry(mesh, (1, 0))
+    mesh.carry_all((1, 0))
     publish(mesh, 0, 3)  # now it knows
     mesh.settle()
     assert member.take() == b"PONG\r\n"
@@ -123,17 +131,12 @@ def test_nothing_is_lost_where_all_members_leave_at_once(make, shards):
 def test_what_was_sent_on_comes_back_to_a_member_that_has_left_if_the_other_is_gone(make):
     """Its siblings knew already that it had left, but not that nobody else was there."""
     mesh = make(3)
-    leaver, closes = client_of(mesh, 1), client_of(mesh, 2)
-    leaver.feed(b"SUB a q 1\r\n")
-    mesh.settle()
-    publish(mesh, 0, 1)
-    closes.feed(b"SUB a q 1\r\n")
-    carry(mesh, (2, 1))
+    leaver, closes = sent_to_the_last_member(mesh)
     leaver.feed(b"UNSUB 1\r\nPING\r\n")
-    carry(mesh, (1, 0), (1, 2), (0, 1))  # 1 sends it on to 2, and has not heard from it
+    mesh.carry_all((1, 0), (1, 2), (0, 1))  # 1 sends it on to 2, and has not heard from it
     closes.close()
     mesh.finish()
-    carry(mesh, (2, 1))
+    mesh.carry_all((2, 1))
     assert leaver.take() == b"", "a PONG may not come before what may still be given to its client"
     mesh.settle()
     assert leaver.take() == b"MSG a 1 1\r\n1\r\nPONG\r\n"
@@ -142,17 +145,12 @@ def test_what_was_sent_on_comes_back_to_a_member_that_has_left_if_the_other_is_g
 def test_the_pong_of_a_member_that_has_left_waits_for_what_was_sent_on_after_its_ping(make):
     """The siblings have acknowledged its PING, and a message may still come back to it."""
     mesh = make(3)
-    leaver, closes = client_of(mesh, 1), client_of(mesh, 2)
-    leaver.feed(b"SUB a q 1\r\n")
-    mesh.settle()
-    publish(mesh, 0, 1)
-    closes.feed(b"SUB a q 1\r\n")
-    carry(mesh, (2, 1))
+    leaver, closes = sent_to_the_last_member(mesh)
     leaver.feed(b"UNSUB 1\r\nPING\r\n")
-    carry(mesh, (1, 2), (2, 1), (1, 2))  # two PINGs: what lingers has its own
-    carry(mesh, (0, 1), (2, 1))  # sent on to 2, behind both
+    mesh.carry_all((1, 2), (2, 1), (1, 2))  # two PINGs: what lingers has its own
+    mesh.carry_all((0, 1), (2, 1))  # sent on to 2, behind both
     closes.close()
-    carry(mesh, (1, 0), (0, 1), (1, 0), (0, 1))
+    mesh.carry_all((1, 0), (0, 1), (1, 0), (0, 1))
     assert leaver.take() == b""
     mesh.settle()
     assert leaver.take() == b"MSG a 1 1\r\n1\r\nPONG\r\n"
@@ -213,7 +211,7 @@ def test_a_wildcard_member_that_has_left_hears_what_it_subscribed_to_alone(make)
     mesh.settle()
     publish(mesh, 0, 1, subject=b"a.x")
     member.feed(b"UNSUB 1\r\n")
-    carry(mesh, (0, 1))
+    mesh.carry_all((0, 1))
     mesh.engines[1].probe.feed(mesh.ends[1, 0].socket, b"RMSG $G b.x | q 1\r\n2\r\n")
     assert member.take() == b"MSG a.x 1 1\r\n1\r\n"
 
@@ -223,60 +221,48 @@ def test_a_wildcard_member_that_has_left_hears_what_it_subscribed_to_alone(make)
 
 def test_the_pong_of_a_sibling_waits_for_what_it_sent_on(make):
     mesh = make(3)
-    leaver, stays, publisher = client_of(mesh, 1), client_of(mesh, 2), client_of(mesh, 0)
-    leaver.feed(b"SUB a q 1\r\n")
-    mesh.settle()
-    publish(mesh, 0, 1)
-    stays.feed(b"SUB a q 1\r\n")
-    carry(mesh, (2, 1))
+    publisher = client_of(mesh, 0)
+    leaver, stays = sent_to_the_last_member(mesh)
     leaver.feed(b"UNSUB 1\r\n")
     assert publisher.talk(b"PING\r\n") == b""
-    carry(mesh, (0, 1), (1, 0))
+    mesh.carry_all((0, 1), (1, 0))
     assert publisher.take() == b"", "it is on its way"
-    carry(mesh, (1, 2))
+    mesh.carry_all((1, 2))
     assert got(stays) == [1]
-    carry(mesh, (2, 1), (1, 0))
+    mesh.carry_all((2, 1), (1, 0))
     assert publisher.take() == b"PONG\r\n"
 
 
 def test_a_message_that_is_sent_on_twice_is_acknowledged_when_it_has_arrived(make):
     mesh = make(4)
     publisher = client_of(mesh, 0)
-    client_of(mesh, 1).feed(b"SUB a q 1\r\n")
-    mesh.settle()
-    publish(mesh, 0, 1)
-    client_of(mesh, 2).feed(b"SUB a q 1\r\n")
-    carry(mesh, (2, 1))
-    client_of(mesh, 1).feed(b"UNSUB 1\r\n")
+    first, second = sent_to_the_last_member(mesh)
+    first.feed(b"UNSUB 1\r\n")
     publisher.feed(b"PING\r\n")
-    carry(mesh, (0, 1))  # 1 → 2
+    mesh.carry_all((0, 1))  # 1 → 2
     client_of(mesh, 3).feed(b"SUB a q 1\r\n")
-    carry(mesh, (3, 2))
-    client_of(mesh, 2).feed(b"UNSUB 1\r\n")
-    carry(mesh, (1, 2))  # 2 → 3
+    mesh.carry_all((3, 2))
+    second.feed(b"UNSUB 1\r\n")
+    mesh.carry_all((1, 2))  # 2 → 3
     assert b"QACK" not in on_wire(mesh, 2, 1)
-    carry(mesh, (2, 1), (1, 0))
+    mesh.carry_all((2, 1), (1, 0))
     assert publisher.take() == b""
-    carry(mesh, (2, 3))
+    mesh.carry_all((2, 3))
     assert got(client_of(mesh, 3)) == [1]
-    carry(mesh, (3, 2), (2, 1), (1, 0))
+    mesh.carry_all((3, 2), (2, 1), (1, 0))
     assert publisher.take() == b"PONG\r\n"
 
 
 def test_what_was_sent_on_to_a_shard_that_dies_holds_nobody(make):
     mesh = make(3)
     publisher = client_of(mesh, 0)
-    client_of(mesh, 1).feed(b"SUB a q 1\r\n")
-    mesh.settle()
-    publish(mesh, 0, 1)
-    client_of(mesh, 2).feed(b"SUB a q 1\r\n")
-    carry(mesh, (2, 1))
-    client_of(mesh, 1).feed(b"UNSUB 1\r\n")
+    first, _ = sent_to_the_last_member(mesh)
+    first.feed(b"UNSUB 1\r\n")
     publisher.feed(b"PING\r\n")
-    carry(mesh, (0, 1), (1, 0))
+    mesh.carry_all((0, 1), (1, 0))
     assert publisher.take() == b""
     mesh.kill(2)
-    carry(mesh, (1, 0))
+    mesh.carry_all((1, 0))
     assert publisher.take() == b"PONG\r\n"
 
 
@@ -291,7 +277,7 @@ def test_who_is_asked_while_a_link_is_made_again_waits_for_what_that_sibling_say
     publisher.feed(b"PING\r\n")
     leaver.close()
     mesh.break_link(1, 2)
-    carry(mesh, (0, 1), (1, 0))
+    mesh.carry_all((0, 1), (1, 0))
     assert publisher.take() == b""
     mesh.settle()
     assert publisher.take() == b"PONG\r\n"
@@ -320,10 +306,10 @@ def test_who_waits_for_a_link_that_will_not_come_back_goes_on(make):
     publisher.feed(b"PING\r\n")
     leaver.close()
     mesh.break_link(1, 2)
-    carry(mesh, (0, 1), (1, 0))
+    mesh.carry_all((0, 1), (1, 0))
     assert publisher.take() == b""
     mesh.kill(2)
-    carry(mesh, (1, 0))
+    mesh.carry_all((1, 0))
     assert publisher.take() == b"PONG\r\n"
     assert mesh.engines[1].probe.reroutes.n_lost == 1
 
@@ -362,7 +348,7 @@ def test_a_member_whose_connection_is_closing_is_promised_nothing(make, is_first
     other.feed(b"UNSUB 1\r\n")
     other.close()
     mesh.finish()
-    carry(mesh, (1, 0), (0, 1))
+    mesh.carry_all((1, 0), (0, 1))
     mesh.settle()
     assert got(lingers) == [7]
 
@@ -396,14 +382,14 @@ def test_the_pong_of_who_answers_comes_behind_an_answer_that_waits_for_a_link(ma
     (request,) = [frame for frame in frames(responder.take()) if frame.is_message]
     mesh.break_link(0, 2)
     responder.feed(b"PUB %b 1\r\n5\r\nPING\r\n" % request.reply)
-    carry(mesh, (1, 0), (0, 1))
+    mesh.carry_all((1, 0), (0, 1))
     assert responder.take() == b"", "its answer waits"
     while not mesh.ends[0, 2].is_synchronised:
-        carry(mesh, (2, 0), *[(0, 2)] * (not mesh.ends[2, 0].is_synchronised))
+        mesh.carry_all((2, 0), *[(0, 2)] * (not mesh.ends[2, 0].is_synchronised))
     assert b" inbox " in on_wire(mesh, 0, 2)
-    carry(mesh, (0, 1))
+    mesh.carry_all((0, 1))
     assert responder.take() == b"", "its answer has not arrived"
-    carry(mesh, (0, 2))
+    mesh.carry_all((0, 2))
     assert got(listener) == [5]
-    carry(mesh, (2, 0), (0, 1))
+    mesh.carry_all((2, 0), (0, 1))
     assert responder.take() == b"PONG\r\n"

@@ -55,3 +55,26 @@ async def subscribed(client: Client, *lines: str) -> None:
 
 async def payloads(client: Client, count: int) -> list[bytes]:
     return [frame.payload for frame in await client.messages(count, 20)]
+
+
+async def check_request(asker: Client, service: Client, subject: str, queue: str = "") -> None:
+    """A request of one reaches the other, who is in this queue group, and so does the answer back."""
+    await subscribed(service, f"{subject} {queue} 9")
+    await subscribed(asker, "inbox.* 1")
+    await know(asker, service)
+    await know(service, asker)
+    await asker.send(f"PUB {subject} inbox.1 2\r\nhi\r\n")
+    (request,) = await service.messages(1, 20)
+    assert (request.payload, request.reply) == (b"hi", "inbox.1")
+    await service.send(f"PUB {request.reply} 3\r\nyes\r\n")
+    assert await payloads(asker, 1) == [b"yes"]
+    await service.talk("UNSUB 9\r\nPING\r\n", expect_last="PONG\r\n")
+    await asker.talk("UNSUB 1\r\nPING\r\n", expect_last="PONG\r\n")
+
+
+async def check_no_responders(asker: Client) -> None:
+    """A request that nobody on either side would answer gets a 503."""
+    await subscribed(asker, "none 1")
+    await asker.send("PUB nobody.there none 0\r\n\r\n")
+    (answer,) = await asker.messages(1)
+    assert answer.headers.startswith(b"NATS/1.0 503")

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import swarm
+from tests.support import leaves, swarm
 from tests.support.authority import Authority, Pair
 from tests.support.servers import KINDS, Broker, BrokerUnavailable
 from tests.support.turns import until
@@ -148,16 +148,7 @@ async def net() -> AsyncIterator[Net]:
 async def know(publisher: Client, *subscribers: Client) -> None:
     """Returns when what `subscribers` have subscribed to before is known where `publisher` is."""
     for subscriber in subscribers:
-        subject = f"probe.{uuid.uuid4().hex[:12]}"
-        await subscriber.send(f"SUB {subject} probe\r\n")
-        await subscriber.flush()
-        async with asyncio.timeout(20):
-            while not any(frame.subject == subject for frame in subscriber.inbox):
-                await publisher.send(f"PUB {subject} 0\r\n\r\n")
-                await publisher.flush()
-                await subscriber.flush()
-        await subscriber.talk("UNSUB probe\r\nPING\r\n", expect_last="PONG\r\n")
-        subscriber.inbox = [frame for frame in subscriber.inbox if frame.subject != subject]
+        await leaves.know(publisher, subscriber)
 
 
 async def all_know(clients: list[Client]) -> None:

@@ -19,7 +19,15 @@ import pytest
 
 from gnatswarm.shards.gateway.leaf import LASTED_S
 from tests.support.authority import Authority
-from tests.support.leaves import Net, hub_port, know, payloads, subscribed
+from tests.support.leaves import (
+    Net,
+    check_no_responders,
+    check_request,
+    hub_port,
+    know,
+    payloads,
+    subscribed,
+)
 from tests.support.servers import KINDS, Broker, BrokerUnavailable
 from tests.support.wire import Client, Frame
 
@@ -143,21 +151,8 @@ async def test_messages_cross_once_in_order_and_whole(tree: Tree, leaf: Broker, 
 async def test_requests_are_answered_and_queue_groups_served(tree: Tree, leaf: Broker, net: Net) -> None:
     at_hub, at_leaf = await net.client(tree.hub, **A), await net.client(leaf)
     for asker, service in ((at_hub, at_leaf), (at_leaf, at_hub)):
-        await subscribed(service, "ask workers 9")
-        await subscribed(asker, "inbox.* 1")
-        await know(asker, service)
-        await know(service, asker)
-        await asker.send("PUB ask inbox.1 2\r\nhi\r\n")
-        (request,) = await service.messages(1, 20)
-        assert (request.payload, request.reply) == (b"hi", "inbox.1")
-        await service.send(f"PUB {request.reply} 3\r\nyes\r\n")
-        assert await payloads(asker, 1) == [b"yes"]
-        await service.talk("UNSUB 9\r\nPING\r\n", expect_last="PONG\r\n")
-        await asker.talk("UNSUB 1\r\nPING\r\n", expect_last="PONG\r\n")
-    await subscribed(at_hub, "none 1")
-    await at_hub.send("PUB nobody.there none 0\r\n\r\n")
-    (answer,) = await at_hub.messages(1)
-    assert answer.headers.startswith(b"NATS/1.0 503")
+        await check_request(asker, service, "ask", "workers")
+    await check_no_responders(at_hub)
 
 
 async def test_a_leaf_node_reaches_the_others_through_the_hub_and_no_other_account(tree: Tree, net: Net) -> None:

@@ -22,7 +22,16 @@ import pytest
 from gnatswarm.broker.access.nkey import user_key
 from gnatswarm.shards.boundary.seeds import seed_bytes
 from tests.support.authority import Authority
-from tests.support.leaves import CREATED, Net, hub_port, know, payloads, subscribed
+from tests.support.leaves import (
+    CREATED,
+    Net,
+    check_no_responders,
+    check_request,
+    hub_port,
+    know,
+    payloads,
+    subscribed,
+)
 from tests.support.servers import KINDS, Broker, BrokerUnavailable
 from tests.support.turns import until
 from tests.support.wire import Client
@@ -120,21 +129,8 @@ async def test_a_request_is_answered_from_the_other_side_or_by_a_503(start: Star
     leaf = start("gnatswarm-2", leaf_config(hub_port(hub)))
     at_hub, at_leaf = await net.client(hub), await net.client(leaf)
     for asker, service in ((at_hub, at_leaf), (at_leaf, at_hub)):
-        await subscribed(service, "svc 9")
-        await subscribed(asker, "inbox.* 1")
-        await know(asker, service)
-        await know(service, asker)
-        await asker.send("PUB svc inbox.1 2\r\nhi\r\n")
-        (request,) = await service.messages(1, 20)
-        assert (request.payload, request.reply) == (b"hi", "inbox.1")
-        await service.send(f"PUB {request.reply} 3\r\nyes\r\n")
-        assert await payloads(asker, 1) == [b"yes"]
-        await service.talk("UNSUB 9\r\nPING\r\n", expect_last="PONG\r\n")
-        await asker.talk("UNSUB 1\r\nPING\r\n", expect_last="PONG\r\n")
-    await subscribed(at_leaf, "none 1")
-    await at_leaf.send("PUB nobody.there none 0\r\n\r\n")
-    (answer,) = await at_leaf.messages(1)
-    assert answer.headers.startswith(b"NATS/1.0 503")
+        await check_request(asker, service, "svc")
+    await check_no_responders(at_leaf)
 
 
 async def test_one_member_of_a_queue_group_gets_each_message_on_either_side(
