@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 ANSWER_WITHIN_S = 120.0
 # A broker whose router dies five times within ten seconds ends.
 ROUTER_DEATHS, WITHIN_S = 3, 11.0
+# How a broker is ended.
+ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGKILL)
 UNREACHED = (OSError, EOFError, NotFound)
 
 Run = Callable[["Trial", random.Random], Awaitable[str]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +15,15 @@ from gnatswarm.router.commands.operator_commands import NotFound, exchange, find
 from gnatswarm.router.supervision.operator_socket import FinishRequest, Reply, StatusRequest
 from tests.soak.talkers import Broken
 from tests.support.pages import Pages
-from tests.support.servers import session_pids
+from tests.support.servers import session_pids, wait_pids_gone
 
 if TYPE_CHECKING:
     from tests.soak.trial import Trial
 
 ASK_WITHIN_S = 5.0
+END_WITHIN_S = 60.0
+# As nats-server 2.9; in lame duck mode it ends by itself.
+EXIT_CODES = {signal.SIGTERM: (1,), signal.SIGINT: (0,), signal.SIGUSR2: (0,), signal.SIGKILL: (-9,)}
 # A log line with one of these is a fault, whatever happened.
 NEVER = re.compile(r"Traceback|\[FTL\]|^\w*Error:|Exception")
 SUBSCRIPTIONS_EACH = 4
@@ -62,13 +66,18 @@ class Remains:
 
     async def _until(self, why: Callable[[], str], within_s: float) -> None:
         until = time.monotonic() + within_s
+        last = ""
         while True:
             try:
                 found = await asyncio.to_thread(why)
             except (OSError, NotFound, ValueError, EOFError) as error:
                 found = f"{type(error).__name__}: {error}"
             if not found:
+                self._trial.tell("as it should be")
                 return
+            if found != last:
+                self._trial.tell(f"not yet: {found}")
+                last = found
             self._trial.check()
             if time.monotonic() > until:
                 raise Broken(f"not within {within_s:.0f} s: {found}")
@@ -159,19 +168,27 @@ class Remains:
         if reply.error:
             raise Broken(f"relays do not end: {reply.error}")
 
-    def stop(self) -> None:
-        """The broker ends, and leaves nothing."""
+    def stop(self, how: signal.Signals, *, is_sudden: bool = False) -> None:
+        """The broker ends, and leaves nothing. `is_sudden`: while something else happens to it."""
         broker = self._trial.broker
-        status = self.status()
-        if status["relays"]:
-            raise Broken(f"relays are left: {status['relays']}")
-        code = broker.stop()
-        if code != 1:  # as nats-server 2.9 after SIGTERM
-            raise Broken(f"the broker ended with {code}")
-        if os.path.isdir(self._directory):
+        pids = session_pids(broker.pid)
+        if not is_sudden:
+            status = self.status()
+            if status["relays"]:
+                raise Broken(f"relays are left: {status['relays']}")
+        os.kill(broker.pid, how)
+        os.kill(broker.pid, signal.SIGCONT)  # (something may have stopped it)
+        code = broker.wait_exit(END_WITHIN_S)
+        left = wait_pids_gone([pid for pid in {*pids, *session_pids(broker.pid)} if pid != broker.pid], END_WITHIN_S)
+        if left:
+            raise Broken(f"after {how.name} there is {[(pid, _title(pid)) for pid in left]}")
+        if code not in EXIT_CODES[how] and not is_sudden:
+            raise Broken(f"the broker ended with {code} after {how.name}")
+        # Who removes it may just have been killed, too.
+        if os.path.isdir(self._directory) and not (is_sudden and how is signal.SIGKILL):
             raise Broken(f"{self._directory} is left with {os.listdir(self._directory)}")
         hidden = [str(path) for path in (self._trial.folder / "stats").glob("date=*/hour=*/.*")]
-        if hidden and not self._trial.loses_windows:
+        if hidden and not (self._trial.loses_windows or is_sudden or how is signal.SIGKILL):
             raise Broken(f"statistics files that were not finished: {hidden}")
 
 

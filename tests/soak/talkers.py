@@ -22,6 +22,7 @@ BATCH = 4
 # A PONG, an answer or a connection that takes longer will never come: a shard that hangs is killed after two seconds.
 PATIENCE_S = 45.0
 BETWEEN_DIALS_S = 0.1
+SLOW_S = 5.0  # worth a word in the story
 CONNECT = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
 BROKEN = (Closed, ConnectionError, OSError, TimeoutError, AssertionError)
 
@@ -76,13 +77,18 @@ class Talker:
 
     async def connect(self) -> None:
         """Dial until it is connected and subscribed. Broken: nobody answers for too long."""
-        until = time.monotonic() + PATIENCE_S
+        began_s = time.monotonic()
+        until = began_s + PATIENCE_S
         while True:
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     await self._begin()
+                self.account.closures.append(
+                    f"{began_s:.3f} {self}: connected {time.monotonic() - began_s:.3f} s later"
+                )
                 return
             except BROKEN as error:
+                self.account.closures.append(f"{time.monotonic():.3f} {self}: not connected: {error!r}"[:300])
                 if self._reading is not None:
                     self._reading.cancel()
                 if self.client is not None:
@@ -122,6 +128,8 @@ class Talker:
         """Send this and a PING, and wait for its PONG; by then all that was acknowledged before has come."""
         promised = dict(self.account.acknowledged)
         floor = dict(self.floor)
+        if self._has_ended:
+            raise ConnectionError("closed before a PING")
         pong = asyncio.get_running_loop().create_future()
         self.pongs.append(pong)
         await self._send(data + b"PING\r\n")
@@ -234,6 +242,7 @@ class Talker:
 
     async def _ask(self) -> None:
         self._asked += 1
+        began_s = time.monotonic()
         breaks = self.account.breaks
         event = self.answers[self._asked] = asyncio.Event()
         number = self._asked
@@ -253,6 +262,10 @@ class Talker:
             self.account.fail(f"{self} got no answer to request {number}")
         finally:
             self.answers.pop(number, None)
+            if time.monotonic() - began_s > SLOW_S:
+                self.account.closures.append(
+                    f"{began_s:.3f} {self}: {time.monotonic() - began_s:.3f} s for request {number}"
+                )
 
     async def finish(self) -> None:
         self.is_over = True

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import os
 import random
+import signal
 import ssl
 import sys
 import tempfile
@@ -59,7 +60,8 @@ class World:
             'websocket { host: "127.0.0.1", port: -1, no_tls: true, compression: true }\n'
             f'accept: "{self.accept}"\n'
             f'stats {{ dir: "{folder / "stats"}", window: "1s" }}\n'
-            f'ping_interval: "10h"\n{gateway}{more}'
+            f'ping_interval: "10h"\n'
+            f'lame_duck_grace_period: "500ms"\nlame_duck_duration: "30s"\n{gateway}{more}'
         )
 
 
@@ -202,7 +204,32 @@ class Trial:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         self.tasks = []
-        await asyncio.to_thread(remains.stop)
+        how = self.dice.choice(happenings.ENDS)
+        if how is signal.SIGUSR2:  # which would take half a minute for them
+            for talker in self.talkers:
+                await talker.finish()
+        self.tell(f"end by {how.name}")
+        if self.dice.random() < 0.5:
+            await asyncio.to_thread(remains.stop, how)
+            if how is not signal.SIGKILL:  # which costs their open window
+                self._compare_statistics(counted)
+        else:
+            await self._end_amid(remains, how)
+
+    async def _end_amid(self, remains: Remains, how: signal.Signals) -> None:
+        """While something else happens."""
+        happening = happenings.thrown(self.dice, self.world)
+        self.tell(f"end by {how.name} amid {happening.name}")
+        amid = asyncio.create_task(happening.run(self, self.dice))
+        await asyncio.sleep(self.dice.choice((0.0, 0.1, 0.5, 2.0)))
+        try:
+            await asyncio.to_thread(remains.stop, how, is_sudden=True)
+        finally:
+            amid.cancel()
+            await asyncio.gather(amid, return_exceptions=True)
+
+    def _compare_statistics(self, counted: int) -> None:
+        """What the files have is what the pages have counted."""
         records = rows(self.folder / "stats")
         written = added(records, "shard", "in_msgs")["in_msgs"] + added(records, "gap", "in_msgs")["in_msgs"]
         if written != counted and not self.loses_windows:
@@ -236,7 +263,7 @@ def played(seed: str, seconds: float, rounds: int, *, world: World | None = None
             shown = f"seed {seed}: {world}, {trial.rounds} rounds, {sum(t.batches for t in trial.talkers)} batches, "
             shown += f"{trial.account.breaks} connections ended; {dict(sorted(trial.done.items()))}"
             print(shown, flush=True)
-            if failure:
+            if failure or os.environ.get("TELL"):
                 log = [*broker.log.lines, "-- log file", *_lines(folder / "log")]
                 ends = ["-- closures", *trial.account.closures[-40:]]
                 return "\n".join([shown, failure, *trial.told, *ends, "-- log", *log[-400:]])
