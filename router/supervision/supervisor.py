@@ -115,7 +115,8 @@ class Supervisor:
             broker.keeper.kill(child.pid)
             if child.status is not None:
                 broker.keeper.forgotten(child.pid)
-        self._remove_strange_sockets()
+        if children:
+            self._remove_strange_sockets()
 
     def _finish_what_was_begun(self) -> None:
         """The dead router may have been in the middle of something."""

@@ -530,10 +530,10 @@ def test_a_router_that_has_to_prove_itself_is_killed_when_its_time_is_over(monke
     one = keeper._Keeper(lambda post: 0, -1, keeper._Again("gnatswarm", (), {}))
     one._candidate, one._is_candidate, one._router_pid = ["next"], True, 77
     one._proof_until = time.monotonic() + 1000
-    assert 0 < (one._until_proof_ms() or 0) <= 1_000_001
+    assert 0 < (one._until_due_ms() or 0) <= 1_000_001
     assert killed == []
     one._proof_until = time.monotonic() - 1
-    assert one._until_proof_ms() is None
+    assert one._until_due_ms() is None
     assert killed == [77]
 
 

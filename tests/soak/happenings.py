@@ -11,10 +11,10 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gnatswarm.router.commands.operator_commands import NotFound, exchange, find
 from gnatswarm.router.supervision.operator_socket import (
@@ -44,7 +44,7 @@ ROUTER_DEATHS, WITHIN_S = 3, 11.0
 ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGKILL)
 UNREACHED = (OSError, EOFError, NotFound)
 
-Run = Callable[["Trial", random.Random], Awaitable[str]]
+Run = Callable[["Trial", random.Random], Coroutine[Any, Any, str]]
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,7 @@ async def remove_the_directory(trial: Trial, dice: random.Random) -> str:
 
 
 @contextlib.contextmanager
-def limited(trial: Trial, pids: list[int], kind: int, most: Callable[[int], int]):  # type: ignore[no-untyped-def]
+def limited(trial: Trial, pids: list[int], kind: int, most: Callable[[int], int]) -> Iterator[None]:
     """Each process has this soft limit of `kind` meanwhile, and what they start."""
     before = {}
     for pid in pids:

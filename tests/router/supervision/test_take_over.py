@@ -32,6 +32,7 @@ class Broker(SimpleNamespace):
             tell_all=lambda message: None, rolling=None, remember=lambda: None, cluster_news=None,
             page=SimpleNamespace(connections=0),
             listener_groups=SimpleNamespace(steer=lambda numbers: None),
+            runtime_files=SimpleNamespace(link_dir="/dev/null/no-directory"),
         )  # fmt: skip
 
     def shard_of(self, process: object) -> SupervisedShard | None:
