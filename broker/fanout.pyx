@@ -189,6 +189,7 @@ cdef class Fanout:
             n = self.send_run(out, prefix, prefix_size, publish, n)
         else:
             n = self.send_stripped(out, prefix + 1, prefix_size - 1, publish, n)
+            out.payload_bytes -= <uint64_t>n * publish.header_size   # counted below; it does not get them
         out.msgs += n
         out.payload_bytes += <uint64_t>n * publish.size
         sub.delivered += n
