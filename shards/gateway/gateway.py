@@ -136,6 +136,7 @@ class Gateway:
         for remote in list(self._remotes):
             if remote.remote in wanted:
                 wanted.remove(remote.remote)
+                remote.reload(options)
             else:
                 self._remotes.remove(remote)
                 remote.close("it was removed from the configuration")

@@ -21,6 +21,7 @@ from gnatswarm.shards.gateway.leaf_connection import ConnectionOwner, LeafConnec
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
+    from ssl import SSLObject
 
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.broker.options import LeafRemote
@@ -58,6 +59,9 @@ class LeafOwner(ConnectionOwner, Protocol):
 
     def objection_to(self, info: ServerInfo) -> str:
         """Why a first INFO is none of a hub; "": it is one."""
+
+    def objection_to_certificate(self, tls: SSLObject) -> str:
+        """Why a hub with this certificate may not be connected; "": it may."""
 
 
 class LeafSession(LeafConnection):
@@ -235,8 +239,13 @@ class LeafSession(LeafConnection):
 
     # ---- TLS
 
-    def on_secured(self, _tls: object) -> bool:
-        """The handshake is done, and the hub's certificate is good."""
+    def on_secured(self, tls: SSLObject) -> bool:
+        """The handshake is done. False: the hub's certificate is refused, and the connection is being closed."""
+        objection = self._owner.objection_to_certificate(tls)
+        if objection:
+            self.on_opening_failed(objection)
+            self.link.end()
+            return False
         if self._is_greeted:
             self.start()
         return True

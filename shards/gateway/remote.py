@@ -169,6 +169,10 @@ class Remote:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._loop.call_exception_handler({"message": "dialling a hub failed", "exception": error})
 
+    def reload(self, options: Options) -> None:
+        """Use the new options from the next connection on; they name the same remote."""
+        self._options = options
+
     def close(self, why: str) -> None:
         """End the connection, and dial no more."""
         self._task.cancel()
@@ -244,6 +248,15 @@ class Remote:
             self._waits_long = True
             return "this broker itself listens there"
         return ""
+
+    def objection_to_certificate(self, tls: ssl.SSLObject) -> str:
+        """Why a hub with this certificate may not be connected; "": it may. Pins of the port hold here, as there."""
+        pins = self._options.leafnodes.tls.pinned_certs
+        if not pins:
+            return ""
+        from gnatswarm.shards.clients.certificate_rule import CertificateRule
+
+        return CertificateRule(frozenset(pins)).objection(tls)
 
     async def _pass_messages(
         self, sock: socket.socket, address: Address, info: ServerInfo | None, gate: Gate | None

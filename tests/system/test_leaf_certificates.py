@@ -106,3 +106,17 @@ async def test_who_has_another_certificate_does_not_come_in(
     foreign = Authority(authority.path.parent).client("CN=left")
     leaf_of(start, "gnatswarm-1", hub, way, authority, foreign)
     hub.log.wait_line("TLS (leafnode |websocket )?handshake error")
+
+
+@pytest.mark.parametrize("kind", LEAVES)
+async def test_pins_hold_for_hubs_that_are_dialled_too(start: Start, authority: Authority, kind: str) -> None:
+    pair, other, own = authority.server(), authority.server(), authority.server()
+    hub = start("nats-server", f"leafnodes {{ listen: '127.0.0.1:-1', tls {{ {pair.lines} }} }}")
+    remote = f"{{ url: 'nats://127.0.0.1:{hub_port(hub)}', tls {{ ca_file: '{authority.path}' }} }}"
+    for pin, said in (
+        (pair.pin, "Leafnode connection created for account"),
+        (other.pin, "TLS (leafnode )?handshake error: certificate not pinned"),
+    ):
+        tls = f"tls {{ {own.lines}, ca_file: '{authority.path}', verify: true, pinned_certs: ['{pin}'] }}"
+        leaf = start(kind, f"leafnodes {{ listen: '127.0.0.1:-1', {tls}, remotes [ {remote} ] }}")
+        leaf.log.wait_line(said)
