@@ -21,7 +21,7 @@ from gnatswarm.router.config.option_values import BareSeconds, Mistake
 from gnatswarm.router.config.tls_block import TlsBlock
 from gnatswarm.router.config.user_list import BAD_HASH, known, not_enforced, unknown_field
 
-_SCHEMES = ("nats", "nats-leaf", "tls", "leaf", "ws", "wss")
+_SCHEMES = ("nats", "nats-leaf", "tls", "leaf", "leafnode", "ws", "wss")
 _WEBSOCKET = ("ws://", "wss://")
 _SWITCHES = {"hub": "hub", "isolate": "isolate", "isolate_leafnode_interest": "isolate",
              "request_isolation": "request_isolation", "ws_compression": "ws_compression",

@@ -120,6 +120,9 @@ class Gateway:
                 events=self._events,
             )
             acceptors["leafnodes"] = self._leaf_port.on_accept
+            if self._routes is not None:
+                self._routes.leaf_url = self._leaf_port.url
+                self._routes.on_leaf_urls = self._leaf_port.tell_urls
         early, self._early = self._early, []
         for fd, leaf in early:
             self.take_leaf_node(fd, leaf)
@@ -142,6 +145,8 @@ class Gateway:
                 remote.close("it was removed from the configuration")
         if self._leaf_port is not None:
             self._leaf_port.reload(options)
+            if self._routes is not None:
+                self._routes.leaf_url = self._leaf_port.url
         self._dial()
         self.exchange.renew_imports()
         self._configure_accounts()

@@ -301,6 +301,10 @@ class HubSession(LeafConnection):
             content["answers"] = words.Answers(rights.responses, max(0.0, rights.responses_expire_s))
         self.link.send(words.line(b"INFO", content))
 
+    def tell_urls(self) -> None:
+        """The addresses of the cluster have changed."""
+        self.link.send(words.line(b"INFO", self._owner.info(self)))
+
     @property
     def _is_gnatswarm(self) -> bool:
         # nats-server as a leaf node sends nothing that `export` does not have, and so no answers.

@@ -107,6 +107,7 @@ class LeafPort:
         self.passwords = Passwords(self._verdicts)
         self.sessions: list[HubSession] = []
         self.cluster_name = cluster_name
+        self._members_urls: list[str] = []
         self._next_id = next_id
         self._configure(options)
 
@@ -231,6 +232,27 @@ class LeafPort:
         logger.info("%s - Leafnode connection created", session)
         return session
 
+    # ---- the cluster
+
+    @property
+    def url(self) -> str:
+        """Where leaf nodes of other members may connect to this one; "": they are not told."""
+        leafnodes = self._options.leafnodes
+        if leafnodes.no_advertise:
+            return ""
+        host, port = advertised(leafnodes.advertise, leafnodes.host, self._port)
+        return own_urls(host, port)[0]
+
+    def tell_urls(self, urls: list[str]) -> None:
+        """The other members' ports for leaf nodes are these: a leaf node whose own is gone may connect there."""
+        self._members_urls = urls
+        if self._options.leafnodes.no_advertise:
+            return
+        for session in self.sessions:
+            if session.is_accepted and not session.is_websocket:
+                session.tell_urls()
+        self.flush()
+
     # ---- for the sessions
 
     def info(self, session: HubSession) -> dict[str, Any]:
@@ -262,7 +284,7 @@ class LeafPort:
             "client_id": session.lid,
             "nonce": session.nonce.decode(),
             "cluster": self.cluster_name() or None,
-            "leafnode_urls": [] if hides else [url],
+            "leafnode_urls": [] if hides else [url, *(one for one in self._members_urls if one != url)],
             "ws_connect_urls": (
                 own_urls(self._options.websocket.host, self._websocket_port) if is_websocket and not hides else None
             ),

@@ -108,6 +108,9 @@ class Routes:
         self._dialled: dict[tuple[str, int], Dialled] = {}
         self._own_urls: tuple[list[str], list[str]] = ([], [])
         self._had_members = False
+        self.leaf_url = ""  # where leaf nodes connect to this broker; "": members are not told
+        self._leaf_urls: list[str] = []  # … and to the members
+        self.on_leaf_urls: Callable[[list[str]], None] = _nobody
         self._is_leaving = False
         self._is_closed = False
         self._is_settled = False
@@ -415,6 +418,7 @@ class Routes:
             "cluster_dynamic": self.is_dynamic or None,
             "connect_urls": urls or None,
             "ws_connect_urls": websockets or None,
+            "leafnode_urls": [self.leaf_url] if self.leaf_url else None,
             "ldm": self._is_leaving or None,
             "lnoc": True,
             "lnocu": True,
@@ -519,6 +523,7 @@ class Routes:
         logger.info("%s - Route connection created", session)
         self._introduce(session)
         self._teller.changed()
+        self._tell_leaf_nodes()
         self.flush()
 
     def on_frames(self, session: RouteSession) -> None:
@@ -548,6 +553,7 @@ class Routes:
             if spares and not self._is_closed:
                 self._register(spares.pop())
             self._teller.changed()
+            self._tell_leaf_nodes()
         if not spares:
             self._spares.pop(server_id, None)
 
@@ -595,6 +601,14 @@ class Routes:
             session.info = msgspec.structs.replace(session.info, ldm=True, connect_urls=(), ws_connect_urls=())
             self._teller.changed()
 
+    def _tell_leaf_nodes(self) -> None:
+        infos = [session.info for session in self._members.values()]
+        # A member says one address, its own.
+        urls = sorted({url for info in infos if info is not None for url in (info.leafnode_urls or ())[:1]})
+        if urls != self._leaf_urls:
+            self._leaf_urls = urls
+            self.on_leaf_urls(urls)
+
     def _news(self) -> ClusterNews:
         urls: list[str] = []
         websockets: list[str] = []
@@ -614,6 +628,10 @@ class Routes:
             members=len(self._members),
             is_settled=self._is_settled,
         )
+
+
+def _nobody(_urls: list[str]) -> None:
+    """There is no port for leaf nodes."""
 
 
 def _place(host: str, port: int) -> str:

@@ -30,6 +30,7 @@ from tests.support.leaves import (
 )
 from tests.support.servers import KINDS, Broker, BrokerUnavailable
 from tests.support.wire import Client, Frame
+from tests.system.test_cluster import cluster_config, route_port
 
 LEAVES = ("nats-server", "nats-server-2.15", "gnatswarm-1")
 ACCEPTED = r"Leafnode connection created"
@@ -388,6 +389,32 @@ async def test_leaf_nodes_hear_of_the_port_s_address_unless_that_is_off(start: S
     leaf = await by_hand(hub_port(hub))
     assert leaf.info["leafnode_urls"] == ([] if hides else [f"127.0.0.1:{hub_port(hub)}"])
     leaf.writer.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "other"), [("gnatswarm-2", "nats-server"), ("nats-server", "gnatswarm-2"), ("gnatswarm-2", "gnatswarm-1")]
+)
+async def test_leaf_nodes_hear_of_other_members_ports(start: Start, kind: str, other: str) -> None:
+    port = "leafnodes { listen: '127.0.0.1:-1' }\n"
+    hub = start(kind, cluster_config("one", more=port))
+    leaf = await by_hand(hub_port(hub), {"name": "hand"})
+    member = start(other, cluster_config("two", (route_port(hub),), port))
+    both, own = sorted(f"127.0.0.1:{hub_port(broker)}" for broker in (hub, member)), [f"127.0.0.1:{hub_port(hub)}"]
+
+    async def hears(urls: list[str]) -> None:
+        heard: list[str] | None = None
+        while heard != urls:
+            line = await leaf.until(b"\n")
+            if line.startswith(b"INFO "):
+                heard = sorted(json.loads(line[5:])["leafnode_urls"])
+
+    await hears(both)
+    late = await by_hand(hub_port(hub))
+    assert sorted(late.info["leafnode_urls"]) == both
+    member.kill()
+    await hears(own)
+    for one in (leaf, late):
+        one.writer.close()
 
 
 async def test_a_reload_of_services_is_told_to_leaf_nodes(start: Start) -> None:

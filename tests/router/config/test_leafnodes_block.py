@@ -44,6 +44,7 @@ def refusals(built: Build) -> Callable[[str], list[str]]:
 SETTINGS: list[tuple[str, str, object]] = [
     ("url: 'nats://u:p@h:1'", "urls", ("nats://u:p@h:1",)),
     ("urls: ['nats://h:1', 'tls://i']", "urls", ("nats://h:1", "tls://i")),
+    ("url: 'leafnode://h:1'", "urls", ("leafnode://h:1",)),
     ("url: 'h:1'", "urls", ("nats://h:1",)),
     ("urls: ['ws://h:1', 'wss://h/at']", "urls", ("ws://h:1", "wss://h/at")),
     ("hub: true", "hub", True),
