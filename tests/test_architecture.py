@@ -100,7 +100,12 @@ COMPILER_PACKAGES = frozenset({"cpython", "cython", "libc", "libcpp", "posix"})
 NAMES_OF_NOTHING = frozenset({"util", "utils", "helper", "helpers", "common", "misc", "manager", "managers"})
 
 # Tests that sleep, each with the reason why there is no condition to wait for.
-SLEEPING_TESTS: dict[str, str] = {}
+SLEEPING_TESTS = {
+    "tests/soak/happenings.py": "how long a process is stopped, and what lies between two commands, is for the dice to say",
+    "tests/soak/remains.py": "between two looks, until a deadline",
+    "tests/soak/talkers.py": "the pace of a client, and between two tries to connect",
+    "tests/soak/trial.py": "between two looks, until a deadline; when a happening begins is for the dice to say",
+}
 
 PYTHON = (".py", ".pyi")
 COMPILED = (".pyx", ".pxd", ".pxi")
