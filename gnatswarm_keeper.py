@@ -15,12 +15,12 @@ Packets from and to the router are in `shards.boundary.keeping`. Called by the c
 
 from __future__ import annotations
 
+import _socket
 import errno
+import gc
 import math
 import os
 import select
-import signal
-import socket
 import sys
 import time
 
@@ -29,6 +29,8 @@ from gnatswarm.shards.boundary.children import HANDLED_SIGNALS, child_environmen
 # Type checkers know this name; importing `typing` would take time.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
+    import socket
     from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
     from typing import NoReturn, Protocol
@@ -38,8 +40,15 @@ if TYPE_CHECKING:
     class Begun(Protocol):
         """Ports that were opened before the router was forked."""
 
+        @property
+        def has_https(self) -> bool: ...
+
         def close(self) -> None:
             """Close our copies; the router has its own."""
+
+else:
+    # `signal` and `socket` make enumerations of all their numbers; the port is open before.
+    import _signal as signal
 
 
 _WATCHED = (*HANDLED_SIGNALS, signal.SIGCHLD)
@@ -98,6 +107,13 @@ def keep(
     return keeper.run(prepares=True)
 
 
+def import_formats() -> None:
+    """Import what structs are made with, without what it imports for nothing."""
+    from gnatswarm.shards import lean_imports
+
+    lean_imports.import_formats()
+
+
 def formats() -> dict[str, int]:
     """The versions of what keeper and shards of this program say to others, by the formats' names."""
     from gnatswarm.shards.formats import versions
@@ -136,6 +152,8 @@ class _Again:
 
 def _follow_as_router(route: Callable[[Post], int], succession: Succession) -> int:
     """Run the router in this process, which another version's keeper has started; returns the exit code."""
+    import socket
+
     from gnatswarm.shards.boundary import keeping, parentage
 
     parentage.name_process("gnat-router")
@@ -182,11 +200,13 @@ class _Keeper:
         self._due: tuple[str, str] | None = None  # a router could not be forked; as _start_router takes it
         self._proof_until = 0.0
         self._renewal: list[str] = []  # become this
-        self._own: tuple[socket.socket, ...] = ()
+        self._own: tuple[_socket.socket, ...] = ()
         self._has_rested = False
 
     def take_over(self, succession: Succession) -> None:
         """Go on in the place of another program; before run()."""
+        import socket
+
         self._sock = socket.socket(fileno=succession.sock)
         self._router_pid = succession.router_pid
         self._held = dict(succession.held)
@@ -200,7 +220,7 @@ class _Keeper:
                 sock.close()
 
     def run(self, *, prepares: bool, begin: Callable[[], Begun | None] = lambda: None) -> int:
-        wakes, woken = socket.socketpair()
+        wakes, woken = _socket.socketpair()
         for end in (wakes, woken):
             end.setblocking(False)
         signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
@@ -209,9 +229,11 @@ class _Keeper:
         signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
         self._own = (wakes, woken)
         if self._sock is None:
+            # Imports allocate much and leave no garbage. The router enables collecting when it has imported the rest.
+            gc.disable()
             begun = begin()
             if begun is not None:
-                _share()
+                _share(has_https=begun.has_https)
             self._start_router("")
             if begun is not None:
                 begun.close()
@@ -221,6 +243,7 @@ class _Keeper:
         _raise_limit()
         if prepares:
             _prepare()
+        gc.enable()
         self._reap()  # what ended before signals were watched
         while True:
             self._await(woken)
@@ -233,7 +256,7 @@ class _Keeper:
 
     # ---- events
 
-    def _await(self, woken: socket.socket) -> None:
+    def _await(self, woken: _socket.socket) -> None:
         """Wait for the next events, and handle them."""
         assert self._sock is not None
         poller = select.poll()
@@ -337,6 +360,8 @@ class _Keeper:
 
     def _flush(self) -> None:
         """Never waits for the router, which may be waiting for us."""
+        import socket
+
         assert self._sock is not None
         while self._unsent:
             try:
@@ -350,6 +375,8 @@ class _Keeper:
 
     def _read(self) -> None:
         """What the router has sent until now."""
+        import socket
+
         words = self._words
         assert self._sock is not None
         while True:
@@ -415,6 +442,8 @@ class _Keeper:
 
         OSError: nothing has changed.
         """
+        import socket
+
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -607,6 +636,8 @@ class _Keeper:
 
     def _launch(self, shard: int, descriptors: list[int], numbers: list[int], command: list[str]) -> int:
         """The pid of a new shard, or -errno."""
+        import socket
+
         if len(descriptors) != len(numbers):
             return -errno.EMFILE
         if not command:
@@ -680,16 +711,11 @@ def _do_nothing(*_: object) -> None:
     """The wake-up descriptor tells the loop."""
 
 
-def _share() -> None:
+def _share(*, has_https: bool = False) -> None:
     """Import what a router and a shard both need: the pages are shared, and the work is done once."""
-    # Imports allocate much and leave no garbage. The router enables collecting when it has imported the rest.
-    import gc
-
-    gc.disable()
     from gnatswarm.shards import lean_imports
 
-    # What is known to be valid before it is read in whole has no HTTPS, and HTTPS is not for a reload.
-    lean_imports.import_loop(tls=False)
+    lean_imports.import_loop(tls=has_https)  # what is not here now is not for a reload either
     lean_imports.import_formats()
     import base64  # noqa: F401
 
@@ -715,8 +741,6 @@ def _prepare() -> None:
     if "gnatswarm.shards.worker" in sys.modules:
         return
     # Imports allocate much and leave no garbage; collecting during them would cost a fifth of the start.
-    import gc
-
     gc.disable()
     from gnatswarm.shards import lean_imports
 
@@ -749,6 +773,8 @@ def _kill(pid: int) -> None:
 
 
 def _notify(address: str, text: str) -> None:
+    import socket
+
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
             sock.setblocking(False)
@@ -761,6 +787,8 @@ def _exit_text(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"exit code {code}"
+    import signal
+
     return f"killed by {signal.Signals(-code).name if -code in signal.valid_signals() else f'signal {-code}'}"
 
 

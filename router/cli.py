@@ -335,9 +335,9 @@ def _serve(line: CommandLine, program: str, owner: int, arguments: list[str]) ->
 
     def begin() -> HeadStart | None:
         if inherited is None:
-            from gnatswarm.router.listening.head_start import head_start
+            from gnatswarm.router.start_early import start_early
 
-            begun.extend(filter(None, (head_start(line),)))
+            begun.extend(filter(None, (start_early(line),)))
         return begun[0] if begun else None
 
     # Forks here: this process becomes the keeper, which imports the shards' modules while the router reads its
@@ -383,7 +383,7 @@ def _route(
     if post.legacy is None:
         try:
             # What the ports were opened for, also if the file has changed since.
-            options = read() if begun is None else build_parsed(begun.parsed, line).options
+            options = read() if begun is None else begun.options or build_parsed(begun.parsed, line).options
         except (ConfigError, ListenError) as error:
             return _fail(program, _with_lines(error) if isinstance(error, ConfigError) else str(error))
     from gnatswarm.router.serving import serve

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 CO_COROUTINE = 0x80  # as of inspect
 # Imported by asyncio, logging, msgspec, uuid or by us, and seldom called.
-LATE = ("tokenize", "textwrap", "locale", "hashlib", "msgspec.inspect", "msgspec._json_schema")
+LATE = ("tokenize", "textwrap", "locale", "hashlib", "ipaddress", "msgspec.inspect", "msgspec._json_schema")
 
 
 class _Late(types.ModuleType):
@@ -66,11 +66,7 @@ def import_loop(*, tls: bool) -> None:
 
     Our own TLS layers are not the loop's. Monitoring pages over HTTPS are.
     """
-    late("inspect", {"isgenerator": _is_generator, "iscoroutinefunction": _is_coroutine_function})
-    late("hmac", _names("_operator", {"_compare_digest": "compare_digest"}))
-    late("platform", {"system": _system})
-    for name in LATE:
-        late(name)
+    _set_late()
     ssl = _without_ssl() if not tls else {}
     try:
         import uvloop  # noqa: F401
@@ -80,7 +76,8 @@ def import_loop(*, tls: bool) -> None:
 
 
 def import_formats() -> None:
-    """Import msgspec, after import_loop()."""
+    """Import msgspec."""
+    _set_late()
     if sys.version_info < (3, 12):
         _import_datetime()
     without = "typing_extensions" not in sys.modules
@@ -91,6 +88,14 @@ def import_formats() -> None:
     finally:
         if without:
             del sys.modules["typing_extensions"]
+
+
+def _set_late() -> None:
+    late("inspect", {"isgenerator": _is_generator, "iscoroutinefunction": _is_coroutine_function})
+    late("hmac", _names("_operator", {"_compare_digest": "compare_digest"}))
+    late("platform", {"system": _system})
+    for name in LATE:
+        late(name)
 
 
 def _spec(name: str) -> ModuleSpec | None:

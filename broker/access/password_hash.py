@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 PREFIXES = ("$2a$", "$2b$", "$2y$")
-_HASH = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}\Z")
+_HASH = r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}\Z"  # compiled where there is one: the port is open before
 _LEAST_COST, _MOST_COST = 4, 31
 
 
@@ -16,5 +16,5 @@ def is_hashed(password: str) -> bool:
 
 def is_good_hash(password: str) -> bool:
     """Whether it is a valid bcrypt hash."""
-    found = _HASH.match(password)
+    found = re.match(_HASH, password)
     return found is not None and _LEAST_COST <= int(found[1]) <= _MOST_COST

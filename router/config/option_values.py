@@ -16,9 +16,8 @@ from gnatswarm.broker.bounds import (
 )
 from gnatswarm.broker.version import SERVER_VERSIONS
 
-# Each text matches in one way only: with `\d+\.?\d*` 40,000 digits without a unit took a minute.
-_DURATION = re.compile(r"(?:(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+\Z")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([a-zµμ]*)")
+# For messages alone: compiling it takes a fiftieth of what an empty Python does, and the port is open before.
+_DURATION_PART = r"(\d+(?:\.\d*)?|\.\d+)([a-zµμ]*)"
 _UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 MOST_SHARDS = 62  # as of cores.MAX_SHARDS
@@ -83,7 +82,7 @@ def path(value: object) -> str:
 
 
 # What the scanner takes for a number of bytes where it has no quotes.
-_SIZE = re.compile(r"-?\d+(?:[kmgtpe](?:i?b?)?)?", re.IGNORECASE)
+_SIZE = r"(?i)-?\d+(?:[kmgtpe](?:i?b?)?)?"
 
 
 def boolean(value: object) -> bool:
@@ -98,7 +97,7 @@ def number(value: object, least: int, most: int, unit: str = "") -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         example = "a size such as 64MB" if unit == "bytes" else "a whole number"
         # A size with a unit that there is not is text to nats-server, too, and needs no hint about quotes.
-        if unit == "bytes" and isinstance(value, str) and not _SIZE.fullmatch(value):
+        if unit == "bytes" and isinstance(value, str) and not re.fullmatch(_SIZE, value):
             raise Mistake("expected a size, not text", f"write {example}; units are k, kb, kib, m, mb, mib, g …")
         raise Mistake(f"expected a number, not {kind_of(value)}", f"write {example}, without quotes")
     if value < least or value > most:
@@ -152,15 +151,33 @@ def duration_s(value: object) -> float:
         return 0.0
     if value.startswith("-"):
         raise Mistake("a duration cannot be negative", 'write one such as "2s"')
-    if not _DURATION.match(value.removeprefix("+")):
-        units = [part[1] for part in _DURATION_PART.findall(value)]
+    parts = _amounts_and_units(value.removeprefix("+"))
+    if not parts or not all(amount.strip(".") and unit in _UNIT_S for amount, unit in parts):
+        units = [part[1] for part in re.findall(_DURATION_PART, value)]
         unknown = next((unit for unit in units if unit and unit not in _UNIT_S), None)
         reason = f'unknown unit "{unknown}"' if unknown else "missing unit" if "" in units else "not a duration"
         raise Mistake(f'{reason} in duration "{value}"', 'write one such as "2s", "500ms" or "1h30m"')
-    seconds = sum(float(amount) * _UNIT_S[unit] for amount, unit in _DURATION_PART.findall(value))
+    seconds = sum(float(amount) * _UNIT_S[unit] for amount, unit in parts)
     if seconds > LONGEST_DURATION_S:
         raise Mistake(f'"{value}" is longer than ten years', "check the unit")
     return seconds
+
+
+def _amounts_and_units(text: str) -> list[tuple[str, str]]:
+    """`1h.5s` as [("1", "h"), (".5", "s")]; of another text anything that has no such amounts or units."""
+    parts, at, end = [], 0, len(text)
+    while at < end:
+        start = at
+        while at < end and text[at].isdecimal():
+            at += 1
+        at += text[at : at + 1] == "."
+        while at < end and text[at].isdecimal():
+            at += 1
+        unit = at
+        while at < end and not text[at].isdecimal() and text[at] != ".":
+            at += 1
+        parts.append((text[start:unit], text[unit:at]))
+    return parts
 
 
 def interval_s(value: object, limit: str = "") -> float:

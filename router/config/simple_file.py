@@ -68,8 +68,8 @@ class _NotKnownHere(Exception):
     """Something that has to be read in whole."""
 
 
-def simple_file(path: str) -> SimpleFile | None:
-    """The file, if it is one of those; None: it is not, or cannot be read."""
+def parsed_file(path: str) -> Parsed | None:
+    """The tree of a file that can be read again and is no larger than LARGEST_BYTES; None: it is not, or is wrong."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -77,8 +77,11 @@ def simple_file(path: str) -> SimpleFile | None:
     if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_BYTES:  # a pipe can be read only once
         return None
     parsed = parse_file(path, most_bytes=LARGEST_BYTES)
-    if parsed.problems or not parsed.is_whole:
-        return None
+    return None if parsed.problems or not parsed.is_whole else parsed
+
+
+def simple_file(parsed: Parsed) -> SimpleFile | None:
+    """The file, if it is one of those; None: it is not."""
     try:
         return _judged(parsed)
     except (_NotKnownHere, values.Mistake, values.BareSeconds):

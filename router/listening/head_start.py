@@ -1,10 +1,9 @@
 """A head start for the ports: open before the modules are imported that read a configuration and make `Options`.
 
 Only for a command line and a file that are known to be valid without them: flags of few kinds, and what
-`router.config.simple_file` accepts, with values that cannot collide. So a configuration with a mistake still fails
-before anything listens. Whatever else is asked for, or goes wrong here, is left to `router.supervision.opening`, which
-says why. Invariant: what is accepted here makes options, with the same host, ports and number of shards. Imports
-little. Called by the command line.
+`router.config.simple_file` accepts, with values that cannot collide. Whatever else is asked for is left to
+`router.start_early`. Invariant: what is accepted here makes options, with the same host, ports and number of shards.
+Imports little.
 """
 
 from __future__ import annotations
@@ -15,12 +14,13 @@ import resource
 from gnatswarm.broker.version import DEFAULT_COMPATIBILITY, SERVER_VERSIONS
 from gnatswarm.router.config.cores import MAX_SHARDS, usable_cores
 from gnatswarm.router.listening import monitor_socket
-from gnatswarm.router.listening.listeners import ListenError, Listeners
+from gnatswarm.router.listening.listeners import ListenError, Listeners, Ports, adopted
 
 TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would slow the start
 if TYPE_CHECKING:
     import socket
 
+    from gnatswarm.broker.options import Options
     from gnatswarm.router.config.conf import Parsed
     from gnatswarm.router.config.flags import CommandLine
     from gnatswarm.router.config.simple_file import SimpleFile
@@ -62,53 +62,65 @@ class Wished:
             and (self.port != self.http_port or self.port < 0)
             and 0 <= self.shards <= MAX_SHARDS
             and self.accept in ("reuseport", "handoff")
-            and all(_is_looked_up_at_once(host) for host in (self.host, self.http_host))
-            and _can_log(self.log_file)
+            and all(is_looked_up_at_once(host) for host in (self.host, self.http_host))
+            and can_log(self.log_file)
         )
 
 
 class HeadStart:
-    """Ports that are open already: the clients' listeners, and the socket of the monitoring pages, if there are any."""
+    """Ports that are open already: the listeners, and the socket of the monitoring pages, if there are any."""
 
-    def __init__(self, clients: Listeners, monitor: socket.socket | None, parsed: Parsed | None) -> None:
-        self.clients = clients
+    def __init__(
+        self,
+        ports: Ports,
+        monitor: socket.socket | None,
+        *,
+        parsed: Parsed | None = None,
+        options: Options | None = None,
+    ) -> None:
+        self.ports = ports
         self.monitor = monitor
         self.parsed = parsed  # the file that said which; None: there is none
+        self.options = options  # that say which; None: they have yet to be made
+        self.has_https = options is not None and options.https_port != 0
+
+    def adopt(self) -> None:
+        """Make sockets of Python's `socket` of all of them, in the router."""
+        self.ports.adopt()
+        if self.monitor is not None:
+            self.monitor = adopted(self.monitor)
 
     def close(self) -> None:
         """Close all of them, and forget the file."""
-        self.parsed = None
-        self.clients.close()
+        self.parsed = self.options = None
+        self.ports.close()
         if self.monitor is not None:
             self.monitor.close()
 
 
-def head_start(line: CommandLine) -> HeadStart | None:
-    """Open the ports of this command line and file; None: they have to be read in whole, or a port is not free."""
-    wished = simple(line)
-    if wished is None:
-        return None
+def open_ports(wished: Wished) -> HeadStart | None:
+    """Open these ports; None: one is not free, and the router says so."""
     monitor = None
     try:
-        monitor = monitor_socket.listen(wished)
+        monitor = monitor_socket.listen(wished, early=True)
         count = 1 if wished.accept == "handoff" else wished.shards or usable_cores()
-        clients = Listeners(wished.host, wished.port, count, wait_s=0.0)
+        clients = Listeners(wished.host, wished.port, count, early=True)
     except ListenError:
         if monitor is not None:
             monitor.close()
         return None
-    return HeadStart(clients, monitor, wished.parsed)
+    return HeadStart(Ports(clients), monitor, parsed=wished.parsed)
 
 
-def simple(line: CommandLine) -> Wished | None:
+def simple(line: CommandLine, parsed: Parsed | None) -> Wished | None:
     """What this command line and its file ask for; None: it is not known here that they make options."""
     if not _has_simple_flags(line):
         return None
     file = None
-    if line.config_file:
+    if parsed is not None:
         from gnatswarm.router.config.simple_file import simple_file
 
-        file = simple_file(line.config_file)
+        file = simple_file(parsed)
         if file is None or (file.has_credentials and line.values.keys() & _CREDENTIALS):
             return None
     wished = Wished(line, file)
@@ -134,9 +146,11 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _is_looked_up_at_once(host: str) -> bool:
+def is_looked_up_at_once(host: str) -> bool:
     """Whether it is every address, this host, or an address in figures: another name might have to be asked for."""
-    return not host or host == "localhost" or (host.isascii() and host.replace(".", "").isdigit())
+    figures = host.strip("[]")
+    is_v6 = ":" in figures and set(figures.lower()) <= set("0123456789abcdef:.")
+    return not host or host == "localhost" or is_v6 or (host.isascii() and host.replace(".", "").isdigit())
 
 
 def _has_plain_credentials(values: dict[str, bool | int | str]) -> bool:
@@ -147,7 +161,7 @@ def _has_plain_credentials(values: dict[str, bool | int | str]) -> bool:
     return all(values[name] and not str(values[name]).startswith("$") for name in names)
 
 
-def _can_log(path: str) -> bool:
+def can_log(path: str) -> bool:
     """Whether there can be a log file of this name, as `logs` opens it; "": standard error."""
     if not path:
         return True

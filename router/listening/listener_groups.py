@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from gnatswarm.broker.options import Options
 from gnatswarm.router.listening.inherited import Inherited, InheritedListeners
-from gnatswarm.router.listening.listeners import ListenError, Listeners, ListeningSockets
+from gnatswarm.router.listening.listeners import Ports
 from gnatswarm.router.listening.steering import Steering
 
 log = logging.getLogger("gnatswarm.router")
@@ -26,8 +26,7 @@ _SHOWN = {"cluster": "route", "leafnodes": "leafnode"}
 class ListenerGroups:
     """The listeners, open until close(). ListenError when an address is not available.
 
-    `taken_over`: what another router has opened for clients, for WebSocket clients and for other servers, to use in
-    place of new ones.
+    `taken_over`: what is open already, to use in place of new ones.
     """
 
     def __init__(
@@ -37,30 +36,19 @@ class ListenerGroups:
         *,
         is_handoff: bool,
         inherited: Inherited | None = None,
-        taken_over: tuple[ListeningSockets, Listeners | None, dict[str, Listeners]] | None = None,
+        taken_over: Ports | None = None,
     ) -> None:
         self._is_handoff = is_handoff
         self.websocket_scheme = "wss" if options.websocket.tls.is_on else "ws"
         self._reads_proxy_headers = options.proxy_protocol
         self._is_tls_required = options.tls.is_on and not options.allow_non_tls
-        self.clients: ListeningSockets
-        self.websocket: Listeners | None = None
-        self.servers: dict[str, Listeners] = {}  # by kind, as in Options.server_ports
-        if taken_over is not None:
-            self.clients, self.websocket, self.servers = taken_over
-        elif inherited is not None and inherited.clients:
-            self.clients = InheritedListeners(inherited.clients)
-        else:
-            self.clients = Listeners(options.host, options.port, 1 if is_handoff else shards)
         if taken_over is None:
-            try:
-                if options.websocket.port:
-                    self.websocket = Listeners(options.websocket.host, options.websocket.port, shards)
-                for kind, (host, port) in options.server_ports.items():
-                    self.servers[kind] = Listeners(host, port, 1)
-            except ListenError:
-                self.close()
-                raise
+            passed_in = InheritedListeners(inherited.clients) if inherited is not None and inherited.clients else None
+            taken_over = Ports.open(options, shards, clients=passed_in)
+        self._ports = taken_over
+        self.clients = taken_over.clients
+        self.websocket = taken_over.websocket
+        self.servers = taken_over.servers
         self.steering = Steering(self.clients.sockets)
         self._websocket_steering = Steering(self.websocket.sockets if self.websocket else [])
 
@@ -143,6 +131,4 @@ class ListenerGroups:
 
     def close(self) -> None:
         """Close all listeners; shards still hold copies until they exit."""
-        for group in (self.clients, self.websocket, *self.servers.values()):
-            if group is not None:
-                group.close()
+        self._ports.close()

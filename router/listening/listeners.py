@@ -11,8 +11,15 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import time
+
+TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would slow the start
+if TYPE_CHECKING:
+    import socket
+
+    from gnatswarm.broker.options import Options
+else:
+    import _socket as socket  # what `socket` makes enumerations of; adopt() makes its sockets of ours
 
 # Connections that wait for a shard to accept them, per listener. The kernel cuts it to net.core.somaxconn, whose
 # default has been this since Linux 5.4; uvloop's own default of 100 loses bursts of reconnecting clients.
@@ -69,11 +76,15 @@ class ListeningSockets:
 
 
 class Listeners(ListeningSockets):
-    """Listeners that the router opens itself. ListenError when the address is not available within PORT_WAIT_S."""
+    """Listeners that the router opens itself. ListenError when the address is not available within `wait_s`.
 
-    def __init__(self, host: str, port: int, count: int, *, wait_s: float = PORT_WAIT_S) -> None:
+    `early`: it has to be available at once, and `socket` need not be imported: adopt() is for later.
+    """
+
+    def __init__(self, host: str, port: int, count: int, *, wait_s: float = PORT_WAIT_S, early: bool = False) -> None:
         host = host.strip("[]")
         super().__init__(host, port)
+        self._early = early
         self._family, self._bind_host = _resolve(host, port)
         try:
             if port <= 0:
@@ -81,7 +92,7 @@ class Listeners(ListeningSockets):
                 self.sockets.append(self._open(0))
                 self.port = self.sockets[0].getsockname()[1]
             else:
-                self.sockets.append(self._first(time.monotonic() + wait_s))
+                self.sockets.append(self._first(time.monotonic() + (0.0 if early else wait_s)))
             self.grow_to(count)
         except OSError as error:
             self.close()
@@ -95,15 +106,29 @@ class Listeners(ListeningSockets):
         """Those that another router has opened; none where they are closed for good."""
         taken = cls.__new__(cls)
         ListeningSockets.__init__(taken, host, port)
-        taken.sockets = sockets
+        taken.sockets, taken._early = sockets, False
         if sockets:
             taken._family, taken._bind_host = sockets[0].family, str(sockets[0].getsockname()[0])
         return taken
 
     def grow_to(self, count: int) -> None:
         """Open listeners until there are `count`; OSError when descriptors run out."""
-        while len(self.sockets) < count:
-            self.sockets.append(self._open(self.port) if len(self.sockets) != 1 else self._second())
+        try:
+            while len(self.sockets) < count:
+                self.sockets.append(self._open(self.port) if len(self.sockets) != 1 else self._second())
+        finally:
+            if not self._early:
+                self.adopt()
+
+    def adopt(self) -> None:
+        """Make sockets of Python's `socket` of those that are none yet."""
+        import socket as whole
+
+        self._early = False
+        for number, sock in enumerate(self.sockets):
+            if not isinstance(sock, whole.socket):
+                self.sockets[number] = adopted(sock)
+                self.sockets[number].setblocking(False)
 
     def refuse(self) -> None:
         """Refuse new connections at once, although shards have copies; those that wait in the queues are reset."""
@@ -117,7 +142,7 @@ class Listeners(ListeningSockets):
     def _first(self, deadline: float) -> socket.socket:
         """A listener on a port on which nobody else listens. OSError where somebody still does after `deadline`."""
         while True:
-            sock = _tcp_socket(self._family)
+            sock = tcp_socket(self._family)
             try:
                 sock.bind((self._bind_host, self.port))
                 sock.listen(BACKLOG)
@@ -143,7 +168,7 @@ class Listeners(ListeningSockets):
         return self._open(self.port)
 
     def _open(self, port: int) -> socket.socket:
-        sock = _tcp_socket(self._family)
+        sock = tcp_socket(self._family)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             sock.bind((self._bind_host, port))
@@ -155,7 +180,57 @@ class Listeners(ListeningSockets):
         return sock
 
 
-def _tcp_socket(family: socket.AddressFamily) -> socket.socket:
+class Ports:
+    """The listeners of one broker's ports: for clients, for WebSocket clients, and for other servers by kind."""
+
+    def __init__(
+        self, clients: ListeningSockets, websocket: Listeners | None = None, servers: dict[str, Listeners] | None = None
+    ) -> None:
+        self.clients = clients
+        self.websocket = websocket
+        self.servers: dict[str, Listeners] = {} if servers is None else servers  # as in Options.server_ports
+
+    @classmethod
+    def open(
+        cls, options: Options, shards: int, *, clients: ListeningSockets | None = None, early: bool = False
+    ) -> Ports:
+        """All ports of these options; `clients` are open already. ListenError: none is open."""
+        if clients is None:
+            count = 1 if options.sharding.accept == "handoff" else shards
+            clients = Listeners(options.host, options.port, count, early=early)
+        ports = cls(clients)
+        try:
+            if options.websocket.port:
+                ports.websocket = Listeners(options.websocket.host, options.websocket.port, shards, early=early)
+            for kind, (host, port) in options.server_ports.items():
+                ports.servers[kind] = Listeners(host, port, 1, early=early)
+        except ListenError:
+            ports.close()
+            raise
+        return ports
+
+    def adopt(self) -> None:
+        """Make sockets of Python's `socket` of all that were opened early."""
+        for group in (self.clients, self.websocket, *self.servers.values()):
+            if isinstance(group, Listeners):
+                group.adopt()
+
+    def close(self) -> None:
+        """Close our copies of all of them."""
+        for group in (self.clients, self.websocket, *self.servers.values()):
+            if group is not None:
+                group.close()
+
+
+def adopted(sock: socket.socket) -> socket.socket:
+    """The same as a socket of Python's `socket`, in blocking mode."""
+    import socket as whole
+
+    return whole.socket(fileno=sock.detach())
+
+
+def tcp_socket(family: int) -> socket.socket:
+    """A socket to bind, which also takes what comes over IPv4."""
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:
@@ -163,15 +238,24 @@ def _tcp_socket(family: socket.AddressFamily) -> socket.socket:
     return sock
 
 
-def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, str]:
+def has_ipv6() -> bool:
+    """Whether a socket can listen on every address of both kinds."""
+    probe = None
+    try:
+        probe = tcp_socket(socket.AF_INET6)
+        probe.bind(("::", 0))
+    except OSError:
+        return False
+    finally:
+        if probe is not None:
+            probe.close()
+    return True
+
+
+def _resolve(host: str, port: int) -> tuple[int, str]:
     """Family and address to bind. Every address is one dual-stack socket where there is IPv6; a name prefers IPv4."""
     if host in _EVERY_ADDRESS:
-        try:
-            with _tcp_socket(socket.AF_INET6) as probe:
-                probe.bind(("::", 0))
-            return socket.AF_INET6, "::"
-        except OSError:
-            return socket.AF_INET, "0.0.0.0"
+        return (socket.AF_INET6, "::") if has_ipv6() else (socket.AF_INET, "0.0.0.0")
     try:
         # The codec for other names imports more than all the rest until the port is open.
         name = host.encode() if host.isascii() else host

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from gnatswarm.router.config import stats_place
 from gnatswarm.router.listening.inherited import InheritedListeners
 from gnatswarm.router.listening.listener_groups import ListenerGroups
-from gnatswarm.router.listening.listeners import Listeners, ListeningSockets
+from gnatswarm.router.listening.listeners import Listeners, ListeningSockets, Ports
 from gnatswarm.router.supervision.opening import CannotStart, Opened, most_shards
 from gnatswarm.router.supervision.record import (
     RECORD_VERSION,
@@ -158,7 +158,7 @@ class SupervisedBroker:
             self.options,
             self.wanted,
             is_handoff=self.is_handoff,
-            taken_over=(
+            taken_over=Ports(
                 _listeners(record.clients, held),
                 Listeners.taken_over(websocket.host, websocket.port, _sockets("websocket", held))
                 if websocket is not None

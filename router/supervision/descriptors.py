@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import resource
 
-from gnatswarm.broker.options import Options
-
-log = logging.getLogger("gnatswarm.router")
+TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would slow the start
+if TYPE_CHECKING:
+    from gnatswarm.broker.options import Options
 
 # Counted in idle processes, plus some for files being imported or written and for an operator's connection.
 ROUTER_OWN = 36  # 21 were counted, with one shard
@@ -26,7 +25,9 @@ def raise_limit() -> None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError) as error:
-            log.debug("The limit of %d open files stays: %s", soft, error)
+            import logging  # the port is open before this is imported
+
+            logging.getLogger("gnatswarm.router").debug("The limit of %d open files stays: %s", soft, error)
 
 
 def needed(options: Options, shards: int) -> int:

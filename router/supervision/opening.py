@@ -1,22 +1,21 @@
 """The first step of a start: how many shards there will be, and the ports on which they will serve.
 
 Done before the rest of the router is imported: whoever connects from then on waits in a listener's queue, and is
-served by the first shard that is ready. So a script that starts a broker and connects at once is not refused. Where the
-command line is simple, `router.listening.head_start` has done it earlier still.
+served by the first shard that is ready. So a script that starts a broker and connects at once is not refused. Most
+often `router.start_early` has done it earlier still, and then these are its ports.
 """
 
 from __future__ import annotations
 
-import socket
-from typing import TYPE_CHECKING
-
 from gnatswarm.router.config.cores import MAX_SHARDS, usable_cores
 from gnatswarm.router.listening import monitor_socket
-from gnatswarm.router.listening.listener_groups import ListenerGroups
 from gnatswarm.router.listening.listeners import ListenError
 from gnatswarm.router.supervision import descriptors
 
+TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would slow the start
 if TYPE_CHECKING:
+    import socket
+
     from gnatswarm.broker.options import Options
     from gnatswarm.router.listening.head_start import HeadStart
     from gnatswarm.router.listening.inherited import Inherited
@@ -37,10 +36,14 @@ class Opened:
     """
 
     def __init__(self, options: Options, inherited: Inherited | None = None, begun: HeadStart | None = None) -> None:
-        self.shards = _wanted_shards(options)
+        from gnatswarm.router.listening.listener_groups import ListenerGroups  # the head start does without
+
+        self.shards = wanted_shards(options)
         passed_in = inherited.monitoring if inherited is not None else None
         is_handoff = options.sharding.accept == "handoff"
         self.monitor_socket: socket.socket | None = None
+        if begun is not None:
+            begun.adopt()
         try:
             self.monitor_socket = passed_in or (monitor_socket.listen(options) if begun is None else begun.monitor)
             self.listener_groups = ListenerGroups(
@@ -48,7 +51,7 @@ class Opened:
                 self.shards,
                 is_handoff=is_handoff,
                 inherited=inherited,
-                taken_over=None if begun is None else (begun.clients, None, {}),
+                taken_over=None if begun is None else begun.ports,
             )
         except ListenError as error:
             if self.monitor_socket is not None:
@@ -72,7 +75,7 @@ def why_most(options: Options) -> str:
     return " (with leafnodes or cluster)" if most_shards(options) < MAX_SHARDS else ""
 
 
-def _wanted_shards(options: Options) -> int:
+def wanted_shards(options: Options) -> int:
     """As many as the options say, else one for each core. CannotStart where so many cannot run."""
     most = most_shards(options)
     wanted = options.sharding.shards or min(usable_cores(), most)

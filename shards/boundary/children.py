@@ -6,7 +6,12 @@ Imports nothing of ours, because the keeper needs it before it starts the router
 from __future__ import annotations
 
 import os
-import signal
+
+TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would slow the start
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal  # the same numbers; `signal` makes enumerations of them, and the port is open before
 
 # The signals on which a broker acts. The keeper takes them; terminals, `timeout` and service managers send some of them
 # to the whole process group, and a shard that one of them ended would lose its open window of statistics.

@@ -13,7 +13,7 @@ from gnatswarm.router.config import simple_file as simple_file_module
 from gnatswarm.router.config.conf_tree import ConfigError
 from gnatswarm.router.config.flags import parse
 from gnatswarm.router.config.options_build import build, build_parsed
-from gnatswarm.router.config.simple_file import LARGEST_BYTES, simple_file
+from gnatswarm.router.config.simple_file import LARGEST_BYTES, SimpleFile, parsed_file
 from gnatswarm.router.listening.head_start import DEFAULT_PORT, simple
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "deploy" / "config"
@@ -127,6 +127,11 @@ FLAGS = [
 ]
 
 
+def simple_file(path: str) -> SimpleFile | None:
+    parsed = parsed_file(path)
+    return None if parsed is None else simple_file_module.simple_file(parsed)
+
+
 def _written(tmp_path: pathlib.Path, text: str) -> str:
     path = tmp_path / "nats.conf"
     path.write_text(text)
@@ -140,7 +145,8 @@ def test_each_file_that_is_accepted_makes_options(tmp_path: pathlib.Path) -> Non
         text = "\n".join(draw.sample(PIECES, draw.choice((1, 1, 2, 3, 5))))
         flags = draw.sample(FLAGS, draw.choice((0, 0, 1, 2)))
         line = parse(["-c", _written(tmp_path, text), *flags])
-        wished = simple(line)
+        parsed = parsed_file(line.config_file)
+        wished = None if parsed is None else simple(line, parsed)
         if wished is None:
             continue
         accepted += 1

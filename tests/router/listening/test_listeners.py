@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from gnatswarm.router.listening.listeners import ListenError, Listeners, address_text
+from gnatswarm.router.listening import listeners as listeners_module
+from gnatswarm.router.listening.listeners import ListenError, Listeners, address_text, tcp_socket
 
 
 def has_ipv6() -> bool:
@@ -82,16 +83,21 @@ def test_a_port_that_somebody_listens_on_is_never_shared(theirs: str, ours: str,
     Listeners(ours, port, 2, wait_s=0.5).close()
 
 
+def use(kind: type[socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have listeners made of sockets of this kind."""
+    monkeypatch.setattr(listeners_module, "tcp_socket", lambda family: kind(fileno=tcp_socket(family).detach()))
+
+
 def test_who_connects_at_once_is_never_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
-    listen = socket.socket.listen
     clients: list[socket.socket] = []
 
-    def listen_and_dial(sock: socket.socket, backlog: int = 0) -> None:
-        listen(sock, backlog)
-        clients.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+    class Dialled(socket.socket):
+        def listen(self, backlog: int = 0, /) -> None:
+            super().listen(backlog)
+            clients.append(socket.create_connection(("127.0.0.1", port), timeout=5))
 
-    monkeypatch.setattr(socket.socket, "listen", listen_and_dial)
+    use(Dialled, monkeypatch)
     listeners = Listeners("127.0.0.1", port, 3)
     accepted = 0
     for sock in listeners.sockets:
@@ -138,7 +144,7 @@ class DecidedAtBind(socket.socket):
 def test_a_kernel_that_settles_at_bind_who_shares_a_port_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     free = Listeners("127.0.0.1", -1, 1)
     free.close()
-    monkeypatch.setattr(socket, "socket", DecidedAtBind)
+    use(DecidedAtBind, monkeypatch)
     ours = Listeners("127.0.0.1", free.port, 2, wait_s=0.05)
     assert [sock.getsockname()[1] for sock in ours.sockets] == [free.port] * 2
     ours.close()
