@@ -32,7 +32,7 @@ class MappingsBlock:
         for inner in block:
             if inner.replaces is not None:
                 self._problem(inner.at, f'duplicate entry for "{inner.key}"', "keep one")
-            if not is_valid_subscription(_raw(inner.key)):
+            if any(one.isspace() for one in inner.key) or not is_valid_subscription(_raw(inner.key)):
                 if not inner.used:
                     what = f'Subject "{inner.key}" is not a valid subject'
                     self._problem(inner.at, what, "tokens are separated by single dots")
@@ -111,6 +111,11 @@ class MappingsBlock:
     def _checked(self, subject: str, destination: str, at: Position, weight: int) -> tuple[str, int] | None:
         if destination == subject:
             return destination if "*" not in subject.split(".") else _itself(subject), weight
+        # Functions may have some between their arguments.
+        if any(one.isspace() for one in re.sub(r"\{\{.*?\}\}", "", destination)):
+            what = f'Error adding mapping for "{subject}" to "{destination}" : invalid mapping destination'
+            self._problem(at, f"{what}: invalid subject", "no message can have a subject with blanks")
+            return None
         try:
             Transform(_raw(subject), _raw(destination), is_mapping=True)
         except TransformError as error:

@@ -231,6 +231,12 @@ def test_many_accounts_that_import_all_of_each_other_are_looked_through(built: B
         ('foo: 1', "Expected an entry for the mapping destination"),
         ('foo: [ {destination: bar, weight: 5, foo: x} ]', 'Unknown field "foo" for mapping destination'),
         ('"foo..x": bar', 'Subject "foo..x" is not a valid subject'),
+        ('"foo x": bar', 'Subject "foo x" is not a valid subject'),
+        ('"foo\tx": bar', 'Subject "foo\tx" is not a valid subject'),
+        (
+            'foo: "bar x"',
+            'Error adding mapping for "foo" to "bar x" : invalid mapping destination: invalid subject',
+        ),
         ('foo: a\n foo: b', 'duplicate entry for "foo"'),
     ],
 )  # fmt: skip
