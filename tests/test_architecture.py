@@ -101,7 +101,7 @@ NAMES_OF_NOTHING = frozenset({"util", "utils", "helper", "helpers", "common", "m
 
 # Tests that sleep, each with the reason why there is no condition to wait for.
 SLEEPING_TESTS = {
-    "tests/soak/happenings.py": "how long a process is stopped, and when the next command comes, is for the dice to say",
+    "tests/soak/happenings.py": "how long a process is stopped, when the next command comes: the dice say",
     "tests/soak/remains.py": "between two looks, until a deadline",
     "tests/soak/talkers.py": "the pace of a client, and between two tries to connect",
     "tests/soak/trial.py": "between two looks, until a deadline; when a happening begins is for the dice to say",

@@ -36,7 +36,7 @@ def test_headers_go_to_those_who_take_them_and_are_stripped_for_the_others(engin
     assert other.take() == b"MSG a 1 %s%d\r\n%s\r\n" % (reply, size, payload)
     # As on nats-server: what each of them got; the total does not say who takes headers.
     assert (taker.connection.out_bytes, other.connection.out_bytes) == (len(HEADER) + size, size)
-    assert engine.fanout.out_bytes == 2 * (len(HEADER) + size)
+    assert engine.probe.fanout.out_bytes == 2 * (len(HEADER) + size)
 
 
 @pytest.mark.parametrize(
