@@ -8,11 +8,13 @@ password against the digest, as with nats-server. So it is computed only for `co
 from __future__ import annotations
 
 import json
+import sys
 
-try:  # not `hashlib`, which loads OpenSSL at every start with a file
-    from _sha2 import sha256  # type: ignore[import-not-found,unused-ignore]  # Python 3.12 and later
-except ImportError:
-    from _sha256 import sha256
+# Python's own SHA-256: `hashlib` would load OpenSSL at every start with a file.
+if sys.version_info >= (3, 12):
+    from _sha2 import sha256  # type: ignore[import-not-found, unused-ignore]
+else:
+    from _sha256 import sha256  # type: ignore[import-not-found, unused-ignore]
 
 from gnatswarm.router.config.conf_tree import Block, List, Node
 
@@ -24,7 +26,7 @@ def config_digest(tree: Block) -> str:
     """`sha256:` and 64 hexadecimal digits."""
     text = json.dumps(_plain(tree), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     written = text.translate(_ESCAPED) + "\n"
-    return "sha256:" + sha256(written.encode("utf-8", "replace")).hexdigest()
+    return f"sha256:{sha256(written.encode('utf-8', 'replace')).hexdigest()}"
 
 
 def _plain(node: Node) -> object:
