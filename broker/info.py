@@ -78,7 +78,7 @@ class InfoTemplate:
             "version": version,
             "proto": 1,
             "go": LANGUAGE,
-            "host": host,
+            "host": host or "0.0.0.0",  # as nats-server calls every address
             "port": port,
             "headers": headers,
             "auth_required": auth_required,

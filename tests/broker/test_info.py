@@ -49,6 +49,10 @@ def test_what_is_false_or_empty_is_left_out_but_for_what_is_always_there():
     assert info["auth_required"] is True and info["connect_urls"] == ["a:1"]
 
 
+def test_every_address_is_called_as_nats_server_does():
+    assert read(template(host="").line(1, "::1"))["host"] == "0.0.0.0"
+
+
 @pytest.mark.parametrize("name", ["100%", "%d %s %(x)s %%", 'a"b', "ünï\\", '","client_id":0,"client_ip":"?"', "{}"])
 def test_a_name_comes_through_whatever_is_in_it(name):
     info = read(template(server_name=name).line(12, "10.0.0.1"))
