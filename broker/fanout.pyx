@@ -114,6 +114,20 @@ cdef class Fanout:
         """Whether queue groups choose members of this shard first, from now on."""
         self.prefers_local = prefers
 
+    cdef bint rewrite_tail(self, Publish *message) noexcept:
+        cdef uint8_t *to = self.scratch_for(message.reply.size + 32 + message.size + 2)
+        cdef size_t head
+        if to == NULL:
+            return False
+        head = write_tail_head(to, message.reply, message.header_size != 0, message.header_size, message.size)
+        memcpy(to + head, message.payload, message.size)
+        memcpy(to + head + message.size, b'\r\n', 2)
+        message.tail = to
+        message.tail_size = head + message.size + 2
+        message.payload = to + head
+        message.blob = NULL
+        return True
+
     cdef uint8_t *scratch_for(self, size_t size) noexcept:
         cdef uint8_t *scratch
         if size + SLACK > self.scratch_room:

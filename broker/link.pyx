@@ -11,7 +11,7 @@ from libc.string cimport memcmp, memcpy
 
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, iovec, out_append, out_call, out_init, out_mark_dirty,
-    out_pending, out_release, out_reserve)
+    out_release, out_reserve)
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
@@ -24,7 +24,7 @@ from gnatswarm.broker.routewire cimport (
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.sublist cimport PREFIX_BYTES
 from gnatswarm.broker.fanout cimport (
-    ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, Outcome, Publish, no_outcome, write_tail_head)
+    ORIGIN_SIBLING, ORIGIN_SIBLING_ACCOUNT, Outcome, Publish, no_outcome)
 from gnatswarm.broker.entry cimport extras_of, renamed_entry
 from gnatswarm.broker.traced cimport give_traced_here, is_under_trace, untraced
 from gnatswarm.broker.word cimport hash_bytes, likely, unlikely
@@ -270,8 +270,6 @@ cdef class SiblingLink(OriginLink):
         cdef Publish message
         cdef Sublist sublist = self.sublist
         cdef Entry *entry
-        cdef uint8_t *to
-        cdef size_t head
         cdef uint64_t orphans
         cdef Outcome outcome
         cdef bint is_reply
@@ -307,17 +305,9 @@ cdef class SiblingLink(OriginLink):
         if likely(op.tail != NULL):
             message.tail = op.tail
             message.tail_size = total - (op.tail - data)
-        else:
-            to = self.fanout.scratch_for(op.reply.size + 32 + op.size + 2)
-            if to == NULL:
-                self.broken("no memory for a message")
-                return size
-            head = write_tail_head(to, op.reply, op.header_size != 0, op.header_size, op.size)
-            memcpy(to + head, message.payload, op.size + 2)
-            message.tail = to
-            message.tail_size = head + op.size + 2
-            message.payload = to + head
-            message.blob = NULL
+        elif not self.fanout.rewrite_tail(&message):
+            self.broken("no memory for a message")
+            return size
         entry = sublist.find(op.subject.at, op.subject.size,
                              hash_bytes(op.subject.at, op.subject.size, sublist.seed))
         if entry == NULL:
@@ -560,18 +550,6 @@ cdef class SiblingLink(OriginLink):
         out_call(&self.out)
 
     @property
-    def pending_bytes(self) -> int:
-        return out_pending(&self.out)
-
-    @property
     def is_behind(self) -> bool:
         """Whether publishers that feed it are to wait."""
         return self.out.is_behind
-
-    @property
-    def out_msgs(self) -> int:
-        return self.out.msgs
-
-    @property
-    def out_bytes(self) -> int:
-        return self.out.payload_bytes

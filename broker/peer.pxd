@@ -2,7 +2,7 @@
 #
 #   the owner of the socket:   read_parts() → the kernel fills them → received(n)      out → the kernel takes it
 #
-# A subclass executes operations in consume(). Its two subclasses are client connection and sibling link.
+# A subclass executes operations in consume(): ClientConnection, SiblingLink and ServerLink do.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 

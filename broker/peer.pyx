@@ -10,7 +10,7 @@ from libc.string cimport memcpy
 
 from gnatswarm.broker.outbuf cimport (
     BLOB_BYTES, CLOSE_NONE, CLOSE_READ_ERROR, blob_new, blob_release, out_call, out_condemn,
-    out_release, outbox_release)
+    out_pending, out_release, outbox_release)
 from gnatswarm.broker.word cimport SLACK
 
 
@@ -138,3 +138,18 @@ cdef class Peer:
         self.partial = NULL
         self.partial_size = 0
         return self.carry_out(shared, size)
+
+    @property
+    def out_msgs(self) -> int:
+        """Messages queued for it so far."""
+        return self.out.msgs
+
+    @property
+    def out_bytes(self) -> int:
+        """… and their bytes: headers and payloads."""
+        return self.out.payload_bytes
+
+    @property
+    def pending_bytes(self) -> int:
+        """Output that waits to be sent."""
+        return out_pending(&self.out)

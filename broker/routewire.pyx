@@ -8,11 +8,12 @@ checked before anything is allocated nevertheless.
 from libc.string cimport memchr, memcmp, memcpy
 
 from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
+from gnatswarm.broker.frame_line cimport first_queue, rest_of_line, write_interest_words
 from gnatswarm.broker.interest cimport MOST_SHARDS, SECOND_CHOICE
 from gnatswarm.broker.outbuf cimport out_mark_dirty, out_reserve
 from gnatswarm.broker.parser cimport match_verb, parse_number, split_line
 from gnatswarm.broker.sublist cimport PREFIX_BYTES
-from gnatswarm.broker.word cimport SLACK, decimal
+from gnatswarm.broker.word cimport SLACK
 
 cdef uint64_t MOST_PAYLOAD_BYTES = LARGEST_MAX_PAYLOAD_BYTES
 
@@ -81,14 +82,8 @@ cdef RouteOpKind parse_message(const uint8_t *data, const uint8_t *args, const u
         if single:
             op.tail = op.subject.at + op.subject.size
         return finish(op, ROUTE_MSG)
-    if tokens[first].size != 1:
-        return finish(op, ROUTE_BAD)
-    if tokens[first].at[0] == c'+':
-        op.reply = tokens[first + 1]
-        first += 2
-    elif tokens[first].at[0] == c'|':
-        first += 1
-    else:
+    first = first_queue(tokens, first, &op.reply)
+    if first < 0:
         return finish(op, ROUTE_BAD)
     if n - first < 1 or n - first > MOST_QUEUES:
         return finish(op, ROUTE_BAD)
@@ -309,10 +304,7 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
     if newline == NULL:
         return finish(op, ROUTE_BAD if end - args > MOST_ROUTE_LINE_BYTES else ROUTE_MORE)
     op.line_size = newline + 1 - data
-    op.argument.at = args
-    op.argument.size = newline - args
-    if op.argument.size and (newline - 1)[0] == c'\r':
-        op.argument.size -= 1
+    op.argument = rest_of_line(args, newline)
     if (kind == ROUTE_QUEUE_ACK or kind == ROUTE_QUEUE_NAK or kind == ROUTE_ASK) and not parse_u64(op.argument, &op.id):
         return finish(op, ROUTE_BAD)
     return finish(op, kind)
@@ -329,19 +321,10 @@ cdef bint write_interest(OutBuf *link, const uint8_t *account, size_t account_si
     memcpy(to + n, account, account_size)
     n += account_size
     to[n] = c' '
-    memcpy(to + n + 1, subject, size)
-    n += 1 + size
-    if queue_size:
-        to[n] = c' '
-        memcpy(to + n + 1, queue, queue_size)
-        n += 1 + queue_size
-        if members:
-            to[n] = c' '
-            n += 1
-            n += decimal(to + n, 0 if members & SECOND_CHOICE else members)
-    to[n] = c'\r'
-    to[n + 1] = c'\n'
-    link.pos += n + 2
+    n += 1
+    n += write_interest_words(to + n, subject, size, queue, queue_size, members != 0,
+                              0 if members & SECOND_CHOICE else members)
+    link.pos += n
     out_mark_dirty(link)
     return True
 

@@ -55,6 +55,13 @@ cdef class ServerLink(Peer):
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef Py_ssize_t message(self, const uint8_t *data, size_t size, ServerOp *op, Blob *whole) except -1
+    cdef bint is_kept_out(self, Permissions permissions, ServerOp *op) except -1
+    cdef bint make_message(self, const uint8_t *data, size_t total, ServerOp *op, Blob *whole,
+                           Publish *message) noexcept
+    cdef Entry *deliver_across(self, Sublist sublist, Entry *entry, Publish *message, bint is_reply,
+                               Outcome *outcome) except? NULL
+    cdef int forward(self, Sublist sublist, Entry *entry, Publish *message, ServerOp *op, bint names_groups,
+                     Outcome *outcome) except -1
     cdef int send_on(self, Sublist sublist, Entry *entry, Publish *message, Token *queues, int n, uint64_t orphans,
                      uint64_t spared, Outcome *outcome) except -1
     cdef int interest(self, ServerOp *op, bint wanted) except -1

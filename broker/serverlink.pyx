@@ -5,13 +5,11 @@ Messages and interest go through the exchange; INFO, CONNECT, errors and pings g
 end is another program: frames that are none end the connection, and the session is told why.
 """
 
-from libc.string cimport memcpy
-
 from gnatswarm.broker.entry cimport Entry, extras_of
 from gnatswarm.broker.exchange cimport (
     ANSWERERS, PEER_HUB, PEER_LEAF, PEER_ROUTE, PeerKind, is_loop_subject, origin_of)
 from gnatswarm.broker.fanout cimport (
-    MOST_QUEUES, ORIGIN_CLIENT, ORIGIN_SIBLING, Outcome, Publish, no_outcome, write_tail_head)
+    MOST_QUEUES, ORIGIN_CLIENT, ORIGIN_SIBLING, Outcome, Publish, no_outcome)
 from gnatswarm.broker.interest cimport SECOND_CHOICE, Node
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_MAXIMUM_PAYLOAD_EXCEEDED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_PROTOCOL_VIOLATION,
@@ -287,23 +285,14 @@ cdef class ServerLink(Peer):
 
     cdef Py_ssize_t message(self, const uint8_t *data, size_t size, ServerOp *op, Blob *whole) except -1:
         cdef size_t total = op.line_size + op.size + 2
-        cdef const uint8_t *tail = op.subject.at + op.subject.size
         cdef Publish message
         cdef Sublist sublist
         cdef Entry *entry
         cdef Permissions permissions
-        cdef uint8_t *to
-        cdef size_t head
-        cdef uint64_t reach, spared = 0
         cdef Outcome outcome
         cdef Token answerers
         cdef bint is_reply, is_random, is_mapped = False
         cdef bint names_groups = op.n_queues > 0
-        cdef uint64_t orphans
-        cdef bytes subject
-        cdef const uint8_t *at_subject
-        cdef size_t size_of
-        cdef int at = 0, n
         if op.size > self.max_payload_bytes:
             self.session.on_refused("Payload", op.subject.at[:min(op.subject.size, 200)])
             self.close(CLOSE_MAXIMUM_PAYLOAD_EXCEEDED)
@@ -335,40 +324,13 @@ cdef class ServerLink(Peer):
         self.exchange.in_msgs += 1
         self.exchange.in_bytes += op.size
         permissions = self.exchange.permissions[self.slot]
-        if permissions is not None:
-            if self.is_checked:
-                if not permissions.may_subscribe(op.subject.at, op.subject.size, NULL, 0) \
-                        and not is_loop_subject(op.subject.at, op.subject.size) \
-                        and not ((self.exchange.answering >> self.slot) & 1
-                                 and self.exchange.may_answer(self.slot, op.subject.at, op.subject.size)):
-                    self.session.on_refused("Publish", op.subject.at[:op.subject.size])
-                    return size if self.is_closing else total
-            elif permissions.keeps_out(op.subject.at, op.subject.size, NULL, 0):
-                return total
+        if permissions is not None and self.is_kept_out(permissions, op):
+            return size if self.is_closing else total
         if unlikely((self.exchange.answering >> self.slot) & 1) and op.reply.size and not self.is_checked:
             self.exchange.expect_answer(self.slot, op.reply.at, op.reply.size)   # (of a hub, which allows answers)
-        message.origin = ORIGIN_SIBLING
-        message.reply = op.reply
-        message.header_size = op.header_size
-        message.size = op.size
-        message.payload = data + op.line_size
-        message.blob = whole
-        message.count = 1
-        message.stride = total
-        if likely(op.is_plain):
-            message.tail = tail
-            message.tail_size = total - (tail - data)
-        else:
-            to = self.fanout.scratch_for(op.reply.size + 32 + op.size + 2)
-            if to == NULL:
-                self.broken("no memory for a message")
-                return size
-            head = write_tail_head(to, op.reply, op.header_size != 0, op.header_size, op.size)
-            memcpy(to + head, message.payload, op.size + 2)
-            message.tail = to
-            message.tail_size = head + op.size + 2
-            message.payload = to + head
-            message.blob = NULL
+        if not self.make_message(data, total, op, whole, &message):
+            self.broken("no memory for a message")
+            return size
         entry = sublist.find(op.subject.at, op.subject.size,
                              hash_bytes(op.subject.at, op.subject.size, sublist.seed))
         if entry == NULL:
@@ -381,38 +343,81 @@ cdef class ServerLink(Peer):
                 return total   # dropped by the mapping
             is_mapped = True
         is_reply = unlikely(entry.crosses) and extras_of(entry).is_reply
-        if unlikely(op.origin.size):   # a leaf node of that cluster has it already
-            spared = self.exchange.leaves_of.get(op.origin.at[:op.origin.size], 0)
         if op.is_plain and whole == NULL and not op.origin.size and not entry.crosses and permissions is None \
                 and not is_mapped:
             repeat_remember(&self.repeat, sublist, entry, data, op.line_size, &message)
         if unlikely(entry.crosses) and (is_reply or self.follows_imports):
-            # (what a shard's clients publish has followed the imports there; what comes from outside has not)
-            message.origin = ORIGIN_CLIENT
-            subject = entry.text[:entry.subject_size] + bytes(SLACK)
-            at_subject = subject
-            size_of = entry.subject_size
-            if not is_reply:
-                self.exchange.onward = self.exchange.reach(self.slot)
-            self.fanout.gate.leave(sublist, entry, &message, None, &outcome)
-            self.exchange.onward = ~<uint64_t>0
-            message.origin = ORIGIN_SIBLING
-            entry = sublist.find(at_subject, size_of, hash_bytes(at_subject, size_of, sublist.seed))
+            entry = self.deliver_across(sublist, entry, &message, is_reply, &outcome)
             if entry == NULL:
                 self.broken("no memory for a match")
                 return size
-        reach = self.exchange.reach(self.slot) & ~spared
-        while True:   # (as many groups at a time as a frame to a sibling names)
-            n = min(op.n_queues - at, <int>MOST_QUEUES)
-            orphans = self.exchange.forward(sublist, entry, &message, reach, at == 0, op.queues + at, n, &outcome)
-            if unlikely(orphans) and names_groups and self.dialect == DIALECT_ROUTE:
-                self.send_on(sublist, entry, &message, op.queues + at, n, orphans, spared, &outcome)
-            at += n
-            if at >= op.n_queues:
-                break
+        self.forward(sublist, entry, &message, op, names_groups, &outcome)
         if unlikely(outcome.stalls or entry.slow_until_us > self.out.box.now_us):
             self.holds |= HOLD_STALL
         return total
+
+    cdef bint is_kept_out(self, Permissions permissions, ServerOp *op) except -1:
+        """Whether permissions keep its message from us; a leaf node is told, and may be closed for it."""
+        if not self.is_checked:
+            return permissions.keeps_out(op.subject.at, op.subject.size, NULL, 0)
+        if not permissions.may_subscribe(op.subject.at, op.subject.size, NULL, 0) \
+                and not is_loop_subject(op.subject.at, op.subject.size) \
+                and not ((self.exchange.answering >> self.slot) & 1
+                         and self.exchange.may_answer(self.slot, op.subject.at, op.subject.size)):
+            self.session.on_refused("Publish", op.subject.at[:op.subject.size])
+            return True
+        return False
+
+    cdef bint make_message(self, const uint8_t *data, size_t total, ServerOp *op, Blob *whole,
+                           Publish *message) noexcept:
+        """The frame as fan-out takes it. False: no memory for a tail that has to be rewritten."""
+        cdef const uint8_t *tail = op.subject.at + op.subject.size
+        message.origin = ORIGIN_SIBLING
+        message.reply = op.reply
+        message.header_size = op.header_size
+        message.size = op.size
+        message.payload = data + op.line_size
+        message.blob = whole
+        message.count = 1
+        message.stride = total
+        if likely(op.is_plain):
+            message.tail = tail
+            message.tail_size = total - (tail - data)
+            return True
+        return self.fanout.rewrite_tail(message)
+
+    cdef Entry *deliver_across(self, Sublist sublist, Entry *entry, Publish *message, bint is_reply,
+                               Outcome *outcome) except? NULL:
+        """Deliver to other accounts. (What a shard's clients publish has followed the imports there; what comes from
+        outside has not.) Returns the entry, looked up again because that may have made others; NULL: no memory."""
+        cdef bytes subject = entry.text[:entry.subject_size] + bytes(SLACK)
+        cdef const uint8_t *at = subject
+        cdef size_t size = entry.subject_size
+        message.origin = ORIGIN_CLIENT
+        if not is_reply:
+            self.exchange.onward = self.exchange.reach(self.slot)
+        self.fanout.gate.leave(sublist, entry, message, None, outcome)
+        self.exchange.onward = ~<uint64_t>0
+        message.origin = ORIGIN_SIBLING
+        return sublist.find(at, size, hash_bytes(at, size, sublist.seed))
+
+    cdef int forward(self, Sublist sublist, Entry *entry, Publish *message, ServerOp *op, bint names_groups,
+                     Outcome *outcome) except -1:
+        """To everybody who is to get it from this server: as many groups at a time as a frame to a sibling names."""
+        cdef uint64_t reach, orphans, spared = 0
+        cdef int at = 0, n
+        if unlikely(op.origin.size):   # a leaf node of that cluster has it already
+            spared = self.exchange.leaves_of.get(op.origin.at[:op.origin.size], 0)
+        reach = self.exchange.reach(self.slot) & ~spared
+        while True:
+            n = min(op.n_queues - at, <int>MOST_QUEUES)
+            orphans = self.exchange.forward(sublist, entry, message, reach, at == 0, op.queues + at, n, outcome)
+            if unlikely(orphans) and names_groups and self.dialect == DIALECT_ROUTE:
+                self.send_on(sublist, entry, message, op.queues + at, n, orphans, spared, outcome)
+            at += n
+            if at >= op.n_queues:
+                break
+        return 0
 
     cdef int send_on(self, Sublist sublist, Entry *entry, Publish *message, Token *queues, int n, uint64_t orphans,
                      uint64_t spared, Outcome *outcome) except -1:
@@ -514,15 +519,3 @@ cdef class ServerLink(Peer):
     def idle_us(self) -> int:
         """How long it has sent nothing."""
         return max(0, self.out.box.now_us - self.active_us) if self.active_us else 0
-
-    @property
-    def pending_bytes(self) -> int:
-        return out_pending(&self.out)
-
-    @property
-    def out_msgs(self) -> int:
-        return self.out.msgs
-
-    @property
-    def out_bytes(self) -> int:
-        return self.out.payload_bytes

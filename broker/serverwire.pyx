@@ -9,9 +9,10 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memchr, memcpy
 
 from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
+from gnatswarm.broker.frame_line cimport first_queue, rest_of_line, write_interest_words
 from gnatswarm.broker.outbuf cimport out_mark_dirty, out_reserve
 from gnatswarm.broker.parser cimport match_verb, parse_number, split_line
-from gnatswarm.broker.word cimport SLACK, decimal
+from gnatswarm.broker.word cimport SLACK
 
 cdef uint64_t MOST_PAYLOAD_BYTES = LARGEST_MAX_PAYLOAD_BYTES
 
@@ -60,14 +61,8 @@ cdef ServerOpKind parse_message(const uint8_t *data, const uint8_t *args, const 
             op.reply = tokens[first]
         op.is_plain = single and (not with_header or op.header_size != 0)
         return finish(op, SERVER_MSG)
-    if tokens[first].size != 1:
-        return finish(op, SERVER_BAD)
-    if tokens[first].at[0] == c'+':
-        op.reply = tokens[first + 1]
-        first += 2
-    elif tokens[first].at[0] == c'|':
-        first += 1
-    else:
+    first = first_queue(tokens, first, &op.reply)
+    if first < 0:
         return finish(op, SERVER_BAD)
     if n - first < 1:
         return finish(op, SERVER_BAD)
@@ -178,10 +173,7 @@ cdef ServerOpKind parse_server_op(const uint8_t *data, size_t size, Dialect dial
     if newline == NULL or newline - data > MOST_SERVER_LINE_BYTES:
         return finish(op, SERVER_TOO_LONG if end - args > MOST_SERVER_LINE_BYTES else SERVER_MORE)
     op.line_size = newline + 1 - data
-    op.argument.at = args
-    op.argument.size = newline - args
-    if op.argument.size and (newline - 1)[0] == c'\r':
-        op.argument.size -= 1
+    op.argument = rest_of_line(args, newline)
     return finish(op, kind)
 
 
@@ -207,19 +199,8 @@ cdef bint write_server_interest(OutBuf *out, Dialect dialect, bytes origin, cons
         n += account_size
         to[n] = c' '
         n += 1
-    memcpy(to + n, subject, size)
-    n += size
-    if queue_size:
-        to[n] = c' '
-        memcpy(to + n + 1, queue, queue_size)
-        n += 1 + queue_size
-        if members:
-            to[n] = c' '
-            n += 1
-            n += decimal(to + n, members)
-    to[n] = c'\r'
-    to[n + 1] = c'\n'
-    out.pos += n + 2
+    n += write_interest_words(to + n, subject, size, queue, queue_size, members != 0, members)
+    out.pos += n
     out_mark_dirty(out)
     return True
 
