@@ -94,7 +94,6 @@ cdef class ClientConnection(Peer):
     cdef int wait_for_allowance(self) except -1
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef Py_ssize_t publish(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
-    cdef bint rebuild_tail(self, const Op *op, Publish *message) noexcept
     cdef Py_ssize_t publish_request(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
     cdef Py_ssize_t publish_traced(self, const uint8_t *data, size_t size, Op *op, Blob *whole) except -1
     cdef int trace_refused(self, const uint8_t *data, const Op *op) except -1

@@ -7,12 +7,11 @@ Cost of a publish that repeats the last line: one comparison, and fan-out.
 """
 
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy
 
 from gnatswarm.broker.reply_permissions cimport ReplyPermissions
 from gnatswarm.broker.outbuf cimport (
     BLOB_BYTES, CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_READ_ERROR, MOVING_OUT, out_append, out_call, out_init,
-    out_pending, out_release)
+    out_release)
 from gnatswarm.broker.parser cimport (
     OP_BAD_ARGUMENTS, OP_CONNECT, OP_ERR, OP_HPUB, OP_INFO, OP_LINE_TOO_LONG, OP_MORE, OP_PING, OP_PONG,
     OP_PUB, OP_SUB, OP_UNKNOWN, OP_UNSUB, OpKind, Token, parse_op,
@@ -25,7 +24,7 @@ from gnatswarm.broker.subject cimport SUBJECT_BAD, is_publishable, subject_kind
 from gnatswarm.broker.interest cimport NODE_LITERAL, SUB_FORMER, QueueGroup, QueueName, node_key, take_marked
 from gnatswarm.broker.tally cimport FOLDED_AS, FOLDED_SIZE, folded_as
 from gnatswarm.broker.table cimport slot_item, table_find, table_free, table_init, table_insert, table_remove
-from gnatswarm.broker.fanout cimport ORIGIN_CLIENT, Outcome, add_outcome, no_outcome, write_tail_head
+from gnatswarm.broker.fanout cimport ORIGIN_CLIENT, Outcome, add_outcome, no_outcome
 from gnatswarm.broker.shadows cimport Shadows
 from gnatswarm.broker.entry cimport extras_of
 from gnatswarm.broker.talk cimport (
@@ -150,7 +149,8 @@ cdef inline bint is_plainly_permitted(ClientConnection self, const Op *op, const
 
 cdef inline bint make_message(ClientConnection self, const uint8_t *data, size_t total, const Op *op,
                               const uint8_t *tail, Blob *whole, Publish *message) noexcept:
-    """The operation as fan-out takes it; a tail in an unusual form is rebuilt. False: no memory for that."""
+    """The operation as fan-out takes it; a tail in an unusual form is rewritten with single blanks, as
+    nats-server does. False: no memory for that."""
     message.origin = ORIGIN_CLIENT
     message.reply = op.reply
     message.header_size = op.header_size
@@ -163,7 +163,7 @@ cdef inline bint make_message(ClientConnection self, const uint8_t *data, size_t
     message.tail_size = total - (tail - data)
     if likely(op.is_canonical and (op.kind == OP_PUB or op.header_size)):
         return True
-    return self.rebuild_tail(op, message)
+    return self.fanout.rewrite_tail(message)
 
 
 cdef inline bint is_clear(ClientConnection self, Publish *run, uint32_t *n) noexcept:
@@ -471,22 +471,6 @@ cdef class ClientConnection(Peer):
         if op.reply.size and op.reply.at[0] == c'_' and is_reserved(op.reply, True):
             self.refuse(op, errors.reply_violation(op.reply.at[:op.reply.size]))
             return False
-        return True
-
-    cdef bint rebuild_tail(self, const Op *op, Publish *message) noexcept:
-        """Write the tail anew with single blanks, as nats-server does. False: no memory."""
-        cdef uint8_t *to = self.fanout.scratch_for(op.reply.size + 32 + op.size + 2)
-        cdef size_t head
-        if to == NULL:
-            return False
-        head = write_tail_head(to, op.reply, op.header_size != 0, op.header_size, op.size)
-        memcpy(to + head, message.payload, op.size)
-        to[head + op.size] = c'\r'
-        to[head + op.size + 1] = c'\n'
-        message.tail = to
-        message.tail_size = head + op.size + 2
-        message.payload = to + head
-        message.blob = NULL
         return True
 
     cdef bint map_subject(self, Op *op, uint64_t *hash, Entry **entry, bint *is_random) noexcept:
@@ -1034,18 +1018,6 @@ cdef class ClientConnection(Peer):
     @property
     def subscriptions(self) -> int:
         return self.subs.count
-
-    @property
-    def out_msgs(self) -> int:
-        return self.out.msgs
-
-    @property
-    def out_bytes(self) -> int:
-        return self.out.payload_bytes
-
-    @property
-    def pending_bytes(self) -> int:
-        return out_pending(&self.out)
 
     @property
     def close_reason(self) -> int:
