@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # The suite imports itself as `tests.…`; appended, so that an installed package wins over the source tree.
 _ROOT = str(Path(__file__).resolve().parent.parent)
@@ -49,6 +50,10 @@ from tests.support.servers import (  # noqa: E402
     selected_kinds,
 )
 from tests.support.wire import Cluster  # noqa: E402
+
+# How long an example takes says only how busy the machine is.
+settings.register_profile("busy", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 # What the whole suite may take: who waits longer for it runs it less often. Printed, not enforced: machines differ.
 BUDGET_S = 12 * 60

@@ -96,7 +96,7 @@ def with_certificates(tls: Tls, at: Position, problems: list[Problem], notices: 
 
     try:
         tls = with_files(tls)
-        weak = weakness(server_context(tls))
+        weak = weakness(server_context(tls), tls)
         begin, end = validity(tls)
     except CertificateError as error:
         problems.append(Problem(at, str(error), "clients could not connect"))

@@ -18,12 +18,16 @@ import msgspec
 
 from gnatswarm.broker.access import ciphers
 from gnatswarm.broker.access.certificate_dates import validity_of
+from gnatswarm.broker.access.certificate_parts import is_forgeable
 
 if TYPE_CHECKING:
     import datetime
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from typing import TypeVar
 
     from gnatswarm.broker.options import Tls
+
+    T = TypeVar("T")
 
 # A longer file is not a certificate file: a bundle of all public authorities has 230 KB.
 MOST_FILE_BYTES = 2**20
@@ -157,12 +161,13 @@ def _load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
                 raise
 
 
-def weakness(context: ssl.SSLContext) -> str:
-    """What is wrong with the certificate of this context, though it is used; "": nothing."""
+def weakness(context: ssl.SSLContext, tls: Tls) -> str:
+    """What is wrong with the certificate of this context, though it is used; "": nothing. Raises CertificateError."""
     level = context.security_level
-    if level >= ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).security_level:
-        return ""
-    return f"signed with SHA-1, or too short a key; used at OpenSSL's security level {level}"
+    if level < ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).security_level:
+        return f"signed with SHA-1, or too short a key; used at OpenSSL's security level {level}"
+    # (OpenSSL 3.5 takes it at every level, but clients do not)
+    return "signed with SHA-1, or an older algorithm" if _of_first(tls, is_forgeable) else ""
 
 
 def _no_password() -> str:
@@ -199,10 +204,15 @@ def _pair_fault(tls: Tls, reason: str) -> str:
 
 def validity(tls: Tls) -> tuple[datetime.datetime, datetime.datetime]:
     """From when until when the first certificate of cert_pem is valid. Raises CertificateError."""
+    return _of_first(tls, validity_of)
+
+
+def _of_first(tls: Tls, found: Callable[[bytes], T]) -> T:
+    """What that finds in the first certificate of cert_pem, which it gets as DER."""
     begin, end = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
     body = tls.cert_pem.partition(begin)[2].partition(end)[0]
     try:
-        return validity_of(base64.b64decode(body))
+        return found(base64.b64decode(body))
     except ValueError as error:
         raise CertificateError(f"{_PAIR}: {tls.cert_file}: {error}") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -59,15 +60,16 @@ async def said_to(path: str, data: bytes) -> bytes:
         (b'{"type":"ScaleRequest","shards":2,"more":1}\n', "more"),
         (b'{"type":"NoRequest"}\n', "NoRequest"),
         (b'{"type":"WhyRequest","subject":"\xff"}\n', "utf-8"),
-        (b'{"a":' + b"[" * 4000 + b"\n", "recursion"),
-        (b'{"a":' + b"[" * 2000 + b"]" * 2000 + b',"type":"PortsRequest"}\n', "recursion"),
+        # (from Python 3.12 on so many levels are read)
+        (b'{"a":' + b"[" * 4000 + b"\n", "recursion|truncated"),
+        (b'{"a":' + b"[" * 2000 + b"]" * 2000 + b',"type":"PortsRequest"}\n', "recursion|unknown field `a`"),
     ],
 )
 async def test_what_is_no_request_is_answered_with_the_reason(path: str, line: bytes, why: str) -> None:
     assert len(line) < MAX_REQUEST_BYTES
     reply = decode_reply(await said_to(path, line))
     assert reply.error.startswith("not a request: ")
-    assert why in reply.error
+    assert re.search(why, reply.error)
     assert decode_reply(await said_to(path, encode_request(StatusRequest()))).text == "StatusRequest"
 
 
