@@ -18,7 +18,6 @@ from __future__ import annotations
 import _socket
 import errno
 import gc
-import math
 import os
 import select
 import sys
@@ -62,6 +61,7 @@ PROOF_S = 20.0
 # request so long after it hangs, and is killed: then the broker ends.
 SAME_REQUEST_S = 0.5
 UNHEARD_S = 3.0
+_NEVER = float("inf")
 # With nothing to do for so long after its start, it gives back what it has read of files.
 QUIET_MS = 2000
 # A router that cannot be forked for now, without processes, memory or descriptors: try again.
@@ -190,7 +190,7 @@ class _Keeper:
         self._router_status = 0
         self._is_stopping = False  # was told to end: no router is started any more
         self._told_to_stop_at = 0.0
-        self._unheard_at = math.inf  # the router has to have read by then that it was told again
+        self._unheard_at = _NEVER  # the router has to have read by then that it was told again
         self._code: int | None = None  # the broker ends with it
         self._unsent: list[Packet] = []  # the router's queue is full
         self._keeping: ModuleType | None = None
@@ -291,15 +291,15 @@ class _Keeper:
         if self._router_pid == 0:
             return None
         has_to_prove_itself = self._is_candidate and self._candidate is not None
-        until = min(self._proof_until if has_to_prove_itself else math.inf, self._unheard_at)
-        if until == math.inf:
+        until = min(self._proof_until if has_to_prove_itself else _NEVER, self._unheard_at)
+        if until == _NEVER:
             return None
         left_s = until - time.monotonic()
         if left_s > 0:
             return int(left_s * 1000) + 1
         if until != self._unheard_at or not self._is_heard():
             _kill(self._router_pid)
-        self._unheard_at = math.inf
+        self._unheard_at = _NEVER
         return None
 
     def _is_heard(self) -> bool:

@@ -149,7 +149,7 @@ def _number(value: object) -> int:
 def is_looked_up_at_once(host: str) -> bool:
     """Whether it is every address, this host, or an address in figures: another name might have to be asked for."""
     figures = host.strip("[]")
-    is_v6 = ":" in figures and set(figures.lower()) <= set("0123456789abcdef:.")
+    is_v6 = figures.count(":") > 1 and set(figures.lower()) <= set("0123456789abcdef:.")
     return not host or host == "localhost" or is_v6 or (host.isascii() and host.replace(".", "").isdigit())
 
 

@@ -30,6 +30,11 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def state_of(pid: int) -> str:
+    """What a process does, in the kernel's letters: S if it waits."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def children_of(pid: int) -> dict[int, str]:
     """The name of a process, by its pid."""
     found = {}
@@ -267,7 +272,8 @@ class TestRouterDies:
             (directory,) = (router.runtime / "gnatswarm").glob(f"{router.process.pid}-*")
             with suspended(router.process.pid):
                 scaling = subprocess.Popen([sys.executable, "-P", "-c", SCALE_TO_2], env=router.environment)
-                router.wait_log("Scaling from 1 to 2 shards")  # and it waits for the keeper to start one
+                router.wait_log("Scaling from 1 to 2 shards")
+                wait_until(lambda: state_of(victim) == "S", "it has asked the keeper for one, and waits")
                 os.kill(victim, signal.SIGSTOP)
             wait_until(lambda: any(directory.glob("1.*.sock")), "the new shard listens")
             (strange,) = directory.glob("1.*.sock")

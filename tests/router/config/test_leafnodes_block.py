@@ -147,7 +147,7 @@ def test_with_verify_and_map_a_certificate_is_enough(built: Build, authority: Au
     websocket = "websocket { port: 2, no_tls: true }"
     notices = built(f"leafnodes {{ port: 1\n{maps}\n{users} }}\n{websocket}").options.notices
     assert any("leaf nodes by WebSocket are refused" in notice for notice in notices)
-    asking = websocket.replace("no_tls: true", maps.replace("_and_map", ""))
+    asking = websocket.replace("no_tls: true", maps.replace("verify_and_map: true", "verify: true"))
     notices = built(f"leafnodes {{ port: 1\n{maps}\n{users} }}\n{asking}").options.notices
     assert not any("leaf nodes by WebSocket are refused" in notice for notice in notices)
 

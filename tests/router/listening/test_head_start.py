@@ -174,7 +174,7 @@ def test_each_line_that_is_accepted_makes_options() -> None:
 
 @pytest.mark.parametrize("flag", [flag.names[0] for flag in FLAGS])
 def test_a_flag_that_needs_the_configuration_is_not_accepted(flag: str) -> None:
-    known = {"a", "p", "m", "n", "P", "l", "T", "D", "V", "VV", "DV", "DVV", "js", "auth", "user", "pass"}
+    known = {"c", "a", "p", "m", "n", "P", "l", "T", "D", "V", "VV", "DV", "DVV", "js", "auth", "user", "pass"}
     known |= {"compatibility", "shards", "accept", "no_stats", "stats_dir", "ports_file_dir"}
     values = {
         "compatibility": "2.15",
@@ -188,7 +188,7 @@ def test_a_flag_that_needs_the_configuration_is_not_accepted(flag: str) -> None:
     kind = next(one.kind for one in FLAGS if one.names[0] == flag)
     words = [f"--{flag}" if kind is bool else f"--{flag}={values.get(flag, '7')}"]
     words += {"user": ["--pass=x"], "pass": ["--user=x"]}.get(flag, [])
-    # A log that is no file is left to who writes it: the reader of a pipe would take closing it for the end.
+    # (`start_early` reads the file of -c.) A log that is no file is left to who writes it: the reader of a pipe would take closing it for the end.
     assert (simple(parse(words), None) is not None) == (flag in known - {"l"})
 
 
