@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import os
+import select
 import signal
 import socket
 import time
@@ -178,10 +179,22 @@ class KeeperLink:
                     if self._waiting and self._loop is not None:
                         self._loop.call_soon(self._on_readable)
                     return packet
-            self._read()
+            if not self._read():
+                self._wait_until(select.POLLIN)
 
     def _send(self, packet: keeping.Packet, descriptors: Sequence[int] = ()) -> None:
-        try:
-            keeping.send(self._sock, packet, list(descriptors))
-        except ConnectionError:
-            self._leave()
+        while True:
+            try:
+                keeping.send(self._sock, packet, list(descriptors))
+            except BlockingIOError:
+                self._wait_until(select.POLLOUT)
+            except ConnectionError:
+                self._leave()
+            else:
+                return
+
+    def _wait_until(self, event: int) -> None:
+        """Block until the socket has something, or room: the event loop has made it one that does not block."""
+        poller = select.poll()
+        poller.register(self._sock, event)
+        poller.poll()
