@@ -100,12 +100,7 @@ COMPILER_PACKAGES = frozenset({"cpython", "cython", "libc", "libcpp", "posix"})
 NAMES_OF_NOTHING = frozenset({"util", "utils", "helper", "helpers", "common", "misc", "manager", "managers"})
 
 # Tests that sleep, each with the reason why there is no condition to wait for.
-SLEEPING_TESTS = {
-    "tests/soak/happenings.py": "how long a process is stopped, when the next command comes: the dice say",
-    "tests/soak/remains.py": "between two looks, until a deadline",
-    "tests/soak/talkers.py": "the pace of a client, and between two tries to connect",
-    "tests/soak/trial.py": "between two looks, until a deadline; when a happening begins is for the dice to say",
-}
+SLEEPING_TESTS: dict[str, str] = {}
 
 PYTHON = (".py", ".pyi")
 COMPILED = (".pyx", ".pxd", ".pxi")

@@ -59,26 +59,26 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.fixture(scope="session")
-def theirs() -> str:
-    """The real server."""
+def oracle(name: str) -> str:
+    """The program of this kind of real server."""
     try:
-        return KINDS["nats-server"].command()[0]
+        return KINDS[name].program()[0]
     except BrokerUnavailable as error:
         if oracle_is_required():
             raise
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def theirs() -> str:
+    """The real server."""
+    return oracle("nats-server")
 
 
 @pytest.fixture(scope="session")
 def newest() -> str:
     """The real server that we are like unless told otherwise."""
-    try:
-        return KINDS["nats-server-2.15"].program()[0]
-    except BrokerUnavailable as error:
-        if oracle_is_required():
-            raise
-        pytest.skip(str(error))
+    return oracle("nats-server-2.15")
 
 
 @pytest.fixture

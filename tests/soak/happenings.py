@@ -89,7 +89,7 @@ async def asked(trial: Trial, request: AnyRequest, within_s: float = ANSWER_WITH
                 return Reply(error=f"nobody answers: {error!r}")
             if isinstance(error, ConnectionAbortedError | ConnectionResetError):
                 request = FollowRequest()
-            await asyncio.sleep(0.05)
+            await trial.account.clock.pause(0.05)
 
 
 def said(reply: Reply) -> str:
@@ -102,7 +102,7 @@ async def scaled(trial: Trial, shards: int) -> None:
         reply = await asked(trial, ScaleRequest(shards))
         if not reply.error:
             return
-        await asyncio.sleep(0.2)
+        await trial.account.clock.pause(0.2)
     raise TimeoutError(f"cannot scale to {shards}: {reply.error}")
 
 
@@ -142,7 +142,7 @@ async def scale_to_and_fro(trial: Trial, dice: random.Random) -> str:
     waiting = []
     for n in numbers:
         waiting.append(asyncio.create_task(asked(trial, ScaleRequest(n))))
-        await asyncio.sleep(dice.choice((0.0, 0.03, 0.2)))
+        await trial.account.clock.pause(dice.choice((0.0, 0.03, 0.2)))
     replies = await asyncio.gather(*waiting)
     return f"{numbers}: {'; '.join(map(said, replies))}"
 
@@ -220,7 +220,7 @@ async def signals_to_the_keeper(trial: Trial, dice: random.Random) -> str:
     names = dice.choices(("SIGHUP", "SIGUSR1", "SIGTTIN", "SIGTTOU"), k=dice.randint(1, 4))
     for name in names:
         sent(trial, trial.broker.pid, getattr(signal, name))
-        await asyncio.sleep(dice.choice((0.0, 0.1)))
+        await trial.account.clock.pause(dice.choice((0.0, 0.1)))
     return " ".join(names)
 
 
@@ -271,7 +271,7 @@ async def _paused(trial: Trial, pid: int, for_s: float) -> str:
     if not sent(trial, pid, signal.SIGSTOP):
         return "gone"
     try:
-        await asyncio.sleep(for_s)
+        await trial.account.clock.pause(for_s)
     finally:
         sent(trial, pid, signal.SIGCONT)
     return f"{pid} for {for_s} s"
@@ -343,7 +343,7 @@ async def a_full_disk(trial: Trial, dice: random.Random) -> str:
     trial.loses_windows = True
     for_s = dice.choice((0.5, 2.0))
     with limited(trial, session_pids(trial.broker.pid), resource.RLIMIT_FSIZE, lambda pid: dice.choice((0, 600))):
-        await asyncio.sleep(for_s)
+        await trial.account.clock.pause(for_s)
     return f"for {for_s} s"
 
 
@@ -357,7 +357,7 @@ async def no_descriptors(trial: Trial, dice: random.Random) -> str:
         return len(os.listdir(f"/proc/{pid}/fd")) + spare
 
     with limited(trial, pids, resource.RLIMIT_NOFILE, most):
-        await asyncio.sleep(for_s)
+        await trial.account.clock.pause(for_s)
     return f"{pids} for {for_s} s"
 
 

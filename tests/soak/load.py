@@ -7,11 +7,11 @@ subscriptions come and go, and short connections. AssertionError as soon as some
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from tests.soak.clock import Clock
 from tests.support.wire import Client
 
 STREAMS = 4
@@ -22,18 +22,6 @@ WITHIN_S = 60.0  # for an answer: the machine may be busy
 # Numbers are written with ten digits, so all frames of a subject have the same size.
 DIGITS = 10
 MASK = (1 << 61) - 1
-
-
-class Clock:
-    """When a soak ends, and pauses that end with it."""
-
-    def __init__(self) -> None:
-        self.is_over = asyncio.Event()
-
-    async def pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.is_over.wait()
 
 
 def hashed(number: int) -> int:

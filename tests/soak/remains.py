@@ -81,7 +81,7 @@ class Remains:
             self._trial.check()
             if time.monotonic() > until:
                 raise Broken(f"not within {within_s:.0f} s: {found}")
-            await asyncio.sleep(0.1)
+            await self._trial.look_again()
 
     def _why_not_whole(self) -> str:
         found = self.status()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from tests.soak.clock import Clock
 from tests.support.wire import Client, Closed
 
 Dial = Callable[[], Awaitable[Client]]
@@ -22,6 +23,7 @@ BATCH = 4
 # A PONG, an answer or a connection that takes longer will never come: a shard that hangs is killed after two seconds.
 PATIENCE_S = 45.0
 BETWEEN_DIALS_S = 0.1
+PACE_S = 0.05
 SLOW_S = 5.0  # worth a word in the story
 CONNECT = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
 BROKEN = (Closed, ConnectionError, OSError, TimeoutError, AssertionError)
@@ -40,6 +42,7 @@ class Account:
     doubtful: dict[int, set[int]] = field(default_factory=dict)  # messages whose PONG never came
     jobs: dict[int, int] = field(default_factory=dict)  # queue messages that have come: how often
     job_sent: dict[int, tuple[int, bool]] = field(default_factory=dict)  # breaks at its time, and whether acknowledged
+    clock: Clock = field(default_factory=Clock)
     breaks: int = 0  # connections that ended
     closures: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -64,7 +67,8 @@ class Talker:
     answers: dict[int, asyncio.Event] = field(default_factory=dict)
     pongs: list[asyncio.Future[None]] = field(default_factory=list)
     is_over: bool = False
-    is_quiet: bool = False
+    is_quiet: bool = False  # it is to say nothing
+    is_resting: bool = False  # and has ended what it was at
     is_told_to_leave: bool = False  # by INFO
     left: int = 0  # how often it has, since it was told
     lost_answers: int = 0
@@ -95,7 +99,7 @@ class Talker:
                     self.client.close()
                 if time.monotonic() > until:
                     raise Broken(f"{self} cannot connect: {error!r}") from None
-                await asyncio.sleep(BETWEEN_DIALS_S)
+                await self.account.clock.pause(BETWEEN_DIALS_S)
 
     async def _begin(self) -> None:
         self.client = None
@@ -200,15 +204,17 @@ class Talker:
                 if self.is_told_to_leave:
                     await self._leave()
                 elif not self.is_quiet:
+                    self.is_resting = False
                     await self._batch()
                     await self._ask()
                 else:
+                    self.is_resting = True
                     await self.fence()
             except BROKEN as error:
                 if isinstance(error, TimeoutError) and not self._has_ended:
                     self.account.fail(f"{self} waited in vain: {error!r}")
                 await self._again()
-            await asyncio.sleep(0.05)
+            await self.account.clock.pause(PACE_S)
 
     @property
     def _has_ended(self) -> bool:

@@ -35,6 +35,7 @@ from tests.support.wire import Client
 
 WHOLE_WITHIN_S = 60.0
 PROGRESS_WITHIN_S = 90.0
+LOOK_S = 0.05
 MOST_AT_ONCE = 3
 # Each kind of client, and how many of it.
 CREW = {"plain": 4, "tls": 3, "websocket": 3}
@@ -100,6 +101,7 @@ class Trial:
                 await self._settle(remains)
             await self._end(remains)
         finally:
+            self.account.clock.is_over.set()
             for task in self.tasks:
                 task.cancel()
             await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -134,6 +136,10 @@ class Trial:
         if code is not None:
             raise Broken(f"the broker has ended with {code}")
 
+    async def look_again(self) -> None:
+        """Until it is time to look again at what no event tells, or a client has failed."""
+        await asyncio.wait(self.tasks, timeout=LOOK_S, return_when=asyncio.FIRST_EXCEPTION)
+
     async def progress(self, batches: int = 2) -> None:
         """Everybody has had so many more batches acknowledged."""
         goals = [talker.batches + batches for talker in self.talkers]
@@ -142,7 +148,7 @@ class Trial:
             self.check()
             if time.monotonic() > until:
                 raise Broken(f"no progress: {', '.join(map(str, late))}")
-            await asyncio.sleep(0.02)
+            await self.look_again()
 
     # ---- rounds
 
@@ -152,7 +158,7 @@ class Trial:
         self.tell(f"round {self.rounds}: {', '.join(one.name for one in chosen)}")
 
         async def one(happening: happenings.Happening, pause_s: float, seed: float) -> None:
-            await asyncio.sleep(pause_s)
+            await self.account.clock.pause(pause_s)
             self.tell(f"{happening.name} begins")
             said = await happening.run(self, random.Random(seed))
             self.tell(f"{happening.name}: {said}")
@@ -165,10 +171,7 @@ class Trial:
         """The broker is whole again, everybody talks, and nothing is missing when all are quiet."""
         await remains.wait_whole(WHOLE_WITHIN_S)
         await self.progress()
-        for talker in self.talkers:
-            talker.is_quiet = True
-        await asyncio.sleep(0.1)
-        await self._fenced()
+        await self._quieten()
         self.check()
         if lost := lost_jobs(self.account):
             raise Broken(f"queue messages {lost[:10]} of {len(self.account.job_sent)} came to nobody")
@@ -176,6 +179,18 @@ class Trial:
         await remains.check(WHOLE_WITHIN_S)
         for talker in self.talkers:
             talker.is_quiet = False
+
+    async def _quieten(self) -> None:
+        """Nobody has anything on its way any more: all have ended what they were at, and are fenced since."""
+        for talker in self.talkers:
+            talker.is_quiet = True
+        until = time.monotonic() + PROGRESS_WITHIN_S
+        while busy := [talker for talker in self.talkers if not talker.is_resting]:
+            self.check()
+            if time.monotonic() > until:
+                raise Broken(f"not quiet: {', '.join(map(str, busy))}")
+            await self.look_again()
+        await self._fenced()
 
     async def _fenced(self) -> None:
         """Everybody has had a PONG since all were quiet, twice: for answers to what came with the first."""
@@ -188,17 +203,14 @@ class Trial:
                             break
                         except Exception:
                             self.check()
-                            await asyncio.sleep(0.05)
+                            await self.look_again()
 
     async def _end(self, remains: Remains) -> None:
         self.tell("end: relays finish, the first number of shards")
         await remains.finish_relays()
         await happenings.scaled(self, self.world.shards)
         await self._settle(remains)
-        for talker in self.talkers:
-            talker.is_quiet = True
-        await asyncio.sleep(0.2)
-        await self._fenced()
+        await self._quieten()
         counted = (await asyncio.to_thread(Pages.of(self.broker).json, "/varz"))["in_msgs"]
         for task in self.tasks:
             task.cancel()
@@ -221,7 +233,7 @@ class Trial:
         happening = happenings.thrown(self.dice, self.world)
         self.tell(f"end by {how.name} amid {happening.name}")
         amid = asyncio.create_task(happening.run(self, self.dice))
-        await asyncio.sleep(self.dice.choice((0.0, 0.1, 0.5, 2.0)))
+        await self.account.clock.pause(self.dice.choice((0.0, 0.1, 0.5, 2.0)))
         try:
             await asyncio.to_thread(remains.stop, how, is_sudden=True)
         finally:

@@ -31,6 +31,7 @@ class RawRoute:
         self.info: dict[str, Any] = {}
         self.infos: list[dict[str, Any]] = []
         self.system: list[Heard] = []  # what was left out
+        self.wanted_before: set[str] = set()  # "ACCOUNT subject" that others wanted when it joined
         self._left_out = tuple(f"{verb} {system} " for verb in ("RS+", "RS-", "RMSG", "HMSG"))
 
     @classmethod

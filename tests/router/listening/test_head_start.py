@@ -188,7 +188,8 @@ def test_a_flag_that_needs_the_configuration_is_not_accepted(flag: str) -> None:
     kind = next(one.kind for one in FLAGS if one.names[0] == flag)
     words = [f"--{flag}" if kind is bool else f"--{flag}={values.get(flag, '7')}"]
     words += {"user": ["--pass=x"], "pass": ["--user=x"]}.get(flag, [])
-    # (`start_early` reads the file of -c.) A log that is no file is left to who writes it: the reader of a pipe would take closing it for the end.
+    # `start_early` reads the file of -c. A log that is no file is left to who writes it: the reader of a pipe would
+    # take closing it for the end.
     assert (simple(parse(words), None) is not None) == (flag in known - {"l"})
 
 
