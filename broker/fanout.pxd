@@ -136,8 +136,8 @@ cdef class Fanout:
     cdef bint send_queued(self, OutBuf *link, const Entry *entry, const Token *queues, int n_queues, Publish *publish,
                           bint only_queues, uint64_t id, uint64_t visited) noexcept
     cdef Blob *share(self, Publish *publish, uint32_t receivers) noexcept
-    # Writes the tail anew, in the canonical form, from reply, sizes and payload; it is valid until the next call. False:
-    # no memory.
+    # Writes the tail anew, in the canonical form, from reply, sizes and payload; it is valid until the next call.
+    # False: no memory.
     cdef bint rewrite_tail(self, Publish *message) noexcept
     # Room for a rewritten tail; NULL: no memory. Valid until the next call.
     cdef uint8_t *scratch_for(self, size_t size) noexcept

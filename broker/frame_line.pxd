@@ -1,7 +1,8 @@
-# The parts of a line that frames between shards (broker.routewire) and frames between servers (broker.serverwire) share:
-# both are NATS's own route protocol.
+# The parts of a line that frames between shards (broker.routewire) and between servers (broker.serverwire) share: both
+# are NATS's own route protocol.
 #
-#   message for queue groups    … <subject> | <queue>… <sizes>    or, with a reply,    … <subject> + <reply> <queue>… <sizes>
+#   message for queue groups    … <subject> | <queue>… <sizes>
+#   with a reply                … <subject> + <reply> <queue>… <sizes>
 #   interest                    … <subject> [<queue> [<members>]]
 #   INFO, CONNECT, -ERR         the rest of the line
 
