@@ -516,15 +516,16 @@ class Worker:
         """Whether clients that are elsewhere, or on their way, need this shard."""
         assert self._shard is not None
         is_on_way = self._host is not None and (self._host.is_busy or self._links.reply_prefixes.is_busy)
-        return is_on_way or self._shard.imports_exports.service_imports.waiting > 0
+        is_unsent = any(session.link.pending_bytes for session in self._links.sessions)
+        return is_on_way or is_unsent or self._shard.imports_exports.service_imports.waiting > 0
 
     def _on_departed(self) -> None:
         self._shard.stop_listening()
         self._has_drained = True
+        # Links may still hold frames for siblings, who close them once the router has told them that we have left.
+        self._shard.reactor.finish()
         self._channel.send(control.Drained(self._relay is not None and self._relay.clients > 0))
         self._close_ways()
-        # Links may still hold frames for siblings: send them before the process exits.
-        self._shard.reactor.finish()
         self._loop.call_later(LAST_WORDS_S, self._end_or_relay)
 
     def _on_gateway_left(self) -> None:

@@ -125,6 +125,9 @@ class LinkSocket(Protocol):
     def kick(self, reason: CloseReason) -> None:
         """Close it; its session is told later."""
 
+    def drain(self) -> None:
+        """Read what has come, also the end."""
+
 
 class Transport(Protocol):
     """How shards reach each other: `LinkSockets`, or its substitute in simulations. It listens from the start."""
@@ -268,6 +271,7 @@ class Links:
         """The router's list of shards whose link sockets listen, this shard included."""
         known = {sibling.shard: sibling for sibling in shards}
         us = known.pop(self._hello.shard, None)
+        self._hear_out(known)
         for shard, sibling in known.items():
             before = self._siblings.get(shard)
             if before is not None and before.boot_id == sibling.boot_id:
@@ -292,6 +296,14 @@ class Links:
                 self._dial(sibling)
         if us is not None:
             self._look_whether_ready()
+
+    def _hear_out(self, known: dict[int, LinkedShard]) -> None:
+        """Read what those have sent that are not listed any more: the list may have overtaken their last messages."""
+        for shard, session in list(self._sessions.items()):
+            assert session.hello is not None and session.socket is not None
+            sibling = known.get(shard)
+            if sibling is None or sibling.boot_id != session.hello.boot_id:
+                session.socket.drain()
 
     def _is_being_dialled(self, sibling: LinkedShard) -> bool:
         # (Not the object: a list without this shard may have come in between, as from a router that took over.)

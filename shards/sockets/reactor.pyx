@@ -80,6 +80,7 @@ cdef enum:
     # begins a page. malloc() put the buffer 16 bytes into one: 4 KiB took 3.2 us to read and send on instead of 1.9.
     READ_BUFFER_AT = 2048
     PAGE_BYTES = 4096
+    DRAIN_READS = 64                # of a connection that is about to be closed
     STALL_US = 100000               # a sender waits for a slow receiver at most this long at a time
     LEAVE_SLICE = 20000             # subscriptions of a closed client removed per round: some 5 ms
 
@@ -355,6 +356,17 @@ cdef class Socket(Source):
         """End this connection with this CloseReason; no error is sent."""
         self.peer.close(<CloseReason>reason)
         out_call(&self.peer.out)
+
+    def drain(self):
+        """Read what has come, also the end; at most DRAIN_READS times, because the other end may still send."""
+        cdef size_t before
+        for _ in range(DRAIN_READS):
+            if self.fd < 0 or self.peer.out.close_reason != CLOSE_NONE:
+                return
+            before = self.reactor.round.bytes_read
+            self.read()
+            if self.reactor.round.bytes_read == before:
+                return
 
     @property
     def is_hung_up(self) -> bool:

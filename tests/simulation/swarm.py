@@ -119,6 +119,13 @@ class End(Pipe):
     def kick(self, _reason: CloseReason) -> None:
         self.process.loop.call_soon(self.end)
 
+    def drain(self) -> None:
+        """What has been sent to this end is in its socket."""
+        data = b"" if self.is_cut else self.other.take(ALL)
+        if data and self.socket is not None:
+            self.process.swarm.note(self.other.reader.lines(data), self.other)
+            self.process.engine.probe.feed(self.socket, data, [])
+
     def end(self) -> None:
         """Close this end; the other end is told after it has read what was sent."""
         if self.socket is not None and not self.socket.is_over:
@@ -937,14 +944,18 @@ class Swarm:
                 end.process.engine.probe.set_takes(end.socket, self._capacity - end.on_its_way)
             if reroutes.n_pending - reroutes.n_sent_on > waiting and not any(b" _R_" in line for line in lines):
                 self.seen["out-of-step wait"] += 1
-            told = told_of(lines, self.seen)
-            if told:
-                self.on_frames(end, told)
+            self.note(lines, end)
         else:
             if end.is_cut and there.is_open:
                 self.on_break(there.in_flight(), there.lost())
             there.end()
         self.turn()
+
+    def note(self, lines: list[bytes], end: End) -> None:
+        """Frames of this end are read at the other one."""
+        told = told_of(lines, self.seen)
+        if told:
+            self.on_frames(end, told)
 
     def mark(self, end: End) -> None:
         """Give a link its mark when it is joined; the mark is small here."""

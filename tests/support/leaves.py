@@ -57,6 +57,16 @@ async def payloads(client: Client, count: int) -> list[bytes]:
     return [frame.payload for frame in await client.messages(count, 20)]
 
 
+async def check_own_account(at_leaf: Client, inside: Client, outside: Client) -> None:
+    """A leaf node's client hears of the hub's who is in its account, and not who is outside."""
+    await subscribed(at_leaf, "own 1")
+    await know(inside, at_leaf)
+    await outside.send("PUB own 1\r\nx\r\n")
+    await outside.flush()
+    await inside.send("PUB own 1\r\ny\r\n")
+    assert await payloads(at_leaf, 1) == [b"y"]
+
+
 async def check_request(asker: Client, service: Client, subject: str, queue: str = "") -> None:
     """A request of one reaches the other, who is in this queue group, and so does the answer back."""
     await subscribed(service, f"{subject} {queue} 9")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.authority import Authority, Pair
-from tests.support.leaves import Net, hub_port, know, payloads, subscribed
+from tests.support.leaves import Net, check_own_account, hub_port
 from tests.support.servers import Broker
 from tests.system.test_leaf import Start, net, start
 
@@ -53,12 +53,7 @@ async def is_in(net: Net, hub: Broker, leaf: Broker, user: str) -> None:
     inside = await net.client(hub, **{"user": user, "pass": user})
     other = "b" if user == "a" else "a"
     outside = await net.client(hub, **{"user": other, "pass": other})
-    await subscribed(at_leaf, "own 1")
-    await know(inside, at_leaf)
-    await outside.send("PUB own 1\r\nx\r\n")
-    await outside.flush()
-    await inside.send("PUB own 1\r\ny\r\n")
-    assert await payloads(at_leaf, 1) == [b"y"]
+    await check_own_account(at_leaf, inside, outside)
 
 
 @pytest.mark.parametrize("way", ["nats", "wss"])

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.authority import Authority
 from tests.support.framed import BINARY, PING, FramedClient, connect, frame, request, upgrade, websocket_port
-from tests.support.leaves import Net, hub_port, know, payloads, subscribed
+from tests.support.leaves import Net, check_own_account, hub_port, know, payloads, subscribed
 from tests.support.pipe import Pipe
 from tests.support.servers import KINDS, Broker
 from tests.support.turns import until
@@ -125,12 +125,7 @@ async def test_who_logs_in_by_url_is_in_its_account(start: Start, net: Net, kind
     leaf = leaf_of(start, kinds[1], f"ws://a:p@127.0.0.1:{port}")
     at_leaf = await net.client(leaf)
     inside, outside = [await net.client(hub, **{"user": name, "pass": "p"}) for name in ("a", "b")]
-    await subscribed(at_leaf, "own 1")
-    await know(inside, at_leaf)
-    await outside.send("PUB own 1\r\nx\r\n")
-    await outside.flush()
-    await inside.send("PUB own 1\r\ny\r\n")
-    assert await payloads(at_leaf, 1) == [b"y"]
+    await check_own_account(at_leaf, inside, outside)
     wrong = leaf_of(start, kinds[1], f"ws://a:q@127.0.0.1:{port}")
     wrong.log.wait_line("(the hub said: |Leafnode Error ').*Authorization Violation", 20.0)
 

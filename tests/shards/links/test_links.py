@@ -386,6 +386,18 @@ def test_a_shard_that_the_router_calls_gone_leaves_no_hole(swarm: Swarm) -> None
     assert low.said == ["ready"]
 
 
+def test_what_a_shard_sent_before_the_router_called_it_gone_is_read(swarm: Swarm) -> None:
+    low, high = swarm.start(0), swarm.start(1)
+    swarm.tell(low, high)
+    (there,), (here,) = low.links.sessions, high.links.sessions
+    here.link.send(b"RMSG $G a 1\r\nx\r\n" * 3)
+    high.reactor.finish()
+    low.links.on_linked_shards([low.linked_shard])
+    assert there.link.in_msgs == 3
+    swarm.run()
+    assert low.links.sessions == [] and low.said == ["ready"]
+
+
 def test_a_hole_is_closed_by_the_word_that_the_shard_is_gone(swarm: Swarm) -> None:
     low, high = swarm.start(0), swarm.start(1)
     swarm.tell(low, high)
