@@ -516,8 +516,8 @@ class Worker:
         """Whether clients that are elsewhere, or on their way, need this shard."""
         assert self._shard is not None
         is_on_way = self._host is not None and (self._host.is_busy or self._links.reply_prefixes.is_busy)
-        is_unsent = any(session.link.pending_bytes for session in self._links.sessions)
-        return is_on_way or is_unsent or self._shard.imports_exports.service_imports.waiting > 0
+        is_asked = self._shard.imports_exports.service_imports.waiting > 0
+        return is_on_way or is_asked or self._links.has_unsent
 
     def _on_departed(self) -> None:
         self._shard.stop_listening()

@@ -214,6 +214,11 @@ class Links:
         """The links that carry messages, by the sibling's number."""
         return [self._sessions[shard] for shard in sorted(self._sessions)]
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether any sibling has yet to be sent what it is to have."""
+        return any(session.link.pending_bytes for session in self._sessions.values())
+
     def listen_anew(self) -> None:
         """Listen again at the same path, whose file was removed; existing links are unaffected."""
         self._sockets.listen_anew()

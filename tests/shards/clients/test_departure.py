@@ -243,7 +243,8 @@ class Router:
             imports_exports=SimpleNamespace(service_imports=self.service_imports),
             stop_listening=lambda: self.steps.append("stop listening"),
         )
-        self.worker._links = SimpleNamespace(close=lambda: self.steps.append("close links"))  # type: ignore[assignment]
+        self.links = SimpleNamespace(close=lambda: self.steps.append("close links"), has_unsent=False)
+        self.worker._links = self.links  # type: ignore[assignment]
         self.worker._channel.send = lambda message: self.steps.append(type(message).__name__)  # type: ignore[method-assign]
 
     def says(self, message: control.ControlMessage) -> None:
@@ -272,7 +273,7 @@ async def test_a_shard_that_is_scaled_away_takes_its_queue_in_before_it_closes_i
     clock.advance(QUIET_S - STEP_S)
     assert router.steps == [] and not router.worker.done.done()
     clock.advance(4 * STEP_S)
-    assert router.steps == ["stop listening", "Drained", "close links", "finish"]
+    assert router.steps == ["stop listening", "finish", "Drained", "close links"]
     assert not router.worker.done.done()  # what links hold for siblings goes out first
     clock.advance(1.0)
     assert router.worker.done.result() == 0
@@ -299,6 +300,18 @@ async def test_answers_that_are_due_come_before_the_shard_through_which_they_com
     clock.advance(QUIET_S + 3.0)
     assert "Drained" not in router.steps
     router.service_imports.waiting = 0
+    clock.advance(2 * STEP_S)
+    assert "Drained" in router.steps
+
+
+async def test_what_siblings_are_to_have_goes_out_before_the_shard_that_has_it(
+    router: Router, clock: Clock, clients: Clients
+) -> None:
+    router.links.has_unsent = True
+    router.says(control.Drain(10.0))
+    clock.advance(QUIET_S + 3.0)
+    assert "Drained" not in router.steps
+    router.links.has_unsent = False
     clock.advance(2 * STEP_S)
     assert "Drained" in router.steps
 
