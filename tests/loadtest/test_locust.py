@@ -222,9 +222,9 @@ def test_the_page_has_our_options_and_shows_a_run(broker: Broker, tmp_path: Path
                 options = browser.value("Object.keys(window.templateArgs.extra_options).sort().join()")
                 assert options == "even,payload,rate,subjects,zipf"
                 assert "hunter2" not in browser.value("document.documentElement.outerHTML")
-                # A click on a page that is still being drawn again may be lost: click until the run has begun.
-                is_ready = "document.body.innerText.includes('READY')"
-                browser.wait(f"({is_ready} && document.querySelector('button[type=submit]')?.click(), !{is_ready})", 40)
+                # A click on a page that is still being drawn again may be lost: click until it says that it runs.
+                is_on = "/SPAWNING|RUNNING/.test(document.body.innerText.toUpperCase())"
+                browser.wait(f"({is_on} || document.querySelector('button[type=submit]')?.click(), {is_on})", 40)
                 for name in ("fanout delivery", "job done", "own words", "request", "telemetry delivery"):
                     browser.wait(f"document.body.innerText.includes({name!r})", 40)
                 assert "hunter2" not in browser.value("document.documentElement.outerHTML")
