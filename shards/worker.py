@@ -58,6 +58,8 @@ TELL_EVERY_S = 1.0
 ROUTER_LATE_S = 60.0
 # What a relay's clients have to take their last bytes when the broker stops. Shorter than the router waits.
 STOP_WITHIN_S = 1.5
+# At the broker's start clients are not accepted before the gateway has tried to reach the members, or this has passed.
+CLUSTER_WITHIN_S = 1.0
 
 
 def run(control_fd: int, lifeline_fd: int) -> int:
@@ -116,6 +118,7 @@ class Worker:
         self._is_relay = False  # and that is all: this is no shard any more
         self._relay_ends_at_s = 0.0
         self._telling: asyncio.TimerHandle | None = None
+        self._waits_for_cluster: asyncio.TimerHandle | None = None  # with clients, at the broker's start
 
     # ---- control channel
 
@@ -183,6 +186,9 @@ class Worker:
                 self._shard.system.on_reply(message)
             case control.ClusterNews():
                 self._shard.on_cluster_news(message)
+                if self._waits_for_cluster is not None:
+                    self._waits_for_cluster.cancel()
+                    self._serve()
             case control.SystemEvent() if self._gateway is not None:
                 if message.is_last_word:
                     self._gateway.say_last_word(message.subject, message.payload)
@@ -437,10 +443,25 @@ class Worker:
         self._channel.send(control.HasHeadroom(has_headroom))
 
     def _on_ready(self) -> None:
-        """Synchronised with every sibling: accept clients only now, or their messages would miss remote subscribers."""
+        """Synchronised with every sibling: accept clients only now, or their messages would miss remote subscribers.
+
+        Members of the cluster are waited for, too, for a moment: their clients then know of this broker before its own
+        clients are here, and these hear of them in their first INFO.
+        """
         assert self._boot is not None
+        cluster = self._boot.options.cluster
         if self._gateway is not None:
             self._gateway.start()
+        elif cluster.port and cluster.routes and self._boot.cluster is None:
+            self._waits_for_cluster = self._loop.call_later(CLUSTER_WITHIN_S, self._serve)
+            return
+        self._serve()
+
+    def _serve(self) -> None:
+        assert self._boot is not None
+        self._waits_for_cluster = None
+        if self._departure is not None:
+            return  # the broker ends already
         self._shard.listen(self._boot.listener_fds, self._boot.websocket_fds)
         if self._boot.handoff_fd >= 0:
             self._handoff = socket.socket(fileno=self._boot.handoff_fd)

@@ -15,7 +15,8 @@ class ClusterTeller:
     """Tells a member that is new at once, as nats-server does, unless something was told just now; all else together.
 
     A client that connects behind such a word hears of that member in its first INFO and of nothing more. Who leaves is
-    often back at once. `news`: what there is to tell. `tell`: called with it where it is not what was told last.
+    often back at once. `news`: what there is to tell. `tell`: called with it where it is not what was told last;
+    not before begin().
     """
 
     def __init__(
@@ -26,11 +27,18 @@ class ClusterTeller:
         self._tell = tell
         self._told: ClusterNews | None = None
         self._gathering: asyncio.TimerHandle | None = None
+        self._has_begun = False
         self._is_closed = False
+
+    def begin(self) -> None:
+        """Say the first word, unless it has been said."""
+        if not self._has_begun:
+            self._has_begun = True
+            self.changed()
 
     def changed(self) -> None:
         """Something may have changed."""
-        if self._gathering is None and not self._is_closed:
+        if self._gathering is None and self._has_begun and not self._is_closed:
             self._gather()
             self._loop.call_soon(self._tell_of_newcomers)
 

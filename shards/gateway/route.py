@@ -87,6 +87,9 @@ class RouteOwner(Protocol):
     def on_news(self, session: RouteSession, info: ServerInfo) -> None:
         """The member told something new of itself."""
 
+    def on_answered(self, session: RouteSession) -> None:
+        """The member was dialled, and has read our interest."""
+
     def on_self(self, session: RouteSession) -> None:
         """It is this broker that was dialled."""
 
@@ -305,6 +308,8 @@ class RouteSession:
         """It is the member's connection: tell it the interest here, and send it messages from now on."""
         self.is_member = self.was_member = True
         self.link.begin()
+        if self.is_configured:
+            self._send_ping()  # its PONG: the member has read all that
 
     def _apply_permissions(self, info: ServerInfo) -> None:
         """Ours, and the member's: it does not want what it does not import, and gives nothing that it does not export.
@@ -335,6 +340,8 @@ class RouteSession:
         if self._is_on_trial:
             self._is_on_trial = False
             self._owner.on_introduced(self)
+        elif self.is_member and self.is_configured:
+            self._owner.on_answered(self)
 
     def on_early(self) -> None:
         """Interest or a message, and the member has not joined: after its CONNECT that counts."""

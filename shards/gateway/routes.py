@@ -50,6 +50,8 @@ AGAIN_S = 1.0
 AGAIN_SPREAD_S = 0.1
 # A connection that is as young was dialled by both ends at once; the member does not know an older one any more.
 YOUNG_S = 5.0
+# Members that are configured are waited for so long at the start, before shards are told to take clients.
+FIRST_WORD_S = 0.25
 # So long after its start a gateway only adds to what clients have been told: the one before may have known more.
 SETTLE_S = 3.0
 # Members that others tell of and that are being dialled; a cluster has fewer.
@@ -106,6 +108,7 @@ class Routes:
         self._members: dict[str, RouteSession] = {}
         self._spares: dict[str, list[RouteSession]] = {}  # connections beside the member's one
         self._dialled: dict[tuple[str, int], Dialled] = {}
+        self._untried: set[tuple[str, int]] = set()  # configured ones that have not answered yet, nor failed to
         self._own_urls: tuple[list[str], list[str]] = ([], [])
         self._had_members = False
         self.leaf_url = ""  # where leaf nodes connect to this broker; "": members are not told
@@ -141,8 +144,19 @@ class Routes:
             logger.warning("Cluster name was dynamically generated, consider setting one")
         self._learn_own_urls()
         self._loop.call_later(SETTLE_S, self._settle)
-        self._teller.changed()
-        self._dial_configured()
+        self._untried = {(one.host, one.port) for one in self._addresses()}
+        if self._untried:
+            self._loop.call_later(FIRST_WORD_S, self._teller.begin)
+            self._dial_configured()
+        else:
+            self._teller.begin()
+
+    def _has_tried(self, address: Address) -> None:
+        """That member has answered, or cannot be reached: shards take clients once this is said of all."""
+        if self._untried:
+            self._untried.discard((address.host, address.port))
+            if not self._untried:
+                self._teller.begin()
 
     def _settle(self) -> None:
         self._is_settled = True
@@ -291,6 +305,7 @@ class Routes:
                 continue
             attempts += 1
             session = await self._dial_once(dialled, attempts)
+            self._has_tried(dialled.address)
             if session is not None:
                 if session.is_self:
                     break
@@ -556,6 +571,11 @@ class Routes:
             self._tell_leaf_nodes()
         if not spares:
             self._spares.pop(server_id, None)
+
+    def on_answered(self, session: RouteSession) -> None:
+        """A member that was dialled knows this broker now, and has told its interest."""
+        assert session.dialled is not None
+        self._has_tried(session.dialled)
 
     def on_self(self, session: RouteSession) -> None:
         """The broker has dialled itself; it does so no more."""

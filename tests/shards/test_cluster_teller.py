@@ -49,6 +49,9 @@ def cluster() -> Iterator[Told]:
     loop = Clock()
     told = Told(loop)
     told.become(0)
+    assert not told.told, "members are being dialled"
+    told.teller.begin()
+    loop.pass_s(0.0)
     yield told
     loop.close()
 

@@ -339,6 +339,31 @@ async def test_clients_and_pages_tell_of_the_cluster(members: list[Broker], net:
     assert route["in_msgs"] and route["out_msgs"] and route["subscriptions"] and not route["did_solicit"]
 
 
+@pytest.mark.parametrize("kind", EVERY_KIND)
+async def test_who_connects_to_a_new_member_finds_the_cluster_complete(start: Start, net: Net, kind: str) -> None:
+    """Its first client hears of the others at once, and those of nats-servers have heard of it.
+
+    It is waited for, but not for long: on a busy machine not each start is in time.
+    """
+    there = start(kind, cluster_config("there"))
+    for number in range(6):
+        here = start("gnatswarm-2", cluster_config(f"here{number}", (route_port(there),)))
+        clients = [await net.client(broker) for broker in (here, there)[: 2 if kind.startswith("nats") else 1]]
+        urls = {f"127.0.0.1:{one.port}" for one in (here, there)}
+        if all(urls <= set(client.info.get("connect_urls", ())) for client in clients):
+            return
+    raise AssertionError("its first clients were told later, each time")
+
+
+async def test_a_member_that_cannot_be_reached_keeps_nobody_waiting(start: Start, net: Net) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(1)  # who connects there hears nothing
+        here = start("gnatswarm-2", cluster_config("here", (silent.getsockname()[1], 1)))
+        client = await net.client(here)
+        assert client.info["cluster"] == "marsh"
+
+
 async def test_a_route_has_the_keys_of_the_newer_server_where_it_is_asked_for(start: Start) -> None:
     brokers = [start("nats-server-2.15", cluster_config("there"))]
     brokers.append(start("gnatswarm-1-as-2.15", cluster_config("here", (route_port(brokers[0]),))))
