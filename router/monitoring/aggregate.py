@@ -343,7 +343,7 @@ def joined(rows: Iterable[ConnectionRow]) -> list[ConnectionRow]:
 def connection(
     shard: int, row: ConnectionRow, now_us: int, *, shows_user: bool = False, subs: str = "", has_tags: bool = False
 ) -> Document:
-    """One connection, as /connz shows it; `has_tags`: with the fields in which 2.15 names the account."""
+    """One connection, as /connz shows it; `has_tags`: as 2.15 tells of users and accounts."""
     until_us = row.stop_us or now_us
     document: Document = {
         "cid": row.cid,
@@ -379,8 +379,8 @@ def connection(
         document["tls_cipher_suite"] = row.tls_cipher_suite
     if row.publish_waits:
         document["publish_waits"] = row.publish_waits
-    if shows_user and row.user:
-        document["authorized_user"] = row.user
+    if shows_user and (row.user or (has_tags and row.login == "token")):
+        document["authorized_user"] = row.user or "[REDACTED]"  # (2.9 shows the token here)
     if shows_user and row.account not in ("", GLOBAL_ACCOUNT):
         document["account"] = row.account
     if shows_user and has_tags:

@@ -112,3 +112,24 @@ async def test_who_was_refused_is_shown_with_what_it_said_of_itself(config: str)
             await asyncio.to_thread(running.stop)
     assert shown[0] == shown[1]
     assert shown[1][0]["name"] == "n"
+
+
+async def test_whoever_has_the_token_is_shown_without_it() -> None:
+    """nats-server 2.9 shows the token. Here nothing is shown of a wrong one."""
+    shown = []
+    for kind in ("nats-server-2.15", "gnatswarm-2-as-2.15", "gnatswarm-2"):
+        running = broker(kind, "authorization { token: abc }").start()
+        try:
+            pages = Pages.of(running)
+            for token in ("abc", "wrong"):
+                client = await Client.connect(running.port, None)
+                await client.send(f'CONNECT {{"auth_token":"{token}","verbose":false}}\r\nPING\r\n')
+                assert (await client.read_frame()).verb == ("PONG" if token == "abc" else "-ERR")
+                client.close()
+            page = await pages.wait("/connz?state=closed&auth=1", lambda page: page["total"] == 2)
+            rows = sorted(page["connections"], key=lambda row: int(row["cid"]))
+            shown.append([row.get("authorized_user") for row in rows])
+        finally:
+            await asyncio.to_thread(running.stop)
+    assert shown[0][0] == "[REDACTED]" and shown[1] == ["[REDACTED]", None]
+    assert shown[2] == [None, None]
