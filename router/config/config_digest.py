@@ -7,7 +7,6 @@ password against the digest, as with nats-server. So it is computed only for `co
 
 from __future__ import annotations
 
-import json
 import sys
 
 # Python's own SHA-256: `hashlib` would load OpenSSL at every start with a file.
@@ -15,6 +14,8 @@ if sys.version_info >= (3, 12):
     from _sha2 import sha256  # type: ignore[import-not-found, unused-ignore]
 else:
     from _sha256 import sha256  # type: ignore[import-not-found, unused-ignore]
+
+import msgspec
 
 from gnatswarm.router.config.conf_tree import Block, List, Node
 
@@ -24,17 +25,24 @@ _ESCAPED = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
 
 def config_digest(tree: Block) -> str:
     """`sha256:` and 64 hexadecimal digits."""
-    text = json.dumps(_plain(tree), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    text = msgspec.json.encode(_plain(tree), order="sorted").decode()
     written = text.translate(_ESCAPED) + "\n"
-    return f"sha256:{sha256(written.encode('utf-8', 'replace')).hexdigest()}"
+    return f"sha256:{sha256(written.encode()).hexdigest()}"
 
 
 def _plain(node: Node) -> object:
     if isinstance(node, Block):
-        return {entry.key: _plain(entry.value) for entry in node}
+        return {_text(entry.key): _plain(entry.value) for entry in node}
     if isinstance(node, List):
         return [_plain(item) for item in node.items]
     value = node.value
     if isinstance(value, float) and value.is_integer():
         return int(value)  # Go writes 5.0 as 5
-    return value if isinstance(value, str | int | float) else value.strftime("%Y-%m-%dT%H:%M:%SZ")
+    if isinstance(value, str):
+        return _text(value)
+    return value if isinstance(value, int | float) else value.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _text(value: str) -> str:
+    """Without what is no Unicode: bytes of the file that are no UTF-8."""
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()

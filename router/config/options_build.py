@@ -29,7 +29,7 @@ from gnatswarm.broker.options import (
     Tls,
     WebSocket,
 )
-from gnatswarm.broker.version import NEW
+from gnatswarm.broker.version import DEFAULT_COMPATIBILITY, NEW
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config.conf_tree import (
     Block,
@@ -187,7 +187,7 @@ class _Building:
             leafnodes=leafnodes,
             cluster=cluster,
             config_file=line.config_file,
-            config_digest=_digest(parsed) if top.get("compatibility") == NEW else "",
+            config_digest=_digest(parsed) if self._is_like_newer else "",
             notices=tuple(str(notice) for notice in [*self.warnings, *self.notices]),
         )
         return Built(options, tuple(str(warning) for warning in self.warnings))
@@ -331,11 +331,11 @@ class _Building:
             self._set(self.accounts_at, {"users": (users if isinstance(users, tuple) else ()) + accounts.users})
         elif accounts.accounts and not users and not any(self.settings.get(field) for field in _CREDENTIALS):
             self._notice(self.accounts_at, "no account has a user", "nobody has to authenticate")
-        if self.settings.get("compatibility") != NEW and any(one.trace_destination for one in accounts.accounts):
+        if not self._is_like_newer and any(one.trace_destination for one in accounts.accounts):
             self._notice(self.accounts_at, 'message tracing needs compatibility: "2.15"', "nothing is traced")
 
     def _check_name(self) -> None:
-        if " " in str(self.settings.get("server_name", "")) and self.settings.get("compatibility") == NEW:
+        if " " in str(self.settings.get("server_name", "")) and self._is_like_newer:
             self._problem(self._place("server_name"), "server name cannot contain spaces", "write it without")
 
     def _check_credentials(self) -> None:
@@ -429,7 +429,7 @@ class _Building:
             self._notice(place, "a cluster without a port has no members", "add port: 6222 if it should have some")
         if settings.get("fence") == "cluster" and not settings.get("cluster.port"):
             self._notice(self._place("fence"), '"fence: cluster" without a cluster', "add cluster { port: 6222 }")
-        if " " in str(settings.get("cluster.name", "")) and settings.get("compatibility") == NEW:
+        if " " in str(settings.get("cluster.name", "")) and self._is_like_newer:
             self._problem(place, "cluster name cannot contain spaces or newlines", "write it without")
         if settings.get("cluster.password") and not settings.get("cluster.user"):
             self._problem(place, "cluster: a password without a user lets every server in", "add a user")
@@ -559,6 +559,11 @@ class _Building:
     def _set(self, at: Position, settings: Settings) -> None:
         self.settings |= settings
         self.places |= dict.fromkeys(settings, at)
+
+    @property
+    def _is_like_newer(self) -> bool:
+        """As `Options.is_like_newer`, of options that are being read."""
+        return self.settings.get("compatibility", DEFAULT_COMPATIBILITY) == NEW
 
     def _place(self, *fields: str) -> Position:
         """Where the first of these was set."""

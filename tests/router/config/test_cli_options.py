@@ -80,7 +80,7 @@ def get(options: Options, field: str) -> Any:
         ("host: a\nlisten: 99", "host", "a"),
         ("listen: '*:99'", "host", ""),
         ("listen: localhost:-1", "port", -1),
-        ("server_name: 'a b'", "server_name", "a b"),
+        ("server_name: 'a-b'", "server_name", "a-b"),
         ("server_tags: [A, 'b c']", "server_tags", ("a", "b c")),
         ('compatibility: "2.15"', "compatibility", "2.15"),
         ("compatibility: 2.15", "compatibility", "2.15"),
@@ -218,7 +218,16 @@ def test_flags_win_over_the_file(built: Build) -> None:
         limits=Limits(max_payload_bytes=1000),
         sharding=Sharding(shards=2),
         config_file=options.config_file,
+        config_digest=options.config_digest,
     )
+
+
+def test_what_is_not_asked_for_is_as_on_the_newer_server(built: Build, refusals: Callable[..., list[str]]) -> None:
+    assert built("port: -1").options.config_digest.startswith("sha256:")
+    assert built("port: -1", "--compatibility", "2.9").options.config_digest == ""
+    for text in ("server_name: 'a b'", "cluster { port: -1, name: 'a b' }"):
+        assert refusals(text)
+        assert not built(text, "--compatibility", "2.9").options.notices
 
 
 def test_a_flags_credentials_replace_the_files_whole(built: Build, refusals: Callable[..., list[str]]) -> None:
@@ -391,10 +400,11 @@ def test_what_newer_servers_have_in_blocks_is_announced(built: Build, text: str,
     ],
 )
 def test_where_traces_go_that_a_traceparent_asks_for(built: Build, text: str, expected: tuple[str, int]) -> None:
-    options = built(f'compatibility: "2.15"\naccounts {{ A {{ users [ {{user: a, password: b}} ], {text} }} }}').options
+    accounts = f"accounts {{ A {{ users [ {{user: a, password: b}} ], {text} }} }}"
+    options = built(accounts).options
     (account,) = [one for one in options.accounts if one.name == "A"]
     assert (account.trace_destination, account.trace_percent) == expected and options.notices == ()
-    (notice,) = built(f"accounts {{ A {{ users [ {{user: a, password: b}} ], {text} }} }}").options.notices
+    (notice,) = built(f'compatibility: "2.9"\n{accounts}').options.notices
     assert "message tracing needs compatibility" in notice
 
 

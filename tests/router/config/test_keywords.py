@@ -66,7 +66,7 @@ def test_subjects_are_mapped():
 
 def test_values_come_through_as_they_are():
     found = options(
-        server_name="a b",
+        server_name="a-b",
         max_payload=4096,
         max_pending="8MB",
         ping_interval=0.25,
@@ -78,7 +78,7 @@ def test_values_come_through_as_they_are():
         stats={"window": 2, "dir": "/tmp/s"},
         http_port=-1,
     )
-    assert (found.server_name, found.server_tags) == ("a b", ("x", "y"))
+    assert (found.server_name, found.server_tags) == ("a-b", ("x", "y"))
     assert (found.limits.max_payload_bytes, found.limits.max_pending_bytes) == (4096, 8 * 2**20)
     assert (found.limits.ping_interval_s, found.limits.write_deadline_s) == (0.25, 3.0)
     assert (found.limits.lame_duck_duration_s, found.logging.debug, found.pid_file) == (45.0, True, "/tmp/x.pid")
