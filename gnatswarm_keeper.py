@@ -252,6 +252,9 @@ class _Keeper:
             if self._router_pid == 0:
                 code = self._after_router() if self._due is None else self._try_again(*self._due)
                 if code is not None:
+                    # What a signal could ask for is done. Python would let it end this process, with another code.
+                    for number in HANDLED_SIGNALS:
+                        signal.signal(number, signal.SIG_IGN)
                     return code
 
     # ---- events

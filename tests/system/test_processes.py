@@ -50,6 +50,18 @@ def test_a_stopped_broker_leaves_with_the_exit_code_of_nats_server(start_broker,
     assert session_pids(broker.pid) == []
 
 
+@pytest.mark.kinds("gnatswarm-2")
+def test_signals_that_come_as_it_exits_change_no_exit_code(start_broker):
+    """A process group may be told to stop process by process, and the second one may come late."""
+    for _ in range(3):
+        broker = start_broker()
+        broker.send_signal(signal.SIGTERM)
+        broker.log.wait_line("Server Exiting")
+        while broker.process.poll() is None:
+            broker.send_signal(signal.SIGTERM)
+        assert broker.wait_exit() == 1
+
+
 @pytest.mark.parametrize(("sent", "code"), EXIT_CODES, ids=lambda value: getattr(value, "name", value))
 async def test_a_stopped_broker_closes_its_clients(start_broker, cluster_of, sent, code):
     broker = start_broker()
