@@ -296,7 +296,7 @@ class Cluster(_Discreet, frozen=True, forbid_unknown_fields=True):
 
     name: str = ""  # the same on all members; "": one is made up, and given up for another member's
     host: str = ""  # address to listen on for other members; "": every address
-    port: int = 0  # 0: no cluster, -1: any free one
+    port: int = 0  # 0: no members, but clients and leaf nodes are told the name; -1: any free one
     routes: tuple[str, ...] = ()  # members to connect to, as nats://[user:password@]host:port; they tell of the others
     advertise: str = ""  # host[:port] at which other members reach this broker; "": where they see it
     no_advertise: bool = False  # clients are not told of other members, nor theirs of this broker
@@ -359,6 +359,16 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     def has_gateway(self) -> bool:
         """Whether a process of its own connects this broker to other servers."""
         return bool(self.leafnodes.remotes or self.leafnodes.port or self.cluster.port)
+
+    @property
+    def stated_cluster(self) -> str:
+        """The configured name of the cluster, which clients are told without a port for members, too; "": none is.
+
+        As on nats-server, a leaf node that has a name and is in no cluster is one of that name.
+        """
+        if self.cluster.port or self.cluster.name:
+            return self.cluster.name
+        return self.server_name if self.leafnodes.remotes else ""
 
     @property
     def server_ports(self) -> dict[str, tuple[str, int]]:

@@ -16,8 +16,9 @@ def greet(options: Options, program: str, server_id: str, server_name: str) -> N
     log.info("  Version:  %s", options.server_version if program == "nats-server" else OWN_VERSION)
     if program == "nats-server":
         log.info("  Git:      [not set]")  # as of a nats-server that a distribution has built
-    if options.cluster.port and options.cluster.name:
-        log.info("  Cluster:  %s", options.cluster.name)
+    # (2.15 does not say here, nor in /varz, that a leaf node is a cluster of its own name)
+    if cluster := options.cluster.name if options.is_like_newer else options.stated_cluster:
+        log.info("  Cluster:  %s", cluster)
     log.info("  Name:     %s", server_name)
     log.info("  ID:       %s", server_id)
     if has_plain_password(options):

@@ -100,7 +100,7 @@ class Shard:
             self.fanout,
             self.mesh,
             server_name=server_name,
-            cluster=self._news.name if self._news is not None else "",
+            cluster=self._cluster_name,
         )
         sessions: dict[int, ClientSession] = {}
         self.system = System(
@@ -109,7 +109,7 @@ class Shard:
             fanout=self.fanout,
             mesh=self.mesh,
             page=page,
-            server=ServerIdentity(server_id, server_name, options),
+            server=ServerIdentity(server_id, server_name, options, self._cluster_name),
             sessions=sessions,
             tell=tell,
             may_answer=has_clients,
@@ -197,11 +197,15 @@ class Shard:
         if self._news_for_clients() != line:
             self.clients.announce(self._info_template(self._options))
 
+    @property
+    def _cluster_name(self) -> str:
+        return self._news.name if self._news is not None else self._options.stated_cluster
+
     def _news_for_clients(self) -> dict[str, Any]:
         """The values of INFO that are about the cluster."""
         news = self._news
         if news is None:
-            return {}
+            return {"cluster": self._cluster_name}
         return {
             "cluster": news.name,
             "connect_urls": [*news.own_urls, *news.urls],
@@ -220,6 +224,9 @@ class Shard:
         listeners = self.imports_exports.configure(options)
         self.clients.reload(options, self._info_template(options), listeners)
         self.system.configure(options)
+        if self._news is None:
+            self.imports_exports.set_cluster(self._cluster_name)
+            self.system.set_cluster(self._cluster_name, 0)
         self.imports_exports.service_imports.system_account = options.system_account.encode()
         if self._tracing is not None:
             self._tracing.configure(options)

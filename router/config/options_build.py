@@ -425,8 +425,6 @@ class _Building:
         if settings.get("cluster.routes") and not settings.get("cluster.port"):
             what = "solicited routes require cluster capabilities, e.g. --cluster"
             self._problem(place, what, "add cluster { port: 6222 }")
-        elif settings.get("cluster.name") and not settings.get("cluster.port"):
-            self._notice(place, "a cluster without a port has no members", "add port: 6222 if it should have some")
         if settings.get("fence") == "cluster" and not settings.get("cluster.port"):
             self._notice(self._place("fence"), '"fence: cluster" without a cluster', "add cluster { port: 6222 }")
         if " " in str(settings.get("cluster.name", "")) and self._is_like_newer:

@@ -142,7 +142,8 @@ def varz(facts: Facts, requests: dict[str, int], *, leafs: int = 0) -> Document:
 def _cluster(facts: Facts) -> Document:
     cluster = facts.options.cluster
     if not cluster.port:
-        return {}
+        name = cluster.name if facts.options.is_like_newer else facts.cluster_name
+        return {key: value for key, value in (("name", name), ("addr", cluster.host)) if value}
     urls = [url.rpartition("://")[2].rpartition("@")[2].rstrip("/") for url in cluster.routes]
     return {
         "name": facts.cluster_name,

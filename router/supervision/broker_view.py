@@ -164,9 +164,9 @@ class BrokerView(Protocol):
 
 
 def cluster_of(view: BrokerView) -> str:
-    """The name of the cluster; "": the broker is in none."""
+    """The name of the cluster; "": the broker is in none, and states none."""
     if view.listener_groups.servers.get("cluster") is None:
-        return ""
+        return view.options.stated_cluster
     from gnatswarm.broker.info import cluster_name  # here: a router starts its shards before it needs this
 
     news = view.cluster_news

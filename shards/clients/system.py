@@ -252,7 +252,7 @@ class System:
     def describe(self, session: ClientSession) -> advisory.Document:
         """The client as other accounts see it that may know it (`share`), and the owners of services (`latency`)."""
         who = msgspec.structs.replace(_person(session), rtt_us=session.connection.rtt_us)
-        return who.document(self._server.server_name, self._server.options.cluster.name)
+        return who.document(self._server.server_name, self._server.options.stated_cluster)
 
     def tell_responder(self, session: ClientSession, subject: bytes) -> None:
         """Tell the shard that waits for this reply who is about to send it: in the system account, in front of it."""

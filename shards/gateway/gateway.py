@@ -260,7 +260,7 @@ class Gateway:
 
     def _cluster_name(self) -> str:
         """The present name of the cluster; "": there is none."""
-        return self._routes.name if self._routes is not None else ""
+        return self._routes.name if self._routes is not None else self._options.stated_cluster
 
     def _opens_loop(self, account: str) -> bool:
         now_s = self._loop.time()
