@@ -368,7 +368,6 @@ def page() -> str:
         ("websocket", not_offered.RESTRICTS_IN_WEBSOCKET),
         ("accounts", not_offered.RESTRICTS_IN_EXCHANGE),
         ("leafnodes { remotes", not_offered.RESTRICTS_IN_REMOTE),
-        ("cluster", not_offered.RESTRICTS_IN_CLUSTER),
     ]
     for block, table in stops:
         for name, what in table.items():
@@ -379,6 +378,9 @@ def page() -> str:
     parts += [f"* `{name}`: {what}\n" for name, what in not_offered.NO_EFFECT.items()]
     parts += [f"* `websocket {{ {name} }}`: {what}\n" for name, what in not_offered.NO_EFFECT_IN_WEBSOCKET.items()]
     parts += [f"* `cluster {{ {name} }}`: {what}\n" for name, what in not_offered.NO_EFFECT_IN_CLUSTER.items()]
+    parts += [
+        f"* `cluster {{ tls {{ {name} }} }}`: {what}\n" for name, what in not_offered.NO_EFFECT_IN_CLUSTER_TLS.items()
+    ]
     parts += [f"* `leafnodes {{ {name} }}`: {what}\n" for name, what in not_offered.NO_EFFECT_IN_LEAFNODES.items()]
     parts += [
         f"* `leafnodes {{ remotes {{ {name} }} }}`: {what}\n" for name, what in not_offered.NO_EFFECT_IN_REMOTE.items()

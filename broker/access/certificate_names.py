@@ -4,6 +4,7 @@ E-mail addresses, DNS names, URIs, and last the subject, which matches a user na
 (RFC 4514: CN=bob,O=gnats), also in another order. Pure; certificates are in the form of ssl's getpeercert().
 """
 
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -23,6 +24,9 @@ _SHORT = {
     "streetAddress": "STREET",
     "userId": "UID",
 }
+
+# The kinds of attributes that Go knows, in the order in which it writes them.
+_WRITTEN = ("SERIALNUMBER", "CN", "POSTALCODE", "STREET", "ST", "L", "OU", "O", "C")
 
 Attribute = tuple[str, str]  # type in upper case, value as it is
 Name = tuple[frozenset[Attribute], ...]  # one set for each comma-separated part
@@ -62,6 +66,34 @@ def find_user(names: CertificateNames, users: Collection[str]) -> str | None:
         if subject is not None and sorted(map(sorted, subject)) == wanted:
             return user
     return None
+
+
+def is_name(names: CertificateNames, user: str) -> bool:
+    """Whether it is one of the names, letter by letter: the subject as nats-server writes it."""
+    return bool(user) and (user in names.alternatives or user in _written(names.subject))
+
+
+def _written(subject: Name) -> list[str]:
+    """The subject, with its domain components and without."""
+    values: dict[str, list[str]] = {}
+    for part in reversed(subject):
+        for kind, value in sorted(part):
+            values.setdefault(kind, []).append(value)
+    # Other kinds are left out, and of these two the last one counts.
+    for kind in ("CN", "SERIALNUMBER"):
+        values[kind] = values.get(kind, [])[-1:]
+    text = ",".join(
+        "+".join(f"{kind}={_escaped(value)}" for value in values[kind]) for kind in _WRITTEN if values.get(kind)
+    )
+    components = ",".join(f"DC={value}" for value in values.get("DC", ()))
+    return [f"{text},{components}", text] if components else [text]
+
+
+def _escaped(value: str) -> str:
+    found = re.sub(r'[,+"\\<>;]', r"\\\g<0>", value)
+    if value.startswith((" ", "#")):
+        found = "\\" + found
+    return found[:-1] + "\\ " if len(value) > 1 and value.endswith(" ") else found
 
 
 def distinguished_name(text: str) -> Name | None:

@@ -16,7 +16,7 @@ from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
 from gnatswarm.router.config.permission_block import PermissionBlock
 from gnatswarm.router.config.tls_block import TlsBlock
-from gnatswarm.router.config.user_list import not_enforced, unknown_field
+from gnatswarm.router.config.user_list import unknown_field
 
 _AUTHORIZATION = {"user": "user", "username": "user", "pass": "password", "password": "password", "timeout": "timeout"}
 
@@ -78,12 +78,9 @@ class ClusterBlock:
         if not isinstance(entry.value, Block):
             return
         for inner in entry.value:
-            restricts = f"tls {{ {inner.key.lower()} }}"
-            value = inner.value.value if isinstance(inner.value, Scalar) else None
-            if restricts in not_offered.RESTRICTS_IN_CLUSTER and value not in (False, 0):
-                feature = not_offered.RESTRICTS_IN_CLUSTER[restricts]
-                self.problems.append(not_enforced(inner.at, f'"{inner.key}": {feature}'))
-            elif inner.key.lower() == "insecure" and value is True:
+            if why := not_offered.NO_EFFECT_IN_CLUSTER_TLS.get(inner.key.lower()):
+                self.notices.append(Problem(inner.at, f'"{inner.key}" has no effect here', why))
+            elif inner.key.lower() == "insecure" and isinstance(inner.value, Scalar) and inner.value.value is True:
                 self.settings["cluster.tls_insecure"] = True
                 what = "certificates of members that are dialled are not checked"
                 self.notices.append(Problem(inner.at, what, "name their ca_file"))

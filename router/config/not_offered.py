@@ -110,10 +110,9 @@ NO_EFFECT_IN_CLUSTER = {
     "write_deadline": "the broker's own counts",
     "write_timeout": "a member that reads nothing for write_deadline is disconnected",
 }
-# Keys of a `cluster` block that restrict access.
-RESTRICTS_IN_CLUSTER = {
-    "tls { verify_and_map }": "members that are known by their certificates",
-    "tls { connection_rate_limit }": "a limit of handshakes with members",
+# … and of its `tls` block.
+NO_EFFECT_IN_CLUSTER_TLS = {
+    "connection_rate_limit": "handshakes with members are not limited, nor are they by nats-server",
 }
 
 # Top-level keys that open a port or add a feature.

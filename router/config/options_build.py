@@ -431,6 +431,16 @@ class _Building:
             self._problem(place, "cluster name cannot contain spaces or newlines", "write it without")
         if settings.get("cluster.password") and not settings.get("cluster.user"):
             self._problem(place, "cluster: a password without a user lets every server in", "add a user")
+        if str(settings.get("cluster.password", "")).startswith("$2"):
+            from gnatswarm.broker.access.password_hash import is_hashed
+
+            # Compared as text, it would be a password itself.
+            if is_hashed(str(settings["cluster.password"])):
+                what = "cluster: a password that is a bcrypt hash is not offered"
+                self._problem(place, what, "write the password that members send")
+        if settings.get("cluster.tls.verify_and_map") and not settings.get("cluster.user"):
+            place = self._place("cluster.tls.verify_and_map")
+            self._notice(place, "cluster: verify_and_map without a user: no member can connect", "add a user")
 
     def _cluster_tls(self, tls: Tls) -> Tls:
         """The same, with the content of its files."""

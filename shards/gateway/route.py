@@ -12,9 +12,11 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gnatswarm.broker.access.certificate_names import is_name, names_of
 from gnatswarm.broker.advisory import Person
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.permissions import Permissions
+from gnatswarm.broker.quoted import quoted
 from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.shards.boundary.rows import RouteRow
 from gnatswarm.shards.clients.utf8_text import utf8_text
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from ssl import SSLObject
 
+    from gnatswarm.broker.access.certificate_names import CertificateNames
     from gnatswarm.broker.exchange import Exchange
     from gnatswarm.broker.options import Cluster
     from gnatswarm.shards.gateway.remote import Address
@@ -145,6 +148,7 @@ class RouteSession:
         self._why = ""
         self._is_quiet = False
         self._has_started = False
+        self._names: CertificateNames | None = None  # of its certificate, where that says who it is
         self._is_on_trial = False  # logged in, and the member has not said that it takes it
         self._timer = loop.call_later(min(FIRST_PING_S, self._ping_interval_s), self._ping)
         self._login_timer = None if dialled is not None else self._login_deadline()
@@ -179,6 +183,8 @@ class RouteSession:
             self.on_opening_failed(objection)
             self.link.end()
             return False
+        if self._owner.cluster.tls.verify_and_map:
+            self._names = names_of(tls.getpeercert() or {})
         self.start()
         return True
 
@@ -216,7 +222,8 @@ class RouteSession:
 
     def _refuse_login(self, said: ServerConnect | None = None) -> None:
         user = said.user if said is not None else ""
-        self.refuse(CloseReason.AUTHENTICATION_FAILURE.text, "Authorization Violation", "authentication error")
+        who = f" - User {quoted(user)}" if user and self._owner.is_like_newer else ""
+        self.refuse(CloseReason.AUTHENTICATION_FAILURE.text, "Authorization Violation", f"authentication error{who}")
         self._owner.events.refused(
             Person(self.rid, self.host, "", utf8_text(user), "", "", "", "router", self.opened_us)
         )
@@ -225,6 +232,9 @@ class RouteSession:
         import hmac
 
         cluster = self._owner.cluster
+        if cluster.tls.is_on and cluster.tls.verify_and_map:
+            # As in nats-server, whatever CONNECT says; and without a user it is nobody.
+            return self._names is not None and is_name(self._names, cluster.user)
         if not cluster.user:
             return True
         pairs = (said.user, cluster.user), (said.password, cluster.password)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gnatswarm.broker.access.certificate_names import distinguished_name, find_user, names_of
+from gnatswarm.broker.access.certificate_names import distinguished_name, find_user, is_name, names_of
 
 BOB = {
     "subject": ((("organizationName", "gnats"),), (("commonName", "bob"),)),
@@ -35,6 +35,45 @@ def test_the_first_name_that_is_a_user_counts(users: list[str], found: str | Non
 def test_a_certificate_without_names_is_nobody() -> None:
     assert find_user(names_of({}), ["", "=", "CN="]) is None
     assert find_user(names_of({"subject": ()}), ["CN=", "x"]) is None
+
+
+SUBJECT = (
+    (("countryName", "CH"),),
+    (("domainComponent", "a"),),
+    (("domainComponent", "b"),),
+    (("commonName", ' #a, "b"+<c>; \\\\ '),),
+    (("organizationalUnitName", "x"),),
+    (("organizationalUnitName", "y"), ("organizationName", "# gnats")),
+    (("emailAddress", "m@example"),),
+)
+WRITTEN = r"""CN=\ #a\, \"b\"\+\<c\>\; \\\\\ ,OU=x+OU=y,O=\# gnats,C=CH"""
+
+
+@pytest.mark.parametrize(
+    ("user", "found"),
+    [
+        ("b@example.com", True),
+        ("d.example", True),
+        ("urn:u", True),
+        ("CN=bob,O=gnats", True),
+        ("O=gnats,CN=bob", False),
+        ("CN=bob, O=gnats", False),
+        ("CN=bob", False),
+        ("bob", False),
+        ("10.0.0.1", False),
+        ("", False),
+    ],
+)
+def test_a_name_is_what_a_server_calls_it(user: str, found: bool) -> None:
+    assert is_name(names_of(BOB), user) is found
+
+
+def test_a_subject_is_written_as_go_writes_it() -> None:
+    names = names_of({"subject": SUBJECT})
+    assert is_name(names, WRITTEN)
+    assert is_name(names, f"{WRITTEN},DC=a,DC=b")
+    assert not is_name(names, f"{WRITTEN},DC=b,DC=a")
+    assert not is_name(names_of({}), "")
 
 
 @pytest.mark.parametrize(

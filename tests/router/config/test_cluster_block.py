@@ -95,6 +95,16 @@ def test_members_keys_may_be_pinned(built: Build, authority: Authority) -> None:
     assert not any("pinned_certs" in notice for notice in options.notices)  # (members always have certificates)
 
 
+def test_members_may_be_known_by_their_certificates(built: Build, authority: Authority) -> None:
+    tls = f"tls {{ {authority.member().lines}, verify_and_map: true, connection_rate_limit: 7 }}"
+    options = built(f"cluster {{ port: 1, authorization {{ user: r.example }}, {tls} }}")
+    assert options.cluster.tls.verify_and_map and options.cluster.user == "r.example"
+    (notice,) = (one for one in options.notices if "cluster" in one or "rate" in one)
+    assert '"connection_rate_limit" has no effect here' in notice
+    nobody = built(f"cluster {{ port: 1, {tls} }}")
+    assert any("no member can connect" in one for one in nobody.notices)
+
+
 def test_only_a_port_needs_a_process_for_it(built: Build) -> None:
     assert built("cluster { port: 6222 }").has_gateway
     alone = built("cluster { name: C }")
@@ -115,9 +125,9 @@ def test_only_a_port_needs_a_process_for_it(built: Build) -> None:
         ("cluster { routes: ['h:1'] }", "1:1: solicited routes require cluster capabilities"),
         ("cluster { authorization { users: [] } }", "1:27: Cluster authorization does not allow users"),
         ("cluster { authorization { password: pw } }", "cluster: a password without a user"),
+        ("cluster { authorization { user: u, password: '$2a$11$pw' } }", "cluster: a password that is a bcrypt hash"),
         ("cluster { tls { cert_file: x } }", "1:11: missing 'key_file' in TLS configuration"),
         ("cluster { tls { cert_file: /no, key_file: /no } }", "1:1: error parsing X509"),
-        ("cluster { tls { cert_file: x, key_file: x, verify_and_map: true } }", "members that are known by their cert"),
         ("cluster { permissions { allow_responses: true } }", "1:11: Cluster permissions do not support"),
         ("compatibility: '2.15'\ncluster { name: 'a b' }", "2:1: cluster name cannot contain spaces"),
         ("port: 4333\ncluster { port: 4333 }", "2:1: port 4333 is given to clients and to cluster"),

@@ -1,0 +1,121 @@
+"""Members that are known by their certificates (`cluster { tls { verify_and_map } }`), as on nats-server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Iterator
+
+import pytest
+from cryptography import x509
+
+from tests.support.authority import Authority, Pair
+from tests.support.raw_route import RawRoute, connect, hello
+from tests.support.servers import Broker
+from tests.support.turns import until
+from tests.system.test_cluster import Start, cluster_config, ended, is_meshed, page, route_port, start, started
+
+__all__ = ["start"]  # a fixture
+
+KINDS = ("gnatswarm-2", "nats-server", "gnatswarm-2-as-2.15", "nats-server-2.15")
+
+
+def mapping(authority: Authority, pair: Pair, user: str = "route.example", more: str = "") -> str:
+    """The inside of `cluster`, where a member is known by its certificate as this user."""
+    login = f"authorization {{ user: '{user}' {more} }}\n" if user else ""
+    return f"{login}tls {{ {pair.lines}, ca_file: '{authority.path}', timeout: 5, verify_and_map: true }}"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def here(request: pytest.FixtureRequest, authority: Authority) -> Iterator[Broker]:
+    """A member whose others are known by their certificates."""
+    inner = mapping(authority, authority.member(), more=", password: secret")
+    broker = started(str(request.param), cluster_config("here", inner=inner))
+    yield broker
+    ended([broker])
+
+
+async def answer(broker: Broker, authority: Authority, pair: Pair, **login: str) -> tuple[RawRoute, str]:
+    """A connection of a member with this certificate, and what it hears: "" if nothing ends it."""
+    context = authority.client_context(pair)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    route = RawRoute(*await asyncio.open_connection("127.0.0.1", route_port(broker), ssl=context), "raw")
+    line, _ = await route.read()
+    route.info = json.loads(line[5:])
+    route.write(connect("raw", **login) + hello("raw") + "PING\r\n")
+    heard = ""
+    while True:
+        try:
+            line, _ = await route.read()
+        except EOFError:
+            return route, heard or "EOF"
+        if line == "PONG":
+            return route, ""
+        if line.startswith("-ERR"):
+            heard = line
+
+
+@pytest.mark.parametrize("login", [{}, {"user": "route.example", "pass": "wrong"}, {"user": "nobody", "pass": "x"}])
+async def test_a_name_of_the_certificate_is_the_user_whatever_connect_says(
+    here: Broker, authority: Authority, login: dict[str, str]
+) -> None:
+    pair = authority.client("CN=member", x509.DNSName("route.example"))
+    route, heard = await answer(here, authority, pair, **login)
+    assert heard == "" and route.info["auth_required"] and route.info["tls_verify"]
+    route.close()
+    await until(lambda: page(here, "/routez")["num_routes"] == 0)
+
+
+@pytest.mark.parametrize("subject", ["CN=route.example", "CN=member"])
+async def test_another_certificate_is_refused_with_the_right_password(
+    here: Broker, authority: Authority, subject: str
+) -> None:
+    start_at = len(here.log.lines)
+    route, heard = await answer(here, authority, authority.client(subject), user="route.example", **{"pass": "secret"})
+    assert heard in ("-ERR 'Authorization Violation'", "EOF")
+    route.close()
+    who = ' - User "route.example"' if here.kind.compatibility != "2.9" else ""
+    here.log.wait_line(f"authentication error{who}$", start=start_at)
+    await until(lambda: page(here, "/routez")["num_routes"] == 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("user", "is_taken"),
+    [
+        ("route@example", True),
+        ("CN=member,OU=routes,O=gnats", True),
+        ("OU=routes,O=gnats,CN=member", False),
+        ("CN=member, OU=routes, O=gnats", False),
+        ("CN=member", False),
+        ("member", False),
+        ("", False),
+    ],
+)
+async def test_who_is_the_user(start: Start, authority: Authority, kind: str, user: str, is_taken: bool) -> None:
+    here = start(kind, cluster_config("here", inner=mapping(authority, authority.member(), user)))
+    pair = authority.client("O=gnats,OU=routes,CN=member", x509.RFC822Name("route@example"))
+    route, heard = await answer(here, authority, pair)
+    assert (heard == "") is is_taken
+    route.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_who_dials_does_not_compare_the_other_ones_certificate(
+    start: Start, authority: Authority, kind: str
+) -> None:
+    """Only who accepts does, as with passwords."""
+    there = start("nats-server", cluster_config("there", inner=plain(authority)))
+    inner = mapping(authority, authority.member(), "nobody")
+    dials = start(kind, cluster_config("dials", (route_port(there),), inner=inner))
+    await until(lambda: is_meshed([there, dials]))
+
+
+def plain(authority: Authority) -> str:
+    return f"tls {{ {authority.member().lines}, ca_file: '{authority.path}', timeout: 5 }}"
