@@ -360,6 +360,21 @@ cdef class Exchange(Onward):
         write_server_interest(self.outs[slot], self.dialects[slot], b"", account, len(sublist.account), pattern,
                               len(pattern), NULL, 0, 1)
 
+    def forget_replies(self, bytes prefix not None):
+        """Replies to what begins so lead nowhere any more: the shard has gone, and no other one has taken them over."""
+        cdef uint32_t slot
+        cdef const uint8_t *at
+        cdef const uint8_t *subject
+        for told in list(self.told_replies):
+            number, account, pattern = told
+            if not pattern.startswith(prefix) or pattern[:len(pattern) - 1] in self.mesh.owners:
+                continue
+            self.told_replies.discard(told)
+            slot, at, subject = number, <bytes>account, <bytes>pattern
+            self.fence.interest_frames[slot] += 1
+            write_server_interest(self.outs[slot], self.dialects[slot], b"", at, len(account), subject, len(pattern),
+                                  NULL, 0, 0)
+
     cdef void send(self, uint32_t slot, Entry *entry, Publish *publish, const Token *queues, int n_queues) noexcept:
         """A run, or one message with the groups that it is for, to another server."""
         cdef OutBuf *out = self.outs[slot]

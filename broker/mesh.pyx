@@ -67,6 +67,8 @@ cdef class Mesh(InterestSink):
 
     cdef int forget_owner(self, bytes prefix) except -1:
         self.owners.pop(prefix, None)
+        if self.fanout.onward is not None:
+            (<object>self.fanout.onward).forget_replies(prefix)
         return self.prefix_changed(prefix)
 
     cdef int prefix_changed(self, bytes prefix) except -1:
@@ -189,4 +191,6 @@ cdef class Mesh(InterestSink):
         self.unheard &= ~(<uint64_t>1 << shard)
         for sublist in self.accounts.values():
             (<Sublist>sublist).drop_remote(shard)
+        if self.fanout.onward is not None:
+            (<object>self.fanout.onward).forget_replies(b"_R_.%02x" % shard)
         return 0

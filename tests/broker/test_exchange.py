@@ -7,6 +7,7 @@ from typing import Literal
 
 import pytest
 
+from gnatswarm.broker.reply_prefixes import ReplyPrefixes
 from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from tests.support.engine import QUIET
 from tests.support.members import Members, RouteEnd
@@ -363,6 +364,44 @@ def test_a_server_hears_where_answers_are_wanted_before_the_first_request(kind: 
         ]
         end.link.leave()
     assert len(slots) == 1
+
+
+@pytest.mark.parametrize("kind", ["leaf", "route"])
+def test_a_server_hears_when_answers_are_wanted_no_more(kind: Literal["leaf", "route"]):
+    """Where the shard that asked has gone, and none has taken over what is due to it, or that one has it no more."""
+    cluster = Members(1, shards=3, fenced=False)
+    mesh, gateway = cluster.members[0].mesh, cluster.members[0].gateway
+    probe = mesh.engines[gateway].probe
+    _prefixes = ReplyPrefixes(probe.mesh, probe.fence, probe.reroutes)  # type: ignore[arg-type]
+    word, account = (b"L", b"") if kind == "leaf" else (b"R", b"$G ")
+    end = server(cluster, kind, b"%bS+ %ba" % (word, account))
+    begin = len(end.socket.sent)
+
+    def says(shard: int, *frames: bytes) -> None:
+        link = mesh.ends[gateway, shard]
+        assert link.socket is not None
+        link.engine.probe.feed(link.socket, b"".join(frames))
+
+    def told() -> list[bytes]:
+        nonlocal begin
+        cluster.settle()
+        sent = bytes(end.socket.sent[begin:])
+        begin += len(sent)
+        return [line[len(word) :] for line in sent.split(b"\r\n") if b"S+ " in line or b"S- " in line]
+
+    def line(verb: bytes, shard: int) -> bytes:
+        return b"%b %b_R_.0%dAAAAAAAA.>" % (verb, account, shard)
+
+    for shard in (0, 1):
+        says(shard, b"RMSG $G a _R_.0%dAAAAAAAA.0000x 1\r\nx\r\n" % shard)
+    assert told() == [line(b"S+", 0), line(b"S+", 1)]
+    says(2, b"ROWN _R_.01AAAAAAAA. 1\r\n")
+    for shard in (0, 1):
+        mesh.kill(shard)
+    assert told() == [line(b"S-", 0)]
+    says(2, b"RDROP _R_.01AAAAAAAA.\r\n")
+    assert told() == [line(b"S-", 1)]
+    end.link.leave()
 
 
 def test_a_gateway_that_withdraws_sends_on_what_is_on_its_way_and_then_gets_nothing():

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -17,7 +19,7 @@ import pytest
 from tests.support.raw_route import Heard, RawRoute, connect, hello
 from tests.support.servers import Broker
 from tests.support.wire import Client
-from tests.system.test_cluster import ACCOUNTS, Net, Start, cluster_config, ended, net, route_port, start, started
+from tests.system.test_cluster import ACCOUNTS, Net, Start, cluster_config, ended, net, page, route_port, start, started
 
 __all__ = ["net", "start"]  # fixtures
 
@@ -337,6 +339,26 @@ async def test_an_imported_stream_is_wanted_in_both_accounts(join: Join, here: B
     await said(importing, "UNSUB 1\r\n")
     lines = [*await told(route, importing, "IMP"), *await told(route, exporting, "EXP")]
     assert sorted(lines) == [f"RS- EXP {subject}", f"RS- IMP {subject}"]
+
+
+async def test_interest_in_answers_ends_with_the_shard_that_asked(start: Start, net: Net) -> None:
+    """As long as it lives it stays, with nobody left who asks: on nats-server, too."""
+    broker = start("gnatswarm-2", cluster_config("here", more=ACCOUNTS))
+    route = await RawRoute.dial(route_port(broker), "raw", system="SYS")
+    await route.talk("RS+ EXP svc\r\n")
+    asked: dict[int, str] = {}
+    while len(asked) < 2:
+        asker = await net.client(broker, "i")
+        await asker.send("PUB svc back 1\r\n?\r\n")
+        while "svc" not in (line := (await route.frame())[0]):
+            assert line.startswith("RS+ EXP _R_."), line
+            asked[int(line.split()[2][4:6], 16)] = line.split()[2]
+        asker.close()
+    shards = {row["shard"]: row["pid"] for row in page(broker, "/shardz")["shards"]}
+    os.kill(shards[1], signal.SIGKILL)
+    assert (await route.frame())[0] == f"RS- EXP {asked[1]}"
+    assert [line for line, _ in await route.talk()] == []
+    route.close()
 
 
 async def test_a_request_to_an_imported_service_goes_out_in_the_exporters_account(
