@@ -131,6 +131,25 @@ cdef class Collecting(InterestSink):
                        (<const uint8_t *>group.name + sizeof(QueueName))[:group.name.key.size]] = members
 
 
+cdef class Listing(InterestSink):
+    """What one member of the cluster is interested in: (account, subject, queue), at most so many."""
+
+    cdef uint32_t slot
+    cdef size_t most
+    cdef list found
+
+    cdef void on_remote(self, Interest interest, const uint8_t *subject, size_t size, uint64_t before,
+                        uint64_t after) noexcept:
+        if (after >> self.slot) & 1 and <size_t>len(self.found) < self.most:
+            self.found.append((interest.account, subject[:size], b""))
+
+    cdef void on_remote_queue(self, Interest interest, const uint8_t *subject, size_t size, const QueueGroup *group,
+                              uint32_t shard, uint32_t before) noexcept:
+        if <size_t>len(self.found) < self.most and members_of(group, <uint64_t>1 << self.slot):
+            self.found.append((interest.account, subject[:size],
+                               (<const uint8_t *>group.name + sizeof(QueueName))[:group.name.key.size]))
+
+
 cdef inline uint32_t members_of(const QueueGroup *group, uint64_t slots) noexcept:
     """How many members it has at these slots; no more than a frame may say."""
     cdef uint64_t members = 0
@@ -570,6 +589,21 @@ cdef class Exchange(Onward):
         collecting.found = {}
         (<Sublist>self.accounts[slot]).replay(collecting)
         return collecting.found
+
+    def interest_of_member(self, int slot, size_t most) -> list:
+        """(account, subject, queue, cluster of leaf nodes) for all that a member wants, at most so many: b"": none."""
+        cdef Listing listing = Listing()
+        listing.hears_remote = True
+        listing.slot = slot
+        listing.most = most
+        listing.found = []
+        for sublist in self.mesh.accounts.values():
+            if <size_t>len(listing.found) >= most:
+                break
+            (<Sublist>sublist).replay(listing)
+        apart = self.told_apart[slot]
+        rows = ((*one, origin) for one in listing.found for origin in apart.get(one, (b"",)))
+        return list(islice(rows, most))
 
     def renew_imports(self):
         """Accounts import other streams than before."""

@@ -201,14 +201,16 @@ cdef class ServerLink(Peer):
         if self.is_checked and wanted and not self.may_hear(at, size):
             self.session.on_refused("Subscription", op.subject.at[:op.subject.size])
             return 0
-        self.subscriptions += 1 if wanted else -1
         if self.names_origins and (op.origin.size or unlikely((self.exchange.splitting >> self.slot) & 1)) \
                 and self.add_up(sublist, op, wanted):
             return 0
-        if op.n_queues:
+        if op.n_queues:   # (each change of its weight is told)
+            self.subscriptions += <int>(wanted and op.members != 0) - <int>(
+                sublist.remote_members(self.slot, at, size, op.queues[0].at, op.queues[0].size) != 0)
             sublist.set_remote_queue(self.slot, at, size, op.queues[0].at, op.queues[0].size,
                                      self.weighed(sublist, op) if wanted and op.members else 0)
         else:
+            self.subscriptions += 1 if wanted else -1
             sublist.set_remote(self.slot, at, size, wanted)
         if self.account is not None and unlikely(sublist.streams is not None) and not is_loop_subject(at, size):
             self.exchange.follow_streams(
@@ -255,6 +257,7 @@ cdef class ServerLink(Peer):
             held[origin] = op.members if queue else 1
         else:
             held.pop(origin, None)
+        self.subscriptions += <int>len(held) - <int>len(before)
         if held:
             apart[sublist.account, subject, queue] = held
             self.exchange.splitting |= <uint64_t>1 << self.slot

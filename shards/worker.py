@@ -387,7 +387,7 @@ class Worker:
             recorder=self._recorder,
             leafs=self._gateway.leafs if self._gateway is not None else lambda _subs: [],
             moves=self._moves,
-            routes=self._gateway.routes if self._gateway is not None else list,
+            routes=self._gateway.routes if self._gateway is not None else lambda _with_subs: (),
         )
 
     def _moves(self) -> rows.MovesPart:

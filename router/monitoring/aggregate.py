@@ -156,8 +156,8 @@ def _cluster(facts: Facts) -> Document:
     }
 
 
-def route(row: RouteRow, facts: Facts) -> Document:
-    """The connection to another member of the cluster."""
+def route(row: RouteRow, facts: Facts, subs: str = "") -> Document:
+    """The connection to another member of the cluster; `subs`: "list" or "detail", to show what it is interested in."""
     now_us = facts.now_us
     is_like_newer = facts.options.is_like_newer
     return {
@@ -181,6 +181,12 @@ def route(row: RouteRow, facts: Facts) -> Document:
         "in_bytes": row.in_bytes,
         "out_bytes": row.out_bytes,
         "subscriptions": row.subscriptions,
+        **({"subscriptions_list": [sub.subject for sub in row.subs]} if subs == "list" and row.subs else {}),
+        **(
+            {"subscriptions_list_detail": [subscription(sub) for sub in row.subs]}
+            if subs == "detail" and row.subs
+            else {}
+        ),
         **({"compression": "not supported"} if is_like_newer else {}),
     }
 

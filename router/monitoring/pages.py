@@ -333,17 +333,19 @@ class Pages:
         leafs = [row for row in await self._leafs() if row.account == name] if facts.options.has_gateway else []
         return aggregate.account_detail(facts, name, counters, clients, leafs=len(leafs))
 
-    async def routes(self, facts: Facts) -> list[rows.RouteRow]:
+    async def routes(self, facts: Facts, with_subs: bool = False) -> list[rows.RouteRow]:
         """The connections to other members of the cluster."""
         if not facts.options.cluster.port:
             return []
-        parts = await self._questions.ask(GATEWAY_NUMBER, rows.RoutesQuery(), rows.RoutesPart)
+        parts = await self._questions.ask(GATEWAY_NUMBER, rows.RoutesQuery(with_subs), rows.RoutesPart)
         return [row for part in parts for row in part.rows]
 
     async def routez(self, query: PageQuery) -> bytes:
-        """Routes to other members of the cluster; with shards=1 the links between shards, too."""
+        """Routes to other members of the cluster, with what they are interested in if that is asked for; with shards=1
+        the links between shards, too."""
         facts = self._facts(query)
-        found = [aggregate.route(row, facts) for row in await self.routes(facts)]
+        subs = query.subs
+        found = [aggregate.route(row, facts, subs) for row in await self.routes(facts, bool(subs))]
         named = {"server_name": facts.server_name} if facts.options.is_like_newer else {}
         head = aggregate.head(facts)
         document: Document = {

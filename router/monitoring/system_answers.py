@@ -85,6 +85,11 @@ _options = msgspec.json.Decoder(RequestOptions)
 _count_options = msgspec.json.Decoder(CountOptions)
 
 
+def _subs(asked: RequestOptions) -> str | int:
+    """How to show subscriptions, as in the query of a page."""
+    return "detail" if asked.subscriptions_detail else int(asked.subscriptions)
+
+
 class SystemAnswers:
     """Answers the requests to one broker."""
 
@@ -100,9 +105,9 @@ class SystemAnswers:
             "VARZ": lambda asked: self._page(self._state.pages.varz),
             "CONNZ": lambda asked: self._connections(asked, asked.acc),
             "SUBSZ": lambda asked: self._subscriptions(asked, asked.account),
-            "ROUTEZ": lambda asked: self._page(self._state.pages.routez),
+            "ROUTEZ": lambda asked: self._page(self._state.pages.routez, subs=_subs(asked)),
             "GATEWAYZ": lambda asked: self._page(self._state.pages.gatewayz),
-            "LEAFZ": lambda asked: self._page(self._state.pages.leafz),
+            "LEAFZ": lambda asked: self._leafs(asked, asked.account),
             "ACCOUNTZ": lambda asked: self._page(self._state.pages.accountz, acc=asked.account),
             "JSZ": lambda asked: self._page(self._state.pages.jsz),
             "SHARDZ": lambda asked: self._page(self._state.pages.shardz),  # ours
@@ -111,7 +116,7 @@ class SystemAnswers:
         self._of_account: dict[str, Callable[[RequestOptions, str], Awaitable[object]]] = {
             "CONNZ": self._connections,
             "SUBSZ": self._subscriptions,
-            "LEAFZ": lambda asked, name: self._page(self._state.pages.leafz),
+            "LEAFZ": self._leafs,
             "JSZ": self._no_jetstream,
             "INFO": lambda asked, name: self._state.pages.account_detail(self._state.gather(), name),
             "STATZ": self._statistics,
@@ -210,6 +215,9 @@ class SystemAnswers:
         page = await build(PageQuery(urlencode({key: value for key, value in query.items() if value})))
         return orjson.loads(page) if len(page) <= MOST_COMPACTED_BYTES else orjson.Fragment(page)
 
+    async def _leafs(self, asked: RequestOptions, account: str) -> object:
+        return await self._page(self._state.pages.leafz, subs=int(asked.subscriptions), acc=account)
+
     async def _connections(self, asked: RequestOptions, account: str) -> object:
         if not 0 <= asked.state < len(_STATES):
             raise BadQuery(f"invalid state: {asked.state}")
@@ -217,7 +225,7 @@ class SystemAnswers:
             self._state.pages.connz,
             sort=asked.sort,
             auth=int(asked.auth),
-            subs="detail" if asked.subscriptions_detail else int(asked.subscriptions),
+            subs=_subs(asked),
             offset=max(asked.offset, 0),
             limit=max(asked.limit, 0),
             cid=max(asked.cid, 0),

@@ -282,6 +282,7 @@ class LinksPart(PageStruct):
 
 # Of one connection, in one answer.
 MOST_LEAF_SUBS = 10_000
+MOST_ROUTE_SUBS = 10_000
 
 
 class LeafRow(PageStruct):
@@ -326,14 +327,17 @@ class RouteRow(PageStruct):
     # What the member said it is told, and tells: subjects by "allow" and "deny"; None: everything.
     imports: dict[str, tuple[str, ...]] | None = None
     exports: dict[str, tuple[str, ...]] | None = None
+    subs: tuple[SubscriptionRow, ...] = ()  # what it wants, if that was asked for: at most MOST_ROUTE_SUBS
 
 
 class RoutesQuery(Question, tag="routez"):
     """The routes: a question to the gateway."""
 
+    subs: bool = False  # with what the members are interested in
+
 
 class RoutesPart(PageStruct):
-    """All routes."""
+    """Some of the routes."""
 
     rows: list[RouteRow]
 

@@ -26,7 +26,7 @@ from gnatswarm.shards.gateway.words import Identity
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from gnatswarm.broker.fence import MeshFence
     from gnatswarm.broker.mesh import Mesh
@@ -210,9 +210,9 @@ class Gateway:
             found += self._leaf_port.sessions
         return found + (self._routes.sessions if self._routes is not None else [])
 
-    def routes(self) -> list[RouteRow]:
-        """The routes that pass messages, for the monitoring pages."""
-        return self._routes.rows() if self._routes is not None else []
+    def routes(self, with_subs: bool) -> Iterable[RouteRow]:
+        """The routes that pass messages, for the monitoring pages; with what their members want."""
+        return self._routes.rows(with_subs) if self._routes is not None else []
 
     def leafs(self, with_subs: bool) -> list[LeafRow]:
         """The leaf node connections that pass messages, for the monitoring pages; with what they subscribe to."""

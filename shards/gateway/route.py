@@ -18,7 +18,7 @@ from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.quoted import quoted
 from gnatswarm.broker.serverlink import ServerLink
-from gnatswarm.shards.boundary.rows import RouteRow
+from gnatswarm.shards.boundary.rows import MOST_ROUTE_SUBS, RouteRow, SubscriptionRow
 from gnatswarm.shards.clients.utf8_text import utf8_text
 from gnatswarm.shards.gateway import words
 
@@ -122,6 +122,7 @@ class RouteSession:
         ping_max: int,
     ) -> None:
         self._loop = loop
+        self._exchange = exchange
         self._owner = owner
         self._identity = identity
         self._ping_interval_s = min(ping_interval_s, LONGEST_PING_S)
@@ -418,8 +419,8 @@ class RouteSession:
         """Whether its end is nothing that went wrong."""
         return self._is_quiet
 
-    def row(self) -> RouteRow:
-        """This connection on the monitoring pages."""
+    def row(self, with_subs: bool) -> RouteRow:
+        """This connection on the monitoring pages, and what the member is interested in if that is asked for."""
         link = self.link
         assert self.info is not None
         return RouteRow(
@@ -441,7 +442,19 @@ class RouteSession:
             subscriptions=link.subscriptions,
             imports=self._imports,
             exports=self._exports,
+            subs=self._subscriptions() if with_subs else (),
         )
+
+    def _subscriptions(self) -> tuple[SubscriptionRow, ...]:
+        """What the member wants. The keys are nats-server's: 2.15 has a letter, and the cluster of leaf nodes."""
+        found = []
+        for account, subject, queue, origin in self._exchange.interest_of_member(self.link.slot, MOST_ROUTE_SUBS):
+            words = [word for word in (account, subject, queue) if word]
+            if self._owner.is_like_newer:
+                words = [b"L", origin, *words] if origin else [b"R", *words]
+            text, group, sid = (one.decode("utf-8", "replace") for one in (subject, queue, b" ".join(words)))
+            found.append(SubscriptionRow(text, group, sid, 0, 0, self.rid))
+        return tuple(found)
 
     def refuse(self, why: str, said: str = "", logged: str = "") -> None:
         """Close it, with a line in the log (`why`, or `logged`), and perhaps a word to the other end."""

@@ -30,7 +30,7 @@ from gnatswarm.shards.gateway.route import RouteSession
 from gnatswarm.shards.sockets.gate import Gate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from ssl import SSLContext, SSLObject
 
     from gnatswarm.broker.exchange import Exchange
@@ -241,9 +241,11 @@ class Routes:
         """There is another router: tell it the news again."""
         self._teller.forget()
 
-    def rows(self) -> list[RouteRow]:
-        """The routes that pass messages, for the monitoring pages."""
-        return [session.row() for session in self._members.values()]
+    def rows(self, with_subs: bool) -> Iterator[RouteRow]:
+        """The routes that pass messages, for the monitoring pages, one by one: a look at what one wants takes time."""
+        for session in list(self._members.values()):
+            if session.is_member:
+                yield session.row(with_subs)
 
     # ---- PONGs that wait for members
 

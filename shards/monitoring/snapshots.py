@@ -12,7 +12,7 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -69,7 +69,7 @@ class Snapshots:
         recorder: Recorder | None = None,
         leafs: Callable[[bool], list[rows.LeafRow]] = lambda _subs: [],
         moves: Callable[[], rows.MovesPart] = rows.MovesPart,
-        routes: Callable[[], list[rows.RouteRow]] = list,
+        routes: Callable[[bool], Iterable[rows.RouteRow]] = lambda _with_subs: (),
     ) -> None:
         self._leafs = leafs
         self._moves = moves
@@ -153,7 +153,7 @@ class Snapshots:
             case rows.LeafsQuery():
                 return self._leaf_rows(query)
             case rows.RoutesQuery():
-                return self._route_rows()
+                return self._route_rows(query)
             case rows.AccountsQuery():
                 return self._accounts(query, pace)
             case rows.DeniedQuery():
@@ -467,8 +467,9 @@ class Snapshots:
         for row in self._leafs(query.subs):
             yield rows.LeafsPart([row])
 
-    async def _route_rows(self) -> AsyncIterator[rows.Part]:
-        yield rows.RoutesPart(self._routes())
+    async def _route_rows(self, query: rows.RoutesQuery) -> AsyncIterator[rows.Part]:
+        for row in self._routes(query.subs):
+            yield rows.RoutesPart([row])
 
     async def _link_rows(self) -> AsyncIterator[rows.LinksPart]:
         sessions = self._links.sessions if self._links is not None else []

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from gnatswarm.shards.gateway.leaf import LASTED_S
+from tests.support.asking import ask
 from tests.support.authority import Authority
 from tests.support.leaves import (
     Net,
@@ -551,6 +552,29 @@ async def test_leafz_and_varz_tell_of_the_leaf_nodes(tree: Tree) -> None:
     assert not any("subscriptions_list" in row for row in page["leafs"])
     assert varz["leafnodes"] >= len(LEAVES)  # (those of other tests may come and go)
     assert varz["leaf"] == {"host": "127.0.0.1", "port": hub_port(tree.hub), "auth_timeout": 2, "tls_timeout": 2}
+
+
+@pytest.mark.parametrize("kind", ["gnatswarm-1", "nats-server", "gnatswarm-1-as-2.15", "nats-server-2.15"])
+async def test_requests_for_leafz_name_an_account_and_ask_for_subscriptions(start: Start, net: Net, kind: str) -> None:
+    users = "".join(f"{name} {{ users: [{{user: {name}, password: p}}] }}\n" for name in ("A", "B", "SYS"))
+    config = f"accounts {{\n{users}}}\nsystem_account: SYS\nleafnodes {{ listen: '127.0.0.1:-1' }}\n"
+    hub = start(kind, config)
+    leaves = [await by_hand(hub_port(hub), {"name": name, "user": name, "pass": "p"}) for name in ("A", "B")]
+    for name, leaf in zip(("A", "B"), leaves, strict=True):
+        leaf.say(f"LS+ of.{name}\r\nPING\r\n")
+        await leaf.until(b"PONG\r\n")
+    asker = await net.client(hub, user="SYS", **{"pass": "p"})
+
+    async def leafs(subject: str, **options: object) -> list[tuple[str, list[str]]]:
+        rows = (await ask(asker, f"$SYS.REQ.{subject}.LEAFZ", options))["data"]["leafs"]
+        return sorted((row["account"], row.get("subscriptions_list", [])) for row in rows)
+
+    assert await leafs("SERVER.PING") == [("A", []), ("B", [])]
+    assert await leafs("SERVER.PING", subscriptions=True) == [("A", ["of.A"]), ("B", ["of.B"])]
+    assert await leafs("SERVER.PING", account="B") == [("B", [])]
+    assert await leafs("ACCOUNT.A", subscriptions=True) == [("A", ["of.A"])]
+    for leaf in leaves:
+        leaf.writer.close()
 
 
 @pytest.mark.parametrize("kind", ["gnatswarm-1-as-2.15", "nats-server-2.15"])

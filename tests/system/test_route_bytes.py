@@ -651,3 +651,41 @@ async def test_so_many_unknown_connections_may_wait_and_members_have_room(start:
                 continue
     member.close()
     other.close()
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "gnatswarm-2-as-2.15", "nats-server-2.15"])
+async def test_a_page_lists_what_a_member_wants(kind: str, start: Start, net: Net) -> None:
+    broker = start(kind, cluster_config("here", more=ACCOUNTS))
+    is_newer = broker.kind.compatibility != "2.9"
+    route = await RawRoute.dial(route_port(broker), "raw", system="SYS", lnoc=True, lnocu=True)
+    words = ["PLAIN a", "EXP a", "PLAIN b.* q", "PLAIN a q", "EXP svc"]
+    await route.talk("".join(f"RS+ {one}{' 1' * one.endswith('q')}\r\n" for one in words))
+    await route.talk(
+        "RS+ PLAIN b.* q 3\r\nRS+ UNKNOWN z\r\nLS+ leafs PLAIN leaf\r\nRS+ EXP gone q 2\r\nRS- EXP gone q\r\n"
+    )
+
+    async def listed(query: str) -> dict[str, Any]:
+        rows = (await asyncio.to_thread(page, broker, f"/routez{query}"))["routes"]
+        (row,) = [row for row in rows if row["remote_id"] == "raw" and row["subscriptions"]]
+        assert row["subscriptions"] == 6
+        return {key: value for key, value in row.items() if key.startswith("subscriptions_")}
+
+    assert await listed("") == await listed("?subs=0") == {}
+    subjects = (await listed("?subs=1"))["subscriptions_list"]
+    assert sorted(subjects) == ["a", "a", "a", "b.*", "leaf", "svc"]
+    details = (await listed("?subs=detail"))["subscriptions_list_detail"]
+    keys = {*((f"R {one}" for one in words) if is_newer else words), "L leafs PLAIN leaf" if is_newer else "PLAIN leaf"}
+    assert {one["sid"] for one in details} == keys and len(details) == 6
+    (group,) = [one for one in details if "b.*" in one["sid"]]
+    assert list(group) == ["subject", "qgroup", "sid", "msgs", "cid"]
+    assert (group["subject"], group["qgroup"], group["msgs"]) == ("b.*", "q", 0)
+    # A user of the system account may ask for the same.
+    asker = await net.client(broker, "s")
+    await said(asker, "SUB answer 1\r\n")
+    for options, key in (("subscriptions", "_list"), ("subscriptions_detail", "_list_detail"), ("offset", "")):
+        body = json.dumps({options: 1 if options == "offset" else True})
+        await asker.send(f"PUB $SYS.REQ.SERVER.PING.ROUTEZ answer {len(body)}\r\n{body}\r\n")
+        (answer,) = await asker.messages(1, DEADLINE_S)
+        (row, *_) = [one for one in json.loads(answer.payload)["data"]["routes"] if one["subscriptions"]]
+        assert [name for name in row if name.startswith("subscriptions_")] == [f"subscriptions{key}"] * bool(key)
+    route.close()
