@@ -341,8 +341,7 @@ class Pages:
         return [row for part in parts for row in part.rows]
 
     async def routez(self, query: PageQuery) -> bytes:
-        """Routes to other members of the cluster, with what they are interested in if that is asked for; with shards=1
-        the links between shards, too."""
+        """Routes to other members, and what they want if that is asked for; shards=1: links between shards, too."""
         facts = self._facts(query)
         subs = query.subs
         found = [aggregate.route(row, facts, subs) for row in await self.routes(facts, bool(subs))]
