@@ -301,6 +301,7 @@ class Cluster(_Discreet, frozen=True, forbid_unknown_fields=True):
     advertise: str = ""  # host[:port] at which other members reach this broker; "": where they see it
     no_advertise: bool = False  # clients are not told of other members, nor theirs of this broker
     connect_retries: int = 0  # how often a member that others told of is dialled again; members in routes: always
+    connect_backoff: bool = False  # a member that cannot be reached is dialled after 1, 2, 4, … 30 s, not each second
     user: str = ""  # that other members must give; "": nobody has to
     password: str = ""  # and its password
     auth_timeout_s: float = 2.0  # how long other members may take to log in

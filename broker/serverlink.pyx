@@ -188,6 +188,7 @@ cdef class ServerLink(Peer):
         cdef Sublist sublist = self.sublist_of(op)
         cdef const uint8_t *at = op.subject.at
         cdef size_t size = op.subject.size
+        cdef const Node *node
         self.told += 1
         if sublist is None:
             self.session.on_unknown_account(op.account.at[:op.account.size])
@@ -198,8 +199,9 @@ cdef class ServerLink(Peer):
         if is_loop_subject(at, size) and op.subject.at[:op.subject.size] == self.loop_subject:
             self.session.on_loop(wanted)
             return 0
-        if self.is_checked and wanted and not self.may_hear(at, size):
-            self.session.on_refused("Subscription", op.subject.at[:op.subject.size])
+        if wanted and (self.is_checked or self.dialect == DIALECT_ROUTE) and not self.may_hear(at, size):
+            if self.is_checked:   # (a member knows what is exported here)
+                self.session.on_refused("Subscription", op.subject.at[:op.subject.size])
             return 0
         if self.names_origins and (op.origin.size or unlikely((self.exchange.splitting >> self.slot) & 1)) \
                 and self.add_up(sublist, op, wanted):
@@ -210,7 +212,11 @@ cdef class ServerLink(Peer):
             sublist.set_remote_queue(self.slot, at, size, op.queues[0].at, op.queues[0].size,
                                      self.weighed(sublist, op) if wanted and op.members else 0)
         else:
-            self.subscriptions += 1 if wanted else -1
+            if wanted:
+                self.subscriptions += 1
+            else:   # (it may have been refused)
+                node = sublist.node_at(at, size)
+                self.subscriptions -= node != NULL and (node.remote >> self.slot) & 1
             sublist.set_remote(self.slot, at, size, wanted)
         if self.account is not None and unlikely(sublist.streams is not None) and not is_loop_subject(at, size):
             self.exchange.follow_streams(

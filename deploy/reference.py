@@ -188,6 +188,7 @@ BY_HAND = {
     "cluster.routes": "routes",
     "cluster.advertise": "advertise",
     "cluster.no_advertise": "no_advertise",
+    "cluster.connect_backoff": "connect_backoff",
     "cluster.connect_retries": "connect_retries",
     "cluster.ping_interval_s": "ping_interval",
     "cluster.ping_max": "ping_max",

@@ -178,6 +178,7 @@ _KEYS: dict[str, Callable[[object], Settings]] = {
     "advertise": _sets("advertise", values.client_advertise),
     "cluster_advertise": _sets("advertise", values.client_advertise),
     "no_advertise": _sets("no_advertise", values.boolean),
+    "connect_backoff": _sets("connect_backoff", values.boolean),
     "connect_retries": _sets("connect_retries", values.connect_retries),
     "ping_interval": _sets("ping_interval_s", values.interval_s),
     "ping_max": _sets("ping_max", lambda value: values.number(value, 0, 1_000_000)),

@@ -106,7 +106,6 @@ NO_EFFECT_IN_CLUSTER = {
     "pool_size": "there is one connection to each member; members that have more use one to this broker",
     "accounts": "there is one connection to each member for all accounts",
     "compression": "routes are not compressed",
-    "connect_backoff": "a member is dialled again after a second",
     "write_deadline": "the broker's own counts",
     "write_timeout": "a member that reads nothing for write_deadline is disconnected",
 }

@@ -47,6 +47,7 @@ LIVE = frozenset(
         "cluster.ping_max",
         "cluster.advertise",
         "cluster.no_advertise",
+        "cluster.connect_backoff",
         "cluster.connect_retries",
         "cluster.user",
         "cluster.password",

@@ -259,7 +259,7 @@ class RouteSession:
         elif self.info is None:
             self._introduced(info, raw)
         elif info.server_id == self.info.server_id:
-            self._apply_permissions(info)
+            self._show_permissions(info)
             self._owner.on_news(self, info)
         elif self.is_member:
             self._owner.on_gossip(self, info)
@@ -311,8 +311,10 @@ class RouteSession:
         if self.link.slot < 0 and not self.link.join("route", None, ""):
             self.refuse("there is no room for another connection to a server (31 at most)")
             return False
+        ours = self._owner.cluster.permissions
+        self.link.set_permissions(Permissions(ours) if ours is not None else None)
         if self.info is not None:
-            self._apply_permissions(self.info)
+            self._show_permissions(self.info)
         return True
 
     def begin(self) -> None:
@@ -322,15 +324,12 @@ class RouteSession:
         if self.is_configured:
             self._send_ping()  # its PONG: the member has read all that
 
-    def _apply_permissions(self, info: ServerInfo) -> None:
-        """Ours, and the member's: it does not want what it does not import, and gives nothing that it does not export.
+    def _show_permissions(self, info: ServerInfo) -> None:
+        """The member's: it does not want what it does not import, and gives nothing that it does not export.
 
-        The member enforces its own; ours are enforced here.
+        It enforces them itself, and ours are enforced here.
         """
         self._imports, self._exports = words.shown_rules(info.imports), words.shown_rules(info.exports)
-        if self.link.slot >= 0:
-            ours = self._owner.cluster.permissions
-            self.link.set_permissions(Permissions(ours) if ours is not None else None)
 
     # ---- from the engine
 

@@ -45,9 +45,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gnatswarm.gateway")
 
 CONNECT_S = 1.0
-# As nats-server: a second, and up to a tenth more, so that two that dial each other do not do so at the same time.
+# As nats-server: a second. After a connection that has ended up to a tenth more, so that two that have dialled each other
+# do not do so at the same time again; with connect_backoff each time twice as long, as long as nobody listens there.
 AGAIN_S = 1.0
 AGAIN_SPREAD_S = 0.1
+LONGEST_AGAIN_S = 30.0
 # A connection that is as young was dialled by both ends at once; the member does not know an older one any more.
 YOUNG_S = 5.0
 # Members that are configured are waited for so long at the start, before shards are told to take clients.
@@ -295,6 +297,7 @@ class Routes:
 
     async def _keep_dialling(self, dialled: Dialled) -> None:
         attempts = 0
+        again_s = AGAIN_S
         key = (dialled.address.host, dialled.address.port)
         while True:
             member = self._members.get(dialled.server_id)
@@ -303,7 +306,7 @@ class Routes:
                     break
                 await asyncio.wait([member.over])
                 if not member.has_lasted:
-                    await self._pause()
+                    await self._pause(AGAIN_S, AGAIN_SPREAD_S)
                 continue
             attempts += 1
             session = await self._dial_once(dialled, attempts)
@@ -317,12 +320,17 @@ class Routes:
                     dialled.server_id = session.info.server_id
             if not dialled.is_configured and attempts > self.cluster.connect_retries:
                 break
-            if session is None or not session.has_lasted:
-                await self._pause()
+            if session is None:
+                await self._pause(again_s)
+                again_s = min(2 * again_s, LONGEST_AGAIN_S) if self.cluster.connect_backoff else AGAIN_S
+                continue
+            again_s = AGAIN_S
+            if not session.has_lasted:
+                await self._pause(AGAIN_S, AGAIN_SPREAD_S)
         self._dialled.pop(key, None)
 
-    async def _pause(self) -> None:
-        await asyncio.sleep(AGAIN_S + random.random() * AGAIN_SPREAD_S)
+    async def _pause(self, seconds: float, spread_s: float = 0.0) -> None:
+        await asyncio.sleep(seconds + random.random() * spread_s)
 
     async def _dial_once(self, dialled: Dialled, attempt: int) -> RouteSession | None:
         """Returns the connection when it has ended; None: there was none."""

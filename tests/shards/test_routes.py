@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from gnatswarm.broker.options import Cluster
 from gnatswarm.shards.gateway.remote import Address
-from gnatswarm.shards.gateway.routes import Routes
+from gnatswarm.shards.gateway.routes import Dialled, Routes
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,43 @@ def test_a_member_s_certificate_must_have_a_name_that_is_configured(
     )
     gate = Routes._gate(routes, Address(dialled, 6222))
     assert gate is not None and gate.server_hostname == name
+
+
+NOBODY, CLOSED, LASTED = "nobody listens", "closed at once", "lasted"
+AFTER_ONE = (1.0, 0.1)  # seconds, and how many at random more
+
+
+@pytest.mark.parametrize(
+    ("is_backed_off", "tries", "pauses"),
+    [
+        (False, [NOBODY] * 4, [(1.0,)] * 4),
+        (False, [NOBODY, CLOSED, CLOSED, NOBODY], [(1.0,), AFTER_ONE, AFTER_ONE, (1.0,)]),
+        (True, [NOBODY] * 7, [(1.0,), (2.0,), (4.0,), (8.0,), (16.0,), (30.0,), (30.0,)]),
+        (True, [NOBODY, NOBODY, CLOSED, NOBODY, NOBODY], [(1.0,), (2.0,), AFTER_ONE, (1.0,), (2.0,)]),
+        (True, [NOBODY, NOBODY, LASTED, NOBODY], [(1.0,), (2.0,), (1.0,)]),
+    ],
+)
+async def test_a_member_is_dialled_again_as_nats_server_does(
+    is_backed_off: bool, tries: list[str], pauses: list[tuple[float, ...]]
+) -> None:
+    """Each second, or with connect_backoff after twice the time, until somebody listens there."""
+    left, found = list(tries), []
+
+    async def dial_once(_dialled: Dialled, _attempt: int) -> Any:
+        if not left:
+            raise asyncio.CancelledError
+        how = left.pop(0)
+        if how == NOBODY:
+            return None
+        return SimpleNamespace(
+            is_self=False, was_member=how == LASTED, is_duplicate=False, info=None, has_lasted=how == LASTED
+        )
+
+    async def pause(*seconds: float) -> None:
+        found.append(seconds)
+
+    cluster = Cluster(connect_backoff=is_backed_off)
+    routes: Any = SimpleNamespace(cluster=cluster, _members={}, _dialled={}, _dial_once=dial_once, _pause=pause)
+    with pytest.raises(asyncio.CancelledError):
+        await Routes._keep_dialling(routes, Dialled(Address("one.example", 6222), is_configured=True))
+    assert found == pauses

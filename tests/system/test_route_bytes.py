@@ -476,6 +476,16 @@ async def test_permissions_of_the_cluster_hold_both_ways(start: Start, net: Net,
     assert messages == ["RMSG $G out.x | g 1"]
     await client.flush()
     client.inbox.clear()
+    # What is not exported counts as no interest.
+    await said(client, "SUB back 9\r\nUNSUB 2\r\n")
+    await client.send("PUB secret back 0\r\n\r\n")
+    (answer,) = await client.messages(1, DEADLINE_S)
+    assert answer.headers.startswith(b"NATS/1.0 503")
+    await said(client, "SUB secret 2\r\n")
+    for gone, left in (("out.no", 3), ("secret", 3), ("out.x", 2)):
+        await route.talk(f"RS- $G {gone}\r\n")
+        (row,) = page(here, "/routez")["routes"]
+        assert row["subscriptions"] == left
     await route.talk("RMSG $G secret 1\r\nx\r\nRMSG $G in.x 1\r\nx\r\nRMSG $G in.y | g 1\r\nx\r\n")
     assert [frame.sid for frame in await client.messages(3)] == ["2", "1", "4"]
     route.close()
