@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gnatswarm.gateway")
 
 CONNECT_S = 1.0
-# As nats-server: a second. After a connection that has ended up to a tenth more, so that two that have dialled each other
-# do not do so at the same time again; with connect_backoff each time twice as long, as long as nobody listens there.
+# As nats-server: a second; with connect_backoff each time twice as long while nobody listens there. After a connection
+# that has ended up to a tenth more, so that two that dial each other do not do so at the same time again.
 AGAIN_S = 1.0
 AGAIN_SPREAD_S = 0.1
 LONGEST_AGAIN_S = 30.0
