@@ -68,8 +68,14 @@ async def test_a_member_is_dialled_again_as_nats_server_does(
     async def pause(*seconds: float) -> None:
         found.append(seconds)
 
-    cluster = Cluster(connect_backoff=is_backed_off)
-    routes: Any = SimpleNamespace(cluster=cluster, _members={}, _dialled={}, _dial_once=dial_once, _pause=pause)
+    routes: Any = SimpleNamespace(
+        cluster=Cluster(connect_backoff=is_backed_off),
+        _members={},
+        _dialled={},
+        _dial_once=dial_once,
+        _has_tried=lambda _address: None,
+        _pause=pause,
+    )
     with pytest.raises(asyncio.CancelledError):
         await Routes._keep_dialling(routes, Dialled(Address("one.example", 6222), is_configured=True))
     assert found == pauses
