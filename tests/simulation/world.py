@@ -1442,11 +1442,6 @@ class World:
             self.swarm.adopt()
         self.swarm.settle()
         self.look()
-        for person in self.people:
-            if not person.is_gone and person.is_slow and not person.is_on_its_way:
-                person.is_slow = False
-                person.process.engine.probe.finish()
-                person.process.engine.probe.set_takes(person.client.socket, -1)
         self.rest()
         assert not any(one.is_waiting for one in self.people if not one.is_gone), "a fence did not pass in the end"
         for person in self.people:
@@ -1468,8 +1463,9 @@ class World:
         self.close()
 
     def rest(self) -> None:
-        """Run until nothing is on its way, nobody waits, and all shards are linked."""
+        """Run until nothing is on its way, nobody waits or is slow, and all shards are linked."""
         for _ in range(MOST_ROUNDS):
+            self.quicken()
             self.swarm.settle()
             self.look()
             for process in self.swarm.alive:
@@ -1477,10 +1473,19 @@ class World:
             self.swarm.settle()
             self.look()
             is_held = any(one.backlog or one.client.socket.is_held for one in self.people if not one.is_gone)
-            if self.swarm.is_whole and not is_held and not (self.servers is not None and self.servers.is_held):
+            is_slow = any(one.is_slow for one in self.people if not one.is_gone)
+            if self.swarm.is_whole and not (is_held or is_slow or (self.servers is not None and self.servers.is_held)):
                 return
             self.swarm.pass_s(0.5)
         raise AssertionError("the broker does not come to rest")
+
+    def quicken(self) -> None:
+        """Nobody is slow any more, but those who are on their way to another shard: they are later."""
+        for person in self.people:
+            if not person.is_gone and person.is_slow and not person.is_on_its_way:
+                person.is_slow = False
+                person.process.engine.probe.finish()
+                person.process.engine.probe.set_takes(person.client.socket, -1)
 
     def close(self) -> None:
         """Let all clients leave; then no shard may hold anything for any of them."""
