@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # The headroom: a sixteenth of the descriptors, but not more than the connections of some 30 ms.
 LAST_PART = 16
 MOST_LAST = 1024
-# `full_at` of a process without a limit: no descriptor is that high.
+# `full_at` and `most` of a process without a limit: no descriptor is that high.
 NEVER = 2**31 - 1
 
 
@@ -27,7 +27,8 @@ class DescriptorHeadroom:
         self._on_change = on_change
         limit, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._last = min(MOST_LAST, limit // LAST_PART)
-        self.full_at = NEVER if limit == resource.RLIM_INFINITY else limit - self._last  # a descriptor from here on
+        self.most = NEVER if limit == resource.RLIM_INFINITY else limit
+        self.full_at = NEVER if self.most == NEVER else limit - self._last  # a descriptor from here on
         self.has_headroom = True
         self._again_at = 0
 

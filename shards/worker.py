@@ -277,9 +277,9 @@ class Worker:
             self._shard.on_cluster_news(boot.cluster)
         self._link_to_siblings(boot, page, path, reserve)
         if boot.is_gateway:
-            self._accept_leaf_nodes_of_shards(boot, path)
+            self._accept_leaf_nodes_of_shards(boot, path, reserve)
         else:
-            self._let_clients_move(boot, path, headroom)
+            self._let_clients_move(boot, path, headroom, reserve)
         self._recorder = self._new_recorder(boot)
         self._snapshots = self._new_snapshots()
         # Objects made so far live as long as the process: the garbage collector need not look at them again.
@@ -346,16 +346,18 @@ class Worker:
             sink=self._siblings,
         )
 
-    def _accept_leaf_nodes_of_shards(self, boot: control.Boot, path: str) -> None:
+    def _accept_leaf_nodes_of_shards(self, boot: control.Boot, path: str, reserve: Reserve) -> None:
         """The gateway takes leaf nodes that come by WebSocket from the shards that have accepted them."""
         if self._gateway is not None and boot.websocket_port and "leafnodes" in boot.server_ports:
             from gnatswarm.shards.moving.leaf_arrivals import LeafArrivals
 
             self._leaf_arrivals = LeafArrivals(
-                self._loop, path, server_id=boot.server_id, take=self._gateway.take_leaf_node
+                self._loop, path, server_id=boot.server_id, reserve=reserve, take=self._gateway.take_leaf_node
             )
 
-    def _let_clients_move(self, boot: control.Boot, path: str, headroom: DescriptorHeadroom) -> None:
+    def _let_clients_move(
+        self, boot: control.Boot, path: str, headroom: DescriptorHeadroom, reserve: Reserve
+    ) -> None:
         """Clients may come from other shards and go to them, on demand and by placement rules."""
         shard = self._shard
         self._departures = Departures(self._loop, shard.clients, self._links.moves)
@@ -368,7 +370,8 @@ class Worker:
             shard=boot.shard,
             boot_id=boot.boot_id,
             link_path=path,
-            full_at=headroom.full_at,
+            most=headroom.most,
+            reserve=reserve,
             on_ended=self._departures.on_ended,
         )
         self._placing = Placing(self._loop, shard.clients, self._departures, shard=boot.shard, tell=self._tell)

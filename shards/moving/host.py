@@ -7,6 +7,7 @@ belongs to a client's socket, or waits for its last mark, or is closed.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -45,13 +46,17 @@ if TYPE_CHECKING:
     from gnatswarm.shards.boundary.control import LinkedShard
     from gnatswarm.shards.clients.clients import Clients
     from gnatswarm.shards.clients.session import ClientSession
+    from gnatswarm.shards.links.reserve import Reserve
     from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
     from gnatswarm.shards.sockets.reactor import Reactor
 
 logger = logging.getLogger("gnatswarm.moving")
 
-# Descriptors of a shard that are not its clients': links, listeners, files.
+# Descriptors of a shard that are not its clients': links, listeners, files. Where it may have fewer than so many in
+# all, they are counted, at most so often.
 OTHER_DESCRIPTORS = 256
+MANY_DESCRIPTORS = 4096
+COUNT_EVERY_S = 0.5
 # What is due for clients that move is done one client after the other, 10 to 50 µs each. After so long other clients
 # of this shard go first, and other processes: what they wait for a move is about this. Each rest costs: with 100 µs
 # a move took some three quarters of the CPU.
@@ -66,7 +71,7 @@ LEAVING = "this shard is leaving"
 class Host:
     """The host of one shard's moves.
 
-    `full_at`: as of DescriptorHeadroom. `on_ended` is told of each move of ours that is over, with the reason why its
+    `most`: descriptors that this process may have, beside those of the reserve. `on_ended` is told of each move of ours that is over, with the reason why its
     clients stay, or "".
     """
 
@@ -81,14 +86,18 @@ class Host:
         shard: int,
         boot_id: str,
         link_path: str,
-        full_at: int,
+        most: int,
+        reserve: Reserve,
         on_ended: Callable[[str], None],
     ) -> None:
         self._loop = loop
+        self._reserve = reserve
         self._clients = clients
         self._moves = moves
         self._hello = Hello(CHANNEL_VERSION, server_id, shard, boot_id)
-        self._full_at = full_at
+        self._most = most
+        self._others = OTHER_DESCRIPTORS
+        self._counted_s = -COUNT_EVERY_S  # by the loop's clock
         self._on_ended = on_ended
         self._siblings: dict[int, LinkedShard] = {}
         self._outgoing: dict[int, Outgoing] = {}
@@ -102,7 +111,7 @@ class Host:
         self._rest = ShortTimer(reactor, self._go_on)
         self.is_leaving = False  # this shard takes no clients any more
         self._closing: set[str] = set()  # boot ids of those that have said so
-        self._door = Door(loop, path_for_moves(link_path), self._on_accepted)
+        self._door = Door(loop, path_for_moves(link_path), self._on_accepted, reserve=reserve)
         moves.host = self
 
     def listen_anew(self) -> None:
@@ -180,8 +189,12 @@ class Host:
             return f"shard {shard} is leaving"
         if shard not in self._outgoing:
             try:
-                way = Outgoing(self._loop, path_for_moves(sibling.path), self._hello, self._on_way_closed)
+                # Clients may have taken all other descriptors, and are to leave by this one.
+                with self._reserve.opened():
+                    way = Outgoing(self._loop, path_for_moves(sibling.path), self._hello, self._on_way_closed)
             except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    return f"there is no descriptor for the way to shard {shard}: {error.strerror}"
                 return f"shard {shard} takes no clients: {error.strerror}"
             self._outgoing[shard] = way
         return ""
@@ -206,8 +219,7 @@ class Host:
         relay = self._clients.relay
         if relay is not None and session.has_tls_here:
             # Two for each that has gone, and those on their way.
-            needed = len(self._clients.open) + 2 * relay.clients + OTHER_DESCRIPTORS
-            if needed >= self._full_at:
+            if self._used() + 2 * relay.clients >= self._most:
                 return "there is no room for the descriptors of its relay"
         return session.objection_to_freezing()
 
@@ -257,7 +269,7 @@ class Host:
         """A fresh connection for a client that is announced. RecordRefused: it cannot come."""
         if self.is_leaving:
             raise RecordRefused(LEAVING)
-        if len(self._clients.open) + len(self._coming) + OTHER_DESCRIPTORS >= self._full_at:
+        if self._used() + len(self._coming) >= self._most:
             raise RecordRefused("there is no room for more descriptors")
         who = records.decoded_session(offered.words)
         if who.account.encode() != offered.account:
@@ -265,6 +277,15 @@ class Host:
         session = self._clients.expect(offered.cid, who)
         self._coming[offered.cid] = session
         return session.connection
+
+    def _used(self) -> int:
+        """How many descriptors the clients here and all else have."""
+        now_s = self._loop.time()
+        if self._most < MANY_DESCRIPTORS and now_s - self._counted_s >= COUNT_EVERY_S:
+            with self._reserve.opened():
+                self._others = len(os.listdir("/proc/self/fd")) - len(self._clients.open)
+            self._counted_s = now_s
+        return len(self._clients.open) + self._others
 
     def arrived(self, old: int, move: int, client: ClientConnection, frozen: FrozenClient) -> None:
         """Its output is in order: it goes on."""

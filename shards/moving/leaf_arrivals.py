@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
+    from gnatswarm.shards.links.reserve import Reserve
     from gnatswarm.shards.moving.move_channel import Message
 
 logger = logging.getLogger("gnatswarm.moving")
@@ -63,13 +64,14 @@ class LeafArrivals:
         link_path: str,
         *,
         server_id: str,
+        reserve: Reserve,
         take: Callable[[int, LeafNode], None],
     ) -> None:
         self._loop = loop
         self._server_id = server_id
         self._take = take
         self._incoming: list[Incoming] = []
-        self._door = Door(loop, path_for_moves(link_path), self._on_accepted)
+        self._door = Door(loop, path_for_moves(link_path), self._on_accepted, reserve=reserve)
 
     def listen_anew(self) -> None:
         """Listen again at the same path, if its file was removed."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from gnatswarm.shards.links.reserve import Reserve
+
 logger = logging.getLogger("gnatswarm.moving")
 
 # Increased with every change of a frame.
@@ -336,12 +338,21 @@ class Incoming:
 
 
 class Door:
-    """Where siblings hand clients over: listens at `path` from the start. OSError: it cannot."""
+    """Where siblings hand clients over: listens at `path` from the start. OSError: it cannot.
+
+    `reserve`: from which it accepts, because clients may have taken all other descriptors.
+    """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, path: str, on_accepted: Callable[[socket.socket], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        path: str,
+        on_accepted: Callable[[socket.socket], None],
+        *,
+        reserve: Reserve,
     ) -> None:
         self._loop = loop
+        self._reserve = reserve
         self._path = path
         self._on_accepted = on_accepted
         self._is_closed = False
@@ -376,7 +387,8 @@ class Door:
 
     def _on_readable(self) -> None:
         try:
-            sock, _ = self._listening.accept()
+            with self._reserve.opened():
+                sock, _ = self._listening.accept()
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED):
                 logger.error("cannot take clients from other shards: %s", os.strerror(error.errno or 0))

@@ -16,7 +16,7 @@ from gnatswarm.shards.siblings import Siblings
 from tests.support.one_shard import OneShard
 from tests.support.turns import until
 
-FULL_AT = 1000
+MOST_DESCRIPTORS = 1000
 
 
 def ignore(*_: object) -> None:
@@ -40,9 +40,10 @@ class MovingShard:
             on_ready=ignore,
             on_gone=ignore,
         )
+        reserve = Reserve()
         self.links = Links(
             loop=loop,
-            sockets=LinkSockets(loop, one.shard.reactor, path=path, reserve=Reserve()),
+            sockets=LinkSockets(loop, one.shard.reactor, path=path, reserve=reserve),
             mesh=one.shard.mesh,
             fence=one.shard.fence,
             hello=Hello("N", number, self.peer.boot_id, LINK_VERSION),
@@ -60,7 +61,8 @@ class MovingShard:
             shard=number,
             boot_id=self.peer.boot_id,
             link_path=path,
-            full_at=FULL_AT,
+            most=MOST_DESCRIPTORS,
+            reserve=reserve,
             on_ended=self._on_ended,
         )
 

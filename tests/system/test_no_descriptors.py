@@ -112,6 +112,16 @@ async def test_the_swarm_grows_though_its_shards_are_full(crowded, subject):
     await listener.expect(f"MSG {subject} 1 2\r\nme\r\n")
 
 
+async def test_clients_of_full_shards_go_to_others(crowded):
+    """A way to another shard is a descriptor, too."""
+    broker, cluster = crowded
+    shards = broker.kind.shards
+    await fill(cluster)
+    await swarm.scale(broker, shards + 1)
+    await asyncio.to_thread(swarm.operate, broker, "rebalance")
+    assert (await asyncio.to_thread(swarm.rows, broker))[shards]["connections"] > DESCRIPTORS // 4
+
+
 async def test_who_comes_is_steered_past_a_full_shard_until_it_has_room_again(crowded):
     broker, cluster = crowded
     inside: list[Client] = []

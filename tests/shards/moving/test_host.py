@@ -216,15 +216,23 @@ async def test_a_client_that_was_not_announced_is_closed(two: LinkedShards, capl
 
 async def test_there_is_room_for_so_many_clients_alone(two: LinkedShards) -> None:
     new = two.shards[1]
-    new.host._full_at = 10
+    new.host._most = 10
     with pytest.raises(RecordRefused, match="no room"):
         new.host.admit(0, 1, OfferedClient(5, b"$G", b"", False, ()))
+
+
+async def test_where_few_descriptors_may_be_open_they_are_counted(two: LinkedShards) -> None:
+    open_now = len(os.listdir("/proc/self/fd"))
+    for most, is_room in ((open_now + 64, True), (open_now, False)):
+        host = two.shards[1].host
+        host._most, host._counted_s = most, -1.0
+        assert (host._used() < most) is is_room
 
 
 async def test_who_finds_no_room_stays_and_is_served(two: LinkedShards) -> None:
     client = await come(two)
     old, new = two.shards
-    new.host._full_at = 10
+    new.host._most = 10
     old.departures.begin({1: 1}, 0.2, lambda *_: None)
     await until(lambda: old.ended)
     assert old.ended == ["there is no room for more descriptors"]

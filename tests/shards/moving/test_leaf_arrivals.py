@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gnatswarm.shards.boundary.linkdir import path_for_moves
+from gnatswarm.shards.links.reserve import Reserve
 from gnatswarm.shards.moving.leaf_arrivals import LeafArrivals, LeafNode
 from gnatswarm.shards.moving.move_channel import CHANNEL_VERSION, Ended, HandedOver, Hello, Message, Outgoing
 from tests.support.turns import until
@@ -24,7 +25,11 @@ class Gateway:
         self.taken: list[tuple[int, LeafNode]] = []
         self.closed: list[Outgoing] = []
         self.arrivals = LeafArrivals(
-            asyncio.get_running_loop(), path, server_id="N", take=lambda fd, leaf: self.taken.append((fd, leaf))
+            asyncio.get_running_loop(),
+            path,
+            server_id="N",
+            reserve=Reserve(),
+            take=lambda fd, leaf: self.taken.append((fd, leaf)),
         )
 
     def dial(self, server_id: str = "N", version: int = CHANNEL_VERSION) -> Outgoing:

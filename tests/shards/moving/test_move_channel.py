@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gnatswarm.shards.links.reserve import Reserve
 from gnatswarm.shards.moving import move_channel as channel
 from tests.support.turns import until
 
@@ -30,7 +31,7 @@ class Ends:
         self.ended: list[str] = []
         self.incoming: list[channel.Incoming] = []
         self.closed: list[channel.Outgoing] = []
-        self.door = channel.Door(self.loop, path, self._on_accepted)
+        self.door = channel.Door(self.loop, path, self._on_accepted, reserve=Reserve())
 
     def _on_accepted(self, sock: socket.socket) -> None:
         self.incoming.append(
