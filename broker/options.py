@@ -243,6 +243,8 @@ class WebSocket(_Discreet, frozen=True, forbid_unknown_fields=True):
     same_origin: bool = False  # a web page may connect only to the host and port it was loaded from
     allowed_origins: tuple[str, ...] = ()  # web pages of these origins only, as scheme://host:port; (): of all
     handshake_timeout_s: float = 2.0  # for TLS and the upgrade together
+    headers: tuple[tuple[str, str], ...] = ()  # names and values that the response to an upgrade has, too
+    ping_interval_s: float = 0.0  # a WebSocket client that is idle for so long gets a PING; 0: the broker's own
 
 
 class ClientTls(_Discreet, frozen=True, forbid_unknown_fields=True):

@@ -167,6 +167,7 @@ BY_HAND = {
     "mapping.destinations": "(its value)",
     "mappings": "mappings",
     "websocket.tls": "tls { … }",
+    "websocket.headers": "headers { Name: value }",
     "placement.rules": "rules",
     "rule.kind": "account, user, name or subject",
     "rule.pattern": "(its value)",
@@ -340,7 +341,7 @@ def rows(of: type[msgspec.Struct], prefix: str) -> Iterator[str]:
         shown = f"`{'--' if len(flag[0]) > 1 else '-'}{flag[0]}`" if flag else ""
         value = field.default if field.default is not msgspec.NODEFAULT else None
         default = with_unit(field.name, shown_default(value, is_size=field.name.endswith("_bytes")))
-        if field.name == "headers":  # the key says the opposite of the field
+        if dotted == "headers":  # the key says the opposite of the field
             default, meanings["headers"] = "false", "true: no message headers (HPUB, HMSG)"
         reload = "start" if dotted in FIXED else "yes"
         means = meanings[field.name].replace("|", "\\|").replace("<", "&lt;")

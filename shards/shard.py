@@ -53,6 +53,12 @@ LAG_FADES = 0.9
 ACCEPT_AGAIN_S = 1.0
 
 
+def _shortest_ping_interval_s(options: Options) -> float:
+    """That of the clients that are pinged most often."""
+    general_s, of_websocket_s = options.limits.ping_interval_s, options.websocket.ping_interval_s
+    return min(general_s, of_websocket_s or general_s) if options.websocket.port else general_s
+
+
 class Shard:
     """Serves clients from listen() or take() on; made and used on the thread of the running loop.
 
@@ -93,7 +99,7 @@ class Shard:
         self.mesh = Mesh(self.fanout, number)
         counters = PageCounters(page, number, self.fanout, self.mesh)
         self.reactor = Reactor(self.fanout, counters, is_tracing=options.logging.trace)
-        self._deadlines = Deadlines(self.reactor, options.limits)
+        self._deadlines = Deadlines(self.reactor, options.limits, options.websocket.ping_interval_s)
         self.fence = MeshFence(self.mesh)
         self.imports_exports = ImportsExports(
             options,
@@ -146,7 +152,7 @@ class Shard:
         self._wait = LoopWait.begin(self._loop, self.reactor)
         if self._wait is None:
             self._loop.add_reader(self.reactor.fd, self.reactor.turn)
-        self._lookout = Lookout(self._loop, self._deadlines.sweep, ping_interval_s=options.limits.ping_interval_s)
+        self._lookout = Lookout(self._loop, self._deadlines.sweep, ping_interval_s=_shortest_ping_interval_s(options))
         self._sweep_at_s = self._loop.time() + SWEEP_S
         self._timer = self._loop.call_at(self._sweep_at_s, self._sweep)
 
@@ -217,8 +223,8 @@ class Shard:
     def reload(self, options: Options) -> None:
         """Apply new options; those that cannot change at run time must have their old values."""
         self._options = options
-        self._deadlines.set_limits(options.limits)
-        self._lookout.set_interval(options.limits.ping_interval_s)
+        self._deadlines.set_limits(options.limits, options.websocket.ping_interval_s)
+        self._lookout.set_interval(_shortest_ping_interval_s(options))
         self.reactor.is_tracing = options.logging.trace
         self.fanout.prefer_local(options.sharding.prefer_local)
         listeners = self.imports_exports.configure(options)

@@ -74,8 +74,6 @@ OPENS_IN_ACCOUNTS = {
 # Keys of a `websocket` block that have no effect.
 NO_EFFECT_IN_WEBSOCKET = {
     "advertise": "WebSocket clients of other members are told the address that the port listens on",
-    "ping_interval": "WebSocket clients are pinged like all others, every ping_interval of the broker",
-    "headers": "the response to an upgrade has no custom headers",
 }
 
 # Keys of a `leafnodes` block that have no effect.

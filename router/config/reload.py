@@ -25,6 +25,8 @@ LIVE = frozenset(
         "websocket.same_origin",
         "websocket.allowed_origins",
         "websocket.handshake_timeout_s",
+        "websocket.headers",
+        "websocket.ping_interval_s",
         "server_tags",
         "server_metadata",
         "system_account",

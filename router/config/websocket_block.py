@@ -5,17 +5,25 @@ A restriction that this broker does not enforce is a problem, never a notice: se
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from gnatswarm.broker.options import WebSocket
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
-from gnatswarm.router.config.conf_tree import Block, Entry, List, Problem, Scalar
+from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar
 from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
 from gnatswarm.router.config.tls_block import TlsBlock
 from gnatswarm.router.config.user_list import not_enforced, unknown_field
+
+# A header's name (RFC 9110, section 5.1), and what must not be in a value: it would end the header, or the response.
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+# Of the handshake itself, or such as give the response a body. nats-server refuses them, too, but for the last.
+_OWN_HEADERS = frozenset({"upgrade", "connection", "host", "content-length", "nats-no-masking", "transfer-encoding"})
+_OWN_PREFIX = "sec-websocket-"
 
 
 class WebSocketBlock:
@@ -46,6 +54,8 @@ class WebSocketBlock:
             self.settings |= block.settings
             if block.settings.get("websocket.tls.handshakes_per_s"):
                 self.problems.append(not_enforced(entry.at, '"connection_rate_limit" of WebSocket clients'))
+        elif key == "headers":
+            self._headers(entry)
         elif key in _KEYS:
             value = entry.value
             plain: object = {}
@@ -56,14 +66,42 @@ class WebSocketBlock:
             try:
                 self.settings |= {f"websocket.{name}": found for name, found in _KEYS[key](plain).items()}
             except Mistake as mistake:
-                self.problems.append(Problem(entry.at, f"{key}: {mistake.what}", mistake.advice))
+                self._problem(entry.at, f"{key}: {mistake.what}", mistake.advice)
+            except BareSeconds as bare:
+                what = f'invalid use of field "{key}": {key} should be converted to a duration'
+                self._problem(entry.at, what, f'write "{bare.seconds:.0f}s"')
         elif key in not_offered.RESTRICTS_IN_WEBSOCKET:
             self.problems.append(not_enforced(entry.at, f'"{entry.key}": {not_offered.RESTRICTS_IN_WEBSOCKET[key]}'))
         elif key in not_offered.NO_EFFECT_IN_WEBSOCKET:
             what = f'"{entry.key}" has no effect here'
             self.notices.append(Problem(entry.at, what, not_offered.NO_EFFECT_IN_WEBSOCKET[key]))
         elif not entry.used:
-            self.problems.append(unknown_field(entry, [*_KEYS, "tls", *not_offered.RESTRICTS_IN_WEBSOCKET]))
+            self.problems.append(unknown_field(entry, [*_KEYS, "tls", "headers", *not_offered.RESTRICTS_IN_WEBSOCKET]))
+
+    def _headers(self, entry: Entry) -> None:
+        """Headers of the response to an upgrade; each mistake has its own place."""
+        if not isinstance(entry.value, Block):
+            what = f"error parsing headers: expected a block, not {entry.value.kind}"
+            self._problem(entry.at, what, "write headers { Name: value }")
+            return
+        found = []
+        for inner in entry.value:
+            name, value = inner.key, inner.value.value if isinstance(inner.value, Scalar) else None
+            if not isinstance(value, str):
+                what = f"error parsing header key {name}: expected text, not {inner.value.kind}"
+                self._problem(inner.at, what, "put it in quotes")
+            elif not _HEADER_NAME.fullmatch(name):
+                self._problem(inner.at, f'"{name}" is no name of a header', "it has letters, digits and hyphens")
+            elif name.lower() in _OWN_HEADERS or name.lower().startswith(_OWN_PREFIX):
+                self._problem(inner.at, f'invalid header "{name}" not allowed', "the handshake itself has it")
+            elif _CONTROL.search(value):
+                self._problem(inner.at, f"header {name}: control characters", "a value is one line of text")
+            else:
+                found.append((name, value))
+        self.settings["websocket.headers"] = tuple(found)
+
+    def _problem(self, at: Position, what: str, advice: str) -> None:
+        self.problems.append(Problem(at, what, advice))
 
 
 def _port(value: object) -> Settings:
@@ -121,4 +159,5 @@ _KEYS: dict[str, Callable[[object], Settings]] = {
     "origins": _origins,
     "origin": _origins,
     "handshake_timeout": _timeout,
+    "ping_interval": _sets("ping_interval_s", values.interval_s),
 }

@@ -25,21 +25,26 @@ cdef inline void note_use(Socket socket, ClientConnection client) noexcept:
         socket.used_us = max(client.active_us, client.out.taken_us)
 
 
-cdef inline bint is_ping_due(Deadlines self, Socket socket, ClientConnection client, uint64_t now_us) noexcept:
+cdef inline int is_ping_due(Deadlines self, Socket socket, ClientConnection client, uint64_t now_us) except -1:
+    cdef uint64_t interval_us = self.ping_interval_us
+    # A plain socket never has frames, so only others are asked; `layered` itself is loaded only where a port needs it.
+    if self.websocket_ping_interval_us and type(socket) is not Socket and (<object>socket).has_frames:
+        interval_us = self.websocket_ping_interval_us
     if client.pinged_us == 0 and now_us - socket.opened_us > FIRST_PING_US:
         return True
-    return now_us - max(client.active_us, client.pinged_us) > self.ping_interval_us
+    return now_us - max(client.active_us, client.pinged_us) > interval_us
 
 
 cdef class Deadlines:
     """The deadlines of one reactor's sockets."""
 
-    def __cinit__(self, Reactor reactor not None, limits):
+    def __cinit__(self, Reactor reactor not None, limits, websocket_ping_interval_s=0.0):
         self.reactor = reactor
-        self.set_limits(limits)
+        self.set_limits(limits, websocket_ping_interval_s)
 
-    def set_limits(self, limits):
-        """Use these limits (broker.limits) from now on."""
+    def set_limits(self, limits, websocket_ping_interval_s=0.0):
+        """Use these limits (broker.limits) from now on; WebSocket clients may have a ping interval of their own."""
+        self.websocket_ping_interval_us = <uint64_t>(websocket_ping_interval_s * 1e6)
         self.ping_interval_us = <uint64_t>(limits.ping_interval_s * 1e6)
         self.ping_max = limits.ping_max
         self.auth_timeout_us = <uint64_t>(limits.auth_timeout_s * 1e6)

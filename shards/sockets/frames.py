@@ -81,6 +81,9 @@ class Rules:
         self.most_bytes = most_bytes
         self.same_origin = websocket.same_origin
         self.origins = frozenset(place_of(urlsplit(origin)) for origin in websocket.allowed_origins)
+        lines = [f"{name}: {value}\r\n" for name, value in websocket.headers]
+        self.header_lines = "".join(lines).encode("utf-8", "surrogateescape")
+        self.replaces_date = any(name.lower() == "date" for name, _ in websocket.headers)
         self.extensions: list[ServerExtensionFactory] = []
         if websocket.compression:
             # No compression window is kept between messages: it would cost some 300 KB per connection.
@@ -296,10 +299,15 @@ class Frames:
                 if self.is_leaf and request.headers.get_all(NO_MASKING) == ["true"]:
                     self.is_masked = False
                     response.headers[NO_MASKING] = "true"
+                if self._rules.replaces_date:
+                    del response.headers["Date"]
             else:
                 self._refuse(str(protocol.handshake_exc))
                 response.headers["Sec-WebSocket-Version"] = "13"
         protocol.send_response(response)
+        if self.is_open and self._rules.header_lines:
+            # (not by response.headers: how these are encoded depends on the library's version)
+            protocol.writes[-1] = protocol.writes[-1].removesuffix(b"\r\n") + self._rules.header_lines + b"\r\n"
         return []
 
     def _refuse(self, why: str) -> None:

@@ -144,6 +144,11 @@ cdef class LayeredSocket(Socket):
         return self.tls is not None
 
     @property
+    def has_frames(self) -> bool:
+        """Whether its bytes come in WebSocket frames."""
+        return self.frames is not None
+
+    @property
     def is_masked(self) -> bool:
         """Whether the WebSocket frames that come are masked."""
         return self.frames is not None and self.frames.is_masked

@@ -377,19 +377,6 @@ def test_what_only_opens_something_is_announced(built: Build, key: str) -> None:
     assert "t.conf:1:1" in notice
 
 
-# Keys that came with nats-server 2.10 to 2.15, in blocks. Those of the top level are in the tables of not_offered.
-@pytest.mark.parametrize(
-    ("text", "notice"),
-    [
-        ("websocket { port: 1, no_tls: true, ping_interval: '1s' }", '"ping_interval" has no effect here'),
-        ("websocket { port: 1, no_tls: true, headers { X: y } }", '"headers" has no effect here'),
-    ],
-)
-def test_what_newer_servers_have_in_blocks_is_announced(built: Build, text: str, notice: str) -> None:
-    (found,) = built(text).options.notices
-    assert notice in found
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -516,6 +503,10 @@ WEBSOCKET_SETTINGS = (
     ("origin: 'http://a'", "websocket.allowed_origins", ("http://a",)),
     ("handshake_timeout: '3s'", "websocket.handshake_timeout_s", 3.0),
     ("handshake_timeout: 3", "websocket.handshake_timeout_s", 3.0),
+    ("headers { X-A: b, x-a: 'c d', Date: '' }", "websocket.headers", (("X-A", "b"), ("x-a", "c d"), ("Date", ""))),
+    ("headers {}", "websocket.headers", ()),
+    ("ping_interval: '250ms'", "websocket.ping_interval_s", 0.25),
+    ("ping_interval: '0s'", "websocket.ping_interval_s", 0.0),
 )
 
 
@@ -595,6 +586,23 @@ def test_a_certificate_signed_with_sha1_is_warned_of(built: Build, authority: Au
         ("websocket { port: 1, no_tls: true, authorization { token: x } }", '1:36: "authorization": separate users '),
         ("websocket { port: 1, no_tls: true, no_auth_user: x }", '1:36: "no_auth_user": separate users'),
         ("websocket { port: 1, no_tls: true, jwt_cookie: x }", '1:36: "jwt_cookie": JWTs in cookies'),
+        ("websocket { port: 1, no_tls: true, headers: x }", "1:36: error parsing headers: expected a block, not text"),
+        ("websocket { port: 1, no_tls: true, headers { A: 1 } }", "1:46: error parsing header key A: expected text"),
+        ("websocket { port: 1, no_tls: true, headers { A: [a] } }", "1:46: error parsing header key A: expected text"),
+        ("websocket { port: 1, no_tls: true, headers { 'A B': x } }", '1:46: "A B" is no name of a header'),
+        ("websocket { port: 1, no_tls: true, headers { 'A:': x } }", '1:46: "A:" is no name of a header'),
+        ("websocket { port: 1, no_tls: true, headers { 'é': x } }", '1:46: "é" is no name of a header'),
+        ('websocket { port: 1, no_tls: true, headers { A: "b\\r\\nX: y" } }', "1:46: header A: control characters"),
+        ('websocket { port: 1, no_tls: true, headers { A: "b\\x00" } }', "1:46: header A: control characters"),
+        *(
+            (f"websocket {{ port: 1, no_tls: true, headers {{ {name}: x }} }}", f'1:46: invalid header "{name}" not')
+            for name in ("Upgrade", "connection", "Host", "Content-Length", "Nats-No-Masking", "Transfer-Encoding",
+                         "Sec-WebSocket-Accept", "sec-websocket-protocol")
+        ),
+        ("websocket { port: 1, no_tls: true, ping_interval: 5 }", '1:36: invalid use of field "ping_interval"'),
+        ("websocket { port: 1, no_tls: true, ping_interval: '-1s' }", "1:36: ping_interval: a duration cannot be"),
+        ("websocket { port: 1, no_tls: true, ping_interval: '1us' }", "1:36: ping_interval: shorter than a milli"),
+        ("websocket { port: 1, no_tls: true, ping_interval: x }", "1:36: ping_interval: "),
         ("websocket { port: 1, no_tls: true, origin: x }", '1:36: origin: "x" is no origin'),
         ("websocket { port: 1, tls { CERT, verify_and_map: true, ca_file: AUTHORITY } }",
          "1:1: verify_and_map, but users are not defined"),
