@@ -62,6 +62,7 @@ class InfoTemplate:
         headers: bool,
         max_payload_bytes: int,
         auth_required: bool = False,
+        websocket_auth_required: bool = False,
         tls_required: bool = False,
         tls_available: bool = False,
         tls_verify: bool = False,
@@ -98,6 +99,7 @@ class InfoTemplate:
             "shard": shard,
         }
         self._template = _template(self._fields)
+        self._websocket_auth_required = websocket_auth_required
         self._others = other_urls or []
         self._websocket_urls = websocket_urls or []
         self._other_websocket_urls = other_websocket_urls or []
@@ -120,8 +122,14 @@ class InfoTemplate:
         return self._with(connect_info=True, remote_account=account, acc_is_sys=is_system)
 
     def for_websocket(self) -> InfoTemplate:
-        """The same for a WebSocket connection, whose TLS, if any, comes before INFO."""
-        return self._with(tls_required=False, tls_verify=False, tls_available=False, connect_urls=self._websocket_urls)
+        """The same for a WebSocket connection, which may have to log in otherwise, and whose TLS comes before INFO."""
+        return self._with(
+            auth_required=self._websocket_auth_required,
+            tls_required=False,
+            tls_verify=False,
+            tls_available=False,
+            connect_urls=self._websocket_urls,
+        )
 
     def line(self, client_id: int, client_ip: str, nonce: bytes = b"") -> bytes:
         """The line for one client; `client_ip`: "" where it is not known yet; `nonce` is for it to sign.

@@ -245,6 +245,19 @@ class WebSocket(_Discreet, frozen=True, forbid_unknown_fields=True):
     handshake_timeout_s: float = 2.0  # for TLS and the upgrade together
     headers: tuple[tuple[str, str], ...] = ()  # names and values that the response to an upgrade has, too
     ping_interval_s: float = 0.0  # a WebSocket client that is idle for so long gets a PING; 0: the broker's own
+    auth_token: str = ""  # token of WebSocket clients, instead of the broker's token or only user; "": the broker's own
+    auth_user: str = ""  # likewise, name of the only user; "": the broker's own
+    auth_password: str = ""  # and its password, plain or hashed by bcrypt
+    auth_timeout_s: float = 0.0  # for a WebSocket client to log in; 0: the broker's own
+    no_auth_user: str = ""  # the user or nkey of WebSocket clients without credentials; "": the broker's own
+    user_cookie: str = ""  # name of a cookie with the user name, where CONNECT gives none; "": none
+    pass_cookie: str = ""  # name of a cookie with the password, where CONNECT gives none; "": none
+    token_cookie: str = ""  # name of a cookie with the token, where CONNECT gives none; "": none
+
+    @property
+    def cookies(self) -> tuple[str, str, str]:
+        """The names of the cookies with user name, password and token; "": none."""
+        return self.user_cookie, self.pass_cookie, self.token_cookie
 
 
 class ClientTls(_Discreet, frozen=True, forbid_unknown_fields=True):

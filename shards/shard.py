@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gnatswarm.broker.access.auth import Authenticator
+from gnatswarm.broker.access.auth import Authenticator, for_websocket
 from gnatswarm.broker.advisory import ServerIdentity
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.fanout import Fanout
@@ -99,7 +99,7 @@ class Shard:
         self.mesh = Mesh(self.fanout, number)
         counters = PageCounters(page, number, self.fanout, self.mesh)
         self.reactor = Reactor(self.fanout, counters, is_tracing=options.logging.trace)
-        self._deadlines = Deadlines(self.reactor, options.limits, options.websocket.ping_interval_s)
+        self._deadlines = Deadlines(self.reactor, options.limits, options.websocket)
         self.fence = MeshFence(self.mesh)
         self.imports_exports = ImportsExports(
             options,
@@ -223,7 +223,7 @@ class Shard:
     def reload(self, options: Options) -> None:
         """Apply new options; those that cannot change at run time must have their old values."""
         self._options = options
-        self._deadlines.set_limits(options.limits, options.websocket.ping_interval_s)
+        self._deadlines.set_limits(options.limits, options.websocket)
         self._lookout.set_interval(_shortest_ping_interval_s(options))
         self.reactor.is_tracing = options.logging.trace
         self.fanout.prefer_local(options.sharding.prefer_local)
@@ -266,6 +266,7 @@ class Shard:
             headers=options.headers,
             max_payload_bytes=options.limits.max_payload_bytes,
             auth_required=Authenticator(options).anonymous() is None,
+            websocket_auth_required=Authenticator(for_websocket(options)).anonymous() is None,
             tls_required=options.tls.is_on and not options.allow_non_tls,
             tls_available=options.tls.is_on and options.allow_non_tls,
             tls_verify=options.tls.is_on and options.tls.asks_for_certificate,

@@ -111,7 +111,7 @@ class Verdicts:
 
 
 class Authenticator:
-    """The log-in rules of one configuration: no authentication, one token, one user, or several users."""
+    """The log-in rules of one port: no authentication, one token, one user, or several users."""
 
     def __init__(self, options: Options, verdicts: Verdicts | None = None) -> None:
         self._verdicts = verdicts if verdicts is not None else Verdicts()
@@ -234,6 +234,16 @@ class Authenticator:
         if is_hashed(wanted):
             return self._verdicts.get(Verdicts.key(wanted, proof)) is True
         return hmac.compare_digest(proof, _digest(wanted, admission.proof_key) if wanted else b"")
+
+
+def for_websocket(options: Options) -> Options:
+    """The options with the log-in rules of WebSocket clients, who may have a token, user or nobody of their own."""
+    own = options.websocket
+    if own.auth_token or own.auth_user:  # (there are no users then)
+        return msgspec.structs.replace(
+            options, auth_token=own.auth_token, auth_user=own.auth_user, auth_password=own.auth_password
+        )
+    return msgspec.structs.replace(options, no_auth_user=own.no_auth_user) if own.no_auth_user else options
 
 
 def _identity(user: User) -> Identity:

@@ -48,13 +48,7 @@ RESTRICTS_IN_TLS = {
 
 # The same inside a `websocket` block.
 RESTRICTS_IN_WEBSOCKET = {
-    "authorization": "separate users for WebSocket clients",
-    "authentication": "separate users for WebSocket clients",
-    "no_auth_user": "separate users for WebSocket clients",
     "jwt_cookie": "JWTs in cookies",
-    "user_cookie": "credentials in cookies",
-    "pass_cookie": "credentials in cookies",
-    "token_cookie": "credentials in cookies",
 }
 
 # The same in an account's exports and imports: a token (a JWT) or a subject would decide which account may import.

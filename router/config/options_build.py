@@ -238,6 +238,8 @@ class _Building:
             self.notices += websocket.notices
             if not websocket.problems:
                 self._set(entry.at, websocket.settings)
+                for field, place in websocket.places.items():
+                    self._set(place, {field: websocket.settings[field]})
         elif name in ("leafnodes", "leaf"):
             from gnatswarm.router.config.leafnodes_block import LeafNodesBlock
 
@@ -358,10 +360,25 @@ class _Building:
             if settings.get(field) == "":
                 self._problem(place, f"an empty {flag} lets everybody in", "give a value, or leave it out")
         self._check_hashes(place)
-        anybody = settings.get("no_auth_user")
+        self._check_websocket_credentials()
+        for field in ("no_auth_user", "websocket.no_auth_user"):
+            self._check_no_auth_user(field)
+
+    def _check_websocket_credentials(self) -> None:
+        """A token or only user of WebSocket clients is instead of the broker's, and cannot be beside users."""
+        for field, what in (("websocket.auth_user", "username"), ("websocket.auth_token", "token")):
+            if self.settings.get(field) and self.settings.get("users"):
+                self._problem(
+                    self._place(field),
+                    f"websocket authentication {what} not compatible with presence of users/nkeys",
+                    "add it to the users, with allowed_connection_types: [WEBSOCKET]",
+                )
+
+    def _check_no_auth_user(self, field: str) -> None:
+        users, anybody = self.settings.get("users"), self.settings.get(field)
         if anybody:
             names = [user.shown for user in users] if isinstance(users, tuple) else []
-            place = self._place("no_auth_user")
+            place = self._place(field)
             if not names:
                 self._problem(place, f'no_auth_user: "{anybody}" present, but users are not defined', "define users")
             elif anybody not in names:

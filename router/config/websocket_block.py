@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from gnatswarm.broker.access.password_hash import is_good_hash, is_hashed
 from gnatswarm.broker.options import WebSocket
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
@@ -16,7 +17,7 @@ from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Prob
 from gnatswarm.router.config.option_keys import Settings
 from gnatswarm.router.config.option_values import BareSeconds, Mistake
 from gnatswarm.router.config.tls_block import TlsBlock
-from gnatswarm.router.config.user_list import not_enforced, unknown_field
+from gnatswarm.router.config.user_list import BAD_HASH, NAMES, known, not_enforced, text_of, unknown_field
 
 # A header's name (RFC 9110, section 5.1), and what must not be in a value: it would end the header, or the response.
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -24,6 +25,10 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 # Of the handshake itself, or such as give the response a body. nats-server refuses them, too, but for the last.
 _OWN_HEADERS = frozenset({"upgrade", "connection", "host", "content-length", "nats-no-masking", "transfer-encoding"})
 _OWN_PREFIX = "sec-websocket-"
+
+_BLOCKS = ("tls", "headers", "authorization", "authentication")
+_CREDENTIALS = NAMES | {"token": "token", "timeout": "timeout"}
+_COOKIES = ("user_cookie", "pass_cookie", "token_cookie")
 
 
 class WebSocketBlock:
@@ -33,17 +38,22 @@ class WebSocketBlock:
         self.settings: Settings = {}
         self.problems: list[Problem] = []
         self.notices: list[Problem] = []
+        self.places: dict[str, Position] = {}  # of fields that are compared with the rest of the configuration
+        self._has_authorization = False
         if not isinstance(entry.value, Block):
             what = f"Expected websocket to be a map, got {entry.value.kind}"
             self.problems.append(Problem(entry.at, what, "write websocket { port: … }"))
             return
         for inner in entry.value:
             self._entry(inner)
+            if inner.key.lower() == "no_auth_user":
+                self.places["websocket.no_auth_user"] = inner.at
         has_port = self.settings.get("websocket.port", 0) != 0
         has_certificate = bool(self.settings.get("websocket.tls.cert_file"))
         if has_port and not has_certificate and not self.settings.get("websocket.no_tls"):
             advice = "add tls { … }, or no_tls: true if a proxy in front encrypts"
             self.problems.append(Problem(entry.at, "websocket requires TLS configuration", advice))
+        self._check_cookies(entry.at)
 
     def _entry(self, entry: Entry) -> None:
         key = entry.key.lower()
@@ -56,6 +66,8 @@ class WebSocketBlock:
                 self.problems.append(not_enforced(entry.at, '"connection_rate_limit" of WebSocket clients'))
         elif key == "headers":
             self._headers(entry)
+        elif key in ("authorization", "authentication"):
+            self._authorization(entry)
         elif key in _KEYS:
             value = entry.value
             plain: object = {}
@@ -76,7 +88,7 @@ class WebSocketBlock:
             what = f'"{entry.key}" has no effect here'
             self.notices.append(Problem(entry.at, what, not_offered.NO_EFFECT_IN_WEBSOCKET[key]))
         elif not entry.used:
-            self.problems.append(unknown_field(entry, [*_KEYS, "tls", "headers", *not_offered.RESTRICTS_IN_WEBSOCKET]))
+            self.problems.append(unknown_field(entry, [*_KEYS, *_BLOCKS, *not_offered.RESTRICTS_IN_WEBSOCKET]))
 
     def _headers(self, entry: Entry) -> None:
         """Headers of the response to an upgrade; each mistake has its own place."""
@@ -99,6 +111,58 @@ class WebSocketBlock:
             else:
                 found.append((name, value))
         self.settings["websocket.headers"] = tuple(found)
+
+    def _authorization(self, entry: Entry) -> None:
+        """A token, or the only user, of WebSocket clients, in place of the broker's."""
+        if not isinstance(entry.value, Block):
+            what = f"expected a block, not {entry.value.kind}"
+            self._problem(entry.at, what, "write authorization { user: …, password: … }")
+            return
+        if entry.replaces is not None or self._has_authorization:
+            self._problem(entry.at, f"{entry.key} is given again", "keep one")
+        self._has_authorization = True
+        given: dict[str, str] = {}
+        for inner in entry.value:
+            name = known(inner, _CREDENTIALS, self.problems)
+            if name == "timeout":
+                self._auth_timeout(inner)
+            elif name:
+                self._credential(inner, name, given)
+        if "token" in given and ("user" in given or "pass" in given):
+            # The real server starts, and then only the token counts.
+            self._problem(entry.at, "Cannot have a user/pass and token", "remove one of them")
+        elif "pass" in given and "user" not in given:
+            self._problem(entry.at, "a password without a user has no effect", "add a user")
+        fields = {"token": "auth_token", "user": "auth_user", "pass": "auth_password"}
+        found = {f"websocket.{fields[name]}": value for name, value in given.items()}
+        self.settings |= found
+        self.places |= dict.fromkeys(found, entry.at)
+
+    def _credential(self, entry: Entry, name: str, given: dict[str, str]) -> None:
+        value = text_of(entry, self.problems)
+        if value is None:
+            return
+        if not value and name != "pass":
+            self._problem(entry.at, f"an empty {name} has no effect", f"write a {name}, or remove the key")
+        elif name in given:
+            self._problem(entry.at, f"{entry.key} is given again", "keep one")
+        elif name != "user" and is_hashed(value) and not is_good_hash(value):
+            self._problem(entry.at, BAD_HASH, "make one with `htpasswd -nbB` or the like")
+        else:
+            given[name] = value
+
+    def _auth_timeout(self, entry: Entry) -> None:
+        value = entry.value.value if isinstance(entry.value, Scalar) else None
+        try:
+            self.settings["websocket.auth_timeout_s"] = values.auth_timeout_s(value) if value else 0.0
+        except Mistake as mistake:
+            self._problem(entry.at, f"timeout: {mistake.what}", mistake.advice)
+
+    def _check_cookies(self, at: Position) -> None:
+        """No cookie has two meanings: the real server would take it for the first one alone."""
+        names = [name for key in _COOKIES if (name := self.settings.get(f"websocket.{key}"))]
+        if len(set(names)) < len(names):
+            self._problem(at, "one cookie for two of user_cookie, pass_cookie, token_cookie", "give them other names")
 
     def _problem(self, at: Position, what: str, advice: str) -> None:
         self.problems.append(Problem(at, what, advice))
@@ -140,6 +204,17 @@ def _origins(value: object) -> Settings:
     return {"allowed_origins": tuple(found)}
 
 
+def _cookie(name: str) -> Callable[[object], Settings]:
+    def read(value: object) -> Settings:
+        cookie = values.text(value)
+        if cookie and not _HEADER_NAME.fullmatch(cookie):
+            # The real server starts, and such a cookie never comes.
+            raise Mistake(f'"{cookie}" is no name of a cookie', "it has letters, digits and hyphens")
+        return {name: cookie}
+
+    return read
+
+
 def _sets(name: str, read: Callable[[object], object]) -> Callable[[object], Settings]:
     return lambda value: {name: read(value)}
 
@@ -160,4 +235,6 @@ _KEYS: dict[str, Callable[[object], Settings]] = {
     "origin": _origins,
     "handshake_timeout": _timeout,
     "ping_interval": _sets("ping_interval_s", values.interval_s),
+    "no_auth_user": _sets("no_auth_user", values.text),
+    **{name: _cookie(name) for name in _COOKIES},
 }

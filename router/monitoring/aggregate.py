@@ -252,6 +252,10 @@ def _websocket(options: WebSocket, port: int) -> Document:
     if not port:
         return {}
     document: Document = {"host": options.host or "0.0.0.0", "port": port}
+    if options.no_auth_user:
+        document["no_auth_user"] = options.no_auth_user
+    if options.auth_timeout_s:
+        document["auth_timeout"] = options.auth_timeout_s
     if options.handshake_timeout_s != WebSocket().handshake_timeout_s:
         document["handshake_timeout"] = _nanoseconds(options.handshake_timeout_s)
     if options.no_tls:

@@ -13,7 +13,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from gnatswarm.broker.access.auth import Authenticator, Verdicts
+from gnatswarm.broker.access.auth import Authenticator, Verdicts, for_websocket
 from gnatswarm.broker.access.nkey import new_nonce
 from gnatswarm.broker.connection import ClientConnection
 from gnatswarm.broker.errors import (
@@ -123,7 +123,7 @@ class Clients:
         self._connected: dict[tuple[str, str], InfoTemplate] = {}  # INFO by kind and account
         self._verdicts = Verdicts()
         self.passwords = Passwords(self._verdicts)
-        self.authenticator = Authenticator(options, self._verdicts)
+        self._set_authenticators(options)
         self.rights = Rights(options, mesh)
         self.allowances = Allowances(options, page)
         self.census = AccountCensus(page, shard)
@@ -198,6 +198,12 @@ class Clients:
         self._gates = gates
         self.certificate_rules = rules
 
+    def _set_authenticators(self, options: Options) -> None:
+        general = Authenticator(options, self._verdicts)
+        own = for_websocket(options)
+        of_websocket = general if own is options else Authenticator(own, self._verdicts)
+        self.authenticators = {"nats": general, "websocket": of_websocket}
+
     def on_accept(self, fd: int, host: str, port: int) -> None:
         """Take over a new connection of the clients' port."""
         self._take(fd, host, port, "nats")
@@ -216,7 +222,7 @@ class Clients:
         self.count_accepted(1)
         admitted = self._page.try_add_connection(self._shard, self._limits.max_connections)
         cid = self._page.next_client_id()
-        nonce = new_nonce() if self.authenticator.wants_nonce else b""
+        nonce = new_nonce() if self.authenticators[kind].wants_nonce else b""
         template = self.info if kind == "nats" else self.info.for_websocket()
         gate = self._gates[kind]
         # A PROXY header, which says whose connection it is, comes after INFO.
@@ -231,7 +237,7 @@ class Clients:
             self._page.remove_connection(self._shard)
             self._refuse(fd, b"" if gate.is_silent else info, ConnectionThrottling())
             return
-        anonymous = self.authenticator.anonymous(WEBSOCKET if kind == "websocket" else STANDARD)
+        anonymous = self.authenticators[kind].anonymous(WEBSOCKET if kind == "websocket" else STANDARD)
         session = ClientSession(self, cid, host, port, kind=kind, nonce=nonce, must_authenticate=anonymous is None)
         connection = session.connection
         if self._is_holding:
@@ -606,7 +612,7 @@ class Clients:
         self.info = info
         self._connected.clear()
         self._set_gates(options)
-        self.authenticator = Authenticator(options, self._verdicts)
+        self._set_authenticators(options)
         self.rights = Rights(options, self._mesh, self.rights)
         self.allowances = Allowances(options, self._page)
         for session in self.open.values():
@@ -670,7 +676,7 @@ class Clients:
 
     def _readmit(self, session: ClientSession) -> None:
         """Check a client against the new rules."""
-        rules = self.authenticator
+        rules = self.authenticators[session.kind]
         if session.admission is not None:
             identity = rules.readmit(session.admission)
         elif not session.connection.must_authenticate:  # it has sent no CONNECT, and needed none

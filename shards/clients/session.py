@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from gnatswarm.shards.clients.certificate_rule import CertificateRule
     from gnatswarm.shards.clients.passwords import Passwords
     from gnatswarm.shards.clients.rights import Rights
+    from gnatswarm.shards.sockets.cookies import Credentials
     from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
     from gnatswarm.shards.sockets.layered import LayeredSocket
     from gnatswarm.shards.sockets.relay import Relay
@@ -61,7 +62,7 @@ NOT_CONNECTED = ClientOptions()
 class SessionOwner(Protocol):
     """What a session uses of the shard's `Clients`; a reload may change the attributes."""
 
-    authenticator: Authenticator
+    authenticators: dict[str, Authenticator]  # the log-in rules, by kind
     rights: Rights
     user_names: frozenset[str]
     maps_certificates: frozenset[str]  # kinds whose certificate selects the user
@@ -137,6 +138,7 @@ class ClientSession:
         "claimed",
         "connect",
         "connection",
+        "cookies",
         "counted_at",
         "ended_s",
         "gave_token",
@@ -181,6 +183,7 @@ class ClientSession:
         self.came_from = -1  # the shard that it has moved from; -1: it was accepted here
         self.moved_us = 0  # when
         self.connect = NOT_CONNECTED
+        self.cookies: Credentials | None = None  # for its first CONNECT
         self.user = ""
         self.account = ""
         self.counted_at = -1  # its account's place on the page; -1: it is not counted
@@ -275,6 +278,10 @@ class ClientSession:
         self.connection.wait()
         self._clients.on_leaf_node(self)
 
+    def on_cookies(self, credentials: Credentials) -> None:
+        """The WebSocket upgrade has cookies with credentials, for a CONNECT that leaves them out."""
+        self.cookies = credentials
+
     def on_wire_error(self, why: str) -> None:
         """The client sent an invalid TLS record or WebSocket frame; on_closed follows."""
         logger.error("%s - read error: %s", self, _harmless(why))
@@ -302,11 +309,16 @@ class ClientSession:
     def _examine(self, options: ClientOptions) -> None:
         if self.kind in self._clients.maps_certificates:
             options.user = self._mapped_user(options.user)
+        elif self.cookies is not None and self.admission is None:
+            user, password, token = self.cookies
+            options.user = options.user or user
+            options.password = options.password or password
+            options.auth_token = options.auth_token or token
         self.claimed = options.user or options.nkey
         self.stated = (options.name, options.lang, options.version)
         outcome = self._admitted_as_before(options)
         if outcome is None:
-            outcome = self._clients.authenticator.examine(options, self.nonce, self.connection_type)
+            outcome = self._rules.examine(options, self.nonce, self.connection_type)
         if not isinstance(outcome, HashedPassword):
             self._log_in(options, outcome)
         elif self._clients.passwords.ask(outcome, self):
@@ -320,13 +332,14 @@ class ClientSession:
         before = self.admission
         if before is None or not keeps_credentials(self.connect, options):
             return None
-        identity = self._clients.authenticator.readmit(before)
+        identity = self._rules.readmit(before)
         return None if identity is None else msgspec.structs.replace(before, identity=identity)
 
     def _remember(self, options: ClientOptions) -> None:
         """Keep a refused CONNECT for the monitoring pages, without its secrets."""
         options.auth_token = options.password = options.jwt = options.sig = ""
         self.connect = options
+        self.cookies = None
 
     def _mapped_user(self, claimed: str) -> str:
         """The user of its certificate, whatever its CONNECT says. AuthorizationViolation: it is none of our users."""
@@ -336,6 +349,11 @@ class ClientSession:
         if claimed and claimed != user:
             logger.warning("User %s found in connect proto, but user required from cert", quoted(claimed))
         return user
+
+    @property
+    def _rules(self) -> Authenticator:
+        """The log-in rules of its port."""
+        return self._clients.authenticators[self.kind]
 
     @property
     def connection_type(self) -> str:
@@ -356,7 +374,7 @@ class ClientSession:
         try:
             if is_same is None:
                 raise AuthenticationTimeout
-            if not is_same or not self._clients.authenticator.is_current(question):
+            if not is_same or not self._rules.is_current(question):
                 raise AuthorizationViolation
             self._log_in(options, question.admission)
         except ProtocolError as why:
@@ -372,6 +390,7 @@ class ClientSession:
         if is_like_newer and not is_first:
             self.connection.end_subscriptions()
         self.enter(admission.identity)
+        self.cookies = None
         # Do not keep the secrets; `admission` has what a reload needs to check them again.
         self.admission = admission
         self.gave_token = bool(options.auth_token) or (self.gave_token and keeps_credentials(self.connect, options))
@@ -456,7 +475,7 @@ class ClientSession:
             return "it has TLS, whose keys stay in the process that made them"
         if self._asking is not None:
             return "its log-in is being checked"
-        if self._present_identity() is None:
+        if self.cookies is not None or self._present_identity() is None:
             return "it has not logged in yet"
         if type(self.socket) is not Socket:  # (a plain one is refused where the session is)
             try:
@@ -467,7 +486,7 @@ class ClientSession:
 
     def _present_identity(self) -> Identity | None:
         """Whom the present rules take it for; None: they would not admit it."""
-        rules = self._clients.authenticator
+        rules = self._rules
         return rules.anonymous(self.connection_type) if self.admission is None else rules.readmit(self.admission)
 
     def freeze(self) -> FrozenSession:
@@ -482,7 +501,7 @@ class ClientSession:
                 name=self.admission.name,
                 proof=self.admission.proof,
                 proof_key=self.admission.proof_key,
-                hashed=self._clients.authenticator.hash_of(self.admission),
+                hashed=self._rules.hash_of(self.admission),
                 is_anonymous=self.admission.is_anonymous,
                 is_nkey=self.admission.is_nkey,
                 kind=self.admission.kind,
@@ -512,7 +531,7 @@ class ClientSession:
         RecordRefused: its user cannot log in here, or has another account; a reload is under way. The caller forgets
         the session then, which is counted for no account.
         """
-        rules = self._clients.authenticator
+        rules = self._rules
         if frozen.admission is not None:
             said = frozen.admission
             admission = Admission(

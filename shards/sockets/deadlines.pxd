@@ -11,7 +11,8 @@ cdef class Deadlines:
     cdef Reactor reactor
     cdef uint64_t swept_at             # index in reactor.sources: where the next sweep begins
     cdef uint64_t ping_interval_us
-    cdef uint64_t websocket_ping_interval_us   # of WebSocket clients; 0: as of all others
+    cdef uint64_t websocket_ping_interval_us   # of WebSocket clients, like the next
+    cdef uint64_t websocket_auth_timeout_us
     cdef uint32_t ping_max             # a client with so many unanswered pings is closed
     cdef uint64_t auth_timeout_us
     cdef uint64_t write_deadline_us

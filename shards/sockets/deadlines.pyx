@@ -25,10 +25,21 @@ cdef inline void note_use(Socket socket, ClientConnection client) noexcept:
         socket.used_us = max(client.active_us, client.out.taken_us)
 
 
+cdef inline int has_frames(Socket socket) except -1:
+    # A plain socket never has, so only others are asked. (No cimport of `layered`: it is loaded where a port needs it.)
+    return type(socket) is not Socket and (<object>socket).has_frames
+
+
+cdef inline int is_log_in_late(Deadlines self, Socket socket, uint64_t now_us) except -1:
+    cdef uint64_t timeout_us = self.auth_timeout_us
+    if self.websocket_auth_timeout_us != timeout_us and has_frames(socket):
+        timeout_us = self.websocket_auth_timeout_us
+    return now_us - socket.opened_us > timeout_us
+
+
 cdef inline int is_ping_due(Deadlines self, Socket socket, ClientConnection client, uint64_t now_us) except -1:
     cdef uint64_t interval_us = self.ping_interval_us
-    # A plain socket never has frames, so only others are asked; `layered` itself is loaded only where a port needs it.
-    if self.websocket_ping_interval_us and type(socket) is not Socket and (<object>socket).has_frames:
+    if self.websocket_ping_interval_us != interval_us and has_frames(socket):
         interval_us = self.websocket_ping_interval_us
     if client.pinged_us == 0 and now_us - socket.opened_us > FIRST_PING_US:
         return True
@@ -38,17 +49,22 @@ cdef inline int is_ping_due(Deadlines self, Socket socket, ClientConnection clie
 cdef class Deadlines:
     """The deadlines of one reactor's sockets."""
 
-    def __cinit__(self, Reactor reactor not None, limits, websocket_ping_interval_s=0.0):
+    def __cinit__(self, Reactor reactor not None, limits, websocket=None):
         self.reactor = reactor
-        self.set_limits(limits, websocket_ping_interval_s)
+        self.set_limits(limits, websocket)
 
-    def set_limits(self, limits, websocket_ping_interval_s=0.0):
-        """Use these limits (broker.limits) from now on; WebSocket clients may have a ping interval of their own."""
-        self.websocket_ping_interval_us = <uint64_t>(websocket_ping_interval_s * 1e6)
+    def set_limits(self, limits, websocket=None):
+        """Use these limits (broker.limits) from now on, and those that WebSocket clients have (options.WebSocket)."""
         self.ping_interval_us = <uint64_t>(limits.ping_interval_s * 1e6)
         self.ping_max = limits.ping_max
         self.auth_timeout_us = <uint64_t>(limits.auth_timeout_s * 1e6)
         self.write_deadline_us = <uint64_t>(limits.write_deadline_s * 1e6)
+        self.websocket_ping_interval_us = self.ping_interval_us
+        self.websocket_auth_timeout_us = self.auth_timeout_us
+        if websocket is not None and websocket.ping_interval_s:
+            self.websocket_ping_interval_us = <uint64_t>(websocket.ping_interval_s * 1e6)
+        if websocket is not None and websocket.auth_timeout_s:
+            self.websocket_auth_timeout_us = <uint64_t>(websocket.auth_timeout_s * 1e6)
 
     def sweep(self, double share=0.1):
         """Check a share of the sockets, and send what comes of it; ten calls with a tenth check each socket once."""
@@ -85,7 +101,7 @@ cdef class Deadlines:
         if client.out.is_blocked and now_us - client.out.taken_us > self.write_deadline_us:
             out_condemn(&client.out, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE)
         elif client.must_authenticate:
-            if now_us - socket.opened_us > self.auth_timeout_us:
+            if is_log_in_late(self, socket, now_us):
                 client.end(errors.AuthenticationTimeout())
         elif client.holds == 0 and is_ping_due(self, socket, client, now_us):   # (who is not read cannot be stale)
             if client.pings_out >= self.ping_max:

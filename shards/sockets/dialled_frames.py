@@ -55,6 +55,7 @@ class DialledFrames(Frames):
         self.is_over = False
         self.error = ""
         self.close_reason = CloseReason.CLIENT_CLOSED
+        self.credentials = None
         self._masks = True
         request = self._protocol.connect()
         if not masks:

@@ -24,6 +24,7 @@ from websockets.streams import StreamReader
 
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.frozen import RecordRefused
+from gnatswarm.shards.sockets.cookies import credentials_of
 from gnatswarm.shards.sockets.frozen_socket import FrozenDeflate, FrozenFrames
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from websockets.typing import BytesLike
 
     from gnatswarm.broker.options import Options, WebSocket
+    from gnatswarm.shards.sockets.cookies import Credentials
 
 # A frame may hold more than one message: nats.ws puts up to 64 KB of small messages before a large one.
 FRAME_ROOM_BYTES = 1024 * 1024
@@ -81,6 +83,7 @@ class Rules:
         self.most_bytes = most_bytes
         self.same_origin = websocket.same_origin
         self.origins = frozenset(place_of(urlsplit(origin)) for origin in websocket.allowed_origins)
+        self.cookies = websocket.cookies
         lines = [f"{name}: {value}\r\n" for name, value in websocket.headers]
         self.header_lines = "".join(lines).encode("utf-8", "surrogateescape")
         self.replaces_date = any(name.lower() == "date" for name, _ in websocket.headers)
@@ -168,6 +171,7 @@ class Frames:
         "_reader",
         "_rules",
         "close_reason",
+        "credentials",
         "error",
         "is_leaf",
         "is_masked",
@@ -197,6 +201,7 @@ class Frames:
         self.is_over = False  # nothing more is read
         self.error = ""  # the client's error that ended it; "": none
         self.close_reason = CloseReason.CLIENT_CLOSED
+        self.credentials: Credentials | None = None  # of cookies in its upgrade, until they are taken
         if frozen is not None:
             self._thaw(frozen)
 
@@ -299,6 +304,8 @@ class Frames:
                 if self.is_leaf and request.headers.get_all(NO_MASKING) == ["true"]:
                     self.is_masked = False
                     response.headers[NO_MASKING] = "true"
+                elif not self.is_leaf and any(self._rules.cookies):
+                    self.credentials = credentials_of(request.headers.get_all("Cookie"), self._rules.cookies)
                 if self._rules.replaces_date:
                     del response.headers["Date"]
             else:

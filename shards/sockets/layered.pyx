@@ -87,8 +87,9 @@ cdef class LayeredSocket(Socket):
     `frozen` (a FrozenSocket): the connection had another socket, and nothing happens before its protocol goes on.
 
     `owner` is told on_secured(the SSLObject), on_opening_failed(why, is_upgrade), on_wire_error(text), on_leaf_node()
-    when a leaf node has upgraded, and with a PROXY header on_proxied(host, port) or on_proxy_refused(why). on_secured
-    returns False if it has refused and closed the connection: then the protocol does not begin.
+    when a leaf node has upgraded, on_cookies(credentials) when a client has whose cookies have some, and with a PROXY
+    header on_proxied(host, port) or on_proxy_refused(why). on_secured returns False if it has refused and closed the
+    connection: then the protocol does not begin.
     """
 
     def __cinit__(self, gate, frozen=None):
@@ -433,6 +434,9 @@ cdef class LayeredSocket(Socket):
             if self.frames.is_leaf:
                 self.owner.on_leaf_node()   # its client is held, so nothing is read or sent here any more
                 return 0
+            if self.frames.credentials is not None:
+                self.owner.on_cookies(self.frames.credentials)
+                self.frames.credentials = None
             self.become_open()
         for i, payload in enumerate(payloads):
             if not self.may_take():

@@ -25,6 +25,9 @@ from tests.support.authority import Authority
 Build = Callable[..., Built]
 EXAMPLE = pathlib.Path(__file__).resolve().parents[3] / "deploy" / "config" / "gnatswarm.conf"
 
+A_USER = "authorization { users [ {user: a, password: b} ] }"
+IN_ACCOUNT = "accounts { A { users [ {user: a, password: b} ] } }"
+
 
 @pytest.fixture
 def built(tmp_path: pathlib.Path) -> Build:
@@ -507,6 +510,16 @@ WEBSOCKET_SETTINGS = (
     ("headers {}", "websocket.headers", ()),
     ("ping_interval: '250ms'", "websocket.ping_interval_s", 0.25),
     ("ping_interval: '0s'", "websocket.ping_interval_s", 0.0),
+    ("authorization { token: t, timeout: 5 }", "websocket.auth_token", "t"),
+    ("authentication { token: t, timeout: 0.5 }", "websocket.auth_timeout_s", 0.5),
+    ("authorization { username: u, password: p }", "websocket.auth_user", "u"),
+    ("authorization { username: u, password: p }", "websocket.auth_password", "p"),
+    ("authorization { timeout: 0 }", "websocket.auth_timeout_s", 0.0),
+    ("no_auth_user: a }\nauthorization { users [ {user: a, password: b} ]", "websocket.no_auth_user", "a"),
+    ("user_cookie: u", "websocket.user_cookie", "u"),
+    ("pass_cookie: u", "websocket.pass_cookie", "u"),
+    ("token_cookie: ''", "websocket.token_cookie", ""),
+    ("token_cookie: __Host-x", "websocket.token_cookie", "__Host-x"),
 )
 
 
@@ -583,8 +596,29 @@ def test_a_certificate_signed_with_sha1_is_warned_of(built: Build, authority: Au
         ("websocket { port: 1 }", "1:1: websocket requires TLS configuration"),
         ("websocket { port: 1, tls {} }", "1:1: websocket requires TLS configuration"),
         ("websocket { port: 1, no_tls: true, bogus: 1 }", '1:36: unknown field "bogus"'),
-        ("websocket { port: 1, no_tls: true, authorization { token: x } }", '1:36: "authorization": separate users '),
-        ("websocket { port: 1, no_tls: true, no_auth_user: x }", '1:36: "no_auth_user": separate users'),
+        ("websocket { port: 1, no_tls: true, authorization: x }", "1:36: expected a block, not text"),
+        ("websocket { port: 1, no_tls: true, authorization { user: a, token: x } }", "1:36: Cannot have a"),
+        ("websocket { port: 1, no_tls: true, authorization { pass: x } }", "1:36: a password without a user has no"),
+        ("websocket { port: 1, no_tls: true, authorization { token: '' } }", "1:52: an empty token has no effect"),
+        ("websocket { port: 1, no_tls: true, authorization { user: 5 } }", "1:52: user: expected text, not a number"),
+        ("websocket { port: 1, no_tls: true, authorization { user: a, username: b } }", "1:61: username is given"),
+        ("websocket { port: 1, no_tls: true, authorization { users: [] } }", '1:52: unknown field "users"'),
+        ("websocket { port: 1, no_tls: true, authorization { auth_callout {} } }", '1:52: "auth_callout": auth'),
+        ("websocket { port: 1, no_tls: true, authorization { user: a, timeout: x } }", "1:61: timeout: not a duration"),
+        ("websocket { port: 1, no_tls: true, authorization { user: a, pass: '$2a$xx' } }", "1:61: not a bcrypt hash"),
+        ("websocket { port: 1, no_tls: true, authorization { user: a }, authentication {} }",
+         "1:63: authentication is given again"),
+        (f"websocket {{ port: 1, no_tls: true, authorization {{ user: a }} }}\n{A_USER}",
+         "1:36: websocket authentication username not compatible with presence of users/nkeys"),
+        (f"websocket {{ port: 1, no_tls: true, authorization {{ token: a }} }}\n{A_USER}",
+         "1:36: websocket authentication token not compatible with presence of users/nkeys"),
+        ("websocket { port: 1, no_tls: true, no_auth_user: x }", '1:36: no_auth_user: "x" present, but users are not'),
+        (f"websocket {{ port: 1, no_tls: true, no_auth_user: x }}\n{A_USER}", '1:36: no_auth_user: "x" not present as'),
+        (f"websocket {{ port: 1, no_tls: true, authorization {{ user: a }} }}\n{IN_ACCOUNT}",
+         "1:36: websocket authentication username not compatible with presence of users/nkeys"),
+        ("websocket { port: 1, no_tls: true, user_cookie: 5 }", "1:36: user_cookie: expected text, not a number"),
+        ("websocket { port: 1, no_tls: true, user_cookie: 'a b' }", '1:36: user_cookie: "a b" is no name of a cookie'),
+        ("websocket { port: 1, no_tls: true, user_cookie: a, pass_cookie: a }", "1:1: one cookie for two of"),
         ("websocket { port: 1, no_tls: true, jwt_cookie: x }", '1:36: "jwt_cookie": JWTs in cookies'),
         ("websocket { port: 1, no_tls: true, headers: x }", "1:36: error parsing headers: expected a block, not text"),
         ("websocket { port: 1, no_tls: true, headers { A: 1 } }", "1:46: error parsing header key A: expected text"),
