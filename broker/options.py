@@ -163,6 +163,7 @@ class Export(_Discreet, frozen=True, forbid_unknown_fields=True):
     latency_subject: str = ""  # of a service: where its response times are published, in this account; "": nowhere
     latency_percent: int = 100  # of requests that are measured, beside traced ones; 0 ("headers"): traced ones alone
     allow_trace: bool = False  # of a service: message traces follow requests to this account
+    account_token_position: int = 0  # which token of what is imported is the importing account's name, from 1; 0: none
 
 
 class Import(_Discreet, frozen=True, forbid_unknown_fields=True):

@@ -157,6 +157,7 @@ BY_HAND = {
     "export.latency_subject": "latency { subject }",
     "export.latency_percent": "latency { sampling }",
     "export.allow_trace": "allow_trace",
+    "export.account_token_position": "account_token_position",
     "import.account": "{ account }",
     "import.subject": "{ subject }",
     "import.is_service": "service",

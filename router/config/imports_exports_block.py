@@ -119,14 +119,36 @@ class ImportsExportsBlock:
         response, threshold_s = self._answers(keys, is_service)
         latency_subject, latency_percent = self._latency(keys, is_service, response)
         allow_trace = self._allow_trace(keys, is_service, "non-service")
-        if "position" in keys:
-            self._not_enforced(keys["position"])
+        position = self._position(keys["position"], subject) if "position" in keys else 0
         if "token" in keys:
             self._not_enforced(keys["token"])
         if subject:
             latency = latency_subject, latency_percent
-            export = Export(subject, is_service, accounts, response, threshold_s, *latency, allow_trace=allow_trace)
+            export = Export(
+                subject,
+                is_service,
+                accounts,
+                response,
+                threshold_s,
+                *latency,
+                allow_trace,
+                account_token_position=position,
+            )
             self.exports.append((export, entry.at))
+
+    def _position(self, entry: Entry, subject: str) -> int:
+        """The number of the token, a *, that stands for the importing account; 0: none, or a problem."""
+        value = entry.value.value if isinstance(entry.value, Scalar) else None
+        if isinstance(value, bool) or not isinstance(value, int):
+            what = f"{entry.key}: expected a number, not {entry.value.kind}"
+            self._problem(entry.at, what, "write which * of the subject, counted in tokens from 1")
+            return 0
+        tokens = subject.split(".")
+        if value != 0 and subject and not (1 <= value <= len(tokens) and tokens[value - 1] == "*"):
+            what = f'{entry.key}: token {value} of "{subject}" is no *'
+            self._problem(entry.at, what, "it stands for the importing account: write which token, from 1")
+            return 0
+        return value
 
     def _latency(self, keys: dict[str, Entry], is_service: bool, response: str) -> tuple[str, int]:
         """Where the latency of responses is published, and of how many percent of requests; "": nowhere."""

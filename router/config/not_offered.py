@@ -51,13 +51,12 @@ RESTRICTS_IN_WEBSOCKET = {
     "jwt_cookie": "JWTs in cookies",
 }
 
-# The same in an account's exports and imports: a token (a JWT) or a subject would decide which account may import.
+# The same in an account's exports and imports: a token (a JWT) would decide which account may import.
 RESTRICTS_IN_EXCHANGE = {
     "token_req": "exports that require an activation token (a JWT)",
     "token_required": "exports that require an activation token (a JWT)",
     "activation": "imports with an activation token (a JWT)",
     "token": "imports with an activation token (a JWT)",
-    "account_token_position": "exports whose subject names the importing account",
 }
 
 # Keys of an account that add a feature.

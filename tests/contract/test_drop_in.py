@@ -282,7 +282,8 @@ STRICTER = {
     "client_advertise: 'a:b'": "found out at start there",
     "max_payload: 64mBb": "an unknown unit is taken for a known one there",
     "tls {\n timeout: 1 }": "not offered, and restricts access",
-    "accounts { A { exports: [{stream: 'a.*', account_token_position: 2}] } }": "not offered, and restricts access",
+    "accounts { A { exports: [{stream: 'a.*', account_token_position: 2, accounts: []}] }, B { imports: "
+    "[{stream: {account: A, subject: a.B}}] } }": "the list is not heeded there",
     "accounts { A { exports: [{stream: a}, {stream: a, accounts: [A]}] } }": "the list is not heeded there",
     "accounts { A { exports: [{accounts: [A]}] } }": "an export of nothing there",
     "accounts { A { exports: [{stream: a..b}] } }": "an export that nothing can be imported from there",
@@ -312,6 +313,35 @@ def test_where_we_are_stricter_it_is_on_purpose(tested: BothTest, text: str) -> 
     us, them = tested(text)
     assert (us.code, them.code) == (1, 0), STRICTER[text]
     assert us.places
+
+
+@pytest.mark.parametrize("kind", ["stream", "service"])
+@pytest.mark.parametrize(
+    ("exports", "subject", "code"),
+    [
+        ("{KIND: 'a.*', account_token_position: 2}", "a.B", 0),
+        ("{KIND: 'a.*', account_token_position: 0}", "a.C", 0),
+        ("{KIND: '*.*.>', account_token_position: 1}", "B.*.>", 0),
+        ("{KIND: 'a.*', account_token_position: 2}, {KIND: 'a.C'}", "a.C", 0),
+        ("{KIND: 'a.*', account_token_position: 2, accounts: [B]}", "a.B", 0),
+        ("{KIND: 'a.*', account_token_position: 2}", "a.C", 1),
+        ("{KIND: 'a.*', account_token_position: 2}", "a.*", 1),
+        ("{KIND: 'a.*', account_token_position: 2}", "a.>", 1),
+        ("{KIND: 'a.*.*', account_token_position: 2}", "a.C.B", 1),
+        ("{KIND: 'a.*', account_token_position: 1}", "a.B", 1),
+        ("{KIND: 'a.>', account_token_position: 2}", "a.B", 1),
+        ("{KIND: 'a.*', account_token_position: 3}", "a.B", 1),
+    ],
+)
+def test_an_import_has_its_accounts_name_where_the_export_wants_it(
+    ours: str, newest: str, tmp_path: pathlib.Path, kind: str, exports: str, subject: str, code: int
+) -> None:
+    exports = exports.replace("KIND", kind)
+    imports = f"{{{kind}: {{account: A, subject: '{subject}'}}}}"
+    (tmp_path / "t.conf").write_text(f"accounts {{ A {{ exports: [{exports}] }}, B {{ imports: [{imports}] }} }}")
+    us, them = (run(program, "-t", "-c", "t.conf", directory=tmp_path) for program in (ours, newest))
+    assert (us.code, them.code) == (code, code), us.err + them.err
+    assert code == 0 or "import not authorized" in us.err or "is no *" in us.err
 
 
 MORE_LENIENT = {

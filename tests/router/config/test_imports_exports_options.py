@@ -114,7 +114,29 @@ def exchange(exports: str, imports: str = "") -> str:
         ("{service: s, threshold: '1x'}", "", "Expected response threshold to be a parseable time duration"),
         ("{service: s, threshold: 1}", "", "Expected response threshold to be a parseable time duration"),
         ("{stream: s, accounts: B}", "", "Expected accounts to be an array"),
-        ("{stream: s, account_token_position: 1}", "", "whose subject names the importing account are not offered"),
+        ("{stream: s, account_token_position: 1}", "", '3:13: account_token_position: token 1 of "s" is no *'),
+        ("{stream: 'a.*', account_token_position: 3}", "", '3:17: account_token_position: token 3 of "a.*" is no *'),
+        ("{stream: 'a.>', account_token_position: 2}", "", "token 2 of"),
+        ("{stream: 'a.*', account_token_position: -1}", "", "token -1 of"),
+        ("{stream: 'a.*', account_token_position: x}", "", "account_token_position: expected a number, not text"),
+        ("{stream: 'a.*', account_token_position: true}", "", "account_token_position: expected a number, not a b"),
+        *(
+            (
+                exports,
+                f"{{{kind}: {{account: A, subject: '{subject}'}}, to: 'to.here'}}",
+                f"{kind} import not authorized",
+            )
+            for kind in ("stream", "service")
+            for exports, subject in (
+                (f"{{{kind}: 'a.*', account_token_position: 2}}", "a.C"),
+                (f"{{{kind}: 'a.*', account_token_position: 2}}", "a.b"),
+                (f"{{{kind}: 'a.*.*', account_token_position: 2}}", "a.C.B"),
+                (f"{{{kind}: 'a.*', account_token_position: 2, accounts: []}}", "a.B"),
+                (f"{{{kind}: 'a.*', account_token_position: 2}}, {{{kind}: 'a.>'}}", "a.C"),
+                (f"{{{kind}: 'a.>'}}, {{{kind}: 'a.*', account_token_position: 2}}", "a.C"),
+            )
+        ),
+        ("{stream: 'a.*', account_token_position: 2}", "{stream: {account: A, subject: 'a.*'}}", "not authorized"),
         ("{stream: s, token_req: true}", "", "activation token (a JWT) are not offered"),
         (
             "{stream: s}",
