@@ -201,6 +201,16 @@ class Account(_Discreet, frozen=True, forbid_unknown_fields=True):
     jetstream: bool = False  # in a cluster, its clients use the JetStream of members that have it
 
 
+class CertificatePair(_Discreet, frozen=True, forbid_unknown_fields=True):
+    """A certificate and its private key."""
+
+    cert_file: str = ""  # PEM: a certificate, then intermediate ones
+    key_file: str = ""  # PEM: its private key
+    # The content of the files when the configuration was read; b"": read the files when they are needed.
+    cert_pem: bytes = b""
+    key_pem: bytes = b""
+
+
 class Tls(_Discreet, frozen=True, forbid_unknown_fields=True):
     """TLS of one port; a port without a certificate has none."""
 
@@ -217,10 +227,17 @@ class Tls(_Discreet, frozen=True, forbid_unknown_fields=True):
     handshake_fallback_s: float = 0.0  # with handshake_first: send INFO if no handshake began for so long; 0: never
     pinned_certs: tuple[str, ...] = ()  # clients' certificates must have one of these keys, as SHA-256; (): any key
     handshakes_per_s: int = 0  # TLS handshakes per second on all shards together; more are refused; 0: no limit
+    more_certs: tuple[CertificatePair, ...] = ()  # further certificates, for other names or kinds of key; (): none
     # The content of the files when the configuration was read; b"": read the files when they are needed.
     cert_pem: bytes = b""
     key_pem: bytes = b""
     ca_pem: bytes = b""
+
+    @property
+    def pairs(self) -> tuple[CertificatePair, ...]:
+        """All certificates with their keys, the first first."""
+        first = CertificatePair(self.cert_file, self.key_file, self.cert_pem, self.key_pem)
+        return (first, *self.more_certs)
 
     @property
     def is_on(self) -> bool:

@@ -167,6 +167,7 @@ BY_HAND = {
     "mapping.subject": "(the key)",
     "mapping.destinations": "(its value)",
     "mappings": "mappings",
+    "tls.more_certs": "certs: [ {cert_file, key_file}, … ]",
     "websocket.tls": "tls { … }",
     "websocket.headers": "headers { Name: value }",
     "websocket.auth_token": "authorization { token }",

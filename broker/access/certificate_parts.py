@@ -1,7 +1,7 @@
-"""Two parts of an X.509 certificate, read from its DER bytes: the public key, and the algorithm that signed it.
+"""Parts of an X.509 certificate, read from its DER bytes: public key, DNS names, the algorithm that signed it.
 
-Python's ssl module shows neither. Not a parser of certificates: OpenSSL has checked the structure before, and whatever
-is not as expected is a ValueError. Pure.
+Python's ssl module shows none of them of an own certificate. Not a parser of certificates: OpenSSL has checked the
+structure before, and whatever is not as expected is a ValueError. Pure.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ import hashlib
 _SEQUENCE = 0x30
 _OBJECT_IDENTIFIER = 0x06
 _VERSION = 0xA0  # [0] EXPLICIT, absent in certificates of version 1
+_EXTENSIONS = 0xA3
+_OCTET_STRING = 0x04
+_DNS_NAME = 0x82
+_ALTERNATIVE_NAMES = bytes.fromhex("551d11")
 
 # Signatures for which somebody else's certificate can be forged, by the content of their object identifier (RFC 3279,
 # RFC 5758). Go refuses them in certificates of clients, too.
@@ -31,13 +35,49 @@ _FORGEABLE = frozenset(
 
 def public_key_digest(certificate: bytes) -> str:
     """SHA-256 of the certificate's SubjectPublicKeyInfo, in lower-case hexadecimal: what `pinned_certs` lists."""
+    return hashlib.sha256(_from_key_on(certificate).take(_SEQUENCE, with_head=True)).hexdigest()
+
+
+def key_kind(certificate: bytes) -> bytes:
+    """The kind of its public key, RSA, elliptic curve or another: the content of the algorithm's object identifier."""
+    key = _Fields(_from_key_on(certificate).take(_SEQUENCE))
+    return _Fields(key.take(_SEQUENCE)).take(_OBJECT_IDENTIFIER)
+
+
+def dns_names(certificate: bytes) -> tuple[str, ...]:
+    """The DNS names among its alternative names, in lower case; the subject's common name is none of them."""
+    rest = _from_key_on(certificate)
+    rest.take(_SEQUENCE)
+    while not rest.is_over:
+        if not rest.next_is(_EXTENSIONS):
+            rest.take()
+            continue
+        extensions = _Fields(_Fields(rest.take()).take(_SEQUENCE))
+        while not extensions.is_over:
+            extension = _Fields(extensions.take(_SEQUENCE))
+            if extension.take(_OBJECT_IDENTIFIER) != _ALTERNATIVE_NAMES:
+                continue
+            while not extension.next_is(_OCTET_STRING):  # (whether it is critical)
+                extension.take()
+            names, found = _Fields(_Fields(extension.take()).take(_SEQUENCE)), []
+            while not names.is_over:
+                is_dns = names.next_is(_DNS_NAME)
+                name = names.take()
+                if is_dns:
+                    found.append(name.decode("ascii", "replace").lower())
+            return tuple(found)
+    return ()
+
+
+def _from_key_on(certificate: bytes) -> _Fields:
+    """The fields from its public key on."""
     outer = _Fields(_Fields(certificate).take(_SEQUENCE))
     inner = _Fields(outer.take(_SEQUENCE))
     if inner.next_is(_VERSION):
         inner.take()
     for _ in range(5):  # serial number, signature algorithm, issuer, validity, subject
         inner.take()
-    return hashlib.sha256(inner.take(_SEQUENCE, with_head=True)).hexdigest()
+    return inner
 
 
 def is_forgeable(certificate: bytes) -> bool:
@@ -54,6 +94,10 @@ class _Fields:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._at >= len(self._data)
 
     def next_is(self, tag: int) -> bool:
         return self._at < len(self._data) and self._data[self._at] == tag

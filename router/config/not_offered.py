@@ -43,7 +43,6 @@ RESTRICTS_IN_TLS = {
     "cert_match_skip_invalid": "certificate stores of Windows",
     "ca_certs_match": "certificate stores of Windows",
     "ocsp_peer": "OCSP checks of client certificates",
-    "certs": "more than one certificate for a port",
 }
 
 # The same inside a `websocket` block.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from gnatswarm.broker.access import ciphers
-from gnatswarm.broker.options import Tls
+from gnatswarm.broker.options import CertificatePair, Tls
 from gnatswarm.router.config import not_offered
 from gnatswarm.router.config import option_values as values
 from gnatswarm.router.config.conf_tree import Block, Entry, List, Position, Problem, Scalar
@@ -29,6 +29,9 @@ SOON_SHARE = 5  # for a short certificate (days or hours): the last fifth of its
 # The highest connection_rate_limit: more than a machine can do, and as far as the shared page counts.
 MOST_HANDSHAKES_PER_S = 1_000_000
 
+# Of one port: each name has an ssl context, of some 50 KB.
+MOST_CERTIFICATES = 64
+
 _DIGEST = re.compile("[0-9a-fA-F]{64}")
 
 
@@ -41,6 +44,8 @@ class TlsBlock:
         self.notices: list[Problem] = []
         self.is_empty = isinstance(entry.value, Block) and not entry.value.entries
         self._prefix = prefix
+        self._pairs: tuple[CertificatePair, ...] = ()
+        self._certs_at = entry.at
         if not isinstance(entry.value, Block):
             self._problem(
                 entry.at, f"expected a block, not {entry.value.kind}", "write tls { cert_file: …, key_file: … }"
@@ -54,13 +59,16 @@ class TlsBlock:
 
     def _entry(self, entry: Entry) -> None:
         key = entry.key.lower()
+        if key == "certs":
+            self._certs(entry)
+            return
         read = _KEYS.get(key)
         if read is None:
             feature = not_offered.RESTRICTS_IN_TLS.get(key)
             if feature is not None:
                 self.problems.append(not_enforced(entry.at, f'"{entry.key}": {feature}'))
             elif not entry.used:
-                self.problems.append(unknown_field(entry, [*_KEYS, *not_offered.RESTRICTS_IN_TLS]))
+                self.problems.append(unknown_field(entry, [*_KEYS, "certs", *not_offered.RESTRICTS_IN_TLS]))
             return
         try:
             found = read(_plain(entry))
@@ -69,7 +77,46 @@ class TlsBlock:
             return
         self.settings |= {f"{self._prefix}.{name}": value for name, value in found.items()}
 
+    def _certs(self, entry: Entry) -> None:
+        """Several certificates: [ {cert_file: …, key_file: …} … ]; the first is as one without such a list."""
+        advice = "write [ {cert_file: …, key_file: …}, … ]"
+        if not isinstance(entry.value, List):
+            self._problem(entry.at, f"certs: expected a list, not {entry.value.kind}", advice)
+            return
+        found = []
+        for item in entry.value.items:
+            if not isinstance(item, Block):
+                self._problem(item.at, f"certs: expected a block, not {item.kind}", advice)
+                continue
+            given: dict[str, str] = {}
+            for inner in item:
+                name = inner.key.lower()
+                if name not in ("cert_file", "key_file"):
+                    if not inner.used:
+                        self.problems.append(unknown_field(inner, ["cert_file", "key_file"]))
+                    continue
+                try:
+                    given[name] = values.path(_plain(inner))
+                except Mistake as mistake:
+                    self._problem(inner.at, f"{name}: {mistake.what}", mistake.advice)
+            if given.get("cert_file") and given.get("key_file"):
+                found.append(CertificatePair(given["cert_file"], given["key_file"]))
+            else:
+                self._problem(item.at, "certs: both cert_file and key_file are required", advice)
+        if len(found) > MOST_CERTIFICATES:
+            self._problem(entry.at, f"certs: more than {MOST_CERTIFICATES} certificates", "use wildcards")
+        elif found:
+            self._pairs, self._certs_at = tuple(found), entry.at
+
     def _check_files(self, at: Position) -> None:
+        if self._pairs:
+            if any(self.settings.get(f"{self._prefix}.{name}") for name in ("cert_file", "key_file")):
+                what = "error parsing tls config, cannot combine 'cert_file' option with 'certs' option"
+                self._problem(self._certs_at, what, "move the certificate into certs, as the first")
+                return
+            first, *more = self._pairs
+            found = {"cert_file": first.cert_file, "key_file": first.key_file, "more_certs": tuple(more)}
+            self.settings |= {f"{self._prefix}.{name}": value for name, value in found.items()}
         for name in ("cert_file", "key_file"):
             if not self.settings.get(f"{self._prefix}.{name}"):
                 self._problem(at, f"missing '{name}' in TLS configuration", "a port without it would not be encrypted")
@@ -96,25 +143,32 @@ def with_certificates(tls: Tls, at: Position, problems: list[Problem], notices: 
 
     try:
         tls = with_files(tls)
-        weak = weakness(server_context(tls), tls)
-        begin, end = validity(tls)
+        context = server_context(tls)
+        found = [(pair.cert_file, weakness(context, pair), *validity(pair)) for pair in tls.pairs]
     except CertificateError as error:
         problems.append(Problem(at, str(error), "clients could not connect"))
         return tls
+    for file, weak, begin, end in found:
+        _remark(file, weak, begin, end, at, notices)
+    return tls
+
+
+def _remark(
+    file: str, weak: str, begin: datetime.datetime, end: datetime.datetime, at: Position, notices: list[Problem]
+) -> None:
     if weak:
         advice = "new clients refuse such certificates: get another one"
-        notices.append(Problem(at, f"{tls.cert_file}: {weak}", advice))
+        notices.append(Problem(at, f"{file}: {weak}", advice))
     now = datetime.datetime.now(datetime.UTC)
     if now >= end:
-        what = f"the certificate {tls.cert_file} expired on {end:%Y-%m-%d %H:%M} UTC"
+        what = f"the certificate {file} expired on {end:%Y-%m-%d %H:%M} UTC"
         notices.append(Problem(at, what, "clients that check it cannot connect: renew it, then reload"))
     elif now < begin:
-        what = f"the certificate {tls.cert_file} is not valid before {begin:%Y-%m-%d %H:%M} UTC"
+        what = f"the certificate {file} is not valid before {begin:%Y-%m-%d %H:%M} UTC"
         notices.append(Problem(at, what, "check this machine's clock"))
     elif end - now < min(SOON, (end - begin) / SOON_SHARE):
-        what = f"the certificate {tls.cert_file} expires on {end:%Y-%m-%d %H:%M} UTC"
+        what = f"the certificate {file} expires on {end:%Y-%m-%d %H:%M} UTC"
         notices.append(Problem(at, what, "renew it, then reload"))
-    return tls
 
 
 def _plain(entry: Entry) -> object:

@@ -18,11 +18,12 @@ import msgspec
 
 from gnatswarm.broker.access import ciphers
 from gnatswarm.broker.access.certificate_dates import validity_of
-from gnatswarm.broker.access.certificate_parts import is_forgeable
+from gnatswarm.broker.access.certificate_parts import dns_names, is_forgeable, key_kind
+from gnatswarm.broker.options import CertificatePair
 
 if TYPE_CHECKING:
     import datetime
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import TypeVar
 
     from gnatswarm.broker.options import Tls
@@ -44,7 +45,11 @@ class CertificateError(Exception):
 
 def with_files(tls: Tls) -> Tls:
     """These options with the present contents of their files. Raises CertificateError."""
-    found = {"cert_pem": _read(tls.cert_file, _PAIR), "key_pem": _read(tls.key_file, _PAIR)}
+    found: dict[str, object] = {"cert_pem": _read(tls.cert_file, _PAIR), "key_pem": _read(tls.key_file, _PAIR)}
+    found["more_certs"] = tuple(
+        CertificatePair(one.cert_file, one.key_file, _read(one.cert_file, _PAIR), _read(one.key_file, _PAIR))
+        for one in tls.more_certs
+    )
     if tls.asks_for_certificate and tls.ca_file:
         found["ca_pem"] = _read(tls.ca_file, _AUTHORITY)
     return msgspec.structs.replace(tls, **found)
@@ -85,17 +90,66 @@ def _as_file(data: bytes, path: str) -> Iterator[str]:
 
 
 def server_context(tls: Tls) -> ssl.SSLContext:
-    """The ssl context for a port with these options. Raises CertificateError."""
+    """The ssl context for a port with these options. Raises CertificateError.
+
+    Of several certificates that with the name counts that the client asks for, as on nats-server, else the first.
+    """
+    pairs = tls.pairs
+    if len(pairs) == 1:
+        return _server_context(tls, pairs)
+    parts = [_of_first(one, lambda der: (key_kind(der), dns_names(der))) for one in pairs]
+    kinds, names = [kind for kind, _ in parts], [frozenset(names) for _, names in parts]
+    made: dict[tuple[int, ...], ssl.SSLContext] = {}
+
+    def holding(numbers: Iterable[int]) -> ssl.SSLContext:
+        # OpenSSL holds one certificate of each kind of key: the first.
+        which = tuple(sorted({kinds[number]: number for number in sorted(numbers, reverse=True)}.values()))
+        if which not in made:
+            made[which] = _server_context(tls, [pairs[number] for number in which])
+        return made[which]
+
+    for number in range(len(pairs)):
+        holding([number])  # each is tried, also one that no name leads to
+    general = holding(range(len(pairs)))
+    every = frozenset().union(*names)
+    by_name = {
+        name: holding(
+            number for number, own in enumerate(names) if name in own or (name[:1] != "*" and _wildcard(name) in own)
+        )
+        for name in every
+    }
+    # Whether a certificate is too weak is asked of the context that the handshake began with.
+    level = min(context.security_level for context in made.values())
+    if level < general.security_level:
+        general.set_ciphers(f"@SECLEVEL={level}:" + ":".join(cipher["name"] for cipher in general.get_ciphers()))
+
+    def on_name(handshake: ssl.SSLObject | ssl.SSLSocket, name: str | None, _context: ssl.SSLContext) -> None:
+        asked = (name or "").lower()
+        found = by_name.get(asked) or by_name.get(_wildcard(asked))
+        if found is not None:
+            handshake.context = found
+
+    general.sni_callback = on_name
+    return general
+
+
+def _wildcard(name: str) -> str:
+    """The wildcard that covers a name: *.example.com for www.example.com."""
+    return "*." + name.partition(".")[2]
+
+
+def _server_context(tls: Tls, pairs: Iterable[CertificatePair]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[tls.min_version]
     # Renegotiation (TLS 1.2) would let a client repeat handshakes, of which the server does the expensive half.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_NO_TICKET
     context.num_tickets = 0
-    try:
-        with _as_file(tls.cert_pem, tls.cert_file) as cert, _as_file(tls.key_pem, tls.key_file) as key:
-            _load_pair(context, cert, key)
-    except (OSError, ValueError) as error:
-        raise CertificateError(f"{_PAIR}: {_text(error, tls)}") from None
+    for pair in pairs:
+        try:
+            with _as_file(pair.cert_pem, pair.cert_file) as cert, _as_file(pair.key_pem, pair.key_file) as key:
+                _load_pair(context, cert, key)
+        except (OSError, ValueError) as error:
+            raise CertificateError(f"{_PAIR}: {_text(error, pair)}") from None
     if tls.asks_for_certificate:
         context.verify_mode = ssl.CERT_REQUIRED
         try:
@@ -105,7 +159,7 @@ def server_context(tls: Tls) -> ssl.SSLContext:
             else:
                 context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
         except OSError as error:
-            raise CertificateError(f"{_AUTHORITY}: {_text(error, tls, tls.ca_file)}") from None
+            raise CertificateError(f"{_AUTHORITY}: {_text(error, tls.pairs[0], tls.ca_file)}") from None
     if tls.cipher_suites:
         names = [ciphers.TLS_1_2[name] for name in tls.cipher_suites if name in ciphers.TLS_1_2]
         if names:
@@ -136,7 +190,7 @@ def client_context(tls: Tls, *, is_insecure: bool) -> ssl.SSLContext:
         else:
             context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     except (OSError, ValueError) as error:
-        raise CertificateError(f"{_PAIR}: {_text(error, tls)}") from None
+        raise CertificateError(f"{_PAIR}: {_text(error, tls.pairs[0])}") from None
     if is_insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -161,34 +215,36 @@ def _load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
                 raise
 
 
-def weakness(context: ssl.SSLContext, tls: Tls) -> str:
-    """What is wrong with the certificate of this context, though it is used; "": nothing. Raises CertificateError."""
+def weakness(context: ssl.SSLContext, pair: CertificatePair) -> str:
+    """What is wrong with a certificate of this context, though it is used; "": nothing. Raises CertificateError."""
     level = context.security_level
     if level < ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).security_level:
         return f"signed with SHA-1, or too short a key; used at OpenSSL's security level {level}"
     # (OpenSSL 3.5 takes it at every level, but clients do not)
-    return "signed with SHA-1, or an older algorithm" if _of_first(tls, is_forgeable) else ""
+    return "signed with SHA-1, or an older algorithm" if _of_first(pair, is_forgeable) else ""
 
 
 def _no_password() -> str:
     raise ValueError("the key is encrypted with a password, which nobody could type here")
 
 
-def _text(error: Exception, tls: Tls, path: str = "") -> str:
+def _text(error: Exception, pair: CertificatePair, path: str = "") -> str:
     if isinstance(error, ssl.SSLError):
         if not path:
-            why = _pair_fault(tls, error.reason or "")
+            why = _pair_fault(pair, error.reason or "")
             if why:
                 return why
         words = (error.reason or "").replace("_", " ").lower()
-        return f"{path or f'{tls.cert_file}, {tls.key_file}'}: {words or error}"
+        return f"{path or f'{pair.cert_file}, {pair.key_file}'}: {words or error}"
     if isinstance(error, OSError) and error.errno:
-        missing = path or next((name for name in (tls.cert_file, tls.key_file) if not _can_read(name)), tls.cert_file)
+        missing = path or next(
+            (name for name in (pair.cert_file, pair.key_file) if not _can_read(name)), pair.cert_file
+        )
         return f"open {missing}: {(error.strerror or '').lower()}"
     return str(error)
 
 
-def _pair_fault(tls: Tls, reason: str) -> str:
+def _pair_fault(tls: CertificatePair, reason: str) -> str:
     """The operator's probable mistake; "": unknown. OpenSSL's own text names only a line of its source."""
     has_key, has_certificate = b"PRIVATE KEY-----" in tls.key_pem, b"BEGIN CERTIFICATE-----" in tls.cert_pem
     if not has_key and not has_certificate and b"PRIVATE KEY-----" in tls.cert_pem and b"CERT" in tls.key_pem:
@@ -202,19 +258,19 @@ def _pair_fault(tls: Tls, reason: str) -> str:
     return ""
 
 
-def validity(tls: Tls) -> tuple[datetime.datetime, datetime.datetime]:
+def validity(pair: CertificatePair) -> tuple[datetime.datetime, datetime.datetime]:
     """From when until when the first certificate of cert_pem is valid. Raises CertificateError."""
-    return _of_first(tls, validity_of)
+    return _of_first(pair, validity_of)
 
 
-def _of_first(tls: Tls, found: Callable[[bytes], T]) -> T:
+def _of_first(pair: CertificatePair, found: Callable[[bytes], T]) -> T:
     """What that finds in the first certificate of cert_pem, which it gets as DER."""
     begin, end = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
-    body = tls.cert_pem.partition(begin)[2].partition(end)[0]
+    body = pair.cert_pem.partition(begin)[2].partition(end)[0]
     try:
         return found(base64.b64decode(body))
     except ValueError as error:
-        raise CertificateError(f"{_PAIR}: {tls.cert_file}: {error}") from None
+        raise CertificateError(f"{_PAIR}: {pair.cert_file}: {error}") from None
 
 
 def _can_read(path: str) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
-from gnatswarm.broker.access.certificate_parts import is_forgeable, public_key_digest
+from gnatswarm.broker.access.certificate_parts import dns_names, is_forgeable, key_kind, public_key_digest
 from tests.support.authority import Authority, Pair
 
 
@@ -43,3 +44,11 @@ def test_bytes_that_are_no_certificate_are_refused(authority: Authority) -> None
             is_forgeable(whole[:size])
     with pytest.raises(ValueError, match="no certificate"):
         public_key_digest(b"\x31" + whole[1:])
+
+
+def test_dns_names_and_the_kind_of_key_are_those_of_another_library(authority: Authority) -> None:
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    names = x509.DNSName("A.example"), address, x509.DNSName("*.b.example")
+    assert dns_names(der(authority.client("CN=c", *names))) == ("a.example", "*.b.example")
+    assert dns_names(der(authority.client("CN=c"))) == ()
+    assert key_kind(der(authority.client())) == bytes.fromhex("2a8648ce3d0201")  # id-ecPublicKey

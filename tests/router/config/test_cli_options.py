@@ -485,7 +485,7 @@ def test_a_key_of_a_tls_block_sets_its_option(
 
 
 def test_every_option_of_tls_and_websocket_can_be_configured() -> None:
-    named = {"cert_file", "key_file"} | {field for _, field, _ in TLS_SETTINGS}
+    named = {"cert_file", "key_file", "more_certs"} | {field for _, field, _ in TLS_SETTINGS}
     read = {"cert_pem", "key_pem", "ca_pem"}  # with the files that are named
     assert {field.name for field in msgspec.structs.fields(Tls)} == named | read
     named = {"tls"} | {field.removeprefix("websocket.") for _, field, _ in WEBSOCKET_SETTINGS}
@@ -579,6 +579,16 @@ def test_a_certificate_signed_with_sha1_is_warned_of(built: Build, authority: Au
         ("tls { pinned_certs: [] }", "1:7: pinned_certs: an empty list lets everybody in"),
         ('tls { connection_rate_limit: "5" }', "1:7: connection_rate_limit: expected a number, not text"),
         ("tls { connection_rate_limit: 9999999 }", "1:7: connection_rate_limit: 9999999 is out of range"),
+        ("tls { certs: x }", "1:7: certs: expected a list, not text"),
+        ("tls { certs: [x] }", "1:15: certs: expected a block, not text"),
+        ("tls { certs: [] }", "1:1: missing 'cert_file' in TLS configuration"),
+        ("tls { certs: [{}] }", "1:15: certs: both cert_file and key_file are required"),
+        ("tls { certs: [{ cert_file: x }] }", "1:15: certs: both cert_file and key_file are required"),
+        ("tls { certs: [{ cert_file: 5, key_file: x }] }", "1:17: cert_file: expected text, not a number"),
+        ("tls { certs: [{ CERT, ca_file: x }] }", '1:CA: unknown field "ca_file"'),
+        ("tls { CERT, certs: [{ CERT }] }", "1:CE: error parsing tls config, cannot combine 'cert_file' option"),
+        ("tls { certs: [{ CERT }, { cert_file: /nope, key_file: KEY }] }", "1:1: error parsing X509 certificate"),
+        ("tls { certs: [{ CERT }, { cert_file: AUTHORITY, key_file: KEY }] }", "1:1: error parsing X509"),
         ("tls { cipher_suites: [ FOO ] }", "1:7: cipher_suites: unrecognized cipher FOO"),
         ("tls { cipher_suites: FOO }", "1:7: cipher_suites: expected a list of names"),
         ("tls { curve_preferences: [ FOO ] }", "1:7: curve_preferences: unrecognized curve preference FOO"),
@@ -649,6 +659,8 @@ def test_encryption_that_would_not_hold_stops_the_start(
     words = {"CERT": server.lines, "AUTHORITY": str(authority.path), "KEY": str(server.key)}
     for word, meant in words.items():
         text = text.replace(word, meant)
+    # (a column behind the paths)
+    expected = expected.replace("CA", str(text.find("ca_file") + 1)).replace("CE", str(text.find("certs") + 1))
     assert refusals(text)[0].startswith(expected)
 
 

@@ -120,7 +120,7 @@ def test_the_dates_of_a_certificate_are_those_that_are_in_it(tmp_path):
     for lasts in (datetime.timedelta(hours=1), datetime.timedelta(days=-3), datetime.timedelta(days=365 * 40)):
         pair = Authority(tmp_path).server(lasts=lasts)
         theirs = x509.load_pem_x509_certificate(pair.cert.read_bytes())
-        ours = validity(with_files(Tls(cert_file=str(pair.cert), key_file=str(pair.key))))
+        ours = validity(with_files(Tls(cert_file=str(pair.cert), key_file=str(pair.key))).pairs[0])
         naive = theirs.not_valid_before_utc, theirs.not_valid_after_utc
         assert ours == naive
 
