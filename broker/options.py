@@ -306,6 +306,11 @@ class LeafRemote(_Discreet, frozen=True, forbid_unknown_fields=True):
     deny_imports: tuple[str, ...] = ()  # subjects that do not come from the hub
     deny_exports: tuple[str, ...] = ()  # subjects that do not go to the hub
     reconnect_s: float = 1.0  # the wait before the hub is dialled again
+    no_randomize: bool = False  # addresses are tried in the order of urls, then of those that the hub names
+    dial_timeout_s: float = 1.0  # for a connection to an address
+    # nats-server waits one second for INFO; two leave room for a busy hub.
+    first_info_timeout_s: float = 2.0  # for the hub's INFO, with which it begins
+    ignore_discovered_servers: bool = False  # addresses that the hub names are not dialled
 
 
 class LeafNodes(_Discreet, frozen=True, forbid_unknown_fields=True):

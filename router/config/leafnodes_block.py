@@ -27,9 +27,13 @@ _SWITCHES = {"hub": "hub", "isolate": "isolate", "isolate_leafnode_interest": "i
              "request_isolation": "request_isolation", "ws_compression": "ws_compression",
              "ws_compress": "ws_compression", "websocket_compression": "ws_compression",
              "websocket_compress": "ws_compression", "ws_no_masking": "ws_no_masking",
-             "websocket_no_masking": "ws_no_masking"}  # fmt: skip
+             "websocket_no_masking": "ws_no_masking", "no_randomize": "no_randomize", "dont_randomize": "no_randomize",
+             "ignore_discovered_servers": "ignore_discovered_servers"}  # fmt: skip
+_TIMES = {"dial_timeout": "dial_timeout_s", "first_info_timeout": "first_info_timeout_s"}
+_PLAIN_REMOTE = LeafRemote(())
 _REMOTE_KEYS = ("url", "urls", "account", "local", "credentials", "creds", "nkey", "seed", "tls", "deny_imports",
-                "deny_import", "deny_exports", "deny_export", "reconnect_delay", "disabled", *_SWITCHES)  # fmt: skip
+                "deny_import", "deny_exports", "deny_export", "reconnect_delay", "disabled",
+                *_SWITCHES, *_TIMES)  # fmt: skip
 _USER_KEYS = {"user": "user", "username": "user", "pass": "password", "password": "password", "account": "account",
               "nkey": "nkey"}  # fmt: skip
 _TLS_KEYS = ("ca_file", "cert_file", "key_file", "insecure", "timeout", "verify")
@@ -209,6 +213,8 @@ class LeafNodesBlock:
                 settings["deny_exports"] = self._subjects(inner)
             elif key == "reconnect_delay":
                 settings["reconnect_s"] = self._seconds(inner, self._reconnect_s)
+            elif key in _TIMES:
+                settings[_TIMES[key]] = self._seconds(inner, getattr(_PLAIN_REMOTE, _TIMES[key]))
             elif key in _SWITCHES:
                 settings[_SWITCHES[key]] = self._boolean(inner)
             elif key == "disabled":

@@ -76,19 +76,14 @@ NO_EFFECT_IN_LEAFNODES = {
 }
 # The same in each of its remotes.
 NO_EFFECT_IN_REMOTE = {
-    "no_randomize": "addresses are tried in any order",
-    "dont_randomize": "addresses are tried in any order",
     "jetstream_cluster_migrate": "nothing is stored here",
     "js_cluster_migrate": "nothing is stored here",
     "compression": "leaf node connections are not compressed",
-    "first_info_timeout": "it is 2 seconds",
-    "dial_timeout": "it is 1 second",
     "write_deadline": "the broker's own counts",
 }
-# Keys of a remote that change who gets what.
+# Keys of a remote that change how the hub is reached.
 RESTRICTS_IN_REMOTE = {
     "proxy": "proxies on the way to the hub",
-    "ignore_discovered_servers": "hubs whose addresses are not believed",
 }
 
 # Keys of a `cluster` block that have no effect.

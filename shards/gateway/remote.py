@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gnatswarm.gateway")
 
-CONNECT_S = 1.0
-# nats-server as the dialler waits one second for INFO; two leave room for a busy hub.
-FIRST_INFO_S = 2.0
 MOST_INFO_BYTES = 65536
 # After a loop, or a refusal that would only come again.
 LONG_WAIT_S = 30.0
@@ -191,7 +188,8 @@ class Remote:
         while True:
             if not addresses:
                 addresses = [*self._configured, *self._discovered]
-                if len(addresses) > 1:
+                addresses.reverse()  # the last one is dialled first
+                if len(addresses) > 1 and not self.remote.no_randomize:
                     random.shuffle(addresses)
             address = addresses.pop()
             self._waits_long = self._has_lasted = False
@@ -213,7 +211,7 @@ class Remote:
 
     async def _connect(self, address: Address) -> None:
         """Connect, and return when that connection has ended."""
-        sock = await connected(self._loop, address, CONNECT_S)
+        sock = await connected(self._loop, address, self.remote.dial_timeout_s)
         if address.websocket:
             try:
                 gate = self._gate(address, is_wanted=False)
@@ -222,8 +220,9 @@ class Remote:
                 raise
             await self._pass_messages(sock, address, None, gate)
             return
+        info_timeout_s = self.remote.first_info_timeout_s
         try:
-            raw = await asyncio.wait_for(read_line(self._loop, sock), FIRST_INFO_S)
+            raw = await asyncio.wait_for(read_line(self._loop, sock), info_timeout_s)
             if not raw[:5].lower() == b"info ":
                 raise ValueError(f"it is no NATS server: it began with {raw[:40]!r}")
             info = words.read_info(raw[5:])
@@ -233,7 +232,7 @@ class Remote:
             gate = self._gate(address, is_wanted=info.tls_required)
         except TimeoutError:
             sock.close()
-            raise TimeoutError(f"no INFO within {FIRST_INFO_S:g} s") from None
+            raise TimeoutError(f"no INFO within {info_timeout_s:g} s") from None
         except BaseException:
             sock.close()
             raise
@@ -278,7 +277,7 @@ class Remote:
             ping_max=self._options.limits.ping_max,
         )
         if info is None:
-            session.wait_for_info(FIRST_INFO_S + self.remote.tls.timeout_s)
+            session.wait_for_info(self.remote.first_info_timeout_s + self.remote.tls.timeout_s)
         if gate is None:
             session.socket = self._reactor.open(sock.detach(), session.link, session)
             session.start()
@@ -348,7 +347,7 @@ class Remote:
         """The hub named the addresses of its cluster, or none."""
         first = self._configured[0]
         urls = info.ws_connect_urls if first.websocket else info.leafnode_urls
-        if not urls:
+        if not urls or self.remote.ignore_discovered_servers:
             return
         known = {(one.host, one.port) for one in self._configured}
         found = []

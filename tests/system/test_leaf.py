@@ -518,3 +518,39 @@ async def test_other_addresses_of_the_hub_are_dialled_with_the_log_in_of_the_con
     assert (hub.connect["user"], hub.connect["pass"]) == ("u", "p")
     hub.writer.close()
     second.close()
+
+
+async def test_addresses_that_a_hub_names_may_be_ignored(start: Start) -> None:
+    first, second = [await ByHand().open() for _ in range(2)]
+    first.others = [f"127.0.0.1:{second.port}"]
+    start("gnatswarm-1", leaf_config(first.port, remote="ignore_discovered_servers: true, reconnect_delay: '1ms'"))
+    for _ in range(20):  # (if it were not, the other one would be dialled half of the times)
+        (await first.next()).writer.close()
+    assert second.hubs.empty()
+    for port in (first, second):
+        port.close()
+
+
+async def test_addresses_may_be_dialled_in_order(start: Start) -> None:
+    ports = [await ByHand().open() for _ in range(5)]
+    urls = ", ".join(f'"nats://127.0.0.1:{port.port}"' for port in ports)
+    remote = f"{{ urls: [{urls}], no_randomize: true, ignore_discovered_servers: true, reconnect_delay: '1ms' }}"
+    start("gnatswarm-1", f"leafnodes {{ remotes [ {remote} ] }}")
+    for _ in range(3):
+        for port in ports:
+            (await port.next()).writer.close()
+    for port in ports:
+        port.close()
+
+
+async def test_a_hub_has_the_time_for_its_info_that_is_configured(start: Start) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    leaf = start("gnatswarm-1", leaf_config(port, remote="first_info_timeout: '50ms'"))
+    await asyncio.to_thread(leaf.log.wait_line, r"Error trying to connect .*: no INFO within 0.05 s")
+    server.close()
