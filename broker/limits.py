@@ -16,6 +16,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_subject_tokens: int = 0  # 1 to 255: of the subject of a subscription; 0: no limit
     max_pending_bytes: int = 64 * 1024 * 1024  # bytes queued for one client; above it, the client is a slow consumer
     write_deadline_s: float = 10.0  # a client that takes none of its pending bytes for so long is a slow consumer
+    write_timeout: str = "default"  # what becomes of it then: "close" (as "default"), or "retry": it stays
     auth_timeout_s: float = 2.0  # from accept to a valid CONNECT, where authentication is required
     ping_interval_s: float = 120.0  # a client that is idle for so long gets a PING
     ping_max: int = 2  # unanswered PINGs before 'Stale Connection'

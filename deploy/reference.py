@@ -251,7 +251,7 @@ OURS = frozenset(
 SAMPLES: tuple[object, ...] = (
     *("30s", True, 5, "text", "127.0.0.1:1", "reuseport", "1.2", "1.3", "127.0.0.1", ["x"], {"x": "y"}, "udp://h:1"),
     *(["0" * 64], "2.15", ["https://x.example"], list(tls_block.ciphers.ALL)[:1], list(tls_block.ciphers.CURVES)[:1]),
-    *("even", "cluster", "250ms"),
+    *("even", "cluster", "250ms", "retry"),
 )
 
 

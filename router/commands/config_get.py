@@ -21,6 +21,7 @@ _SAMPLES: tuple[object, ...] = (
         "30s",
         "1s",
         "broker",
+        "retry",
         True,
         5,
         "text",

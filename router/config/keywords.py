@@ -78,6 +78,7 @@ class Keywords(TypedDict, total=False):
     max_closed_clients: int
     max_pending: int | str
     write_deadline: float | str | datetime.timedelta
+    write_timeout: str
     ping_interval: float | str | datetime.timedelta
     ping_max: int
     lame_duck_grace_period: float | str | datetime.timedelta

@@ -131,6 +131,7 @@ KEYS = (
     Key(("max_closed_clients",), _sets("limits.max_closed_clients", values.max_closed_clients)),
     Key(("max_pending",), _sets("limits.max_pending_bytes", values.max_pending_bytes)),
     Key(("write_deadline",), _sets("limits.write_deadline_s", values.write_deadline_s)),
+    Key(("write_timeout",), _sets("limits.write_timeout", values.write_timeout)),
     Key(("ping_interval",), _sets("limits.ping_interval_s", values.ping_interval_s)),
     Key(("ping_max",), _sets("limits.ping_max", values.ping_max)),
     Key(("lame_duck_duration",), _sets("limits.lame_duck_duration_s", values.lame_duck_duration_s)),

@@ -196,6 +196,13 @@ def write_deadline_s(value: object) -> float:
     return interval_s(value, "write_deadline_s")
 
 
+def write_timeout(value: object) -> str:
+    """What becomes of a client that takes nothing for write_deadline."""
+    if not isinstance(value, str) or value not in ("default", "close", "retry"):
+        raise Mistake("must be 'default', 'close' or 'retry'", "write close, or retry to wait for it")
+    return value
+
+
 def ping_interval_s(value: object) -> float:
     """Between PINGs; 0: the default."""
     return interval_s(value, "ping_interval_s")

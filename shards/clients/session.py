@@ -286,6 +286,10 @@ class ClientSession:
         """The client sent an invalid TLS record or WebSocket frame; on_closed follows."""
         logger.error("%s - read error: %s", self, _harmless(why))
 
+    def on_write_deadline(self) -> None:
+        """It has taken nothing for write_deadline, and stays (write_timeout: retry)."""
+        logger.warning("%s - Slow Consumer Detected: write deadline exceeded; it stays", self)
+
     def on_proxied(self, host: str, port: int) -> None:
         """A load balancer's PROXY header says whose connection this is."""
         if logger.isEnabledFor(logging.DEBUG):

@@ -16,5 +16,7 @@ cdef class Deadlines:
     cdef uint32_t ping_max             # a client with so many unanswered pings is closed
     cdef uint64_t auth_timeout_us
     cdef uint64_t write_deadline_us
+    cdef bint retries_writes           # a client past its write deadline is told of, and stays
+    cdef dict slow                     # cid of such a client → when it last took bytes
 
     cdef int check(self, Socket socket, uint64_t now_us) except -1

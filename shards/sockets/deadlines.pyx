@@ -14,6 +14,7 @@ from gnatswarm.broker import errors
 
 cdef enum:
     FIRST_PING_US = 2000000         # a client's round trip is first measured at this age (nats-server: about 2 s)
+    MOST_SLOW = 4096                # slow consumers that are remembered, so that each is told of once
     LEAST_SWEPT = 64                # sockets of one sweep, if there are so many
 
 
@@ -23,6 +24,18 @@ cdef inline void note_use(Socket socket, ClientConnection client) noexcept:
     if work != socket.work:
         socket.work = work
         socket.used_us = max(client.active_us, client.out.taken_us)
+
+
+cdef int note_slow(Deadlines self, Socket socket, ClientConnection client) except -1:
+    """A client that stays past its write deadline (write_timeout: retry): count and tell it once for each time."""
+    if self.slow.get(client.cid) == client.out.taken_us:
+        return 0
+    if len(self.slow) >= MOST_SLOW:
+        self.slow.clear()
+    self.slow[client.cid] = client.out.taken_us
+    self.reactor.slow_consumers += 1
+    socket.owner.on_write_deadline()
+    return 0
 
 
 cdef inline int has_frames(Socket socket) except -1:
@@ -51,6 +64,7 @@ cdef class Deadlines:
 
     def __cinit__(self, Reactor reactor not None, limits, websocket=None):
         self.reactor = reactor
+        self.slow = {}
         self.set_limits(limits, websocket)
 
     def set_limits(self, limits, websocket=None):
@@ -59,6 +73,7 @@ cdef class Deadlines:
         self.ping_max = limits.ping_max
         self.auth_timeout_us = <uint64_t>(limits.auth_timeout_s * 1e6)
         self.write_deadline_us = <uint64_t>(limits.write_deadline_s * 1e6)
+        self.retries_writes = limits.write_timeout == "retry"
         self.websocket_ping_interval_us = self.ping_interval_us
         self.websocket_auth_timeout_us = self.auth_timeout_us
         if websocket is not None and websocket.ping_interval_s:
@@ -99,8 +114,11 @@ cdef class Deadlines:
         client = <ClientConnection>socket.peer
         note_use(socket, client)
         if client.out.is_blocked and now_us - client.out.taken_us > self.write_deadline_us:
-            out_condemn(&client.out, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE)
-        elif client.must_authenticate:
+            if not self.retries_writes:
+                out_condemn(&client.out, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE)
+                return 0
+            note_slow(self, socket, client)
+        if client.must_authenticate:
             if is_log_in_late(self, socket, now_us):
                 client.end(errors.AuthenticationTimeout())
         elif client.holds == 0 and is_ping_due(self, socket, client, now_us):   # (who is not read cannot be stale)

@@ -135,6 +135,8 @@ def get(options: Options, field: str) -> Any:
         ("write_deadline: '250ms'", "limits.write_deadline_s", 0.25),
         ("write_deadline: 2s", "limits.write_deadline_s", 2.0),
         ("write_deadline: '0s'", "limits.write_deadline_s", 10.0),
+        ("write_timeout: retry", "limits.write_timeout", "retry"),
+        ("write_timeout: default", "limits.write_timeout", "default"),
         ("ping_interval: '1h30m'", "limits.ping_interval_s", 5400.0),
         ("ping_max: 5", "limits.ping_max", 5),
         ("ping_max: 0", "limits.ping_max", 2),
@@ -188,7 +190,7 @@ def test_every_option_can_be_configured() -> None:
     """Whoever adds a field to Options adds a key for it, or says here why there is none."""
     settable = set()
     for key in KEYS:
-        texts = ("1:1", "30s", "1s", "json", "reuseport", "2.15", "udp://h:1", "cluster")
+        texts = ("1:1", "30s", "1s", "json", "reuseport", "2.15", "udp://h:1", "cluster", "retry")
         examples: tuple[object, ...] = (1, True, *texts, [], {}, STATS_BLOCK)
         for value in examples:
             try:
@@ -287,6 +289,8 @@ def test_a_flags_credentials_replace_the_files_whole(built: Build, refusals: Cal
         ("write_deadline: '5'", '1:1: write_deadline: missing unit in duration "5"'),
         ("write_deadline: '-1s'", "1:1: write_deadline: a duration cannot be negative"),
         ("write_deadline: 2.5", "1:1: write_deadline: expected a duration, not a decimal number"),
+        ("write_timeout: RETRY", "1:1: write_timeout: must be 'default', 'close' or 'retry'"),
+        ("write_timeout: 5", "1:1: write_timeout: must be"),
         ("ping_interval: '1ns'", "1:1: ping_interval: shorter than a millisecond"),
         ("lame_duck_duration: '1s'", "1:1: lame_duck_duration: invalid lame_duck_duration of 1s, minimum is 30 sec"),
         ("lame_duck_duration: 60", "1:1: lame_duck_duration: expected a duration, not a number"),

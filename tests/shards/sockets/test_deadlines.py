@@ -39,9 +39,13 @@ class Client:
         self.socket: Socket | None = None
         self.closed: list[int] = []
         self.got = b""
+        self.slow = 0
 
     def on_closed(self, reason: int) -> None:
         self.closed.append(reason)
+
+    def on_write_deadline(self) -> None:
+        self.slow += 1
 
     def take(self) -> bytes:
         with contextlib.suppress(BlockingIOError):
@@ -162,6 +166,27 @@ def test_a_client_that_takes_nothing_for_the_write_deadline_is_closed(bench):
     bench.sweep_until(lambda: bool(slow.closed))
     assert slow.closed == [CloseReason.SLOW_CONSUMER_WRITE_DEADLINE]
     assert bench.reactor.slow_consumers == 1
+
+
+def test_with_retry_it_stays_and_is_told_of_once_each_time_it_takes_nothing(bench):
+    limits = msgspec.structs.replace(NEVER, write_deadline_s=SOON_S, write_timeout="retry")
+    bench.deadlines.set_limits(limits)
+    slow, publisher = bench.connect(), bench.connect()
+    bench.tell(slow, QUIET + b"SUB a 1\r\n")
+    bench.tell(publisher, QUIET)
+    sent = 0
+    for times in (1, 2):
+        while not slow.connection.pending_bytes:
+            bench.tell(publisher, b"PUB a 16384\r\n%s\r\n" % (b"x" * 16384))
+            sent += 1
+        bench.sweep_until(lambda times=times: slow.slow == times)
+        bench.sweep_for(int(3 * SOON_S * 1e6))
+        assert (slow.slow, slow.closed, bench.reactor.slow_consumers) == (times, [], times)
+        while slow.connection.pending_bytes:
+            slow.take()
+            bench.reactor.turn()
+    slow.take()
+    assert slow.got.count(b"MSG a 1 16384\r\n") == sent
 
 
 def test_who_was_told_why_it_is_closed_has_a_second_to_read_it(bench):
