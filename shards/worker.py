@@ -355,9 +355,7 @@ class Worker:
                 self._loop, path, server_id=boot.server_id, reserve=reserve, take=self._gateway.take_leaf_node
             )
 
-    def _let_clients_move(
-        self, boot: control.Boot, path: str, headroom: DescriptorHeadroom, reserve: Reserve
-    ) -> None:
+    def _let_clients_move(self, boot: control.Boot, path: str, headroom: DescriptorHeadroom, reserve: Reserve) -> None:
         """Clients may come from other shards and go to them, on demand and by placement rules."""
         shard = self._shard
         self._departures = Departures(self._loop, shard.clients, self._links.moves)

@@ -117,7 +117,9 @@ FIXED = {
     "sharding.link_dir": "links between shards are made there at the start",
 }
 
-_NOT_SHOWN = ("users", "accounts", "notices", "leafnodes.remotes", "leafnodes.users", "placement.rules")
+# What is said of the file as a whole, and is no option.
+_OF_THE_FILE = ("notices", "config_digest")
+_NOT_SHOWN = ("users", "accounts", "leafnodes.remotes", "leafnodes.users", "placement.rules")
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -150,6 +152,8 @@ def diff(old: Options, new: Options) -> OptionsDiff:
     if old.has_gateway != new.has_gateway:
         refused.append("reload not supported for leafnodes and cluster: they need a process of their own, restart")
     for field, before, after in _differences(old, new):
+        if field in _OF_THE_FILE:
+            continue
         change = _change(field, before, after)
         if field in FIXED:
             refused.append(f"reload not supported for {change}: {FIXED[field]}, restart to change it")

@@ -71,8 +71,8 @@ LEAVING = "this shard is leaving"
 class Host:
     """The host of one shard's moves.
 
-    `most`: descriptors that this process may have, beside those of the reserve. `on_ended` is told of each move of ours that is over, with the reason why its
-    clients stay, or "".
+    `most`: descriptors that this process may have, beside those of the reserve. `on_ended` is told of each move of ours
+    that is over, with the reason why its clients stay, or "".
     """
 
     def __init__(
@@ -217,10 +217,9 @@ class Host:
         if why is not None:
             return why
         relay = self._clients.relay
-        if relay is not None and session.has_tls_here:
-            # Two for each that has gone, and those on their way.
-            if self._used() + 2 * relay.clients >= self._most:
-                return "there is no room for the descriptors of its relay"
+        # Two for each that has gone, and those on their way.
+        if relay is not None and session.has_tls_here and self._used() + 2 * relay.clients >= self._most:
+            return "there is no room for the descriptors of its relay"
         return session.objection_to_freezing()
 
     def words_of(self, client: ClientConnection) -> bytes:

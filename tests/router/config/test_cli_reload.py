@@ -13,6 +13,7 @@ from gnatswarm.router.config.reload import FIXED, LIVE, diff, with_chosen_ports
 def test_nothing_changed_is_nothing() -> None:
     reload = diff(Options(), Options())
     assert (reload.live, reload.refused, reload.is_refused) == ((), (), False)
+    assert diff(Options(), Options(notices=("x",), config_digest="sha256:0")) == reload  # these are no options
 
 
 def test_what_can_change_live_is_named_with_old_and_new() -> None:
