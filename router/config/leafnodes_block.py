@@ -31,6 +31,8 @@ _SWITCHES = {"hub": "hub", "isolate": "isolate", "isolate_leafnode_interest": "i
              "ignore_discovered_servers": "ignore_discovered_servers"}  # fmt: skip
 _TIMES = {"dial_timeout": "dial_timeout_s", "first_info_timeout": "first_info_timeout_s"}
 _PLAIN_REMOTE = LeafRemote(())
+# The log-in in a URL.
+_LOGIN = re.compile("//[^/@]*@")
 _REMOTE_KEYS = ("url", "urls", "account", "local", "credentials", "creds", "nkey", "seed", "tls", "deny_imports",
                 "deny_import", "deny_exports", "deny_export", "reconnect_delay", "disabled",
                 *_SWITCHES, *_TIMES)  # fmt: skip
@@ -181,14 +183,22 @@ class LeafNodesBlock:
         if not isinstance(entry.value, List):
             self._problem(entry.at, f"Expected remotes to be a list, got {entry.value.kind}", "write [ { url: … } ]")
             return
-        found = []
+        found: list[LeafRemote] = []
+        ways: set[tuple[object, ...]] = set()
         for item in entry.value.items:
             if not isinstance(item, Block):
                 self._problem(item.at, f"Expected a remote to be a map, got {item.kind}", "write { url: … }")
                 continue
             remote = self._remote(item)
-            if remote is not None:
-                found.append(remote)
+            if remote is None:
+                continue
+            # Each of two would end the other's connection, again and again.
+            way = remote.urls, remote.account, remote.credentials, remote.seed
+            if way in ways:
+                urls = ", ".join(f'"{_LOGIN.sub("//xxxxx@", url)}"' for url in remote.urls)
+                self._problem(item.at, f'duplicate remote urls=[{urls}], account="{remote.account}"', "keep one")
+            ways.add(way)
+            found.append(remote)
         self.settings["leafnodes.remotes"] = tuple(found)
 
     def _remote(self, block: Block) -> LeafRemote | None:

@@ -99,7 +99,11 @@ class BothTest:
         (self.directory / "t.conf").write_text("# first\n" + text)
         for name, content in files.items():
             (self.directory / f"{name}.conf").write_text(content)
-        us, them = (run(program, "-t", "-c", "t.conf", directory=self.directory) for program in self.programs)
+        like = ["--compatibility", "2.9"], []
+        us, them = (
+            run(program, "-t", "-c", "t.conf", *words, directory=self.directory)
+            for program, words in zip(self.programs, like, strict=True)
+        )
         return us, them
 
 

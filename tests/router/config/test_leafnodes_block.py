@@ -199,6 +199,10 @@ def test_with_verify_and_map_a_certificate_is_enough(built: Build, authority: Au
         ),
         ("leafnodes { remotes [ { url: h, tls { cert_file: x } } ] }", "1:33: a certificate needs its key"),
         ("leafnodes { remotes [ { url: h, tls { ca_file: /no/such } } ] }", "1:33: /no/such: No such file"),
+        (
+            "leafnodes { remotes [ { url: 'nats://u:pw@h' }, { url: 'nats://u:pw@h' } ] }",
+            '1:49: duplicate remote urls=["nats://xxxxx@h"], account="$G"',
+        ),
         ("leafnodes { remotes [ { url: h } ] }\nleafnodes {}", "2:1: leafnodes is given again"),
     ],
 )
