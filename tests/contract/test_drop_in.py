@@ -99,12 +99,10 @@ class BothTest:
         (self.directory / "t.conf").write_text("# first\n" + text)
         for name, content in files.items():
             (self.directory / f"{name}.conf").write_text(content)
-        like = ["--compatibility", "2.9"], []
-        us, them = (
-            run(program, "-t", "-c", "t.conf", *words, directory=self.directory)
-            for program, words in zip(self.programs, like, strict=True)
-        )
-        return us, them
+        test = "-t", "-c", "t.conf"
+        ours, theirs = self.programs
+        us = run(ours, *test, "--compatibility", "2.9", directory=self.directory)
+        return us, run(theirs, *test, directory=self.directory)
 
 
 VALID = [
@@ -418,7 +416,7 @@ def test_flags_do_not_reach_a_file_that_is_tested(tested: BothTest) -> None:
     us, them = tested("port: 1")
     for program, outcome in zip(tested.programs, (us, them), strict=True):
         again = run(program, "-c", "t.conf", "-p", "5", "-DV", "-t", directory=tested.directory)
-        assert again == outcome
+        assert again._replace(err=again.err.partition(" (sha256")[0].strip()) == outcome._replace(err=outcome.err.strip())
 
 
 def info_of(broker: Broker) -> dict[str, Any]:
