@@ -1,7 +1,7 @@
 """What the rules of a configuration do with one message: permissions, mappings, imports, and who may hear it.
 
 Pure functions over Options, for `gnatswarm why`. The rules are applied by the engine's own modules (permissions, rules,
-transform); the order is that of a publish: permission, mapping, services of other accounts, streams of other accounts.
+transform); the order is that of a publish: mapping, permission, streams of other accounts, services of other accounts.
 Not here: who subscribes at the moment, which `router.monitoring.listeners` adds for a running broker.
 """
 
@@ -18,8 +18,10 @@ from gnatswarm.broker.subject import is_literal, is_valid_publish, matches
 from gnatswarm.broker.transform import Transform
 from gnatswarm.router.config.arrivals import Arrival, Journey
 
-# A request may pass from service to service; a configuration has no circles, so this only bounds the page.
+# Of one message; more would be a page that nobody reads.
 MOST_ARRIVALS = 100
+# From account to account by services, as in broker.service_imports: mappings may lead a request in a circle.
+MOST_CROSSINGS = 16
 
 
 class Unknown(ValueError):
@@ -34,20 +36,29 @@ def journey(options: opt.Options, subject: str, user: str = "") -> Journey:
         raise ValueError(f"{quoted(subject)} is no subject that can be published to ({what})")
     who, account, permissions = _publisher(options, user)
     found = Journey(subject, who, account)
-    rule, is_allowed = _publish_rule(permissions, raw)
-    responses = " (but it may respond to what it received: allow_responses)" if _responds(permissions) else ""
-    if not is_allowed:
-        return msgspec.structs.replace(found, stopped=f"{who} may not publish it: {rule}{responses}")
-    rules = [f"{who or 'everybody'} may publish it: {rule}"]
-    arrivals: list[Arrival] = []
+    rules: list[str] = []
+    refused: list[str] = []
+    permitted = []
+    # Permissions are asked about the subject that it goes to, as in the engine and on nats-server.
     for mapped, how in _mapped(options, account, raw, rules):
-        for arrival in _spread(options, account, mapped, how):
-            if len(arrivals) < MOST_ARRIVALS and not any(
-                (arrival.account, arrival.subject, arrival.how) == (one.account, one.subject, one.how)
-                for one in arrivals
-            ):
-                arrivals.append(arrival)
-    return msgspec.structs.replace(found, rules=tuple(rules), arrivals=tuple(arrivals))
+        rule, is_allowed = _publish_rule(permissions, mapped)
+        what = _text(mapped) if how else "it"
+        if is_allowed:
+            rules.append(f"{who or 'everybody'} may publish {what}: {rule}")
+            permitted.append((mapped, how))
+        else:
+            responses = " (but it may respond to what it received: allow_responses)" if _responds(permissions) else ""
+            refused.append(f"{who} may not publish {what}: {rule}{responses}")
+    if refused and not permitted:
+        return msgspec.structs.replace(found, rules=_once(rules), stopped="; ".join(_once(refused)))
+    rules += refused
+    arrivals: dict[tuple[str, str, str], Arrival] = {}
+    asked: set[tuple[str, bytes]] = set()
+    for mapped, how in permitted:
+        for arrival in (*_heard(options, account, mapped, how), *_requests(options, account, mapped, rules, asked)):
+            if len(arrivals) < MOST_ARRIVALS:
+                arrivals.setdefault((arrival.account, arrival.subject, arrival.how), arrival)
+    return msgspec.structs.replace(found, rules=_once(rules), arrivals=tuple(arrivals.values()))
 
 
 def kept_out_by(user: opt.User, subject: bytes, queue: str = "") -> str:
@@ -83,7 +94,8 @@ def _publish_rule(permissions: opt.Permissions | None, subject: bytes) -> tuple[
     if denial:
         return f'publish deny "{denial}"', False
     if permissions.publish_allow is None:
-        return "no rule denies it", True
+        # (who may respond may do nothing else that is not allowed, as on nats-server)
+        return ("there is no publish allow", False) if _responds(permissions) else ("no rule denies it", True)
     for rule in permissions.publish_allow:
         if matches(_raw(rule), subject):
             return f'publish allow "{rule}"', True
@@ -124,8 +136,8 @@ def _mapped(options: opt.Options, account: str, subject: bytes, rules: list[str]
     yield subject, ""
 
 
-def _spread(options: opt.Options, account: str, subject: bytes, how: str) -> Iterator[Arrival]:
-    """This account, and those that get the message from it."""
+def _heard(options: opt.Options, account: str, subject: bytes, how: str) -> Iterator[Arrival]:
+    """In the account that it is published in, and in those that import it as a stream."""
     yield _arrival(options, account, subject, how)
     for other in options.accounts:
         for wanted in other.imports:
@@ -134,11 +146,30 @@ def _spread(options: opt.Options, account: str, subject: bytes, how: str) -> Ite
                 yield _arrival(
                     options, other.name, local, f'{other.name} imports the stream "{wanted.subject}" of {account}'
                 )
+
+
+def _requests(
+    options: opt.Options,
+    account: str,
+    subject: bytes,
+    rules: list[str],
+    asked: set[tuple[str, bytes]],
+    crossed: int = 0,
+) -> Iterator[Arrival]:
+    """In the accounts whose services this one imports, after their mappings; and where these ask in turn.
+
+    A request is no part of the exporter's streams: who imports those does not get it. `asked`: what has been followed.
+    """
+    if (account, subject) in asked or len(asked) == MOST_ARRIVALS or crossed == MOST_CROSSINGS:
+        return
+    asked.add((account, subject))
     importer = next((one for one in options.accounts if one.name == account), None)
     for wanted in importer.imports if importer is not None else ():
         if wanted.is_service and matches(local_service_pattern(_raw(wanted.subject), _raw(wanted.to)), subject):
-            there = f'{account} imports the service "{wanted.subject}" of {wanted.account}'
-            yield from _spread(options, wanted.account, _requested(wanted, subject), there)
+            how = f'{account} imports the service "{wanted.subject}" of {wanted.account}'
+            for mapped, by in _mapped(options, wanted.account, _requested(wanted, subject), rules):
+                yield _arrival(options, wanted.account, mapped, f"{how}, then {by}" if by else how)
+                yield from _requests(options, wanted.account, mapped, rules, asked, crossed + 1)
 
 
 def _renaming(wanted: opt.Import) -> Transform:
@@ -186,6 +217,10 @@ def _hearing(permissions: opt.Permissions | None, subject: bytes) -> str:
     if allowed is None or any(matches(_raw(rule.partition(" ")[0]), subject) for rule in allowed):
         return ""
     return f"it is not in subscribe allow [{', '.join(allowed[:10])}]"
+
+
+def _once(lines: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(lines))
 
 
 def _raw(subject: str) -> bytes:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import subprocess
 
 import pytest
 
+from tests.support.pages import Pages
 from tests.support.servers import Broker
 
 pytestmark = pytest.mark.kinds("gnatswarm-2")
@@ -62,3 +64,80 @@ async def test_who_would_get_a_message(start_broker, cluster_of):
     for words, says in ((("x",), "add --user NAME"), (("x.*", "--user", "a"), "no subject that can be published to")):
         code, text, error = await asyncio.to_thread(why, broker, *words)
         assert (code, text) == (1, "") and says in error and "Traceback" not in error
+
+
+SUBJECTS = ["a", "b", *(f"{one}.{other}" for one in "abc" for other in "abc"), "a.b.c", "c.b.a"]
+
+
+def chosen_pattern(chance: random.Random) -> str:
+    tokens = [chance.choice("abc**") for _ in range(chance.randint(1, 3))]
+    return ".".join([*tokens[:-1], ">"] if chance.random() < 0.3 else tokens)
+
+
+def chosen_permissions(chance: random.Random) -> str:
+    rules = []
+    for side in ("publish", "subscribe"):
+        kinds = chance.choice([(), ("allow",), ("deny",), ("allow", "deny")])
+        lists = [f"{kind}: {json.dumps([chosen_pattern(chance) for _ in range(3)])}" for kind in kinds]
+        rules += [f"{side}: {{{', '.join(lists)}}}"] if lists else []
+    return ", ".join([*rules, *(["allow_responses: true"] if chance.random() < 0.3 else [])])
+
+
+def chosen_rules(chance: random.Random) -> str:
+    """Three accounts of two users; A imports services and streams of B and C, B of C."""
+    text = ""
+    for number, account in enumerate("ABC"):
+        users = [
+            f"{{user: {account}{user}, password: p, permissions: {{{chosen_permissions(chance)}}}}}" for user in "12"
+        ]
+        imports = {}  # (none twice)
+        for local in chance.sample(SUBJECTS, 6 if account < "C" else 0):
+            exporter = chance.choice("ABC"[number + 1 :])
+            asked, heard = chance.choice(SUBJECTS), chosen_pattern(chance)
+            imports[f'service: {{account: {exporter}, subject: "{asked}"}}'] = f'to: "{local}"'
+            imports[f'stream: {{account: {exporter}, subject: "{heard}"}}'] = f'prefix: "{local}"'
+        mappings = {one: chance.choice(SUBJECTS) for one in chance.sample(SUBJECTS, 3)} | {"*.*": "$2.c"}
+        lines = [f"{{{what}, {renamed}}}" for what, renamed in imports.items()]
+        text += f"{account} {{ users: [{', '.join(users)}], imports: [{', '.join(lines)}]\n"
+        text += f'exports: [{{stream: ">"}}, {{service: ">"}}], mappings: {json.dumps(mappings)} }}\n'
+    return f"accounts {{\n{text}}}\n"
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_what_is_said_of_any_rules_is_what_happens(start_broker, cluster_of, seed):
+    chance = random.Random(seed)
+    rules = chosen_rules(chance)
+    broker = start_broker(args=["-m", "-1", "--no-stats"], config=rules)
+    pages, cluster = Pages.of(broker), cluster_of(broker)
+    clients = {}
+    for user in (account + number for account in "ABC" for number in "12"):
+        client = clients[user] = await cluster.client({"user": user, "pass": "p"})
+        wanted = {">", *(chosen_pattern(chance) for _ in range(4))}
+        await client.send("".join(f"SUB {pattern} {pattern}\r\n" for pattern in sorted(wanted)))
+        await client.flush()  # (some are refused)
+        client.inbox.clear()
+    users = {client.info["client_id"]: user for user, client in clients.items()}
+
+    said: dict[str, set[tuple[str, str]]] = {}  # who hears each publish, by which subscription
+    refused: dict[str, int] = dict.fromkeys(clients, 0)
+    for user, subject in ((user, subject) for user in clients for subject in SUBJECTS):
+        page = await asyncio.to_thread(pages.json, f"/whyz?subject={subject}&user={user}")
+        refused[user] += bool(page["why"]["stopped"])
+        said[f"{user} {subject}"] = {
+            (users[one["cid"]], one["subject"])
+            for arrival in page["why"]["arrivals"]
+            for one in arrival["listeners"]
+            if not one["kept_out_by"]
+        }
+
+    happened: dict[str, set[tuple[str, str]]] = {publish: set() for publish in said}
+    for user, client in clients.items():
+        payloads = [(subject, f"{user} {subject}") for subject in SUBJECTS]
+        await client.send("".join(f"PUB {subject} {len(text)}\r\n{text}\r\n" for subject, text in payloads))
+        errors = [frame for frame in await client.flush() if frame.verb == "-ERR"]
+        assert len(errors) == refused[user], rules
+    for user, client in clients.items():
+        await client.flush()
+        for message in client.inbox:
+            happened[message.payload.decode()].add((user, message.sid))
+    assert said == happened, rules

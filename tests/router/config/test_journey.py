@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gnatswarm.broker.options import Options
+from gnatswarm.broker.permissions import Permissions
 from gnatswarm.router import cli
 from gnatswarm.router.config.arrivals import Arrival, Journey, Listener, is_heard, shown
 from gnatswarm.router.config.journey import Unknown, journey
@@ -17,7 +18,7 @@ RULES = """
 accounts {
   A {
     users: [
-      {user: ann, password: a, permissions: {publish: {allow: ["orders.>"], deny: ["orders.audit.>"]}}}
+      {user: ann, password: a, permissions: {publish: {allow: ["orders.>", "new.>"], deny: ["orders.audit.>"]}}}
       {user: bob, password: b, permissions: {subscribe: {deny: "new.orders.>"}, publish: "none", allow_responses: true}}
     ]
     mappings: { "orders.*": [{destination: "new.orders.$1", weight: 60%}, {destination: "old.$1", weight: 30%}] }
@@ -41,7 +42,7 @@ def options() -> Options:
 def test_a_publish_that_is_denied_names_the_rule(options: Options) -> None:
     for subject, rule in (
         ("orders.audit.x", 'ann may not publish it: publish deny "orders.audit.>"'),
-        ("other", "ann may not publish it: it is not in publish allow [orders.>]"),
+        ("other", "ann may not publish it: it is not in publish allow [orders.>, new.>]"),
     ):
         found = journey(options, subject, "ann")
         assert (found.stopped, found.arrivals, is_heard(found)) == (rule, (), False)
@@ -51,14 +52,18 @@ def test_a_publish_that_is_denied_names_the_rule(options: Options) -> None:
 
 def test_mappings_and_imported_streams_are_followed(options: Options) -> None:
     found = journey(options, "orders.eu", "ann")
-    assert found.rules == (
-        'ann may publish it: publish allow "orders.>"',
-        'the mapping "orders.*" of A: 60 % to new.orders.eu, 30 % to old.eu, 10 % to orders.eu',
+    assert (found.stopped, found.rules) == (
+        "",
+        (
+            'the mapping "orders.*" of A: 60 % to new.orders.eu, 30 % to old.eu, 10 % to orders.eu',
+            'ann may publish new.orders.eu: publish allow "new.>"',
+            'ann may publish orders.eu: publish allow "orders.>"',
+            "ann may not publish old.eu: it is not in publish allow [orders.>, new.>]",
+        ),
     )
     assert [(one.account, one.subject) for one in found.arrivals] == [
         ("A", "new.orders.eu"),
         ("B", "from.a.eu"),
-        ("A", "old.eu"),
         ("A", "orders.eu"),
     ]
     here, there = found.arrivals[:2]
@@ -70,6 +75,84 @@ def test_requests_go_to_the_account_of_the_service(options: Options) -> None:
     found = journey(options, "orders.log.7", "ann")
     assert [(one.account, one.subject, one.may) for one in found.arrivals if one.account == "C"] == [
         ("C", "audit.7", ("dan",))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("permissions", "stopped"),
+    [
+        ('publish: {allow: ["a.>"]}', ""),
+        ('publish: {allow: ["b"]}', "u may not publish a.b: it is not in publish allow [b]"),
+        ('publish: {deny: ["b"]}', ""),
+        ('publish: {deny: ["a.>"]}', 'u may not publish a.b: publish deny "a.>"'),
+    ],
+)
+def test_permissions_are_asked_about_the_subject_that_it_is_mapped_to(permissions: str, stopped: str) -> None:
+    user = f"{{user: u, password: p, permissions: {{{permissions}}}}}"
+    found = journey(options_from(f"accounts {{ B {{ users: [{user}], mappings: {{b: a.b}} }} }}"), "b", "u")
+    assert (found.stopped, [one.subject for one in found.arrivals]) == (stopped, [] if stopped else ["a.b"])
+    assert found.rules[0] == 'the mapping "b" of B: 100 % to a.b'
+
+
+def test_who_may_respond_and_has_no_publish_allow_may_do_nothing_else() -> None:
+    for rules in ("allow_responses: true", 'publish: {deny: "x"}, allow_responses: {max: 3}'):
+        options = options_from(f"authorization {{ users: [{{user: u, password: p, permissions: {{{rules}}}}}] }}")
+        permissions = options.users[0].permissions
+        assert permissions is not None and not Permissions(permissions).can_publish(b"a")
+        reason = "there is no publish allow (but it may respond to what it received: allow_responses)"
+        assert journey(options, "a", "u").stopped == f"u may not publish it: {reason}"
+
+
+SERVICES = """
+accounts {
+  A { users: [{user: a, password: p}], exports: [{stream: ">"}], imports: [{service: {account: B, subject: "b"}}] }
+  B {
+    users: [{user: b, password: p}]
+    mappings: { "*": "a.$1" }
+    exports: [{service: "b"}, {stream: ">"}]
+    imports: [{service: {account: C, subject: "c"}, to: "a.b"}]
+  }
+  C { users: [{user: c, password: p}], exports: [{service: "c"}, {stream: ">"}] }
+  D {
+    users: [{user: d, password: p}]
+    imports: [
+      {stream: {account: A, subject: ">"}, prefix: "from.a"}
+      {stream: {account: B, subject: ">"}, prefix: "from.b"}
+      {stream: {account: C, subject: ">"}, prefix: "from.c"}
+    ]
+  }
+}
+"""
+
+
+def test_a_request_is_mapped_by_the_exporter_and_is_in_no_stream_of_it() -> None:
+    found = journey(options_from(SERVICES), "b", "a")
+    assert [(one.account, one.subject, one.how) for one in found.arrivals] == [
+        ("A", "b", ""),
+        ("D", "from.a.b", 'D imports the stream ">" of A'),
+        ("B", "a.b", 'A imports the service "b" of B, then by the mapping "*", 100 %'),
+        ("C", "c", 'B imports the service "c" of C'),
+    ]
+    assert 'the mapping "*" of B: 100 % to a.b' in found.rules
+
+
+def test_a_circle_of_services_that_mappings_make_ends_as_in_the_engine() -> None:
+    text = """
+    accounts {
+      A { exports: [{service: ">"}], imports: [{service: {account: B, subject: "b.>"}}], mappings: {"a.>": "%s"} }
+      B { exports: [{service: ">"}], imports: [{service: {account: A, subject: "a.>"}}], mappings: {"b.>": "%s"} }
+      C { users: [{user: c, password: p}], imports: [{service: {account: A, subject: "a.>"}}] }
+    }
+    """
+    found = journey(options_from(text % ("b.a.>", "a.b.>")), "a.x", "c")
+    assert [one.account for one in found.arrivals] == ["C", *"AB" * 8]
+    assert found.arrivals[3].subject == "b.a.b.a.x"
+    found = journey(options_from(text % ("b.>", "a.>")), "a.x", "c")
+    assert [(one.account, one.subject) for one in found.arrivals] == [
+        ("C", "a.x"),
+        ("A", "b.x"),
+        ("B", "a.x"),
+        ("A", "b.x"),  # from B
     ]
 
 
@@ -102,7 +185,7 @@ def test_where_nobody_logs_in_everybody_may_hear_it() -> None:
 
 def test_what_is_dropped_by_weights_is_said() -> None:
     found = journey(options_from("mappings: {a: [{destination: a, weight: 20%}]}"), "a")
-    assert found.rules[1] == 'the mapping "a" of $G: 20 % to a, 80 % are dropped'
+    assert found.rules[0] == 'the mapping "a" of $G: 20 % to a, 80 % are dropped'
 
 
 def test_the_command_reads_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
