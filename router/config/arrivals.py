@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 
@@ -25,6 +27,9 @@ class Arrival(msgspec.Struct, frozen=True):
     may: tuple[str, ...] = ()  # users that may subscribe to it
     may_not: tuple[str, ...] = ()  # users that may not, each with the rule
     listeners: tuple[Listener, ...] = ()
+    # What it is published as, where this is that account or one that imports its stream: a queue group is one group
+    # over all of these. "": a request to a service, which has receivers of its own.
+    origin: str = ""
 
 
 class Journey(msgspec.Struct, frozen=True):
@@ -58,10 +63,11 @@ def _lines(found: Journey) -> list[str]:
     lines += [f"  {rule}" for rule in found.rules]
     if found.stopped:
         return [*lines, f"  STOPPED: {found.stopped}"]
+    members = _members(found.arrivals)
     for arrival in found.arrivals:
         lines.append(f"  in {arrival.account} on {arrival.subject}" + (f" ({arrival.how})" if arrival.how else ""))
         if found.is_live:
-            lines += [f"    {line}" for line in _listeners_shown(arrival.listeners)]
+            lines += [f"    {line}" for line in _listeners_shown(arrival, members)]
         elif arrival.may:
             more = ", …" if len(arrival.may) > 20 else ""
             lines.append(f"    may be heard by {', '.join(arrival.may[:20])}{more}")
@@ -77,14 +83,25 @@ def as_json(found: Journey) -> str:
     return msgspec.json.encode(found).decode()
 
 
-def _listeners_shown(listeners: tuple[Listener, ...]) -> list[str]:
+def _group(arrival: Arrival, queue: str) -> tuple[str, ...]:
+    return (queue, arrival.origin) if arrival.origin else (queue, arrival.account, arrival.subject, arrival.how)
+
+
+def _members(arrivals: tuple[Arrival, ...]) -> Counter[tuple[str, ...]]:
+    """How many members of each queue group may get the message."""
+    return Counter(
+        _group(arrival, one.queue)
+        for arrival in arrivals
+        for one in arrival.listeners
+        if one.queue and not one.kept_out_by
+    )
+
+
+def _listeners_shown(arrival: Arrival, members: Counter[tuple[str, ...]]) -> list[str]:
     lines = []
-    groups: dict[str, int] = {}
-    for one in listeners:
-        if one.queue:
-            groups[one.queue] = groups.get(one.queue, 0) + 1
-    for one in sorted(listeners, key=lambda one: (one.queue, one.cid)):
+    for one in sorted(arrival.listeners, key=lambda one: (one.queue, one.cid)):
         kept = f' KEPT OUT by subscribe deny "{one.kept_out_by}"' if one.kept_out_by else ""
-        group = f", one of {groups[one.queue]} in the queue group {one.queue}" if one.queue else ""
+        count = "" if one.kept_out_by else f"one of {members[_group(arrival, one.queue)]} "
+        group = f", {count}in the queue group {one.queue}" if one.queue else ""
         lines.append(f'cid {one.cid} {one.user or "(no user)"} on shard {one.shard}: "{one.subject}"{group}{kept}')
     return lines or ["nobody subscribes to it"]

@@ -138,14 +138,13 @@ def _mapped(options: opt.Options, account: str, subject: bytes, rules: list[str]
 
 def _heard(options: opt.Options, account: str, subject: bytes, how: str) -> Iterator[Arrival]:
     """In the account that it is published in, and in those that import it as a stream."""
-    yield _arrival(options, account, subject, how)
+    origin = _text(subject)
+    yield _arrival(options, account, subject, how, origin)
     for other in options.accounts:
         for wanted in other.imports:
             if not wanted.is_service and wanted.account == account and matches(_raw(wanted.subject), subject):
-                local = _renamed(wanted, subject)
-                yield _arrival(
-                    options, other.name, local, f'{other.name} imports the stream "{wanted.subject}" of {account}'
-                )
+                by = f'{other.name} imports the stream "{wanted.subject}" of {account}'
+                yield _arrival(options, other.name, _renamed(wanted, subject), by, origin)
 
 
 def _requests(
@@ -193,7 +192,7 @@ def _requested(wanted: opt.Import, subject: bytes) -> bytes:
     return subject if wanted.to == wanted.subject else _renaming(wanted).reversed()(subject)
 
 
-def _arrival(options: opt.Options, account: str, subject: bytes, how: str) -> Arrival:
+def _arrival(options: opt.Options, account: str, subject: bytes, how: str, origin: str = "") -> Arrival:
     may, may_not = [], []
     for user in options.users:
         if user.account != account:
@@ -203,7 +202,7 @@ def _arrival(options: opt.Options, account: str, subject: bytes, how: str) -> Ar
             may_not.append(f"{user.shown}: {rule}")
         else:
             may.append(user.shown)
-    return Arrival(account, _text(subject), how, tuple(may), tuple(may_not))
+    return Arrival(account, _text(subject), how, tuple(may), tuple(may_not), origin=origin)
 
 
 def _hearing(permissions: opt.Permissions | None, subject: bytes) -> str:

@@ -66,6 +66,22 @@ async def test_who_would_get_a_message(start_broker, cluster_of):
         assert (code, text) == (1, "") and says in error and "Traceback" not in error
 
 
+async def test_a_queue_group_is_one_over_the_accounts_that_import_the_stream(start_broker, cluster_of):
+    broker = start_broker(config=CONFIG)
+    cluster = cluster_of(broker)
+    one, other = [await cluster.client({"user": name, "pass": name}) for name in "ab"]
+    deaf = await cluster.client({"user": "deaf", "pass": "d"})
+    for client, pattern in ((one, "jobs.secret"), (other, "a.secret"), (deaf, "jobs.*")):
+        await client.send(f"SUB {pattern} workers 1\r\n")
+        await client.flush()
+    _, text, _ = await asyncio.to_thread(why, broker, "jobs.secret", "--user", "a")
+    assert text.count(", one of 2 in the queue group workers\n") == 2
+    assert ', in the queue group workers KEPT OUT by subscribe deny "jobs.secret"\n' in text
+    for _ in range(20):
+        await one.send("PUB jobs.secret 1\r\nx\r\n")
+    assert len(await cluster.delivered(20, then_quiet=True)) == 20
+
+
 SUBJECTS = ["a", "b", *(f"{one}.{other}" for one in "abc" for other in "abc"), "a.b.c", "c.b.a"]
 
 
