@@ -416,7 +416,8 @@ def test_flags_do_not_reach_a_file_that_is_tested(tested: BothTest) -> None:
     us, them = tested("port: 1")
     for program, outcome in zip(tested.programs, (us, them), strict=True):
         again = run(program, "-c", "t.conf", "-p", "5", "-DV", "-t", directory=tested.directory)
-        assert again._replace(err=again.err.partition(" (sha256")[0].strip()) == outcome._replace(err=outcome.err.strip())
+        said = again.err.partition(" (sha256")[0].strip()
+        assert again._replace(err=said) == outcome._replace(err=outcome.err.strip())
 
 
 def info_of(broker: Broker) -> dict[str, Any]:
