@@ -17,7 +17,12 @@ def greet(options: Options, program: str, server_id: str, server_name: str) -> N
     if program == "nats-server":
         log.info("  Git:      [not set]")  # as of a nats-server that a distribution has built
     # (2.15 does not say here, nor in /varz, that a leaf node is a cluster of its own name)
-    if cluster := options.cluster.name if options.is_like_newer else options.stated_cluster:
+    cluster = options.cluster.name if options.is_like_newer else options.stated_cluster
+    if not cluster and options.cluster.port:
+        from gnatswarm.broker.info import cluster_name  # (reads hashlib: seldom at a start)
+
+        cluster = cluster_name("", server_id)
+    if cluster:
         log.info("  Cluster:  %s", cluster)
     log.info("  Name:     %s", server_name)
     log.info("  ID:       %s", server_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import socket
 import ssl
@@ -73,21 +74,25 @@ def address_of(url: str, default_port: int) -> Address:
 
 
 async def connected(loop: asyncio.AbstractEventLoop, address: Address, timeout_s: float) -> socket.socket:
-    """A connection to this address: of a name with several addresses, the first that answers. OSError."""
+    """A connection to this address: of a name with several addresses, the first that answers.
+
+    OSError, in the words of nats-server's log.
+    """
     found = await asyncio.wait_for(
         loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM), timeout=max(timeout_s, 5.0)
     )
     last: OSError = OSError(f"{address.host} has no address")
     for family, kind, protocol, _name, where in found:
         sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
+        dial = f"dial tcp {Address(str(where[0]), int(where[1]))}"
         try:
             await asyncio.wait_for(loop.sock_connect(sock, where), timeout_s)
         except TimeoutError:
             sock.close()
-            last = TimeoutError(f"no connection within {timeout_s:g} s")
+            last = TimeoutError(f"{dial}: i/o timeout")
         except OSError as error:
             sock.close()
-            last = error
+            last = OSError(f"{dial}: connect: {os.strerror(error.errno or 0).lower()}")
         except BaseException:
             sock.close()
             raise
@@ -205,9 +210,8 @@ class Remote:
     def _failed(self, address: Address, why: str) -> None:
         self._failures += 1
         if self._failures == 1 or self._failures % TELL_EVERY == 0:
-            logger.error(
-                "Error trying to connect as leafnode to remote server %s (attempt %d): %s", address, self._failures, why
-            )
+            text = 'Error trying to connect as leafnode to remote server "%s" (attempt %d): %s'
+            logger.error(text, address, self._failures, why)
 
     async def _connect(self, address: Address) -> None:
         """Connect, and return when that connection has ended."""

@@ -357,7 +357,8 @@ class Routes:
 
     def _failed(self, address: Address, attempt: int, why: str) -> None:
         if attempt == 1 or attempt % TELL_EVERY == 0:
-            logger.error("Error trying to connect to route %s (attempt %d): %s", address, attempt, why)
+            where = "" if why.startswith("dial tcp ") else f" {address}"  # that is in it
+            logger.error("Error trying to connect to route%s (attempt %d): %s", where, attempt, why)
 
     def _open(self, fd: int, host: str, port: int, dialled: Address | None, *, is_configured: bool) -> RouteSession:
         limits = self._options.limits

@@ -199,3 +199,28 @@ def test_a_port_that_is_in_use_is_named_in_their_words(both: tuple[Kind, Kind], 
             found.append(line)
     assert found[1].startswith(found[0])
     assert "address already in use" in found[0]
+
+
+def test_who_cannot_be_reached_is_named_in_their_words(both: tuple[Kind, Kind], brokers: list[Broker]) -> None:
+    with socket.socket() as deaf:
+        deaf.bind((HOST, 0))  # and does not listen
+        place = "{}:{}".format(*deaf.getsockname())
+        config = f"""
+cluster {{ name: here, listen: "{HOST}:-1", routes: ["nats://{place}"] }}
+leafnodes {{ remotes: [ {{ url: "nats://u:secret@{place}" }} ] }}
+"""
+        found = []
+        for kind in both:
+            broker = start(brokers, kind, config)
+            for what in ("connect to route", "connect as leafnode"):
+                broker.log.wait_line(f"Error trying to {what}")
+            found.append({line.replace("gateway - ", "") for line in said(broker) if "Error trying" in line})
+    assert found[0] == found[1]
+    assert not any("secret" in line for line in found[1])
+
+
+def test_a_cluster_without_a_name_has_one_in_the_first_lines(both: tuple[Kind, Kind], brokers: list[Broker]) -> None:
+    for kind in both:
+        broker = start(brokers, kind, f'cluster {{ listen: "{HOST}:-1" }}')
+        name = broker.log.wait_line(r"\[INF\]   Cluster:  (\w{22})$")[1]
+        broker.log.wait_line(f"Cluster name is {name}")
