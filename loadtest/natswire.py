@@ -177,7 +177,9 @@ class Client:
         self, subject: str, payload: bytes = b"", reply: str = "", headers: Mapping[str, str] | None = None
     ) -> None:
         """Send one message. There is no acknowledgement; `flush` returns when the server has it."""
-        self._check_subject(subject)
+        self._check_word(subject, "a subject")
+        if reply:
+            self._check_word(reply, "a subject")
         words = f"{subject} {reply}" if reply else subject
         if headers:
             block = header_block(headers)
@@ -194,7 +196,9 @@ class Client:
 
         The callback runs on the reading thread: it may publish and subscribe, but must not wait for a response.
         """
-        self._check_subject(subject)
+        self._check_word(subject, "a subject")
+        if queue:
+            self._check_word(queue, "the name of a queue group")
         with self._lock:
             self._next_sid += 1
             subscription = Subscription(self, self._next_sid, subject, queue, callback, max_messages)
@@ -279,9 +283,9 @@ class Client:
                 raise Disconnected(f"the connection was lost while sending: {reason(error)}") from None
 
     @staticmethod
-    def _check_subject(subject: str) -> None:
-        if not subject or any(blank in subject for blank in " \t\r\n\0"):
-            raise ValueError(f"not a subject: {subject!r}")
+    def _check_word(word: str, what: str) -> None:
+        if not word or any(blank in word for blank in " \t\r\n\0"):
+            raise ValueError(f"not {what}: {word!r}")
 
     def _forbid_on_reader(self, what: str) -> None:
         if threading.current_thread() is self._reader:

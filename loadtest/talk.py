@@ -25,7 +25,7 @@ from gnatswarm.loadtest.amounts import count, rate
 from gnatswarm.loadtest.credentials import ANONYMOUS, BadCredentials, Credentials
 from gnatswarm.loadtest.errors import AuthenticationError, Disconnected, NatsError, NoResponders, RequestTimeout
 from gnatswarm.loadtest.handshake import tls_context
-from gnatswarm.loadtest.message import Message
+from gnatswarm.loadtest.message import Message, header_block
 from gnatswarm.loadtest.natswire import Client, Settings
 from gnatswarm.loadtest.subscription import Subscription
 from gnatswarm.loadtest.wireparser import ProtocolViolation
@@ -183,18 +183,33 @@ def _complain(command: str, why: str, code: int) -> int:
     return code
 
 
-def _check_subjects(command: str, options: argparse.Namespace) -> None:
-    """Say what is wrong with a subject before anything is sent; ValueError."""
+def _check_words(command: str, options: argparse.Namespace) -> None:
+    """Say what is wrong with a word of what will be sent, before it connects; ValueError."""
     for subject in getattr(options, "subjects", None) or [getattr(options, "subject", "x")]:
-        tokens = subject.split(".")
-        if "" in tokens or any(blank in subject for blank in " \t\r\n\0") or ">" in tokens[:-1]:
-            raise ValueError(f"not a subject: {subject!r}")
-        if command in ("pub", "req") and ("*" in tokens or ">" in tokens):
-            raise ValueError(f"not a subject: {subject!r}: a message has one subject, wildcards are for subscribers")
+        _check_subject(subject, "a subject", is_sent=command in ("pub", "req"))
+    if reply := getattr(options, "reply", ""):
+        _check_subject(reply, "a subject for --reply", is_sent=True)
+    if _has_blanks(queue := getattr(options, "queue", "")):
+        raise ValueError(f"not a name for --queue: {queue!r}")
+    if command == "events" and ("" in options.account.split(".") or _has_blanks(options.account)):
+        raise ValueError(f"not an account: {options.account!r}")
+    header_block(_headers(getattr(options, "header", ())) or {})
+
+
+def _check_subject(subject: str, what: str, *, is_sent: bool) -> None:
+    tokens = subject.split(".")
+    if "" in tokens or _has_blanks(subject) or ">" in tokens[:-1]:
+        raise ValueError(f"not {what}: {subject!r}")
+    if is_sent and ("*" in tokens or ">" in tokens):
+        raise ValueError(f"not {what}: {subject!r}: a message has one subject, wildcards are for subscribers")
+
+
+def _has_blanks(word: str) -> bool:
+    return any(blank in word for blank in " \t\r\n\0")
 
 
 def _run(command: str, options: argparse.Namespace) -> int:
-    _check_subjects(command, options)
+    _check_words(command, options)
     for name in ("timeout", "wait"):
         if not 0 <= getattr(options, name, 0) <= 86_400 * 365:
             raise ValueError(f"--{name}: a number of seconds from 0 to a year is wanted")

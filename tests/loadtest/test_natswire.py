@@ -142,6 +142,11 @@ def test_what_would_break_out_of_its_line_is_refused(client: Client, subject: st
         client.publish(subject)
     with pytest.raises(ValueError, match="not a header"):
         client.publish("a", headers={"A": f"{subject}\r\nB: c"})
+    if subject:
+        with pytest.raises(ValueError, match="not a subject"):
+            client.publish("a", reply=subject)
+        with pytest.raises(ValueError, match="not the name of a queue group"):
+            client.subscribe("a", queue=subject)
     client.flush()
 
 

@@ -247,6 +247,27 @@ def test_mistakes_of_the_command_line(broker: Broker, words: tuple[str, ...], wh
     assert "Traceback" not in error
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("pub", "a", "x", "--reply", "a b"), "pub: not a subject for --reply: 'a b'"),
+        (("pub", "a", "x", "--reply", "r 1\r\nx\r\nPUB b"), r"pub: not a subject for --reply: 'r 1\r\nx\r\nPUB b'"),
+        (("pub", "a", "x", "--reply", "a.*"), "pub: not a subject for --reply: 'a.*': a message has one subject"),
+        (("sub", "a", "--queue", "x y"), "sub: not a name for --queue: 'x y'"),
+        (("reply", "a", "--queue", "q 1\r\nPUB b 0\r\n"), r"reply: not a name for --queue: 'q 1\r\nPUB b 0\r\n'"),
+        (("events", "--account", "A\t1"), r"events: not an account: 'A\t1'"),
+        (("req", "a", "x", "-H", "A: 1\r\nB: 2"), r"req: not a header: 'A': '1\r\nB: 2'"),
+        (("reply", "a", "-H", "A B: 1"), "reply: not a header: 'A B': '1'"),
+    ],
+)
+def test_what_would_break_out_of_its_line_is_refused_before_it_connects(
+    unused_port: int, words: tuple[str, ...], why: str
+):
+    code, shown, error = ran(*words, "-p", str(unused_port))
+    assert (code, shown) == (2, "")
+    assert error.startswith(f"gnatswarm {why}") and len(error.splitlines()) == 1
+
+
 def test_the_usage_of_events_has_no_subject():
     assert ran("events", "-h")[1].startswith("usage: gnatswarm events [options]\n")
 
