@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import getpass
+import http.client
 import json
 import os
 import select
@@ -33,6 +34,7 @@ except ModuleNotFoundError as missing:
 
 from gnatswarm.broker.quoted import quoted
 
+ADVICE = "a broker has these pages with -m 8222"
 ANSWER_DEADLINE_S = 5.0
 ATTEMPTS = 3  # to type a password
 MOST_ANSWER_BYTES = 64 * 1024 * 1024
@@ -81,11 +83,16 @@ class PagesClient:
     """The monitoring pages at a URL, which may carry a user and a password."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise CannotLook(f"{url} is no address of monitoring pages (as in http://127.0.0.1:8222)")
+        try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
+            port = parts.port or 8222
+        except ValueError:  # such as http://[::1, and a port that is no number, or too large
+            parts, port = urlsplit(""), 0
+        is_printable = url.isprintable() and " " not in url
+        if parts.scheme not in ("http", "https") or not parts.hostname or not is_printable:
+            raise CannotLook(f"{visible(url)} is no address of monitoring pages (as in http://127.0.0.1:8222)")
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        self.url = f"{parts.scheme}://{host}:{parts.port or 8222}{parts.path.rstrip('/')}"
+        self.url = f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
         self._headers: dict[str, str] = {}
         self.user = unquote(parts.username or "")
         if parts.username:
@@ -103,7 +110,7 @@ class PagesClient:
         request = urllib.request.Request(f"{self.url}/{page}", headers=self._headers)
         try:
             with self._opener.open(request, timeout=ANSWER_DEADLINE_S) as answer:
-                return dict(json.loads(answer.read(MOST_ANSWER_BYTES)))
+                found = json.loads(answer.read(MOST_ANSWER_BYTES))
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
@@ -113,9 +120,19 @@ class PagesClient:
                     + (", or others than these" if self._headers else "")
                 ) from None
             raise CannotLook(f"{self.url}/{page}: {error.code} {error.read(200).decode('utf-8', 'replace')}") from None
-        except (OSError, ValueError) as error:
-            advice = "a broker has these pages with -m 8222"
-            raise CannotLook(f"{self.url} does not answer: {_why(error)} ({advice})") from None
+        except OSError as error:
+            raise CannotLook(f"{self.url} does not answer: {_why(error)} ({ADVICE})") from None
+        except http.client.HTTPException:  # such as the INFO of a port for clients
+            raise CannotLook(f"{self.url} does not answer as a monitoring port does ({ADVICE})") from None
+        except (ValueError, RecursionError):
+            raise CannotLook(f"{self.url}: its answer is no document in JSON ({ADVICE})") from None
+        if not isinstance(found, dict):
+            raise self.is_no_broker()
+        return found
+
+    def is_no_broker(self) -> CannotLook:
+        """The error for pages that are there, but something else's."""
+        return CannotLook(f"{self.url}: these are not a broker's monitoring pages")
 
     def look(self, sort: str, limit: int, *, wants_subjects: bool) -> Look:
         """All that one screen shows."""
@@ -402,8 +419,12 @@ def run(url: str, *, sort: str = "cid", interval_s: float = 1.0, looks: int = 0)
             shown = 0
             while True:
                 rows = max(5, console.height - 15) if is_screen else 50
-                now = pages.look(sort, rows, wants_subjects=shows_subjects)
-                draw(view(before, now, sort, shows_subjects=shows_subjects, rows=rows, width=console.width))
+                try:
+                    now = pages.look(sort, rows, wants_subjects=shows_subjects)
+                    picture = view(before, now, sort, shows_subjects=shows_subjects, rows=rows, width=console.width)
+                except (AttributeError, KeyError, TypeError, ValueError):
+                    raise pages.is_no_broker() from None
+                draw(picture)
                 before = now
                 shown += 1
                 if looks and shown >= looks:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import getpass
 import json
 import re
+import socketserver
 import sys
 import threading
 from collections.abc import Iterator
@@ -207,3 +209,60 @@ def test_without_a_terminal_it_says_where_a_password_goes(
 
 def test_a_password_in_the_address_may_be_quoted(guarded: str) -> None:
     assert top.PagesClient(f"http://ann:s%3Aecret@{guarded}").get("varz") is not None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://[::1", "http://127.0.0.1:99999", "http://127.0.0.1:abc", "http://a b:1", "http://:8222"),
+        *("ftp://a", "http://a/x\x1b", "http://[a]:1"),
+    ],
+)
+def test_what_is_no_address_is_said_in_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert top.run(url, looks=1) == 1
+    error = capsys.readouterr().err
+    assert "is no address of monitoring pages (as in http://127.0.0.1:8222)\n" in error
+    assert len(error.splitlines()) == 1 and "\x1b" not in error
+
+
+@contextlib.contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """A server that says this to whoever has asked, and nothing else; its address."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(4096)
+            self.request.sendall(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def page_of(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b'INFO {"server_id":"X"}\r\n', "does not answer as a monitoring port does (a broker has"),
+        (b"", "does not answer: Remote end closed connection without response (a broker has"),
+        *((page_of(body), "its answer is no document in JSON (a broker") for body in (b"hello", b"{", b"[" * 50_000)),
+        *(
+            (page_of(body), "these are not a broker's monitoring pages")
+            for body in (b"{}", b"[]", b"[1]", b"null", b'{"now": 5}', b'{"now": "soon"}')
+        ),
+        (page_of(b'{"now": "2026-02-03T10:00:00Z"}'), "these are not a broker's monitoring pages"),
+        (b"HTTP/1.1 404 X\r\nContent-Length: 0\r\n\r\n", "these are not a broker's monitoring pages"),
+    ],
+)
+def test_other_servers_are_told_from_monitoring_pages_in_one_line(
+    answer: bytes, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(answer) as address:
+        assert top.run(address, looks=1) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"gnatswarm: http://{address}") and why in error
+    assert len(error.splitlines()) == 1
