@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import errno
 import json
 import os
 import subprocess
@@ -34,6 +35,9 @@ DEFAULT_PORT = 4222
 # Between two requests of --wait while nobody subscribes.
 ASK_AGAIN_S = 0.1
 EVENTS = ("$SYS.ACCOUNT.>", "$SYS.SERVER.>")
+
+# The errors of a write for which there is no room.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 COMMANDS = {
     "pub": "Publish messages.",
@@ -161,21 +165,32 @@ def main(argv: Sequence[str]) -> int:
     # Options may come between the words, but not where a -- says which words are no options.
     options = parser.parse_args(argv[1:]) if "--" in argv else parser.parse_intermixed_args(argv[1:])
     try:
-        return _run(command, options)
+        code = _run(command, options)
+        if sys.stdout is not None:  # closed: `>&-`
+            sys.stdout.flush()
+        return code
     except (NatsError, BadCredentials, ProtocolViolation, _Failed) as error:
         return _complain(command, str(error) or type(error).__name__, 1)
     except ValueError as error:
         return _complain(command, str(error), 2)
     except BrokenPipeError:  # whoever reads our output has exited
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
+        if error.errno in FULL and not where:  # it writes nothing else
+            _discard_output()
+            where = "standard output: "
         return _complain(command, where + (error.strerror or str(error)).lower(), 1)
     except KeyboardInterrupt:
         # ^C is how those that go on are ended.
         return 130 if command in ("pub", "req") else 0
+
+
+def _discard_output() -> None:
+    """Discard the rest of standard output, also at Python's own last flush."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(command: str, why: str, code: int) -> int:

@@ -57,9 +57,33 @@ def main(argv: list[str] | None = None, *, program: str = "", owner: int = -1) -
         return code
     except BadCommandLine as bad:
         return _fail(program, f"{bad}\nrun {program} -h to see every flag")
-    except BrokenPipeError:  # as with `| head`: discard the rest, also at Python's own last flush
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # as with `| head`
+        _discard_output()
         return 1
+    except OSError as error:
+        if not _is_output_full():
+            raise
+        _discard_output()
+        return _fail(program, f"standard output: {error.strerror}")
+
+
+def _is_output_full() -> bool:
+    """Whether standard output takes no more: its device is full, or the file as large as it may be."""
+    try:
+        number = sys.stdout.fileno() if sys.stdout is not None else -1
+    except (OSError, ValueError):  # no file, or closed
+        number = -1
+    try:
+        if number >= 0:
+            os.write(number, b"\n")
+    except OSError:
+        return True
+    return False
+
+
+def _discard_output() -> None:
+    """Discard the rest of standard output, also at Python's own last flush."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _shard(arguments: list[str]) -> int:

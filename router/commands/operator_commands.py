@@ -6,6 +6,7 @@ standard output, errors to standard error; returns the exit code.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -274,11 +275,16 @@ def ask(request: OperatorRequest, pid: int | None, port: int | None) -> Reply:
         time.sleep(SOCKET_POLL_S)
 
 
+def _show_progress(text: str) -> None:
+    with contextlib.suppress(OSError):  # of standard output: printing the reply says so, at the end
+        print(text, flush=True)
+
+
 def exchange(
     path: str,
     request: OperatorRequest,
     deadline_s: float = REPLY_DEADLINE_S,
-    on_progress: Callable[[str], None] = lambda text: print(text, flush=True),
+    on_progress: Callable[[str], None] = _show_progress,
 ) -> Reply:
     """What the broker with this operator socket answers, each line within `deadline_s`.
 

@@ -201,6 +201,19 @@ def test_events(start_broker: StartBroker):
         assert (code, "not in the system account" in error) == (1, True)
 
 
+@pytest.mark.parametrize("is_buffered", [True, False])
+@pytest.mark.parametrize("words", ["pub {} x", "sub {} --count --timeout 0.2"])
+def test_a_full_standard_output_is_said_in_one_line(broker: Broker, subject: str, words: str, is_buffered: bool):
+    given = environment(**({} if is_buffered else {"PYTHONUNBUFFERED": "1"}))
+    if is_buffered:
+        given.pop("PYTHONUNBUFFERED", None)
+    with open("/dev/full", "wb") as full:
+        line = command(*words.format(subject).split(), "-s", broker.url)
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=given)
+    error = f"gnatswarm {words.split()[0]}: standard output: no space left on device\n"
+    assert (done.returncode, done.stderr) == (1, error)
+
+
 def test_interrupted_it_ends_well(broker: Broker, subject: str):
     with started("sub", subject, "-s", broker.url) as listener:
         listener.send_signal(signal.SIGINT)

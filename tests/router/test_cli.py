@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import re
@@ -246,6 +247,32 @@ def test_what_only_prints_imports_nothing_heavy(words: list[str]) -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "[] True"
+
+
+@pytest.mark.parametrize("is_buffered", [True, False])
+@pytest.mark.parametrize("words", ["-v", "-h", "help scale", "config get", "config get --json", "completion bash"])
+def test_a_full_standard_output_is_said_in_one_line(words: str, is_buffered: bool) -> None:
+    unbuffered = {} if is_buffered else {"PYTHONUNBUFFERED": "1"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | unbuffered
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run(
+            [sys.executable, "-P", "-m", "gnatswarm", *words.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment,
+            text=True,
+            check=False,
+        )
+    assert (result.returncode, result.stderr) == (1, "gnatswarm: standard output: No space left on device\n")
+
+
+def test_another_failure_is_not_taken_for_one_of_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_given: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cli, "_run", run)
+    with pytest.raises(OSError, match="No space left"):
+        cli.main(["-v"], program="gnatswarm")
 
 
 def test_testing_a_file_imports_no_network() -> None:
