@@ -141,18 +141,18 @@ def test_after_the_change(gnatswarm):
 
 
 def test_options_come_from_the_ini_file_the_fixture_and_the_marker(pytester: pytest.Pytester):
-    pytester.makeini("[pytest]\ngnatswarm_options =\n    max_payload=4096\n    server_name=from ini\n    shards=2\n")
+    pytester.makeini("[pytest]\ngnatswarm_options =\n    max_payload=4096\n    server_name=from-ini\n    shards=2\n")
     text = """
 import pytest
 
 def test_ini(gnatswarm):
-    assert (gnatswarm.options.limits.max_payload_bytes, gnatswarm.options.server_name) == (4096, "from ini")
+    assert (gnatswarm.options.limits.max_payload_bytes, gnatswarm.options.server_name) == (4096, "from-ini")
     assert gnatswarm.shard_count() == 2
 
 @pytest.mark.gnatswarm_options(max_payload=1, shards=1)
 class TestMarked:
     def test_class(self, gnatswarm):
-        assert (gnatswarm.options.limits.max_payload_bytes, gnatswarm.options.server_name) == (1, "from ini")
+        assert (gnatswarm.options.limits.max_payload_bytes, gnatswarm.options.server_name) == (1, "from-ini")
 
     @pytest.mark.gnatswarm_options(max_payload=2)
     def test_nearest(self, gnatswarm, gnatswarm_fresh):
