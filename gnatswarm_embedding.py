@@ -48,7 +48,7 @@ from gnatswarm.capture import Capture, CaptureError, Login, Message
 from gnatswarm.router.broker_process import BrokerFailed, RouterProcess, dialled
 from gnatswarm.router.config.conf_tree import ConfigError
 from gnatswarm.router.config.keywords import Keywords, UnknownOption, conf_text, options_from
-from gnatswarm.router.config.reload import Change, diff
+from gnatswarm.router.config.reload import Change, diff, with_chosen_ports
 from gnatswarm.router.supervision.operator_socket import Status
 
 __all__ = [
@@ -431,13 +431,22 @@ class Broker(_Endpoint):
         """Change options while it runs; returns the changes. ConfigError, BrokerFailed: nothing was changed."""
         with self._changing:
             given = self._given | dict(changes)
-            options = self._checked(given | {"port": self.options.port})
+            running = self._running
+            options = with_chosen_ports(self.options, self._checked(given), self._bound_ports())
             difference = diff(self.options, options)
             if difference.refused:
                 raise BrokerFailed("\n".join(difference.refused))
-            self._running.reload(options)
+            running.reload(options)
             self._given, self.options = given, options
             return list(difference.live)
+
+    def _bound_ports(self) -> dict[str, int]:
+        """The open ports, by their options."""
+        groups = self._listener_groups
+        ports = {"port": self._port}
+        if groups is not None and groups.websocket is not None:
+            ports["websocket.port"] = groups.websocket.port
+        return ports
 
     def _leave_to_parent(self) -> None:
         super()._leave_to_parent()

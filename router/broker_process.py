@@ -221,14 +221,19 @@ class RouterProcess:
             options = options_from(conf_text(given, self._who), self._who)
             self._require_running()
             before, self._given = self._given, given
-            self._write_conf(self._ports_at_start)
+            asked = {*changes, *(("port",) if "listen" in changes else ())}
+            ports = {name: port for name, port in self._ports_at_start.items() if name not in asked}
+            self._write_conf(ports)
             try:
                 answer = self._ask(ReloadRequest()).reload
             except BrokerFailed:
                 self._given = before
                 self._write_conf(self._ports_at_start)
                 raise
-            self.options = options
+            self.options, self._ports_at_start = options, ports
+            block, held = given.get("websocket"), self._ports.get("websocket")
+            if isinstance(block, Mapping) and isinstance(held, Mapping):
+                self._ports["websocket"] = {**block, "port": held["port"]}
         assert answer is not None
         if answer.problems:
             raise BrokerFailed("\n".join((*answer.problems, "the other options were changed")))

@@ -264,6 +264,23 @@ def test_a_reload_changes_what_can_be_changed_and_refuses_the_rest(form):
         assert broker.capture("a", token="two").messages == []
 
 
+def test_a_reload_that_would_change_a_port_changes_nothing(form):
+    with form(max_payload=1000, websocket={"no_tls": True, "port": -1}) as broker:
+        for _ in range(2):
+            for changes in ({"port": 1}, {"listen": "127.0.0.1:1"}, {"websocket": {"no_tls": True, "port": 1}}):
+                with pytest.raises(gnatswarm.BrokerFailed, match=r"^reload not supported for (websocket\.)?port: "):
+                    broker.reload(max_payload=2000, **changes)
+            assert broker.options.limits.max_payload_bytes == 1000
+            # What it has is no change.
+            assert broker.reload(port=broker.port) == broker.reload(port=0) == []
+            broker.restart()
+        compressed = {"no_tls": True, "port": -1, "compression": True}
+        assert [change.field for change in broker.reload(websocket=compressed)] == ["websocket.compression"]
+        assert [change.field for change in broker.reload(max_payload=2000)] == ["limits.max_payload_bytes"]
+        broker.restart()
+        assert broker.reload(websocket=compressed) == []
+
+
 def test_disconnects_the_clients_that_came_after_a_moment(form):
     with form() as broker:
         socks = [socket.create_connection((broker.host, broker.port)) for _ in range(2)]
