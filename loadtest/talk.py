@@ -32,6 +32,8 @@ from gnatswarm.loadtest.subscription import Subscription
 from gnatswarm.loadtest.wireparser import ProtocolViolation
 
 DEFAULT_PORT = 4222
+# Where a server states no max_payload: the largest that nats-server can have.
+MOST_BYTES = 64 * 1024 * 1024
 # Between two requests of --wait while nobody subscribes.
 ASK_AGAIN_S = 0.1
 EVENTS = ("$SYS.ACCOUNT.>", "$SYS.SERVER.>")
@@ -326,7 +328,7 @@ def _publish(talk: _Conversation, options: argparse.Namespace) -> int:
     headers = _headers(options.header)
     begun = time.monotonic()
     sent = size = 0
-    for payload in _payloads(options):
+    for payload in _payloads(options, _most_bytes(talk)):
         if options.rate:
             # Errors of the server end a slow run at once.
             talk.done.wait(max(0.0, begun + sent / options.rate - time.monotonic()))
@@ -351,17 +353,28 @@ def _publish(talk: _Conversation, options: argparse.Namespace) -> int:
     return 0
 
 
-def _payloads(options: argparse.Namespace) -> Iterator[bytes]:
+def _most_bytes(talk: _Conversation) -> int:
+    """The server's max_payload: standard input may have no end."""
+    most = talk.client.info.get("max_payload")
+    return most if isinstance(most, int) and most > 0 else MOST_BYTES
+
+
+def _payloads(options: argparse.Namespace, most: int) -> Iterator[bytes]:
     if not options.lines:
-        payload = _payload(options.payload)
+        payload = _payload(options.payload, most)
         for _ in range(options.number):
             yield payload
         return
     if options.payload is not None:
         raise ValueError("--lines reads standard input: give no payload")
-    for line in sys.stdin.buffer:
+    number = 0
+    while line := sys.stdin.buffer.readline(most + 3):  # with \r\n, and one more
+        number += 1
+        payload = line.rstrip(b"\r\n")
+        if len(payload) > most or len(line) == most + 3:
+            raise _too_large(f"line {number}", most)
         for _ in range(options.number):
-            yield line.rstrip(b"\r\n")
+            yield payload
 
 
 def _subscribe(talk: _Conversation, options: argparse.Namespace) -> int:
@@ -445,7 +458,7 @@ def _print_counts(options: argparse.Namespace, title: str, messages: int, size: 
 
 
 def _request(talk: _Conversation, options: argparse.Namespace) -> int:
-    payload, headers = _payload(options.payload), _headers(options.header)
+    payload, headers = _payload(options.payload, _most_bytes(talk)), _headers(options.header)
     until = time.monotonic() + options.wait
     while True:
         try:
@@ -548,10 +561,20 @@ def _response(message: Message, fixed: bytes | None, command: str) -> bytes:
 # ---- input and output
 
 
-def _payload(given: str | None) -> bytes:
+def _payload(given: str | None, most: int) -> bytes:
+    """The payload; of standard input no more is read than what shows that it is too large."""
     if given is not None:
         return given.encode("utf-8", "surrogateescape")
-    return b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+    if sys.stdin is None or sys.stdin.isatty():
+        return b""
+    found = sys.stdin.buffer.read(most + 1)
+    if len(found) > most:
+        raise _too_large("standard input", most)
+    return found
+
+
+def _too_large(what: str, most: int) -> _Failed:
+    return _Failed(f"{what} is more than a message may have: the server's max_payload is {_bytes(most)}")
 
 
 def _headers(lines: Sequence[str]) -> dict[str, str] | None:

@@ -99,6 +99,32 @@ def test_every_line_is_a_message_and_json_is_for_programs(broker: Broker, subjec
     assert {document["subject"] for document in documents} == {f"{subject}.x"}
 
 
+@pytest.mark.parametrize("words", ["pub", "req", "pub --lines"])
+def test_input_without_end_is_read_up_to_what_a_message_may_have(start_broker: StartBroker, words: str):
+    broker = start_broker(config="max_payload: 4096")
+    verb, *options = words.split()
+    line = command(verb, "endless", *options, "-s", broker.url)
+    bounded = ["sh", "-c", 'ulimit -v 1000000; exec "$@"', "sh", *line]
+    with open("/dev/zero", "rb") as endless:
+        done = subprocess.run(bounded, stdin=endless, capture_output=True, text=True, timeout=60, check=False)
+    what = "line 1" if options else "standard input"
+    why = f"{what} is more than a message may have: the server's max_payload is 4,096 bytes"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"gnatswarm {verb}: {why}\n")
+
+
+@pytest.mark.parametrize(("end", "is_line"), [(b"", False), (b"\n", True), (b"\r\n", True)])
+def test_the_largest_message_that_the_server_takes_comes_from_standard_input(
+    start_broker: StartBroker, end: bytes, is_line: bool
+):
+    broker = start_broker(config="max_payload: 4096")
+    words = ("pub", "a", "--json", *(["--lines"] if is_line else []), "-s", broker.url)
+    for size, code in ((4096, 0), (4097, 1)):
+        found, _, error = ran(*words, given=b"x" * size + end)
+        assert (found, "max_payload is 4,096 bytes" in error) == (code, bool(code))
+    assert json.loads(ran(*words, given=b"x" * 4096 + end)[1])["bytes"] == 4096
+    assert is_line or json.loads(ran(*words, given=b"")[1])["bytes"] == 0
+
+
 def test_counts_and_their_sum(broker: Broker, subject: str):
     with started("pub", subject, "-n", "0", "-s", broker.url, until="") as nothing:
         assert nothing.communicate(timeout=30)[0].startswith("published 0 messages")
