@@ -32,6 +32,8 @@ from gnatswarm.loadtest.subscription import Subscription
 from gnatswarm.loadtest.wireparser import ProtocolViolation
 
 DEFAULT_PORT = 4222
+# Of messages per second: one in twelve days.
+LEAST_RATE = 1e-6
 # Where a server states no max_payload: the largest that nats-server can have.
 MOST_BYTES = 64 * 1024 * 1024
 # Between two requests of --wait while nobody subscribes.
@@ -117,7 +119,7 @@ def arguments(command: str) -> argparse.ArgumentParser:
         add("payload", nargs="?", metavar="PAYLOAD", help=what[command] + default)
     if command == "pub":
         add("-n", "--number", type=count, default=1, metavar="N", help="publish so many times (default: 1)")
-        add("--rate", type=rate, default=0, metavar="N", help="so many messages per second (default: no limit)")
+        add("--rate", type=rate, metavar="N", help="so many messages per second (default: no limit)")
         add("--lines", action="store_true", help="a message for each line of standard input")
         add("--reply", default="", metavar="SUBJECT", help="the subject for responses")
     elif command == "req":
@@ -230,6 +232,8 @@ def _run(command: str, options: argparse.Namespace) -> int:
     for name in ("timeout", "wait"):
         if not 0 <= getattr(options, name, 0) <= 86_400 * 365:
             raise ValueError(f"--{name}: a number of seconds from 0 to a year is wanted")
+    if (per_s := getattr(options, "rate", None)) is not None and not per_s >= LEAST_RATE:
+        raise ValueError(f"--rate {per_s:g}: a number of messages per second above 0 is wanted")
     url, settings = _connection(options)
     if command in ("pub", "req"):
         return _with_client(url, settings, _publish if command == "pub" else _request, options)
@@ -329,7 +333,7 @@ def _publish(talk: _Conversation, options: argparse.Namespace) -> int:
     begun = time.monotonic()
     sent = size = 0
     for payload in _payloads(options, _most_bytes(talk)):
-        if options.rate:
+        if options.rate is not None:
             # Errors of the server end a slow run at once.
             talk.done.wait(max(0.0, begun + sent / options.rate - time.monotonic()))
         elif sent % 1000 == 0 and sent:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 END_US = 1 << 62
+DAY_US = 86_400_000_000
 FORMS = "yesterday, a day (2026-02-03), or FROM..TO (2026-02-03T10:00..2026-02-03T12:00), in UTC"
 
 
@@ -29,8 +30,8 @@ def periods(text: str, last_us: int) -> Periods:
         first, _, last = text.partition("..")
         begin, end = _us(_moment(first)), _us(_moment(last))
     else:
-        day = _moment(text)
-        begin, end = _us(day), _us(day + timedelta(days=1))
+        begin = _us(_moment(text))
+        end = begin + DAY_US
     if begin >= end:
         raise BadPeriod(f"{text}: it ends before it begins")
     return Periods((begin, end), (end, END_US))
@@ -39,9 +40,9 @@ def periods(text: str, last_us: int) -> Periods:
 def _moment(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text.strip())
-    except ValueError:
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):
         raise BadPeriod(f"{text!r} is no period: write {FORMS}") from None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 
 
 def _us(at: datetime) -> int:

@@ -11,6 +11,9 @@ from gnatswarm.router.config.flags import BadCommandLine, CommandLine, parse
 from gnatswarm.router.config.option_values import Mistake, duration_s
 from gnatswarm.router.supervision.operator_socket import RELAY_S
 
+# The commands that have --json.
+WITH_JSON = ("status", "why")
+
 
 class OperatorArguments(NamedTuple):
     """One command to a running broker."""
@@ -54,6 +57,8 @@ def operator_arguments(line: CommandLine, program: str) -> OperatorArguments:
             )
         shards = int(count)
     values = line.values | after.values
+    if values.get("json") and command not in WITH_JSON:
+        raise BadCommandLine(f"{command}: --json is for {' and '.join(WITH_JSON)}")
     port = values.get("p")
     return OperatorArguments(
         command,

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 DEFAULT_PORT = 4222
+DATE_MISTAKE = "--date goes with --from-parquet: the shards' own files are read whole"
 
 
 def brokers_directory() -> str:

@@ -20,7 +20,7 @@ from gnatswarm.spark.advice import Advice, Rows, advise
 from gnatswarm.spark.answers import answers
 from gnatswarm.spark.explain import explained
 from gnatswarm.spark.jobs import ingest
-from gnatswarm.spark.jobs.arguments import DEFAULT_PORT, default_directory, missing_text, report_parser
+from gnatswarm.spark.jobs.arguments import DATE_MISTAKE, DEFAULT_PORT, default_directory, missing_text, report_parser
 from gnatswarm.spark.jobs.progress import Progress
 from gnatswarm.spark.page import page
 from gnatswarm.spark.period import BadPeriod, periods
@@ -157,14 +157,27 @@ def refusal(stats_dir: str, parquet: str, out: str) -> str:
     return "" if folder.is_dir() else f"there is no directory {folder}"
 
 
+def mistake(asked: argparse.Namespace) -> str:
+    """What is wrong with the command line, or ""."""
+    if why := talkers.services_mistake(asked.services):
+        return f"--services: {why}"
+    if asked.date and not asked.from_parquet:
+        return DATE_MISTAKE
+    try:
+        if asked.compare:
+            periods(asked.compare, 0)
+    except BadPeriod as error:
+        return f"--compare: {error}"
+    return ""
+
+
 def main(arguments: list[str]) -> int:
     """The program; its exit code."""
     asked = report_parser().parse_args(arguments)
     if not asked.from_parquet:
         asked.stats_dir = asked.stats_dir or default_directory(asked.port or DEFAULT_PORT)
     progress = Progress()
-    mistake = talkers.services_mistake(asked.services)
-    if why := (mistake and f"--services: {mistake}") or refusal(asked.stats_dir, asked.from_parquet, asked.out):
+    if why := mistake(asked) or refusal(asked.stats_dir, asked.from_parquet, asked.out):
         print(f"gnatswarm report: {why}", file=sys.stderr)
         return 1
     progress.say("starting Spark (this takes some seconds) …")

@@ -13,7 +13,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from gnatswarm.spark.figures import counted
-from gnatswarm.spark.jobs.arguments import DEFAULT_PORT, default_directory, suggest_permissions_parser
+from gnatswarm.spark.jobs.arguments import DATE_MISTAKE, DEFAULT_PORT, default_directory, suggest_permissions_parser
 from gnatswarm.spark.jobs.progress import Progress
 from gnatswarm.spark.jobs.report import lines_of, refusal
 from gnatswarm.spark.permissions_file import suggestions, written
@@ -33,6 +33,8 @@ def main(arguments: list[str]) -> int:
     why = refusal(asked.stats_dir, asked.from_parquet, asked.out)
     if asked.least_values < 2:
         why = f"--least-values {asked.least_values}: one value is no reason for a wildcard; write 2 or more"
+    if asked.date and not asked.from_parquet:
+        why = DATE_MISTAKE
     if asked.dry_run:
         why = "--dry-run needs the command `gnatswarm suggest-permissions`, which reads the configuration"
     if why:

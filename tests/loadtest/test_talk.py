@@ -275,6 +275,8 @@ def test_nobody_listens(unused_port: int):
         (("pub", "a", "x", "--lines"), "give no payload"),
         (("reply", "a", "x", "--command", "y"), "give one of them"),
         (("sub", "a", "--timeout", "-1"), "--timeout"),
+        (("pub", "a", "x", "--rate", "0"), "--rate 0: a number of messages per second above 0 is wanted"),
+        (("pub", "a", "x", "--rate", "-1"), "--rate -1: a number of messages per second above 0 is wanted"),
         (("sub", "a", "-p", "70000"), "a port from 1 to 65535"),
         (("pub", "a", "x", "--creds", "/nonexistent"), "/nonexistent: cannot be read"),
     ],

@@ -109,6 +109,8 @@ def test_debug_and_trace(served: list[tuple[Options, str]], flag: str, debug: bo
         (["scale", "²"], "no number of shards"),
         (["scale", "2", "3"], 'unexpected "3" after scale'),
         (["status", "x"], 'unexpected "x" after status'),
+        (["health", "--json"], "health: --json is for status and why"),
+        (["--json", "scale", "2"], "scale: --json is for status and why"),
     ],
 )
 def test_a_bad_command_line_says_what_is_wrong_and_ends_with_1(

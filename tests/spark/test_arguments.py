@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,36 @@ def test_a_report_without_a_directory_is_of_port_4222_and_names_the_others(
         assert f"there is no directory {stats}/4222" in said and "statistics: 4333 (--port)" in said
     assert report.main(["-p", "4333"]) == 1
     assert "there are no statistics in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "why"),
+    [
+        ("report", ["--date", "2026-02-03"], "--date goes with --from-parquet"),
+        ("suggest_permissions", ["--date", "2026-02-03"], "--date goes with --from-parquet"),
+        ("report", ["--compare", "nonsense"], "--compare: 'nonsense' is no period: write yesterday, a day"),
+        ("report", ["--compare", "2026-02-03.."], "--compare: '' is no period"),
+        ("report", ["--compare", "0001-01-01T00:00+05:00"], "--compare: '0001-01-01T00:00+05:00' is no period"),
+        ("report", ["--compare", "2026-02-04..2026-02-03"], "--compare: 2026-02-04..2026-02-03: it ends before it"),
+        ("report", ["--services", "("], "--services: "),
+    ],
+)
+def test_a_mistake_is_said_before_spark_starts(
+    name: str, words: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
+    program = importlib.import_module(f"gnatswarm.spark.jobs.{name}")
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "statistics.jsonl.gz").touch()
+    assert program.main(["--stats-dir", str(tmp_path), "--master", "no-such-master", *words]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"gnatswarm {name.replace('_', '-')}: {why}")
+
+
+def test_the_last_day_that_there_is_can_be_compared_with():
+    from gnatswarm.spark.period import periods
+
+    assert periods("9999-12-31", 0).now[0] - periods("9999-12-31", 0).before[0] == 86_400_000_000
 
 
 def test_a_percent_sign_in_a_path_is_no_format(monkeypatch: pytest.MonkeyPatch):
