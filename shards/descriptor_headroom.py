@@ -2,7 +2,7 @@
 
 The kernel gives a new connection the lowest free number, so that number shows at no cost how many are in use. Until
 steering takes effect some connections still come; the last descriptors are kept for those. Not here: descriptors
-reserved for links (shards.links.reserve), and what happens when none is left (shards.shard).
+reserved for links (shards.sockets.reserve), and what happens when none is left (shards.shard).
 """
 
 from __future__ import annotations

@@ -27,13 +27,13 @@ from gnatswarm.shards.descriptor_headroom import DescriptorHeadroom
 from gnatswarm.shards.descriptors import make_room
 from gnatswarm.shards.links.link_sockets import LinkSockets
 from gnatswarm.shards.links.links import LINK_VERSION, Hello, Links
-from gnatswarm.shards.links.reserve import Reserve
 from gnatswarm.shards.monitoring.snapshots import Snapshots
 from gnatswarm.shards.moving.departures import PATIENCE_S, Departures, ToOthers
 from gnatswarm.shards.moving.host import Host
 from gnatswarm.shards.moving.placing import Placing
 from gnatswarm.shards.shard import Shard
 from gnatswarm.shards.siblings import Siblings
+from gnatswarm.shards.sockets.reserve import Reserve
 from gnatswarm.shards.statistics.recorder import Recorder
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The links of one shard to its siblings, and the descriptors reserved for them.
+"""The links of one shard to its siblings.
 
 May import the engine, the boundary and the sockets.
 """

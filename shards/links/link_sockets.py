@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from gnatswarm.broker.link import SiblingLink
     from gnatswarm.shards.links.links import LinkSession
-    from gnatswarm.shards.links.reserve import Reserve
     from gnatswarm.shards.sockets.reactor import Reactor, Socket
+    from gnatswarm.shards.sockets.reserve import Reserve
 
 logger = logging.getLogger("gnatswarm.links")
 

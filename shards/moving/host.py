@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from gnatswarm.shards.boundary.control import LinkedShard
     from gnatswarm.shards.clients.clients import Clients
     from gnatswarm.shards.clients.session import ClientSession
-    from gnatswarm.shards.links.reserve import Reserve
     from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
     from gnatswarm.shards.sockets.reactor import Reactor
+    from gnatswarm.shards.sockets.reserve import Reserve
 
 logger = logging.getLogger("gnatswarm.moving")
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from gnatswarm.shards.links.reserve import Reserve
     from gnatswarm.shards.moving.move_channel import Message
+    from gnatswarm.shards.sockets.reserve import Reserve
 
 logger = logging.getLogger("gnatswarm.moving")
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from gnatswarm.shards.links.reserve import Reserve
+    from gnatswarm.shards.sockets.reserve import Reserve
 
 logger = logging.getLogger("gnatswarm.moving")
 

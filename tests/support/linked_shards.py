@@ -9,10 +9,10 @@ from gnatswarm.broker.options import Options
 from gnatswarm.shards.boundary.control import LinkedShard
 from gnatswarm.shards.links.link_sockets import LinkSockets
 from gnatswarm.shards.links.links import LINK_VERSION, Hello, Links
-from gnatswarm.shards.links.reserve import Reserve
 from gnatswarm.shards.moving.departures import Departures
 from gnatswarm.shards.moving.host import Host
 from gnatswarm.shards.siblings import Siblings
+from gnatswarm.shards.sockets.reserve import Reserve
 from tests.support.one_shard import OneShard
 from tests.support.turns import until
 

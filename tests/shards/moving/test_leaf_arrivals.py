@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gnatswarm.shards.boundary.linkdir import path_for_moves
-from gnatswarm.shards.links.reserve import Reserve
 from gnatswarm.shards.moving.leaf_arrivals import LeafArrivals, LeafNode
 from gnatswarm.shards.moving.move_channel import CHANNEL_VERSION, Ended, HandedOver, Hello, Message, Outgoing
+from gnatswarm.shards.sockets.reserve import Reserve
 from tests.support.turns import until
 
 

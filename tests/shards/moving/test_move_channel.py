@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gnatswarm.shards.links.reserve import Reserve
 from gnatswarm.shards.moving import move_channel as channel
+from gnatswarm.shards.sockets.reserve import Reserve
 from tests.support.turns import until
 
 HELLO = channel.Hello(channel.CHANNEL_VERSION, "N", 0, "aa")

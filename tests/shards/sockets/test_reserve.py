@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gnatswarm.shards.links.reserve import DESCRIPTORS_FOR_LINKS, MOST_OF_LIMIT, Reserve
+from gnatswarm.shards.sockets.reserve import DESCRIPTORS_FOR_LINKS, MOST_OF_LIMIT, Reserve
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-"""Descriptors reserved for links, which clients cannot take: a full shard must still be able to link to a new sibling.
+"""Descriptors that clients cannot take: a full shard must still link to a new sibling, and move clients there.
 
-The soft limit of the process is lowered by their number, and raised only while a link's socket is made, so they cost
+The soft limit of the process is lowered by their number, and raised only while such a socket is made, so they cost
 nothing. A link may get any number: open descriptors stay open when the limit is lowered.
 """
 
