@@ -171,14 +171,16 @@ async def test_a_reload_that_allows_an_account_fewer_connections_closes_the_othe
     assert set(errors) == {b"-ERR 'maximum account active connections exceeded'\r\n"}
     for one in ended:
         one.cancel()
-    # Shards that look at the same moment may close one more each than they need to; then there is room for that one.
-    places = len(errors) - 4
-    assert places < broker.kind.shards + broker.kind.is_oracle  # (2.9 closes one too many)
-    for _ in range(places):
-        await cluster.client({"user": "a", "pass": "a"})
-    late = await cluster.raw()
-    await late.send(b'CONNECT {"user":"a","pass":"a"}\r\n')
-    assert await late.wait_closed() == errors[0]
+    # Shards that look at the same moment may close one more each than they need to, and 2.9 does; perhaps not yet. Then
+    # there is room for so many.
+    for _ in range(broker.kind.shards + broker.kind.is_oracle):
+        late = await cluster.raw()
+        await late.send(b'CONNECT {"user":"a","pass":"a"}\r\n')
+        if (said := await late.read_line()) == errors[0]:
+            break
+        assert said == b"+OK\r\n"
+    else:
+        raise AssertionError("nobody is refused")
     for client in others:
         await client.expect_quiet()
 
