@@ -66,8 +66,6 @@ class Notifier:
         wanted = [shard for shard in shards if shard.is_wanted and not shard.is_retiring]
         accepting = sum(shard.is_accepting for shard in wanted)
         now = time.monotonic()
-        if is_serving and not is_leaving and not self._is_ready:
-            self._is_ready = self._send("READY=1")
         said = (is_leaving, accepting, sum(shard.has_process for shard in shards) if is_leaving else len(wanted))
         if said != self._said or now - self._said_at >= STATUS_EVERY_S:
             self._said, self._said_at = said, now
@@ -80,6 +78,9 @@ class Notifier:
             if status != self._status:
                 self._status = status
                 self._send(f"STATUS={status}")
+        # After the status, so that whoever has waited for it finds the status true.
+        if is_serving and not is_leaving and not self._is_ready:
+            self._is_ready = self._send("READY=1")
         answers = accepting == len(wanted) and not any(shard.is_suspect for shard in shards)
         if self._feed_every_s and answers and now - self._fed_at >= self._feed_every_s:
             self._fed_at = now
