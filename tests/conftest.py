@@ -21,13 +21,14 @@ At the end of a run of several files its duration is printed beside the budget, 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ from tests.support.servers import (  # noqa: E402
     oracle_is_required,
     selected_kinds,
 )
+from tests.support.stuck_tasks import told_after  # noqa: E402
 from tests.support.wire import Cluster  # noqa: E402
 
 # How long an example takes says only how busy the machine is.
@@ -58,6 +60,8 @@ settings.load_profile("busy")
 # What the whole suite may take: who waits longer for it runs it less often. Printed, not enforced: machines differ.
 BUDGET_S = 12 * 60
 SLOWEST_FILES = 10
+# Before the time of a test is up: what its tasks wait for.
+TELL_S = 15.0
 _began_s = pytest.StashKey[float]()
 # Most tests make a few small files, which a disk takes milliseconds to remove. With less room they go to the disk.
 MEMORY = Path("/dev/shm")
@@ -106,6 +110,16 @@ def _turn(item: pytest.Item) -> int:
     if item.get_closest_marker("xdist_group"):
         return 0
     return 1 if item.get_closest_marker("long") else 2
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    marker = item.get_closest_marker("timeout")
+    timeout_s = float(marker.args[0] if marker and marker.args else item.config.getini("timeout"))
+    if not inspect.iscoroutinefunction(getattr(item, "obj", None)) or timeout_s <= TELL_S:
+        return (yield)
+    with told_after(timeout_s - TELL_S):
+        return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
