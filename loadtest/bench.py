@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from gnatswarm.loadtest import compare, machine, report
 from gnatswarm.loadtest.amounts import count, rate, size_bytes
+from gnatswarm.loadtest.command_parser import FULL, CommandParser, discard_output
 from gnatswarm.loadtest.credentials import BadCredentials, Credentials, parse_url
 from gnatswarm.loadtest.errors import NatsError
 from gnatswarm.loadtest.measure import Progress, Result, Target, find_pids, measure
@@ -67,7 +68,7 @@ examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(CommandParser):
     def error(self, message: str) -> NoReturn:
         sys.stderr.write(f"{self.prog}: {message}\n")
         raise SystemExit(2)
@@ -138,16 +139,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments()
     options = parser.parse_args(argv)
     try:
-        return _run(options, parser)
+        code = _run(options, parser)
+        if sys.stdout is not None:  # closed: `>&-`
+            sys.stdout.flush()
+        return code
     except (NatsError, BadPlan, BadCredentials, ValueError) as error:
         lines = [f"gnatswarm bench: {line}" for line in (str(error) or type(error).__name__).splitlines()]
         print("\n".join(lines), file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     except BrokenPipeError:  # whoever reads our output has exited
-        sys.stdout = None
+        discard_output()
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
+        if error.errno in FULL and not where:  # files that it writes have a name
+            discard_output()
+            where = "standard output: "
         print(f"gnatswarm bench: {where}{(error.strerror or str(error)).lower()}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -279,7 +286,7 @@ def _write(where: str | None, text: Callable[[], str]) -> None:
     if where == "-":
         print(text(), end="")
     elif where:
-        Path(where).write_text(text(), encoding="utf-8")
+        report.write_file(Path(where), text())
 
 
 def _progress(label: str, is_quiet: bool) -> Progress | None:

@@ -48,8 +48,17 @@ def write(comparison: Comparison, folder: Path, machine: dict[str, Any], congest
         "results.csv": csv_text(comparison.results),
     }
     for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        write_file(folder / name, text)
     return [*(folder / name for name in files), *plots]
+
+
+def write_file(path: Path, text: str) -> None:
+    """OSError has the file's name, also when the disk is full."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 # ------------------------------------------------------------------------------------------------------------ numbers

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
-import errno
 import json
 import os
 import subprocess
@@ -23,6 +22,7 @@ from datetime import datetime
 from typing import NoReturn
 
 from gnatswarm.loadtest.amounts import count, rate
+from gnatswarm.loadtest.command_parser import FULL, CommandParser, discard_output
 from gnatswarm.loadtest.credentials import ANONYMOUS, BadCredentials, Credentials
 from gnatswarm.loadtest.errors import AuthenticationError, Disconnected, NatsError, NoResponders, RequestTimeout
 from gnatswarm.loadtest.handshake import tls_context
@@ -39,9 +39,6 @@ MOST_BYTES = 64 * 1024 * 1024
 # Between two requests of --wait while nobody subscribes.
 ASK_AGAIN_S = 0.1
 EVENTS = ("$SYS.ACCOUNT.>", "$SYS.SERVER.>")
-
-# The errors of a write for which there is no room.
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 COMMANDS = {
     "pub": "Publish messages.",
@@ -81,7 +78,7 @@ examples:
 }
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(CommandParser):
     def error(self, message: str) -> NoReturn:
         sys.stderr.write(f"{self.prog}: {message}\nrun {self.prog} -h to see every option\n")
         raise SystemExit(2)
@@ -178,23 +175,17 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         return _complain(command, str(error), 2)
     except BrokenPipeError:  # whoever reads our output has exited
-        _discard_output()
+        discard_output()
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         if error.errno in FULL and not where:  # it writes nothing else
-            _discard_output()
+            discard_output()
             where = "standard output: "
         return _complain(command, where + (error.strerror or str(error)).lower(), 1)
     except KeyboardInterrupt:
         # ^C is how those that go on are ended.
         return 130 if command in ("pub", "req") else 0
-
-
-def _discard_output() -> None:
-    """Discard the rest of standard output, also at Python's own last flush."""
-    with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(command: str, why: str, code: int) -> int:

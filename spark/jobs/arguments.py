@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 DEFAULT_PORT = 4222
 DATE_MISTAKE = "--date goes with --from-parquet: the shards' own files are read whole"
@@ -56,6 +57,21 @@ def _add_place(made: argparse._ActionsContainer) -> None:
     made.add_argument("-p", "--port", type=int, default=0, help=f"instead: the broker's port (default: {DEFAULT_PORT})")
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse's own drops an error of the write of the help, and exits with 0."""
+
+    def print_help(self, file: Any = None) -> None:
+        try:
+            print(self.format_help(), end="", file=file)
+            if sys.stdout is not None:  # closed: `>&-`
+                sys.stdout.flush()
+        except OSError as error:
+            # Discard the rest, also at Python's own last flush.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            why = f"{self.prog}: standard output: {(error.strerror or str(error)).lower()}\n"
+            self.exit(1, None if isinstance(error, BrokenPipeError) else why)
+
+
 DESCRIPTIONS = {
     "report": "A broker's statistics as one HTML page, and optionally as tables (Parquet and CSV) and plots.",
     "ingest": "The shards' files into Parquet tables, each row exactly once; ends, or runs continuously.",
@@ -68,7 +84,7 @@ DESCRIPTIONS = {
 
 def report_parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(prog="gnatswarm report", description=DESCRIPTIONS["report"])
+    made = _Parser(prog="gnatswarm report", description=DESCRIPTIONS["report"])
     source = made.add_mutually_exclusive_group()
     _add_place(source)
     source.add_argument("--from-parquet", default="", metavar="DIR", help="the tables of `gnatswarm ingest`")
@@ -106,7 +122,7 @@ def report_parser() -> argparse.ArgumentParser:
 
 def ingest_parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(prog="gnatswarm ingest", description=DESCRIPTIONS["ingest"])
+    made = _Parser(prog="gnatswarm ingest", description=DESCRIPTIONS["ingest"])
     _add_place(made.add_mutually_exclusive_group())
     made.add_argument("--out", required=True, help="directory of the Parquet tables")
     made.add_argument(
@@ -133,7 +149,7 @@ def ingest_parser() -> argparse.ArgumentParser:
 
 def compact_parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(prog="gnatswarm compact", description=DESCRIPTIONS["compact"])
+    made = _Parser(prog="gnatswarm compact", description=DESCRIPTIONS["compact"])
     made.add_argument("--from-parquet", required=True, metavar="DIR", help="the tables of `gnatswarm ingest`")
     made.add_argument("--out", required=True, help="another directory, which `gnatswarm report` can read, too")
     made.add_argument(
@@ -147,7 +163,7 @@ def compact_parser() -> argparse.ArgumentParser:
 
 def place_parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(prog="gnatswarm place", description=DESCRIPTIONS["place"])
+    made = _Parser(prog="gnatswarm place", description=DESCRIPTIONS["place"])
     source = made.add_mutually_exclusive_group()
     _add_place(source)
     source.add_argument("--from-parquet", default="", metavar="DIR", help="the tables of `gnatswarm ingest`")
@@ -177,7 +193,7 @@ def place_parser() -> argparse.ArgumentParser:
 
 def suggest_permissions_parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
+    made = _Parser(
         prog="gnatswarm suggest-permissions",
         description=DESCRIPTIONS["suggest-permissions"],
         epilog="A token of a subject becomes * if so many values of it were seen beside the same other tokens, or "

@@ -251,13 +251,11 @@ def test_what_only_prints_imports_nothing_heavy(words: list[str]) -> None:
     assert result.stdout.splitlines()[-1] == "[] True"
 
 
-@pytest.mark.parametrize("is_buffered", [True, False])
-@pytest.mark.parametrize("words", ["-v", "-h", "help scale", "config get", "config get --json", "completion bash"])
-def test_a_full_standard_output_is_said_in_one_line(words: str, is_buffered: bool) -> None:
+def to_full_output(words: str, is_buffered: bool) -> subprocess.CompletedProcess[str]:
     unbuffered = {} if is_buffered else {"PYTHONUNBUFFERED": "1"}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | unbuffered
     with open("/dev/full", "wb") as full:
-        result = subprocess.run(
+        return subprocess.run(
             [sys.executable, "-P", "-m", "gnatswarm", *words.split()],
             stdout=full,
             stderr=subprocess.PIPE,
@@ -265,7 +263,25 @@ def test_a_full_standard_output_is_said_in_one_line(words: str, is_buffered: boo
             text=True,
             check=False,
         )
+
+
+@pytest.mark.parametrize("is_buffered", [True, False])
+@pytest.mark.parametrize("words", ["-v", "-h", "help scale", "config get", "config get --json", "completion bash"])
+def test_a_full_standard_output_is_said_in_one_line(words: str, is_buffered: bool) -> None:
+    result = to_full_output(words, is_buffered)
     assert (result.returncode, result.stderr) == (1, "gnatswarm: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("is_buffered", [True, False])
+@pytest.mark.parametrize(
+    "words", ["pub -h", "sub -h", "help events", "bench -h", "bench --list", "report -h", "help place"]
+)
+def test_a_full_standard_output_is_said_by_the_commands_that_are_programs_of_their_own(
+    words: str, is_buffered: bool
+) -> None:
+    result = to_full_output(words, is_buffered)
+    name = words.replace("help", "").replace("-h", "").replace("--list", "").strip()
+    assert (result.returncode, result.stderr) == (1, f"gnatswarm {name}: standard output: no space left on device\n")
 
 
 def test_another_failure_is_not_taken_for_one_of_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:

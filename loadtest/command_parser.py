@@ -1,0 +1,36 @@
+"""Command lines of the programs here: argparse, which says when its help cannot be written."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import os
+import sys
+from typing import Any
+
+# The errors of a write for which there is no room.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """argparse's own drops an error of the write, and exits with 0."""
+
+    def print_help(self, file: Any = None) -> None:
+        """Exit code 1 if it cannot be written, as of other commands."""
+        try:
+            print(self.format_help(), end="", file=file)
+            if sys.stdout is not None:  # closed: `>&-`
+                sys.stdout.flush()
+        except BrokenPipeError:  # as with `| head`
+            discard_output()
+            self.exit(1)
+        except OSError as error:
+            discard_output()
+            self.exit(1, f"{self.prog}: standard output: {(error.strerror or str(error)).lower()}\n")
+
+
+def discard_output() -> None:
+    """Discard the rest of standard output, also at Python's own last flush."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
