@@ -39,6 +39,7 @@ from gnatswarm.loadtest.handshake import READ_BYTES, as_error, log_in, reason, t
 from gnatswarm.loadtest.message import Message, header_block
 from gnatswarm.loadtest.subscription import Subscription
 from gnatswarm.loadtest.wireparser import Err, Frame, Info, Msg, Parser, Ping, Pong, ProtocolViolation
+from gnatswarm.loadtest.word import has_blanks
 
 __all__ = [
     "AuthenticationError",
@@ -284,7 +285,7 @@ class Client:
 
     @staticmethod
     def _check_word(word: str, what: str) -> None:
-        if not word or any(blank in word for blank in " \t\r\n\0"):
+        if not word or has_blanks(word):
             raise ValueError(f"not {what}: {word!r}")
 
     def _forbid_on_reader(self, what: str) -> None:

@@ -30,6 +30,7 @@ from gnatswarm.loadtest.message import Message, header_block
 from gnatswarm.loadtest.natswire import Client, Settings
 from gnatswarm.loadtest.subscription import Subscription
 from gnatswarm.loadtest.wireparser import ProtocolViolation
+from gnatswarm.loadtest.word import has_blanks
 
 DEFAULT_PORT = 4222
 # Of messages per second: one in twelve days.
@@ -199,23 +200,19 @@ def _check_words(command: str, options: argparse.Namespace) -> None:
         _check_subject(subject, "a subject", is_sent=command in ("pub", "req"))
     if reply := getattr(options, "reply", ""):
         _check_subject(reply, "a subject for --reply", is_sent=True)
-    if _has_blanks(queue := getattr(options, "queue", "")):
+    if has_blanks(queue := getattr(options, "queue", "")):
         raise ValueError(f"not a name for --queue: {queue!r}")
-    if command == "events" and ("" in options.account.split(".") or _has_blanks(options.account)):
+    if command == "events" and ("" in options.account.split(".") or has_blanks(options.account)):
         raise ValueError(f"not an account: {options.account!r}")
     header_block(_headers(getattr(options, "header", ())) or {})
 
 
 def _check_subject(subject: str, what: str, *, is_sent: bool) -> None:
     tokens = subject.split(".")
-    if "" in tokens or _has_blanks(subject) or ">" in tokens[:-1]:
+    if "" in tokens or has_blanks(subject) or ">" in tokens[:-1]:
         raise ValueError(f"not {what}: {subject!r}")
     if is_sent and ("*" in tokens or ">" in tokens):
         raise ValueError(f"not {what}: {subject!r}: a message has one subject, wildcards are for subscribers")
-
-
-def _has_blanks(word: str) -> bool:
-    return any(blank in word for blank in " \t\r\n\0")
 
 
 def _run(command: str, options: argparse.Namespace) -> int:
