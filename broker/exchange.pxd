@@ -28,6 +28,7 @@ cdef enum PeerKind:
 
 cdef enum:
     FIRST_SLOT = 32      # siblings have the numbers below
+    MOST_TOLD_REPLIES = 1024   # prefixes of generated reply subjects that a server is told of, in each account
     MOST_TOLD_ANSWERS = 1024   # reply subjects that a leaf node is told of: it can answer no more requests at a time
     END_SLOT = 63        # … and this one is the number of the shard itself: its bit is for set_own_interest()
 
@@ -71,7 +72,7 @@ cdef class Exchange(Onward):
     cdef uint64_t onward                 # the slots to which a request goes on in another account
     cdef uint64_t takes_origin           # members of the cluster that are told where a message comes from
     cdef public bytes system_account     # b"": none; see tell_queue()
-    cdef set told_replies                # (slot, account, pattern) of reply subjects made up here that it was told
+    cdef dict told_replies               # (slot, account) → patterns of generated reply subjects that it was told
     cdef uint64_t importing              # slots with interest in what other accounts export to theirs
     cdef list imported                   # … of each: (subject, queue) told → set of (exporter, its subject)
     cdef list sources                    # … and (exporter, its subject, queue) → {subject told: members}
@@ -98,6 +99,7 @@ cdef class Exchange(Onward):
     cdef int pick_of(self, Sublist sublist, const Entry *entry, uint32_t first, uint32_t n, uint64_t reach) noexcept
     cdef bint may_pass(self, uint32_t slot, Entry *entry) noexcept
     cdef void tell_reply(self, uint32_t slot, Sublist sublist, Token reply) noexcept
+    cdef void tell_pattern(self, uint32_t slot, bytes account, bytes pattern, uint32_t wanted) noexcept
     cdef uint32_t send_from_leaf(self, OutBuf *out, const uint8_t *place, size_t place_size, Publish *publish,
                                  const Token *queues, int n_queues) noexcept
     cdef void send(self, uint32_t slot, Entry *entry, Publish *publish, const Token *queues, int n_queues) noexcept

@@ -25,6 +25,9 @@ from libc.string cimport memchr, memcmp, memcpy
 
 from gnatswarm.broker.rules import intersection
 
+# The pattern of all generated reply subjects.
+EVERY_REPLY = b"_R_.>"
+
 cdef enum:
     TO_SIBLINGS = 1 << PEER_SIBLING
     TO_ROUTES = 1 << PEER_ROUTE
@@ -194,7 +197,7 @@ cdef class Exchange(Onward):
         self.onward = ~<uint64_t>0
         self.imported = [{} for _ in range(MOST_SHARDS)]
         self.sources = [{} for _ in range(MOST_SHARDS)]
-        self.told_replies = set()
+        self.told_replies = {}
         self.system_account = b""
         self.loop_subjects = {}
         self.own = {}
@@ -365,34 +368,47 @@ cdef class Exchange(Onward):
         return orphans
 
     cdef void tell_reply(self, uint32_t slot, Sublist sublist, Token reply) noexcept:
-        """A request of another account goes out: the server must hear that its reply subject is wanted, before it."""
-        cdef const uint8_t *account = sublist.account
+        """A request of another account goes out: the server must hear that its reply subject is wanted, before it.
+
+        One that hears of too many prefixes, because some server makes up ever new ones, is told that all are wanted:
+        so no reply is lost, whose prefix it ever was, and neither end has to remember more. What it then sends that
+        nobody here waits for is dropped.
+        """
         cdef const uint8_t *dot = <const uint8_t *>memchr(reply.at + 4, c'.', reply.size - 4)
         cdef bytes pattern
+        cdef set told
         if dot == NULL:
             return
         pattern = reply.at[:dot + 1 - reply.at] + b'>'
-        if (slot, sublist.account, pattern) in self.told_replies:
+        told = self.told_replies.get((slot, sublist.account))
+        if told is None:
+            told = self.told_replies[slot, sublist.account] = set()
+        if pattern in told or EVERY_REPLY in told:
             return
-        self.told_replies.add((slot, sublist.account, pattern))
+        if len(told) < MOST_TOLD_REPLIES:
+            told.add(pattern)
+            self.tell_pattern(slot, sublist.account, pattern, 1)
+            return
+        self.tell_pattern(slot, sublist.account, EVERY_REPLY, 1)
+        for one in told:
+            self.tell_pattern(slot, sublist.account, one, 0)
+        told.clear()
+        told.add(EVERY_REPLY)
+
+    cdef void tell_pattern(self, uint32_t slot, bytes account, bytes pattern, uint32_t wanted) noexcept:
+        cdef const uint8_t *at = account
+        cdef const uint8_t *subject = pattern
         self.fence.interest_frames[slot] += 1
-        write_server_interest(self.outs[slot], self.dialects[slot], b"", account, len(sublist.account), pattern,
-                              len(pattern), NULL, 0, 1)
+        write_server_interest(self.outs[slot], self.dialects[slot], b"", at, len(account), subject, len(pattern),
+                              NULL, 0, wanted)
 
     def forget_replies(self, bytes prefix not None):
         """Replies to what begins so lead nowhere any more: the shard has gone, and no other one has taken them over."""
-        cdef uint32_t slot
-        cdef const uint8_t *at
-        cdef const uint8_t *subject
-        for told in list(self.told_replies):
-            number, account, pattern = told
-            if not pattern.startswith(prefix) or pattern[:len(pattern) - 1] in self.mesh.owners:
-                continue
-            self.told_replies.discard(told)
-            slot, at, subject = number, <bytes>account, <bytes>pattern
-            self.fence.interest_frames[slot] += 1
-            write_server_interest(self.outs[slot], self.dialects[slot], b"", at, len(account), subject, len(pattern),
-                                  NULL, 0, 0)
+        for (slot, account), told in self.told_replies.items():
+            gone = [one for one in told if one.startswith(prefix) and one[:len(one) - 1] not in self.mesh.owners]
+            for pattern in gone:
+                told.discard(pattern)
+                self.tell_pattern(slot, account, pattern, 0)
 
     cdef void send(self, uint32_t slot, Entry *entry, Publish *publish, const Token *queues, int n_queues) noexcept:
         """A run, or one message with the groups that it is for, to another server."""
@@ -897,7 +913,8 @@ cdef class Exchange(Onward):
     cdef int part(self, int slot) except -1:
         cdef uint64_t bit = <uint64_t>1 << slot
         cdef int other
-        self.told_replies = {told for told in self.told_replies if told[0] != slot}
+        for key in [key for key in self.told_replies if key[0] == slot]:
+            del self.told_replies[key]
         self.told &= ~bit
         self.fence.part(slot)
         for sublist in [self.accounts[slot]] if self.accounts[slot] is not None else self.mesh.accounts.values():

@@ -366,6 +366,39 @@ def test_a_server_hears_where_answers_are_wanted_before_the_first_request(kind: 
     assert len(slots) == 1
 
 
+def test_ever_new_reply_subjects_of_a_server_are_told_as_one_pattern():
+    """It is bounded what a leaf node is told, and each request comes after what leads to the answer to it."""
+    cluster = Members(1, fenced=False)
+    route, leaf = server(cluster, "route"), server(cluster, "leaf", b"LS+ a")
+    first, other, many = b"_R_.first.1", b"_R_.other.1", 3000
+    begin = len(leaf.socket.sent)
+    for reply in (first, *(b"_R_.p%d.1" % n for n in range(many)), first, other):
+        route.engine.probe.feed(route.socket, b"RMSG $G a %b 1\r\nx\r\n" % reply)
+    cluster.settle()
+    told: set[bytes] = set()
+    most = requests = 0
+    for line in bytes(leaf.socket.sent[begin:]).split(b"\r\n"):
+        if line.startswith(b"LS+ "):
+            told.add(line[4:])
+        elif line.startswith(b"LS- "):
+            told.remove(line[4:])
+        elif line.startswith(b"LMSG "):
+            requests += 1
+            assert any(line.split()[2].startswith(one[:-1]) for one in told)
+        most = max(most, len(told))
+    assert requests == many + 3
+    assert most <= 1025 and told == {b"_R_.>"}
+    # Another place, another server: it has been told nothing yet.
+    leaf.link.leave()
+    leaf = server(cluster, "leaf", b"LS+ a")
+    route.engine.probe.feed(route.socket, b"RMSG $G a %b 1\r\nx\r\n" % first)
+    cluster.settle()
+    assert b"LS+ _R_.first.>\r\n" in bytes(leaf.socket.sent)
+    for end in (route, leaf):
+        end.link.leave()
+    cluster.close()
+
+
 @pytest.mark.parametrize("kind", ["leaf", "route"])
 def test_a_server_hears_when_answers_are_wanted_no_more(kind: Literal["leaf", "route"]):
     """Where the shard that asked has gone, and none has taken over what is due to it, or that one has it no more."""
