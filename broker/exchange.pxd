@@ -56,6 +56,7 @@ cdef class Exchange(Onward):
     cdef uint64_t mates[MOST_SHARDS]     # other slots to which nothing of a slot's goes: its own cluster's
     cdef list accounts                   # the Sublist of a slot that has one account, else None
     cdef list permissions                # Permissions of a slot, or None: everything may pass
+    cdef uint64_t restricted             # … slots that have some
     cdef uint64_t answering              # slots that may answer what they were sent, beside what they may publish, …
     cdef list answers                    # … by these ReplyPermissions: a leaf node's here, at a hub ours; or None
     cdef list told_answers               # … reply subjects that a leaf node was told, oldest first; or None
@@ -97,6 +98,8 @@ cdef class Exchange(Onward):
     # How many of a run of messages go to a hub as answers, as nothing else.
     cdef uint32_t answers_of(self, uint32_t slot, Entry *entry, uint32_t count) noexcept
     cdef int pick_of(self, Sublist sublist, const Entry *entry, uint32_t first, uint32_t n, uint64_t reach) noexcept
+    # Those of `slots` whose permissions keep such messages from them.
+    cdef uint64_t kept_from(self, uint64_t slots, Entry *entry) noexcept
     cdef bint may_pass(self, uint32_t slot, Entry *entry) noexcept
     cdef void tell_reply(self, uint32_t slot, Sublist sublist, Token reply) noexcept
     cdef void tell_pattern(self, uint32_t slot, bytes account, bytes pattern, uint32_t wanted) noexcept

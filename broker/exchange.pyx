@@ -289,6 +289,15 @@ cdef class Exchange(Onward):
         return permissions is None or is_loop_subject(entry.text, entry.subject_size) \
             or permissions.may_publish(entry.text, entry.subject_size)
 
+    cdef uint64_t kept_from(self, uint64_t slots, Entry *entry) noexcept:
+        cdef uint64_t kept = 0
+        cdef uint32_t slot
+        for slot in range(FIRST_SLOT, END_SLOT):
+            if (slots >> slot) & 1 and not self.may_pass(slot, entry) \
+                    and not ((self.answering >> slot) & 1 and self.kinds[slot] == PEER_HUB):   # (it may be an answer)
+                kept |= <uint64_t>1 << slot
+        return kept
+
     cdef uint64_t forward(self, Sublist sublist, Entry *entry, Publish *publish, uint64_t reach, bint plainly,
                           const Token *queues, int n_queues, Outcome *outcome) noexcept:
         cdef Token names[MOST_QUEUES]     # the groups that go to the peer of the same place in `slots`
@@ -306,6 +315,8 @@ cdef class Exchange(Onward):
         cdef int count = n_queues if n_queues >= 0 else min(<int>entry.n_choices, <int>MOST_QUEUES)
         reach &= self.told | self.mesh.up
         left = entry.remote & reach if plainly else 0
+        if unlikely(self.restricted & reach) and count:   # another member of the group may have it
+            reach &= ~self.kept_from(self.restricted & reach, entry)
         for q in range(count):
             if n_queues >= 0:
                 name = queues[q]
@@ -937,6 +948,7 @@ cdef class Exchange(Onward):
         self.answers[slot] = self.told_answers[slot] = None
         self.outside &= ~bit
         self.isolated &= ~bit
+        self.restricted &= ~bit
         self.of_kind[self.kinds[slot]] &= ~bit
         self.of_kind[<int>PEER_SIBLING] |= bit
         self.outs[slot] = NULL
@@ -961,6 +973,9 @@ cdef class Exchange(Onward):
         """What passes to and from a server from now on: publish rules are for what it is sent, subscribe rules for what
         is told to it and comes from it. None: everything."""
         self.permissions[slot] = permissions
+        self.restricted &= ~(<uint64_t>1 << slot)
+        if permissions is not None:
+            self.restricted |= <uint64_t>1 << slot
         for sublist in self.mesh.accounts.values():
             (<Sublist>sublist).forget_entries()
 

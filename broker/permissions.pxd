@@ -54,6 +54,8 @@ cdef class Permissions:
     cdef readonly uint64_t responses_expire_us   # 0: never
 
     cdef bint may_publish(self, const uint8_t *subject, size_t size) noexcept nogil
+    # Could a message that a subscription to this pattern is for be published? Wildcards need only overlap.
+    cdef bint may_publish_partly(self, const uint8_t *subject, size_t size) noexcept nogil
     # `subject` may be a pattern: all that it matches must be allowed. queue: NULL for none.
     cdef bint may_subscribe(self, const uint8_t *subject, size_t size,
                             const uint8_t *queue, size_t queue_size) noexcept nogil

@@ -225,6 +225,21 @@ cdef class Rules:
         return overlaps(self.root, self.seed, subject, subject + size)
 
 
+cdef bint passes_partly(Rules allow, Rules deny, const uint8_t *subject, size_t size) noexcept nogil:
+    """Is any subject that this pattern matches allowed, and not denied? None: no rules. (Of a pattern that several
+    deny rules cover together it says yes.)"""
+    cdef Found found
+    if subject_kind(subject, size) == SUBJECT_BAD:
+        return False
+    if allow is not None and not allow.meets(subject, size):
+        return False
+    if deny is None:
+        return True
+    memset(&found, 0, sizeof(found))
+    deny.look(subject, size, &found, True)
+    return not found.is_plain
+
+
 cdef class Permissions:
     """The permissions of a user, from broker.options.Permissions. ValueError for an invalid subject in them."""
 
@@ -285,17 +300,11 @@ cdef class Permissions:
         self.subscribe_deny.look(subject, size, &found, False)
         return found.is_plain or found.has_queue
 
+    cdef bint may_publish_partly(self, const uint8_t *subject, size_t size) noexcept nogil:
+        return passes_partly(self.publish_allow, self.publish_deny, subject, size)
+
     cdef bint may_subscribe_partly(self, const uint8_t *subject, size_t size) noexcept nogil:
-        cdef Found found
-        if subject_kind(subject, size) == SUBJECT_BAD:
-            return False
-        if self.subscribe_allow is not None and not self.subscribe_allow.meets(subject, size):
-            return False
-        if self.subscribe_deny is None:
-            return True
-        memset(&found, 0, sizeof(found))
-        self.subscribe_deny.look(subject, size, &found, True)
-        return not found.is_plain
+        return passes_partly(self.subscribe_allow, self.subscribe_deny, subject, size)
 
     # ---- for tests, and for reloads, which check each subscription once
 

@@ -32,6 +32,7 @@ cdef class ServerLink(Peer):
     cdef object session                  # Python: see serverlink.pyi
     cdef readonly int slot               # in the exchange; -1: not joined
     cdef bint is_checked                 # a leaf node: it is told when it does what it may not
+    cdef Permissions withheld            # of a connection that we dialled: what is never sent there; None: nothing
     cdef uint32_t max_payload_bytes      # of a message that it may send
     cdef bint follows_imports            # its messages go on to other accounts, as a client's do
     cdef public bint is_silent           # nothing may be sent any more, PONG included

@@ -199,8 +199,8 @@ cdef class ServerLink(Peer):
         if is_loop_subject(at, size) and op.subject.at[:op.subject.size] == self.loop_subject:
             self.session.on_loop(wanted)
             return 0
-        if wanted and (self.is_checked or self.dialect == DIALECT_ROUTE) and not self.may_hear(at, size):
-            if self.is_checked:   # (a member knows what is exported here)
+        if wanted and not self.may_hear(at, size):
+            if self.is_checked:   # (others know what goes to them, or need not)
                 self.session.on_refused("Subscription", op.subject.at[:op.subject.size])
             return 0
         if self.names_origins and (op.origin.size or unlikely((self.exchange.splitting >> self.slot) & 1)) \
@@ -287,10 +287,16 @@ cdef class ServerLink(Peer):
         return True
 
     cdef bint may_hear(self, const uint8_t *subject, size_t size) noexcept:
-        """A subject without wildcards must be allowed; others are filtered when there are messages."""
+        """Whether any message that this interest is in may pass: where none may, it is none. What a pattern matches in
+        part is filtered when there are messages, and so is what a hub does not allow now, because it may later."""
         cdef Permissions permissions = self.exchange.permissions[self.slot]
-        return permissions is None or is_loop_subject(subject, size) or subject_kind(subject, size) != SUBJECT_LITERAL \
-            or permissions.may_publish(subject, size)
+        if self.dialect == DIALECT_LEAF and not self.is_checked:
+            permissions = self.withheld
+        if permissions is None or is_loop_subject(subject, size):
+            return True
+        if subject_kind(subject, size) == SUBJECT_LITERAL:
+            return permissions.may_publish(subject, size)
+        return self.is_checked or permissions.may_publish_partly(subject, size)
 
     cdef Py_ssize_t message(self, const uint8_t *data, size_t size, ServerOp *op, Blob *whole) except -1:
         cdef size_t total = op.line_size + op.size + 2
@@ -491,6 +497,10 @@ cdef class ServerLink(Peer):
         """Compiled Permissions: what it may be told (subscribe) and sent (publish); None: everything."""
         self.repeat.line_size = 0
         self.exchange.set_permissions(self.slot, permissions)
+
+    def withhold(self, permissions):
+        """Compiled Permissions, of a connection to a hub: what they do not let be published is never sent there."""
+        self.withheld = permissions
 
     def set_answers(self, int most, double expire_s, *, bint tells=False):
         """Which answers it may give to what it was sent, or we to what a hub sent: as Exchange.set_answers()."""

@@ -162,6 +162,8 @@ class LeafSession(LeafConnection):
             self._end("there is no room for another connection to a server (31 at most)", wait_long=True)
             return
         self._apply_permissions(info)
+        if self.remote.deny_exports:
+            self.link.withhold(Permissions(PermissionOptions(publish_deny=self.remote.deny_exports)))
         self.link.begin()
         self._keep_pinging()
         self._owner.on_accepted(self)

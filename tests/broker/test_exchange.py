@@ -7,6 +7,8 @@ from typing import Literal
 
 import pytest
 
+from gnatswarm.broker.options import Permissions as PermissionOptions
+from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.reply_prefixes import ReplyPrefixes
 from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from tests.support.engine import QUIET
@@ -82,6 +84,67 @@ def test_members_at_a_leaf_node_are_a_second_choice():
     cluster.settle()
     assert published() == (0, 0, 40), "nobody else has members any more"
     leaf.link.leave()
+    cluster.close()
+
+
+# What a server may be sent, and what it wants.
+NONE_OF_IT = [
+    (PermissionOptions(publish_deny=("x.no",)), b"x.no"),
+    (PermissionOptions(publish_deny=("x.>",)), b"x.*"),
+    (PermissionOptions(publish_deny=("x.>",)), b"x.>"),
+    (PermissionOptions(publish_deny=("x.*",)), b"x.no"),
+    (PermissionOptions(publish_allow=("y.>",)), b"x.>"),
+    (PermissionOptions(publish_allow=("x.*.a",)), b"x.*"),
+]
+SOME_OF_IT = [
+    (PermissionOptions(publish_deny=("x.other",)), b"x.no"),
+    (PermissionOptions(publish_deny=("x.other",)), b"x.>"),
+    (PermissionOptions(publish_allow=("y.>", "x.no")), b">"),
+    (PermissionOptions(publish_allow=("*.no",)), b"x.*"),
+]
+
+
+@pytest.mark.parametrize("kind", ["route", "hub"])
+@pytest.mark.parametrize("is_wanted", [False, True])
+def test_interest_in_nothing_that_may_pass_is_none(kind: Literal["route", "hub"], is_wanted: bool):
+    """So a requestor on a shard hears at once that there is no responder; and what may pass in part is sent."""
+    for rules, pattern in SOME_OF_IT if is_wanted else NONE_OF_IT:
+        cluster = Members(1, fenced=False)
+        asker = cluster.members[0].clients[0]
+        end = server(cluster, kind)
+        if kind == "hub":
+            end.link.withhold(Permissions(rules))
+        end.link.set_permissions(Permissions(rules))
+        verb = b"LS+ %b\r\n" if kind == "hub" else b"RS+ $G %b\r\n"
+        end.engine.probe.feed(end.socket, verb % pattern)
+        cluster.settle()
+        asker.feed(b"SUB in 1\r\nPUB x.no in 0\r\n\r\n")
+        cluster.settle()
+        assert (b"x.no in 0\r\n" in bytes(end.socket.sent)) is is_wanted, (rules, pattern)
+        assert bool(asker.messages()) is not is_wanted, (rules, pattern)
+        end.link.leave()
+        cluster.close()
+
+
+def test_a_queue_message_goes_to_a_member_whose_server_may_have_it():
+    """What permissions keep from one server is another member's, here or elsewhere, and not lost."""
+    cluster = Members(1, fenced=False)
+    publisher, *_, near = cluster.members[0].clients
+    kept = server(cluster, "route")
+    kept.link.set_permissions(Permissions(PermissionOptions(publish_deny=("x.no",))))
+    kept.engine.probe.feed(kept.socket, b"RS+ $G x.> q 50\r\n")
+    near.feed(b"SUB x.* q 1\r\n")
+    cluster.settle()
+    publisher.feed(b"PUB x.no 1\r\nx\r\n" * 40)
+    cluster.settle()
+    assert len(near.messages()) == 40
+    near.feed(b"UNSUB 1\r\n")
+    other = server(cluster, "route", b"RS+ $G x.> q 1")
+    publisher.feed(b"PUB x.no 1\r\nx\r\n" * 40)
+    cluster.settle()
+    assert bytes(other.socket.sent).count(b"RMSG $G x.no | q 1\r\n") == 40
+    for end in (kept, other):
+        end.link.leave()
     cluster.close()
 
 
