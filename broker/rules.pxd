@@ -42,6 +42,7 @@ cdef class ServiceImport:
     cdef readonly bint traces           # a trace follows requests to the exporter
     cdef readonly bint shares           # requests say which client they come from
     cdef readonly tuple latency         # (subject, percent that is measured) of the export; None: nothing is
+    cdef readonly tuple export           # (exporter's account, subject of its export): see ServiceImports.passed
     cdef readonly tuple stays            # beginnings of subjects that are no requests to it
 
     cdef bint is_for(self, bytes published)

@@ -42,11 +42,12 @@ cdef class Mapping:
 
 cdef class ServiceImport:
     """What `importer` publishes to `local_subject` is a request to `exporter` on `subject`, unless it begins with one
-    of `stays`."""
+    of `stays`. `export`: the subject of the export that allows it, if it is another one."""
 
     def __cinit__(self, Sublist importer not None, Sublist exporter not None, bytes subject not None,
                   bytes local_subject not None, int response_kind, uint64_t threshold_us, tuple stays=(), *,
-                  bint shares=False, tuple latency=None, bint traces=False):
+                  bint shares=False, tuple latency=None, bint traces=False, bytes export=None):
+        self.export = (exporter.account, subject if export is None else export)
         self.importer = importer
         self.exporter = exporter
         self.response_kind = response_kind

@@ -74,6 +74,7 @@ cdef class ServiceImports(AccountGate):
     cdef bytes random_pool
     cdef int random_at
     cdef int depth
+    cdef list passed             # exports that the present message has come through: through each once
     cdef readonly uint64_t n_requests
     cdef readonly uint64_t n_replies
     cdef readonly uint64_t n_expired

@@ -72,6 +72,7 @@ cdef class ServiceImports(AccountGate):
         self.adds_headers = adds_headers
         self.measured = {}
         self.looked_at = iter(())
+        self.passed = []
 
     @property
     def reply_prefix(self) -> bytes:
@@ -148,7 +149,13 @@ cdef class ServiceImports(AccountGate):
             elif is_reply:
                 self.respond(sublist, subject, message, client, outcome)
             for rule in rules:
-                self.request(<ServiceImport>rule, subject, message, client, outcome)
+                if (<ServiceImport>rule).export in self.passed:   # a circle ends here, as on nats-server
+                    continue
+                self.passed.append((<ServiceImport>rule).export)
+                try:
+                    self.request(<ServiceImport>rule, subject, message, client, outcome)
+                finally:
+                    self.passed.pop()
         finally:
             self.depth -= 1
         return 0

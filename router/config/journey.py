@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gnatswarm.broker import options as opt
+from gnatswarm.broker.exports import export_of
 from gnatswarm.broker.quoted import quoted
 from gnatswarm.broker.rules import local_service_pattern
 from gnatswarm.broker.subject import is_literal, is_valid_publish, matches
@@ -20,7 +21,7 @@ from gnatswarm.router.config.arrivals import Arrival, Journey
 
 # Of one message; more would be a page that nobody reads.
 MOST_ARRIVALS = 100
-# From account to account by services, as in broker.service_imports: mappings may lead a request in a circle.
+# From account to account by services, as in broker.service_imports.
 MOST_CROSSINGS = 16
 
 
@@ -153,22 +154,26 @@ def _requests(
     subject: bytes,
     rules: list[str],
     asked: set[tuple[str, bytes]],
-    crossed: int = 0,
+    passed: tuple[opt.Export, ...] = (),
 ) -> Iterator[Arrival]:
     """In the accounts whose services this one imports, after their mappings; and where these ask in turn.
 
-    A request is no part of the exporter's streams: who imports those does not get it. `asked`: what has been followed.
+    A request is no part of the exporter's streams: who imports those does not get it. `asked`: what has been followed;
+    `passed`: the exports that have led here, none of which leads on.
     """
-    if (account, subject) in asked or len(asked) == MOST_ARRIVALS or crossed == MOST_CROSSINGS:
+    if (account, subject) in asked or len(asked) == MOST_ARRIVALS or len(passed) == MOST_CROSSINGS:
         return
     asked.add((account, subject))
     importer = next((one for one in options.accounts if one.name == account), None)
     for wanted in importer.imports if importer is not None else ():
         if wanted.is_service and matches(local_service_pattern(_raw(wanted.subject), _raw(wanted.to)), subject):
+            export = export_of(next((one for one in options.accounts if one.name == wanted.account), None), wanted)
+            if export is None or any(one is export for one in passed):
+                continue
             how = f'{account} imports the service "{wanted.subject}" of {wanted.account}'
             for mapped, by in _mapped(options, wanted.account, _requested(wanted, subject), rules):
                 yield _arrival(options, wanted.account, mapped, f"{how}, then {by}" if by else how)
-                yield from _requests(options, wanted.account, mapped, rules, asked, crossed + 1)
+                yield from _requests(options, wanted.account, mapped, rules, asked, (*passed, export))
 
 
 def _renaming(wanted: opt.Import) -> Transform:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker import jetstream, rules
+from gnatswarm.broker.exports import export_of
 from gnatswarm.broker.jetstream import accounts_with_jetstream
 from gnatswarm.broker.options import Account
 from gnatswarm.broker.service_imports import ServiceImports
@@ -43,7 +44,8 @@ class ImportsExports:
         changed = set()
         for name in {*accounts, *self._rules, *self._streams}:
             account = accounts.get(name) or Account(name)
-            services = [(found, _export_of(accounts, found)) for found in account.imports if found.is_service]
+            wanted = [found for found in account.imports if found.is_service]
+            services = [(found, export_of(accounts.get(found.account), found)) for found in wanted]
             streams = [found for found in account.imports if not found.is_service]
             if self._rules.get(name, ((), [])) != (account.mappings, services):
                 self._rules[name] = (account.mappings, services)
@@ -81,6 +83,7 @@ class ImportsExports:
                 rules.RESPONSE_KINDS[export.response],
                 round(export.threshold_s * 1e6),
                 jetstream.STAYS if (found.account, found.subject) == api else (),
+                export=_raw(export.subject),
                 shares=found.share,
                 traces=export.allow_trace,
                 latency=(_raw(export.latency_subject), export.latency_percent) if export.latency_subject else None,
@@ -95,18 +98,6 @@ class ImportsExports:
 
     def _sublist(self, name: str) -> Sublist:
         return self._mesh.account(name.encode("utf-8", "surrogateescape"))
-
-
-def _export_of(accounts: dict[str, Account], wanted: Import) -> Export | None:
-    """The export of an imported service, which has its response type: of the same subject, or the first around it."""
-    exporter = accounts.get(wanted.account)
-    services = [export for export in exporter.exports if export.is_service] if exporter is not None else []
-    exact = [export for export in services if export.subject == wanted.subject]
-    subject = _raw(wanted.subject)
-    for export in exact or services:
-        if rules.intersection(_raw(export.subject), subject) == subject:
-            return export
-    return None
 
 
 def _raw(subject: str) -> bytes:

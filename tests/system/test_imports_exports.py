@@ -578,3 +578,26 @@ async def test_statistics_count_a_message_where_it_was_published(start_broker, c
         assert +unwanted == {}
     assert added(records, "shard", "in_msgs", "out_msgs") == {"in_msgs": 15, "out_msgs": 15}
     assert not [row for row in records if row["kind"] == "gap"]
+
+
+CIRCLE = """accounts {
+  A { users: [{user: a, password: x}], exports: [{service: x}], mappings: {x: z}
+      imports: [{service: {account: B, subject: y}, to: z}] }
+  B { users: [{user: b, password: x}], exports: [{service: y}], imports: [{service: {account: C, subject: w}, to: y}] }
+  C { users: [{user: c, password: x}], exports: [{service: w}], imports: [{service: {account: A, subject: x}, to: w}] }
+}
+"""
+
+
+@pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "gnatswarm-2-as-2.15", "nats-server", "nats-server-2.15")
+async def test_a_message_passes_a_circle_of_services_once(cluster_with):
+    """The circle is closed by a mapping, so the start does not refuse it."""
+    circle = cluster_with(CIRCLE)
+    clients = {user: await on(circle, user, shard) for shard, user in enumerate("abc")}
+    for client in clients.values():
+        await client.talk("SUB x 1\r\nSUB y 2\r\nSUB z 3\r\nSUB w 4\r\nPING\r\n", expect="PONG\r\n")
+    for asker, subject, heard in (("a", "z", "wyzz"), ("a", "x", "wyzz"), ("b", "y", "wyyz"), ("c", "w", "wwyz")):
+        await clients[asker].send(f"PUB {subject} in 2\r\nhi\r\n")
+        await clients[asker].flush()
+        found = [frame[0] for client in clients.values() for frame in await subjects(client)]
+        assert "".join(sorted(found)) == heard, subject  # twice where it began: published, and come round

@@ -145,14 +145,12 @@ def test_a_circle_of_services_that_mappings_make_ends_as_in_the_engine() -> None
     }
     """
     found = journey(options_from(text % ("b.a.>", "a.b.>")), "a.x", "c")
-    assert [one.account for one in found.arrivals] == ["C", *"AB" * 8]
-    assert found.arrivals[3].subject == "b.a.b.a.x"
+    assert [(one.account, one.subject) for one in found.arrivals] == [("C", "a.x"), ("A", "b.a.x"), ("B", "a.b.a.x")]
     found = journey(options_from(text % ("b.>", "a.>")), "a.x", "c")
     assert [(one.account, one.subject) for one in found.arrivals] == [
         ("C", "a.x"),
         ("A", "b.x"),
         ("B", "a.x"),
-        ("A", "b.x"),  # from B
     ]
 
 
