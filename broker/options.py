@@ -255,6 +255,7 @@ class WebSocket(_Discreet, frozen=True, forbid_unknown_fields=True):
 
     host: str = ""  # address to listen on; "": every address
     port: int = 0  # 0: none, -1: any free one
+    advertise: str = ""  # host[:port] to show in ws_connect_urls, and to WebSocket clients, instead of our own
     no_tls: bool = False  # must be true if there is no certificate
     tls: Tls = Tls()  # of this port
     compression: bool = False  # permessage-deflate for clients that ask for it

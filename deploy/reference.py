@@ -388,7 +388,6 @@ def page() -> str:
         "\nOptions for internals that are built differently have no effect, and are named in the log at start:\n\n"
     )
     parts += [f"* `{name}`: {what}\n" for name, what in not_offered.NO_EFFECT.items()]
-    parts += [f"* `websocket {{ {name} }}`: {what}\n" for name, what in not_offered.NO_EFFECT_IN_WEBSOCKET.items()]
     parts += [f"* `cluster {{ {name} }}`: {what}\n" for name, what in not_offered.NO_EFFECT_IN_CLUSTER.items()]
     parts += [
         f"* `cluster {{ tls {{ {name} }} }}`: {what}\n" for name, what in not_offered.NO_EFFECT_IN_CLUSTER_TLS.items()

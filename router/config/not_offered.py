@@ -63,11 +63,6 @@ OPENS_IN_ACCOUNTS = {
     "jetstream": "in a cluster, the account's clients use the JetStream of members that have it",
 }
 
-# Keys of a `websocket` block that have no effect.
-NO_EFFECT_IN_WEBSOCKET = {
-    "advertise": "WebSocket clients of other members are told the address that the port listens on",
-}
-
 # Keys of a `leafnodes` block that have no effect.
 NO_EFFECT_IN_LEAFNODES = {
     "compression": "leaf node connections are not compressed",

@@ -20,6 +20,7 @@ LIVE = frozenset(
         "tls",
         "allow_non_tls",
         "proxy_protocol",
+        "websocket.advertise",
         "websocket.tls",
         "websocket.compression",
         "websocket.same_origin",

@@ -84,9 +84,6 @@ class WebSocketBlock:
                 self._problem(entry.at, what, f'write "{bare.seconds:.0f}s"')
         elif key in not_offered.RESTRICTS_IN_WEBSOCKET:
             self.problems.append(not_enforced(entry.at, f'"{entry.key}": {not_offered.RESTRICTS_IN_WEBSOCKET[key]}'))
-        elif key in not_offered.NO_EFFECT_IN_WEBSOCKET:
-            what = f'"{entry.key}" has no effect here'
-            self.notices.append(Problem(entry.at, what, not_offered.NO_EFFECT_IN_WEBSOCKET[key]))
         elif not entry.used:
             self.problems.append(unknown_field(entry, [*_KEYS, *_BLOCKS, *not_offered.RESTRICTS_IN_WEBSOCKET]))
 
@@ -224,6 +221,7 @@ _KEYS: dict[str, Callable[[object], Settings]] = {
     "port": _port,
     "host": _sets("host", values.host),
     "net": _sets("host", values.host),
+    "advertise": _sets("advertise", values.client_advertise),
     "no_tls": _sets("no_tls", values.boolean),
     "compression": _sets("compression", values.boolean),
     "same_origin": _sets("same_origin", values.boolean),

@@ -252,6 +252,8 @@ def _websocket(options: WebSocket, port: int) -> Document:
     if not port:
         return {}
     document: Document = {"host": options.host or "0.0.0.0", "port": port}
+    if options.advertise:
+        document["advertise"] = options.advertise
     if options.no_auth_user:
         document["no_auth_user"] = options.no_auth_user
     if options.auth_timeout_s:

@@ -6,6 +6,12 @@ import contextlib
 import fcntl
 import socket
 import struct
+from typing import TYPE_CHECKING
+
+from gnatswarm.broker.info import advertised
+
+if TYPE_CHECKING:
+    from gnatswarm.broker.options import WebSocket
 
 _EVERY_ADDRESS = ("", "0.0.0.0", "::")
 _SIOCGIFADDR = 0x8915
@@ -15,6 +21,11 @@ def own_urls(host: str, port: int) -> list[str]:
     """host:port for each address on which this port is reached; the loopback only where there is no other."""
     hosts = _addresses() if host in _EVERY_ADDRESS else [host]
     return [f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in hosts]
+
+
+def websocket_urls(options: WebSocket, port: int) -> list[str]:
+    """The same of the port for WebSocket clients; `port`: the bound one, 0: there is none."""
+    return own_urls(*advertised(options.advertise, options.host, port)) if port else []
 
 
 def _addresses() -> list[str]:

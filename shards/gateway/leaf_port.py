@@ -17,7 +17,7 @@ from gnatswarm.broker.access.nkey import new_nonce
 from gnatswarm.broker.frozen import RecordRefused
 from gnatswarm.broker.info import advertised
 from gnatswarm.shards.clients.passwords import Passwords
-from gnatswarm.shards.gateway.addresses import own_urls
+from gnatswarm.shards.gateway.addresses import own_urls, websocket_urls
 from gnatswarm.shards.gateway.hub import HubSession
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ class LeafPort:
             "cluster": self.cluster_name() or None,
             "leafnode_urls": [] if hides else [url, *(one for one in self._members_urls if one != url)],
             "ws_connect_urls": (
-                own_urls(self._options.websocket.host, self._websocket_port) if is_websocket and not hides else None
+                websocket_urls(self._options.websocket, self._websocket_port) if is_websocket and not hides else None
             ),
         }
 

@@ -23,7 +23,7 @@ from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.version import LANGUAGE, OWN_VERSION
 from gnatswarm.shards.boundary.control import ClusterNews
 from gnatswarm.shards.gateway import words
-from gnatswarm.shards.gateway.addresses import own_urls
+from gnatswarm.shards.gateway.addresses import own_urls, websocket_urls
 from gnatswarm.shards.gateway.cluster_teller import ClusterTeller
 from gnatswarm.shards.gateway.remote import TELL_EVERY, Address, address_of, connected
 from gnatswarm.shards.gateway.route import RouteSession
@@ -166,9 +166,7 @@ class Routes:
 
     def _learn_own_urls(self) -> None:
         host, port = advertised(self._options.client_advertise, *self._clients_at)
-        ws = self._options.websocket
-        websockets = own_urls(ws.host, self._websocket_port) if self._websocket_port else []
-        self._own_urls = own_urls(host, port), websockets
+        self._own_urls = own_urls(host, port), websocket_urls(self._options.websocket, self._websocket_port)
 
     def on_accept(self, fd: int, host: str, port: int) -> None:
         """Another server, or whoever it is, has connected to the cluster's port."""

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import leaves, swarm
+from tests.support import framed, leaves, swarm
 from tests.support.authority import Authority, Pair
 from tests.support.servers import KINDS, Broker, BrokerUnavailable
 from tests.support.turns import until
@@ -588,6 +588,24 @@ async def test_clients_hear_of_other_members_addresses_unless_that_is_off(
             told.append("198.51.100.1:4222" in client.info.get("connect_urls", []))
     assert any(told) is not hides
     member.writer.close()
+
+
+@pytest.mark.parametrize("kind", ["gnatswarm-2", "nats-server", "nats-server-2.15"])
+async def test_clients_by_websocket_hear_where_a_member_says_that_they_reach_it(start: Start, kind: str) -> None:
+    """Its own, and those of other members."""
+    block = "websocket {{ port: -1, host: '127.0.0.1', no_tls: true, advertise: '{}' }}"
+    here = start(kind, cluster_config("here", more=block.format("here.example:443")))
+    there = start(kind, cluster_config("there", (route_port(here),), more=block.format("there.example")))
+    port = framed.websocket_port(there)
+    wanted = {"here.example:443", f"there.example:{port}"}
+    told: set[str] = set()
+    async with asyncio.timeout(20):
+        while told != wanted:
+            client = await framed.upgrade(framed.websocket_port(here))
+            told = set(client.info.get("connect_urls", []))
+            assert told <= wanted
+            client.close()
+    assert page(here, "/varz")["websocket"]["advertise"] == "here.example:443"
 
 
 async def test_shards_that_start_know_of_the_cluster_also_under_the_next_router(start: Start, net: Net) -> None:

@@ -503,6 +503,7 @@ WEBSOCKET_SETTINGS = (
     ("listen: 1", "websocket.port", 1),
     ("host: a", "websocket.host", "a"),
     ("net: a", "websocket.host", "a"),
+    ("advertise: 'a:1'", "websocket.advertise", "a:1"),
     ("no_tls: true", "websocket.no_tls", True),
     ("compression: true", "websocket.compression", True),
     ("same_origin: true", "websocket.same_origin", True),
