@@ -1,9 +1,10 @@
 """Which clients of this shard move to others, and when: so many to each, a batch at a time.
 
 A batch is small and the next begins after a pause, so that others notice little: at most CLIENTS_PER_S. Who cannot move
-now (it waits for its PONG, a slow receiver, a log-in) is tried again until the time is up. Where a shard takes nobody
-the others take its share. Clients that go where a placement rule says are named, and tried once; any other journey goes
-before theirs, and that of a shard that leaves before all others. Called by the worker.
+now (it waits for its PONG, a slow receiver, a log-in) is tried again until the time is up. A batch for which a shard
+has not enough descriptors is halved, down to one client. Where a shard takes nobody the others take its share. Clients
+that go where a placement rule says are named, and tried once; any other journey goes before theirs, and that of a shard
+that leaves before all others. Called by the worker.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from gnatswarm.broker.frozen import RecordRefused
+from gnatswarm.shards.moving.host import NO_ROOM
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable, Iterator
 
+    from gnatswarm.broker.connection import ClientConnection
     from gnatswarm.broker.moves import Moves
     from gnatswarm.broker.reply_prefixes import ReplyPrefixes
     from gnatswarm.shards.clients.clients import Clients
@@ -60,16 +63,18 @@ class Departures:
         self._to: dict[int, int] = {}  # how many are still to go where
         self._shards: list[int] = []  # all of this journey
         self._refused: set[int] = set()  # which of them took nobody when they were last asked
+        self._most: dict[int, int] = {}  # clients in a batch to those that have few descriptors left
         self._until_s = 0.0
         self._patience_s = math.inf
         self._on_done: Callable[[int, dict[str, int]], None] | None = None
+        self._is_cancelled = False  # … and its present batch is the last
         self._chosen: list[ClientSession] = []  # for the next batch
         self._looked_at: set[int] = set()
         self._unseen: Iterator[int] = iter(())  # those that are looked at next
         self._stay: Counter[str] = Counter()
         self._may_follow = False  # one of those that were looked at can move now, or will be able to
         self._moved = 0
-        self._batch = 0
+        self._sent: list[ClientConnection] = []  # the present or last batch
         self._target = -1
         self._began_s = 0.0  # of the present or last batch
         self._stopping: asyncio.TimerHandle | None = None
@@ -82,7 +87,7 @@ class Departures:
     @property
     def still_to_go(self) -> int:
         """How many clients are still to be moved, the present batch included."""
-        return sum(self._to.values()) + (self._batch if self._stopping is not None else 0)
+        return sum(self._to.values()) + (len(self._sent) if self._stopping is not None else 0)
 
     def begin(
         self,
@@ -106,10 +111,12 @@ class Departures:
             self._next_journey = lambda: self.begin(to, within_s, on_done, patience_s=patience_s)
             self._on_next_done = on_done
             return True
+        self._is_cancelled = False
         self._named = None
         self._to = {shard: n for shard, n in to.items() if n > 0}
         self._shards = list(to)
         self._refused.clear()
+        self._most.clear()
         self._until_s = self._loop.time() + within_s
         self._patience_s = patience_s
         self._began_s = self._loop.time()
@@ -126,7 +133,9 @@ class Departures:
         listed = {shard: list(cids) for shard, cids in to.items()}
         self._to = {shard: len(cids) for shard, cids in listed.items() if cids}
         self._named = {shard: iter(cids) for shard, cids in listed.items()}
+        self._is_cancelled = False
         self._refused.clear()
+        self._most.clear()
         self._until_s = self._loop.time() + NAMED_WITHIN_S
         self._on_done = lambda moved, stay: on_done()
         self._chosen.clear()
@@ -136,6 +145,7 @@ class Departures:
 
     def cancel(self) -> None:
         """Begin no further batch."""
+        self._is_cancelled = True
         self._to.clear()
         waiting, self._on_next_done, self._next_journey = self._on_next_done, None, None
         if waiting is not None:
@@ -164,9 +174,12 @@ class Departures:
                 self._share_out(shard)
             self._refuse(why)
         elif self._named is None:
-            self._look_for_any(min(self._to[shard], BATCH_CLIENTS))
+            self._look_for_any(self._batch_size(shard))
         else:
             self._look_for_named(self._named[shard])
+
+    def _batch_size(self, shard: int) -> int:
+        return min(self._to[shard], BATCH_CLIENTS, self._most.get(shard, BATCH_CLIENTS))
 
     def _look_anew(self) -> None:
         """Clients that were looked at are looked at again."""
@@ -232,7 +245,7 @@ class Departures:
         """Choose some more of the named clients that can move."""
         assert self.host is not None
         shard = self._target
-        for cid in islice(cids, min(LOOK_AT, BATCH_CLIENTS - len(self._chosen))):
+        for cid in islice(cids, min(LOOK_AT, self._batch_size(shard) - len(self._chosen))):
             session = self._clients.open.get(cid)
             if session is None or self.host.objection(session):
                 self._to[shard] -= 1
@@ -241,7 +254,7 @@ class Departures:
         if self._to[shard] <= 0:
             del self._to[shard]
             self._loop.call_soon(self._next)
-        elif len(self._chosen) == min(self._to[shard], BATCH_CLIENTS):
+        elif len(self._chosen) == self._batch_size(shard):
             self._loop.call_soon(self._begin_batch)
         else:
             self._loop.call_soon(self._next)
@@ -264,7 +277,7 @@ class Departures:
                 self._refuse(str(error))
                 return
             self._began_s = self._loop.time()
-            self._batch = len(chosen)
+            self._sent = chosen
             self._to[shard] -= len(chosen)
             subscriptions = sum(one.subscriptions for one in chosen)
             self._stopping = self._loop.call_later(STOP_AFTER_S + subscriptions * STOP_AFTER_EACH_S, self._moves.stop)
@@ -288,16 +301,36 @@ class Departures:
         if self._stopping is not None:
             self._stopping.cancel()
             self._stopping = None
-        if why:
-            logger.warning("%d clients stay for now: %s", self._batch, why)
-            if self._named is None:
-                self._to[self._target] = self._to.get(self._target, 0) + self._batch
+        size = len(self._sent)
+        is_too_large = why == NO_ROOM and size > 1
+        if is_too_large:
+            self._try_fewer()
+        elif why:
+            logger.warning("%d clients stay for now: %s", size, why)
+            if self._named is None and not self._is_cancelled:
+                self._to[self._target] = self._to.get(self._target, 0) + size
                 self._refused.add(self._target)
                 self._look_anew()
         else:
-            self._moved += self._batch
+            self._moved += size
+            if self._target in self._most:
+                self._most[self._target] = 2 * size
         took_s = self._loop.time() - self._began_s
-        self._loop.call_later(max(self._batch / CLIENTS_PER_S - took_s, AGAIN_S if why else 0.0), self._next)
+        pause_s = AGAIN_S if why and not is_too_large else 0.0
+        self._loop.call_later(max(size / CLIENTS_PER_S - took_s, pause_s), self._next)
+
+    def _try_fewer(self) -> None:
+        """The shard has no room for the whole batch: the next one is half as large."""
+        shard, size = self._target, len(self._sent)
+        logger.debug("shard %d has no room for %d more clients: %d are tried", shard, size, size // 2)
+        self._most[shard] = size // 2
+        if self._is_cancelled:
+            return
+        self._to[shard] = self._to.get(shard, 0) + size
+        if self._named is None:
+            self._look_anew()
+        else:
+            self._named[shard] = chain([one.cid for one in self._sent], self._named[shard])
 
     def _finish(self) -> None:
         done, self._on_done = self._on_done, None

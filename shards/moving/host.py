@@ -66,6 +66,8 @@ TURN_NS = 70_000
 REST_US = 100
 # What a shard says that takes no clients any more: it is not asked again.
 LEAVING = "this shard is leaving"
+# … that has not as many descriptors left as there are clients in the batch: fewer may have room.
+NO_ROOM = "there is no room for more descriptors"
 
 
 class Host:
@@ -269,7 +271,7 @@ class Host:
         if self.is_leaving:
             raise RecordRefused(LEAVING)
         if self._used() + len(self._coming) >= self._most:
-            raise RecordRefused("there is no room for more descriptors")
+            raise RecordRefused(NO_ROOM)
         who = records.decoded_session(offered.words)
         if who.account.encode() != offered.account:
             raise RecordRefused(f"client {offered.cid}: a record with two accounts")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gnatswarm.broker.frozen import RecordRefused
+from gnatswarm.shards.moving import host
 from gnatswarm.shards.moving.departures import (
     AGAIN_S,
     BATCH_CLIENTS,
@@ -34,6 +35,10 @@ class Connection(int):
     """A client by its number."""
 
     subscriptions = 0
+
+    @property
+    def cid(self) -> int:
+        return int(self)
 
 
 class World:
@@ -207,7 +212,7 @@ def test_a_shard_that_refuses_a_batch_does_not_keep_the_others_waiting(others: i
     world = World(20)
     world.begin({1: 10, 2: others})
     assert world.batches[-1][0] == 1
-    world.departures.on_ended("there is no room for more descriptors")
+    world.departures.on_ended("its link broke")
     world.advance(AGAIN_S)
     assert world.batches[-1][0] == 2
     world.arrive()
@@ -301,6 +306,67 @@ def test_who_cannot_move_any_more_when_the_batch_begins_leaves_the_others_alone(
     world.arrive()
     world.advance(1.0)
     assert world.batches[1:] == [(1, [1])]
+
+
+def room_for(world: World, clients: int) -> None:
+    """End the present batches, for which the new shard has so many descriptors, until the journey is over."""
+    seen = 0
+    while not world.done and len(world.batches) > seen:
+        seen = len(world.batches)
+        batch = world.batches[-1][1]
+        if len(batch) > clients:
+            world.departures.on_ended(host.NO_ROOM)
+            world.advance(AGAIN_S)
+        else:
+            clients -= len(batch)
+            world.arrive()
+            world.advance(AGAIN_S)
+
+
+@pytest.mark.parametrize("room", [0, 1, 5, 31, 32, 33, 47])
+def test_as_many_move_as_the_new_shard_has_descriptors_for(room: int) -> None:
+    world = World(48)
+    world.begin({1: 48}, 2.0)
+    room_for(world, room)
+    while not world.done:
+        assert len(world.batches[-1][1]) == 1, "a shard that has no room at all is asked for one client alone"
+        world.departures.on_ended(host.NO_ROOM)
+        world.advance(AGAIN_S)
+    assert world.done[0][0] == room and len(world.open) == 48 - room
+
+
+def test_named_clients_move_as_far_as_there_are_descriptors_too() -> None:
+    world = World(20)
+    done: list[bool] = []
+    world.departures.begin_named({1: range(20)}, lambda: done.append(True))
+    world.advance(0)
+    room_for(world, 9)
+    assert done and len(world.open) == 11
+
+
+def test_a_batch_is_large_again_where_there_is_room_again() -> None:
+    world = World(200)
+    world.begin({1: 200})
+    room_for_none = [32, 16, 8, 4, 2, 1]
+    for size in room_for_none:
+        assert len(world.batches[-1][1]) == size
+        world.departures.on_ended(host.NO_ROOM)
+        world.advance(2 * AGAIN_S)
+    while not world.done:
+        world.arrive()
+        world.advance(AGAIN_S)
+    assert [len(batch) for _, batch in world.batches[6:]][:7] == [1, 2, 4, 8, 16, 32, 32]
+    assert world.done == [(200, {})]
+
+
+@pytest.mark.parametrize("why", [host.NO_ROOM, "its link broke"])
+def test_a_cancelled_journey_does_not_go_on_when_its_last_batch_stays(why: str) -> None:
+    world = World(40)
+    world.begin({1: 40})
+    world.departures.cancel()
+    world.departures.on_ended(why)
+    world.advance(1.0)
+    assert world.done == [(0, {})] and len(world.batches) == 1
 
 
 def test_a_cancelled_journey_begins_no_further_batch() -> None:
