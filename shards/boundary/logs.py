@@ -34,11 +34,13 @@ ROUTER_LABEL = "router"
 _LEVEL_TAGS = {TRACE: "TRC", logging.DEBUG: "DBG", logging.INFO: "INF", logging.WARNING: "WRN", logging.ERROR: "ERR"}
 
 # Credentials that a client sends in CONNECT; and the password in a URL.
+_NAMES = "(?:auth_token|password|passwd|pass|token|jwt|sig|nkey_seed|seed)"
 _SECRET = re.compile(
-    r"""(["']?\b(?:auth_token|password|passwd|pass|token|jwt|sig|nkey_seed|seed)["']?\s*[:=]\s*)"""
-    r"""(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?)""",
+    rf"""(["']?\b{_NAMES}["']?\s*[:=]\s*)(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?)""",
     re.IGNORECASE,
 )
+# A client that forgets the quotes is refused, and its token is a secret all the same.
+_SECRET_NUMBER = re.compile(rf'("{_NAMES}"\s*:\s*)[-+]?[0-9][0-9.eE+-]*', re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^@\s/]+@")
 _SECRET_HINT = re.compile("pass|token|jwt|sig|seed|://", re.IGNORECASE)
 _CONTROL = {byte: f"\\x{byte:02x}" for byte in range(0x20) if byte != 0x09}
@@ -49,7 +51,8 @@ def without_secrets(text: str) -> str:
     """`text` with the values of passwords, tokens and signatures replaced by [REDACTED], as in nats-server."""
     if _SECRET_HINT.search(text) is None:
         return text
-    return _URL_PASSWORD.sub(r"\1[REDACTED]@", _SECRET.sub(r'\1"[REDACTED]"', text))
+    text = _SECRET_NUMBER.sub(r"\1[REDACTED]", _SECRET.sub(r'\1"[REDACTED]"', text))
+    return _URL_PASSWORD.sub(r"\1[REDACTED]@", text)
 
 
 class LineFormatter(logging.Formatter):

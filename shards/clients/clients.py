@@ -181,6 +181,7 @@ class Clients:
         mapped["websocket"] |= bool(leafnodes.port and leafnodes.tls.verify_and_map)
         self.keeps_names = frozenset(kind for kind, maps in mapped.items() if maps)
         self.user_names = frozenset(user.name for user in options.users)
+        self.has_nkeys = any(user.nkey for user in options.users)
         gates: dict[str, Gate | None] = {"nats": None, "websocket": None}
         rules: dict[str, CertificateRule | None] = {"nats": None, "websocket": None}
         if options.tls.is_on or options.websocket.port or options.proxy_protocol:

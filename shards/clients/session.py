@@ -65,6 +65,7 @@ class SessionOwner(Protocol):
     authenticators: dict[str, Authenticator]  # the log-in rules, by kind
     rights: Rights
     user_names: frozenset[str]
+    has_nkeys: bool  # some user has one
     maps_certificates: frozenset[str]  # kinds whose certificate selects the user
     keeps_names: frozenset[str]  # … or may do so, if it turns out to be a leaf node
     certificate_rules: dict[str, CertificateRule | None]
@@ -129,6 +130,7 @@ class ClientSession:
     __slots__ = (
         "_asking",
         "_clients",
+        "_gave_refused_token",
         "_limited_us",
         "_violated_us",
         "_violations",
@@ -192,6 +194,7 @@ class ClientSession:
         self.nonce = nonce
         self.gave_token = False  # in its last CONNECT
         self.admission: Admission | None = None
+        self._gave_refused_token = False  # in the CONNECT that was refused
         self._asking: ClientOptions | None = None  # the CONNECT whose password is being compared
         self._limited_us = 0  # when the log last said that it is limited
         self._violated_us = 0
@@ -341,6 +344,7 @@ class ClientSession:
 
     def _remember(self, options: ClientOptions) -> None:
         """Keep a refused CONNECT for the monitoring pages, without its secrets."""
+        self._gave_refused_token = bool(options.auth_token)
         options.auth_token = options.password = options.jwt = options.sig = ""
         self.connect = options
         self.cookies = None
@@ -358,6 +362,20 @@ class ClientSession:
     def _rules(self) -> Authenticator:
         """The log-in rules of its port."""
         return self._clients.authenticators[self.kind]
+
+    @property
+    def _who_was_refused(self) -> str:
+        """Whom the log says that it claimed to be; "": nobody. 2.9 names what its configuration asks for."""
+        connect = self.connect
+        if not self._clients.is_like_newer:
+            if self._clients.has_nkeys:
+                return f"Nkey {quoted(connect.nkey)}"
+            return f"User {quoted(connect.user)}" if self._clients.user_names else ""
+        if connect.nkey:
+            return f"Nkey {quoted(connect.nkey)}"
+        if connect.user:
+            return f"User {quoted(connect.user)}"
+        return 'Token "[REDACTED]"' if self.gave_token or self._gave_refused_token else ""
 
     @property
     def connection_type(self) -> str:
@@ -594,9 +612,8 @@ class ClientSession:
             self._clients.note_refused()
         if isinstance(error, AuthorizationViolation):
             self._clients.on_refused(self)
-            # 2.9 names the user also where none was claimed, if there are users.
-            has_name = self.claimed or (self._clients.user_names and not self._clients.is_like_newer)
-            logger.error("%s - authentication error%s", self, f" - User {quoted(self.claimed)}" if has_name else "")
+            who = self._who_was_refused
+            logger.error("%s - authentication error%s", self, f" - {who}" if who else "")
         elif isinstance(error, PermissionsViolation):
             self._note_violation(error)
         elif error.closes:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import swarm
 from tests.support.pages import Pages
+from tests.support.servers import NEW
 from tests.support.wire import Client
 
 pytestmark = pytest.mark.kinds("gnatswarm-1", "gnatswarm-2", "nats-server")
@@ -247,6 +248,41 @@ async def test_a_refusal_is_logged_with_address_and_user_and_without_secrets(sta
         shown = user.replace('\\"', '\\\\"').replace("\\n", "\\\\n")
         broker.log.wait_line(rf'{host}:{port} - cid:\d+ - authentication error - User "{shown}"')
     assert "hunter" not in broker.log.text and QUICK not in broker.log.text
+
+
+NKEY = "UA3HGAFPF2MWPL2G5G5TNUQWPLYI2HCFDHKIVTLONVDTI6JB5P7DSN7U"
+# What the log names, in 2.9 by what the configuration asks for: users, nkeys, or neither.
+REFUSED = [
+    ('"auth_token":"hunter"', 'Token "[REDACTED]"', 'User ""', 'Nkey ""'),
+    ('"auth_token":"hunter","jwt":"hunter"', 'Token "[REDACTED]"', 'User ""', 'Nkey ""'),
+    ('"auth_token":"hunter","user":"bob"', 'User "bob"', 'User "bob"', 'Nkey ""'),
+    ('"user":"bob","pass":"hunter"', 'User "bob"', 'User "bob"', 'Nkey ""'),
+    ('"nkey":"UX","user":"bob"', 'Nkey "UX"', 'User "bob"', 'Nkey "UX"'),
+    ('"nkey":"UX","auth_token":"hunter"', 'Nkey "UX"', 'User ""', 'Nkey "UX"'),
+    ('"pass":"hunter"', "", 'User ""', 'Nkey ""'),
+    ('"auth_token":""', "", 'User ""', 'Nkey ""'),
+]
+
+
+@pytest.mark.kinds("gnatswarm-1", "gnatswarm-2-as-2.15", "nats-server", "nats-server-2.15")
+@pytest.mark.parametrize("asks_for", ["users", "nkeys", "a token", "one user"])
+async def test_the_log_names_who_was_refused_and_hides_tokens(start_broker, asks_for, kind):
+    config = {
+        "users": "users: [ {user: a, password: b} ]",
+        "nkeys": f"users: [ {{user: a, password: b}}, {{nkey: {NKEY}}} ]",
+        "a token": "token: good",
+        "one user": "user: a, password: b",
+    }
+    broker = start_broker(config=f"authorization {{ {config[asks_for]} }}\n")
+    for words, newer, by_users, by_nkeys in REFUSED:
+        who = newer if kind.compatibility == NEW else {"users": by_users, "nkeys": by_nkeys}.get(asks_for, "")
+        client = await Client.dial(broker.port)
+        port = client.sock.getsockname()[1]
+        await client.send(f"CONNECT {{{words}}}\r\n".encode())
+        await client.wait_closed()
+        said = broker.log.wait_line(rf":{port} - .*(authentication error.*)")[1]
+        assert said == "authentication error" + f" - {who}" * bool(who)
+    assert "hunter" not in broker.log.text
 
 
 @pytest.mark.kinds("gnatswarm-1", "gnatswarm-2")

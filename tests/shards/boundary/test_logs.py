@@ -94,6 +94,7 @@ def test_json_lines_when_asked_for(tmp_path: pathlib.Path) -> None:
             '{"auth_token": "[REDACTED]", "sig":"[REDACTED]","jwt":"[REDACTED]"}',
         ),
         ('{"PASS":"cut off in the mid', '{"PASS":"[REDACTED]"'),
+        ('{"auth_token":12345,"pass" : -1.5e3}', '{"auth_token":[REDACTED],"pass" : [REDACTED]}'),
         ("password = 'x y'", 'password = "[REDACTED]"'),
         ("dialling nats://u:p@host:4222", "dialling nats://u:[REDACTED]@host:4222"),
         ("t.conf:1:1: pass: expected text, not a number", "t.conf:1:1: pass: expected text, not a number"),
