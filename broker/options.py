@@ -327,6 +327,8 @@ class LeafNodes(_Discreet, frozen=True, forbid_unknown_fields=True):
     users: tuple[User, ...] = ()  # leaf nodes log in as one of these; (): as users of the broker
     tls: Tls = Tls()  # of the port for leaf nodes
     isolate: bool = False  # leaf nodes hear nothing of each other's interest, only of that of clients here and of hubs
+    write_deadline_s: float = 0.0  # of leaf nodes and hubs, as write_deadline of clients; 0: the broker's own
+    write_timeout: str = "default"  # "close": one ends that has not taken in that time what waited; else: nothing of it
     remotes: tuple[LeafRemote, ...] = ()  # hubs that this broker connects to; (): none
 
 
@@ -347,6 +349,8 @@ class Cluster(_Discreet, frozen=True, forbid_unknown_fields=True):
     tls: Tls = Tls()  # of routes, on both ends; members always verify each other's certificates
     ping_interval_s: float = 0.0  # a member is pinged so often, at least every 30 s; 0: the broker's own
     ping_max: int = 0  # a member that has not answered so many pings is disconnected; 0: the broker's own
+    write_deadline_s: float = 0.0  # of members, as write_deadline of clients; 0: the broker's own
+    write_timeout: str = "default"  # "close": one ends that has not taken in that time what waited; else: nothing of it
     tls_insecure: bool = False  # members that are dialled need no certificate that can be verified
     permissions: Permissions | None = None  # what goes to other members (publish) and comes (subscribe); None: all
 

@@ -98,6 +98,7 @@ ctypedef struct OutBuf:
     uint64_t msgs            # messages delivered to this peer
     uint64_t payload_bytes   # payload (and header) bytes delivered to this peer
     uint64_t taken_us        # when the kernel last took bytes
+    uint64_t taken_bytes     # so many have been taken out of the chunks
     void *owner              # the socket's owner: borrowed, set and cleared by it
     void *peer               # the Peer this belongs to: borrowed, for as long as it lives
     size_t stall_mark        # with more pending bytes than this, publishers to this peer must wait

@@ -300,6 +300,7 @@ cdef void out_take(OutBuf *out, size_t n) noexcept nogil:
     cdef Chunk *chunk
     cdef size_t unsent
     out_seal(out)
+    out.taken_bytes += n
     if n <= SMALL_CHUNK_BYTES:
         out.is_bulk = 0
     if out.is_behind and out_pending(out) - n < out.stall_mark // 2:

@@ -51,6 +51,8 @@ cdef class ServerLink(Peer):
     cdef readonly uint64_t subscriptions   # that it has told us
     cdef readonly uint64_t active_us     # when it last sent something
     cdef readonly uint64_t in_lines      # operations so far
+    cdef uint64_t due_bytes              # write_timeout: close: it has to have taken so many (of out.taken_bytes) …
+    cdef uint64_t due_since_us           # … within the write deadline from here on
     cdef uint32_t told                   # interest in the last read
     cdef bint tells_much                 # … there was much, and has been some since: little is read at a time
 

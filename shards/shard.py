@@ -99,7 +99,7 @@ class Shard:
         self.mesh = Mesh(self.fanout, number)
         counters = PageCounters(page, number, self.fanout, self.mesh)
         self.reactor = Reactor(self.fanout, counters, is_tracing=options.logging.trace)
-        self._deadlines = Deadlines(self.reactor, options.limits, options.websocket)
+        self._deadlines = Deadlines(self.reactor, options.limits, options.websocket, options.leafnodes, options.cluster)
         self.fence = MeshFence(self.mesh)
         self.imports_exports = ImportsExports(
             options,
@@ -223,7 +223,7 @@ class Shard:
     def reload(self, options: Options) -> None:
         """Apply new options; those that cannot change at run time must have their old values."""
         self._options = options
-        self._deadlines.set_limits(options.limits, options.websocket)
+        self._deadlines.set_limits(options.limits, options.websocket, options.leafnodes, options.cluster)
         self._lookout.set_interval(_shortest_ping_interval_s(options))
         self.reactor.is_tracing = options.logging.trace
         self.fanout.prefer_local(options.sharding.prefer_local)

@@ -181,5 +181,7 @@ _KEYS: dict[str, Callable[[object], Settings]] = {
     "connect_backoff": _sets("connect_backoff", values.boolean),
     "connect_retries": _sets("connect_retries", values.connect_retries),
     "ping_interval": _sets("ping_interval_s", values.interval_s),
+    "write_deadline": _sets("write_deadline_s", values.interval_s),
+    "write_timeout": _sets("write_timeout", values.write_timeout),
     "ping_max": _sets("ping_max", lambda value: values.number(value, 0, 1_000_000)),
 }

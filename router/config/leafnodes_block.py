@@ -417,6 +417,8 @@ _PORT_KEYS: dict[str, Callable[[object], Settings]] = {
     "min_version": _min_version,
     "isolate_leafnode_interest": _sets("isolate", values.boolean),
     "isolate": _sets("isolate", values.boolean),
+    "write_deadline": _sets("write_deadline_s", values.interval_s),
+    "write_timeout": _sets("write_timeout", values.write_timeout),
     "authorization": _nothing,
     "tls": _nothing,
 }

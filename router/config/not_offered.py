@@ -66,8 +66,6 @@ OPENS_IN_ACCOUNTS = {
 # Keys of a `leafnodes` block that have no effect.
 NO_EFFECT_IN_LEAFNODES = {
     "compression": "leaf node connections are not compressed",
-    "write_deadline": "the broker's own counts",
-    "write_timeout": "a leaf node that reads nothing for write_deadline is disconnected",
 }
 # The same in each of its remotes.
 NO_EFFECT_IN_REMOTE = {
@@ -86,8 +84,6 @@ NO_EFFECT_IN_CLUSTER = {
     "pool_size": "there is one connection to each member; members that have more use one to this broker",
     "accounts": "there is one connection to each member for all accounts",
     "compression": "routes are not compressed",
-    "write_deadline": "the broker's own counts",
-    "write_timeout": "a member that reads nothing for write_deadline is disconnected",
 }
 # … and of its `tls` block.
 NO_EFFECT_IN_CLUSTER_TLS = {

@@ -17,6 +17,9 @@ cdef class Deadlines:
     cdef uint64_t auth_timeout_us
     cdef uint64_t write_deadline_us
     cdef bint retries_writes           # a client past its write deadline is told of, and stays
+    cdef uint64_t server_deadline_us[2]   # the same of connections to other servers: leaf nodes', and routes
+    cdef bint closes_servers[2]        # … what waits for one has to be taken within it; else: anything
     cdef dict slow                     # cid of such a client → when it last took bytes
 
     cdef int check(self, Socket socket, uint64_t now_us) except -1
+    cdef bint is_server_late(self, Socket socket, uint64_t now_us) noexcept

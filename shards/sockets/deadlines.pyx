@@ -6,8 +6,9 @@ handshake may take (the socket's own check_opening). Cost: a few dozen instructi
 """
 
 from gnatswarm.broker.connection cimport ClientConnection
-from gnatswarm.broker.outbuf cimport CLOSE_SLOW_CONSUMER_WRITE_DEADLINE, out_condemn
+from gnatswarm.broker.outbuf cimport CLOSE_SLOW_CONSUMER_WRITE_DEADLINE, out_condemn, out_pending
 from gnatswarm.broker.serverlink cimport ServerLink
+from gnatswarm.broker.serverwire cimport DIALECT_ROUTE
 from gnatswarm.shards.sockets.source cimport Source
 
 from gnatswarm.broker import errors
@@ -62,18 +63,25 @@ cdef inline int is_ping_due(Deadlines self, Socket socket, ClientConnection clie
 cdef class Deadlines:
     """The deadlines of one reactor's sockets."""
 
-    def __cinit__(self, Reactor reactor not None, limits, websocket=None):
+    def __cinit__(self, Reactor reactor not None, limits, websocket=None, leafnodes=None, cluster=None):
         self.reactor = reactor
         self.slow = {}
-        self.set_limits(limits, websocket)
+        self.set_limits(limits, websocket, leafnodes, cluster)
 
-    def set_limits(self, limits, websocket=None):
-        """Use these limits (broker.limits) from now on, and those that WebSocket clients have (options.WebSocket)."""
+    def set_limits(self, limits, websocket=None, leafnodes=None, cluster=None):
+        """Use these limits (broker.limits) from now on, and those that WebSocket clients, leaf nodes and members of the
+        cluster have (broker.options)."""
+        cdef int i
         self.ping_interval_us = <uint64_t>(limits.ping_interval_s * 1e6)
         self.ping_max = limits.ping_max
         self.auth_timeout_us = <uint64_t>(limits.auth_timeout_s * 1e6)
         self.write_deadline_us = <uint64_t>(limits.write_deadline_s * 1e6)
         self.retries_writes = limits.write_timeout == "retry"
+        for i, block in enumerate((leafnodes, cluster)):
+            self.server_deadline_us[i] = self.write_deadline_us
+            if block is not None and block.write_deadline_s:
+                self.server_deadline_us[i] = <uint64_t>(block.write_deadline_s * 1e6)
+            self.closes_servers[i] = block is not None and block.write_timeout == "close"
         self.websocket_ping_interval_us = self.ping_interval_us
         self.websocket_auth_timeout_us = self.auth_timeout_us
         if websocket is not None and websocket.ping_interval_s:
@@ -107,8 +115,7 @@ cdef class Deadlines:
         if socket.is_opening:
             return socket.check_opening()
         if not isinstance(socket.peer, ClientConnection):
-            if isinstance(socket.peer, ServerLink) and socket.peer.out.is_blocked \
-                    and now_us - socket.peer.out.taken_us > self.write_deadline_us:
+            if isinstance(socket.peer, ServerLink) and self.is_server_late(socket, now_us):
                 out_condemn(&socket.peer.out, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE)
             return 0
         client = <ClientConnection>socket.peer
@@ -127,3 +134,21 @@ cdef class Deadlines:
             else:
                 client.ping()
         return 0
+
+    cdef bint is_server_late(self, Socket socket, uint64_t now_us) noexcept:
+        """Whether another server has taken nothing within its write deadline; or (write_timeout: close) not all that
+        waited for it at the beginning of that time."""
+        cdef ServerLink link = <ServerLink>socket.peer
+        cdef int i = link.dialect == DIALECT_ROUTE
+        if not link.out.is_blocked:
+            link.due_bytes = 0
+            return False
+        socket.look_whether_it_takes()   # (nothing may be published meanwhile)
+        if now_us - link.out.taken_us > self.server_deadline_us[i]:
+            return True
+        if not self.closes_servers[i]:
+            return False
+        if link.out.taken_bytes >= link.due_bytes:
+            link.due_bytes = link.out.taken_bytes + out_pending(&link.out)
+            link.due_since_us = now_us
+        return now_us - link.due_since_us > self.server_deadline_us[i]

@@ -46,6 +46,8 @@ def built(tmp_path: Path) -> Build:
         ("ping_interval: '150ms'", "ping_interval_s", 0.15),
         ("ping_interval: 20", "ping_interval_s", 20.0),
         ("ping_max: 5", "ping_max", 5),
+        ("write_deadline: '3s'", "write_deadline_s", 3.0),
+        ("write_timeout: close", "write_timeout", "close"),
         ("authorization { user: u, pass: p, timeout: 0.5 }", "user", "u"),
         ("authorization { user: u, pass: p, timeout: 0.5 }", "password", "p"),
         ("authorization { user: u, pass: p, timeout: 0.5 }", "auth_timeout_s", 0.5),

@@ -107,6 +107,8 @@ PORT_SETTINGS: list[tuple[str, str, object]] = [
     (f"authorization {{ nkey: {PUBLIC} }}", "users", (User("", "", PUBLIC),)),
     ("tls { cert_file: CERT, key_file: KEY, handshake_first: true }", "tls", True),
     ("isolate: true", "isolate", True),
+    ("write_deadline: '250ms'", "write_deadline_s", 0.25),
+    ("write_timeout: retry", "write_timeout", "retry"),
     ("isolate_leafnode_interest: true", "isolate", True),
     ("remotes [ { url: h } ]", "remotes", (LeafRemote(("nats://h",)),)),
 ]

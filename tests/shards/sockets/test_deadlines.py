@@ -12,9 +12,13 @@ import pytest
 
 from gnatswarm.broker.connection import ClientConnection, Fence
 from gnatswarm.broker.errors import CloseReason
+from gnatswarm.broker.exchange import Exchange
 from gnatswarm.broker.fanout import Fanout
 from gnatswarm.broker.interest import InterestSink
 from gnatswarm.broker.limits import Limits
+from gnatswarm.broker.mesh import Mesh
+from gnatswarm.broker.options import Cluster, LeafNodes
+from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.broker.sublist import Sublist
 from gnatswarm.shards.sockets.deadlines import Deadlines
 from gnatswarm.shards.sockets.reactor import Reactor, Socket
@@ -226,3 +230,107 @@ def test_pings_are_no_use_of_a_connection_and_messages_are(bench):
     bench.sweep_for(1000)
     assert client.socket.work == 2
     assert client.socket.used_us > client.socket.opened
+
+
+class Server:
+    """Another server's end, and what the shard has of it; it is sent more than it takes."""
+
+    def __init__(self, bench: Bench, stack: contextlib.ExitStack, *, is_route: bool, waiting: int) -> None:
+        self.there, theirs = socket.socketpair()
+        stack.enter_context(self.there)
+        for end in (self.there, theirs):
+            end.setblocking(False)
+        self.closed: list[int] = []
+        exchange = Exchange(Mesh(bench._fanout, 0))
+        self.link = ServerLink(exchange, self, is_route=is_route)  # type: ignore[arg-type]
+        self.socket = bench.reactor.open(theirs.detach(), self.link, self)
+        self.link.send(b"x" * waiting)
+        bench.reactor.turn()
+
+    def on_closed(self, reason: int) -> None:
+        self.closed.append(reason)
+
+
+@pytest.fixture
+def serves(bench: Bench) -> Iterator[Callable[..., Server]]:
+    with contextlib.ExitStack() as stack:
+
+        def serve(*, is_route: bool, waiting: int = 1 << 20, **words: object) -> Server:
+            leafnodes, cluster = LeafNodes(), Cluster()
+            if is_route:
+                cluster = msgspec.structs.replace(cluster, **words)
+            else:
+                leafnodes = msgspec.structs.replace(leafnodes, **words)
+            bench.deadlines.set_limits(NEVER, None, leafnodes, cluster)
+            return Server(bench, stack, is_route=is_route, waiting=waiting)
+
+        yield serve
+
+
+@pytest.mark.parametrize("is_route", [True, False])
+@pytest.mark.parametrize("write_timeout", ["default", "retry", "close"])
+def test_another_server_that_takes_nothing_is_closed_after_its_own_write_deadline(
+    bench: Bench, serves: Callable[..., Server], is_route: bool, write_timeout: str
+) -> None:
+    server = serves(is_route=is_route, write_deadline_s=SOON_S, write_timeout=write_timeout)
+    bench.sweep_until(lambda: bool(server.closed))
+    assert server.closed == [CloseReason.SLOW_CONSUMER_WRITE_DEADLINE]
+
+
+@pytest.mark.parametrize("is_route", [True, False])
+def test_the_write_deadline_of_routes_is_not_that_of_leaf_nodes(
+    bench: Bench, serves: Callable[..., Server], is_route: bool
+) -> None:
+    server = serves(is_route=is_route)
+    other = {"leafnodes" if is_route else "cluster": (LeafNodes if is_route else Cluster)(write_deadline_s=SOON_S)}
+    bench.deadlines.set_limits(NEVER, **other)  # type: ignore[arg-type]
+    bench.sweep_for(round(5e6 * SOON_S))
+    assert not server.closed
+
+
+def stays(bench: Bench, server: Server, read: Callable[[], None]) -> bool | None:
+    """Whether it stays for three of its write deadlines, while it reads; None: this test was held up meanwhile."""
+    bench.reactor.turn()
+    begun_us = before_us = bench.reactor.now_us()
+    while bench.reactor.now_us() - begun_us < 3e6 * DEADLINE_S and not server.closed:
+        read()
+        bench.deadlines.sweep(1.0)
+        bench.reactor.turn()
+        now_us = bench.reactor.now_us()
+        if now_us - before_us > 5e5 * DEADLINE_S:
+            return None
+        before_us = now_us
+    return not server.closed
+
+
+DEADLINE_S = 0.1
+
+
+@pytest.mark.parametrize("is_route", [True, False])
+@pytest.mark.parametrize("write_timeout", ["default", "retry", "close"])
+@pytest.mark.parametrize("takes_all", [False, True])
+def test_where_all_that_waits_is_to_be_taken_who_takes_too_little_of_it_is_closed(
+    bench: Bench, serves: Callable[..., Server], is_route: bool, write_timeout: str, takes_all: bool
+) -> None:
+    """More waits when that has been taken: that has its own time."""
+    last_us = 0
+
+    def read() -> None:
+        nonlocal last_us
+        taken = 0
+        if not takes_all and bench.reactor.now_us() - last_us < 1000:
+            return
+        last_us = bench.reactor.now_us()
+        with contextlib.suppress(BlockingIOError):
+            while taken < (1 << 21 if takes_all else 1):
+                taken += len(server.there.recv(1 << 16 if takes_all else 1 << 12))
+        server.link.send(b"x" * taken)
+
+    found = None
+    while found is None:
+        # More than it takes in that time, 4 KiB in each millisecond, or less.
+        waiting = 1 << (20 if takes_all else 24)
+        words = {"write_deadline_s": DEADLINE_S, "write_timeout": write_timeout}
+        server = serves(is_route=is_route, waiting=waiting, **words)
+        found = stays(bench, server, read)
+    assert found is (takes_all or write_timeout != "close")
