@@ -122,6 +122,7 @@ cdef class Moves:
     cdef dict told              # (shard, account, subject, queue) → members that the shard told of, while shifted
     cdef dict shifted           # … → (sum of shifts, how many)
     cdef list waiting_links     # links that join when no move is in a phase that they would disturb
+    cdef uint64_t held_back     # links to which go_on() has appended what is not sent yet
     cdef uint64_t last_id
     cdef uint64_t last_over              # … of those of this shard, that are over
     cdef readonly uint64_t n_moved       # clients that were handed over
@@ -130,6 +131,8 @@ cdef class Moves:
     cdef readonly uint64_t n_lost        # clients that were closed because a shard or a link ended in the middle
 
     cdef int begin_work(self, Batch batch) except -1
+    cdef uint64_t dirty_links(self) noexcept
+    cdef void hold_back(self, uint64_t links) noexcept
     cdef int send(self, int shard, bytes frame) except -1
     cdef int send_all(self, bytes frame) except -1
     cdef int end_marks_before(self, int old, uint64_t id, bint is_counted) except -1

@@ -16,7 +16,8 @@ from gnatswarm.broker.freezer cimport put_state, put_subscription, subscription_
 from gnatswarm.broker.interest cimport NO_MAX, SUB_MARKED, QueueName, Sub
 from gnatswarm.broker.outbuf cimport (
     CLOSE_NONE, CLOSE_ROUTE_REMOVED, CLOSE_SLOW_CONSUMER_PENDING_BYTES, MOVING_GONE, MOVING_IN, MOVING_NOT,
-    MOVING_OUT, CloseReason, OutBuf, out_append, out_call, out_condemn, out_pending, out_take)
+    MOVING_OUT, CloseReason, OutBuf, out_append, out_call, out_condemn, out_mark_clean, out_mark_dirty, out_pending,
+    out_take)
 from gnatswarm.broker.peer cimport HOLD_MOVE, HOLD_STALL, Peer
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.sublist cimport Sublist
@@ -838,15 +839,45 @@ cdef class Moves:
 
     def go_on(self) -> bool:
         """Do what is due for one client that moves, where a batch has more to do for each of its clients than others
-        should wait for. The host calls this in turns of its own after its soon(). False: there is no more for now."""
+        should wait for. The host calls this in turns of its own after its soon(). False: there is no more for now.
+
+        What it appends to links waits for whatever else is appended there, or for send_on(): for each few frames a
+        sibling would be woken, and other processes would wait for it."""
         cdef Batch batch
+        cdef uint64_t before
         while self.at_work:
             batch = <Batch>self.at_work[0]
             if batch.todo:
+                before = self.dirty_links()
                 batch.work()
+                self.hold_back(self.dirty_links() & ~before)
                 return True
             self.at_work.remove(batch)
+        self.send_on()
         return False
+
+    cdef uint64_t dirty_links(self) noexcept:
+        cdef uint64_t found = 0
+        cdef int shard
+        for shard in range(64):
+            if self.mesh.fanout.links[shard] != NULL and self.mesh.fanout.links[shard].is_dirty:
+                found |= <uint64_t>1 << shard
+        return found
+
+    cdef void hold_back(self, uint64_t links) noexcept:
+        cdef int shard
+        for shard in range(64):
+            if links >> shard & 1:
+                out_mark_clean(self.mesh.fanout.links[shard])
+        self.held_back |= links
+
+    def send_on(self):
+        """What go_on() has appended to links is sent when the round ends: where it will not be called for a while."""
+        cdef int shard
+        for shard in range(64):
+            if self.held_back >> shard & 1 and self.mesh.fanout.links[shard] != NULL:
+                out_mark_dirty(self.mesh.fanout.links[shard])
+        self.held_back = 0
 
     def on_left(self, ClientConnection client not None):
         """A moving client's connection has ended (MeshFence.keep_moving)."""

@@ -123,6 +123,8 @@ cdef void outbox_release(Outbox *box) noexcept nogil
 
 # The peer gets a reference to the box, which it releases with outbox_release() after out_release().
 cdef void out_init(OutBuf *out, Outbox *box, size_t max_pending) noexcept nogil
+# Takes it off the dirty list: what was appended waits for the next append, or for whoever marks it again.
+cdef void out_mark_clean(OutBuf *out) noexcept nogil
 # Releases every chunk; nothing more can be appended. The OutBuf leaves the dirty list.
 cdef void out_release(OutBuf *out) noexcept nogil
 # Puts this peer on the `called` list, so that its owner acts.

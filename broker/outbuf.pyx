@@ -116,9 +116,20 @@ cdef void out_init(OutBuf *out, Outbox *box, size_t max_pending) noexcept nogil:
     out.max_pending = max_pending
 
 
+cdef void out_mark_clean(OutBuf *out) noexcept nogil:
+    cdef OutBuf **link = &out.box.dirty
+    if not out.is_dirty:
+        return
+    while link[0] != out:
+        link = &link[0].next_dirty
+    link[0] = out.next_dirty
+    out.is_dirty = 0
+
+
 cdef void out_release(OutBuf *out) noexcept nogil:
     cdef Chunk *chunk
     cdef OutBuf **link
+    out_mark_clean(out)
     while out.head != NULL:
         chunk = out.head
         out.head = chunk.next
@@ -131,12 +142,6 @@ cdef void out_release(OutBuf *out) noexcept nogil:
         out.box.relieved = 1
     if out.close_reason == CLOSE_NONE:
         out.close_reason = CLOSE_CLIENT_CLOSED
-    if out.is_dirty:
-        link = &out.box.dirty
-        while link[0] != out:
-            link = &link[0].next_dirty
-        link[0] = out.next_dirty
-        out.is_dirty = 0
     if out.is_called:
         link = &out.box.called
         while link[0] != out:

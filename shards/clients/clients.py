@@ -523,8 +523,8 @@ class Clients:
         self.allowances.wait((session.user, session.account), wait_us, again)
 
     def finish_soon(self) -> None:
-        """Flush on the loop's next turn what was queued outside of the reactor's turn, or within one."""
-        if not self._finishes:
+        """Flush what is queued: when the reactor's round is over, or without one on the loop's next turn."""
+        if not self._finishes and not self._reactor.is_serving:
             self._finishes = True
             asyncio.get_running_loop().call_soon(self._finish)
 

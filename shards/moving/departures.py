@@ -44,7 +44,7 @@ AGAIN_S = 0.05
 # Then those that are left are looked at anew, by the rules that hold by then.
 NAMED_WITHIN_S = 30.0
 # Clients looked at in one turn, some 3 µs each: others of this shard wait for that.
-LOOK_AT = 16
+LOOK_AT = 8
 
 
 class Departures:
@@ -123,7 +123,7 @@ class Departures:
         self._on_done = on_done
         self._look_anew()
         self._moved = 0
-        self._loop.call_soon(self._next)
+        self._in_turn(self._next)
         return True
 
     def begin_named(self, to: dict[int, Iterable[int]], on_done: Callable[[], None]) -> bool:
@@ -140,7 +140,7 @@ class Departures:
         self._on_done = lambda moved, stay: on_done()
         self._chosen.clear()
         self._moved = 0
-        self._loop.call_soon(self._next)
+        self._in_turn(self._next)
         return True
 
     def cancel(self) -> None:
@@ -150,6 +150,12 @@ class Departures:
         waiting, self._on_next_done, self._next_journey = self._on_next_done, None, None
         if waiting is not None:
             waiting(0, {})
+
+    def _in_turn(self, work: Callable[[], None]) -> None:
+        if self.host is None:
+            self._loop.call_soon(work)
+        else:
+            self.host.in_turn(work)
 
     def _next(self) -> None:
         """Look at some more clients; when there are enough for a batch, or no more, it begins."""
@@ -197,21 +203,21 @@ class Departures:
             self._stay = Counter({why: 1})
             self._look_anew()
             self._refused.add(self._target)
-        self._loop.call_soon(self._next)
+        self._in_turn(self._next)
 
     def _look_for_any(self, most: int) -> None:
         is_more = self._choose(most)
         if len(self._chosen) == most or (self._chosen and not is_more):
-            self._loop.call_soon(self._begin_batch)
+            self._in_turn(self._begin_batch)
         elif is_more:
-            self._loop.call_soon(self._next)
+            self._in_turn(self._next)
         elif self._may_follow and self._loop.time() - self._began_s < self._patience_s:
             self._look_anew()  # all have been looked at: they are tried again
             self._loop.call_later(AGAIN_S, self._next)
         else:  # those that are left cannot move
             del self._to[self._target]
             self._look_anew()
-            self._loop.call_soon(self._next)
+            self._in_turn(self._next)
 
     def _choose(self, most: int) -> bool:
         """Choose some more that can move, up to so many; False: all have been looked at."""
@@ -253,11 +259,11 @@ class Departures:
                 self._chosen.append(session)
         if self._to[shard] <= 0:
             del self._to[shard]
-            self._loop.call_soon(self._next)
+            self._in_turn(self._next)
         elif len(self._chosen) == self._batch_size(shard):
-            self._loop.call_soon(self._begin_batch)
+            self._in_turn(self._begin_batch)
         else:
-            self._loop.call_soon(self._next)
+            self._in_turn(self._next)
 
     def _begin_batch(self) -> None:
         """Move those that were chosen. They were not held until now: some may not be able to move any more."""
@@ -284,7 +290,7 @@ class Departures:
         if self._to[shard] <= 0:
             del self._to[shard]
         if not chosen:
-            self._loop.call_soon(self._next)
+            self._in_turn(self._next)
 
     def _share_out(self, shard: int) -> None:
         """This one takes nobody: the others take its share, if there are any."""

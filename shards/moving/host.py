@@ -57,13 +57,14 @@ logger = logging.getLogger("gnatswarm.moving")
 OTHER_DESCRIPTORS = 256
 MANY_DESCRIPTORS = 4096
 COUNT_EVERY_S = 0.5
-# What is due for clients that move is done one client after the other, 10 to 50 µs each. After so long other clients
-# of this shard go first, and other processes: what they wait for a move is about this. Each rest costs: with 100 µs
-# a move took some three quarters of the CPU.
-TURN_NS = 70_000
-# Then this shard sleeps for so long: other processes that are woken on its processor would wait for a slice of the
-# scheduler otherwise, 1.4 ms with two processors.
-REST_US = 100
+# What is due for clients that move is done in steps of 20 to 80 µs, one for one client. Others of this shard are served
+# between any two. When somebody was, or after so long without, this shard sleeps: who is woken on its processor waits
+# for a slice of the scheduler otherwise, 1.4 ms with two processors, though another one may have nothing to do.
+BUSY_NS = 200_000
+# For so long. To sleep costs some 30 µs, and what it lets others do comes in no order, so not often, but for long.
+REST_US = 300
+# A shard that has somebody to serve in each of its rounds makes a step in each so many rests.
+MOST_GIVEN_WAY = 2
 # What a shard says that takes no clients any more: it is not asked again.
 LEAVING = "this shard is leaving"
 # … that has not as many descriptors left as there are clients in the batch: fewer may have room.
@@ -110,6 +111,11 @@ class Host:
         self.n_refused = 0  # clients that were handed over and could not be taken
         self._readable: deque[Incoming] = deque()  # something has come
         self._is_due = False  # _go_on() is to be called, or under way
+        self._is_resting = False
+        self._given_way = 0  # how often in a row, to others who were served
+        self._work: deque[Callable[[], None]] = deque()
+        self._busy_since_ns = 0  # when work began that no rest has interrupted
+        self._reactor = reactor
         self._rest = ShortTimer(reactor, self._go_on)
         self.is_leaving = False  # this shard takes no clients any more
         self._closing: set[str] = set()  # boot ids of those that have said so
@@ -159,19 +165,41 @@ class Host:
         """There is something to do for a client that moves."""
         if not self._is_due:
             self._is_due = True
-            self._loop.call_soon(self._go_on)
+            self._begin_rest()
+
+    def in_turn(self, work: Callable[[], None]) -> None:
+        """Call this in a turn, before anything else that is due then."""
+        self._work.append(work)
+        self.soon()
+
+    def _begin_rest(self) -> None:
+        self._is_resting = True
+        self._moves.send_on()
+        self._rest.start(REST_US)
 
     def _go_on(self) -> None:
-        until_ns = time.monotonic_ns() + TURN_NS
-        while self._do_next():
-            if time.monotonic_ns() >= until_ns:
-                self._rest.start(REST_US)
-                return
-        self._is_due = False
-        self._clients.finish_soon()
+        """One turn, behind what else was ready in this round of the reactor."""
+        was_resting, self._is_resting = self._is_resting, False
+        n_served = self._reactor.n_ready - was_resting  # (the timer)
+        if n_served and self._given_way < MOST_GIVEN_WAY:
+            self._given_way += 1
+            self._begin_rest()
+            return
+        self._given_way = 0
+        if was_resting:
+            self._busy_since_ns = time.monotonic_ns()
+        if not self._do_next():
+            self._is_due = False
+        elif n_served or time.monotonic_ns() - self._busy_since_ns >= BUSY_NS:
+            self._begin_rest()
+        else:
+            self._rest.start(0)
 
     def _do_next(self) -> bool:
         """Do what is due for one client, or read what has come of one; False: there is no more for now."""
+        if self._work:
+            self._work.popleft()()
+            return True
         if self._moves.go_on():
             return True
         if not self._readable:
@@ -206,10 +234,10 @@ class Host:
             if one is way:
                 del self._outgoing[shard]
 
-    def _send(self, shard: int, message: Message, fd: int = -1) -> None:
+    def _send(self, shard: int, message: Message, fd: int = -1, *, is_last: bool = True) -> None:
         way = self._outgoing.get(shard)
         if way is not None:
-            way.send(message, fd)
+            way.send(message, fd, is_last=is_last)
         elif fd >= 0:
             os.close(fd)
 
@@ -232,17 +260,17 @@ class Host:
         """Send its record and descriptor. `frozen` None: it has gone, or is being closed."""
         session = self._clients.open.get(client.cid)
         if frozen is None or session is None or session.socket is None:
-            self._send(new, Gone(move, client.cid))
+            self._send(new, Gone(move, client.cid), is_last=False)
             return
         try:
             record = records.encoded(records.MovedClient(session.freeze_socket(), frozen))
             fd = self._clients.leave_behind(session, new)
         except RecordRefused as error:
             logger.error("%s - cannot move, and is closed: %s", session, error)
-            self._send(new, Gone(move, client.cid))
+            self._send(new, Gone(move, client.cid), is_last=False)
             session.socket.kick(CloseReason.ROUTE_REMOVED)
             return
-        self._send(new, HandedOver(move, record), fd)
+        self._send(new, HandedOver(move, record), fd, is_last=False)
 
     def is_open(self) -> bool:
         """Whether the gateway takes leaf nodes now."""

@@ -39,6 +39,7 @@ BACKLOG = 64
 READ_BYTES = 64 * 1024
 # What came is passed on for so long; then others go first.
 TURN_NS = 50_000
+HELD_BYTES = 64 * 1024
 MOST_FRAME_BYTES = MOST_RECORD_BYTES + 1024
 # Descriptors that came before their frames were complete; one more, and the other end is no shard of ours.
 MOST_WAITING = 1024
@@ -49,6 +50,8 @@ NOT_RECEIVED = -1
 
 _LENGTH = struct.Struct(">I")
 _FD_BYTES = array.array("i").itemsize
+_TRUNCATED = int(socket.MSG_CTRUNC)  # (of flags as numbers: Python would look each up by its name)
+_CLOSED_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 
 
 class MoveMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -122,6 +125,7 @@ class Outgoing:
         self._loop = loop
         self._on_closed = on_closed
         self._pending: deque[tuple[memoryview, int]] = deque()  # with -1, or the descriptor to send with the first byte
+        self._held_bytes = 0  # of messages that wait for the next
         self._is_waiting = False
         self.is_closed = False
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -133,15 +137,19 @@ class Outgoing:
         loop.add_reader(self._sock.fileno(), self._on_readable)
         self.send(hello)
 
-    def send(self, message: Message, fd: int = NOT_RECEIVED) -> None:
-        """Queue a message; a descriptor belongs to this from now on, whether it can be sent or not."""
+    def send(self, message: Message, fd: int = NOT_RECEIVED, *, is_last: bool = True) -> None:
+        """Queue a message; a descriptor belongs to this from now on, whether it can be sent or not.
+
+        `is_last` False: it waits for the next, up to HELD_BYTES, so that the other end is woken once for all.
+        """
         body = _encoder.encode(message)
         if self.is_closed or len(body) > MOST_FRAME_BYTES:
             if fd >= 0:
                 os.close(fd)
             return
         self._pending.append((memoryview(_LENGTH.pack(len(body)) + body), fd))
-        if not self._is_waiting:
+        self._held_bytes += len(body)
+        if not self._is_waiting and (is_last or self._held_bytes >= HELD_BYTES):
             self._flush()
 
     @property
@@ -166,6 +174,7 @@ class Outgoing:
         if self.is_closed:
             return
         self._is_waiting = False
+        self._held_bytes = 0
         while self._pending:
             frame, fd = self._pending[0]
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else []
@@ -276,7 +285,7 @@ class Incoming:
         """Read once; False: nothing has come."""
         try:
             size, ancillary, flags, _ = self._sock.recvmsg_into(
-                [self._room], socket.CMSG_SPACE(4 * _FD_BYTES), socket.MSG_CMSG_CLOEXEC
+                [self._room], socket.CMSG_SPACE(4 * _FD_BYTES), _CLOSED_ON_EXEC
             )
         except (BlockingIOError, InterruptedError):
             return False
@@ -289,7 +298,7 @@ class Incoming:
                 fds = array.array("i", payload[: len(payload) - len(payload) % _FD_BYTES])
                 self._fds.extend(fds)
                 came += len(fds)
-        if flags & socket.MSG_CTRUNC and came == 0:
+        if flags & _TRUNCATED and came == 0:
             self._fds.append(NOT_RECEIVED)
         if not size:
             self._end("it ended inside a record" if self._buffer else "")

@@ -84,6 +84,7 @@ cdef struct Hook:
     void *uv_loop
     void **watchers     # the loop's queue of them
     void *idle          # a handle that keeps libuv from waiting: it is started whenever we do not wait
+    bint *is_due        # the reactor's: do not wait
     int fd              # the reactor's set
 
 
@@ -96,10 +97,10 @@ cdef void wait_in_place(void *handle) noexcept nogil:
     while hook.watchers[0] == <void *>hook.watchers:    # (else the loop's set lacks some until its next poll)
         uv_update_time(hook.uv_loop)
         timeout_ms = uv_backend_timeout(hook.uv_loop)
-        n = epoll_wait(hook.fd, events, MOST_EVENTS, timeout_ms)
+        n = epoll_wait(hook.fd, events, MOST_EVENTS, 0 if hook.is_due[0] else timeout_ms)
         if n < 0 and errno == EINTR:    # (a signal is among the loop's own events as well)
             continue
-        if n <= 0:
+        if n < 0 or (n == 0 and not hook.is_due[0]):
             break
         if serve_round(hook.owner, events, n) or timeout_ms == 0:
             break
@@ -178,6 +179,7 @@ cdef class LoopWait:
         hook.uv_loop = wait.uv_loop
         hook.watchers = <void **>(<char *>wait.uv_loop + WATCHER_QUEUE_AT)
         hook.idle = idle
+        hook.is_due = &reactor.round.is_due
         hook.fd = reactor.fd
         uv_idle_init(wait.uv_loop, idle)
         uv_prepare_init(wait.uv_loop, hook + 1)
@@ -186,6 +188,7 @@ cdef class LoopWait:
         uv_unref(hook + 1)
         taken.add(<size_t>wait.uv_loop)
         wait.hook = hook
+        reactor.has_wait = True
         Py_INCREF(wait)
         return wait
 
@@ -196,6 +199,7 @@ cdef class LoopWait:
         if hook == NULL:
             return
         self.hook = NULL
+        self.reactor.has_wait = False
         taken.discard(<size_t>self.uv_loop)
         epoll_ctl(self.reactor.fd, EPOLL_CTL_DEL, self.events.fd, &event)
         self.events.fd = -1     # libuv's: it is not closed

@@ -83,6 +83,10 @@ cdef class Reactor:
     cdef list leaving                  # gone clients whose subscriptions are being taken out, slice by slice
     cdef list held                     # Sockets whose peers wait for a slow receiver
     cdef Round round
+    cdef Source due                    # … who that is: a ShortTimer
+    cdef bint has_wait                 # rounds come at once where somebody is due (loop_wait)
+    cdef readonly int n_ready          # how many were, in this round or the last
+    cdef readonly bint is_serving      # in a round: what is appended now is sent when it ends
     cdef Socket newest                 # the one that was opened last, until its listener has read it
     # Owners of client sockets are shown all bytes: on_bytes_in, on_bytes_out. Public, because a reload changes it.
     cdef public bint is_tracing
@@ -95,6 +99,9 @@ cdef class Reactor:
     # One round: serves what epoll_wait() has reported of the set `fd`, now.
     cdef int serve(self, epoll_event *events, int n) except -1
     cdef int serve_ready(self, epoll_event *events, int n) except -1
+    cdef int serve_events(self, epoll_event *events, int n) except -1
+    # Call its on_event(0) in the next round; None: nobody's.
+    cdef void set_due(self, Source source) noexcept
     cdef void forget(self, Source source) noexcept
     cdef int attend(self) except -1
     cdef void flush_dirty(self) noexcept

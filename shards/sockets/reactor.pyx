@@ -556,12 +556,23 @@ cdef class Reactor:
 
     cdef int serve_ready(self, epoll_event *events, int n) except -1:
         """One round."""
-        cdef size_t settled = 0
-        cdef Source source
-        cdef int i
         self.round.bytes_read = 0
         self.round.has_accepted = False
         self.round.opening_us = 0
+        self.is_serving = True
+        self.n_ready = n
+        try:
+            self.serve_events(events, n)
+            self.finish_round()
+        finally:
+            self.is_serving = False
+        self.rounds += 1
+        return 0
+
+    cdef int serve_events(self, epoll_event *events, int n) except -1:
+        cdef size_t settled = 0
+        cdef Source source
+        cdef int i
         for i in range(n):
             source = <Source>events[i].data.ptr
             if source.fd >= 0:
@@ -569,9 +580,17 @@ cdef class Reactor:
             if self.round.bytes_read - settled > MOST_UNSETTLED_BYTES:
                 settled = self.round.bytes_read
                 self.settle()
-        self.finish_round()
-        self.rounds += 1
+        if self.round.is_due:
+            if n:
+                self.settle()   # who is due may take a while
+            source = self.due
+            self.set_due(None)
+            source.on_event(0)
         return 0
+
+    cdef void set_due(self, Source source) noexcept:
+        self.due = source
+        self.round.is_due = source is not None
 
     def finish(self):
         """Sends what was appended from outside a turn."""
@@ -622,6 +641,7 @@ cdef class Reactor:
         if self.counters is not None:   # before a client sees what is counted, and looks there
             publish_counters(self.counters, self.slow_consumers, self.stalls)
         self.settle()
+        self.is_serving = False     # (what is appended behind this needs another round)
         if self.held:
             self.resume_held()
         if self.leaving:

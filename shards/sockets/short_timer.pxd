@@ -10,3 +10,5 @@ from gnatswarm.shards.sockets.source cimport Source
 cdef class ShortTimer(Source):
     cdef Reactor reactor
     cdef object call
+    cdef bint is_set         # the kernel's timer
+    cdef void set(self, long ns) noexcept

@@ -29,16 +29,31 @@ cdef class ShortTimer(Source):
         reactor.add(self, fd, EPOLLIN)
 
     def start(self, int us):
-        """Call once, after so many µs (1 to 999,999); what was started before is forgotten."""
+        """Call once, after so many µs (0 to 999,999); what was started before is forgotten. 0: in the next round, which
+        comes at once, behind what is ready then. Nothing once it is closed."""
+        cdef Source due = self.reactor.due
+        cdef bint is_due = us == 0 and self.reactor.has_wait and (due is None or due is self)
+        if self.fd < 0:
+            return
+        if due is self or is_due:
+            self.reactor.set_due(self if is_due else None)
+        if self.is_set or not is_due:
+            self.set(0 if is_due else max(1, us * 1000))
+
+    cdef void set(self, long ns) noexcept:
+        """Have the kernel wake us; 0: not any more."""
         cdef itimerspec when
         memset(&when, 0, sizeof(when))
-        when.it_value.tv_nsec = us * 1000
+        when.it_value.tv_nsec = ns
         timerfd_settime(self.fd, 0, &when, NULL)
+        self.is_set = ns > 0
 
     def close(self):
         """Call no more; before the reactor is closed. A second call does nothing."""
         cdef epoll_event event
         if self.fd >= 0:
+            if self.reactor.due is self:
+                self.reactor.set_due(None)
             epoll_ctl(self.reactor.fd, EPOLL_CTL_DEL, self.fd, &event)
             close_fd(self.fd)
             self.fd = -1
@@ -46,6 +61,12 @@ cdef class ShortTimer(Source):
 
     cdef int on_event(self, uint32_t events) except -1:
         cdef uint64_t expirations
-        if read_fd(self.fd, &expirations, sizeof(expirations)) > 0:     # (or it was started anew meanwhile)
+        if events == 0:
             self.call()
+        elif read_fd(self.fd, &expirations, sizeof(expirations)) > 0:   # (or it was started anew meanwhile)
+            self.is_set = False
+            if self.reactor.due is None:
+                self.reactor.set_due(self)      # behind what else is ready
+            elif self.reactor.due is not self:
+                self.call()
         return 0

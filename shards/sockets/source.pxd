@@ -10,6 +10,7 @@ from libc.stdint cimport uint32_t, uint64_t
 ctypedef struct Round:
     size_t bytes_read
     bint has_accepted        # a new connection is about to send something
+    bint is_due              # somebody is to be called in the next round, which is to come at once
     uint64_t opening_us      # spent on handshakes
 
 

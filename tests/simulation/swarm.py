@@ -302,6 +302,7 @@ class MoveHost:
         self.there = process  # where the present move leads to
         self._is_journey = False  # it is one of Departures
         self._is_due = False  # there is work for go_on()
+        self._work: deque[Callable[[], None]] = deque()
         self._closing: set[Process] = set()  # those that have said that they take nobody any more
 
     def client_of(self, connection: ClientConnection) -> EngineClient:
@@ -339,9 +340,16 @@ class MoveHost:
             self._is_due = True
             self._process.swarm.send_word(self._process, self._process, Word(0))
 
+    def in_turn(self, work: Callable[[], None]) -> None:
+        self._work.append(work)
+        self.soon()
+
     def go_on(self) -> None:
         self._is_due = False
-        if self._process.links.moves.go_on():
+        if self._work:
+            self._work.popleft()()
+            self.soon()
+        elif self._process.links.moves.go_on():
             self.soon()
         self._process.engine.probe.finish()
 

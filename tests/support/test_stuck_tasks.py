@@ -7,24 +7,29 @@ import asyncio
 import pytest
 
 from tests.support.stuck_tasks import told_after
-
-
-async def waits_for_ever(event: asyncio.Event) -> None:
-    await event.wait()
+from tests.support.turns import until
 
 
 async def test_what_a_task_waits_for_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     event = asyncio.Event()
-    task = asyncio.create_task(waits_for_ever(event))
-    await asyncio.sleep(0)
-    said = ""
+    begun: list[bool] = []
+    said: list[str] = []
+
+    async def waits_for_ever() -> None:
+        begun.append(True)
+        await event.wait()
+
+    def is_told() -> bool:
+        said.append(capsys.readouterr().err)
+        return "Event.wait" in "".join(said)
+
+    task = asyncio.create_task(waits_for_ever())
+    await until(lambda: begun)
     with told_after(0.0):
-        while "Event.wait" not in said:
-            await asyncio.sleep(0.01)
-            said += capsys.readouterr().err
+        await until(is_told)
     event.set()
     await task
-    assert "waits_for_ever" in said
+    assert "waits_for_ever" in "".join(said)
 
 
 def test_who_ends_in_time_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,9 @@ class World:
     def call_soon(self, call: Callable[..., object]) -> Timer:
         return self.call_later(0.0, call)
 
+    def in_turn(self, work: Callable[[], object]) -> None:
+        self.call_soon(work)
+
     def advance(self, seconds: float) -> None:
         until_s = self.now_s + seconds
         while self._due and self._due[0][0] <= until_s:

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,31 +67,88 @@ async def test_clients_go_on_in_the_next_shard(two: LinkedShards) -> None:
 
 
 class Rest:
-    """In place of a shard's timer: how often the shard has slept; it wakes at its loop's next turn."""
+    """In place of a shard's timer: how often the shard has slept, or gone on at once; it wakes at its loop's next turn.
 
-    def __init__(self, shard: MovingShard) -> None:
-        self.n = 0
+    `n_served`: how many others were served in each turn.
+    """
+
+    def __init__(self, shard: MovingShard, n_served: int = 0) -> None:
+        self.rests = self.turns = 0
+        self.n_served = n_served
         self.go_on = shard.host._go_on
         shard.host._rest.close()
         shard.host._rest = self  # type: ignore[assignment]
+        shard.host._reactor = self  # type: ignore[assignment]
+
+    @property
+    def n_ready(self) -> int:
+        return self.n_served + self.timer
 
     def start(self, us: int) -> None:
-        self.n += 1
+        self.timer = us > 0
+        self.rests += us > 0
+        self.turns += 1
         asyncio.get_running_loop().call_soon(self.go_on)
 
     def close(self) -> None:
         """As of a timer."""
 
 
-async def test_a_shard_sleeps_between_the_turns_of_a_move(two: LinkedShards, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "TURN_NS", 0)  # one client in each turn
+async def three_moved(two: LinkedShards, n_served: int) -> tuple[Rest, Rest]:
+    """How both shards have rested while three clients moved."""
     for _ in range(3):
         await come(two, "SUB a 1\r\n")
-    old, new = [Rest(shard) for shard in two.shards]
+    old, new = [Rest(shard, n_served) for shard in two.shards]
     assert await moved(two, 3) == {}
     await until(lambda: len(two.shards[1].cids) == 3)
-    assert old.n == 3 + 3, "written down; handed over"
-    assert new.n >= 3 + 3 + 3, "made; read; they go on"
+    return old, new
+
+
+async def test_a_shard_sleeps_after_it_was_busy_for_a_while(two: LinkedShards, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "BUSY_NS", 0)
+    old, new = await three_moved(two, n_served=0)
+    assert old.rests == old.turns >= 3 + 3, "written down; handed over"
+    assert new.rests == new.turns >= 3 + 3 + 3, "made; read; they go on"
+
+
+async def test_a_shard_with_nobody_to_serve_sleeps_only_until_there_is_more_to_do(
+    two: LinkedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "BUSY_NS", 10**12)
+    for rest in await three_moved(two, n_served=0):
+        assert rest.rests <= rest.turns - 6
+
+
+async def test_a_shard_sleeps_when_others_were_served_and_moves_go_on_all_the_same(
+    two: LinkedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "BUSY_NS", 10**12)
+    old, new = await three_moved(two, n_served=1)
+    assert old.rests == old.turns >= (3 + 3) * (1 + host.MOST_GIVEN_WAY)
+    assert new.rests == new.turns >= (3 + 3 + 3) * (1 + host.MOST_GIVEN_WAY)
+
+
+@pytest.mark.parametrize("by", ["the host", "another frame"])
+async def test_what_turns_say_to_siblings_waits_until_somebody_sends_it(two: LinkedShards, by: str) -> None:
+    other = await come(two)
+    for _ in range(2):
+        await come(two, "SUB a 1\r\n")
+    old = two.shards[0]
+    shard = old.one.shard
+    old.host._rest.close()
+    old.host._rest = SimpleNamespace(start=lambda us: None, close=lambda: None)  # type: ignore[assignment]
+    old.moves.move([session.connection for session in list(shard.clients.open.values())[1:]], 1)
+    shard.reactor.finish()
+    assert old.moves.go_on() and old.moves.go_on(), "both are written down, and offered"
+    shard.reactor.finish()
+    assert old.links.has_unsent
+    if by == "the host":
+        old.moves.send_on()
+        shard.reactor.finish()
+    else:
+        assert b"PONG" in await other.talk(b"SUB z 1\r\nPING\r\n")
+    assert not old.links.has_unsent
+    await until(lambda: two.shards[1].moves.n_arriving == 2)
 
 
 async def test_a_shard_that_leaves_takes_no_clients(two: LinkedShards) -> None:
@@ -132,6 +190,9 @@ class Moves:
 
     def go_on(self) -> bool:
         return False
+
+    def send_on(self) -> None:
+        pass
 
     def arrive(self, old: int, id: int, frozen: Any) -> bool:
         self.came.append(frozen.cid)
@@ -258,7 +319,7 @@ async def test_what_cannot_be_taken_is_refused_with_the_reason(
     cids = old.cids
     send = old.host._send
 
-    def sent(shard: int, message: channel.Message, fd: int = -1) -> None:
+    def sent(shard: int, message: channel.Message, fd: int = -1, *, is_last: bool = True) -> None:
         if isinstance(message, channel.HandedOver) and records.decoded(message.record).client.cid == cids[0]:
             if what == "no socket":
                 os.close(fd)
@@ -305,8 +366,8 @@ async def test_a_client_that_cannot_be_taken_at_last_is_closed_and_leaves_nothin
 async def test_what_a_turn_has_queued_is_sent_though_nothing_else_happens(
     two: LinkedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A turn that takes its time rests with a timer, which would send it, and so would the sweep of every second."""
-    monkeypatch.setattr(host, "TURN_NS", 10**12)
+    """A shard that was busy for a while rests with a timer, which would send it; so would the sweep of every second."""
+    monkeypatch.setattr(host, "BUSY_NS", 10**12)
     await come(two, "SUB a 1\r\n")
     cids = two.shards[0].cids
     for shard in two.shards:

@@ -171,3 +171,25 @@ def test_a_descriptor_must_be_a_connection(tmp_path: Path) -> None:
         assert "too many" in channel.objection_to_descriptor(channel.NOT_RECEIVED)
     for sock in (ours, theirs, datagram, listening, unconnected):
         sock.close()
+
+
+async def test_what_waits_for_the_next_goes_out_with_it_in_order(ends: Ends) -> None:
+    way = ends.dial()
+    way.send(channel.Gone(1, 1), is_last=False)
+    way.send(channel.HandedOver(1, b"x"), os.dup(0), is_last=False)
+    assert way.is_sending
+    way.send(channel.Ended(1))
+    assert not way.is_sending
+    await until(lambda: len(ends.came) == 4)
+    assert [type(message).__name__ for message, _ in ends.came] == ["Hello", "Gone", "HandedOver", "Ended"]
+    os.close(ends.came[2][1])
+    way.close()
+
+
+async def test_what_waits_is_bounded(ends: Ends) -> None:
+    way = ends.dial()
+    way.send(channel.HandedOver(1, bytes(channel.HELD_BYTES)), os.dup(0), is_last=False)
+    assert not way.is_sending
+    await until(lambda: len(ends.came) == 2)
+    os.close(ends.came[1][1])
+    way.close()

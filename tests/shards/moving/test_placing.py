@@ -56,8 +56,7 @@ class Here:
 @pytest.fixture(params=[False, True], ids=["at once", "in steps"])
 def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Here:
     """A look takes one step, or (as where the shard is kept from its processor) one more."""
-    if request.param:
-        monkeypatch.setattr(placing, "STEP_S", -1.0)
+    monkeypatch.setattr(placing, "STEP_S", -1.0 if request.param else 1e9)
     return Here()
 
 

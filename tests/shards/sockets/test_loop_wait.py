@@ -20,7 +20,9 @@ from gnatswarm.broker.limits import Limits
 from gnatswarm.broker.sublist import Sublist
 from gnatswarm.shards.sockets.loop_wait import LoopWait
 from gnatswarm.shards.sockets.reactor import Reactor
+from gnatswarm.shards.sockets.short_timer import ShortTimer
 from tests.support.engine import QUIET, Session
+from tests.support.turns import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -275,3 +277,72 @@ def test_another_loop_keeps_its_wait():
 
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
         runner.run(work())
+
+
+LONG_US = 999_999
+
+
+def test_who_is_due_is_called_in_the_next_round_behind_what_is_ready_then():
+    async def work() -> None:
+        order: list[str] = []
+        over = asyncio.get_running_loop().create_future()
+        with served(lambda: order.append("read")) as here:
+
+            def call() -> None:
+                order.append(f"due, of {here.reactor.n_ready}")
+                assert here.reactor.is_serving
+                if len(order) == 2:
+                    timer.start(0)
+                else:
+                    over.set_result(None)
+
+            timer = ShortTimer(here.reactor, call)
+            here.client.sendall(QUIET)
+            timer.start(LONG_US)
+            timer.start(0)
+            await over
+            assert order == ["read", "due, of 1", "due, of 0"]
+            assert not here.reactor.is_serving
+            timer.close()
+
+    run(work)
+
+
+def test_a_start_that_was_replaced_or_closed_is_not_due():
+    async def work() -> None:
+        called: list[str] = []
+        over = asyncio.get_running_loop().create_future()
+        with served() as here:
+            closed = ShortTimer(here.reactor, lambda: called.append("closed"))
+            later = ShortTimer(here.reactor, lambda: called.append("later"))
+            first = ShortTimer(here.reactor, lambda: called.append("first"))
+            last = ShortTimer(here.reactor, lambda: over.set_result(None))
+            closed.start(0)
+            closed.close()
+            closed.start(0)
+            later.start(0)
+            later.start(LONG_US)
+            first.start(0)
+            last.start(0)  # only one can be called without its descriptor
+            await over
+            await until(lambda: called)
+            assert called == ["first"]
+            for timer in (later, first, last):
+                timer.close()
+
+    run(work)
+
+
+def test_callbacks_of_the_loop_are_called_between_those_who_are_due_all_the_time():
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        over = loop.create_future()
+        with served() as here:
+            timer = ShortTimer(here.reactor, lambda: timer.start(0))
+            timer.start(0)
+            loop.call_later(0.01, over.set_result, None)
+            await over
+            await loop.run_in_executor(None, here.talk)
+            timer.close()
+
+    run(work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import select
 import weakref
+from functools import partial
 
 from gnatswarm.broker.fanout import Fanout
 from gnatswarm.shards.sockets.reactor import Reactor
@@ -91,25 +92,41 @@ def test_once_closed_it_calls_no_more() -> None:
 
 
 def test_what_was_started_anew_in_the_round_in_which_it_was_due_is_forgotten() -> None:
-    """Of two that are due, whichever calls first starts the other anew."""
+    """Of three that are due, whichever calls first starts the others anew."""
     reactor, clock = Reactor(Fanout()), Reactor(Fanout())
-    called = []
+    called: list[int] = []
 
-    def call(other: int) -> None:
-        called.append(1)
-        timers[other].start(LONG_US)
+    def call(own: int) -> None:
+        called.append(own)
+        for n, timer in enumerate(timers):
+            if n != own:
+                timer.start(LONG_US)
 
-    timers = [ShortTimer(reactor, lambda: call(1)), ShortTimer(reactor, lambda: call(0))]
+    timers = [ShortTimer(reactor, partial(call, n)) for n in range(3)]
     last = ShortTimer(clock, lambda: None)
     for timer in (*timers, last):
         timer.start(50)
-    rounds(clock, 1)  # then the two are due as well, which were to call before it
+    rounds(clock, 1)  # then the three are due as well, which were to call before it
     reactor.turn()
-    assert called == [1]
+    assert len(called) == 1
     for timer in (*timers, last):
         timer.close()
     reactor.close()
     clock.close()
+
+
+def test_with_no_wait_it_calls_in_the_next_round_too() -> None:
+    """Where no loop waits in the reactor's set, its descriptor becomes ready."""
+    reactor = Reactor(Fanout())
+    called = []
+    timer = ShortTimer(reactor, lambda: called.append(reactor.is_serving))
+    timer.start(LONG_US)
+    timer.start(0)
+    rounds(reactor, 1)
+    assert called == [True] and not reactor.is_serving
+    assert is_quiet(reactor)
+    timer.close()
+    reactor.close()
 
 
 def test_once_closed_it_is_forgotten() -> None:
