@@ -545,6 +545,7 @@ class Worker:
         self._shard.stop_listening()
         self._has_drained = True
         # Links may still hold frames for siblings, who close them once the router has told them that we have left.
+        self._links.moves.send_on()
         self._shard.reactor.finish()
         self._channel.send(control.Drained(self._relay is not None and self._relay.clients > 0))
         self._close_ways()

@@ -63,8 +63,9 @@ COUNT_EVERY_S = 0.5
 BUSY_NS = 200_000
 # For so long. To sleep costs some 30 µs, and what it lets others do comes in no order, so not often, but for long.
 REST_US = 300
-# A shard that has somebody to serve in each of its rounds makes a step in each so many rests.
-MOST_GIVEN_WAY = 2
+# A shard that serves somebody in each of its rounds rests after each, but makes steps for so long at least so often.
+GIVE_WAY_NS = 1_000_000
+TURN_NS = 70_000
 # What a shard says that takes no clients any more: it is not asked again.
 LEAVING = "this shard is leaving"
 # … that has not as many descriptors left as there are clients in the batch: fewer may have room.
@@ -112,8 +113,9 @@ class Host:
         self._readable: deque[Incoming] = deque()  # something has come
         self._is_due = False  # _go_on() is to be called, or under way
         self._is_resting = False
-        self._given_way = 0  # how often in a row, to others who were served
+        self._stepped_ns = 0  # when the last step ended
         self._work: deque[Callable[[], None]] = deque()
+        self._is_works_turn = True  # it takes turns with what is due for clients
         self._busy_since_ns = 0  # when work began that no rest has interrupted
         self._reactor = reactor
         self._rest = ShortTimer(reactor, self._go_on)
@@ -149,10 +151,11 @@ class Host:
         return self._moves.n_arriving > 0 or any(one.is_sending for one in self._outgoing.values())
 
     def close(self) -> None:
-        """End all ways to and from other shards."""
+        """End all ways to and from other shards. What was handed over is sent, as far as it can be at once."""
         self._rest.close()
         self._door.close()
         for outgoing in self._outgoing.values():
+            outgoing.flush()
             outgoing.close()
         for incoming in self._incoming:
             incoming.close()
@@ -168,7 +171,7 @@ class Host:
             self._begin_rest()
 
     def in_turn(self, work: Callable[[], None]) -> None:
-        """Call this in a turn, before anything else that is due then."""
+        """Call this as one step of those that clients move in."""
         self._work.append(work)
         self.soon()
 
@@ -180,33 +183,42 @@ class Host:
     def _go_on(self) -> None:
         """One turn, behind what else was ready in this round of the reactor."""
         was_resting, self._is_resting = self._is_resting, False
-        n_served = self._reactor.n_ready - was_resting  # (the timer)
-        if n_served and self._given_way < MOST_GIVEN_WAY:
-            self._given_way += 1
+        now_ns = time.monotonic_ns()
+        others = self._reactor.n_ready > 0  # were served in this round
+        if others and now_ns - self._stepped_ns < GIVE_WAY_NS:
             self._begin_rest()
             return
-        self._given_way = 0
         if was_resting:
-            self._busy_since_ns = time.monotonic_ns()
-        if not self._do_next():
+            self._busy_since_ns = now_ns
+        until_ns = now_ns + (TURN_NS if others else 0)
+        while self._do_next():
+            self._stepped_ns = time.monotonic_ns()
+            if self._stepped_ns >= until_ns:
+                break
+        else:
             self._is_due = False
-        elif n_served or time.monotonic_ns() - self._busy_since_ns >= BUSY_NS:
+            return
+        if others or self._stepped_ns - self._busy_since_ns >= BUSY_NS:
             self._begin_rest()
         else:
             self._rest.start(0)
 
     def _do_next(self) -> bool:
-        """Do what is due for one client, or read what has come of one; False: there is no more for now."""
-        if self._work:
+        """One step: do what is due for one client, or read what has come of one; False: there is no more for now."""
+        is_first, self._is_works_turn = self._is_works_turn, not self._is_works_turn
+        if is_first and self._work:
             self._work.popleft()()
             return True
         if self._moves.go_on():
             return True
-        if not self._readable:
-            return False
-        if not self._readable[0].take():
-            self._readable.popleft()
-        return True
+        if self._readable:
+            if not self._readable[0].take():
+                self._readable.popleft()
+            return True
+        if self._work:
+            self._work.popleft()()
+            return True
+        return False
 
     # ---- at the old shard
 

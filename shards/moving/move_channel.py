@@ -152,6 +152,11 @@ class Outgoing:
         if not self._is_waiting and (is_last or self._held_bytes >= HELD_BYTES):
             self._flush()
 
+    def flush(self) -> None:
+        """Send what waits for the next message."""
+        if not self._is_waiting:
+            self._flush()
+
     @property
     def is_sending(self) -> bool:
         """Whether the kernel has not taken everything."""

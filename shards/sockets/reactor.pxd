@@ -85,7 +85,7 @@ cdef class Reactor:
     cdef Round round
     cdef Source due                    # … who that is: a ShortTimer
     cdef bint has_wait                 # rounds come at once where somebody is due (loop_wait)
-    cdef readonly int n_ready          # how many were, in this round or the last
+    cdef readonly int n_ready          # how many were, in this round or the last, other than a ShortTimer
     cdef readonly bint is_serving      # in a round: what is appended now is sent when it ends
     cdef Socket newest                 # the one that was opened last, until its listener has read it
     # Owners of client sockets are shown all bytes: on_bytes_in, on_bytes_out. Public, because a reload changes it.

@@ -585,7 +585,8 @@ cdef class Reactor:
                 self.settle()   # who is due may take a while
             source = self.due
             self.set_due(None)
-            source.on_event(0)
+            if source is not None:      # (or it was closed, or started anew, while others were attended to)
+                source.on_event(0)
         return 0
 
     cdef void set_due(self, Source source) noexcept:

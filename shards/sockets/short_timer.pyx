@@ -63,7 +63,9 @@ cdef class ShortTimer(Source):
         cdef uint64_t expirations
         if events == 0:
             self.call()
-        elif read_fd(self.fd, &expirations, sizeof(expirations)) > 0:   # (or it was started anew meanwhile)
+            return 0
+        self.reactor.n_ready -= 1
+        if read_fd(self.fd, &expirations, sizeof(expirations)) > 0:   # (or it was started anew meanwhile)
             self.is_set = False
             if self.reactor.due is None:
                 self.reactor.set_due(self)      # behind what else is ready

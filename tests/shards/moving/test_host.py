@@ -82,10 +82,9 @@ class Rest:
 
     @property
     def n_ready(self) -> int:
-        return self.n_served + self.timer
+        return self.n_served
 
     def start(self, us: int) -> None:
-        self.timer = us > 0
         self.rests += us > 0
         self.turns += 1
         asyncio.get_running_loop().call_soon(self.go_on)
@@ -123,9 +122,50 @@ async def test_a_shard_sleeps_when_others_were_served_and_moves_go_on_all_the_sa
     two: LinkedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "BUSY_NS", 10**12)
-    old, new = await three_moved(two, n_served=1)
-    assert old.rests == old.turns >= (3 + 3) * (1 + host.MOST_GIVEN_WAY)
-    assert new.rests == new.turns >= (3 + 3 + 3) * (1 + host.MOST_GIVEN_WAY)
+    monkeypatch.setattr(host, "GIVE_WAY_NS", 10**18)  # for ever
+    moving = asyncio.create_task(three_moved(two, n_served=1))
+    await until(lambda: isinstance(two.shards[0].host._rest, Rest) and two.shards[0].host._rest.turns > 100)
+    assert len(two.shards[0].cids) == 3 and not two.shards[1].moves.n_arriving
+    monkeypatch.setattr(host, "GIVE_WAY_NS", 0)
+    for rest in await moving:
+        assert rest.rests == rest.turns
+
+
+async def test_a_shard_that_is_kept_busy_moves_several_in_each_turn(
+    two: LinkedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "GIVE_WAY_NS", 0)
+    monkeypatch.setattr(host, "TURN_NS", 10**12)
+    for rest in await three_moved(two, n_served=1):
+        assert rest.rests == rest.turns < 3 + 3
+
+
+async def test_who_arrives_does_not_wait_for_those_who_are_looked_at(two: LinkedShards) -> None:
+    """A shard may look at many clients that cannot move, while others are on their way to it."""
+    await come(two, "SUB a 1\r\n")
+    cids = two.shards[0].cids
+    new = two.shards[1].host
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        looks += 1
+        if two.shards[1].cids != cids:
+            new.in_turn(look)
+
+    new.in_turn(look)
+    assert await moved(two, 1) == {}
+    await until(lambda: two.shards[1].cids == cids)
+    assert looks
+
+
+async def test_a_host_that_closes_sends_what_waits_for_more(two: LinkedShards) -> None:
+    old, new = two.shards
+    assert not old.host.open_way(1)
+    way = old.host._outgoing[1]
+    way.send(channel.HandedOver(1, b"no record"), os.dup(0), is_last=False)
+    old.host.close()
+    await until(lambda: new.host.n_refused)
 
 
 @pytest.mark.parametrize("by", ["the host", "another frame"])
