@@ -20,6 +20,7 @@ def told_after(seconds: float) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        timer.join()  # there are tests that no thread is left
 
 
 def _tell() -> None:
