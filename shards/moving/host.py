@@ -64,7 +64,7 @@ BUSY_NS = 200_000
 # For so long. To sleep costs some 30 µs, and what it lets others do comes in no order, so not often, but for long.
 REST_US = 300
 # A shard that serves somebody in each of its rounds rests after each, but makes steps for so long at least so often.
-GIVE_WAY_NS = 1_000_000
+GIVE_WAY_NS = 2_000_000
 TURN_NS = 70_000
 # What a shard says that takes no clients any more: it is not asked again.
 LEAVING = "this shard is leaving"
@@ -113,7 +113,7 @@ class Host:
         self._readable: deque[Incoming] = deque()  # something has come
         self._is_due = False  # _go_on() is to be called, or under way
         self._is_resting = False
-        self._stepped_ns = 0  # when the last step ended
+        self._stepped_ns = 0  # when the last step ended, or there was something to do again
         self._work: deque[Callable[[], None]] = deque()
         self._is_works_turn = True  # it takes turns with what is due for clients
         self._busy_since_ns = 0  # when work began that no rest has interrupted
@@ -168,6 +168,7 @@ class Host:
         """There is something to do for a client that moves."""
         if not self._is_due:
             self._is_due = True
+            self._stepped_ns = time.monotonic_ns()
             self._begin_rest()
 
     def in_turn(self, work: Callable[[], None]) -> None:
