@@ -243,7 +243,11 @@ class Router:
             imports_exports=SimpleNamespace(service_imports=self.service_imports),
             stop_listening=lambda: self.steps.append("stop listening"),
         )
-        self.links = SimpleNamespace(close=lambda: self.steps.append("close links"), has_unsent=False)
+        self.links = SimpleNamespace(
+            close=lambda: self.steps.append("close links"),
+            has_unsent=False,
+            moves=SimpleNamespace(send_on=lambda: None),
+        )
         self.worker._links = self.links  # type: ignore[assignment]
         self.worker._channel.send = lambda message: self.steps.append(type(message).__name__)  # type: ignore[method-assign]
 
