@@ -3,7 +3,8 @@
 
 It calls from within a round of the reactor, at whose end what was appended is sent. Who has much to do in small
 pieces rests with it between them: a process that only lets its sockets be served in between still keeps the processor,
-and others that are woken on it wait for the scheduler's slice, 1 to 3 ms. Cost: three system calls for each time.
+and others that are woken on it wait for the scheduler's slice, 1 to 3 ms. Cost: three system calls for each time, and
+on a virtual machine some 30 µs; none for a start of 0 µs, where the loop waits in the reactor's set.
 """
 
 from libc.errno cimport errno
