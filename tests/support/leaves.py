@@ -36,17 +36,29 @@ def hub_port(hub: Broker) -> int:
 
 
 async def know(publisher: Client, subscriber: Client, *, queue: str = "") -> None:
-    """Returns when what `subscriber` has subscribed to before is known where `publisher` is."""
-    subject = f"probe.{uuid.uuid4().hex[:12]}"
-    await subscriber.send(f"SUB {subject} {queue} probe\r\n")
-    await subscriber.flush()
+    """Returns when what `subscriber` has subscribed to before is known where `publisher` is.
+
+    But for a nats-server whose leaf node connection is just being made: it forgets a subscription that comes between
+    its collecting those that it is going to tell, and its telling (2.9.10: in 1 to 2 of 100 connections under load,
+    whoever its hub is). So its probe is another one each second, and who has to be sure calls this before and after.
+    """
+    is_forgetful = "gnatswarm" not in subscriber.info
+    clock = asyncio.get_running_loop().time
+    subjects: list[str] = []
+    subscribed_s = 0.0
     async with asyncio.timeout(20):
-        while not any(frame.subject == subject for frame in subscriber.inbox):
-            await publisher.send(f"PUB {subject} 0\r\n\r\n")
+        while not any(frame.subject in subjects for frame in subscriber.inbox):
+            if not subjects or (is_forgetful and clock() >= subscribed_s + 1.0):
+                subscribed_s = clock()
+                subjects.append(f"probe.{uuid.uuid4().hex[:12]}")
+                await subscriber.send(f"SUB {subjects[-1]} {queue} probe{len(subjects)}\r\n")
+                await subscriber.flush()
+            await publisher.send(f"PUB {subjects[-1]} 0\r\n\r\n")
             await publisher.flush()
             await subscriber.flush()
-    await subscriber.talk("UNSUB probe\r\nPING\r\n", expect_last="PONG\r\n")
-    subscriber.inbox = [frame for frame in subscriber.inbox if frame.subject != subject]
+    unsubscribe = "".join(f"UNSUB probe{n}\r\n" for n in range(1, len(subjects) + 1))
+    await subscriber.talk(unsubscribe + "PING\r\n", expect_last="PONG\r\n")
+    subscriber.inbox = [frame for frame in subscriber.inbox if frame.subject not in subjects]
 
 
 async def subscribed(client: Client, *lines: str) -> None:
@@ -59,6 +71,7 @@ async def payloads(client: Client, count: int) -> list[bytes]:
 
 async def check_own_account(at_leaf: Client, inside: Client, outside: Client) -> None:
     """A leaf node's client hears of the hub's who is in its account, and not who is outside."""
+    await know(inside, at_leaf)
     await subscribed(at_leaf, "own 1")
     await know(inside, at_leaf)
     await outside.send("PUB own 1\r\nx\r\n")

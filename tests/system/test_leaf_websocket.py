@@ -55,6 +55,7 @@ async def crosses(net: Net, hub: Broker, leaf: Broker) -> None:
     sizes = [0, 1, 63, 64, 65, 125, 126, 4000, 70_000, 900_000, 5]
     at_hub, at_leaf = await net.client(hub), await net.client(leaf)
     for here, there in ((at_hub, at_leaf), (at_leaf, at_hub)):
+        await know(here, there)
         await subscribed(there, "many 1", "sized 2")
         await know(here, there)
         await here.send("".join(f"PUB many {len(str(n))}\r\n{n}\r\n" for n in range(2000)))
@@ -95,9 +96,10 @@ async def test_the_connection_is_made_again_after_either_end_was_lost(
 ) -> None:
     hub, port = hub_of(start, kinds[0])
     leaf = leaf_of(start, kinds[1], f"ws://127.0.0.1:{port}")
-    at_leaf = await net.client(leaf)
+    at_hub, at_leaf = await net.client(hub), await net.client(leaf)
+    await know(at_hub, at_leaf)
     await subscribed(at_leaf, "x 1")
-    await know(await net.client(hub), at_leaf)
+    await know(at_hub, at_leaf)
     hub.kill()
     leaf.log.wait_line("Leafnode connection closed", 20.0)
     again, _ = hub_of(start, kinds[0], PLAIN.replace("port: -1", f"port: {port}"))
@@ -292,9 +294,10 @@ async def test_leaf_nodes_come_back_after_the_gateway_or_their_shard_was_killed(
     hub = start("gnatswarm-1", f"{LEAVES}websocket {{ {tls if scheme == 'wss' else PLAIN} }}\ndebug: true\n")
     trust = f"tls {{ ca_file: '{authority.path}' }}" if scheme == "wss" else ""
     leaf = leaf_of(start, kind, f"{scheme}://127.0.0.1:{websocket_port(hub)}", trust)
-    at_leaf = await net.client(leaf)
+    at_hub, at_leaf = await net.client(hub), await net.client(leaf)
+    await know(at_hub, at_leaf)
     await subscribed(at_leaf, "x 1")
-    await know(await net.client(hub), at_leaf)
+    await know(at_hub, at_leaf)
     for victim in (r"Gateway is process (\d+)", r"Shard 0 is process (\d+)"):
         lines = len(hub.log.lines)
         os.kill(int(hub.log.wait_line(victim)[1]), signal.SIGKILL)
