@@ -374,6 +374,7 @@ class Broker(_Endpoint):
             listener_groups = ListenerGroups(self.options, 1, is_handoff=False)
         except ListenError as error:
             raise BrokerFailed(str(error)) from None
+        websocket = listener_groups.websocket
         try:
             self._shard = EmbeddedShard(
                 self.options,
@@ -382,15 +383,16 @@ class Broker(_Endpoint):
                 server_id=server_id,
                 server_name=self.options.server_name or server_id,
                 port=listener_groups.clients.port,
+                websocket_port=websocket.port if websocket is not None else 0,
             )
         except BaseException:
             listener_groups.close()
             raise
         self._listener_groups = listener_groups
         self._port = listener_groups.clients.port
-        if listener_groups.websocket is not None:
+        if websocket is not None:
             host = dialled(self.options.websocket.host)
-            self.websocket_url = f"{listener_groups.websocket_scheme}://{host}:{listener_groups.websocket.port}"
+            self.websocket_url = f"{listener_groups.websocket_scheme}://{host}:{websocket.port}"
 
     def stop(self) -> None:
         """Stop the broker; clients are disconnected at once. BrokerFailed if it had ended by itself."""

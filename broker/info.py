@@ -20,6 +20,9 @@ _ALWAYS = frozenset(
     {"server_id", "server_name", "version", "proto", "host", "port", "headers", "max_payload", "client_id", "shard"}
 )
 
+# As nats-server calls it.
+EVERY_ADDRESS = "0.0.0.0"
+
 
 def info_line(fields: dict[str, Any]) -> bytes:
     r"""`INFO {json} \r\n`; false and empty fields are left out, except those that clients rely on."""
@@ -62,6 +65,7 @@ class InfoTemplate:
         headers: bool,
         max_payload_bytes: int,
         auth_required: bool = False,
+        websocket_address: tuple[str, int] | None = None,
         websocket_auth_required: bool = False,
         tls_required: bool = False,
         tls_available: bool = False,
@@ -79,7 +83,7 @@ class InfoTemplate:
             "version": version,
             "proto": 1,
             "go": LANGUAGE,
-            "host": host or "0.0.0.0",  # as nats-server calls every address
+            "host": host or EVERY_ADDRESS,
             "port": port,
             "headers": headers,
             "auth_required": auth_required,
@@ -99,6 +103,7 @@ class InfoTemplate:
             "shard": shard,
         }
         self._template = _template(self._fields)
+        self._websocket_address = websocket_address or (host, port)
         self._websocket_auth_required = websocket_auth_required
         self._others = other_urls or []
         self._websocket_urls = websocket_urls or []
@@ -123,7 +128,10 @@ class InfoTemplate:
 
     def for_websocket(self) -> InfoTemplate:
         """The same for a WebSocket connection, which may have to log in otherwise, and whose TLS comes before INFO."""
+        host, port = self._websocket_address
         return self._with(
+            host=host or EVERY_ADDRESS,
+            port=port,
             auth_required=self._websocket_auth_required,
             tls_required=False,
             tls_verify=False,

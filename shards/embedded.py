@@ -53,6 +53,7 @@ class EmbeddedShard:
         server_id: str,
         server_name: str,
         port: int,
+        websocket_port: int = 0,
     ) -> None:
         self.page = Page.create()
         self._shard: Shard | None = None
@@ -70,6 +71,7 @@ class EmbeddedShard:
                 server_name=server_name,
                 host=options.host,
                 port=port,
+                websocket_port=websocket_port,
             )
             self._shard.listen(*descriptors)
 

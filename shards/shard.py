@@ -62,11 +62,12 @@ def _shortest_ping_interval_s(options: Options) -> float:
 class Shard:
     """Serves clients from listen() or take() on; made and used on the thread of the running loop.
 
-    `host` and `port` are sent to clients in INFO; `page` is the shared page, on which it writes its own counters;
-    `headroom` is told the number of clients. `tell` sends a message to the router, if there is one. `on_sweep` is
-    called ten times a second with the lateness of the timer in seconds, `on_slow` for each slow consumer that was
-    closed, `on_client_closed` for every client that has left. `has_clients`: False for the gateway, which takes no
-    requests to the system account either.
+    `host` and `port` are sent to clients in INFO; with 2.15's ways those who came by WebSocket are told
+    `websocket_port`, 0: there is none. `page` is the shared page, on which it writes its own counters; `headroom` is
+    told the number of clients. `tell` sends a message to the router, if there is one. `on_sweep` is called ten times a
+    second with the lateness of the timer in seconds, `on_slow` for each slow consumer that was closed,
+    `on_client_closed` for every client that has left. `has_clients`: False for the gateway, which takes no requests to
+    the system account either.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Shard:
         server_name: str,
         host: str,
         port: int,
+        websocket_port: int = 0,
         tell: Callable[[ControlMessage], None] | None = None,
         on_sweep: Callable[[float], None] | None = None,
         on_slow: Callable[[ConnectionRow], None] | None = None,
@@ -93,6 +95,7 @@ class Shard:
         self._server_id = server_id
         self._server_name = server_name
         self._address = host, port
+        self._websocket_port = websocket_port
         self._options = options
         self._news = ClusterNews(cluster_name(options.cluster.name, server_id)) if options.cluster.port else None
         self.fanout = Fanout(prefers_local=options.sharding.prefer_local)
@@ -257,6 +260,8 @@ class Shard:
 
     def _info_template(self, options: Options) -> InfoTemplate:
         host, port = advertised(options.client_advertise, *self._address)
+        # (2.9 names the clients' address there too)
+        websocket_address = (options.websocket.host, self._websocket_port) if options.is_like_newer else (host, port)
         return InfoTemplate(
             server_id=self._server_id,
             server_name=self._server_name,
@@ -266,6 +271,7 @@ class Shard:
             headers=options.headers,
             max_payload_bytes=options.limits.max_payload_bytes,
             auth_required=Authenticator(options).anonymous() is None,
+            websocket_address=websocket_address,
             websocket_auth_required=Authenticator(for_websocket(options)).anonymous() is None,
             tls_required=options.tls.is_on and not options.allow_non_tls,
             tls_available=options.tls.is_on and options.allow_non_tls,

@@ -300,6 +300,7 @@ class Worker:
             server_name=boot.server_name,
             host=boot.host,
             port=boot.port,
+            websocket_port=boot.websocket_port,
             tell=self._tell,
             on_sweep=self._on_sweep,
             on_slow=self._on_slow,

@@ -53,6 +53,15 @@ def test_every_address_is_called_as_nats_server_does():
     assert read(template(host="").line(1, "::1"))["host"] == "0.0.0.0"
 
 
+def test_who_came_by_websocket_may_be_told_another_address():
+    general = template(websocket_address=("", 80), websocket_auth_required=True, tls_required=True)
+    of_websocket = read(general.for_websocket().line(1, "::1"))
+    assert (of_websocket["host"], of_websocket["port"], of_websocket["auth_required"]) == ("0.0.0.0", 80, True)
+    assert "tls_required" not in of_websocket
+    assert read(general.line(1, "::1"))["port"] == 4222
+    assert read(template().for_websocket().line(1, "::1"))["port"] == 4222
+
+
 @pytest.mark.parametrize("name", ["100%", "%d %s %(x)s %%", 'a"b', "ünï\\", '","client_id":0,"client_ip":"?"', "{}"])
 def test_a_name_comes_through_whatever_is_in_it(name):
     info = read(template(server_name=name).line(12, "10.0.0.1"))

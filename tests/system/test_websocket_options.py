@@ -42,6 +42,15 @@ def reload(broker: Broker, *words: str) -> None:
     broker.log.wait_line("Reloaded server configuration", start=start)
 
 
+async def test_info_names_the_address_of_the_port_that_was_reached(open_port):
+    broker, port = open_port(rest="client_advertise: 'clients.example:88'\n")
+    client = await connect(port)
+    assert (client.info["host"], client.info["port"]) == ("127.0.0.1", port)
+    client.close()
+    info = (await Client.connect(broker.port)).info
+    assert (info["host"], info["port"]) == ("clients.example", 88)
+
+
 # ------------------------------------------------------------------------------------------- headers of the response
 
 
