@@ -17,6 +17,7 @@ from gnatswarm.broker.errors import (
     InvalidClientProtocol,
     NoRespondersRequiresHeaders,
 )
+from gnatswarm.broker.quoted import quoted
 
 # A control line of a few KiB can nest this deep; Python's recursion limit of 1,000 would refuse what nats-server
 # accepts.
@@ -113,6 +114,15 @@ def keeps_credentials(current: ClientOptions, new: ClientOptions) -> bool:
     """Whether a later CONNECT leaves out the secrets, and names nobody else than the one before it."""
     has_secret = bool(new.auth_token or new.password or new.jwt or new.sig)
     return not has_secret and (new.user, new.nkey) == (current.user, current.nkey)
+
+
+def who_claims(nkey: str, user: str, *, has_token: bool) -> str:
+    """Whom the log says that was refused, as nats-server 2.15 does; "": nobody."""
+    if nkey:
+        return f"Nkey {quoted(nkey)}"
+    if user:
+        return f"User {quoted(user)}"
+    return 'Token "[REDACTED]"' if has_token else ""
 
 
 def require_sense(options: ClientOptions, *, offers_headers: bool = True) -> None:

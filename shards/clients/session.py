@@ -16,7 +16,14 @@ import msgspec
 from gnatswarm.broker.access import ciphers
 from gnatswarm.broker.access.auth import NOBODY, Admission, Authenticator, HashedPassword
 from gnatswarm.broker.access.certificate_names import CertificateNames, find_user, names_of
-from gnatswarm.broker.access.connect import ClientOptions, keeps_credentials, overlay, require_object, require_sense
+from gnatswarm.broker.access.connect import (
+    ClientOptions,
+    keeps_credentials,
+    overlay,
+    require_object,
+    require_sense,
+    who_claims,
+)
 from gnatswarm.broker.errors import (
     AuthenticationTimeout,
     AuthorizationViolation,
@@ -371,11 +378,7 @@ class ClientSession:
             if self._clients.has_nkeys:
                 return f"Nkey {quoted(connect.nkey)}"
             return f"User {quoted(connect.user)}" if self._clients.user_names else ""
-        if connect.nkey:
-            return f"Nkey {quoted(connect.nkey)}"
-        if connect.user:
-            return f"User {quoted(connect.user)}"
-        return 'Token "[REDACTED]"' if self.gave_token or self._gave_refused_token else ""
+        return who_claims(connect.nkey, connect.user, has_token=self.gave_token or self._gave_refused_token)
 
     @property
     def connection_type(self) -> str:

@@ -14,7 +14,7 @@ import msgspec
 
 from gnatswarm.broker.access.auth import Admission, Authenticator, HashedPassword
 from gnatswarm.broker.access.certificate_names import find_user, names_of
-from gnatswarm.broker.access.connect import ClientOptions
+from gnatswarm.broker.access.connect import ClientOptions, who_claims
 from gnatswarm.broker.advisory import Person
 from gnatswarm.broker.bounds import LARGEST_MAX_PAYLOAD_BYTES
 from gnatswarm.broker.errors import AuthorizationViolation, CloseReason
@@ -225,8 +225,12 @@ class HubSession(LeafConnection):
         self._owner.flush()
 
     def _refuse_login(self) -> None:
-        user = (self.connect.user or self.connect.nkey) if self.connect is not None else ""
-        logger.error("%s - authentication error - User %s", self, quoted(user))
+        connect = self.connect or words.LeafConnect()
+        if self._owner.is_like_newer:
+            who = who_claims(connect.nkey, connect.user, has_token=bool(connect.auth_token))
+        else:
+            who = f"User {quoted(connect.user or connect.nkey)}"
+        logger.error("%s - authentication error%s", self, f" - {who}" if who else "")
         self._refuse("Authorization Violation")
         self._why = CloseReason.AUTHENTICATION_FAILURE.text
         self._owner.events.refused(self._person())

@@ -323,6 +323,23 @@ async def test_what_a_leaf_node_may_not_say_ends_its_connection_with_a_reason(tr
     assert "Traceback" not in text and not [line for line in text.splitlines() if "Gateway" in line and "exit" in line]
 
 
+@pytest.mark.parametrize("kind", ["gnatswarm-1-as-2.15", "nats-server-2.15"])
+async def test_the_log_names_whom_a_refused_leaf_node_claimed_to_be(start: Start, kind: str) -> None:
+    hub = start(kind, "leafnodes { listen: '127.0.0.1:-1' }\nauthorization { users [ {user: a, password: p} ] }\n")
+    for claims, shown in (
+        ({"user": "x", "pass": "y"}, ' - User "x"'),
+        ({"user": "x", "auth_token": "t"}, ' - User "x"'),
+        ({"nkey": "UABC", "sig": "x"}, ' - Nkey "UABC"'),
+        ({"auth_token": "secret"}, ' - Token "[REDACTED]"'),
+        ({"pass": "y"}, ""),
+    ):
+        lines = len(hub.log.lines)
+        leaf = await by_hand(hub_port(hub), {"name": "hand", **claims})
+        assert b"-ERR 'Authorization Violation'" in await leaf.rest()
+        assert hub.log.wait_line("authentication error(.*)", start=lines)[1] == shown
+    assert "secret" not in hub.log.text
+
+
 async def test_what_its_user_is_denied_to_publish_ends_a_leaf_node_s_connection(tree: Tree, net: Net) -> None:
     client = await net.client(tree.hub, **A)
     await subscribed(client, "half.> 1")
