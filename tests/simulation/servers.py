@@ -158,6 +158,7 @@ class Server:
         self.is_in_step = False  # all has arrived since it was connected, and nothing has ended
         self.to_answer: list[tuple[str, int]] = []
         self.frames = 0  # of messages that came
+        self.served_beside: set[tuple[int, int]] = set()  # plain subscriptions, and what came for a queue group
 
     def is_near(self, other: Server) -> bool:
         """Whether both are connected without us: nothing passes from one to the other here."""
@@ -302,9 +303,12 @@ class Server:
         for sub in self.wants:
             if not sub.queue and matches(sub.pattern, subject) and not is_own:
                 # A frame that was sent on for a queue group serves plain subscriptions, too: of this one nobody knew.
-                is_excused = queues and message.at <= sub.acked_at
+                # The message comes in another frame for those of which somebody did, before that one or behind it.
+                is_excused = message.at <= sub.acked_at and (queues or (sub.sid, number) in self.served_beside)
                 if not (is_excused and number in sub.got):
                     self.servers.got(sub, number)
+                if queues:
+                    self.served_beside.add((sub.sid, number))
         for queue in queues:
             members = [one for one in self.wants if one.queue == queue and matches(one.pattern, subject)]
             if members:
