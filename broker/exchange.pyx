@@ -903,7 +903,7 @@ cdef class Exchange(Onward):
                 self.clustered |= bit
             for other in range(FIRST_SLOT, END_SLOT):
                 if other != slot and cluster and self.outs[other] != NULL and self.clusters[other] == cluster \
-                        and self.kinds[other] == kind and kind == PEER_LEAF:
+                        and self.kinds[other] == kind:
                     self.mates[slot] |= <uint64_t>1 << other
                     self.mates[other] |= bit
             return slot

@@ -54,6 +54,10 @@ class LeafOwner(ConnectionOwner, Protocol):
     def cluster_name(self) -> Callable[[], str]:
         """The present name of this broker's cluster; "": there is none."""
 
+    @property
+    def is_like_newer(self) -> bool:
+        """Whether the broker behaves as nats-server 2.15."""
+
     def on_urls(self, info: ServerInfo) -> None:
         """The hub named the addresses of its cluster, or none."""
 
@@ -147,6 +151,14 @@ class LeafSession(LeafConnection):
         self._refuse("Stale Leaf Node Connection - Closing")
         self._owner.flush()
 
+    def _cluster_there(self) -> str:
+        """The cluster to whose other connections nothing of this one's goes; "": to all.
+
+        What one account has from a hub and another imports would come back to the hub, which follows its own imports.
+        """
+        is_told_apart = self.remote.hub or self._owner.is_like_newer
+        return (self.info.cluster or self.info.server_name) if is_told_apart else ""
+
     def _accepted(self, info: ServerInfo) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -155,7 +167,7 @@ class LeafSession(LeafConnection):
         if not self.link.join(
             "leaf" if self.remote.hub else "hub",
             self.remote.account.encode("utf-8", "surrogateescape"),
-            (self.info.cluster or self.info.server_name) if self.remote.hub else "",
+            self._cluster_there(),
             is_checked=False,
             is_isolated=self.remote.isolate,
         ):

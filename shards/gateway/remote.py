@@ -171,6 +171,11 @@ class Remote:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._loop.call_exception_handler({"message": "dialling a hub failed", "exception": error})
 
+    @property
+    def is_like_newer(self) -> bool:
+        """Whether the broker behaves as nats-server 2.15."""
+        return self._options.is_like_newer
+
     def reload(self, options: Options) -> None:
         """Use the new options from the next connection on; they name the same remote."""
         self._options = options

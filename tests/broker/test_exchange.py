@@ -333,6 +333,19 @@ def test_what_a_leaf_node_publishes_names_its_cluster_to_members_but_not_for_gro
     cluster.close()
 
 
+def test_what_a_hub_sends_goes_to_hubs_of_other_clusters_alone():
+    cluster = Members(1, fenced=False)
+    first, same, other, unnamed = (server(cluster, "hub", b"LS+ a", of=of) for of in ("lake", "lake", "marsh", ""))
+    begins = {end: len(end.socket.sent) for end in (same, other, unnamed)}
+    first.engine.probe.feed(first.socket, b"LMSG a 1\r\nx\r\n")
+    cluster.settle()
+    sent = {end: bytes(end.socket.sent[begin:]) for end, begin in begins.items()}
+    assert sent == {same: b"", other: b"LMSG a 1\r\nx\r\n", unnamed: b"LMSG a 1\r\nx\r\n"}
+    for end in (first, same, other, unnamed):
+        end.link.leave()
+    cluster.close()
+
+
 @pytest.mark.parametrize("others", [0, 1])
 def test_who_comes_in_the_place_of_a_leaf_node_gets_what_comes_from_that_one_s_cluster(others):
     """`others`: so many leaf nodes of that cluster stay."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.leaves import Net, hub_port, know, subscribed
+from tests.support.leaves import Net, hub_port, know, payloads, subscribed
 from tests.support.raw_route import RawRoute
 from tests.support.servers import Broker
 from tests.support.wire import Client
@@ -403,3 +403,52 @@ async def test_what_only_a_leaf_node_of_the_same_cluster_could_answer_has_no_res
     assert {frame.subject for frame in answers} == {"none.1", "none.2"}
     assert all(b"503" in frame.headers for frame in answers)
     await clients["leaf2"].expect_quiet()
+
+
+SHARED = """accounts {
+    A { users [ {user: a, password: p} ], exports [ {service: "svc.>"}, {stream: "str.>"} ] }
+    B { users [ {user: b, password: p} ], imports [ {service: {account: A, subject: "svc.>"}, to: "of.a.>"},
+                                                    {stream: {account: A, subject: "str.>"}} ] }
+}
+"""
+
+
+@pytest.mark.parametrize("place", ["one hub", "one cluster", "two clusters"])
+@pytest.mark.parametrize("leaf_kind", ["nats-server-2.15", "gnatswarm-2-as-2.15"])
+async def test_what_comes_from_a_hub_does_not_go_back_to_its_cluster_for_another_account(
+    start: Start, net: Net, leaf_kind: str, place: str
+) -> None:
+    """The leaf node has both accounts at it, and the hub follows its imports itself. Another cluster gets it."""
+    servers = Servers(start, net)
+    own = "" if place == "one hub" else cluster("c")
+    of_a = of_b = await servers.add("one", "nats-server-2.15", f"leafnodes {{ {PORT} }}\n{own}", SHARED)
+    if place != "one hub":
+        other = cluster("c", of_a) if place == "one cluster" else cluster("d")
+        of_b = await servers.add("two", "nats-server-2.15", f"leafnodes {{ {PORT} }}\n{other}", SHARED)
+    urls = ((of_a, "a", "A"), (of_b, "b", "B"))
+    remotes = ", ".join(
+        f'{{ url: "nats://{user}:p@127.0.0.1:{hub_port(hub)}", account: {account} }}' for hub, user, account in urls
+    )
+    await servers.add("leaf", leaf_kind, f"leafnodes {{ remotes [ {remotes} ] }}\n", SHARED)
+    hubs = "one", "one" if place == "one hub" else "two"
+    at_a, at_b = await servers.client(hubs[0], A), await servers.client(hubs[1], B)
+    leaf_a, leaf_b = await servers.client("leaf", A), await servers.client("leaf", B)
+    publishers = await servers.client(hubs[0], A), await servers.client(hubs[1], B)
+    await subscribed(at_a, "svc.* 1")
+    await subscribed(at_b, "str.* 1")
+    await subscribed(leaf_a, "str.* 1")
+    await subscribed(leaf_b, "of.a.* 1")
+    for there, here in ((at_a, leaf_a), (at_b, leaf_b), (publishers[0], leaf_a), (publishers[1], leaf_b)):
+        await know(there, here)
+        await know(here, there)
+    await publishers[0].send("PUB str.x 4\r\nonce\r\n")
+    await publishers[1].send("PUB of.a.x 4\r\nonce\r\n")
+    # The leaf node has passed it on when its own clients have it, and later ones come behind it by the same way.
+    assert await payloads(leaf_a, 1) == await payloads(leaf_b, 1) == [b"once"]
+    await leaf_a.send("PUB svc.x 4\r\nlast\r\n")
+    await leaf_b.send("PUB str.x 4\r\nlast\r\n")
+    for client in (at_a, at_b):
+        found = await payloads(client, 1)
+        while found[-1] != b"last":
+            found += await payloads(client, 1)
+        assert found == [b"once", b"last"]
