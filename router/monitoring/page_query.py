@@ -97,6 +97,12 @@ class PageQuery:
         for key in ("leader-only", "raft", "stream-leader-only") if is_like_newer else ("leader-only",):
             self.flag(key)
 
+    def check_gatewayz(self, *, is_like_newer: bool) -> None:
+        """BadQuery for a field of the page of gateways that nats-server refuses; nothing is shown of the others."""
+        self.flag("accs")
+        if is_like_newer:
+            _ = self.subs
+
     def healthz(self, *, is_like_newer: bool) -> str:
         """What is wrong with what the health probe asks for; "": nothing. BadQuery for a flag that is none."""
         newer = ("js-meta-only", "details") if is_like_newer else ()

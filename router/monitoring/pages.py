@@ -126,7 +126,9 @@ class Pages:
 
     async def gatewayz(self, query: PageQuery) -> bytes:
         """Gateways: always none."""
-        return _json({**aggregate.head(self._facts(query)), "outbound_gateways": {}, "inbound_gateways": {}})
+        facts = self._facts(query)
+        query.check_gatewayz(is_like_newer=facts.options.is_like_newer)
+        return _json({**aggregate.head(facts), "outbound_gateways": {}, "inbound_gateways": {}})
 
     async def jsz(self, query: PageQuery) -> bytes:
         """JetStream: always disabled."""
@@ -207,6 +209,8 @@ class Pages:
             found = [(shard, aggregate.joined(row for part in parts for row in part.rows)) for shard, parts in answers]
             await pace()
             found, unseen = await self._settled(question, found, answers)
+            if query.text("mqtt_client"):  # no client is one of MQTT; they are counted, as by nats-server
+                found = []
             documents: list[Document] = []
             texts: list[bytes] = []
             count = 0
@@ -274,7 +278,7 @@ class Pages:
         facts = self._facts(query)
         account = query.text("acc")
         test, offset, limit = query.test_subject, query.offset, query.limit
-        shows_list = query.subs == "list" or query.subs == "detail"
+        shows_list = query.flag("subs")
         shows_all = facts.options.is_like_newer
         if account and account not in facts.accounts:
             return _json(_subsz(facts, aggregate.sublist([]), query, 0) if shows_all else aggregate.sublist([]))

@@ -202,6 +202,8 @@ ERRORS = (
     "/subsz?test=foo.*",
     "/subsz?test=%3E",
     "/subsz?subs=maybe",
+    "/subsz?subs=detail",
+    "/gatewayz?accs=x",
     "/accountz?acc=nope",
     "/nope",
     "/varz/",
@@ -236,6 +238,20 @@ async def test_an_error_is_the_real_servers_to_the_letter(sides, path):
         theirs.text.strip(),
         theirs.content_type,
     )
+
+
+@pytest.mark.parametrize("field", ["subs=x", "subs=detail"])
+async def test_a_field_of_the_page_of_gateways_is_refused_as_by_the_real_server(sides, field):
+    theirs, ours = (side.pages.get(f"/gatewayz?{field}") for side in sides)
+    assert ours.status == theirs.status
+    assert theirs.status == 200 or ours.text == theirs.text
+
+
+@pytest.mark.parametrize("state", ["open", "closed"])
+async def test_no_client_is_one_of_mqtt(sides, state):
+    theirs, ours = (side.pages.json(f"/connz?mqtt_client=alpha&state={state}") for side in sides)
+    kept = ("num_connections", "total", "connections")
+    assert [ours[key] for key in kept] == [theirs[key] for key in kept]
 
 
 @pytest.mark.parametrize("field", LEFT_OUT)
