@@ -213,17 +213,19 @@ class Log:
 def session_pids(session: int) -> list[int]:
     """The processes whose session is `session`, zombies excepted."""
     found = []
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
             continue
         try:
-            stat = Path(entry.path, "stat").read_text()
+            if os.getsid(int(name)) != session:
+                continue
+            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                stat = file.read()
         except OSError:
             continue
         # The command name is in parentheses and may hold spaces; what follows is: state ppid pgrp session ...
-        state, _ppid, _pgrp, sid = stat.rpartition(")")[2].split()[:4]
-        if int(sid) == session and state not in "ZX":
-            found.append(int(entry.name))
+        if stat.rpartition(")")[2].split()[0] not in "ZX":
+            found.append(int(name))
     return found
 
 
