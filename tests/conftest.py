@@ -154,8 +154,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 path = report.nodeid.partition("::")[0]
                 took_s[path] = took_s.get(path, 0.0) + report.duration
                 if report.when == "teardown":
-                    spent = sum(value for name, value in report.user_properties if name == PROCESSOR_S)
-                    processor_s[path] = processor_s.get(path, 0.0) + float(str(spent))
+                    spent = [float(str(value)) for name, value in report.user_properties if name == PROCESSOR_S]
+                    processor_s[path] = processor_s.get(path, 0.0) + sum(spent)
     if len(took_s) < 2:
         return
     whole_s = time.monotonic() - terminalreporter.config.stash[_began_s]

@@ -280,7 +280,7 @@ def _run() -> int:
     except KeyboardInterrupt:
         raise  # the interpreter ends by that signal then
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     return 1
 
 
