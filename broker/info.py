@@ -52,7 +52,10 @@ def _template(fields: dict[str, Any]) -> bytes:
 
 
 class InfoTemplate:
-    """The INFO of one shard, with placeholders for the two values that differ between clients."""
+    """The INFO of one shard, with placeholders for the two values that differ between clients.
+
+    `websocket_address`: host and port that clients by WebSocket are told, None: the same as all.
+    """
 
     def __init__(
         self,

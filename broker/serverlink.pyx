@@ -454,8 +454,9 @@ cdef class ServerLink(Peer):
     def join(self, str kind not None, bytes account, str cluster not None, *, bint is_checked=True,
              bint is_isolated=False) -> bool:
         """Take a place in the exchange: frames count from now on. `kind`: "route", "leaf" or "hub"; `account`: that of
-        a leaf node connection, or None. A leaf node that `is_checked` is told when it does what it may not; one that
-        `is_isolated` hears nothing of other leaf nodes' interest. False: there is no place left."""
+        a leaf node connection, or None; `cluster`: the other end's, "": none. Nothing goes from one leaf node, or one
+        hub, to another of the same cluster. A leaf node that `is_checked` is told when it does what it may not; one
+        that `is_isolated` hears nothing of other leaf nodes' interest. False: there is no place left."""
         cdef PeerKind peer = PEER_ROUTE if kind == "route" else PEER_LEAF if kind == "leaf" else PEER_HUB
         if account is not None:
             self.account = self.mesh.account(account)

@@ -260,8 +260,7 @@ class Shard:
 
     def _info_template(self, options: Options) -> InfoTemplate:
         host, port = advertised(options.client_advertise, *self._address)
-        # (2.9 names the clients' address there too)
-        websocket_address = (options.websocket.host, self._websocket_port) if options.is_like_newer else (host, port)
+        websocket_address = (options.websocket.host, self._websocket_port) if options.is_like_newer else None
         return InfoTemplate(
             server_id=self._server_id,
             server_name=self._server_name,

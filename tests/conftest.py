@@ -22,7 +22,6 @@ are printed beside the budget, and which files took most of either. One that tak
 from __future__ import annotations
 
 import contextlib
-import gc
 import inspect
 import os
 import shutil
@@ -129,9 +128,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was imported and collected stays to the end: no collection of garbage goes through it again."""
-    gc.collect()
-    gc.freeze()
+    """What imports and collecting took is no file's."""
     session.stash[_spent_s] = spent_s()
 
 

@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 README = Path(__file__).with_name("README.md")
 SUMMARY = re.compile(r"=+ (?P<counts>[^=]*\b\d+ (?:passed|failed|error)[^=]*) in (?P<seconds>[\d.]+)s")
 BUSY_S = 24 * 3600
+# `make` gives its variables to what it starts, and ARGS of `make passes` is no option of pytest.
+OF_THE_OUTER_MAKE = ("PYTHONPATH", "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "ARGS", "N")
 
 
 def git(directory: Path, *words: str) -> str:
@@ -63,7 +65,7 @@ def busy(processes: int, out: Path) -> Iterator[None]:
 
 def passed(clone: Path, output: Path) -> tuple[bool, re.Match[str] | None]:
     """Whether the tests have passed, and their summary (None: they did not come so far)."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MAKEFLAGS", "MAKELEVEL")}
+    kept = {name: value for name, value in os.environ.items() if name not in OF_THE_OUTER_MAKE}
     with output.open("wb") as file:
         code = subprocess.run(["make", "test"], cwd=clone, stdout=file, stderr=subprocess.STDOUT, env=kept).returncode
     found = list(SUMMARY.finditer(output.read_text(errors="replace")))
