@@ -333,7 +333,7 @@ def limited(trial: Trial, pids: list[int], kind: int, most: Callable[[int], int]
         for pid in session_pids(trial.broker.pid):
             with contextlib.suppress(OSError):
                 now = resource.prlimit(pid, kind)
-                if pid in before or now[0] < soft:
+                if now[0] != soft:  # (infinity is -1)
                     resource.prlimit(pid, kind, before.get(pid, (soft, now[1])))
 
 
