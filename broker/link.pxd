@@ -22,7 +22,6 @@ cdef class SiblingLink(OriginLink):
     cdef MeshFence fence
     cdef Reroutes reroutes
     cdef object session                  # Python: on_info(bytes), on_connect(bytes), on_synchronised(), on_broken(str)
-    cdef readonly int shard              # the sibling's number; -1: not known yet
     cdef readonly bint is_joined         # INFO and CONNECT are done: it carries interest and messages
     cdef readonly uint64_t joined_us     # … since then, by the reactor's clock
     cdef readonly bint is_synchronised   # both ends have each other's whole interest

@@ -74,7 +74,6 @@ cdef class SiblingLink(OriginLink):
         self.fanout = mesh.fanout
         self.fence = fence
         self.reroutes = reroutes
-        self.shard = -1
         self.pings_due = []
         out_init(&self.out, self.fanout.box, 0)
         self.out.peer = <void *>self

@@ -3,7 +3,8 @@
 #   link ── place() ──→ Reroutes ─┬→ a current member here
 #                                 ├→ QMSG to a sibling with members ──→ settled() by its QACK or QNAK
 #                                 ├→ kept until the links are in step (on_step)
-#                                 └→ a former member here                     … then the OriginLink hears on_settled()
+#                                 ├→ a former member here
+#                                 └→ QMSG to the sibling that published it    … then the OriginLink hears on_settled()
 
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -21,6 +22,7 @@ from gnatswarm.broker.sublist cimport Sublist
 
 # The link that a queue message came over, as far as Reroutes reply to it; SiblingLink is its one subclass.
 cdef class OriginLink(Peer):
+    cdef readonly int shard              # the sibling's number; -1: not known yet, or no sibling
     cdef set orphans                     # ids of its queue messages that are pending
     # Sends QACK or QNAK.
     cdef int acknowledge(self, uint64_t id, bint is_taken) except -1
@@ -57,8 +59,11 @@ cdef class Orphan:
     cdef Origin published_by
     cdef uint32_t header_size
     cdef uint32_t size
+    cdef bint has_gone_back              # to the shard that published it, because nobody was found
     cdef uint64_t visited                # shards that it has been on, a bit each
 
+    # Whether the shard that published it is another one, and has not been asked yet.
+    cdef bint may_go_back(self) noexcept
     # Copies the message for a second try.
     cdef int keep(self, Sublist sublist, Token subject, Token queue, const Publish *message) except -1
     # Fills in the message that keep() copied. VALID AS LONG AS THIS OBJECT.
@@ -90,6 +95,7 @@ cdef class Reroutes:
                         bint may_leave) except *
     cdef bint send_away(self, Orphan orphan, Sublist sublist, Entry *entry, Choice *choice, Token queue,
                         Publish *message) except *
+    cdef bint give_back(self, Orphan orphan) except -1
     cdef bint give_to_former(self, Sublist sublist, Token subject, Token queue, Publish *message) noexcept
     cdef void count_delivery(self, Sublist sublist, Token subject, const Publish *message) noexcept
     cdef int ask(self, OriginLink origin, uint64_t shards) except -1

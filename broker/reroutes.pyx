@@ -3,8 +3,9 @@
 
 A member that unsubscribes while messages are on their way to it leaves them without one. Each goes to a current member
 on another shard, is kept while a sibling's interest is not all known, and goes to a former member (broker.lingering)
-only when no shard has a current one. It is acknowledged to the link that it came over, and until then that link holds
-its sibling's PINGs. Reroutes know that link as an OriginLink and read no frames. No cost without such messages.
+only when no shard has a current one: here, on a shard that it was sent on to, or on the one that published it. It is
+acknowledged to the link that it came over, and until then that link holds its sibling's PINGs. Reroutes know that link
+as an OriginLink and read no frames. No cost without such messages.
 """
 
 from libc.stdint cimport uint8_t
@@ -22,6 +23,7 @@ cdef class OriginLink(Peer):
     """The link that a queue message came over."""
 
     def __cinit__(self):
+        self.shard = -1
         self.orphans = set()
 
     cdef int acknowledge(self, uint64_t id, bint is_taken) except -1:
@@ -83,6 +85,9 @@ cdef class Orphan:
         self.published_by = message.origin
         self.tail = message.tail[:message.tail_size] + bytes(SLACK)
         return 0
+
+    cdef bint may_go_back(self) noexcept:
+        return self.id_there == 0 and not self.has_gone_back and self.origin.shard >= 0 and not self.origin.is_closing
 
     cdef void fill(self, Publish *message) noexcept:
         cdef const uint8_t *tail = self.tail
@@ -181,7 +186,7 @@ cdef class Reroutes:
                     orphan.former = self.mesh.formers.find(sublist, subject, queue)
                     if orphan.former is not None:   # which stays for the case that nobody else takes it
                         orphan.former.n_promised += 1
-                if orphan.tail is None and (orphan.former is not None or orphan.shard < 0):
+                if orphan.tail is None and (orphan.former is not None or orphan.shard < 0 or orphan.may_go_back()):
                     orphan.keep(sublist, subject, queue, message)
                 return FATE_PENDING
         return FATE_TAKEN if self.give_to_former(sublist, subject, queue, message) else FATE_NOBODY
@@ -219,6 +224,29 @@ cdef class Reroutes:
             return False
         entry.counts.link_out += 1
         orphan.shard = shard
+        self.n_sent_on += 1
+        return True
+
+    cdef bint give_back(self, Orphan orphan) except -1:
+        """To the shard that published it, and waited for nothing: its members may all have unsubscribed since, and then
+        they linger, because its PINGs wait here for this message."""
+        cdef Publish message
+        cdef Entry *entry
+        cdef Token queue
+        cdef const uint8_t *subject
+        if orphan.tail is None or orphan.is_answer or not orphan.may_go_back():
+            return False
+        subject = orphan.subject
+        queue = Token(<const uint8_t *><bytes>orphan.queue, len(orphan.queue))
+        entry = orphan.sublist.find(subject, len(orphan.subject),
+                                    hash_bytes(subject, len(orphan.subject), orphan.sublist.seed))
+        orphan.fill(&message)
+        if entry == NULL or not self.mesh.fanout.send_queued(&orphan.origin.out, entry, &queue, 1, &message, True,
+                                                             orphan.id, <uint64_t>1 << self.mesh.shard):
+            return False
+        entry.counts.link_out += 1
+        orphan.has_gone_back = True
+        orphan.shard = orphan.origin.shard
         self.n_sent_on += 1
         return True
 
@@ -373,6 +401,8 @@ cdef class Reroutes:
         return self.conclude(orphan, is_taken)
 
     cdef int conclude(self, Orphan orphan, bint is_taken) except -1:
+        if not is_taken and self.give_back(orphan):
+            return 0   # settled() follows
         del self.pending[orphan.id]
         if orphan.former is not None:
             orphan.former.n_promised -= 1

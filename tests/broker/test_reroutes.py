@@ -156,6 +156,33 @@ def test_the_pong_of_a_member_that_has_left_waits_for_what_was_sent_on_after_its
     assert leaver.take() == b"MSG a 1 1\r\n1\r\nPONG\r\n"
 
 
+@pytest.mark.parametrize("other", ["has had its max", "is gone"])
+def test_what_finds_nobody_goes_back_to_the_members_of_the_shard_that_published_it(make, other):
+    """The first choice has closed its connection, the second takes no more, and the third has left meanwhile."""
+    mesh = make(3)
+    closes, second, leaver = client_of(mesh, 1), client_of(mesh, 2), client_of(mesh, 0)
+    for member in (closes, second, leaver):
+        member.feed(b"SUB a q 1\r\n")
+    if other == "has had its max":
+        second.feed(b"UNSUB 1 1\r\n")
+    mesh.settle()
+    closes.close()
+    if other == "is gone":
+        second.close()
+    mesh.finish()
+    publish(mesh, 0, *range(60))
+    leaver.feed(b"UNSUB 1\r\nPING\r\n")
+    mesh.carry_all((0, 2), (0, 1))
+    mesh.settle()
+    received = frames(leaver.take())
+    assert not received[-1].is_message, "its PONG comes last"
+    mine = [int(frame.payload) for frame in received if frame.is_message]
+    theirs = [] if other == "is gone" else got(second)
+    assert sorted(mine + theirs) == list(range(60))
+    assert len(theirs) <= 1
+    assert sum(engine.probe.reroutes.n_lost for engine in mesh.engines.values()) == 0
+
+
 def test_a_member_that_has_left_takes_no_more_than_its_max(make):
     mesh = make()
     member = client_of(mesh, 1)
@@ -309,7 +336,7 @@ def test_who_waits_for_a_link_that_will_not_come_back_goes_on(make):
     mesh.carry_all((0, 1), (1, 0))
     assert publisher.take() == b""
     mesh.kill(2)
-    mesh.carry_all((1, 0))
+    mesh.carry_all((1, 0), (0, 1), (1, 0))  # (shard 0 has nobody for it either)
     assert publisher.take() == b"PONG\r\n"
     assert mesh.engines[1].probe.reroutes.n_lost == 1
 

@@ -346,8 +346,8 @@ def is_excused_by_a_stale_choice(
 
     It was the shard of a connection that had just closed, or of a member that may not have the message: by its
     permissions, or as one of a third account (`counted`, besides `members`). A known limit: who unsubscribes lingers
-    until its siblings know. What one of them had sent to a third shard by then, where nobody takes it, comes to nobody.
-    (One server would have given it to a member.)
+    until its siblings know. What one of them had sent to a third shard by then, where nobody takes it, goes back to the
+    publisher's shard, and comes to nobody if nobody takes it there either. (One server would give it to a member.)
     """
     may_have = {one.sid for one in members} - kept_out
     stale = [
@@ -357,6 +357,8 @@ def is_excused_by_a_stale_choice(
         and not one.is_over_for(message)
     ]
     takers = [one for one in members if one.has_seen(message) and one.sid not in kept_out]
+    if any(one.client == message.client for one in takers):
+        return False
     return bool(stale) and all(one.left_at <= message.acked_at for one in takers)
 
 
