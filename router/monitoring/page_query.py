@@ -94,8 +94,10 @@ class PageQuery:
         for key in ("accounts", "streams", "consumers", "config"):
             self.flag(key)
         _ = self.offset, self.limit
-        for key in ("leader-only", "raft", "stream-leader-only") if is_like_newer else ("leader-only",):
+        for key in ("raft", "stream-leader-only") if is_like_newer else ():
             self.flag(key)
+        if self.flag("leader-only"):
+            raise BadQuery("filtered response: not leader")
 
     def check_gatewayz(self, *, is_like_newer: bool) -> None:
         """BadQuery for a field of the page of gateways that nats-server refuses; nothing is shown of the others."""

@@ -215,6 +215,7 @@ ERRORS = (
     "/jsz?offset=x",
     "/jsz?limit=x",
     "/jsz?leader-only=x",
+    "/jsz?leader-only=true",
     "/healthz?js-enabled=x",
     "/healthz?js-enabled-only=x",
     "/healthz?js-server-only=x",
