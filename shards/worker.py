@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -128,7 +129,13 @@ class Worker:
             return
         match message:
             case control.Boot():
-                self._start(message)
+                try:
+                    self._start(message)
+                except Exception as error:
+                    if not _is_refusal(error):
+                        raise
+                    logger.error("cannot start: %s", error)
+                    self._finish(1)  # it is tried again soon
             case control.LinkedShards(shards):
                 if self._host is not None:
                     self._host.on_linked_shards(shards)
@@ -641,6 +648,12 @@ class Worker:
 def _label(boot: control.Boot) -> str:
     """This process in log lines."""
     return "gateway" if boot.is_gateway else f"shard {boot.shard}"
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the system refuses something, or the files of a TLS block (whose module is imported only for one)."""
+    module = sys.modules.get("gnatswarm.shards.boundary.certificates")
+    return isinstance(error, OSError) or (module is not None and isinstance(error, module.CertificateError))
 
 
 def _die_with(keeper_pid: int) -> None:

@@ -227,8 +227,10 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
     # What was detached for a member that ended while it moved comes to another when the move is over.
     late = [one.lost_until for one in members if one.lost_from != NEVER and not one.is_over_for(message)]
     comes_until = max([message.acked_at, *late])
-    if any(one.most != NEVER or message.at <= one.gone_at <= comes_until for one in members):
-        return  # the chosen member has reached its max, or the message was lost with its connection
+    if any(message.at <= one.gone_at <= comes_until for one in members):
+        return  # it was lost with the connection of the member that was chosen
+    if any(one.most != NEVER for one in members) and not any(one.must_have(message) for one in members):
+        return  # the chosen member has reached its max, and others left meanwhile
     if any(one.lost_from <= message.acked_at and message.at <= one.gone_at for one in members):
         return  # it was detached at the new shard of a member that moved, and lost with the shard or the link
     counted = members if got else members + counted_elsewhere(history, reach, queue, members)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import re
+import resource
 import signal
 import socket
 import ssl
@@ -525,3 +526,19 @@ async def test_sockets_handed_over_shake_hands_as_well(secure, authority):
     await one.expect(b"MSG a 1 2\r\nhi\r\n")
     one.close()
     other.close()
+
+
+@pytest.mark.kinds("gnatswarm-2")
+async def test_a_shard_that_cannot_load_its_certificate_says_why_and_is_tried_again(secure, cluster_of):
+    """Files may not grow (`ulimit -f`), and OpenSSL reads certificates from files alone."""
+    broker = secure(rest="allow_non_tls: true")
+    stays = await swarm.client_on(cluster_of(broker), 0)
+    limits = resource.prlimit(broker.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (0, limits[1]))
+    swarm.signal_shard(broker, (await swarm.pids(broker))[1])
+    why = "cannot start: error parsing X509 certificate/key pair: open .*: file too large"
+    await asyncio.to_thread(broker.log.wait_line, rf"\[ERR\] shard 1 - {why}", 20.0)
+    resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, limits)
+    await swarm.client_on(cluster_of(broker), 1)
+    await stays.talk("PING\r\n", expect="PONG\r\n")
+    assert "Traceback" not in broker.log.text
