@@ -248,7 +248,7 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
         return
     for one in members:
         _, view, _ = reach.hits[one.sid]
-        if not view.is_sure or one.sid in kept_out:
+        if not view.is_sure or one.sid in kept_out or one.most != NEVER:
             continue
         if one.client in message.near:
             continue  # its server thought of members here, who had left, and gets nothing back
