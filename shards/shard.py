@@ -155,7 +155,12 @@ class Shard:
         self._wait = LoopWait.begin(self._loop, self.reactor)
         if self._wait is None:
             self._loop.add_reader(self.reactor.fd, self.reactor.turn)
-        self._lookout = Lookout(self._loop, self._deadlines.sweep, ping_interval_s=_shortest_ping_interval_s(options))
+        self._lookout = Lookout(
+            self._loop,
+            self._deadlines.sweep,
+            self._deadlines.go_on,
+            ping_interval_s=_shortest_ping_interval_s(options),
+        )
         self._sweep_at_s = self._loop.time() + SWEEP_S
         self._timer = self._loop.call_at(self._sweep_at_s, self._sweep)
 

@@ -10,6 +10,7 @@ from gnatswarm.shards.sockets.reactor cimport Reactor, Socket
 cdef class Deadlines:
     cdef Reactor reactor
     cdef uint64_t swept_at             # index in reactor.sources: where the next sweep begins
+    cdef Py_ssize_t n_due              # sockets that are still to be checked in this sweep
     cdef uint64_t ping_interval_us
     cdef uint64_t websocket_ping_interval_us   # of WebSocket clients, like the next
     cdef uint64_t websocket_auth_timeout_us

@@ -1,7 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """When clients are pinged, and when sockets are closed because time is up: log-in, pings, write deadline, last words.
 
-It goes through the reactor's sockets a share at a time; how often is `lookout`'s to say. Not here: how long a
+It goes through the reactor's sockets a share at a time, and pings few of them in one turn; how often is `lookout`'s to
+say. Not here: how long a
 handshake may take (the socket's own check_opening). Cost: a few dozen instructions for a socket.
 """
 
@@ -17,6 +18,7 @@ cdef enum:
     FIRST_PING_US = 2000000         # a client's round trip is first measured at this age (nats-server: about 2 s)
     MOST_SLOW = 4096                # slow consumers that are remembered, so that each is told of once
     LEAST_SWEPT = 64                # sockets of one sweep, if there are so many
+    MOST_TOLD = 32                  # clients that are pinged or ended in one turn, some 10 µs each: others wait
 
 
 cdef inline void note_use(Socket socket, ClientConnection client) noexcept:
@@ -90,30 +92,44 @@ cdef class Deadlines:
             self.websocket_auth_timeout_us = <uint64_t>(websocket.auth_timeout_s * 1e6)
 
     def sweep(self, double share=0.1):
-        """Check a share of the sockets, and send what comes of it; ten calls with a tenth check each socket once."""
+        """Check a share of the sockets, and send what comes of it; ten calls with a tenth check each socket once.
+
+        True: so much came of it that the rest is left to go_on().
+        """
+        cdef Py_ssize_t n = len(self.reactor.sources)
+        self.n_due = min(n, self.n_due + <Py_ssize_t>(n * share) + LEAST_SWEPT)
+        return self.go_on()
+
+    def go_on(self):
+        """Check some more of the sockets of the last sweep; True: it is to be called again, when others had a turn."""
         cdef Reactor reactor = self.reactor
         cdef list sources = reactor.sources
-        cdef Py_ssize_t n = len(sources), _i
-        cdef Py_ssize_t todo = min(n, <Py_ssize_t>(n * share) + LEAST_SWEPT)
         cdef Source source
+        cdef int told = 0
         reactor.read_clock()
-        for _i in range(todo):
-            if not sources:
-                break
+        while self.n_due > 0 and told < MOST_TOLD and sources:
+            self.n_due -= 1
             self.swept_at += 1
             if self.swept_at >= <uint64_t>len(sources):
                 self.swept_at = 0
             source = <Source>sources[self.swept_at]
             if isinstance(source, Socket):
-                self.check(<Socket>source, reactor.box.now_us)
+                told += self.check(<Socket>source, reactor.box.now_us)
         reactor.finish_round()
+        return self.n_due > 0 and bool(sources)
 
     cdef int check(self, Socket socket, uint64_t now_us) except -1:
+        """1: its client was told something."""
         cdef ClientConnection client
         if socket.is_lingering:
-            return socket.close() if now_us >= socket.linger_until_us else socket.close_if_heard()
+            if now_us >= socket.linger_until_us:
+                socket.close()
+            else:
+                socket.close_if_heard()
+            return 0
         if socket.is_opening:
-            return socket.check_opening()
+            socket.check_opening()
+            return 0
         if not isinstance(socket.peer, ClientConnection):
             if isinstance(socket.peer, ServerLink) and self.is_server_late(socket, now_us):
                 out_condemn(&socket.peer.out, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE)
@@ -123,16 +139,18 @@ cdef class Deadlines:
         if client.out.is_blocked and now_us - client.out.taken_us > self.write_deadline_us:
             if not self.retries_writes:
                 out_condemn(&client.out, CLOSE_SLOW_CONSUMER_WRITE_DEADLINE)
-                return 0
+                return 1
             note_slow(self, socket, client)
         if client.must_authenticate:
             if is_log_in_late(self, socket, now_us):
                 client.end(errors.AuthenticationTimeout())
+                return 1
         elif client.holds == 0 and is_ping_due(self, socket, client, now_us):   # (who is not read cannot be stale)
             if client.pings_out >= self.ping_max:
                 client.end(errors.StaleConnection())
             else:
                 client.ping()
+            return 1
         return 0
 
     cdef bint is_server_late(self, Socket socket, uint64_t now_us) noexcept:

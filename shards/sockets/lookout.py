@@ -38,13 +38,23 @@ def rhythm(ping_interval_s: float) -> Rhythm:
 
 
 class Lookout:
-    """Calls `look(share)` of `deadlines` at the shard's sweeps, or by its own timer if those are too rare."""
+    """Calls `look(share)` of `deadlines` at the shard's sweeps, or by its own timer if those are too rare.
+
+    Where that says that more is to be done, `go_on` is called until it does not, once in a turn of the loop.
+    """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, look: Callable[[float], None], *, ping_interval_s: float
+        self,
+        loop: asyncio.AbstractEventLoop,
+        look: Callable[[float], bool],
+        go_on: Callable[[], bool],
+        *,
+        ping_interval_s: float,
     ) -> None:
         self._loop = loop
         self._look = look
+        self._go_on = go_on
+        self._next: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.set_interval(ping_interval_s)
 
@@ -58,14 +68,22 @@ class Lookout:
     def on_sweep(self) -> None:
         """To be called at each sweep of the shard."""
         if self._timer is None:
-            self._look(self._rhythm.share)
+            self._begin()
 
     def close(self) -> None:
-        """Stop the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """Look no more."""
+        for waiting in (self._timer, self._next):
+            if waiting is not None:
+                waiting.cancel()
+        self._timer = self._next = None
 
     def _on_time(self) -> None:
         self._timer = self._loop.call_later(self._rhythm.every_s, self._on_time)
-        self._look(self._rhythm.share)
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._look(self._rhythm.share) and self._next is None:
+            self._next = self._loop.call_soon(self._in_turn)
+
+    def _in_turn(self) -> None:
+        self._next = self._loop.call_soon(self._in_turn) if self._go_on() else None

@@ -30,12 +30,13 @@ async def test_between_sweeps_there_is_a_timer_only_where_pings_are_due_sooner()
     looks: list[float] = []
     twice = asyncio.Event()
 
-    def look(share: float) -> None:
+    def look(share: float) -> bool:
         looks.append(share)
         if len(looks) == 2:
             twice.set()
+        return False
 
-    lookout = Lookout(asyncio.get_running_loop(), look, ping_interval_s=120.0)
+    lookout = Lookout(asyncio.get_running_loop(), look, lambda: False, ping_interval_s=120.0)
     lookout.on_sweep()
     assert looks == [pytest.approx(0.1)]
     looks.clear()
@@ -48,6 +49,28 @@ async def test_between_sweeps_there_is_a_timer_only_where_pings_are_due_sooner()
     lookout.on_sweep()
     assert looks[2:] == [pytest.approx(0.1)]
     lookout.close()
+
+
+async def test_what_is_too_much_for_one_turn_goes_on_in_the_next_ones():
+    loop = asyncio.get_running_loop()
+    happened: list[str] = []
+    left = [True, True, False]
+
+    def go_on() -> bool:
+        happened.append("more")
+        loop.call_soon(happened.append, "others")
+        return left.pop(0)
+
+    lookout = Lookout(loop, lambda share: True, go_on, ping_interval_s=120.0)
+    lookout.on_sweep()
+    lookout.on_sweep()  # nothing is begun twice
+    for _ in range(6):
+        await asyncio.sleep(0)
+    assert happened == ["more", "others"] * 3
+    lookout.on_sweep()
+    lookout.close()
+    await asyncio.sleep(0)
+    assert len(happened) == 6
 
 
 def test_a_broker_looks_as_often_as_its_ping_interval_wants_it(monkeypatch):
