@@ -111,6 +111,7 @@ class Host:
         self.on_arrived: Callable[[int], None] = lambda cid: None  # a client goes on here
         self.n_refused = 0  # clients that were handed over and could not be taken
         self._readable: deque[Incoming] = deque()  # something has come
+        self._writable: deque[Outgoing] = deque()  # something is to be sent
         self._is_due = False  # _go_on() is to be called, or under way
         self._is_resting = False
         self._stepped_ns = 0  # when the last step ended, or there was something to do again
@@ -205,7 +206,11 @@ class Host:
             self._rest.start(0)
 
     def _do_next(self) -> bool:
-        """One step: do what is due for one client, or read what has come of one; False: there is no more for now."""
+        """One step: do what is due for one client, read what has come of one, or send a few; False: no more for now."""
+        if self._writable:  # nobody serves these clients now
+            if not self._writable[0].send_some():
+                self._writable.popleft()
+            return True
         is_first, self._is_works_turn = self._is_works_turn, not self._is_works_turn
         if is_first and self._work:
             self._work.popleft()()
@@ -234,13 +239,18 @@ class Host:
             try:
                 # Clients may have taken all other descriptors, and are to leave by this one.
                 with self._reserve.opened():
-                    way = Outgoing(self._loop, path_for_moves(sibling.path), self._hello, self._on_way_closed)
+                    path = path_for_moves(sibling.path)
+                    way = Outgoing(self._loop, path, self._hello, self._on_way_closed, self._wait_to_send)
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     return f"there is no descriptor for the way to shard {shard}: {error.strerror}"
                 return f"shard {shard} takes no clients: {error.strerror}"
             self._outgoing[shard] = way
         return ""
+
+    def _wait_to_send(self, way: Outgoing) -> None:
+        self._writable.append(way)
+        self.soon()
 
     def _on_way_closed(self, way: Outgoing) -> None:
         for shard, one in list(self._outgoing.items()):

@@ -15,6 +15,7 @@ import logging
 import os
 import socket
 import struct
+import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -40,6 +41,8 @@ READ_BYTES = 64 * 1024
 # What came is passed on for so long; then others go first.
 TURN_NS = 50_000
 HELD_BYTES = 64 * 1024
+# Sent in one turn, some 5 µs each.
+FRAMES_A_TURN = 6
 MOST_FRAME_BYTES = MOST_RECORD_BYTES + 1024
 # Descriptors that came before their frames were complete; one more, and the other end is no shard of ours.
 MOST_WAITING = 1024
@@ -116,14 +119,25 @@ def objection_to_descriptor(fd: int) -> str:
 
 
 class Outgoing:
-    """The sending end. `on_closed` is called once when it ends by itself; descriptors not yet sent are closed then."""
+    """The sending end. `on_closed` is called once when it ends by itself; descriptors not yet sent are closed then.
+
+    `wait_turn` is called when there is something to send, and the callee calls send_some() until that has sent
+    everything; None: it is sent at once.
+    """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, path: str, hello: Hello, on_closed: Callable[[Outgoing], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        path: str,
+        hello: Hello,
+        on_closed: Callable[[Outgoing], None],
+        wait_turn: Callable[[Outgoing], None] | None = None,
     ) -> None:
         """OSError: no shard listens there, or it is too busy."""
         self._loop = loop
         self._on_closed = on_closed
+        self._wait_turn: Callable[[Outgoing], None] | None = None
+        self._has_asked = False  # for its turn
         self._pending: deque[tuple[memoryview, int]] = deque()  # with -1, or the descriptor to send with the first byte
         self._held_bytes = 0  # of messages that wait for the next
         self._is_waiting = False
@@ -136,6 +150,7 @@ class Outgoing:
             raise
         loop.add_reader(self._sock.fileno(), self._on_readable)
         self.send(hello)
+        self._wait_turn = wait_turn
 
     def send(self, message: Message, fd: int = NOT_RECEIVED, *, is_last: bool = True) -> None:
         """Queue a message; a descriptor belongs to this from now on, whether it can be sent or not.
@@ -150,12 +165,18 @@ class Outgoing:
         self._pending.append((memoryview(_LENGTH.pack(len(body)) + body), fd))
         self._held_bytes += len(body)
         if not self._is_waiting and (is_last or self._held_bytes >= HELD_BYTES):
-            self._flush()
+            self._begin()
 
     def flush(self) -> None:
-        """Send what waits for the next message."""
+        """Send everything, also what waits for the next message or a turn."""
         if not self._is_waiting:
-            self._flush()
+            self._flush(sys.maxsize)
+
+    def send_some(self) -> bool:
+        """Send a little; False: there is nothing more, and `wait_turn` is called when there is."""
+        self._flush(FRAMES_A_TURN)
+        self._has_asked = bool(self._pending) and not self._is_waiting
+        return self._has_asked
 
     @property
     def is_sending(self) -> bool:
@@ -175,12 +196,22 @@ class Outgoing:
                 os.close(fd)
         self._pending.clear()
 
-    def _flush(self) -> None:
+    def _begin(self) -> None:
+        """The kernel may take something."""
+        self._is_waiting = False
+        if self._wait_turn is None:
+            self.flush()
+        elif not self._has_asked and not self.is_closed:
+            self._has_asked = True
+            self._wait_turn(self)
+
+    def _flush(self, most: int) -> None:
+        """Send so many frames, as far as the kernel takes them."""
         if self.is_closed:
             return
-        self._is_waiting = False
         self._held_bytes = 0
-        while self._pending:
+        while self._pending and most > 0:
+            most -= 1
             frame, fd = self._pending[0]
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else []
             try:
@@ -192,7 +223,7 @@ class Outgoing:
             except OSError as error:
                 if error.errno == errno.ETOOMANYREFS:
                     self._is_waiting = True
-                    self._loop.call_later(AGAIN_S, self._flush)
+                    self._loop.call_later(AGAIN_S, self._begin)
                 else:
                     self._fail()
                 return
@@ -205,7 +236,7 @@ class Outgoing:
 
     def _on_writable(self) -> None:
         self._loop.remove_writer(self._sock.fileno())
-        self._flush()
+        self._begin()
 
     def _on_readable(self) -> None:
         """The other end says nothing; it has closed."""

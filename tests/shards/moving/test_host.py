@@ -257,6 +257,7 @@ async def test_clients_that_were_sent_come_though_their_old_shard_is_not_listed_
     assert not old.host.open_way(1)
     await until(lambda: new.host._incoming and new.host._incoming[0].hello)
     old.host._send(1, channel.HandedOver(7, record), old.one.shard.clients.leave_behind(session, 1))
+    await until(lambda: not old.host.is_busy)
     new.host.on_linked_shards([new.peer])
     assert moves.came == [cid]
     assert moves.ended == [(0, 0), (0, 0)], "nobody else comes from there"

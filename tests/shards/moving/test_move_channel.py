@@ -193,3 +193,22 @@ async def test_what_waits_is_bounded(ends: Ends) -> None:
     await until(lambda: len(ends.came) == 2)
     os.close(ends.came[1][1])
     way.close()
+
+
+async def test_a_little_is_sent_in_each_turn_in_order(ends: Ends) -> None:
+    asked: list[channel.Outgoing] = []
+    way = channel.Outgoing(ends.loop, ends.path, HELLO, ends.closed.append, asked.append)
+    for move in range(20):
+        way.send(channel.Ended(move), is_last=move == 19)
+    assert asked == [way] and way.is_sending
+    turns = 1
+    while way.send_some():
+        turns += 1
+        assert way.is_sending
+    assert turns == 20 // channel.FRAMES_A_TURN + 1 and not way.is_sending
+    way.send(channel.Ended(20))
+    assert asked == [way, way]
+    way.close()  # … without what waits for its turn
+    assert not way.send_some()
+    await until(lambda: ends.ended)
+    assert [message for message, _ in ends.came] == [HELLO, *(channel.Ended(move) for move in range(20))]
