@@ -1,7 +1,8 @@
 """The user of a client certificate (verify_and_map): tries its names in order.
 
 E-mail addresses, DNS names, URIs, and last the subject, which matches a user name that is the same distinguished name
-(RFC 4514: CN=bob,O=gnats), also in another order. Pure; certificates are in the form of ssl's getpeercert().
+(RFC 4514: CN=bob,O=gnats), also in another order. Of a subject only the kinds of attributes count that nats-server
+knows. Pure; certificates are in the form of ssl's getpeercert().
 """
 
 import re
@@ -27,6 +28,8 @@ _SHORT = {
 
 # The kinds of attributes that Go knows, in the order in which it writes them.
 _WRITTEN = ("SERIALNUMBER", "CN", "POSTALCODE", "STREET", "ST", "L", "OU", "O", "C")
+
+_KNOWN = frozenset((*_WRITTEN, "DC"))
 
 Attribute = tuple[str, str]  # type in upper case, value as it is
 Name = tuple[frozenset[Attribute], ...]  # one set for each comma-separated part
@@ -55,17 +58,24 @@ def find_user(names: CertificateNames, users: Collection[str]) -> str | None:
     for name in names.alternatives:
         if name in users:
             return name
-    if not names.subject:
+    own = _known(names.subject)
+    if not own:
         return None
     parsed = {user: distinguished_name(user) for user in users if "=" in user}
     for user, subject in parsed.items():
-        if subject == names.subject:
+        if subject == own:
             return user
-    wanted = sorted(map(sorted, names.subject))
+    wanted = sorted(map(sorted, own))
     for user, subject in parsed.items():
         if subject is not None and sorted(map(sorted, subject)) == wanted:
             return user
-    return None
+    return next((text for text in _written(names.subject) if text in users), None)
+
+
+def _known(subject: Name) -> Name:
+    """The subject without attributes of other kinds (UID, e-mail address, title, …)."""
+    parts = (frozenset(one for one in part if one[0] in _KNOWN) for part in subject)
+    return tuple(part for part in parts if part)
 
 
 def is_name(names: CertificateNames, user: str) -> bool:
@@ -126,7 +136,11 @@ def _value(text: str, at: int) -> tuple[str | None, int]:
     kept = 0  # length without trailing blanks, which count only if escaped
     while at < len(text) and text[at] == " ":
         at += 1
+    if text[at : at + 1] == "#":  # BER, which nobody writes
+        return None, at
     while at < len(text) and text[at] not in ",+":
+        if text[at] == "=":
+            return None, at
         if text[at] == "\\":
             pair = text[at + 1 : at + 3]
             if len(pair) == 2 and all(digit in "0123456789abcdefABCDEF" for digit in pair):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-PREFIXES = ("$2a$", "$2b$", "$2y$")
-_HASH = r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}\Z"  # compiled where there is one: the port is open before
+PREFIXES = ("$2a$", "$2b$", "$2x$", "$2y$")
+_HASH = r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}\Z"  # compiled where there is one: the port is open before
 _LEAST_COST, _MOST_COST = 4, 31
 
 

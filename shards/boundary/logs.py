@@ -34,24 +34,31 @@ ROUTER_LABEL = "router"
 _LEVEL_TAGS = {TRACE: "TRC", logging.DEBUG: "DBG", logging.INFO: "INF", logging.WARNING: "WRN", logging.ERROR: "ERR"}
 
 # Credentials that a client sends in CONNECT; and the password in a URL.
-_NAMES = "(?:auth_token|password|passwd|pass|token|jwt|sig|nkey_seed|seed)"
+_NAMES = "(?:auth_token|password|passwd|pass|token|jwt|proxy_sig|sig|nkey_seed|seed)"
 _SECRET = re.compile(
     rf"""(["']?\b{_NAMES}["']?\s*[:=]\s*)(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?)""",
     re.IGNORECASE,
 )
-# A client that forgets the quotes is refused, and its token is a secret all the same.
-_SECRET_NUMBER = re.compile(rf'("{_NAMES}"\s*:\s*)[-+]?[0-9][0-9.eE+-]*', re.IGNORECASE)
+# A client that forgets the quotes, or sends a list, is refused, and its token is a secret all the same.
+_SECRET_BARE = re.compile(rf"""("{_NAMES}"\s*:\s*)(?:\[[^\]]*\]?|\{{[^}}]*\}}?|[^\s"',}}\]]+)""", re.IGNORECASE)
+# A key with an escape may be any of these names: "pa\\u0073s".
+_SECRET_ESCAPED = re.compile(r"""("(?=[^"]*\\)(?:[^"\\]|\\.)*"\s*:\s*)(?:"(?:[^"\\]|\\.)*"?|[^\s"',}\]]+)""")
 _URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^@\s/]+@")
-_SECRET_HINT = re.compile("pass|token|jwt|sig|seed|://", re.IGNORECASE)
+_SECRET_HINT = re.compile(r"pass|token|jwt|sig|seed|://|\\u", re.IGNORECASE)
 _CONTROL = {byte: f"\\x{byte:02x}" for byte in range(0x20) if byte != 0x09}
-_CONTROL |= {0x0A: "\\n", 0x0D: "\\r", 0x7F: "\\x7f"}
+_CONTROL |= {0x0A: "\\n", 0x0D: "\\r"}
+# What a terminal obeys, too: DEL, controls of 8 bits, and marks that turn the direction of text. As JSON escapes them.
+_DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_OBEYED = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x2028, 0x2029, *_DIRECTIONS)}
+_CONTROL |= _OBEYED | {0x7F: "\\x7f"}
 
 
 def without_secrets(text: str) -> str:
     """`text` with the values of passwords, tokens and signatures replaced by [REDACTED], as in nats-server."""
     if _SECRET_HINT.search(text) is None:
         return text
-    text = _SECRET_NUMBER.sub(r"\1[REDACTED]", _SECRET.sub(r'\1"[REDACTED]"', text))
+    text = _SECRET_ESCAPED.sub(r'\1"[REDACTED]"', _SECRET.sub(r'\1"[REDACTED]"', text))
+    text = _SECRET_BARE.sub(r"\1[REDACTED]", text)
     return _URL_PASSWORD.sub(r"\1[REDACTED]@", text)
 
 
@@ -109,7 +116,7 @@ class LineFormatter(logging.Formatter):
         } | _fields(record)
         if len(lines) > 1:
             row["traceback"] = lines[1:]
-        return msgspec.json.encode(row).decode()
+        return msgspec.json.encode(row).decode().translate(_OBEYED)
 
 
 class BareFormatter(LineFormatter):

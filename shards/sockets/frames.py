@@ -296,6 +296,9 @@ class Frames:
             response = protocol.reject(HTTPStatus.FORBIDDEN, "Forbidden\n")
             self._refuse(f"origin not allowed: {complaint}")
         else:
+            if _asks_for_websocket(request):
+                del request.headers["Upgrade"]  # the library takes no list
+                request.headers["Upgrade"] = "websocket"
             response = protocol.accept(request)
             if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
                 self.is_open = True
@@ -320,6 +323,12 @@ class Frames:
     def _refuse(self, why: str) -> None:
         self.is_over = True
         self.error = why
+
+
+def _asks_for_websocket(request: Request) -> bool:
+    """Whether it is one of the protocols in `Upgrade` (RFC 6455, section 4.2.1)."""
+    names = ",".join(request.headers.get_all("Upgrade")).split(",")
+    return any(name.strip().lower() == "websocket" for name in names)
 
 
 def _deflate(frozen: FrozenDeflate) -> PerMessageDeflate:

@@ -309,6 +309,13 @@ async def test_what_is_no_upgrade_is_refused_and_logged(open_port):
     (await connect(port)).close()
 
 
+@pytest.mark.parametrize("more", ["Upgrade: h2c", "X-Other: 1"])
+async def test_websocket_may_be_one_of_the_protocols_that_a_client_offers(shared_port, more):
+    _, port = shared_port()
+    listed = request(port, more).replace(b"Upgrade: websocket", b"Upgrade: h2c, WebSocket")
+    assert (await answer_to(port, listed)).startswith(b"HTTP/1.1 101")
+
+
 async def test_frames_that_come_with_the_upgrade_are_not_answered_before_it(shared_port):
     _, port = shared_port('allowed_origins: ["http://a.example"]')
     for ahead in (frame(9, b"p"), frame(8, b"\x03\xe8"), frame(9, b"p") + frame(15)):

@@ -198,6 +198,16 @@ def test_a_password_that_was_compared_for_one_stranger_is_compared_again_for_the
         assert isinstance(rules.examine(said(user=name, password="x")), HashedPassword)
 
 
+@pytest.mark.parametrize("kind", ["$2a$", "$2x$", "$2y$"])
+def test_hashes_of_other_programs_are_hashes_too(kind: str):
+    users = (User("a", HASH.replace("$2b$", kind)),)
+    rules = Authenticator(Options(users=users), verdicts := Verdicts())
+    assert isinstance(rules.examine(said(user="a", password="s3cret")), HashedPassword)
+    compared(rules, verdicts, said(user="a", password="s3cret"))
+    with pytest.raises(AuthorizationViolation):
+        compared(rules, verdicts, said(user="a", password=users[0].password))
+
+
 def test_the_hash_itself_is_no_password():
     with pytest.raises(AuthorizationViolation):
         compared(Authenticator(HASHED, verdicts := Verdicts()), verdicts, said(user="a", password=HASH))

@@ -32,6 +32,15 @@ def test_the_first_name_that_is_a_user_counts(users: list[str], found: str | Non
     assert find_user(names_of(BOB), users) == found
 
 
+@pytest.mark.parametrize("more", ["userId", "emailAddress", "title", "givenName", "domainComponent"])
+def test_of_a_subject_what_other_servers_do_not_know_does_not_count(more: str) -> None:
+    names = names_of({"subject": ((("commonName", "bob"),), ((more, "x"),))})
+    assert find_user(names, ["UID=x,CN=bob", "EMAILADDRESS=x,CN=bob", "CN=bob"]) == "CN=bob"
+    assert find_user(names, ["UID=x,CN=bob", "TITLE=x"]) is None
+    with_domain = ["CN=bob", "DC=x,CN=bob"] if more == "domainComponent" else ["CN=bob"]
+    assert find_user(names, ["DC=x,CN=bob", *with_domain]) == with_domain[-1]
+
+
 def test_a_certificate_without_names_is_nobody() -> None:
     assert find_user(names_of({}), ["", "=", "CN="]) is None
     assert find_user(names_of({"subject": ()}), ["CN=", "x"]) is None
@@ -93,6 +102,10 @@ def test_a_subject_is_written_as_go_writes_it() -> None:
         ("=a", None),
         ("C N=a", None),
         ("CN=a\\", None),
+        ("CN=a=b", None),
+        (r"CN=a\=b", [{("CN", "a=b")}]),
+        ("CN=#a", None),
+        (r"CN=\#a", [{("CN", "#a")}]),
     ],
 )
 def test_a_distinguished_name_is_read(text: str, name: list[set[tuple[str, str]]] | None) -> None:

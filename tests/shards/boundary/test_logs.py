@@ -95,6 +95,15 @@ def test_json_lines_when_asked_for(tmp_path: pathlib.Path) -> None:
         ),
         ('{"PASS":"cut off in the mid', '{"PASS":"[REDACTED]"'),
         ('{"auth_token":12345,"pass" : -1.5e3}', '{"auth_token":[REDACTED],"pass" : [REDACTED]}'),
+        (
+            '{"pa\\u0073s":"s","auth_tok\\u0065n":5,"lang":"c"}',
+            '{"pa\\u0073s":"[REDACTED]","auth_tok\\u0065n":"[REDACTED]","lang":"c"}',
+        ),
+        (
+            '{"pass":["s","t"],"proxy_sig":"s","jwt":S8S}',
+            '{"pass":[REDACTED],"proxy_sig":"[REDACTED]","jwt":[REDACTED]}',
+        ),
+        ('{"name":"a\\u0062","lang":"\\"c"}', '{"name":"a\\u0062","lang":"\\"c"}'),
         ("password = 'x y'", 'password = "[REDACTED]"'),
         ("dialling nats://u:p@host:4222", "dialling nats://u:[REDACTED]@host:4222"),
         ("t.conf:1:1: pass: expected text, not a number", "t.conf:1:1: pass: expected text, not a number"),
@@ -112,6 +121,16 @@ def test_a_record_is_one_line_whatever_a_client_sent(tmp_path: pathlib.Path) -> 
     (line,) = lines(path)
     assert "a\\n[1]" in line
     assert "\\r\\x1b[31m\tb \\udcff é" in line
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_a_terminal_would_obey_is_escaped(tmp_path: pathlib.Path, as_json: bool) -> None:
+    """Controls of 8 bits (U+009B begins a sequence as ESC and [ do), and marks that turn the direction of text."""
+    path = tmp_path / "x.log"
+    logs.configure(Logging(file=str(path), format="json" if as_json else "text"), process_label=logs.ROUTER_LABEL)
+    log.info("a\x9b31mRED\u202eb é")
+    (line,) = lines(path)
+    assert "a\\u009b31mRED\\u202eb é" in line
 
 
 def test_a_traceback_is_a_line_of_the_log_per_line(tmp_path: pathlib.Path) -> None:
