@@ -14,11 +14,11 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from queue import Empty, SimpleQueue
 from typing import NoReturn
 
 from gnatswarm.loadtest.amounts import count, rate
@@ -270,13 +270,35 @@ def _connection(options: argparse.Namespace) -> tuple[str, Settings]:
     return url, Settings(credentials=credentials, tls=tls, tls_first=options.tlsfirst)
 
 
+class _Done:
+    """An event. That of `threading` takes its lock in Python: ^C between two instructions would leave it locked."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._told: SimpleQueue[None] = SimpleQueue()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        self._told.put(None)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether it was set within that time; None: no limit."""
+        if not self._is_set:
+            with contextlib.suppress(Empty):
+                self._told.get(timeout=timeout_s)
+        return self._is_set
+
+
 class _Conversation:
     """A client, what has gone wrong meanwhile, and the event that ends a command."""
 
     client: Client
 
     def __init__(self) -> None:
-        self.done = threading.Event()
+        self.done = _Done()
         self.errors: list[str] = []
         self.failure: BaseException | None = None  # in a callback
         self.is_patient = False  # the client connects again
