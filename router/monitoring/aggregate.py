@@ -132,7 +132,10 @@ def varz(facts: Facts, requests: dict[str, int], *, leafs: int = 0) -> Document:
     document["system_account"] = options.system_account
     if options.is_like_newer:
         none = {"routes": 0, "gateways": 0, "leafs": 0}
-        document["slow_consumer_stats"] = {"clients": document["slow_consumers"], **none}
+        # (where a broker has both, slow leaf nodes are counted among the routes)
+        kind = "routes" if options.cluster.port else "leafs"
+        slow = {"clients": total(facts, "slow_consumers"), **none, kind: facts.slow_servers}
+        document["slow_consumer_stats"] = slow
         document["stale_connection_stats"] = {"clients": document["stale_connections"], **none}
     document |= {"gnatswarm": OWN_VERSION, "shards": len(facts.shards)}
     document |= {name: total(facts, name) for name in ("denied_msgs", "denied_subscriptions")}
@@ -232,7 +235,7 @@ def _traffic(facts: Facts) -> Document:
     """Counters of messages and clients. 2.15 adds counters of clients alone: without the gateway's."""
     received = {name: total(facts, name) for name in ("in_msgs", "in_bytes")}
     sent = {name: total(facts, name) for name in ("out_msgs", "out_bytes")}
-    slow = {"slow_consumers": total(facts, "slow_consumers")}
+    slow = {"slow_consumers": total(facts, "slow_consumers") + facts.slow_servers}
     if not facts.options.is_like_newer:
         counts = received | sent
         return {name: counts[name] for name in ("in_msgs", "out_msgs", "in_bytes", "out_bytes")} | slow
@@ -569,7 +572,7 @@ def statsz(facts: Facts, active_accounts: int, routes: Sequence[RouteRow] = ()) 
         **({"sent_to_clients": of_clients["out"]} if newer else {}),
         "received": received,
         **({"received_from_clients": of_clients["in"]} if newer else {}),
-        "slow_consumers": total(facts, "slow_consumers"),
+        "slow_consumers": total(facts, "slow_consumers") + facts.slow_servers,
         **({"routes": shown} if shown else {}),
         "active_servers": 1 + len({row.remote_id for row in routes}),
         **({"gomaxprocs": facts.cores} if newer else {}),

@@ -17,6 +17,7 @@ from gnatswarm.broker.options import GLOBAL_ACCOUNT
 from gnatswarm.router.supervision.broker_view import RuleState, cluster_of
 from gnatswarm.router.supervision.operator_socket import RelayStatus
 from gnatswarm.router.supervision.status import relays
+from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from gnatswarm.shards.boundary.process_use import process_use
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class Facts(msgspec.Struct):
     placed: list[RuleState] = []  # the placement rules
     relays: list[RelayStatus] = []  # processes that were replaced, and encrypt for clients with TLS that have moved
     server_ports: dict[str, int] = {}  # bound ports for other servers, by kind as in Options.server_ports
+    slow_servers: int = 0  # other servers' connections that were closed as slow consumers
     reload_failed_us: int = 0  # when the last reload failed, even in part; 0: it did not, or there was none
 
     @property
@@ -104,7 +106,8 @@ class Facts(msgspec.Struct):
         """The facts as if the broker had only this shard; None: unchanged."""
         if shard is None:
             return self
-        return msgspec.structs.replace(self, shards=[one for one in self.shards if one.shard == shard])
+        shards = [one for one in self.shards if one.shard == shard]
+        return msgspec.structs.replace(self, shards=shards, slow_servers=0)
 
 
 class Meter:
@@ -191,6 +194,7 @@ def gather(view: BrokerView, meter: Meter, *, http: tuple[str, int], cores: int)
         connect_urls=(*news.own_urls, *news.urls) if news is not None else (),
         placed=list(view.placed),
         relays=relays(view),
+        slow_servers=view.page.snapshot(GATEWAY_NUMBER)["slow_consumers"] if options.has_gateway else 0,
         reload_failed_us=view.reload_failed_us,
     )
 

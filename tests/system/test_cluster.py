@@ -858,7 +858,7 @@ async def test_a_member_whose_authority_is_unknown_is_dialled_where_insecure_say
 
 async def test_a_member_that_stops_reading_harms_nobody_and_comes_back(start: Start, net: Net) -> None:
     """It is disconnected after write_deadline; meanwhile the others have every message."""
-    first = start("gnatswarm-2", cluster_config("a", more='write_deadline: "300ms"'))
+    first = start("gnatswarm-2-as-2.15", cluster_config("a", more='write_deadline: "300ms"'))
     others = [start(kind, cluster_config(kind, (route_port(first),))) for kind in ("nats-server", "gnatswarm-1")]
     await until(lambda: is_meshed([first, *others]))
     publisher, near, stopped, far = await net.clients([first, first, *others])
@@ -875,6 +875,9 @@ async def test_a_member_that_stops_reading_harms_nobody_and_comes_back(start: St
         for client in (near, far):
             await arrived(client, 1)
     assert sent
+    await until(lambda: page(first, "/varz")["slow_consumers"] == 1)
+    counted = {"clients": 0, "routes": 1, "gateways": 0, "leafs": 0}
+    assert page(first, "/varz")["slow_consumer_stats"] == counted
     os.kill(others[0].pid, signal.SIGCONT)
     await until(lambda: is_meshed([first, *others]))
     await know(publisher, stopped)
