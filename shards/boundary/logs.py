@@ -41,8 +41,12 @@ _SECRET = re.compile(
 )
 # A client that forgets the quotes, or sends a list, is refused, and its token is a secret all the same.
 _SECRET_BARE = re.compile(rf"""("{_NAMES}"\s*:\s*)(?:\[[^\]]*\]?|\{{[^}}]*\}}?|[^\s"',}}\]]+)""", re.IGNORECASE)
-# A key with an escape may be any of these names: "pa\\u0073s".
-_SECRET_ESCAPED = re.compile(r"""("(?=[^"]*\\)(?:[^"\\]|\\.)*"\s*:\s*)(?:"(?:[^"\\]|\\.)*"?|[^\s"',}\]]+)""")
+# A key with an escape may be any of these names: "pa\u0073s". Every string is matched whole, so that the time is
+# proportional to the text, whatever a client has sent.
+_STRING_OR_PAIR = re.compile(
+    r"""("(?:[^"\\]|\\.)*+"?+\s*+)"""
+    r"""(:\s*+(?:"(?:[^"\\]|\\.)*+"?+|\[[^\]]*+\]?+|\{[^}]*+\}?+|[^\s"',}\]]++))?+"""
+)
 _URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^@\s/]+@")
 _SECRET_HINT = re.compile(r"pass|token|jwt|sig|seed|://|\\u", re.IGNORECASE)
 _CONTROL = {byte: f"\\x{byte:02x}" for byte in range(0x20) if byte != 0x09}
@@ -57,9 +61,15 @@ def without_secrets(text: str) -> str:
     """`text` with the values of passwords, tokens and signatures replaced by [REDACTED], as in nats-server."""
     if _SECRET_HINT.search(text) is None:
         return text
-    text = _SECRET_ESCAPED.sub(r'\1"[REDACTED]"', _SECRET.sub(r'\1"[REDACTED]"', text))
-    text = _SECRET_BARE.sub(r"\1[REDACTED]", text)
+    text = _SECRET_BARE.sub(r"\1[REDACTED]", _SECRET.sub(r'\1"[REDACTED]"', text))
+    if "\\u" in text:
+        text = _STRING_OR_PAIR.sub(_without_value_of_escaped, text)
     return _URL_PASSWORD.sub(r"\1[REDACTED]@", text)
+
+
+def _without_value_of_escaped(found: re.Match[str]) -> str:
+    key, value = found.groups()
+    return f'{key}:"[REDACTED]"' if value and "\\" in key else found[0]
 
 
 class LineFormatter(logging.Formatter):

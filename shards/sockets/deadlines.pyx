@@ -2,8 +2,8 @@
 """When clients are pinged, and when sockets are closed because time is up: log-in, pings, write deadline, last words.
 
 It goes through the reactor's sockets a share at a time, and pings few of them in one turn; how often is `lookout`'s to
-say. Not here: how long a
-handshake may take (the socket's own check_opening). Cost: a few dozen instructions for a socket.
+say. Not here: how long a handshake may take (the socket's own check_opening). Cost: a few dozen instructions for a
+socket.
 """
 
 from gnatswarm.broker.connection cimport ClientConnection

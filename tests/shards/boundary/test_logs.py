@@ -103,6 +103,7 @@ def test_json_lines_when_asked_for(tmp_path: pathlib.Path) -> None:
             '{"pass":["s","t"],"proxy_sig":"s","jwt":S8S}',
             '{"pass":[REDACTED],"proxy_sig":"[REDACTED]","jwt":[REDACTED]}',
         ),
+        ('{"pa\\u0073s":["s"],"lang":"c"}', '{"pa\\u0073s":"[REDACTED]","lang":"c"}'),
         ('{"name":"a\\u0062","lang":"\\"c"}', '{"name":"a\\u0062","lang":"\\"c"}'),
         ("password = 'x y'", 'password = "[REDACTED]"'),
         ("dialling nats://u:p@host:4222", "dialling nats://u:[REDACTED]@host:4222"),

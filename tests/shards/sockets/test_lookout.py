@@ -55,21 +55,25 @@ async def test_what_is_too_much_for_one_turn_goes_on_in_the_next_ones():
     loop = asyncio.get_running_loop()
     happened: list[str] = []
     left = [True, True, False]
+    is_over = loop.create_future()
 
     def go_on() -> bool:
         happened.append("more")
         loop.call_soon(happened.append, "others")
+        if len(left) == 1:
+            loop.call_soon(is_over.set_result, None)
         return left.pop(0)
 
     lookout = Lookout(loop, lambda share: True, go_on, ping_interval_s=120.0)
     lookout.on_sweep()
     lookout.on_sweep()  # nothing is begun twice
-    for _ in range(6):
-        await asyncio.sleep(0)
+    await asyncio.wait_for(is_over, 10)
     assert happened == ["more", "others"] * 3
     lookout.on_sweep()
     lookout.close()
-    await asyncio.sleep(0)
+    next_turn = loop.create_future()
+    loop.call_soon(next_turn.set_result, None)  # behind what was closed
+    await next_turn
     assert len(happened) == 6
 
 
