@@ -72,6 +72,9 @@ cdef class Exchange(Onward):
     cdef bytes origin                    # the cluster of the leaf node that they came from; b"": of none
     cdef uint64_t onward                 # the slots to which a request goes on in another account
     cdef uint64_t takes_origin           # members of the cluster that are told where a message comes from
+    cdef uint64_t takes_only_queues      # servers that know QMSG
+    cdef list short_ids                  # of each slot: the first letters of the server's id; b"": none
+    cdef bytes own_short_id
     cdef public bytes system_account     # b"": none; see tell_queue()
     cdef dict told_replies               # (slot, account) → patterns of generated reply subjects that it was told
     cdef uint64_t importing              # slots with interest in what other accounts export to theirs
@@ -97,15 +100,25 @@ cdef class Exchange(Onward):
     cdef bint may_answer(self, uint32_t slot, const uint8_t *subject, size_t size) except -1
     # How many of a run of messages go to a hub as answers, as nothing else.
     cdef uint32_t answers_of(self, uint32_t slot, Entry *entry, uint32_t count) noexcept
+    # Whether a group has members at these slots, by what they have told.
+    cdef bint has_members(self, Entry *entry, Token queue, uint64_t slots) noexcept
     cdef int pick_of(self, Sublist sublist, const Entry *entry, uint32_t first, uint32_t n, uint64_t reach) noexcept
     # Those of `slots` whose permissions keep such messages from them.
     cdef uint64_t kept_from(self, uint64_t slots, Entry *entry) noexcept
     cdef bint may_pass(self, uint32_t slot, Entry *entry) noexcept
     cdef void tell_reply(self, uint32_t slot, Sublist sublist, Token reply) noexcept
     cdef void tell_pattern(self, uint32_t slot, bytes account, bytes pattern, uint32_t wanted) noexcept
-    cdef uint32_t send_from_leaf(self, OutBuf *out, const uint8_t *place, size_t place_size, Publish *publish,
-                                 const Token *queues, int n_queues) noexcept
-    cdef void send(self, uint32_t slot, Entry *entry, Publish *publish, const Token *queues, int n_queues) noexcept
+    cdef void send(self, uint32_t slot, Entry *entry, Publish *publish, const Token *queues, int n_queues,
+                   bytes been) noexcept
+    # The server of this slot knows QMSG, and has this id. Without an id it is sent none: none could say where it was.
+    cdef int set_id(self, int slot, str server_id) except -1
+    # The servers of a mask, and this broker, as QMSG has them; and the mask of those that a QMSG has.
+    cdef bytes names_of(self, uint64_t slots)
+    cdef uint64_t slots_of(self, Token names) noexcept
+    cdef uint32_t send_named(self, OutBuf *out, const uint8_t *prefix, size_t prefix_size, Publish *publish,
+                             const Token *queues, int n_queues, bint with_header) noexcept
+    cdef uint32_t send_rewritten(self, OutBuf *out, const char *verb, bytes first, const uint8_t *place,
+                                 size_t place_size, Publish *publish, const Token *queues, int n_queues) noexcept
     cdef bint may_tell(self, uint32_t slot, const uint8_t *subject, size_t size, const uint8_t *queue,
                        size_t queue_size) noexcept
     # What other peers want has changed: `before` and `after` have a bit for each that does. A slot is told if it
@@ -138,7 +151,7 @@ cdef class Exchange(Onward):
                          uint32_t members) except -1
     # A message of another account, to a slot whose account imports it.
     cdef void send_imported(self, uint32_t slot, Sublist exporter, Entry *entry, Publish *publish, const Token *queues,
-                            int n_queues, Outcome *outcome) noexcept
+                            int n_queues, bytes been, Outcome *outcome) noexcept
     # A link begins to pass messages: its slot; -1: there is none left.
     cdef int join(self, PeerKind kind, Dialect dialect, OutBuf *out, Sublist account, str cluster,
                   bint is_isolated) except -2

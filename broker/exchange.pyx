@@ -15,7 +15,7 @@ from gnatswarm.broker.fanout cimport MOST_QUEUES, ORIGIN_ACCOUNT, write_queues, 
 from gnatswarm.broker.entry cimport choice_named
 from gnatswarm.broker.interest cimport SECOND_CHOICE, Node, QueueName
 from gnatswarm.broker.outbuf cimport Blob, blob_release, out_mark_dirty, out_reserve
-from gnatswarm.broker.reroutes cimport OriginLink
+from gnatswarm.broker.reroutes cimport CAME_IN, REFUSED, OriginLink
 from gnatswarm.broker.routewire cimport write_interest
 from gnatswarm.broker.rules cimport StreamImport
 from gnatswarm.broker.serverwire cimport DIALECT_LEAF, DIALECT_ROUTE, write_server_interest
@@ -55,6 +55,10 @@ cdef enum:
     WITHDRAWN = -2
     NOBODY = MOST_SHARDS         # no peer's number: see tell_group()
     MOST_MEMBERS = 999_999_999   # of a group, in one frame
+    # A nats-server sends on what its members may not have, and so do others: without end, as nothing in the frame says
+    # where it was. One of so many times it is not sent there again.
+    SENT_BACK_ABOUT = 16
+    SHORT_ID_BYTES = 12          # of a server's id: 55 bits by chance
 
 
 cdef bytes origin_of(PeerKind kind, str cluster):
@@ -62,6 +66,11 @@ cdef bytes origin_of(PeerKind kind, str cluster):
     if kind != PEER_LEAF or not cluster or any(one.isspace() for one in cluster):
         return b""
     return cluster.encode("utf-8", "surrogateescape")
+
+
+cdef bytes short_id(str server_id):
+    """How QMSG names a server; b"": its id is none."""
+    return server_id[:SHORT_ID_BYTES].encode() if server_id.isascii() and server_id.isalnum() else b""
 
 
 cdef bint is_loop_subject(const uint8_t *subject, size_t size) noexcept nogil:
@@ -190,6 +199,8 @@ cdef class Exchange(Onward):
         self.clusters = [""] * MOST_SHARDS
         self.answers = [None] * MOST_SHARDS
         self.told_answers = [None] * MOST_SHARDS
+        self.short_ids = [b""] * MOST_SHARDS
+        self.own_short_id = b"-"
         self.origins = [b""] * MOST_SHARDS
         self.leaves_of = {}
         self.told_apart = [{} for _ in range(MOST_SHARDS)]
@@ -283,6 +294,32 @@ cdef class Exchange(Onward):
                 at -= entry.weights[w].members
         return -1
 
+    cdef bytes names_of(self, uint64_t slots):
+        cdef int slot
+        names = [self.own_short_id]
+        for slot in range(FIRST_SLOT, END_SLOT):
+            if (slots >> slot) & 1:
+                names.append(self.short_ids[slot])
+        return b",".join(names)
+
+    cdef uint64_t slots_of(self, Token names) noexcept:
+        cdef uint64_t found = 0
+        cdef int slot
+        for name in names.at[:names.size].split(b","):
+            for slot in range(FIRST_SLOT, END_SLOT):
+                if name and name == self.short_ids[slot]:
+                    found |= <uint64_t>1 << slot
+        return found
+
+    cdef bint has_members(self, Entry *entry, Token queue, uint64_t slots) noexcept:
+        cdef Choice *choice = choice_named(entry, queue)
+        cdef uint32_t w
+        if choice != NULL:
+            for w in range(choice.first_remote, choice.first_remote + choice.n_remote):
+                if (slots >> entry.weights[w].shard) & 1:
+                    return True
+        return False
+
     cdef bint may_pass(self, uint32_t slot, Entry *entry) noexcept:
         """Whether the other server's permissions let it have a message."""
         cdef Permissions permissions = self.permissions[slot]
@@ -313,7 +350,15 @@ cdef class Exchange(Onward):
         cdef uint32_t run
         cdef int n = 0, i, q, slot
         cdef int count = n_queues if n_queues >= 0 else min(<int>entry.n_choices, <int>MOST_QUEUES)
+        cdef uint64_t spared = 0, visited = 0
+        cdef bytes been = None
         reach &= self.told | self.mesh.up
+        if unlikely(not plainly):
+            # (to a server that does not know QMSG, a frame that names groups serves plain interest, too)
+            spared = entry.remote & self.outside & ~self.takes_only_queues
+            if self.been & REFUSED and self.been & CAME_IN and sublist.random() % SENT_BACK_ABOUT == 0:
+                spared |= self.outside & ~self.takes_only_queues
+            visited = self.been & self.outside
         left = entry.remote & reach if plainly else 0
         if unlikely(self.restricted & reach) and count:   # another member of the group may have it
             reach &= ~self.kept_from(self.restricted & reach, entry)
@@ -325,9 +370,12 @@ cdef class Exchange(Onward):
                 choice = &entry.choices[q]
                 name.at = <const uint8_t *>choice.name + sizeof(QueueName)
                 name.size = choice.name.key.size
-            # (a frame to another server serves plain interest too)
-            slot = -1 if choice == NULL else self.pick(
-                sublist, entry, choice, reach if plainly else reach & ~(entry.remote & self.outside))
+            slot = -1 if choice == NULL else self.pick(sublist, entry, choice, reach & ~(spared | visited))
+            if unlikely(slot < 0 and visited != 0 and choice != NULL and not self.been & REFUSED):
+                # A server where it was has members now, so it got them since: it has said that it had none left, before
+                # it sent this on.
+                visited = 0
+                slot = self.pick(sublist, entry, choice, reach & ~spared)
             if slot < 0:
                 orphans |= <uint64_t>1 << q
             else:
@@ -335,6 +383,8 @@ cdef class Exchange(Onward):
                 slots[n] = <uint8_t>slot
                 n += 1
                 left |= <uint64_t>1 << slot
+        if unlikely(not plainly):
+            been = self.names_of(visited)
         blob = self.fanout.share(publish, 2 if left & (left - 1) else 1)
         slot = 0
         while left:
@@ -346,7 +396,7 @@ cdef class Exchange(Onward):
                         q += 1
                 bit = <uint64_t>1 << slot
                 if unlikely(bit & self.importing) and self.accounts[slot] is not sublist:
-                    self.send_imported(slot, sublist, entry, publish, mine, q, outcome)
+                    self.send_imported(slot, sublist, entry, publish, mine, q, been, outcome)
                 elif bit & self.outside:
                     run = publish.count
                     if self.permissions[slot] is not None and not self.may_pass(slot, entry):
@@ -354,11 +404,12 @@ cdef class Exchange(Onward):
                     if publish.count:
                         if unlikely(publish.reply.size > 4) and memcmp(publish.reply.at, b'_R_.', 4) == 0:
                             self.tell_reply(slot, sublist, publish.reply)
-                        self.send(slot, entry, publish, mine, q)
+                        self.send(slot, entry, publish, mine, q, been)
                         outcome.deliveries += publish.count
                     publish.count = run
                 elif q:
-                    self.fanout.send_queued(self.fanout.links[slot], entry, mine, q, publish, not plainly, 0, 0)
+                    self.fanout.send_queued(self.fanout.links[slot], entry, mine, q, publish, not plainly, 0, 0,
+                                            self.been)
                     outcome.touched |= bit
                 else:
                     self.fanout.send_plain_link(self.fanout.links[slot], entry, publish)
@@ -421,62 +472,69 @@ cdef class Exchange(Onward):
                 told.discard(pattern)
                 self.tell_pattern(slot, account, pattern, 0)
 
-    cdef void send(self, uint32_t slot, Entry *entry, Publish *publish, const Token *queues, int n_queues) noexcept:
-        """A run, or one message with the groups that it is for, to another server."""
+    cdef void send(self, uint32_t slot, Entry *entry, Publish *publish, const Token *queues, int n_queues,
+                   bytes been) noexcept:
+        """A run, or one message with the groups that it is for, to another server. `been`: for these groups alone, and
+        where it was; None: to plain interest, too."""
         cdef OutBuf *out = self.outs[slot]
         cdef uint8_t *prefix = entry.text + entry.rmsg_at
         cdef size_t prefix_size = entry.rmsg_size
         cdef uint8_t kept[5]
-        cdef uint8_t *to
         cdef bint with_header = publish.header_size != 0 and out.takes_headers
         cdef size_t cut = 0 if with_header else publish.header_size
-        cdef size_t size, n
         cdef uint32_t sent = 0
-        cdef int i
         if self.dialects[slot] == DIALECT_LEAF:   # "LMSG <subject>", in the place of "RMSG <account> <subject>"
             prefix += prefix_size - entry.subject_size - 5
             prefix_size = entry.subject_size + 5
         if unlikely((self.answering >> slot) & 1) and publish.reply.size and self.kinds[slot] == PEER_LEAF:
             self.expect_answer(slot, publish.reply.at, publish.reply.size)
-        if unlikely(len(self.origin) != 0) and (self.takes_origin >> slot) & 1 \
+        if unlikely(been is not None and (self.takes_only_queues >> slot) & 1):
+            sent = self.send_rewritten(out, b'QMSG ', been, prefix + 5, prefix_size - 5, publish, queues, n_queues)
+        elif unlikely(len(self.origin) != 0) and (self.takes_origin >> slot) & 1 \
                 and (n_queues == 0 or (entry.remote >> slot) & 1):
             # (for groups alone any member will do, whosever it is, and only one gets it)
-            sent = self.send_from_leaf(out, prefix + 5, prefix_size - 5, publish, queues, n_queues)
-            out.msgs += sent
-            out.payload_bytes += <uint64_t>sent * publish.size
-            self.out_msgs += sent
-            self.out_bytes += <uint64_t>sent * publish.size
-            return
-        memcpy(kept, prefix, 5)
-        memcpy(prefix, b'HMSG ' if with_header else b'LMSG ' if self.dialects[slot] == DIALECT_LEAF else b'RMSG ', 5)
-        if n_queues == 0:
-            if cut:
+            sent = self.send_rewritten(out, b'LMSG ', self.origin, prefix + 5, prefix_size - 5, publish, queues,
+                                       n_queues)
+        else:
+            memcpy(kept, prefix, 5)
+            memcpy(prefix, b'HMSG ' if with_header else b'LMSG ' if self.dialects[slot] == DIALECT_LEAF else b'RMSG ',
+                   5)
+            if n_queues:
+                sent = self.send_named(out, prefix, prefix_size, publish, queues, n_queues, with_header)
+            elif cut:
                 sent = self.fanout.send_stripped(out, prefix, prefix_size, publish, publish.count)
             else:
                 sent = self.fanout.send_run(out, prefix, prefix_size, publish, publish.count)
-        else:
-            size = prefix_size + publish.reply.size + publish.size + 64
-            for i in range(n_queues):
-                size += queues[i].size + 1
-            to = out_reserve(out, size)
-            if to != NULL:
-                memcpy(to, prefix, prefix_size)
-                n = prefix_size
-                n += write_queues(to + n, publish, queues, n_queues)
-                size = publish.size - cut
-                n += write_tail_head(to + n, Token(NULL, 0), with_header, publish.header_size, <uint32_t>size)
-                memcpy(to + n, publish.payload + cut, size)
-                n += size
-                to[n] = c'\r'
-                to[n + 1] = c'\n'
-                out.pos += n + 2
-                out_mark_dirty(out)
-                sent = 1
-        memcpy(prefix, kept, 5)
+            memcpy(prefix, kept, 5)
         out.msgs += sent
         out.payload_bytes += <uint64_t>sent * (publish.size - cut)
         self.out_msgs += sent
         self.out_bytes += <uint64_t>sent * (publish.size - cut)
+
+    cdef uint32_t send_named(self, OutBuf *out, const uint8_t *prefix, size_t prefix_size, Publish *publish,
+                             const Token *queues, int n_queues, bint with_header) noexcept:
+        """One message behind a prefix, for these groups; 1, or 0: refused."""
+        cdef size_t cut = 0 if with_header else publish.header_size
+        cdef size_t size = prefix_size + publish.reply.size + publish.size + 64
+        cdef size_t n = prefix_size
+        cdef uint8_t *to
+        cdef int i
+        for i in range(n_queues):
+            size += queues[i].size + 1
+        to = out_reserve(out, size)
+        if to == NULL:
+            return 0
+        memcpy(to, prefix, prefix_size)
+        n += write_queues(to + n, publish, queues, n_queues)
+        size = publish.size - cut
+        n += write_tail_head(to + n, Token(NULL, 0), with_header, publish.header_size, <uint32_t>size)
+        memcpy(to + n, publish.payload + cut, size)
+        n += size
+        to[n] = c'\r'
+        to[n + 1] = c'\n'
+        out.pos += n + 2
+        out_mark_dirty(out)
+        return 1
 
     # ---- answers of a leaf node that may not publish everything
 
@@ -566,7 +624,7 @@ cdef class Exchange(Onward):
         return 0
 
     cdef void send_imported(self, uint32_t slot, Sublist exporter, Entry *entry, Publish *publish, const Token *queues,
-                            int n_queues, Outcome *outcome) noexcept:
+                            int n_queues, bytes been, Outcome *outcome) noexcept:
         cdef Sublist importer = self.accounts[slot]
         cdef bytes subject = entry.text[:entry.subject_size], seen
         cdef Token names[MOST_QUEUES]
@@ -601,8 +659,8 @@ cdef class Exchange(Onward):
                         n += 1
                         served |= <uint64_t>1 << i
                         break
-            if n or (local.remote >> slot) & 1:
-                self.send(slot, local, publish, names, n)
+            if n or (been is None and (local.remote >> slot) & 1):
+                self.send(slot, local, publish, names, n, been)
                 outcome.deliveries += publish.count
 
     def interest_told(self, int slot, size_t most) -> list:
@@ -642,13 +700,13 @@ cdef class Exchange(Onward):
             for subject, queue in {*found, *self.imported[slot]}:
                 self.follow_streams(slot, subject, queue, found.get((subject, queue), 0))
 
-    cdef uint32_t send_from_leaf(self, OutBuf *out, const uint8_t *place, size_t place_size, Publish *publish,
-                                 const Token *queues, int n_queues) noexcept:
-        """LMSG to a member of the cluster, with the leaf node's cluster; `place` is account and subject. How many of
-        the run were taken."""
-        cdef const uint8_t *origin = self.origin
-        cdef size_t origin_size = len(self.origin)
-        cdef size_t room = origin_size + place_size + publish.reply.size + publish.size + 80
+    cdef uint32_t send_rewritten(self, OutBuf *out, const char *verb, bytes first, const uint8_t *place,
+                                 size_t place_size, Publish *publish, const Token *queues, int n_queues) noexcept:
+        """LMSG to a member of the cluster, with the leaf node's cluster, or QMSG with where it was: `first` stands in
+        front of `place`, which is account and subject. How many of the run were taken."""
+        cdef const uint8_t *word = first
+        cdef size_t word_size = len(first)
+        cdef size_t room = word_size + place_size + publish.reply.size + publish.size + 80
         cdef size_t cut = 0 if out.takes_headers else publish.header_size
         cdef uint32_t size = publish.size - <uint32_t>cut, k
         cdef uint8_t *to
@@ -660,9 +718,9 @@ cdef class Exchange(Onward):
             to = out_reserve(out, room)
             if to == NULL:
                 return k
-            memcpy(to, b'LMSG ', 5)
-            memcpy(to + 5, origin, origin_size)
-            n = 5 + origin_size
+            memcpy(to, verb, 5)
+            memcpy(to + 5, word, word_size)
+            n = 5 + word_size
             to[n] = c' '
             memcpy(to + n + 1, place, place_size)
             n += 1 + place_size
@@ -921,6 +979,12 @@ cdef class Exchange(Onward):
             (<Sublist>sublist).replay(retelling)
         return 0
 
+    cdef int set_id(self, int slot, str server_id) except -1:
+        self.short_ids[slot] = short_id(server_id)
+        if self.short_ids[slot]:
+            self.takes_only_queues |= <uint64_t>1 << slot
+        return 0
+
     cdef int part(self, int slot) except -1:
         cdef uint64_t bit = <uint64_t>1 << slot
         cdef int other
@@ -942,6 +1006,8 @@ cdef class Exchange(Onward):
                 del self.leaves_of[origin]
             self.clustered &= ~bit
         self.takes_origin &= ~bit
+        self.takes_only_queues &= ~bit
+        self.short_ids[slot] = b""
         self.tells_apart &= ~bit
         self.importing &= ~bit
         self.answering &= ~bit
@@ -999,6 +1065,10 @@ cdef class Exchange(Onward):
             call()
         else:
             self.siblings_fence.fence_batch(known)
+
+    def set_own_id(self, str server_id not None):
+        """The id of this broker, as other servers know it."""
+        self.own_short_id = short_id(server_id)
 
     def hush(self):
         """Send other servers neither messages nor interest any more; what they send counts."""

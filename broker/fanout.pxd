@@ -70,6 +70,8 @@ cdef class AccountGate:
 
 # Other servers, on the one shard that is connected to them (broker.exchange).
 cdef class Onward:
+    cdef uint64_t been   # of the message that is passed on not plainly: see Orphan.been
+
     # A sibling's message, or one from another account, to them instead of to subscriptions here: to plain interest if
     # `plainly`, and to one member of each group named (n_queues -1: of each group). Bit i of the result: queue i
     # found no member. The entry stays valid.
@@ -134,7 +136,7 @@ cdef class Fanout:
     # Sends a message for some queue groups of one sibling: RMSG, which serves its plain subscriptions too, or QMSG
     # (id 0: nobody waits for QACK).
     cdef bint send_queued(self, OutBuf *link, const Entry *entry, const Token *queues, int n_queues, Publish *publish,
-                          bint only_queues, uint64_t id, uint64_t visited) noexcept
+                          bint only_queues, uint64_t id, uint64_t visited, uint64_t been) noexcept
     cdef Blob *share(self, Publish *publish, uint32_t receivers) noexcept
     # Writes the tail anew, in the canonical form, from reply, sizes and payload; it is valid until the next call.
     # False: no memory.

@@ -307,7 +307,7 @@ cdef class Fanout:
         return n
 
     cdef bint send_queued(self, OutBuf *link, const Entry *entry, const Token *queues, int n_queues, Publish *publish,
-                          bint only_queues, uint64_t id, uint64_t visited) noexcept:
+                          bint only_queues, uint64_t id, uint64_t visited, uint64_t been) noexcept:
         cdef size_t size = entry.rmsg_size + publish.reply.size + publish.size + 128
         cdef size_t n = 0
         cdef uint8_t *to
@@ -325,6 +325,8 @@ cdef class Fanout:
             n = 5 + decimal(to + 5, id)
             to[n] = c' '
             n += 1 + decimal(to + n + 1, visited)
+            to[n] = c' '
+            n += 1 + decimal(to + n + 1, been)
         else:
             memcpy(to, b'HMSG' if publish.header_size else b'RMSG', 4)
             if unlikely(publish.origin >= ORIGIN_ACCOUNT):
@@ -535,7 +537,7 @@ cdef class Fanout:
                 if shards[j] == shards[i]:
                     queues[n_queues] = names[j]
                     n_queues += 1
-            self.send_queued(self.links[shards[i]], entry, queues, n_queues, publish, only_queues, 0, 0)
+            self.send_queued(self.links[shards[i]], entry, queues, n_queues, publish, only_queues, 0, 0, 0)
             done |= bit
         return done
 

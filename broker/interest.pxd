@@ -20,6 +20,7 @@ cdef enum NodeKind:
 cdef enum:
     LITERAL_TABLES = 64
     MOST_SHARDS = 64   # one bit each in a mask
+    GATEWAY_NUMBER = 63   # the shard that is connected to other servers (router.supervision.broker)
 
 cdef extern from *:
     """

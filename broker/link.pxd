@@ -43,6 +43,7 @@ cdef class SiblingLink(OriginLink):
 
     cdef Py_ssize_t operate(self, const uint8_t *data, size_t size, Blob *whole) except -1
     cdef Py_ssize_t message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1
+    cdef uint64_t been(self) noexcept
     cdef uint32_t queue_run(self, const uint8_t *line, Publish *run) except *
     cdef Py_ssize_t traced_message(self, const uint8_t *data, size_t size, RouteOp *op, Blob *whole) except -1
     cdef uint64_t deliver(self, Sublist sublist, Entry *entry, Publish *message, RouteOp *op, Token shown,

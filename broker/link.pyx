@@ -9,13 +9,14 @@ before that message has arrived. Bytes that are no valid frame end the link, and
 from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
 
+from gnatswarm.broker.interest cimport GATEWAY_NUMBER
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, iovec, out_append, out_call, out_init, out_mark_dirty,
     out_release, out_reserve)
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
-from gnatswarm.broker.reroutes cimport FATE_NOBODY, FATE_PENDING, FATE_TAKEN, Fate
+from gnatswarm.broker.reroutes cimport CAME_IN, FATE_NOBODY, FATE_PENDING, FATE_TAKEN, Fate
 from gnatswarm.broker.routewire cimport (
     ROUTE_ASK, ROUTE_ASK_MARK, ROUTE_CONNECT, ROUTE_DROP, ROUTE_DUE, ROUTE_GOES, ROUTE_INFO, ROUTE_MARK, ROUTE_MORE,
     ROUTE_MOVE, ROUTE_MOVED, ROUTE_MSG, ROUTE_OWN, ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK, ROUTE_QUEUE_MSG,
@@ -35,8 +36,6 @@ cdef enum:
     # such runs find the subscriber behind, SLOW is sent again before the last one ends.
     SLOW_US = 300000
     SLOW_AGAIN_US = 50000
-    # The shard that is connected to other servers (router.supervision.broker).
-    GATEWAY_NUMBER = 63
     # A server that joins may tell a million interests. At 0.6 us each, one read of all that fits took 5 ms, in which no
     # client was served: after a read with so many, so many bytes are read at a time, until a read has none.
     MUCH_TOLD = 32
@@ -329,15 +328,19 @@ cdef class SiblingLink(OriginLink):
             if entry == NULL:
                 self.broken("no memory for a match")
                 return size
+        if op.kind == ROUTE_MSG:
+            op.id = op.visited = 0
+            op.been = self.been()
+        elif self.fanout.onward is not None:
+            self.fanout.onward.been = op.been
         orphans = self.deliver(sublist, entry, &message, op, shown, &outcome)
         if unlikely(outcome.stalls):
             self.tell_slow(sublist, entry)
-        if op.kind == ROUTE_MSG:
-            op.id = op.visited = 0
         if unlikely(op.id != 0):   # one queue, and its sender waits for QACK or QNAK
             fate = FATE_TAKEN
             if orphans:
-                fate = self.reroutes.place(self, sublist, op.subject, op.queues[0], &message, op.id, op.visited)
+                fate = self.reroutes.place(self, sublist, op.subject, op.queues[0], &message, op.id, op.visited,
+                                           op.been)
                 outcome.deliveries += fate == FATE_TAKEN   # (to a member here)
             if fate != FATE_PENDING:
                 self.acknowledge(op.id, fate == FATE_TAKEN)
@@ -345,7 +348,8 @@ cdef class SiblingLink(OriginLink):
             queue = 0
             while unlikely(orphans != 0):
                 if orphans & 1:
-                    fate = self.reroutes.place(self, sublist, op.subject, op.queues[queue], &message, 0, op.visited)
+                    fate = self.reroutes.place(self, sublist, op.subject, op.queues[queue], &message, 0, op.visited,
+                                               op.been)
                     outcome.deliveries += fate == FATE_TAKEN   # (to a member here)
                     if fate == FATE_NOBODY:
                         self.reroutes.n_lost += 1
@@ -394,7 +398,7 @@ cdef class SiblingLink(OriginLink):
             if unlikely(outcome.stalls):
                 self.tell_slow(sublist, entry)
             if unlikely(orphans != 0):
-                fate = self.reroutes.place(self, sublist, subject, queue, &message, 0, 0)
+                fate = self.reroutes.place(self, sublist, subject, queue, &message, 0, 0, self.been())
                 outcome.deliveries += fate == FATE_TAKEN   # (to a member here)
                 if fate == FATE_NOBODY:
                     self.reroutes.n_lost += 1
@@ -404,6 +408,10 @@ cdef class SiblingLink(OriginLink):
                 return n
             message.tail += run.stride
             message.payload += run.stride
+
+    cdef uint64_t been(self) noexcept:
+        """Where a message was that the sibling has not sent on: the gateway has no clients."""
+        return CAME_IN if self.shard == GATEWAY_NUMBER else 0
 
     cdef void tell_slow(self, Sublist sublist, Entry *entry) noexcept:
         """A subscriber here is behind. The link never waits, because it serves others too: the sibling makes the

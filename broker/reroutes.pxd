@@ -39,6 +39,12 @@ cdef enum Fate:
     FATE_NOBODY        # no shard has a member
 
 
+cdef enum:
+    # Orphan.been, beside the bits of other servers' slots.
+    CAME_IN = 1        # it came from another server
+    REFUSED = 2        # there are members in this broker, which may not have it: it goes to no server for a second time
+
+
 # A pending message.
 @cython.final
 cdef class Orphan:
@@ -61,6 +67,7 @@ cdef class Orphan:
     cdef uint32_t size
     cdef bint has_gone_back              # to the shard that published it, because nobody was found
     cdef uint64_t visited                # shards that it has been on, a bit each
+    cdef uint64_t been                   # CAME_IN, REFUSED, and slots of other servers where no member was found
 
     # Whether the shard that published it is another one, and has not been asked yet.
     cdef bint may_go_back(self) noexcept
@@ -90,7 +97,7 @@ cdef class Reroutes:
     # Finds a place for a message to one queue group without a member here: a current member on another shard; later,
     # where a sibling's interest is not all known yet; or a former member.
     cdef Fate place(self, OriginLink origin, Sublist sublist, Token subject, Token queue, Publish *message,
-                    uint64_t id_there, uint64_t visited) except *
+                    uint64_t id_there, uint64_t visited, uint64_t been) except *
     cdef Fate try_place(self, Orphan orphan, Sublist sublist, Token subject, Token queue, Publish *message,
                         bint may_leave) except *
     cdef bint send_away(self, Orphan orphan, Sublist sublist, Entry *entry, Choice *choice, Token queue,

@@ -12,7 +12,7 @@ from libc.stdint cimport uint8_t
 
 from gnatswarm.broker.entry cimport choice_named, is_foreign
 from gnatswarm.broker.fanout cimport ANY_SHARD, ORIGIN_ACCOUNT, ORIGIN_SIBLING_ACCOUNT, Fanout, no_outcome
-from gnatswarm.broker.interest cimport NO_MAX
+from gnatswarm.broker.interest cimport GATEWAY_NUMBER, NO_MAX
 from gnatswarm.broker.outbuf cimport CLOSE_NONE, out_append
 from gnatswarm.broker.peer cimport HOLD_REPLY
 from gnatswarm.broker.sublist cimport OWNER_AWAITED, PREFIX_BYTES
@@ -55,15 +55,20 @@ cdef uint64_t members_elsewhere(Fanout fanout, const Entry *entry, uint32_t firs
     return members
 
 
-cdef bint refuses_here(Entry *entry, const Choice *choice, const Publish *message) noexcept:
-    """Whether a member here may not have it: by its permissions, or because it came from a third account; or whether a
-    member takes nothing more, but counts until its move to another shard is over."""
+cdef bint has_member_on_the_move(Entry *entry, const Choice *choice) noexcept:
+    """Whether a member takes nothing more, but counts until its move to another shard is over."""
     cdef uint32_t i
-    if choice.keeps_out:
-        return True
     for i in range(choice.first, choice.first + choice.n_local):
         if entry.targets[i].sub.max_msgs == NO_MAX and entry.targets[i].out.close_reason != CLOSE_NONE:
             return True
+    return False
+
+
+cdef bint refuses_here(Entry *entry, const Choice *choice, const Publish *message) noexcept:
+    """Whether a member here may not have it: by its permissions, or because it came from a third account."""
+    cdef uint32_t i
+    if choice.keeps_out:
+        return True
     if message.origin >= ORIGIN_ACCOUNT:
         for i in range(choice.first, choice.first + choice.n_local):
             if is_foreign(entry, i):
@@ -87,6 +92,8 @@ cdef class Orphan:
         return 0
 
     cdef bint may_go_back(self) noexcept:
+        if self.origin.shard == GATEWAY_NUMBER and self.been & REFUSED:   # other servers have been asked once
+            return False
         return self.id_there == 0 and not self.has_gone_back and self.origin.shard >= 0 and not self.origin.is_closing
 
     cdef void fill(self, Publish *message) noexcept:
@@ -117,7 +124,7 @@ cdef class Reroutes:
         return len(self.pending)
 
     cdef Fate place(self, OriginLink origin, Sublist sublist, Token subject, Token queue, Publish *message,
-                    uint64_t id_there, uint64_t visited) except *:
+                    uint64_t id_there, uint64_t visited, uint64_t been) except *:
         cdef Orphan orphan = Orphan()
         cdef Fate fate
         self.last_id += 1
@@ -125,6 +132,7 @@ cdef class Reroutes:
         orphan.origin = origin
         orphan.id_there = id_there
         orphan.visited = visited
+        orphan.been = been
         fate = self.try_place(orphan, sublist, subject, queue, message, True)
         if fate == FATE_PENDING:
             self.pending[orphan.id] = orphan
@@ -156,7 +164,7 @@ cdef class Reroutes:
             queue = queues.get(words[2])
             if queue is not None and self.place(
                     nobody, sublist, Token(data + at + len(words[0]) + 1, len(words[1])),
-                    Token(<const uint8_t *><bytes>queue, len(queue)), &message, 0, 0) == FATE_NOBODY:
+                    Token(<const uint8_t *><bytes>queue, len(queue)), &message, 0, 0, 0) == FATE_NOBODY:
                 self.n_lost += 1
             at = line_end + 2 + message.size + 2
         return 0
@@ -177,6 +185,8 @@ cdef class Reroutes:
         if is_taken:
             self.count_delivery(sublist, subject, message)   # somebody has come meanwhile
             return FATE_TAKEN
+        if choice != NULL and refuses_here(entry, choice, message):
+            orphan.been |= REFUSED
         if may_leave:
             orphan.shard = -1
             # Out of step: a sibling lives whose members we do not know.
@@ -205,7 +215,7 @@ cdef class Reroutes:
             if members:
                 first += n
                 n = choice.n_remote - n
-        if members == 0 and not refuses_here(entry, choice, message):
+        if members == 0 and not refuses_here(entry, choice, message) and not has_member_on_the_move(entry, choice):
             # Who was visited and has a member now got it since: a sibling says RS- before it sends a message on. (Where
             # our word of it is old, the message comes back, and the word before it.) But siblings also count members
             # that may not have it: a shard with such members asks nobody twice, or the message would circle for ever.
@@ -220,7 +230,8 @@ cdef class Reroutes:
                 if pick < entry.weights[w].members:
                     break
                 pick -= entry.weights[w].members
-        if not fanout.send_queued(fanout.links[shard], entry, &queue, 1, message, True, orphan.id, visited):
+        if not fanout.send_queued(fanout.links[shard], entry, &queue, 1, message, True, orphan.id, visited,
+                                  orphan.been):
             return False
         entry.counts.link_out += 1
         orphan.shard = shard
@@ -242,7 +253,7 @@ cdef class Reroutes:
                                     hash_bytes(subject, len(orphan.subject), orphan.sublist.seed))
         orphan.fill(&message)
         if entry == NULL or not self.mesh.fanout.send_queued(&orphan.origin.out, entry, &queue, 1, &message, True,
-                                                             orphan.id, <uint64_t>1 << self.mesh.shard):
+                                                             orphan.id, <uint64_t>1 << self.mesh.shard, orphan.been):
             return False
         entry.counts.link_out += 1
         orphan.has_gone_back = True

@@ -51,9 +51,10 @@ cdef RouteOpKind parse_message(const uint8_t *data, const uint8_t *args, const u
         return finish(op, ROUTE_BAD if end - args > MOST_ROUTE_LINE_BYTES else ROUTE_MORE)
     op.line_size = after - data
     if only_queues:
-        if n < 2 or not parse_u64(tokens[0], &op.id) or not parse_u64(tokens[1], &op.visited):
+        if n < 3 or not parse_u64(tokens[0], &op.id) or not parse_u64(tokens[1], &op.visited) \
+                or not parse_u64(tokens[2], &op.been):
             return finish(op, ROUTE_BAD)
-        first = 2
+        first = 3
     if n < first + 2 + numbers:
         return finish(op, ROUTE_BAD)
     number = parse_number(tokens[n - 1])
@@ -359,7 +360,7 @@ def parse_route(bytes data not None) -> dict:
         if op.is_across:
             found["is_across"] = True
     if kind == ROUTE_QUEUE_MSG:
-        found.update(id=op.id, visited=op.visited)
+        found.update(id=op.id, visited=op.visited, been=op.been)
     if kind == ROUTE_SUB:
         found["members"] = op.members
     if ROUTE_MOVE <= kind <= ROUTE_MOVED:

@@ -41,6 +41,7 @@ cdef class ServerLink(Peer):
     cdef bytes origin                    # of a leaf node: the name of its cluster, for members of ours; b"": none
     cdef public bint takes_origins       # a member that can be told where a message of a leaf node comes from, …
     cdef public bint names_origins       # … and that tells of each origin's interest apart
+    cdef public str only_queues_as       # the id of a server that knows QMSG; "": it does not
     cdef Sublist account                 # of a leaf node connection
     cdef bytes loop_subject              # … our own; b"": none
     cdef list pongs_due                  # for each PING without a PONG whether broker.server_fence has sent it

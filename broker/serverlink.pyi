@@ -45,6 +45,7 @@ class ServerLink(Peer):
     is_spare: bool
     is_silent: bool
     takes_origins: bool
+    only_queues_as: str
     names_origins: bool
     @property
     def idle_us(self) -> int: ...

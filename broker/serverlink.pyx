@@ -17,6 +17,7 @@ from gnatswarm.broker.outbuf cimport (
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.peer cimport HOLD_STALL
 from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
+from gnatswarm.broker.reroutes cimport CAME_IN, REFUSED
 from gnatswarm.broker.serverwire cimport (
     DIALECT_LEAF, DIALECT_ROUTE, MOST_SERVER_QUEUES, SERVER_CONNECT, SERVER_ERR, SERVER_IGNORED,
     SERVER_INFO, SERVER_MORE, SERVER_MSG, SERVER_PING, SERVER_PONG, SERVER_SUB, SERVER_TOO_LONG, SERVER_UNSUB,
@@ -61,6 +62,7 @@ cdef class ServerLink(Peer):
         self.dialect = DIALECT_ROUTE if is_route else DIALECT_LEAF
         self.slot = -1
         self.loop_subject = self.origin = b""
+        self.only_queues_as = ""
         self.pongs_due = []
         self.max_payload_bytes = LARGEST_MAX_PAYLOAD_BYTES
         out_init(&self.out, self.fanout.box, 0)
@@ -351,6 +353,9 @@ cdef class ServerLink(Peer):
         if entry == NULL:
             self.broken("no memory for a match")
             return size
+        self.exchange.been = CAME_IN
+        if unlikely(op.only_queues):
+            self.exchange.been |= self.exchange.slots_of(op.been)
         no_outcome(&outcome)
         if unlikely(entry.extras_at) and self.follows_imports and extras_of(entry).mapping >= 0:
             entry = self.fanout.gate.map(sublist, entry, &is_random)
@@ -361,7 +366,7 @@ cdef class ServerLink(Peer):
         if op.is_plain and whole == NULL and not op.origin.size and not entry.crosses and permissions is None \
                 and not is_mapped:
             repeat_remember(&self.repeat, sublist, entry, data, op.line_size, &message)
-        if unlikely(entry.crosses) and (is_reply or self.follows_imports):
+        if unlikely(entry.crosses) and (is_reply or self.follows_imports) and not op.only_queues:
             entry = self.deliver_across(sublist, entry, &message, is_reply, &outcome)
             if entry == NULL:
                 self.broken("no memory for a match")
@@ -426,7 +431,8 @@ cdef class ServerLink(Peer):
         reach = self.exchange.reach(self.slot) & ~spared
         while True:
             n = min(op.n_queues - at, <int>MOST_QUEUES)
-            orphans = self.exchange.forward(sublist, entry, message, reach, at == 0, op.queues + at, n, outcome)
+            orphans = self.exchange.forward(sublist, entry, message, reach, at == 0 and not op.only_queues,
+                                            op.queues + at, n, outcome)
             if unlikely(orphans) and names_groups and self.dialect == DIALECT_ROUTE:
                 self.send_on(sublist, entry, message, op.queues + at, n, orphans, spared, outcome)
             at += n
@@ -436,17 +442,20 @@ cdef class ServerLink(Peer):
 
     cdef int send_on(self, Sublist sublist, Entry *entry, Publish *message, Token *queues, int n, uint64_t orphans,
                      uint64_t spared, Outcome *outcome) except -1:
-        """Groups whose last member here has gone before their server knew: another server has members, or nobody gets
-        it. Not the one that sent it: as long as each took the other for the last, it would go to and fro. But a leaf
-        node of the cluster that it came from, which was `spared`: of a group it is one member that gets it."""
-        cdef Token left[MOST_QUEUES]
-        cdef uint64_t others = self.exchange.of_kind[<int>PEER_ROUTE] & ~(<uint64_t>1 << self.slot)
-        cdef int i, count = 0
+        """Groups without a member here that may have it: where the last one has gone before their server knew, or where
+        those that are left may not have it. Another server has members, or nobody gets it. That may be where it came
+        from: that nobody is left here is on its way there, before this frame. Or it is a leaf node of the cluster that
+        it came from, which was `spared`: of a group it is one member that gets it."""
+        cdef uint64_t told = self.exchange.feeds(self.slot) & ~spared
+        cdef uint64_t others = self.exchange.of_kind[<int>PEER_ROUTE] | spared
+        cdef uint64_t been = self.exchange.been
+        cdef int i
         for i in range(n):
             if (orphans >> i) & 1:
-                left[count] = queues[i]
-                count += 1
-        self.exchange.forward(sublist, entry, message, others | spared, False, left, count, outcome)
+                if self.exchange.has_members(entry, queues[i], told):
+                    self.exchange.been |= REFUSED
+                self.exchange.forward(sublist, entry, message, others, False, queues + i, 1, outcome)
+                self.exchange.been = been
         return 0
 
     # ---- for the session
@@ -481,6 +490,7 @@ cdef class ServerLink(Peer):
             self.exchange.takes_origin |= <uint64_t>1 << self.slot
             if self.names_origins:
                 self.exchange.tells_apart |= <uint64_t>1 << self.slot
+        self.exchange.set_id(self.slot, self.only_queues_as)
         self.exchange.begin(self.slot, self.pongs_due)
         if max_pending_bytes:
             self.out.max_pending = max(max_pending_bytes, 2 * out_pending(&self.out))

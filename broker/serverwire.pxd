@@ -6,6 +6,11 @@
 #   LMSG <subject> [reply] <size>                     RMSG <account> <subject> [reply] <size>
 #   LMSG <subject> | <queue>… <size>                  or + <reply> <queue>…, likewise
 #   HMSG … <header size> <size>                       HMSG, likewise; LS+, LS- and LMSG with <origin> <account>
+#   QMSG <been> <subject> |… <header size> <size>     QMSG <been> <account> <subject> |… likewise
+#
+# QMSG is ours: to members of its queue groups alone, and sent on because these had none where it was before: `been`
+# are those servers, by the first letters of their ids, with commas. It goes to servers that say `only_queues`; for
+# others, a frame that names groups is for plain subscriptions, too.
 #
 # Verbs in any case, blanks and line ends as in the client protocol. Unlike a sibling's (broker.routewire), these frames
 # come from other programs.
@@ -54,6 +59,8 @@ ctypedef struct ServerOp:
     uint32_t header_size
     uint32_t size
     bint names_origins       # SET BY THE CALLER: LS- of this route has an origin, as LS+ has
+    bint only_queues         # QMSG
+    Token been               # … the servers where it was
     bint is_plain            # without queues, in the canonical form: its tail can be sent on unchanged
 
 # `tokens` has room for MOST_SERVER_QUEUES + 9.

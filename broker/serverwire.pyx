@@ -24,12 +24,13 @@ cdef inline ServerOpKind finish(ServerOp *op, ServerOpKind kind) noexcept nogil:
 
 cdef ServerOpKind parse_message(const uint8_t *data, const uint8_t *args, const uint8_t *end, int words,
                                 Token *tokens, ServerOp *op, bint with_header) noexcept nogil:
-    """`words` stand in front of the subject: 0, an account, or origin and account."""
+    """`words` stand in front of the subject: none, an account, or origin and account; with `only_queues` one more:
+    where it was."""
     cdef const uint8_t *after = NULL
     cdef bint single = True
     cdef int n = split_line(args, end, tokens, MOST_SERVER_QUEUES + 9, &after, &single)
     cdef int numbers = 2 if with_header else 1
-    cdef int first = words
+    cdef int first
     cdef int64_t number
     if n == -1:
         return finish(op, SERVER_TOO_LONG if end - args > MOST_SERVER_LINE_BYTES else SERVER_MORE)
@@ -50,13 +51,20 @@ cdef ServerOpKind parse_message(const uint8_t *data, const uint8_t *args, const 
             return finish(op, SERVER_BAD)
         op.header_size = <uint32_t>number
     n -= numbers
+    if op.only_queues:
+        op.been = tokens[0]
+        words -= 1
+        tokens += 1
+        n -= 1
     if words == 2:
         op.origin = tokens[0]
     if words:
         op.account = tokens[words - 1]
-    op.subject = tokens[first]
-    first += 1
+    op.subject = tokens[words]
+    first = words + 1
     if n - first <= 1:
+        if op.only_queues:
+            return finish(op, SERVER_BAD)
         if n > first:
             op.reply = tokens[first]
         op.is_plain = single and (not with_header or op.header_size != 0)
@@ -117,7 +125,7 @@ cdef ServerOpKind parse_server_op(const uint8_t *data, size_t size, Dialect dial
     op.origin.size = op.account.size = op.reply.size = 0
     op.n_queues = 0
     op.members = op.header_size = op.size = 0
-    op.is_plain = False
+    op.is_plain = op.only_queues = False
     if size < 3:
         if size and (data[0] == c'\n' or data[0] == c'\r'):
             op.line_size = 1
@@ -133,6 +141,10 @@ cdef ServerOpKind parse_server_op(const uint8_t *data, size_t size, Dialect dial
     elif first == c'h':
         kind, verb, verb_size = SERVER_MSG, b'hmsg ', 5
         with_header = True
+    elif first == c'q':
+        kind, verb, verb_size = SERVER_MSG, b'qmsg ', 5
+        op.only_queues = with_header = True
+        words += 1
     elif second == c's' and (first == c'l' or first == c'r' and dialect == DIALECT_ROUTE):
         kind = SERVER_SUB if data[2] == c'+' else SERVER_UNSUB
         if first == c'l':
@@ -227,6 +239,8 @@ def parse_server(bytes data not None, *, bint is_route, bint names_origins=False
             found["origin"] = op.origin.at[:op.origin.size]
     if kind == SERVER_MSG:
         found["reply"] = op.reply.at[:op.reply.size] if op.reply.size else b""
+        if op.only_queues:
+            found["been"] = op.been.at[:op.been.size]
         found.update(size=op.size, header_size=op.header_size, line_size=op.line_size, is_plain=bool(op.is_plain))
     if kind == SERVER_SUB:
         found["members"] = op.members

@@ -12,7 +12,7 @@ from libc.string cimport memchr
 from gnatswarm.broker.entry cimport Choice, Target, choice_named, is_foreign
 from gnatswarm.broker.fanout cimport (
     HERE, MOST_NAME_BYTES, MOST_QUEUES, ORIGIN_ACCOUNT, ORIGIN_CLIENT, rewritten)
-from gnatswarm.broker.interest cimport MOST_SHARDS, Node, QueueName, Sub
+from gnatswarm.broker.interest cimport GATEWAY_NUMBER, MOST_SHARDS, Node, QueueName, Sub
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.sublist cimport width_bucket
 from gnatswarm.broker.word cimport SLACK
@@ -22,8 +22,6 @@ from gnatswarm.broker import message_trace
 
 cdef enum:
     LINE_BYTES = 10          # "NATS/1.0\r\n"
-    # The shard that is connected to other servers (router.supervision.broker).
-    GATEWAY_NUMBER = 63
 
 
 cdef extern from *:
@@ -209,14 +207,14 @@ cdef uint64_t send_on(Fanout fanout, Entry *entry, Publish *publish, uint64_t sh
         only_queues = False
         for name in groups[shard]:
             if n == MOST_QUEUES or (n and name_bytes + <size_t>len(name) > MOST_NAME_BYTES):
-                fanout.send_queued(link, entry, queues, n, &other, only_queues, 0, 0)
+                fanout.send_queued(link, entry, queues, n, &other, only_queues, 0, 0, 0)
                 only_queues = True
                 n = 0
                 name_bytes = 0
             queues[n] = Token(<const uint8_t *><bytes>name, len(name))
             name_bytes += <size_t>len(name)
             n += 1
-        fanout.send_queued(link, entry, queues, n, &other, only_queues, 0, 0)
+        fanout.send_queued(link, entry, queues, n, &other, only_queues, 0, 0, 0)
     return sent
 
 

@@ -69,6 +69,7 @@ class Gateway:
         )
         self._events = ServerEvents(loop, tell, self._server, next_event_number)
         self.exchange = Exchange(mesh, fence)
+        self.exchange.set_own_id(server_id)
         self._mesh = mesh
         self._configure_accounts()
         self._routes: Routes | None = None

@@ -268,6 +268,7 @@ class HubSession(LeafConnection):
         if self._frames is not None:
             self._frames.allow(LARGEST_MAX_PAYLOAD_BYTES + FRAME_ROOM_BYTES)
         self.link.takes_headers(connect.headers and self._owner.takes_headers)
+        self.link.only_queues_as = connect.server_id if connect.only_queues else ""
         self._apply(admission.identity)
         self._owner.on_accepted(self)
         limits = self._owner.limits
@@ -301,6 +302,8 @@ class HubSession(LeafConnection):
         ):
             if allow is not None or deny:
                 content[key] = words.Rules(allow, deny or None)
+        if self._is_gnatswarm:
+            content["only_queues"] = True
         if rights.responses and self._is_gnatswarm:
             content["answers"] = words.Answers(rights.responses, max(0.0, rights.responses_expire_s))
         self.link.send(words.line(b"INFO", content))

@@ -132,6 +132,7 @@ class LeafSession(LeafConnection):
             "is_hub": remote.hub or None,
             "isolate": remote.request_isolation or None,
             "gnatswarm": OWN_VERSION,
+            "only_queues": True,
             **log_in(
                 user=self._login[0],
                 password=self._login[1],
@@ -164,6 +165,7 @@ class LeafSession(LeafConnection):
             self._timer.cancel()
         self.is_accepted = True
         self.link.takes_headers(info.headers and self._identity.headers)
+        self.link.only_queues_as = info.server_id if info.only_queues else ""
         if not self.link.join(
             "leaf" if self.remote.hub else "hub",
             self.remote.account.encode("utf-8", "surrogateescape"),

@@ -303,6 +303,7 @@ class RouteSession:
                 self.join()
         self.link.takes_headers(info.headers and self._identity.headers)
         self.link.takes_origins, self.link.names_origins = info.lnoc, info.lnocu
+        self.link.only_queues_as = info.server_id if info.only_queues else ""
         if not self._is_on_trial:
             self._owner.on_introduced(self)
 

@@ -447,6 +447,7 @@ class Routes:
             "lnoc": True,
             "lnocu": True,
             "gnatswarm": OWN_VERSION,
+            "only_queues": True,
         }
         permissions = cluster.permissions
         if permissions is not None:

@@ -75,6 +75,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     answers: Answers | None = None  # of a gnatswarm
     lnoc: bool = False  # a member of the cluster that is told which leaf node's cluster a message comes from
     lnocu: bool = False  # … and that tells of each such cluster's interest apart
+    only_queues: bool = False  # it knows QMSG: broker/serverwire.pxd
     imports: Rules | None = msgspec.field(name="import", default=None)
     exports: Rules | None = msgspec.field(name="export", default=None)
 
@@ -118,6 +119,7 @@ class LeafConnect(msgspec.Struct, frozen=True):
     remote_account: str = ""  # the leaf node's own account
     isolate: bool = False  # it wants to hear nothing of other leaf nodes
     gnatswarm: str = ""  # its version, if it is a gnatswarm
+    only_queues: bool = False  # it knows QMSG: broker/serverwire.pxd
 
     @property
     def shown(self) -> str:

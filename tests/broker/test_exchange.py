@@ -16,35 +16,72 @@ from tests.support.members import Members, RouteEnd
 from tests.support.mesh import Mesh
 
 
-def test_a_queue_message_without_a_member_here_is_not_sent_back_to_its_server():
-    cluster = Members(2, fenced=False)
-    cluster.members[1].clients[0].feed(b"SUB a q 1\r\n")
-    cluster.settle()
-    end = cluster.routes[0, 1]
-    before = len(end.socket.sent)
-    end.engine.probe.feed(end.socket, b"RMSG $G a | q 1\r\nx\r\n")
-    cluster.settle()
-    assert b"RMSG" not in bytes(end.socket.sent[before:])
-    assert not cluster.members[1].clients[0].messages()
-    cluster.close()
-
-
-def test_a_queue_message_without_a_member_here_goes_to_another_server_that_has_one():
-    cluster = Members(3, fenced=False)
-    client = cluster.members[2].clients[0]
+@pytest.mark.parametrize("knows", [True, False], ids=["gnatswarm", "nats-server"])
+@pytest.mark.parametrize("where", [1, 2], ids=["back", "on"])
+@pytest.mark.parametrize("has_plain", [False, True])
+def test_a_queue_message_without_a_member_here_goes_to_a_server_that_has_one(knows: bool, where: int, has_plain: bool):
+    """It came from the second member. A frame to a nats-server would serve plain subscriptions once more."""
+    cluster = Members(3, fenced=False, know_only_queues=knows)
+    client, *_, other = cluster.members[where].clients
     client.feed(b"SUB a q 1\r\n")
+    if has_plain:
+        other.feed(b"SUB a 2\r\n")
     cluster.settle()
     end = cluster.routes[0, 1]
-    end.engine.probe.feed(end.socket, b"RMSG $G a | q 1\r\nx\r\n")
+    end.engine.probe.feed(end.socket, b"HMSG $G a + r q 12 13\r\nNATS/1.0\r\n\r\nx\r\n")
     cluster.settle()
-    assert client.messages() == [(b"1", b"x")]
+    assert client.messages() == ([] if has_plain and not knows else [(b"1", b"x")])
+    assert other.messages() == []
     cluster.close()
 
 
-def server(cluster: Members, kind: Literal["route", "leaf", "hub"], *words: bytes, of: str = "") -> RouteEnd:
-    """Another server that is connected to the first member, and has said this; `of`: the cluster of a leaf node."""
+def test_a_server_that_was_asked_is_asked_again_where_nobody_is_left_here_but_not_where_members_may_not_have_it():
+    cluster = Members(1, fenced=False)
+    routes = [server(cluster, "route", b"RS+ $G a q 1", server_id=f"NOTHER{n}ABCDE") for n in range(2)]
+    asked = b"QMSG NOTHER0ABCDE,NOTHER1ABCDE $G a | q 0 1\r\n%b\r\n"
+    begins = [len(end.socket.sent) for end in routes]
+    routes[0].engine.probe.feed(routes[0].socket, asked % b"x")
+    cluster.settle()
+    sent = [bytes(end.socket.sent[begin:]) for end, begin in zip(routes, begins, strict=True)]
+    assert sorted(sent) == [b"", b"QMSG NMEMBER00000 $G a | q 0 1\r\nx\r\n"]
+    leaf = server(cluster, "leaf", b"LS+ a q 1", b"LS+ b q 1")
+    leaf.link.set_permissions(Permissions(PermissionOptions(publish_deny=("a",))))
+    begins = [len(end.socket.sent) for end in routes]
+    routes[0].engine.probe.feed(routes[0].socket, asked % b"y")
+    routes[0].engine.probe.feed(routes[0].socket, b"QMSG NOTHER0ABCDE $G a | q 0 1\r\nz\r\n")
+    cluster.settle()
+    sent = [bytes(end.socket.sent[begin:]) for end, begin in zip(routes, begins, strict=True)]
+    assert sent == [b"", b"QMSG NMEMBER00000,NOTHER0ABCDE $G a | q 0 1\r\nz\r\n"]
+    for end in (*routes, leaf):
+        end.link.leave()
+    cluster.close()
+
+
+def test_what_a_nats_server_and_we_may_not_deliver_does_not_go_to_and_fro_for_ever():
+    """Nothing in its frame says where it was: it is sent on some times, and then no more."""
+    cluster = Members(1, fenced=False)
+    route = server(cluster, "route", b"RS+ $G a q 1")
+    leaf = server(cluster, "leaf", b"LS+ a q 1")
+    leaf.link.set_permissions(Permissions(PermissionOptions(publish_deny=("a",))))
+    begin = len(route.socket.sent)
+    for _ in range(400):
+        route.engine.probe.feed(route.socket, b"RMSG $G a | q 1\r\nx\r\n")
+    cluster.settle()
+    assert 300 < bytes(route.socket.sent[begin:]).count(b"RMSG $G a | q 1\r\nx\r\n") < 400
+    for end in (route, leaf):
+        end.link.leave()
+    cluster.close()
+
+
+def server(
+    cluster: Members, kind: Literal["route", "leaf", "hub"], *words: bytes, of: str = "", server_id: str = ""
+) -> RouteEnd:
+    """Another server that is connected to the first member, and has said this.
+
+    `of`: the cluster of a leaf node; `server_id`: it knows QMSG.
+    """
     member = cluster.members[0]
-    end = RouteEnd(member.mesh.engines[member.gateway], member.exchange, kind=kind, of=of)
+    end = RouteEnd(member.mesh.engines[member.gateway], member.exchange, kind=kind, of=of, server_id=server_id)
     if kind == "route":
         end.link.takes_origins = end.link.names_origins = True
     end.link.begin()

@@ -351,7 +351,7 @@ def test_a_message_that_is_sent_on_goes_where_it_has_not_been(make):
     end = mesh.ends[0, 3]
     assert end.socket is not None
     for number in range(20):
-        frame = b"QMSG %d %d $G a | q 2\r\n%02d\r\n" % (number + 1, 1 << 1 | 1 << 3, number)
+        frame = b"QMSG %d %d 0 $G a | q 2\r\n%02d\r\n" % (number + 1, 1 << 1 | 1 << 3, number)
         mesh.engines[0].probe.feed(end.socket, frame)
     mesh.settle()
     assert (got(visited), got(other)) == ([], list(range(20)))
@@ -365,7 +365,7 @@ def test_a_member_whose_connection_is_closing_is_promised_nothing(make, is_first
     for member in (closing, lingers, other):
         member.feed(b"SUB a q 1\r\n")
     mesh.settle()
-    frame = b"QMSG 1 0 $G a | q 1\r\n7\r\n"
+    frame = b"QMSG 1 0 0 $G a | q 1\r\n7\r\n"
     for member in (closing, lingers) if is_first else (lingers, closing):
         member.feed(b"UNSUB 1\r\n", finish=False)
     closing.feed(b"no such operation\r\n", finish=False)  # closed at the end of the round

@@ -26,6 +26,7 @@ class Subscription:
     most: int = NEVER  # UNSUB max
     is_outside: bool = False  # of a user of another server; acked_at: since when everybody knows it, without a break
     cut_off_at: int = NEVER  # … the connection to that server ended
+    is_at_gnatswarm: bool = False  # … which knows QMSG
     is_second: bool = False  # … of a leaf node: it gets what nobody else of its queue group can
     lost_from: int = NEVER  # its client moved from here on, and was closed with what had been detached for it
     lost_until: int = NEVER  # … and when everything had arrived after that, with all shards linked
@@ -71,6 +72,7 @@ class Message:
     kept_with: bytes = b""  # of a request to another account: the prefix of the replies to it
     is_outside: bool = False  # a user of another server published it; acked_at: when it had arrived everywhere
     named: frozenset[str] = frozenset()  # queue groups for which that server left the choice to our broker
+    sent_on: frozenset[str] = frozenset()  # … or another one, where it had gone first
     near: frozenset[int] = frozenset()  # users of servers that it reached without us
     knows_no_origins: bool = False  # its server was not told which members are in its own leaf node's cluster
     is_lost_outside: bool = False  # a connection to another server, or the gateway, ended while it was on its way

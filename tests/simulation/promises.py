@@ -220,10 +220,6 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
         return  # it may have come for a member in the cluster that it is from, which is not sent it
     if message.is_outside and queue not in message.named:
         return  # another server has chosen one of its members, or knew of none
-    if message.is_outside and any(
-        one.left_at <= message.acked_at and not one.is_over_for(message) for one in members if not one.is_outside
-    ):
-        return  # our broker got it later, or its server did not know: where nobody is left here, it is not sent back
     # What was detached for a member that ended while it moved comes to another when the move is over.
     late = [one.lost_until for one in members if one.lost_from != NEVER and not one.is_over_for(message)]
     comes_until = max([message.acked_at, *late])
@@ -242,7 +238,16 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
     kept_out = {
         one.sid for one in members if history.may_be_kept_out(one, reach.hits[one.sid][2], message.at, message.acked_at)
     }
-    if is_excused_by_another_server(reach, members, got, kept_out):
+    if (
+        message.is_outside
+        and any(one.left_at <= message.acked_at and not one.is_over_for(message) for one in members)
+        and not any(
+            one.must_have(message) and one.sid not in kept_out and not (one.client in message.near and one.is_second)
+            for one in members
+        )
+    ):
+        return  # our broker got it later, when nobody was left, or its server did not know
+    if is_excused_by_another_server(reach, queue, members, got, kept_out):
         return
     if not got and is_excused_by_a_stale_choice(message, members, counted, kept_out):
         return
@@ -250,8 +255,8 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
         _, view, _ = reach.hits[one.sid]
         if not view.is_sure or one.sid in kept_out or one.most != NEVER:
             continue
-        if one.client in message.near:
-            continue  # its server thought of members here, who had left, and gets nothing back
+        if one.client in message.near and one.is_second:
+            continue  # its server thought of members here, who had left; a leaf node gets nothing back
         if is_answer and view.is_across and one.left_at <= message.acked_at:
             continue  # an answer is published in the asker's account when it arrives on the asker's shard
         if one.has_seen(message):
@@ -299,13 +304,13 @@ def check_second_choice(history: History, reach: Reach, taker: Subscription, mem
 
 
 def is_excused_by_another_server(
-    reach: Reach, members: list[Subscription], got: list[tuple[Subscription, int]], kept_out: set[int]
+    reach: Reach, queue: str, members: list[Subscription], got: list[tuple[Subscription, int]], kept_out: set[int]
 ) -> bool:
     """Whether it went to a member of another server, or was lost on the way to one that may have been chosen.
 
-    No PONG waits for what goes there, and what comes where a member has just left is lost. A known limit: a frame to
-    another server serves plain subscriptions there, too. So what finds no member any more where it was sent is not sent
-    on to a server that has some: these would get it twice.
+    No PONG waits for what goes there, and what comes where a member has just left is lost. A known limit: a frame to a
+    nats-server serves plain subscriptions there, too. So what finds no member any more where it was sent is not sent on
+    to one that has some: these would get it twice.
     """
     message = reach.message
     outside = [one for one in members if one.is_outside]
@@ -315,13 +320,13 @@ def is_excused_by_another_server(
         return True
     if message.is_lost_outside or any(one.left_at != NEVER and not one.is_over_for(message) for one in outside):
         return True
-    plain = {sub.client for sub, _, _ in reach.plain if sub.is_outside}
+    plain = {sub.client for sub, _, _ in reach.plain if sub.is_outside and not sub.is_at_gnatswarm}
     if not all(one.client in plain for one in outside if one.has_seen(message)):
         return False
     inside = [one for one in members if not one.is_outside]
     able = [one for one in inside if one.sid not in kept_out]
     is_stale = any(one.left_at <= message.acked_at and not one.is_over_for(message) for one in able)
-    return (is_stale or len(able) < len(inside)) and not any(
+    return (is_stale or len(able) < len(inside) or queue in message.sent_on) and not any(
         one.has_seen(message) and one.left_at == NEVER for one in able
     )
 

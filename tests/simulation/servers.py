@@ -22,6 +22,7 @@ from tests.simulation.tenants import matches
 if TYPE_CHECKING:
     from tests.simulation.swarm import Process, Swarm
 
+OWN_ID = "NOURBROKER00"  # twelve letters, as QMSG has of each server's id
 FIRST_USER = 1000  # numbers of clients from here on are users of other servers
 KINDS = ("route", "route", "leaf", "leaf")
 FENCE_TIMEOUT_S = 0.5
@@ -40,6 +41,7 @@ class Gateway:
         assert isinstance(probe.fence, MeshFence) and probe.mesh is not None
         self.process = process
         self.exchange = Exchange(probe.mesh, probe.fence)
+        self.exchange.set_own_id(OWN_ID)
         self.exchange.fence.is_on = is_fenced
         self.exchange.fence.on_wait = self._on_wait
         self.late_until_us = 0  # PONGs that waited for a server that was late are on their way until then
@@ -78,6 +80,8 @@ class Door:
         self.socket = probe.adopt(self.link)
         self.link.takes_origins = server.says != NO_LNOC
         self.link.names_origins = server.says == LNOCU
+        if server.takes_only_queues:
+            self.link.only_queues_as = server.short_id
         cluster = server.origin if server.kind == "leaf" else ""
         assert self.link.join(server.kind, None if server.kind == "route" else b"$G", cluster)
         self.link.begin()
@@ -141,7 +145,7 @@ class Door:
 class Server:
     """One other server, with its user."""
 
-    def __init__(self, servers: Servers, number: int, kind: str, rng: Random) -> None:
+    def __init__(self, servers: Servers, number: int, kind: str, rng: Random, *, takes_only_queues: bool) -> None:
         self.servers = servers
         self.number = FIRST_USER + number
         self.kind = kind
@@ -149,6 +153,8 @@ class Server:
         # The cluster of leaf nodes that it is of; of a member, that its user is at a leaf node of it there.
         origins = ("",) if kind == "route" and self.says == NO_LNOC else ("", "pond", "pond", "lake")
         self.origin = rng.choice(origins)
+        self.takes_only_queues = takes_only_queues  # it is a gnatswarm, and knows QMSG
+        self.short_id = f"NSERVER{self.number:05}"
         self.door: Door | None = None
         self.wants: list[Subscription] = []  # what its user is subscribed to now
         self.heard: set[str] = set()
@@ -192,6 +198,12 @@ class Server:
                 words = f"{words.rpartition(' ')[0]} 0 {words.rpartition(' ')[2]}"
         self.door.out += f"{verb} {words}\r\n".encode() + body
 
+    def send_only_queue(self, subject: str, queue: str, body: bytes, been: str = "") -> None:
+        """A message that it has sent on for a group, whose last member there has gone; `been`: where it was before."""
+        if self.door is not None:
+            been = f"{been},{self.short_id}".lstrip(",")
+            self.door.out += f"QMSG {been} $G {subject} | {queue} 0 {len(body)}\r\n".encode() + body + b"\r\n"
+
     def tell(self, pattern: str, queue: str) -> None:
         """Tell how many want this now."""
         n = sum(one.pattern == pattern and one.queue == queue for one in self.wants)
@@ -214,17 +226,22 @@ class Server:
             verb = words[0]
             first = 2 if self.kind == "route" else 1
             origin = ""
+            been = ""
+            if verb == b"QMSG":  # in front there is where it was
+                been = words[1].decode()
+                first += 1
             if self.kind == "route" and verb.startswith(b"L"):  # "<origin> <account>" in the place of the account
                 assert self.says == LNOCU or (verb == b"LMSG" and self.says == LNOC), data[:200]
                 origin = words[1].decode()
                 first = 3
-            if verb in (b"RMSG", b"LMSG"):
+            if verb in (b"RMSG", b"LMSG", b"QMSG"):
                 size = int(words[-1])
                 if len(data) < after + size + 2:
                     break
                 assert data[after + size : after + size + 2] == b"\r\n", data[:200]
-                end = -2 if origin else -1  # (behind the words of LMSG of a route there is also a header's size)
-                self.on_message(words[first:end], data[after : after + size], origin)
+                # (behind the words of QMSG, and of LMSG of a route, there is also a header's size)
+                end = -2 if origin or verb == b"QMSG" else -1
+                self.on_message(words[first:end], data[after : after + size], origin, been)
                 after += size + 2
             elif verb == b"PING":
                 assert self.door is not None
@@ -265,6 +282,22 @@ class Server:
         else:
             del self.heard_queues_apart[origin, words[0], words[1]]
 
+    def send_on(self, message: Message, queue: str, body: bytes, been: str) -> None:
+        """Its last member has gone before we knew: another server of the cluster gets it, or we do again."""
+        near = [one for one in self.servers.all if one.is_near(self)]
+        members = [sub for one in near for sub in one.wants if sub.queue == queue]
+        members = [sub for sub in members if matches(sub.pattern, message.subject)]
+        ours = sum(
+            n for (pattern, name), n in self.heard_queues.items() if name == queue and matches(pattern, message.subject)
+        )
+        at = self.servers.dice.randrange(len(members) + ours) if members or ours else -1
+        if 0 <= at < len(members):
+            self.servers.got(members[at], message.number)
+        elif at >= 0:
+            self.servers.seen["queue message sent back by another server"] += 1
+            message.sent_on |= {queue}
+            self.send_only_queue(message.subject, queue, body, been)
+
     def on_pong(self) -> None:
         assert self.door is not None and self.door.pings, "a PONG without a PING"
         for sub in self.door.pings.pop(0):
@@ -272,8 +305,8 @@ class Server:
                 sub.acked_at = min(sub.acked_at, self.servers.now)
                 self.servers.seen["PONG to another server"] += 1
 
-    def on_message(self, words: list[bytes], payload: bytes, origin: str) -> None:
-        """From our broker; `origin`: of a leaf node of this cluster."""
+    def on_message(self, words: list[bytes], payload: bytes, origin: str, been: str) -> None:
+        """From our broker; `origin`: of a leaf node of this cluster; `been`: for groups alone, and where it was."""
         subject, queues, reply = words[0].decode(), [], ""
         if len(words) > 1 and words[1] in (b"+", b"|"):
             reply = words[2].decode() if words[1] == b"+" else ""
@@ -281,6 +314,10 @@ class Server:
         elif len(words) > 1:
             reply = words[1].decode()
         number = int(payload)
+        if been:
+            assert self.takes_only_queues and queues, words
+            assert OWN_ID in been.split(","), been
+            self.servers.seen["queue message sent on, for its groups alone"] += 1
         message = self.servers.messages[number]
         assert message.subject == subject, f"{message} came as {subject}"
         came_from = self.servers.server_of(message)
@@ -301,11 +338,12 @@ class Server:
         self.servers.seen["queue message to another server"] += bool(queues)
         self.frames += 1
         for sub in self.wants:
-            if not sub.queue and matches(sub.pattern, subject) and not is_own:
-                # A frame that was sent on for a queue group serves plain subscriptions, too: of this one nobody knew.
-                # The message comes in another frame for those of which somebody did, before that one or behind it.
+            if not sub.queue and matches(sub.pattern, subject) and not is_own and not been:
+                # A frame that was sent on for a queue group serves plain subscriptions of a nats-server, too, such as
+                # this one, of which nobody knew. The message comes in another frame for those of which somebody did,
+                # before that one or behind it.
                 is_excused = message.at <= sub.acked_at and (queues or (sub.sid, number) in self.served_beside)
-                if not (is_excused and number in sub.got):
+                if not (is_excused and number in sub.got and not self.takes_only_queues):
                     self.servers.got(sub, number)
                 if queues:
                     self.served_beside.add((sub.sid, number))
@@ -313,6 +351,8 @@ class Server:
             members = [one for one in self.wants if one.queue == queue and matches(one.pattern, subject)]
             if members:
                 self.servers.got(members[self.frames % len(members)], number)
+            elif self.kind == "route" and self.takes_only_queues:
+                self.send_on(message, queue, payload, been)
         if reply:
             self.to_answer.append((reply, number))
 
@@ -329,7 +369,10 @@ class Servers:
         self.now = 0
         kinds = self.rng.sample(KINDS, self.rng.randint(1, 4))
         origins = Random(f"origins {seed}")
-        self.all = [Server(self, n, kind, origins) for n, kind in enumerate(kinds)]
+        self.dice = Random(f"sent on {seed}")
+        self.all = [
+            Server(self, n, kind, origins, takes_only_queues=self.dice.random() < 0.6) for n, kind in enumerate(kinds)
+        ]
         self.unsettled = 0  # messages from here on may not have arrived everywhere
         self.unacked: list[Message] = []  # of their users
         self.has_link_broken = False  # between shards, since everything had arrived
@@ -429,6 +472,7 @@ class Servers:
     def subscribe(self, server: Server, pattern: str, queue: str) -> None:
         sub = Subscription(server.number, len(self.subscriptions) + 1, pattern, queue, at=self.now)
         sub.is_outside = True
+        sub.is_at_gnatswarm = server.takes_only_queues
         sub.is_second = server.kind == "leaf" or server.origin != ""
         self.subscriptions.append(sub)
         is_new = queue or not any(one.pattern == pattern and not one.queue for one in server.wants)
@@ -473,15 +517,23 @@ class Servers:
         for (pattern, queue), n in sorted([*server.heard_queues.items(), *of_leaves]):
             if matches(pattern, subject):
                 members.setdefault(queue, []).extend([None] * n)
+        body = b"%d" % message.number
+        named = set()
         for queue, candidates in sorted(members.items()):
             chosen = self.rng.choice(candidates)
-            if chosen is None:
-                message.named |= {queue}
-            else:
+            if chosen is not None:
                 self.got(chosen, message.number)
-        body = b"%d" % message.number
-        if message.named:
-            server.send("MSG", f"{subject} | {' '.join(sorted(message.named))} {len(body)}", body + b"\r\n")
+                continue
+            message.named |= {queue}
+            via = self.dice.choice([one for one in near if one.door is not None] or [server])
+            if via is not server and via.kind == "route" and via.takes_only_queues and self.dice.random() < 0.3:
+                self.seen["queue message sent on by another server"] += 1
+                message.sent_on |= {queue}
+                via.send_only_queue(subject, queue, body)
+            else:
+                named.add(queue)
+        if named:
+            server.send("MSG", f"{subject} | {' '.join(sorted(named))} {len(body)}", body + b"\r\n")
         elif any(matches(one, subject) and server.wants_ours(one) for one in server.patterns):
             server.send("MSG", f"{subject} {len(body)}", body + b"\r\n")
         else:

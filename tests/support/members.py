@@ -21,14 +21,21 @@ class RouteEnd:
     """One member's end of a route (or, at a hub, of a leaf node's connection), which is also the link's session."""
 
     def __init__(
-        self, engine: Engine, exchange: Exchange, *, kind: Literal["route", "leaf", "hub"] = "route", of: str = ""
+        self,
+        engine: Engine,
+        exchange: Exchange,
+        *,
+        kind: Literal["route", "leaf", "hub"] = "route",
+        of: str = "",
+        server_id: str = "",
     ) -> None:
-        """`of`: the cluster of a leaf node."""
+        """`of`: the cluster of a leaf node; `server_id`: of a server that knows QMSG."""
         self.engine = engine
         self.carried = 0
         self.pongs = 0
         self.link = ServerLink(exchange, self, is_route=kind == "route")
         self.socket: ProbeSocket = engine.probe.adopt(self.link)
+        self.link.only_queues_as = server_id
         assert self.link.join(kind, None if kind == "route" else b"$G", of)
 
     def on_info(self, raw: bytes, /) -> None:
@@ -60,6 +67,10 @@ class RouteEnd:
         """The test has ended it."""
 
 
+def member_id(number: int) -> str:
+    return f"NMEMBER{number:05}"
+
+
 @dataclass
 class Member:
     """One broker: clients are on all shards but the last."""
@@ -73,7 +84,16 @@ class Member:
 class Members:
     """A cluster, every member connected to every other."""
 
-    def __init__(self, members: int, *, shards: int = 2, seed: int = 1, clients_each: int = 2, fenced: bool) -> None:
+    def __init__(
+        self,
+        members: int,
+        *,
+        shards: int = 2,
+        seed: int = 1,
+        clients_each: int = 2,
+        fenced: bool,
+        know_only_queues: bool = True,
+    ) -> None:
         self.members: list[Member] = []
         self.waits = 0  # how often PONGs began to wait for other members
         for number in range(members):
@@ -82,6 +102,7 @@ class Members:
             fence = engine.probe.fence
             assert isinstance(fence, MeshFence) and engine.probe.mesh is not None
             exchange = Exchange(engine.probe.mesh, fence)
+            exchange.set_own_id(member_id(number))
             exchange.fence.is_on = fenced
             exchange.fence.on_wait = self._on_wait
             clients = [mesh.connect(shard) for shard in range(shards) for _ in range(clients_each)]
@@ -91,7 +112,11 @@ class Members:
             for b in range(members):
                 if a != b:
                     member = self.members[a]
-                    self.routes[a, b] = RouteEnd(member.mesh.engines[member.gateway], member.exchange)
+                    self.routes[a, b] = RouteEnd(
+                        member.mesh.engines[member.gateway],
+                        member.exchange,
+                        server_id=member_id(b) if know_only_queues else "",
+                    )
         for end in self.routes.values():
             end.link.begin()
         self.settle()

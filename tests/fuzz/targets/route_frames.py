@@ -13,7 +13,17 @@ from tests.fuzz.programs import PATTERNS, QUEUES, SUBJECTS, TENDER, cut
 from tests.fuzz.targets import SEPARATOR
 
 WORDS = [*TENDER, *SUBJECTS, *PATTERNS, *QUEUES[2:], SEPARATOR + b"0", SEPARATOR + b"="]
-WORDS += [b"RMSG $G ", b"HMSG $G ", b"QMSG 1 0 $G ", b"QHMG 1 0 $G ", b"RS+ $G ", b"RS- $G ", b"SLOW $G ", b"| ", b"+ "]
+WORDS += [
+    b"RMSG $G ",
+    b"HMSG $G ",
+    b"QMSG 1 0 0 $G ",
+    b"QHMG 1 0 0 $G ",
+    b"RS+ $G ",
+    b"RS- $G ",
+    b"SLOW $G ",
+    b"| ",
+    b"+ ",
+]
 WORDS += [b"MOVE 7 5\r\n", b"MSTOP 7\r\n", b"MARKQ 1 7 1\r\n\x90\r\n", b"MARK 1 7\r\n", b"MOVED 1 7 0 0\r\n\r\n"]
 WORDS += [b"RTAKE _R_.00AAAAAAAA. 1\r\n", b"ROWN _R_.00AAAAAAAA. 1\r\n", b"RGOES _R_.00AAAAAAAA. 1\r\n"]
 WORDS += [b"RDROP _R_.00AAAAAAAA.\r\n", b"RDUE _R_.00AAAAAAAA. 1 1\r\n\x90\r\n"]
