@@ -11,6 +11,7 @@ is replaced. Called by the router, and by the keeper at the broker's end.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -167,7 +168,7 @@ class LinkDirectory:
                 removed.append(self.path)
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(self.path, 0o700)
-            elif not _is_held(self._owner_path, self._file_fd):
+            elif not self._has_owner_file():
                 removed.append(self._owner_path)
             # A router that starts at this moment may take it for a dead one's and remove it: the next call mends that.
             self._hold(waits=False)
@@ -193,7 +194,16 @@ class LinkDirectory:
         if not _is_held(self._owner_path, self._file_fd):
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
             self._file_fd = _replaced(self._file_fd, _locked(self._owner_path, fcntl.LOCK_EX, flags, waits=waits))
-            os.write(self._file_fd, msgspec.json.encode(self._owner))
+        if not self._has_owner_file():
+            content = msgspec.json.encode(self._owner)
+            if os.write(self._file_fd, content) != len(content):
+                os.ftruncate(self._file_fd, 0)
+                os.lseek(self._file_fd, 0, os.SEEK_SET)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _has_owner_file(self) -> bool:
+        """Whether it is there with its content, which could not be written if the disk was full."""
+        return _is_held(self._owner_path, self._file_fd) and os.fstat(self._file_fd).st_size > 0
 
     def _let_go(self) -> None:
         for fd in (self._file_fd, self._fd, self._base_fd):

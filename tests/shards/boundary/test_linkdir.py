@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -131,6 +132,32 @@ def test_what_cannot_be_made_again_is_said_and_tried_again(base: str) -> None:
         directory.mend()
     os.chmod(base, 0o700)
     assert directory.mend() == [directory.path]
+    directory.remove()
+
+
+@pytest.mark.parametrize("room", [0, 10])
+def test_an_owner_file_that_could_not_be_written_is_written_when_it_can_be(
+    base: str, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = Owner(os.getpid(), 4222)
+    directory = LinkDirectory(base, owner)
+    shutil.rmtree(directory.path)
+    write = os.write
+
+    def on_a_full_disk(fd: int, content: bytes) -> int:
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, content[:room])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", on_a_full_disk)
+        for _ in range(3):
+            with pytest.raises(LinkDirectoryError, match="No space left"):
+                directory.mend()
+            assert linkdir.live(base) == [(directory.path, Owner(os.getpid(), 0))]
+    assert directory.mend() == [f"{directory.path}/{linkdir.OWNER_FILE}"]
+    assert linkdir.live(base) == [(directory.path, owner)]
+    assert directory.mend() == []
     directory.remove()
 
 
