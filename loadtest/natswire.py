@@ -38,6 +38,7 @@ from gnatswarm.loadtest.errors import (
 from gnatswarm.loadtest.handshake import READ_BYTES, as_error, log_in, reason, tls_context
 from gnatswarm.loadtest.message import Message, header_block
 from gnatswarm.loadtest.subscription import Subscription
+from gnatswarm.loadtest.tls_socket import TlsSocket
 from gnatswarm.loadtest.wireparser import Err, Frame, Info, Msg, Parser, Ping, Pong, ProtocolViolation
 from gnatswarm.loadtest.word import has_blanks
 
@@ -127,7 +128,7 @@ class Client:
         self._inbox = f"{INBOX_PREFIX}.{secrets.token_hex(11)}"
         self._next_request = 0
         self._inbox_subscription: Subscription | None = None
-        self._sock: socket.socket | None = None
+        self._sock: socket.socket | TlsSocket | None = None
         self._parser = Parser()
         self._lock = threading.RLock()  # protects the socket's sending side and the state that must match what was sent
         self._reader: threading.Thread | None = None
@@ -330,7 +331,7 @@ class Client:
         with self._lock:
             self._parser = opened.parser
             self._unanswered_pings = 0
-            self._sock = opened.sock
+            self._sock = TlsSocket(opened.sock) if isinstance(opened.sock, ssl.SSLSocket) else opened.sock
         return opened.frames
 
     # -- inside: the reading thread -----------------------------------------------------------------------------------

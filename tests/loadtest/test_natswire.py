@@ -293,6 +293,19 @@ def test_tls(start_broker: StartBroker, authority: Authority):
         natswire.connect(f"tls://127.0.0.1:{broker.port}")
 
 
+def test_a_tls_connection_is_read_and_written_at_the_same_time(start_broker: StartBroker, authority: Authority):
+    """OpenSSL does not allow that: without turns, every third connection broke here."""
+    broker = start_broker(config=f"tls {{ {authority.server().lines} }}")
+    trust = Settings(tls=natswire.tls_context(str(authority.path)))
+    for _ in range(8):
+        with natswire.connect(f"tls://127.0.0.1:{broker.port}", trust) as client:
+            subscription = client.subscribe("big")
+            for _ in range(50):
+                client.publish("big", bytes(500_000))
+            assert [len(subscription.next().payload) for _ in range(50)] == [500_000] * 50
+            assert client.reconnects == 0
+
+
 def test_a_certificate_of_our_own(start_broker: StartBroker, authority: Authority):
     broker = start_broker(config=f'tls {{ {authority.server().lines}, ca_file: "{authority.path}", verify: true }}')
     own = authority.client()
