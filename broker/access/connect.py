@@ -49,6 +49,11 @@ class ClientOptions(msgspec.Struct):
 _FIELDS = {field.encode_name: (field.name, field.type) for field in msgspec.structs.fields(ClientOptions)}
 
 
+# What only other servers say; a client's is looked at all the same.
+_RULES = ("import", "export")
+_NEW_ACCOUNT = "new_account"
+
+
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
@@ -85,16 +90,37 @@ def require_object(raw: bytes) -> None:
         raise BadArguments from None
 
 
+def _wants_account(name: str, value: Any) -> bool:
+    """Whether this member asks for an account of its own. BadArguments if nats-server's type for it is another one."""
+    if name == _NEW_ACCOUNT:
+        if not isinstance(value, bool):
+            raise BadArguments
+        return value
+    if name in _RULES:
+        if not isinstance(value, dict):
+            raise BadArguments
+        lists = [subjects for key, subjects in value.items() if key.lower() in ("allow", "deny")]
+        if not all(subjects is None or isinstance(subjects, list) for subjects in lists):
+            raise BadArguments
+        if not all(one is None or isinstance(one, str) for subjects in lists for one in subjects or ()):
+            raise BadArguments
+    return False
+
+
 def overlay(current: ClientOptions, raw: bytes) -> ClientOptions:
     """`current` overlaid with the CONNECT argument `raw`; `current` itself is not changed.
 
     BadArguments for an invalid argument, AuthorizationViolation for a client that names an account.
     """
     changes: dict[str, Any] = {}
+    wants_account = False
     try:
         for key, value in _members_of(raw).items():
+            if value is None:
+                continue
             known = _FIELDS.get(key) or _FIELDS.get(key.lower())
-            if known is None or value is None:
+            if known is None:
+                wants_account = _wants_account(key.lower(), value) or wants_account
                 continue
             name, kind = known
             if type(value) is not kind:
@@ -105,7 +131,7 @@ def overlay(current: ClientOptions, raw: bytes) -> ClientOptions:
     options = msgspec.structs.replace(current, **changes)
     if not -(2**63) <= options.protocol < 2**63:
         raise BadArguments
-    if options.account:  # a client may choose its account only in nats-server's operator mode
+    if options.account or wants_account:  # a client may choose its account only in nats-server's operator mode
         raise AuthorizationViolation
     return options
 

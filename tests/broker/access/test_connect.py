@@ -122,9 +122,31 @@ def test_deep_json_is_read_and_bottomless_json_is_refused():
         overlay(DEFAULTS, deep(60_000))
 
 
-def test_a_client_may_not_choose_its_account():
+@pytest.mark.parametrize("raw", [b'{"account":"A"}', b'{"new_account":true}', b'{"NEW_ACCOUNT":true,"name":"x"}'])
+def test_a_client_may_not_choose_its_account(raw):
     with pytest.raises(AuthorizationViolation):
-        overlay(DEFAULTS, b'{"account":"A"}')
+        overlay(DEFAULTS, raw)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        '"new_account":"x"',
+        '"import":5',
+        '"import":{"allow":5}',
+        '"IMPORT":{"Allow":[5]}',
+        '"export":[]',
+        '"export":{"deny":"a"}',
+    ],
+)
+def test_what_only_servers_say_has_to_be_right_all_the_same(members):
+    with pytest.raises(BadArguments):
+        overlay(DEFAULTS, f"{{{members}}}".encode())
+
+
+def test_what_only_servers_say_has_no_effect():
+    raw = b'{"import":{"allow":["a",null],"deny":null,"x":5},"export":{},"new_account":false,"remote_account":5}'
+    assert overlay(DEFAULTS, raw) == DEFAULTS
 
 
 @pytest.mark.parametrize(
