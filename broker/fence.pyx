@@ -141,6 +141,17 @@ cdef class MeshFence(Fence):
         if self.mesh.moves is not None:
             self.mesh.moves.on_gone(shard)
 
+    def forget_published(self, shard: int, connections):
+        """That sibling is dead: what these connections published to it went with it. The next shard of its number was
+        sent none of it, so that nobody is in doubt because of it when the link to that one breaks."""
+        cdef uint64_t others = ~(<uint64_t>1 << <int>shard)
+        cdef Waiter waiter
+        for item in connections:
+            (<ClientConnection?>item).published &= others
+        for item in self.due.values():
+            waiter = <Waiter>item
+            waiter.published &= others
+
     cdef int on_part(self, int shard) except -1:
         cdef list done = self.in_flight[shard] + self.waiting[shard]
         self.in_flight[shard] = []

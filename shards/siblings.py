@@ -65,6 +65,10 @@ class Siblings:
         """A link broke with messages in flight; returns how many clients may have lost some."""
         return int(self._shard.fence.doubt(sibling, self._shard.clients.connections()))
 
+    def on_dead(self, sibling: int) -> None:
+        """A sibling is dead, or has left: the next shard of its number was sent nothing of what that one was."""
+        self._shard.fence.forget_published(sibling, self._shard.clients.connections())
+
     def on_whole(self) -> None:
         """No link is missing any more."""
         if self._steering_away is not None:

@@ -168,6 +168,9 @@ class LinkSink(Protocol):
     def on_doubt(self, sibling: int) -> int:
         """A broken link is back, but messages in flight may be lost; returns how many clients that concerns."""
 
+    def on_dead(self, sibling: int) -> None:
+        """A sibling is dead, or has left: what it was sent concerns no later shard of its number."""
+
     def on_whole(self) -> None:
         """No link is missing any more."""
 
@@ -289,6 +292,7 @@ class Links:
             if shard not in known or known[shard].boot_id != boot_id:
                 del self._missing[shard]
                 self._fence.gone(shard)
+                self._sink.on_dead(shard)
                 self.reroutes.look_again()
                 self._look_whether_whole()
         for session in [one for one in self._greeting if one.is_early and self._is_alive(one)]:
@@ -392,7 +396,9 @@ class Links:
         # A shard that has just been killed is still in the last LinkedShards message; the next one will tell.
         is_broken = self._is_alive(session)
         session.link.leave(is_broken=is_broken)
-        if is_broken:
+        if not is_broken:
+            self._sink.on_dead(shard)
+        else:
             was_whole = not self._missing
             self._missing[shard] = (session.hello.boot_id, self._loop.time())
             if was_whole:

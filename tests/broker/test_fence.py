@@ -129,3 +129,44 @@ def test_what_a_closing_link_refused_is_not_acknowledged(make):
     mesh.settle()
     assert subscriber.take() == b""
     assert publisher.is_over and b"PONG" not in publisher.take()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_a_dead_shard_was_sent_puts_nobody_in_doubt_when_the_link_to_its_successor_breaks(make, waits):
+    mesh = make(3)
+    publisher, neighbour, subscriber, other = (mesh.clients[number] for number in (0, 1, 2, 4))
+    subscriber.feed(b"SUB wanted 1\r\n")
+    other.feed(b"SUB wanted 1\r\n")
+    mesh.settle()
+    publisher.feed(b"PUB wanted 2\r\nhi\r\n")
+    if waits:
+        assert publisher.talk(b"PING\r\n") == b"", "two siblings have to know"
+    mesh.kill(1)
+    mesh.add(1)
+    mesh.settle_but((0, 2))
+    neighbour.feed(b"SUB anything 1\r\n")  # the link to the successor breaks with this on its way
+    assert mesh.break_link(0, 1) == 0
+    mesh.settle()
+    if not waits:
+        publisher.feed(b"PING\r\n")
+        mesh.settle()
+    assert publisher.take() == b"PONG\r\n"
+    assert other.take() == b"MSG wanted 1 2\r\nhi\r\n"
+
+
+def test_who_published_to_a_dead_shards_successor_is_in_doubt_when_that_link_breaks(make):
+    mesh = make()
+    publisher, subscriber = mesh.clients[0], mesh.clients[2]
+    subscriber.feed(b"SUB wanted 1\r\n")
+    mesh.settle()
+    publisher.feed(b"PUB wanted 2\r\nhi\r\n")
+    mesh.kill(1)
+    mesh.add(1)
+    mesh.settle()
+    mesh.connect(1).feed(b"SUB wanted 1\r\n")
+    mesh.settle()
+    publisher.feed(b"PUB wanted 2\r\nho\r\n")
+    assert mesh.break_link(0, 1) == 1
+    mesh.settle()
+    publisher.feed(b"PING\r\n")
+    assert publisher.is_over and b"PONG" not in publisher.take()

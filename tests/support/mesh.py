@@ -202,6 +202,14 @@ class Mesh:
                 fence = end.engine.probe.fence
                 assert isinstance(fence, MeshFence)
                 fence.gone(shard)
+                fence.forget_published(
+                    shard,
+                    [
+                        client.connection
+                        for client, where in zip(self.clients, self.shard_of, strict=True)
+                        if where == pair[0] and not client.connection.is_closing
+                    ],
+                )
                 end.engine.probe.reroutes.look_again()
         del self.engines[shard]
         self.held.discard(shard)

@@ -69,6 +69,7 @@ class Sibling:
 
     def __init__(self, number: int, clock: Clock, directory: Path, boot: str = "b") -> None:
         self.said: list[object] = []
+        self.dead: list[int] = []  # siblings that were said to be dead
         fanout = Fanout()
         self.reactor = Reactor(fanout)
         mesh = Mesh(fanout, number)
@@ -102,6 +103,9 @@ class Sibling:
 
     def on_doubt(self, sibling: int) -> int:
         return 0
+
+    def on_dead(self, sibling: int) -> None:
+        self.dead.append(sibling)
 
     def on_whole(self) -> None:
         self.said.append("whole")
@@ -329,6 +333,7 @@ def test_a_link_that_breaks_leaves_a_hole_and_is_made_again(swarm: Swarm) -> Non
     swarm.pass_s(LOOK_S)
     assert (low.linked, high.linked) == ([1], [0])
     assert low.said == high.said == ["ready", "hole", "whole"]
+    assert low.dead == high.dead == []
 
 
 def test_shards_that_a_test_parts_are_linked_again_when_that_is_over(swarm: Swarm) -> None:
@@ -384,6 +389,7 @@ def test_a_shard_that_the_router_calls_gone_leaves_no_hole(swarm: Swarm) -> None
     swarm.tell(low)
     assert low.links.sessions == []
     assert low.said == ["ready"]
+    assert low.dead == [1]
 
 
 def test_what_a_shard_sent_before_the_router_called_it_gone_is_read(swarm: Swarm) -> None:
@@ -404,8 +410,10 @@ def test_a_hole_is_closed_by_the_word_that_the_shard_is_gone(swarm: Swarm) -> No
     high.links.close()
     swarm.cut(high)
     assert low.said == ["ready", "hole"]
+    assert low.dead == [], "it may live"
     low.links.on_linked_shards([low.linked_shard])
     assert low.said == ["ready", "hole", "whole"]
+    assert low.dead == [1]
 
 
 def test_a_link_socket_that_somebody_removed_is_made_again(swarm: Swarm) -> None:
