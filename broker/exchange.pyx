@@ -59,6 +59,7 @@ cdef enum:
     # where it was. One of so many times it is not sent there again.
     SENT_BACK_ABOUT = 16
     SHORT_ID_BYTES = 12          # of a server's id: 55 bits by chance
+    MOST_BEEN_BYTES = 1024       # of the names in a QMSG: more servers than can be connected here
 
 
 cdef bytes origin_of(PeerKind kind, str cluster):
@@ -305,7 +306,7 @@ cdef class Exchange(Onward):
     cdef uint64_t slots_of(self, Token names) noexcept:
         cdef uint64_t found = 0
         cdef int slot
-        for name in names.at[:names.size].split(b","):
+        for name in names.at[:min(names.size, <size_t>MOST_BEEN_BYTES)].split(b","):
             for slot in range(FIRST_SLOT, END_SLOT):
                 if name and name == self.short_ids[slot]:
                     found |= <uint64_t>1 << slot

@@ -44,12 +44,24 @@ def bounded() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Links that break say so, and moves that end."""
+    loggers = [logging.getLogger(name) for name in ("gnatswarm.links", "gnatswarm.moving")]
+    levels = [one.level for one in loggers]
+    for one in loggers:
+        one.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for one, level in zip(loggers, levels, strict=True):
+            one.setLevel(level)
+
+
 def failure(schedule: Schedule) -> tuple[str, World | None]:
     """What goes wrong ("" nothing), and the world in which it did not."""
-    for name in ("gnatswarm.links", "gnatswarm.moving"):  # links that break say so, and moves that end
-        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        with bounded():
+        with bounded(), quiet():
             world = World(schedule)
             world.run()
     except AssertionError as error:
