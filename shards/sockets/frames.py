@@ -46,6 +46,8 @@ HEADER_PIECE_BYTES = 8
 
 # Leaf nodes ask for this path, and may ask for frames that are not masked.
 LEAF_PATH = "/leafnode"
+# MQTT clients ask for this one.
+MQTT_PATH = "/mqtt"
 NO_MASKING = "Nats-No-Masking"
 
 _BAD_REQUEST = (
@@ -292,6 +294,9 @@ class Frames:
         if "Host" not in request.headers:
             response = protocol.reject(HTTPStatus.BAD_REQUEST, "Bad Request\n")
             self._refuse("'Host' missing in request")
+        elif urlsplit(request.path).path.endswith(MQTT_PATH):
+            response = protocol.reject(HTTPStatus.NOT_FOUND, "Not Found\n")
+            self._refuse("MQTT is not offered")
         elif complaint:
             response = protocol.reject(HTTPStatus.FORBIDDEN, "Forbidden\n")
             self._refuse(f"origin not allowed: {complaint}")

@@ -316,6 +316,14 @@ async def test_websocket_may_be_one_of_the_protocols_that_a_client_offers(shared
     assert (await answer_to(port, listed)).startswith(b"HTTP/1.1 101")
 
 
+@pytest.mark.parametrize("path", ["/mqtt", "/x/mqtt", "/mqtt?x=1"])
+@pytest.mark.kinds("gnatswarm-1", "gnatswarm-1-as-2.15", "nats-server-2.15")
+async def test_mqtt_clients_are_told_that_there_is_nothing_for_them(shared_port, path):
+    _, port = shared_port()
+    assert (await answer_to(port, request(port, path=path))).startswith(b"HTTP/1.1 404 Not Found\r\n")
+    assert (await answer_to(port, request(port, path="/mqttx"))).startswith(b"HTTP/1.1 101")
+
+
 async def test_frames_that_come_with_the_upgrade_are_not_answered_before_it(shared_port):
     _, port = shared_port('allowed_origins: ["http://a.example"]')
     for ahead in (frame(9, b"p"), frame(8, b"\x03\xe8"), frame(9, b"p") + frame(15)):
