@@ -351,6 +351,7 @@ cdef class Exchange(Onward):
         cdef uint32_t run
         cdef int n = 0, i, q, slot
         cdef int count = n_queues if n_queues >= 0 else min(<int>entry.n_choices, <int>MOST_QUEUES)
+        cdef uint64_t servers = self.of_kind[<int>PEER_ROUTE] | self.of_kind[<int>PEER_HUB]
         cdef uint64_t spared = 0, visited = 0
         cdef bytes been = None
         reach &= self.told | self.mesh.up
@@ -371,7 +372,12 @@ cdef class Exchange(Onward):
                 choice = &entry.choices[q]
                 name.at = <const uint8_t *>choice.name + sizeof(QueueName)
                 name.size = choice.name.key.size
-            slot = -1 if choice == NULL else self.pick(sublist, entry, choice, reach & ~(spared | visited))
+            slot = -1
+            if unlikely(not plainly and self.been & REFUSED) and choice != NULL:
+                # Other servers count members at our leaf nodes as ours, and will not send it here for a second time.
+                slot = self.pick(sublist, entry, choice, reach & ~(spared | visited | servers))
+            if slot < 0 and choice != NULL:
+                slot = self.pick(sublist, entry, choice, reach & ~(spared | visited))
             if unlikely(slot < 0 and visited != 0 and choice != NULL and not self.been & REFUSED):
                 # A server where it was has members now, so it got them since: it has said that it had none left, before
                 # it sent this on.

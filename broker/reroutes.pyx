@@ -207,9 +207,15 @@ cdef class Reroutes:
         cdef Fanout fanout = self.mesh.fanout
         cdef uint64_t visited = orphan.visited | <uint64_t>1 << self.mesh.shard
         cdef uint32_t first = choice.first_remote, n = choice.n_first
-        cdef uint64_t members = members_elsewhere(fanout, entry, first, n, visited)
+        cdef uint64_t gateway = <uint64_t>1 << GATEWAY_NUMBER
+        # To other servers last: they count this one as a place where it was.
+        cdef uint64_t kept_from = visited | gateway
+        cdef uint64_t members = members_elsewhere(fanout, entry, first, n, kept_from)
         cdef uint64_t pick
         cdef uint32_t w, shard = 0
+        if members == 0:
+            kept_from = visited
+            members = members_elsewhere(fanout, entry, first, n, kept_from)
         if members == 0 and choice.n_remote > n:   # now those of second choice
             members = members_elsewhere(fanout, entry, first + n, choice.n_remote - n, visited)
             if members:
@@ -219,14 +225,14 @@ cdef class Reroutes:
             # Who was visited and has a member now got it since: a sibling says RS- before it sends a message on. (Where
             # our word of it is old, the message comes back, and the word before it.) But siblings also count members
             # that may not have it: a shard with such members asks nobody twice, or the message would circle for ever.
-            visited = <uint64_t>1 << self.mesh.shard
+            kept_from = visited = <uint64_t>1 << self.mesh.shard
             members = members_elsewhere(fanout, entry, first, n, visited)
         if members == 0:
             return False
         pick = sublist.random() % members
         for w in range(first, first + n):
             shard = entry.weights[w].shard
-            if not (visited >> shard) & 1 and fanout.links[shard] != NULL:
+            if not (kept_from >> shard) & 1 and fanout.links[shard] != NULL:
                 if pick < entry.weights[w].members:
                     break
                 pick -= entry.weights[w].members

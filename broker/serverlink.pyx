@@ -433,7 +433,7 @@ cdef class ServerLink(Peer):
             n = min(op.n_queues - at, <int>MOST_QUEUES)
             orphans = self.exchange.forward(sublist, entry, message, reach, at == 0 and not op.only_queues,
                                             op.queues + at, n, outcome)
-            if unlikely(orphans) and names_groups and self.dialect == DIALECT_ROUTE:
+            if unlikely(orphans) and names_groups and self.exchange.kinds[self.slot] != PEER_LEAF:
                 self.send_on(sublist, entry, message, op.queues + at, n, orphans, spared, outcome)
             at += n
             if at >= op.n_queues:
@@ -445,14 +445,19 @@ cdef class ServerLink(Peer):
         """Groups without a member here that may have it: where the last one has gone before their server knew, or where
         those that are left may not have it. Another server has members, or nobody gets it. That may be where it came
         from: that nobody is left here is on its way there, before this frame. Or it is a leaf node of the cluster that
-        it came from, which was `spared`: of a group it is one member that gets it."""
+        it came from, which was `spared`: of a group it is one member that gets it. What a hub has sent goes back to it."""
         cdef uint64_t told = self.exchange.feeds(self.slot) & ~spared
         cdef uint64_t others = self.exchange.of_kind[<int>PEER_ROUTE] | spared
+        cdef bint is_of_hub = self.exchange.kinds[self.slot] == PEER_HUB
         cdef uint64_t been = self.exchange.been
         cdef int i
+        if is_of_hub:
+            others = <uint64_t>1 << self.slot
         for i in range(n):
             if (orphans >> i) & 1:
                 if self.exchange.has_members(entry, queues[i], told):
+                    if is_of_hub:   # (each of its leaf nodes would send it back)
+                        continue
                     self.exchange.been |= REFUSED
                 self.exchange.forward(sublist, entry, message, others, False, queues + i, 1, outcome)
                 self.exchange.been = been

@@ -92,6 +92,7 @@ class HttpServer:
         self._tasks: set[asyncio.Task[None]] = set()
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._places = Places(min(MOST_CONNECTIONS, max(1, descriptors // SHARE_OF_DESCRIPTORS - RESERVED)))
+        self._turn = asyncio.Lock()
         self._cuts_said = 0  # cuts already logged
         self._cuts_said_s = -CUTS_SAID_EVERY_S
 
@@ -170,6 +171,10 @@ class HttpServer:
                 if request is None:
                     break
                 place.turn(Doing.ANSWERING)
+                # One page in a turn of the loop, whoever asks: the router does other work, and a read may hold hundreds
+                # of requests.
+                async with self._turn:
+                    await asyncio.sleep(0)
                 await self._answer(connection, writer, request, place)
                 if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
                     break

@@ -173,7 +173,7 @@ async def queued(route: RawRoute, said: str = "") -> list[str]:
 
 
 async def test_a_queue_message_without_a_member_here_goes_to_another_member(start: Start, net: Net) -> None:
-    """Its server did not know yet that the last one here has gone. It may come back to that server, which has one, too."""
+    """Its server did not know yet that the last one here has gone. It may come back to that server."""
     here = start("gnatswarm-2", cluster_config("here"))
     port = route_port(here)
     sender, one, other = members = [await RawRoute.dial(port, name) for name in ("SENDER", "ONE", "OTHER")]

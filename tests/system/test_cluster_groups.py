@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.leaves import hub_port
 from tests.support.servers import Broker, wait_until
 from tests.support.wire import Client
 from tests.system.test_cluster import (
@@ -53,6 +54,22 @@ def numbers(*clients: Client) -> list[int]:
     return [int(frame.payload) for client in clients for frame in client.inbox if frame.subject == "work"]
 
 
+async def publish_while_a_member_comes_and_goes(publisher: Client, leaver: Client, *, rounds: int) -> int:
+    """How many: the numbers from 0 on."""
+    number = 0
+    for sid in range(rounds):
+        await leaver.talk(f"SUB work group {sid}\r\nPING\r\n", expect_last="PONG\r\n")
+        for step in range(3):
+            words = range(number, number + MESSAGES_EACH // 3)
+            await publisher.send("".join(f"PUB work {len(str(n))}\r\n{n}\r\n" for n in words))
+            number = words.stop
+            if step == 1:
+                await leaver.send(f"UNSUB {sid}\r\n")
+            await publisher.flush()
+        await leaver.flush()
+    return number
+
+
 @pytest.mark.parametrize("where", [0, 2], ids=["where-it-is-published", "at-a-third-member"])
 @pytest.mark.parametrize(
     "kinds",
@@ -70,17 +87,7 @@ async def test_a_group_gets_each_message_once_while_a_member_comes_and_goes(
     for watcher in watchers:
         await subscribed(watcher, "work 1")
     await all_know([publisher, near, leaver, stays, plain])
-    number = 0
-    for sid in range(ROUNDS):
-        await leaver.talk(f"SUB work group {sid}\r\nPING\r\n", expect_last="PONG\r\n")
-        for step in range(3):
-            words = range(number, number + MESSAGES_EACH // 3)
-            await publisher.send("".join(f"PUB work {len(str(n))}\r\n{n}\r\n" for n in words))
-            number = words.stop
-            if step == 1:
-                await leaver.send(f"UNSUB {sid}\r\n")
-            await publisher.flush()
-        await leaver.flush()
+    number = await publish_while_a_member_comes_and_goes(publisher, leaver, rounds=ROUNDS)
     async with asyncio.timeout(20):
         while len(numbers(stays, leaver)) < number or any(len(numbers(one)) < number for one in watchers):
             for client in (stays, leaver, *watchers):
@@ -119,3 +126,57 @@ async def test_what_no_member_of_a_group_may_have_does_not_go_round_for_ever(
             for member in members:
                 await member.flush()
     assert not [frame for member in members for frame in member.inbox if frame.subject == "work.x"]
+
+
+@pytest.mark.parametrize("is_behind_a_leaf_node", [False, True])
+async def test_who_alone_of_a_group_may_have_a_message_gets_it_wherever_it_is(
+    cluster: Start, net: Net, request: pytest.FixtureRequest, is_behind_a_leaf_node: bool
+):
+    """On a server, and at last on a shard, where others may not have it; or at a leaf node behind such a server."""
+    hub = USERS + "leafnodes { listen: '127.0.0.1:-1' }\n"
+    brokers = cluster("gnatswarm-2", "gnatswarm-2", "gnatswarm-2", more=hub)
+    where = brokers[1]
+    if is_behind_a_leaf_node:
+        remote = f"leafnodes {{ remotes: [{{ url: 'nats://all:all@127.0.0.1:{hub_port(where)}' }}] }}\n"
+        where = started("gnatswarm-1", USERS + remote)
+        request.addfinalizer(where.stop)
+    one = await net.client(where, "all")
+    await subscribed(one, "work.> group 1")
+    refused = [await net.client(broker, "some") for broker in brokers for _ in range(4)]
+    for member in refused:
+        await subscribed(member, "work.> group 1")
+    publishers = [await net.client(broker, "all") for broker in brokers]
+    await all_know([*publishers, one, *refused])
+    for number in range(60):
+        for publisher in publishers:
+            await publisher.send(f"PUB work.x {len(str(number))}\r\n{number}\r\n")
+    for publisher in publishers:
+        await publisher.flush()
+    async with asyncio.timeout(20):
+        while len(got := [int(frame.payload) for frame in one.inbox if frame.subject == "work.x"]) < 180:
+            await one.flush()
+    await all_know([*publishers, one])
+    assert sorted(got) == sorted(list(range(60)) * 3)
+    assert len([frame for frame in one.inbox if frame.subject == "work.x"]) == 180
+
+
+async def test_what_a_member_at_a_leaf_node_has_just_left_goes_to_another_leaf_node(
+    net: Net, request: pytest.FixtureRequest
+):
+    hub = started("gnatswarm-2", "http: '127.0.0.1:-1'\nleafnodes { listen: '127.0.0.1:-1' }\n")
+    request.addfinalizer(hub.stop)
+    leaves = []
+    for name in "ab":
+        remote = f"leafnodes {{ remotes: [{{ url: 'nats://127.0.0.1:{hub_port(hub)}' }}] }}\n"
+        leaves.append(started("gnatswarm-2", f"server_name: {name}\n{remote}"))
+        request.addfinalizer(leaves[-1].stop)
+    publisher, leaver, stays = await net.clients([hub, *leaves])
+    await subscribed(stays, "work group 1")
+    await all_know([publisher, leaver, stays])
+    number = await publish_while_a_member_comes_and_goes(publisher, leaver, rounds=3 * ROUNDS)
+    async with asyncio.timeout(20):
+        while len(numbers(stays, leaver)) < number:
+            for client in (stays, leaver):
+                await client.flush()
+    assert sorted(numbers(stays, leaver)) == list(range(number))
+    assert numbers(leaver), "the one that comes and goes has had some"

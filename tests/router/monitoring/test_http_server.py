@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -275,3 +276,19 @@ async def test_pages_over_tls_and_a_handshake_that_fails(tmp_path: Path) -> None
     assert b"page /varz?" in await asyncio.wait_for(reader.read(), WITHIN_S)
     writer.close()
     await site.close()
+
+
+async def test_requests_that_come_together_are_answered_in_turns_of_their_own(site: Site):
+    """Otherwise connections that send requests without end keep the router from everything else."""
+    loop = asyncio.get_running_loop()
+    between: list[int] = []  # how many pages there were, in each turn of the loop
+
+    def look() -> None:
+        between.append(len(site.asked))
+        loop.call_soon(look)
+
+    look()
+    many = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n" * 100
+    answers = await asyncio.gather(*(site.say(many) for _ in range(5)))
+    assert [answer.count(b"HTTP/1.1 200") for answer in answers] == [100] * 5
+    assert max(after - before for before, after in itertools.pairwise(between)) == 1
