@@ -112,8 +112,8 @@ cdef class Exchange(Onward):
                    bytes been) noexcept
     # The server of this slot knows QMSG, and has this id. Without an id it is sent none: none could say where it was.
     cdef int set_id(self, int slot, str server_id) except -1
-    # The servers of a mask, and this broker, as QMSG has them; and the mask of those that a QMSG has.
-    cdef bytes names_of(self, uint64_t slots)
+    # The servers of a mask as QMSG has them, and this broker `with_own`; and the mask of those that a QMSG has.
+    cdef bytes names_of(self, uint64_t slots, bint with_own)
     cdef uint64_t slots_of(self, Token names) noexcept
     cdef uint32_t send_named(self, OutBuf *out, const uint8_t *prefix, size_t prefix_size, Publish *publish,
                              const Token *queues, int n_queues, bint with_header) noexcept

@@ -11,7 +11,7 @@ route, and a sibling's message to no sibling, because the table says so. Not her
 import os
 from itertools import islice
 
-from gnatswarm.broker.fanout cimport MOST_QUEUES, ORIGIN_ACCOUNT, write_queues, write_tail_head
+from gnatswarm.broker.fanout cimport MOST_QUEUES, ORIGIN_ACCOUNT, write_named, write_queues, write_tail_head
 from gnatswarm.broker.entry cimport choice_named
 from gnatswarm.broker.interest cimport SECOND_CHOICE, Node, QueueName
 from gnatswarm.broker.outbuf cimport Blob, blob_release, out_mark_dirty, out_reserve
@@ -27,6 +27,8 @@ from gnatswarm.broker.rules import intersection
 
 # The pattern of all generated reply subjects.
 EVERY_REPLY = b"_R_.>"
+# In the place of a server's short id.
+NO_SERVER = b"-"
 
 cdef enum:
     TO_SIBLINGS = 1 << PEER_SIBLING
@@ -201,7 +203,7 @@ cdef class Exchange(Onward):
         self.answers = [None] * MOST_SHARDS
         self.told_answers = [None] * MOST_SHARDS
         self.short_ids = [b""] * MOST_SHARDS
-        self.own_short_id = b"-"
+        self.own_short_id = NO_SERVER
         self.origins = [b""] * MOST_SHARDS
         self.leaves_of = {}
         self.told_apart = [{} for _ in range(MOST_SHARDS)]
@@ -295,9 +297,9 @@ cdef class Exchange(Onward):
                 at -= entry.weights[w].members
         return -1
 
-    cdef bytes names_of(self, uint64_t slots):
+    cdef bytes names_of(self, uint64_t slots, bint with_own):
         cdef int slot
-        names = [self.own_short_id]
+        names = [self.own_short_id if with_own else NO_SERVER]
         for slot in range(FIRST_SLOT, END_SLOT):
             if (slots >> slot) & 1:
                 names.append(self.short_ids[slot])
@@ -351,9 +353,10 @@ cdef class Exchange(Onward):
         cdef uint32_t run
         cdef int n = 0, i, q, slot
         cdef int count = n_queues if n_queues >= 0 else min(<int>entry.n_choices, <int>MOST_QUEUES)
-        cdef uint64_t servers = self.of_kind[<int>PEER_ROUTE] | self.of_kind[<int>PEER_HUB]
         cdef uint64_t spared = 0, visited = 0
         cdef bytes been = None
+        cdef bint is_asked = True
+        cdef int own
         reach &= self.told | self.mesh.up
         if unlikely(not plainly):
             # (to a server that does not know QMSG, a frame that names groups serves plain interest, too)
@@ -373,11 +376,15 @@ cdef class Exchange(Onward):
                 name.at = <const uint8_t *>choice.name + sizeof(QueueName)
                 name.size = choice.name.key.size
             slot = -1
+            own = -1
             if unlikely(not plainly and self.been & REFUSED) and choice != NULL:
-                # Other servers count members at our leaf nodes as ours, and will not send it here for a second time.
-                slot = self.pick(sublist, entry, choice, reach & ~(spared | visited | servers))
-            if slot < 0 and choice != NULL:
+                own = self.pick(sublist, entry, choice, reach & ~(
+                    spared | visited | self.of_kind[<int>PEER_ROUTE] | self.of_kind[<int>PEER_HUB]))
+            if own >= 0 and self.been & CAME_IN:   # others count members at our leaf nodes as ours
+                slot = own
+            elif choice != NULL:
                 slot = self.pick(sublist, entry, choice, reach & ~(spared | visited))
+                is_asked = is_asked and (own < 0 or slot == own)   # (else it may come back, for them)
             if unlikely(slot < 0 and visited != 0 and choice != NULL and not self.been & REFUSED):
                 # A server where it was has members now, so it got them since: it has said that it had none left, before
                 # it sent this on.
@@ -391,7 +398,7 @@ cdef class Exchange(Onward):
                 n += 1
                 left |= <uint64_t>1 << slot
         if unlikely(not plainly):
-            been = self.names_of(visited)
+            been = self.names_of(visited, is_asked)
         blob = self.fanout.share(publish, 2 if left & (left - 1) else 1)
         slot = 0
         while left:
@@ -521,7 +528,6 @@ cdef class Exchange(Onward):
     cdef uint32_t send_named(self, OutBuf *out, const uint8_t *prefix, size_t prefix_size, Publish *publish,
                              const Token *queues, int n_queues, bint with_header) noexcept:
         """One message behind a prefix, for these groups; 1, or 0: refused."""
-        cdef size_t cut = 0 if with_header else publish.header_size
         cdef size_t size = prefix_size + publish.reply.size + publish.size + 64
         cdef size_t n = prefix_size
         cdef uint8_t *to
@@ -532,14 +538,8 @@ cdef class Exchange(Onward):
         if to == NULL:
             return 0
         memcpy(to, prefix, prefix_size)
-        n += write_queues(to + n, publish, queues, n_queues)
-        size = publish.size - cut
-        n += write_tail_head(to + n, Token(NULL, 0), with_header, publish.header_size, <uint32_t>size)
-        memcpy(to + n, publish.payload + cut, size)
-        n += size
-        to[n] = c'\r'
-        to[n + 1] = c'\n'
-        out.pos += n + 2
+        n += write_named(to + n, publish, queues, n_queues, with_header, 0 if with_header else publish.header_size)
+        out.pos += n
         out_mark_dirty(out)
         return 1
 

@@ -186,6 +186,10 @@ cdef size_t write_tail_head(uint8_t *to, Token reply, bint with_header, uint32_t
 
 # Writes " + reply queue…" or " | queue…", as routes have it; how many bytes: at most reply.size + 3, and one more than
 # its size for each queue.
+# A message for these groups behind a prefix, from " |" to the last CRLF; the first `cut` bytes of its payload, its
+# header, are left out. `to` has room for it. How many bytes.
+cdef size_t write_named(uint8_t *to, const Publish *publish, const Token *queues, int n_queues, bint with_header,
+                        size_t cut) noexcept nogil
 cdef inline size_t write_queues(uint8_t *to, const Publish *publish, const Token *queues, int n_queues) noexcept nogil:
     cdef size_t n = 2
     cdef int i

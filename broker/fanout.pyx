@@ -41,6 +41,18 @@ cdef size_t write_tail_head(uint8_t *to, Token reply, bint with_header, uint32_t
     return n + 2
 
 
+cdef size_t write_named(uint8_t *to, const Publish *publish, const Token *queues, int n_queues, bint with_header,
+                        size_t cut) noexcept nogil:
+    cdef size_t size = publish.size - cut
+    cdef size_t n = write_queues(to, publish, queues, n_queues)
+    n += write_tail_head(to + n, Token(NULL, 0), with_header, publish.header_size, <uint32_t>size)
+    memcpy(to + n, publish.payload + cut, size)
+    n += size
+    to[n] = c'\r'
+    to[n + 1] = c'\n'
+    return n + 2
+
+
 cdef bytearray rewritten(Publish *other, const Publish *message, bytes header, Token reply):
     cdef size_t payload_size = message.size - message.header_size
     cdef bytearray room = bytearray(reply.size + 64 + len(header) + payload_size + SLACK)
@@ -334,13 +346,8 @@ cdef class Fanout:
             n = 4
         memcpy(to + n, entry.text + entry.rmsg_at + 4, entry.rmsg_size - 4)   # " <account> <subject>"
         n += entry.rmsg_size - 4
-        n += write_queues(to + n, publish, queues, n_queues)
-        n += write_tail_head(to + n, Token(NULL, 0), publish.header_size != 0, publish.header_size, publish.size)
-        memcpy(to + n, publish.payload, publish.size)
-        n += publish.size
-        to[n] = c'\r'
-        to[n + 1] = c'\n'
-        link.pos += n + 2
+        n += write_named(to + n, publish, queues, n_queues, publish.header_size != 0, 0)
+        link.pos += n
         out_mark_dirty(link)
         link.msgs += 1
         link.payload_bytes += publish.size

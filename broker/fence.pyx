@@ -146,8 +146,11 @@ cdef class MeshFence(Fence):
         sent none of it, so that nobody is in doubt because of it when the link to that one breaks."""
         cdef uint64_t others = ~(<uint64_t>1 << <int>shard)
         cdef Waiter waiter
+        cdef ClientConnection client
         for item in connections:
-            (<ClientConnection?>item).published &= others
+            client = <ClientConnection?>item
+            if not client.is_in_doubt:   # (else its next PING has to come here, and closes it)
+                client.published &= others
         for item in self.due.values():
             waiter = <Waiter>item
             waiter.published &= others

@@ -10,6 +10,11 @@ import select
 import ssl
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Argument = TypeVar("Argument")
+Outcome = TypeVar("Outcome")
 
 
 class TlsSocket:
@@ -23,16 +28,7 @@ class TlsSocket:
 
     def recv(self, size: int) -> bytes:
         """At most so many bytes; b"": the other end has closed it. TimeoutError, or another OSError."""
-        until = self._until()
-        while True:
-            with self._turn:
-                try:
-                    return self._sock.recv(size)
-                except ssl.SSLWantReadError:
-                    event = select.POLLIN
-                except ssl.SSLWantWriteError:
-                    event = select.POLLOUT
-            self._wait(event, until)
+        return self._in_turns(self._sock.recv, size)
 
     def sendall(self, data: bytes) -> None:
         """Send it all. TimeoutError when nothing was taken for as long as the timeout, or another OSError.
@@ -40,18 +36,8 @@ class TlsSocket:
         Several threads must not send at the same time: their data would be mixed.
         """
         rest = memoryview(data)
-        until = self._until()
         while rest:
-            with self._turn:
-                try:
-                    rest = rest[self._sock.send(rest) :]
-                    until = self._until()
-                    continue
-                except ssl.SSLWantReadError:
-                    event = select.POLLIN
-                except ssl.SSLWantWriteError:
-                    event = select.POLLOUT
-            self._wait(event, until)
+            rest = rest[self._in_turns(self._sock.send, rest) :]
 
     def shutdown(self, how: int) -> None:
         """End the connection: whoever waits for it hears of it."""
@@ -62,11 +48,17 @@ class TlsSocket:
         with self._turn:
             self._sock.close()
 
-    def fileno(self) -> int:
-        return self._sock.fileno()
-
-    def _until(self) -> float | None:
-        return None if self._timeout_s is None else time.monotonic() + self._timeout_s
+    def _in_turns(self, act: Callable[[Argument], Outcome], argument: Argument) -> Outcome:
+        until = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        while True:
+            with self._turn:
+                try:
+                    return act(argument)
+                except ssl.SSLWantReadError:
+                    event = select.POLLIN
+                except ssl.SSLWantWriteError:
+                    event = select.POLLOUT
+            self._wait(event, until)
 
     def _wait(self, event: int, until: float | None) -> None:
         fd = self._sock.fileno()

@@ -304,8 +304,8 @@ class HubSession(LeafConnection):
                 content[key] = words.Rules(allow, deny or None)
         if self._is_gnatswarm:
             content["only_queues"] = True
-        if rights.responses and self._is_gnatswarm:
-            content["answers"] = words.Answers(rights.responses, max(0.0, rights.responses_expire_s))
+            if rights.responses:
+                content["answers"] = words.Answers(rights.responses, max(0.0, rights.responses_expire_s))
         self.link.send(words.line(b"INFO", content))
 
     def tell_urls(self) -> None:

@@ -154,6 +154,19 @@ def test_what_a_dead_shard_was_sent_puts_nobody_in_doubt_when_the_link_to_its_su
     assert other.take() == b"MSG wanted 1 2\r\nhi\r\n"
 
 
+def test_who_is_in_doubt_stays_so_when_the_shard_dies(make):
+    mesh = make()
+    publisher, subscriber = mesh.clients[0], mesh.clients[2]
+    subscriber.feed(b"SUB wanted 1\r\n")
+    mesh.settle()
+    publisher.feed(b"PUB wanted 2\r\nhi\r\n")
+    assert mesh.break_link(0, 1) == 1
+    mesh.settle()
+    mesh.kill(1)
+    publisher.feed(b"PING\r\n")
+    assert publisher.is_over and b"PONG" not in publisher.take()
+
+
 def test_who_published_to_a_dead_shards_successor_is_in_doubt_when_that_link_breaks(make):
     mesh = make()
     publisher, subscriber = mesh.clients[0], mesh.clients[2]

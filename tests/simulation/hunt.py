@@ -46,7 +46,7 @@ def bounded() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Links that break say so, and moves that end."""
+    """Without what is said of links that break, and of moves that end."""
     loggers = [logging.getLogger(name) for name in ("gnatswarm.links", "gnatswarm.moving")]
     levels = [one.level for one in loggers]
     for one in loggers:
