@@ -68,11 +68,12 @@ def test_the_checker_finds_nothing_in_one_nats_server(tmp_path):
 def test_the_checker_sees_that_pong_is_no_fence_in_a_cluster_of_nats_servers(tmp_path):
     for _ in range(25):  # a slow machine sees few
         row = recorded(ORACLES[1], OPERATIONS_IN_CI, tmp_path)
-        if row.violations:
+        seen = sum(row.violations[kind] for kind in ("lost", "late", "overtaken"))
+        if seen:
             break
-    assert row.violations["lost"] + row.violations["late"] + row.violations["overtaken"] > 0
+    assert seen
     assert not row.has_failed, "it is there for comparison"
-    assert len(list(tmp_path.iterdir())) == 1
+    assert list(tmp_path.iterdir()), "a history with violations is kept"
 
 
 # ---- what records
