@@ -15,7 +15,7 @@ from gnatswarm.broker.outbuf cimport OutBuf
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.permissions cimport Permissions
 from gnatswarm.broker.reply_permissions cimport ReplyPermissions
-from gnatswarm.broker.server_fence cimport ServerFence
+from gnatswarm.broker.server_fence cimport ServerFence, ServerWait
 from gnatswarm.broker.serverwire cimport Dialect
 from gnatswarm.broker.sublist cimport Sublist
 
@@ -37,6 +37,16 @@ cdef enum:
 @cython.final
 cdef class Known(FencedBatch):
     cdef object call
+
+
+# A member of a queue group that has left a shard, and lingers there until other servers know.
+@cython.final
+cdef class Leaving(ServerWait):
+    cdef Exchange exchange
+    cdef Sublist sublist
+    cdef uint64_t id          # of its QEND
+    cdef bytes subject
+    cdef bytes queue
 
 
 @cython.final
@@ -80,6 +90,7 @@ cdef class Exchange(Onward):
     cdef uint64_t importing              # slots with interest in what other accounts export to theirs
     cdef list imported                   # … of each: (subject, queue) told → set of (exporter, its subject)
     cdef list sources                    # … and (exporter, its subject, queue) → {subject told: members}
+    cdef dict leaving                    # (shard, account, subject, queue) → members that have left, and linger there
     cdef dict own                        # account → subjects that this broker itself wants in it
     cdef dict loop_subjects              # account → the subject that shows that a message would come back
     cdef readonly uint64_t in_msgs       # from other servers
@@ -100,6 +111,8 @@ cdef class Exchange(Onward):
     cdef bint may_answer(self, uint32_t slot, const uint8_t *subject, size_t size) except -1
     # How many of a run of messages go to a hub as answers, as nothing else.
     cdef uint32_t answers_of(self, uint32_t slot, Entry *entry, uint32_t count) noexcept
+    # So many more, or fewer, former members of its group are known to linger on its shard.
+    cdef int count_leaving(self, Leaving leaving, int more) except -1
     # Whether a group has members at these slots, by what they have told.
     cdef bint has_members(self, Entry *entry, Token queue, uint64_t slots) noexcept
     cdef int pick_of(self, Sublist sublist, const Entry *entry, uint32_t first, uint32_t n, uint64_t reach) noexcept

@@ -15,7 +15,7 @@ from gnatswarm.broker.fanout cimport MOST_QUEUES, ORIGIN_ACCOUNT, write_named, w
 from gnatswarm.broker.entry cimport choice_named
 from gnatswarm.broker.interest cimport SECOND_CHOICE, Node, QueueName
 from gnatswarm.broker.outbuf cimport Blob, blob_release, out_mark_dirty, out_reserve
-from gnatswarm.broker.reroutes cimport CAME_IN, REFUSED, OriginLink
+from gnatswarm.broker.reroutes cimport CAME_IN, LINGERING, REFUSED, OriginLink
 from gnatswarm.broker.routewire cimport write_interest
 from gnatswarm.broker.rules cimport StreamImport
 from gnatswarm.broker.serverwire cimport DIALECT_LEAF, DIALECT_ROUTE, write_server_interest
@@ -86,6 +86,14 @@ cdef class Known(FencedBatch):
     cdef int on_fenced(self) except -1:
         self.call()
         return 0
+
+
+cdef class Leaving(ServerWait):
+    """A member of a queue group has left a shard, and lingers there until other servers know."""
+
+    cdef int on_known(self) except -1:
+        self.exchange.count_leaving(self, -1)
+        return 0 if self.link.is_closing else self.link.acknowledge(self.id, True)
 
 
 cdef class Retelling(InterestSink):
@@ -215,6 +223,7 @@ cdef class Exchange(Onward):
         self.system_account = b""
         self.loop_subjects = {}
         self.own = {}
+        self.leaving = {}
         self.fanout.onward = self
         mesh.hears_remote = True
 
@@ -940,6 +949,50 @@ cdef class Exchange(Onward):
     cdef uint64_t await_servers(self, object link) except? 0:
         return self.fence.await_servers(<OriginLink>link)
 
+    # ---- members of queue groups that have left a shard
+
+    cdef bint on_left(self, object link, Sublist sublist, uint64_t id, Token subject, Token queue) except -1:
+        cdef Leaving leaving = Leaving()
+        leaving.link = <OriginLink>link
+        leaving.exchange = self
+        leaving.sublist = sublist
+        leaving.id = id
+        leaving.subject = subject.at[:subject.size]
+        leaving.queue = queue.at[:queue.size]
+        if not self.fence.await_all(leaving):
+            return False
+        self.count_leaving(leaving, 1)
+        return True
+
+    cdef int count_leaving(self, Leaving leaving, int more) except -1:
+        cdef const uint8_t *subject = leaving.subject
+        cdef const uint8_t *queue = leaving.queue
+        key = leaving.link.shard, leaving.sublist.account, leaving.subject, leaving.queue
+        n = self.leaving.pop(key, 0) + more
+        if n:
+            self.leaving[key] = n
+        leaving.sublist.former_members().set_remote_queue(leaving.link.shard, subject, len(leaving.subject), queue,
+                                                          len(leaving.queue), n)
+        return 0
+
+    cdef int send_to_former(self, Sublist sublist, Token subject, Token queue, Publish *publish, uint64_t id,
+                            uint64_t visited, uint64_t been) except -2:
+        cdef Entry *entry
+        cdef Choice *choice
+        cdef int shard
+        if not self.leaving or sublist.former is None:
+            return -1
+        entry = sublist.former.find(subject.at, subject.size,
+                                    hash_bytes(subject.at, subject.size, sublist.former.seed))
+        choice = NULL if entry == NULL else choice_named(entry, queue)
+        if choice == NULL:
+            return -1
+        shard = self.pick(sublist, entry, choice, self.mesh.up & self.of_kind[<int>PEER_SIBLING] & ~visited)
+        if shard < 0 or not self.fanout.send_queued(self.fanout.links[shard], entry, &queue, 1, publish, True, id,
+                                                    visited | <uint64_t>1 << self.mesh.shard, been | LINGERING):
+            return -1
+        return shard
+
     # ---- peers
 
     cdef int join(self, PeerKind kind, Dialect dialect, OutBuf *out, Sublist account, str cluster,
@@ -977,8 +1030,7 @@ cdef class Exchange(Onward):
     cdef int begin(self, int slot, list pongs_due) except -1:
         cdef Retelling retelling = Retelling()
         self.told |= <uint64_t>1 << slot
-        if self.kinds[slot] == PEER_ROUTE:
-            self.fence.begin(slot, self.outs[slot], pongs_due)
+        self.fence.begin(slot, self.outs[slot], pongs_due, self.kinds[slot] == PEER_ROUTE)
         retelling.exchange = self
         retelling.hears_remote = True
         retelling.slot = slot

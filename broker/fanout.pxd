@@ -87,6 +87,12 @@ cdef class Onward:
     # A sibling's PING came over this OriginLink. 0: its PONG waits for no other server; else what it waits for, with
     # which the link's on_settled() is called.
     cdef uint64_t await_servers(self, object link) except? 0
+    # The shard of this OriginLink says that a member of a group there has left, and lingers until the link acknowledges
+    # `id`, which it does when other servers have heard of it. False: none is to hear of it.
+    cdef bint on_left(self, object link, Sublist sublist, uint64_t id, Token subject, Token queue) except -1
+    # Sends a queue message to such a shard, none that was `visited`; -1: there is none.
+    cdef int send_to_former(self, Sublist sublist, Token subject, Token queue, Publish *publish, uint64_t id,
+                            uint64_t visited, uint64_t been) except -2
 
 
 @cython.final

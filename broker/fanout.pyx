@@ -107,6 +107,13 @@ cdef class Onward:
     cdef uint64_t await_servers(self, object link) except? 0:
         return 0
 
+    cdef bint on_left(self, object link, Sublist sublist, uint64_t id, Token subject, Token queue) except -1:
+        return False
+
+    cdef int send_to_former(self, Sublist sublist, Token subject, Token queue, Publish *publish, uint64_t id,
+                            uint64_t visited, uint64_t been) except -2:
+        return -1
+
 
 cdef class Fanout:
     """Delivers for one shard, and counts its totals. Owns the outbox of its peers' buffers."""

@@ -30,6 +30,11 @@ cdef class Waiter:
     cdef uint64_t published        # siblings that were sent messages of it
 
 
+# The numbers of QEND are above those of messages that are sent on (broker.reroutes).
+cdef inline bint is_of_end(uint64_t number) noexcept nogil:
+    return number >> 62 != 0
+
+
 @cython.final
 cdef class MeshFence(Fence):
     cdef Mesh mesh
@@ -41,10 +46,14 @@ cdef class MeshFence(Fence):
     cdef uint64_t frames_acked[MOST_SHARDS]    # frames it is known to have seen
     cdef uint64_t refused_before               # fanout.link_refused, as of the last link that ended
     cdef uint64_t lossy                        # siblings whose link broke with frames on their way
+    cdef dict ending               # number of a QEND → the Waiter for its QACK
+    cdef uint64_t last_end
 
     cdef int ping(self, int shard) except -1
     # on_fenced() follows, at once where there are no siblings.
     cdef int fence_batch(self, FencedBatch batch) except -1
+    # QACK of a QEND came: other servers have been told that a member of a queue group has left.
+    cdef int on_ended(self, uint64_t number) except -1
     # A sibling's PONG came.
     cdef int on_pong(self, int shard) except -1
     # A sibling's link is gone, but the sibling may live: waiters wait for its next link. Call it before mesh.part().
@@ -55,6 +64,8 @@ cdef class MeshFence(Fence):
     # The waiter waits for one more acknowledgement: that of this sibling.
     cdef int wait_for(self, int shard, Waiter waiter) except -1
     cdef int settle(self, Waiter waiter) except -1
+    cdef int tell_servers(self, bytes account, bytes subject, bytes queue, Waiter waiter) except -1
+    cdef int end_all(self, int shard) except -1
     # Ends a former member if every sibling knows that it has left, and no message promised to it is on its way.
     cdef int look_at(self, Former former) except -1
     cdef int end_former(self, Former former) except -1

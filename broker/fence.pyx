@@ -6,7 +6,12 @@ everything since; otherwise one or two round trips over a Unix socket, shared by
 """
 
 from gnatswarm.broker.outbuf cimport CLOSE_NONE, CLOSE_ROUTE_REMOVED, out_append, out_call
+from gnatswarm.broker.interest cimport GATEWAY_NUMBER
 from gnatswarm.broker.peer cimport HOLD_FENCE
+from gnatswarm.broker.word cimport unlikely
+
+
+cdef uint64_t FIRST_END = <uint64_t>1 << 62   # see is_of_end()
 
 
 cdef class FencedBatch:
@@ -27,6 +32,7 @@ cdef class MeshFence(Fence):
         self.in_flight = [[] for _ in range(MOST_SHARDS)]
         self.waiting = [[] for _ in range(MOST_SHARDS)]
         self.due = {}
+        self.ending = {}
 
     cdef bint passes(self, ClientConnection client) noexcept:
         cdef uint64_t left = (client.touched | client.published) & self.mesh.up
@@ -106,7 +112,7 @@ cdef class MeshFence(Fence):
             self.lossy |= <uint64_t>1 << shard
         self.refused_before = self.mesh.fanout.link_refused
         self.frames_acked[shard] = self.frames_pinged[shard] = 0
-        return 0
+        return self.end_all(shard)
 
     def doubt(self, int shard, connections) -> int:
         """The sibling of a broken link lives, but messages on their way to it may be lost. A client that sent
@@ -161,6 +167,7 @@ cdef class MeshFence(Fence):
         self.waiting[shard] = []
         self.is_pinging[shard] = 0
         self.frames_acked[shard] = self.frames_pinged[shard] = 0
+        self.end_all(shard)
         return self.acknowledge(done)
 
     cdef int acknowledge(self, list waiters) except -1:
@@ -217,6 +224,30 @@ cdef class MeshFence(Fence):
                 self.wait_for(shard, waiter)
             left >>= 1
             shard += 1
+        if unlikely((self.mesh.up >> GATEWAY_NUMBER) & 1):
+            for account, subject in self.mesh.formers.groups(former):
+                self.tell_servers(account, subject, former.queue, waiter)
+        return 0
+
+    cdef int tell_servers(self, bytes account, bytes subject, bytes queue, Waiter waiter) except -1:
+        """Other servers hear of its end later than siblings."""
+        cdef bytes frame
+        self.last_end += 1
+        frame = b"QEND %d %s %s %s\r\n" % (FIRST_END + self.last_end, account, subject, queue)
+        if out_append(self.mesh.fanout.links[GATEWAY_NUMBER], frame, len(frame)):
+            waiter.links_left += 1
+            self.ending[FIRST_END + self.last_end] = waiter
+        return 0
+
+    cdef int on_ended(self, uint64_t number) except -1:
+        waiter = self.ending.pop(number, None)
+        return 0 if waiter is None else self.settle(<Waiter>waiter)
+
+    cdef int end_all(self, int shard) except -1:
+        """The link to the gateway is gone, and with it what other servers would send to a former member."""
+        if shard == GATEWAY_NUMBER:
+            for number in list(self.ending):
+                self.on_ended(number)
         return 0
 
     cdef int look_at(self, Former former) except -1:

@@ -20,6 +20,8 @@ cdef class Former:
     cdef Sublist sublist          # its account's: `sub` is in sublist.former
     cdef Sub *sub                 # NULL: it has ended
     cdef bytes sid
+    cdef bytes subject            # what it was subscribed to, …
+    cdef bytes queue              # … and its group
     cdef Shadows shadows          # its stream imports; None: none
     cdef bint is_acknowledged     # every sibling knows that it has left
     cdef uint32_t n_promised      # messages sent on to siblings, which come back to it if no member takes them
@@ -33,6 +35,8 @@ cdef class Formers:
 
     # A member is about to unsubscribe. None: it could take nothing more (its max is reached). MemoryError.
     cdef Former note(self, Peer client, Sublist sublist, Sub *sub)
+    # What siblings took it for: (account, subject) of its group, here and by its account's stream imports.
+    cdef list groups(self, Former former)
     # It gets nothing more. Calling it twice is harmless.
     cdef int end(self, Former former) except -1
     # The former members of a client, and the one with this sid (None: there is none).

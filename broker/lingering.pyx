@@ -11,6 +11,7 @@ from libc.stdint cimport uint8_t, uint64_t
 
 from gnatswarm.broker.interest cimport SUB_FORMER, QueueName
 from gnatswarm.broker.entry cimport Choice, Entry, choice_named
+from gnatswarm.broker.rules cimport StreamImport
 from gnatswarm.broker.word cimport SLACK, hash_bytes
 
 
@@ -29,7 +30,7 @@ cdef class Formers:
         cdef Former former
         cdef Sub *copy
         cdef bytearray room
-        cdef bytes subject, queue
+        cdef bytes queue
         cdef size_t size
         cdef uint64_t told = 0   # no sibling
         cdef uint8_t *at
@@ -51,14 +52,26 @@ cdef class Formers:
         former.client = client
         former.sublist = sublist
         former.sub = copy
+        former.subject = at[:size]
+        former.queue = queue
         if sublist.streams is not None:
-            subject = at[:size]
             former.shadows = Shadows()
-            former.shadows.cast_former(sublist, copy, subject, queue, &told)
+            former.shadows.cast_former(sublist, copy, former.subject, queue, &told)
         former.sid = (<uint8_t *>copy + sizeof(Sub))[:copy.key.size]
         self.by_sub[<size_t>copy] = former
         self.by_client.setdefault(client, {})[former.sid] = former
         return former
+
+    cdef list groups(self, Former former):
+        cdef StreamImport stream
+        cdef bytes wanted
+        found = [(former.sublist.account, former.subject)]
+        for item in former.sublist.streams or ():
+            stream = <StreamImport>item
+            wanted = stream.wanted(former.subject)
+            if wanted is not None:
+                found.append((stream.exporter.account, wanted))
+        return found
 
     cdef int end(self, Former former) except -1:
         cdef uint64_t told = 0   # no sibling

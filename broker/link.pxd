@@ -57,4 +57,5 @@ cdef class SiblingLink(OriginLink):
     cdef int say_pong(self) except -1
     cdef void tell_slow(self, Sublist sublist, Entry *entry) noexcept
     cdef int on_slow(self, RouteOp *op) except -1
+    cdef int on_queue_end(self, RouteOp *op) except -1
     cdef int check_synchronised(self) except -1

@@ -9,6 +9,7 @@ before that message has arrived. Bytes that are no valid frame end the link, and
 from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
 
+from gnatswarm.broker.fence cimport is_of_end
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER
 from gnatswarm.broker.outbuf cimport (
     CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, iovec, out_append, out_call, out_init, out_mark_dirty,
@@ -19,8 +20,8 @@ from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
 from gnatswarm.broker.reroutes cimport CAME_IN, FATE_NOBODY, FATE_PENDING, FATE_TAKEN, Fate
 from gnatswarm.broker.routewire cimport (
     ROUTE_ASK, ROUTE_ASK_MARK, ROUTE_CONNECT, ROUTE_DROP, ROUTE_DUE, ROUTE_GOES, ROUTE_INFO, ROUTE_MARK, ROUTE_MORE,
-    ROUTE_MOVE, ROUTE_MOVED, ROUTE_MSG, ROUTE_OWN, ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK, ROUTE_QUEUE_MSG,
-    ROUTE_QUEUE_NAK, ROUTE_SLOW, ROUTE_STOP, ROUTE_SUB, ROUTE_TAKE, ROUTE_UNSUB, RouteOpKind, parse_plain_message,
+    ROUTE_MOVE, ROUTE_MOVED, ROUTE_MSG, ROUTE_OWN, ROUTE_PING, ROUTE_PONG, ROUTE_QUEUE_ACK, ROUTE_QUEUE_END,
+    ROUTE_QUEUE_MSG, ROUTE_QUEUE_NAK, ROUTE_SLOW, ROUTE_STOP, ROUTE_SUB, ROUTE_TAKE, ROUTE_UNSUB, RouteOpKind, parse_plain_message,
     parse_route_op)
 from gnatswarm.broker.subject cimport SUBJECT_BAD, subject_kind
 from gnatswarm.broker.sublist cimport PREFIX_BYTES
@@ -61,6 +62,10 @@ cdef Token jetstream_subject(Token *reply) noexcept nogil:
                 reply.size = at
             return shown
     return shown
+
+
+cdef inline bint is_bad(Token subject) noexcept:
+    return subject_kind(subject.at, subject.size) == SUBJECT_BAD or subject.size > 65000
 
 
 cdef class SiblingLink(OriginLink):
@@ -152,11 +157,16 @@ cdef class SiblingLink(OriginLink):
         elif kind == ROUTE_SLOW:
             self.on_slow(&op)
         elif kind == ROUTE_QUEUE_ACK:
-            self.reroutes.settled(op.id, True)
+            if unlikely(is_of_end(op.id)):
+                self.fence.on_ended(op.id)
+            else:
+                self.reroutes.settled(op.id, True)
         elif kind == ROUTE_QUEUE_NAK:
             self.reroutes.settled(op.id, False)
         elif kind == ROUTE_ASK:
             self.acknowledge(op.id, True)
+        elif kind == ROUTE_QUEUE_END:
+            self.on_queue_end(&op)
         elif kind == ROUTE_INFO:
             self.session.on_info(op.argument.at[:op.argument.size])
         elif kind == ROUTE_CONNECT:
@@ -169,11 +179,20 @@ cdef class SiblingLink(OriginLink):
             self.broken("no frame of a sibling: " + repr(data[:min(size, 40)]))
         return size if self.is_closing else op.line_size
 
+    cdef int on_queue_end(self, RouteOp *op) except -1:
+        """A member there has left, and lingers until other servers know."""
+        if is_bad(op.subject):
+            return self.broken("bad subject in QEND")
+        if self.fanout.onward is None or not self.fanout.onward.on_left(
+                self, self.mesh.sublist_of(op.account.at, op.account.size), op.id, op.subject, op.queues[0]):
+            self.acknowledge(op.id, True)
+        return 0
+
     cdef int interest(self, RouteOp *op, bint wanted) except -1:
         cdef Sublist sublist = self.mesh.sublist_of(op.account.at, op.account.size)
         cdef uint32_t members = op.members if wanted else 0
         self.told += 1
-        if subject_kind(op.subject.at, op.subject.size) == SUBJECT_BAD or op.subject.size > 65000:
+        if is_bad(op.subject):
             return self.broken("bad subject in RS")
         if op.n_queues:
             if unlikely(self.mesh.has_shifts):

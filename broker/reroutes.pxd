@@ -43,6 +43,7 @@ cdef enum:
     # Orphan.been, beside the bits of other servers' slots.
     CAME_IN = 1        # it came from another server
     REFUSED = 2        # there are members in this broker, which may not have it: it goes to no server for a second time
+    LINGERING = 4      # the gateway knows of no member anywhere, but of one that has left and lingers
 
 
 # A pending message.
@@ -67,7 +68,7 @@ cdef class Orphan:
     cdef uint32_t size
     cdef bint has_gone_back              # to the shard that published it, because nobody was found
     cdef uint64_t visited                # shards that it has been on, a bit each
-    cdef uint64_t been                   # CAME_IN, REFUSED, and slots of other servers where no member was found
+    cdef uint64_t been                   # CAME_IN, REFUSED, LINGERING, and slots of other servers where no member was found
 
     # Whether the shard that published it is another one, and has not been asked yet.
     cdef bint may_go_back(self) noexcept

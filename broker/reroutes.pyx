@@ -3,8 +3,8 @@
 
 A member that unsubscribes while messages are on their way to it leaves them without one. Each goes to a current member
 on another shard, is kept while a sibling's interest is not all known, and goes to a former member (broker.lingering)
-only when no shard has a current one: here, on a shard that it was sent on to, or on the one that published it. It is
-acknowledged to the link that it came over, and until then that link holds its sibling's PINGs. Reroutes know that link
+only when no shard has a current one: here, on a shard that it was sent on to, on the one that published it, or on one of
+which the gateway knows that it lingers there until other servers know. It is acknowledged to the link that it came over, and until then that link holds its sibling's PINGs. Reroutes know that link
 as an OriginLink and read no frames. No cost without such messages.
 """
 
@@ -199,7 +199,17 @@ cdef class Reroutes:
                 if orphan.tail is None and (orphan.former is not None or orphan.shard < 0 or orphan.may_go_back()):
                     orphan.keep(sublist, subject, queue, message)
                 return FATE_PENDING
-        return FATE_TAKEN if self.give_to_former(sublist, subject, queue, message) else FATE_NOBODY
+        if self.give_to_former(sublist, subject, queue, message):
+            return FATE_TAKEN
+        if unlikely(fanout.onward is not None):
+            orphan.shard = fanout.onward.send_to_former(sublist, subject, queue, message, orphan.id, orphan.visited,
+                                                        orphan.been)
+            if orphan.shard >= 0:
+                orphan.visited |= <uint64_t>1 << orphan.shard
+                if orphan.tail is None:
+                    orphan.keep(sublist, subject, queue, message)
+                return FATE_PENDING
+        return FATE_NOBODY
 
     cdef bint send_away(self, Orphan orphan, Sublist sublist, Entry *entry, Choice *choice, Token queue,
                         Publish *message) except *:
@@ -221,7 +231,8 @@ cdef class Reroutes:
             if members:
                 first += n
                 n = choice.n_remote - n
-        if members == 0 and not refuses_here(entry, choice, message) and not has_member_on_the_move(entry, choice):
+        if members == 0 and not orphan.been & LINGERING and not refuses_here(entry, choice, message) \
+                and not has_member_on_the_move(entry, choice):
             # Who was visited and has a member now got it since: a sibling says RS- before it sends a message on. (Where
             # our word of it is old, the message comes back, and the word before it.) But siblings also count members
             # that may not have it: a shard with such members asks nobody twice, or the message would circle for ever.
@@ -408,14 +419,14 @@ cdef class Reroutes:
     cdef int settled(self, uint64_t id, bint is_taken) except -1:
         cdef Orphan orphan = self.pending.get(id)
         cdef Publish message
+        cdef Fate fate = FATE_TAKEN if is_taken else FATE_NOBODY
         if orphan is None:
             return 0
         if not is_taken and orphan.tail is not None:
             orphan.fill(&message)
-            is_taken = FATE_TAKEN == self.try_place(
-                orphan, orphan.sublist, Token(orphan.subject, len(orphan.subject)),
-                Token(orphan.queue, len(orphan.queue)), &message, False)
-        return self.conclude(orphan, is_taken)
+            fate = self.try_place(orphan, orphan.sublist, Token(orphan.subject, len(orphan.subject)),
+                                  Token(orphan.queue, len(orphan.queue)), &message, False)
+        return 0 if fate == FATE_PENDING else self.conclude(orphan, fate == FATE_TAKEN)
 
     cdef int conclude(self, Orphan orphan, bint is_taken) except -1:
         if not is_taken and self.give_back(orphan):

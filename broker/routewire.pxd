@@ -11,6 +11,7 @@
 #   QACK <id>                                        a member has taken it
 #   QNAK <id>                                        no member, here or on any shard known here, can take it
 #   QASK <id>                                        send QACK at once, which shows that all earlier frames arrived
+#   QEND <id> <account> <subject> <queue>            to the gateway: a member here has left, and lingers until QACK
 #   XMSG …, XHMG …, XQMG …, XQHG …                   RMSG, HMSG, QMSG, QHMG of a message that came from another account
 #   MOVE <id> <size>\r\n<offer>\r\n                  connections of mine that are to move to you
 #   MSTOP <id>                                       do not go on with it, if you can
@@ -40,6 +41,7 @@ cdef enum RouteOpKind:
     ROUTE_QUEUE_ACK
     ROUTE_QUEUE_NAK
     ROUTE_ASK
+    ROUTE_QUEUE_END
     ROUTE_SLOW
     ROUTE_PING
     ROUTE_PONG
@@ -77,7 +79,7 @@ ctypedef struct RouteOp:
     uint32_t members         # RS+ with a queue; MOVED: outcome, 1: they have moved; RDUE: last, 1: no more follow
     uint32_t header_size
     uint32_t size
-    uint64_t id              # QMSG, QACK, QNAK, QASK, and of moves; RTAKE, ROWN: times
+    uint64_t id              # QMSG, QACK, QNAK, QASK, QEND, and of moves; RTAKE, ROWN: times
     int old_shard            # MARKQ, MARK, MOVED: whose move it is; RGOES: where replies go
     uint64_t visited         # QMSG
     uint64_t been            # QMSG: see Orphan.been

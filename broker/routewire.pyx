@@ -164,6 +164,25 @@ cdef RouteOpKind parse_move(const uint8_t *data, const uint8_t *args, const uint
     return finish(op, kind)
 
 
+cdef RouteOpKind parse_queue_end(const uint8_t *data, const uint8_t *args, const uint8_t *end,
+                                 RouteOp *op) noexcept nogil:
+    """<id> <account> <subject> <queue>"""
+    cdef Token tokens[5]
+    cdef const uint8_t *after = NULL
+    cdef bint single = True
+    cdef int n = split_line(args, end, tokens, 5, &after, &single)
+    if n == -1:
+        return finish(op, ROUTE_BAD if end - args > MOST_ROUTE_LINE_BYTES else ROUTE_MORE)
+    if n != 4 or not parse_u64(tokens[0], &op.id):
+        return finish(op, ROUTE_BAD)
+    op.line_size = after - data
+    op.account = tokens[1]
+    op.subject = tokens[2]
+    op.queues[0] = tokens[3]
+    op.n_queues = 1
+    return finish(op, ROUTE_QUEUE_END)
+
+
 cdef bint is_prefix(Token token) noexcept nogil:
     """`_R_.<shard, two hex digits><boot>.`"""
     cdef const uint8_t *at = token.at
@@ -260,6 +279,8 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
         op.is_across = True
     elif data[0] == c'Q' and data[1] == c'A' and data[2] == c'S':
         kind, verb, verb_size = ROUTE_ASK, b'qask ', 5
+    elif data[0] == c'Q' and data[1] == c'E':
+        kind, verb, verb_size = ROUTE_QUEUE_END, b'qend ', 5
     elif data[0] == c'Q' and data[1] == c'N':
         kind, verb, verb_size = ROUTE_QUEUE_NAK, b'qnak ', 5
     elif data[0] == c'Q':
@@ -297,6 +318,8 @@ cdef RouteOpKind parse_route_op(const uint8_t *data, size_t size, RouteOp *op) n
         if kind == ROUTE_UNSUB:
             return finish(op, ROUTE_BAD if op.n_queues else ROUTE_SLOW)
         return kind
+    if kind == ROUTE_QUEUE_END:
+        return parse_queue_end(data, args, end, op)
     if ROUTE_MOVE <= kind <= ROUTE_MOVED:
         return parse_move(data, args, end, op, kind)
     if ROUTE_TAKE <= kind <= ROUTE_DUE:
@@ -347,10 +370,10 @@ def parse_route(bytes data not None) -> dict:
              ROUTE_MOVE: "MOVE", ROUTE_STOP: "STOP", ROUTE_ASK_MARK: "ASK_MARK", ROUTE_MARK: "MARK",
              ROUTE_MOVED: "MOVED", ROUTE_TAKE: "TAKE", ROUTE_OWN: "OWN", ROUTE_GOES: "GOES", ROUTE_DROP: "DROP",
              ROUTE_DUE: "DUE",
-             ROUTE_ASK: "ASK", ROUTE_PING: "PING", ROUTE_PONG: "PONG",
+             ROUTE_ASK: "ASK", ROUTE_QUEUE_END: "QUEUE_END", ROUTE_PING: "PING", ROUTE_PONG: "PONG",
              ROUTE_INFO: "INFO", ROUTE_CONNECT: "CONNECT", ROUTE_ERR: "ERR", ROUTE_BAD: "BAD"}
     found = {"op": names[kind]}
-    if kind in (ROUTE_MSG, ROUTE_QUEUE_MSG, ROUTE_SUB, ROUTE_UNSUB, ROUTE_SLOW):
+    if kind in (ROUTE_MSG, ROUTE_QUEUE_MSG, ROUTE_SUB, ROUTE_UNSUB, ROUTE_SLOW, ROUTE_QUEUE_END):
         found["account"] = op.account.at[:op.account.size]
         found["subject"] = op.subject.at[:op.subject.size]
         found["queues"] = [op.queues[i].at[:op.queues[i].size] for i in range(op.n_queues)]
@@ -377,6 +400,6 @@ def parse_route(bytes data not None) -> dict:
             found["shard"] = op.old_shard
         if kind == ROUTE_DUE:
             found.update(is_last=op.members, size=op.size)
-    if kind in (ROUTE_QUEUE_ACK, ROUTE_QUEUE_NAK, ROUTE_ASK):
+    if kind in (ROUTE_QUEUE_ACK, ROUTE_QUEUE_NAK, ROUTE_ASK, ROUTE_QUEUE_END):
         found["id"] = op.id
     return found

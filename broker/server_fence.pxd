@@ -1,4 +1,5 @@
-# PONGs to siblings that wait until other servers of the cluster know, too: `fence: cluster`.
+# What waits until other servers have seen what they were told: PONGs to siblings with `fence: cluster`, and members of
+# queue groups that have left.
 
 cimport cython
 from libc.stdint cimport uint64_t
@@ -8,13 +9,15 @@ from gnatswarm.broker.outbuf cimport OutBuf
 from gnatswarm.broker.reroutes cimport OriginLink
 
 
-# A sibling's PING whose PONG waits.
-@cython.final
+# A sibling's PING whose PONG waits; its subclasses wait for something else.
 cdef class ServerWait:
     cdef OriginLink link
     cdef uint64_t number     # what the link knows it by
     cdef uint64_t since_us
     cdef uint64_t slots      # the servers that are still to answer
+
+    # They all have, or it has waited long enough.
+    cdef int on_known(self) except -1
 
 
 @cython.final
@@ -24,6 +27,7 @@ cdef class ServerFence:
     cdef OutBuf *outs[MOST_SHARDS]              # by slot, of the servers that are waited for; borrowed
     cdef list pongs_due                         # by slot: for each PING without a PONG whether it is one of this fence
     cdef uint64_t servers                       # slots of those that are told the interest here
+    cdef uint64_t members                       # … of members of the cluster, for which PONGs wait
     cdef uint64_t pinging                       # … that have not answered the fence's PING yet
     cdef readonly uint64_t late                 # … nor in time: nobody waits for them until they do
     cdef uint64_t interest_frames[MOST_SHARDS]  # RS+ and RS- sent to each
@@ -35,11 +39,14 @@ cdef class ServerFence:
     cdef uint64_t last_number
 
     # The server is told the interest here from now on. `pongs_due` is its link's list.
-    cdef int begin(self, int slot, OutBuf *out, list pongs_due) except -1
+    cdef int begin(self, int slot, OutBuf *out, list pongs_due, bint is_member) except -1
     # Its connection has ended: nobody waits for it.
     cdef int part(self, int slot) except -1
     # See Onward.await_servers().
     cdef uint64_t await_servers(self, OriginLink link) except? 0
+    # `wait` is for all servers, so that its on_known() is called later. False: they know already.
+    cdef bint await_all(self, ServerWait wait) except -1
+    cdef bint await_some(self, ServerWait wait, uint64_t servers) except -1
     # The server answered a PING of the fence.
     cdef int on_pong(self, int slot) except -1
     cdef uint64_t frames_to(self, int slot) noexcept

@@ -1,10 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""PONGs to siblings that wait until other servers of the cluster know, too: `fence: cluster`.
+"""What waits until other servers have seen what they were told.
 
-A sibling's PING that comes when a route has frames which its server has not acknowledged waits for that server's PONG
-to a PING behind them; routes are FIFO. Per route one PING is in flight and one waits, which all share who ask
-meanwhile, as in broker.fence. The wait is bounded: whoever calls expire() lets those go that wait for too long, and a
-server that was too late is not waited for until it answers. Off, it costs one look per PING.
+With `fence: cluster` that is the PONG to a sibling's PING, for members of the cluster; off, it costs one look per PING.
+And always members of queue groups that have left a shard, for all servers (broker.lingering).
+
+Who waits when a server has frames that it has not acknowledged waits for that server's PONG to a PING behind them;
+connections are FIFO. Per server one PING is in flight and one waits, which all share who ask meanwhile, as in
+broker.fence. The wait is bounded: whoever calls expire() lets those go that wait for too long, and a server that was
+too late is not waited for until it answers.
 """
 
 from libc.stdint cimport int64_t
@@ -18,6 +21,9 @@ cdef uint64_t FIRST_NUMBER = <uint64_t>1 << 63
 cdef class ServerWait:
     """A sibling's PING whose PONG waits."""
 
+    cdef int on_known(self) except -1:
+        return 0 if self.link.is_closing else self.link.on_settled(self.number)
+
 
 cdef class ServerFence:
 
@@ -27,10 +33,12 @@ cdef class ServerFence:
         self.waiting = [[] for _ in range(MOST_SHARDS)]
         self.waits = {}
 
-    cdef int begin(self, int slot, OutBuf *out, list pongs_due) except -1:
+    cdef int begin(self, int slot, OutBuf *out, list pongs_due, bint is_member) except -1:
         self.outs[slot] = out
         self.pongs_due[slot] = pongs_due
         self.servers |= <uint64_t>1 << slot
+        if is_member:
+            self.members |= <uint64_t>1 << slot
         self.interest_frames[slot] = self.frames_acked[slot] = self.frames_pinged[slot] = 0
         return 0
 
@@ -38,6 +46,7 @@ cdef class ServerFence:
         cdef uint64_t bit = <uint64_t>1 << slot
         cdef list done = self.in_flight[slot] + self.waiting[slot]
         self.servers &= ~bit
+        self.members &= ~bit
         self.pinging &= ~bit
         self.late &= ~bit
         self.outs[slot] = NULL
@@ -50,11 +59,19 @@ cdef class ServerFence:
         return self.interest_frames[slot] + self.outs[slot].msgs
 
     cdef uint64_t await_servers(self, OriginLink link) except? 0:
-        cdef ServerWait wait = None
-        cdef uint64_t left = self.servers & ~self.late, bit
-        cdef int slot = -1
+        cdef ServerWait wait
         if not self.is_on:
             return 0
+        wait = ServerWait()
+        wait.link = link
+        return wait.number if self.await_some(wait, self.members) else 0
+
+    cdef bint await_all(self, ServerWait wait) except -1:
+        return self.await_some(wait, self.servers)
+
+    cdef bint await_some(self, ServerWait wait, uint64_t servers) except -1:
+        cdef uint64_t left = servers & ~self.late, bit
+        cdef int slot = -1
         while left:
             slot += 1
             bit = left & 1
@@ -64,12 +81,6 @@ cdef class ServerFence:
             bit <<= slot
             if not self.pinging & bit and self.frames_acked[slot] == self.frames_to(slot):
                 continue
-            if wait is None:
-                wait = ServerWait()
-                wait.link = link
-                self.last_number += 1
-                wait.number = FIRST_NUMBER + self.last_number
-                wait.since_us = link.out.box.now_us
             wait.slots |= bit
             if self.pinging & bit and self.frames_pinged[slot] != self.frames_to(slot):
                 (<list>self.waiting[slot]).append(wait)
@@ -77,12 +88,15 @@ cdef class ServerFence:
             (<list>self.in_flight[slot]).append(wait)
             if not self.pinging & bit:
                 self.ping(slot)
-        if wait is None:
-            return 0
+        if wait.slots == 0:
+            return False
+        self.last_number += 1
+        wait.number = FIRST_NUMBER + self.last_number
+        wait.since_us = wait.link.out.box.now_us
         self.waits[wait.number] = wait
         if len(self.waits) == 1:
             self.on_wait()
-        return wait.number
+        return True
 
     cdef int ping(self, int slot) except -1:
         self.pinging |= <uint64_t>1 << slot
@@ -109,8 +123,8 @@ cdef class ServerFence:
         for item in waits:
             wait = <ServerWait>item
             wait.slots &= ~(<uint64_t>1 << slot)
-            if wait.slots == 0 and self.waits.pop(wait.number, None) is not None and not wait.link.is_closing:
-                wait.link.on_settled(wait.number)
+            if wait.slots == 0 and self.waits.pop(wait.number, None) is not None:
+                wait.on_known()
         return 0
 
     def expire(self, uint64_t now_us, uint64_t bound_us) -> tuple[list[int], int]:

@@ -44,7 +44,7 @@ cdef bytes only(dict held):
 
 
 cdef class DuePong(FencedBatch):
-    """A PING of another member: its PONG says that all shards here know what came before it."""
+    """A PING of another server: its PONG says that all shards here know what came before it."""
 
     cdef int on_fenced(self) except -1:
         out_append(&self.link.out, b'PONG\r\n', 6)
@@ -161,11 +161,11 @@ cdef class ServerLink(Peer):
         return size if self.is_closing else op.line_size
 
     cdef int on_ping(self) except -1:
-        """Reply; to a member of the cluster when every sibling here knows what it has sent."""
+        """Reply when every sibling here knows what it has sent."""
         cdef DuePong due
         if self.is_silent:
             return 0
-        if self.dialect == DIALECT_LEAF or self.slot < 0 or self.exchange.siblings_fence is None:
+        if self.slot < 0 or self.exchange.siblings_fence is None:
             out_append(&self.out, b'PONG\r\n', 6)
             return 0
         due = DuePong()
@@ -433,19 +433,32 @@ cdef class ServerLink(Peer):
             n = min(op.n_queues - at, <int>MOST_QUEUES)
             orphans = self.exchange.forward(sublist, entry, message, reach, at == 0 and not op.only_queues,
                                             op.queues + at, n, outcome)
-            if unlikely(orphans) and names_groups and self.exchange.kinds[self.slot] != PEER_LEAF:
-                self.send_on(sublist, entry, message, op.queues + at, n, orphans, spared, outcome)
+            if unlikely(orphans) and names_groups:
+                if self.exchange.kinds[self.slot] != PEER_LEAF:
+                    orphans = self.send_on(sublist, entry, message, op.queues + at, n, orphans, spared, outcome)
+                if unlikely(orphans):
+                    self.send_to_formers(sublist, op.subject, message, op.queues + at, n, orphans)
             at += n
             if at >= op.n_queues:
                 break
         return 0
 
-    cdef int send_on(self, Sublist sublist, Entry *entry, Publish *message, Token *queues, int n, uint64_t orphans,
-                     uint64_t spared, Outcome *outcome) except -1:
+    cdef int send_to_formers(self, Sublist sublist, Token subject, Publish *message, Token *queues, int n,
+                             uint64_t orphans) except -1:
+        """Of these groups nobody is left anywhere: who has left here lingers until their server knows."""
+        cdef int i
+        for i in range(n):
+            if (orphans >> i) & 1:
+                self.exchange.send_to_former(sublist, subject, queues[i], message, 0, 0, self.exchange.been)
+        return 0
+
+    cdef uint64_t send_on(self, Sublist sublist, Entry *entry, Publish *message, Token *queues, int n, uint64_t orphans,
+                          uint64_t spared, Outcome *outcome) except? 0xFFFFFFFFFFFFFFFF:
         """Groups without a member here that may have it: where the last one has gone before their server knew, or where
         those that are left may not have it. Another server has members, or nobody gets it. That may be where it came
         from: that nobody is left here is on its way there, before this frame. Or it is a leaf node of the cluster that
-        it came from, which was `spared`: of a group it is one member that gets it. What a hub has sent goes back."""
+        it came from, which was `spared`: of a group it is one member that gets it. What a hub has sent goes back. Returns
+        the groups for which there is none."""
         cdef uint64_t told = self.exchange.feeds(self.slot) & ~spared
         cdef uint64_t others = self.exchange.of_kind[<int>PEER_ROUTE] | spared
         cdef bint is_of_hub = self.exchange.kinds[self.slot] == PEER_HUB
@@ -459,9 +472,10 @@ cdef class ServerLink(Peer):
                     if is_of_hub:   # (each of its leaf nodes would send it back)
                         continue
                     self.exchange.been |= REFUSED
-                self.exchange.forward(sublist, entry, message, others, False, queues + i, 1, outcome)
+                if not self.exchange.forward(sublist, entry, message, others, False, queues + i, 1, outcome):
+                    orphans &= ~(<uint64_t>1 << i)
                 self.exchange.been = been
-        return 0
+        return orphans
 
     # ---- for the session
 

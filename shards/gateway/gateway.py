@@ -22,6 +22,7 @@ from gnatswarm.shards.gateway.leaving import Leaving
 from gnatswarm.shards.gateway.remote import Remote
 from gnatswarm.shards.gateway.routes import Routes
 from gnatswarm.shards.gateway.server_events import ServerEvents
+from gnatswarm.shards.gateway.server_waits import ServerWaits
 from gnatswarm.shards.gateway.words import Identity
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Gateway:
         self._next_id = next_id
         self._doors = Doors(loop, reactor)
         self._leaf_port: LeafPort | None = None
+        self._waits = ServerWaits(loop, self.exchange, options, self._sessions, self._flush)
         self._early: list[tuple[int, ArrivedLeafNode]] = []  # leaf nodes that came before start()
         self._opened_s: dict[str, float] = {}  # when a connection of an account was last closed because of a loop
 
@@ -134,6 +136,7 @@ class Gateway:
     def reload(self, options: Options) -> None:
         """Connect to what the new options name, and end what they do not name any more."""
         self._options = options
+        self._waits.reload(options)
         if not self._is_started:
             return
         wanted = list(options.leafnodes.remotes)

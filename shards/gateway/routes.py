@@ -12,7 +12,6 @@ import asyncio
 import logging
 import random
 import socket
-import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -122,9 +121,6 @@ class Routes:
         self._contexts: tuple[SSLContext, SSLContext] | None = None  # of accepted and of dialled connections
         self._certificate_rules: tuple[CertificateRule | None, CertificateRule | None] = (None, None)  # likewise
         self._make_contexts()
-        self._fence_timer: asyncio.TimerHandle | None = None
-        exchange.fence.on_wait = self._on_fence_wait
-        self._configure_fence()
         self._teller = ClusterTeller(loop, self._news, tell)
 
     @property
@@ -183,7 +179,6 @@ class Routes:
         self._options = options
         self._learn_own_urls()
         self._make_contexts()
-        self._configure_fence()
         cluster = options.cluster
         wanted = {(one.host, one.port) for one in self._addresses()}
         for key, dialled in list(self._dialled.items()):
@@ -246,25 +241,6 @@ class Routes:
         for session in list(self._members.values()):
             if session.is_member:
                 yield session.row(with_subs)
-
-    # ---- PONGs that wait for members
-
-    def _configure_fence(self) -> None:
-        self._exchange.fence.is_on = self._options.fence == "cluster"
-
-    def _on_fence_wait(self) -> None:
-        """Some PONG waits for members: no longer than the option says."""
-        if self._fence_timer is None:
-            self._fence_timer = self._loop.call_later(self._options.fence_timeout_s, self._look_at_fence)
-
-    def _look_at_fence(self) -> None:
-        bound_us = round(self._options.fence_timeout_s * 1e6)
-        late, next_us = self._exchange.fence.expire(time.monotonic_ns() // 1000, bound_us)
-        self._fence_timer = self._loop.call_later(next_us / 1e6, self._look_at_fence) if next_us else None
-        for session in self._sessions:
-            if session.link.slot in late:
-                session.say_late(self._options.fence_timeout_s)
-        self.flush()
 
     # ---- dialling
 

@@ -35,6 +35,54 @@ def test_a_queue_message_without_a_member_here_goes_to_a_server_that_has_one(kno
     cluster.close()
 
 
+@pytest.mark.parametrize("kind", ["route", "leaf", "hub"])
+def test_who_leaves_a_group_takes_what_a_server_sends_before_it_knows(kind: Literal["route", "leaf", "hub"]):
+    cluster = Members(1, fenced=False)
+    client, *_, other = cluster.members[0].clients
+    server_end = server(cluster, kind)
+    frame = (b"RMSG $G" if kind == "route" else b"LMSG") + b" a | q 1\r\n%b\r\n"
+    client.feed(b"SUB a q 1\r\n")
+    cluster.settle()
+    begin = len(server_end.socket.sent)
+    client.feed(b"UNSUB 1\r\nPING\r\n")
+    other.feed(b"SUB b 1\r\nPING\r\n")
+    cluster.settle()
+    verb = b"RS- $G" if kind == "route" else b"LS-"
+    told = bytes(server_end.socket.sent[begin:])
+    assert told.startswith(verb + b" a q\r\nPING\r\n"), told
+    assert other.take() == b"PONG\r\n"  # nobody else waits for it
+    server_end.engine.probe.feed(server_end.socket, frame % b"x")
+    cluster.settle()
+    assert client.take() == b"MSG a 1 1\r\nx\r\n"
+    server_end.engine.probe.feed(server_end.socket, frame % b"y" + b"PONG\r\n" + frame % b"z")
+    cluster.settle()
+    assert client.take() == b"MSG a 1 1\r\ny\r\nPONG\r\n"
+    server_end.link.leave()
+    cluster.close()
+
+
+def test_who_leaves_a_group_waits_for_a_server_no_longer_than_the_bound_nor_for_one_that_is_gone():
+    cluster = Members(1, fenced=False)
+    client = cluster.members[0].clients[0]
+    fence = cluster.members[0].exchange.fence
+    route, other = server(cluster, "route"), server(cluster, "route")
+    client.feed(b"SUB a q 1\r\nUNSUB 1\r\nPING\r\n")
+    cluster.settle()
+    assert client.take() == b""
+    other.link.leave()
+    cluster.settle()
+    assert client.take() == b""
+    now_us = route.engine.probe.now_us
+    assert fence.expire(now_us + 1000, 1000) == ([route.link.slot], 0)
+    cluster.settle()
+    assert client.take() == b"PONG\r\n"
+    client.feed(b"SUB a q 2\r\nUNSUB 2\r\nPING\r\n")
+    cluster.settle()
+    assert client.take() == b"PONG\r\n"  # it is late, and nobody waits for it
+    route.link.leave()
+    cluster.close()
+
+
 def test_a_server_that_was_asked_is_asked_again_where_nobody_is_left_here_but_not_where_members_may_not_have_it():
     cluster = Members(1, fenced=False)
     routes = [server(cluster, "route", b"RS+ $G a q 1", server_id=f"NOTHER{n}ABCDE") for n in range(2)]

@@ -25,6 +25,10 @@ FRAMES = [
     (b"QACK 17\r\n", {"op": "QUEUE_ACK", "id": 17}),
     (b"QNAK 17\r\n", {"op": "QUEUE_NAK", "id": 17}),
     (b"QASK 17\r\n", {"op": "ASK", "id": 17}),
+    (
+        b"QEND 17 $G a.* q\r\n",
+        {"op": "QUEUE_END", "id": 17, "account": b"$G", "subject": b"a.*", "queues": [b"q"]},
+    ),
     (b"QACK 18446744073709551615\r\n", {"op": "QUEUE_ACK", "id": 2**64 - 1}),
     (b"RS+ $G foo.bar\r\n", {"op": "SUB", "account": b"$G", "subject": b"foo.bar", "queues": [], "members": 0}),
     (b"RS- $G foo.*.>\r\n", {"op": "UNSUB", "account": b"$G", "subject": b"foo.*.>", "queues": []}),
@@ -132,6 +136,9 @@ BAD = [
     b"QNAK x\r\n",
     b"QASK\r\n",
     b"QASK x\r\n",
+    b"QEND 1 $G a\r\n",
+    b"QEND x $G a q\r\n",
+    b"QEND 1 $G a q 1\r\n",
     b"MOVE 7\r\n",
     b"MOVE 7 67108865\r\n",
     b"MOVE x 7\r\n",
@@ -241,6 +248,7 @@ def test_no_bytes_make_it_stumble(data):
                 "QACK",
                 "QNAK",
                 "QASK",
+                "QEND",
             ]
         ]
     ),

@@ -83,7 +83,7 @@ def test_a_member_that_does_not_answer_is_waited_for_once(make: Make) -> None:
     fence = cluster.members[0].exchange.fence
     client.feed(b"SUB a 1\r\nPING\r\n")
     cluster.settle(but=(2,))
-    now_us = cluster.members[0].mesh.engines[2].probe.now_us
+    now_us = cluster.members[0].mesh.engines[0].probe.now_us
     assert fence.expire(now_us + 100, 1000) == ([], 1000)
     assert not has_pong(client)
     late = cluster.routes[0, 2].link.slot

@@ -106,7 +106,7 @@ def is_over(Pipe pipe not None) -> bool:
 
 # Frames that the world hears of, and those that are only counted.
 cdef tuple TOLD = (b"SLOW ", b"RTAKE ", b"RDROP ", b"RDUE ")
-cdef tuple COUNTED = (b"QNAK ", b"QASK ", b"SLOW ")
+cdef tuple COUNTED = (b"QNAK ", b"QASK ", b"QEND ", b"SLOW ")
 
 
 def told_of(list lines not None, counts not None) -> list:

@@ -15,6 +15,7 @@ SITUATIONS = {
     "503: nobody responds": "503",
     "queue message re-routed": "re-route",
     "lingering member took it": "linger",
+    "… waits for other servers": "QEND",
     "a group's members leave at once": "group deserted",
     "… and a message is sent on from one to the next": "message chased",
     "payload that ends like a frame": "payload like a frame",

@@ -1,4 +1,4 @@
-"""Members of a cluster in one process, without sockets: each is a `Mesh` whose last shard is connected to the others.
+"""Members of a cluster in one process, without sockets: each is a `Mesh` whose gateway is connected to the others.
 
 As with a mesh, bytes move when the test says so: between shards of a member, and over the routes between members. What
 a server process decides, such as who dials whom, is not here.
@@ -13,6 +13,7 @@ from gnatswarm.broker.exchange import Exchange
 from gnatswarm.broker.fence import MeshFence
 from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.probes.engine import ProbeSocket
+from gnatswarm.shards.boundary.control import GATEWAY_NUMBER
 from tests.support.engine import NO_RESPONDERS, Engine, EngineClient
 from tests.support.mesh import Mesh
 
@@ -73,7 +74,7 @@ def member_id(number: int) -> str:
 
 @dataclass
 class Member:
-    """One broker: clients are on all shards but the last."""
+    """One broker: clients are on all shards but the gateway."""
 
     mesh: Mesh
     exchange: Exchange
@@ -97,8 +98,10 @@ class Members:
         self.members: list[Member] = []
         self.waits = 0  # how often PONGs began to wait for other members
         for number in range(members):
-            mesh = Mesh(shards + 1, seed=seed + 100 * number, clients_each=0, connect=NO_RESPONDERS)
-            engine = mesh.engines[shards]
+            mesh = Mesh(shards, seed=seed + 100 * number, clients_each=0, connect=NO_RESPONDERS)
+            mesh.add(GATEWAY_NUMBER)
+            mesh.settle()
+            engine = mesh.engines[GATEWAY_NUMBER]
             fence = engine.probe.fence
             assert isinstance(fence, MeshFence) and engine.probe.mesh is not None
             exchange = Exchange(engine.probe.mesh, fence)
@@ -106,7 +109,7 @@ class Members:
             exchange.fence.is_on = fenced
             exchange.fence.on_wait = self._on_wait
             clients = [mesh.connect(shard) for shard in range(shards) for _ in range(clients_each)]
-            self.members.append(Member(mesh, exchange, shards, clients))
+            self.members.append(Member(mesh, exchange, GATEWAY_NUMBER, clients))
         self.routes: dict[tuple[int, int], RouteEnd] = {}
         for a in range(members):
             for b in range(members):
