@@ -91,6 +91,7 @@ cdef class Exchange(Onward):
     cdef list imported                   # … of each: (subject, queue) told → set of (exporter, its subject)
     cdef list sources                    # … and (exporter, its subject, queue) → {subject told: members}
     cdef dict leaving                    # (shard, account, subject, queue) → members that have left, and linger there
+    cdef dict unasked                    # shard → Leavings for which servers are asked at its next PING
     cdef dict own                        # account → subjects that this broker itself wants in it
     cdef dict loop_subjects              # account → the subject that shows that a message would come back
     cdef readonly uint64_t in_msgs       # from other servers
@@ -113,6 +114,7 @@ cdef class Exchange(Onward):
     cdef uint32_t answers_of(self, uint32_t slot, Entry *entry, uint32_t count) noexcept
     # So many more, or fewer, former members of its group are known to linger on its shard.
     cdef int count_leaving(self, Leaving leaving, int more) except -1
+    cdef int ask_servers(self, int shard) except -1
     # Whether a group has members at these slots, by what they have told.
     cdef bint has_members(self, Entry *entry, Token queue, uint64_t slots) noexcept
     cdef int pick_of(self, Sublist sublist, const Entry *entry, uint32_t first, uint32_t n, uint64_t reach) noexcept

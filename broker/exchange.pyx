@@ -224,6 +224,7 @@ cdef class Exchange(Onward):
         self.loop_subjects = {}
         self.own = {}
         self.leaving = {}
+        self.unasked = {}
         self.fanout.onward = self
         mesh.hears_remote = True
 
@@ -947,6 +948,8 @@ cdef class Exchange(Onward):
         return retelling.n
 
     cdef uint64_t await_servers(self, object link) except? 0:
+        if unlikely(len(self.unasked) != 0):
+            self.ask_servers((<OriginLink>link).shard)
         return self.fence.await_servers(<OriginLink>link)
 
     # ---- members of queue groups that have left a shard
@@ -959,10 +962,24 @@ cdef class Exchange(Onward):
         leaving.id = id
         leaving.subject = subject.at[:subject.size]
         leaving.queue = queue.at[:queue.size]
-        if not self.fence.await_all(leaving):
+        if self.told == 0:
             return False
+        self.unasked.setdefault(leaving.link.shard, []).append(leaving)
         self.count_leaving(leaving, 1)
         return True
+
+    cdef int ask_servers(self, int shard) except -1:
+        """A PING has come from there, behind what servers are to know."""
+        for leaving in self.unasked.pop(shard, ()):
+            if not self.fence.await_all(<Leaving>leaving):
+                (<Leaving>leaving).on_known()
+        return 0
+
+    cdef int on_part(self, int shard) except -1:
+        for leaving in self.unasked.pop(shard, ()):
+            (<Leaving>leaving).on_known()
+        self.forget_replies(b"_R_.%02x" % shard)
+        return 0
 
     cdef int count_leaving(self, Leaving leaving, int more) except -1:
         cdef const uint8_t *subject = leaving.subject

@@ -82,13 +82,15 @@ cdef class Onward:
                         uint64_t after) noexcept
     cdef void on_remote_queue(self, Interest interest, const uint8_t *subject, size_t size, const QueueGroup *group,
                               uint32_t shard, uint32_t before) noexcept
+    # The link to a sibling is gone.
+    cdef int on_part(self, int shard) except -1
     # Tells a new sibling the interest of other servers; returns how many frames that took.
     cdef uint64_t replay(self, OutBuf *link) noexcept
     # A sibling's PING came over this OriginLink. 0: its PONG waits for no other server; else what it waits for, with
     # which the link's on_settled() is called.
     cdef uint64_t await_servers(self, object link) except? 0
-    # The shard of this OriginLink says that a member of a group there has left, and lingers until the link acknowledges
-    # `id`, which it does when other servers have heard of it. False: none is to hear of it.
+    # The shard of this OriginLink says that a member of a group there leaves, and lingers until the link acknowledges
+    # `id`: when other servers have heard of what comes before its next PING. False: there is none.
     cdef bint on_left(self, object link, Sublist sublist, uint64_t id, Token subject, Token queue) except -1
     # Sends a queue message to such a shard, none that was `visited`; -1: there is none.
     cdef int send_to_former(self, Sublist sublist, Token subject, Token queue, Publish *publish, uint64_t id,

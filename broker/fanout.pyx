@@ -101,6 +101,9 @@ cdef class Onward:
                               uint32_t shard, uint32_t before) noexcept:
         pass
 
+    cdef int on_part(self, int shard) except -1:
+        return 0
+
     cdef uint64_t replay(self, OutBuf *link) noexcept:
         return 0
 

@@ -46,7 +46,7 @@ cdef class MeshFence(Fence):
     cdef uint64_t frames_acked[MOST_SHARDS]    # frames it is known to have seen
     cdef uint64_t refused_before               # fanout.link_refused, as of the last link that ended
     cdef uint64_t lossy                        # siblings whose link broke with frames on their way
-    cdef dict ending               # number of a QEND → the Waiter for its QACK
+    cdef dict ending               # number of a QEND → the Former for which it is
     cdef uint64_t last_end
 
     cdef int ping(self, int shard) except -1
@@ -64,8 +64,8 @@ cdef class MeshFence(Fence):
     # The waiter waits for one more acknowledgement: that of this sibling.
     cdef int wait_for(self, int shard, Waiter waiter) except -1
     cdef int settle(self, Waiter waiter) except -1
-    cdef int tell_servers(self, bytes account, bytes subject, bytes queue, Waiter waiter) except -1
+    cdef int tell_gateway(self, bytes account, bytes subject, Former former) except -1
     cdef int end_all(self, int shard) except -1
-    # Ends a former member if every sibling knows that it has left, and no message promised to it is on its way.
+    # Ends a former member if every sibling and other servers know that it has left, and no message promised to it is on its way.
     cdef int look_at(self, Former former) except -1
     cdef int end_former(self, Former former) except -1

@@ -209,9 +209,39 @@ cdef class MeshFence(Fence):
     # ---- members of queue groups that have left
 
     cdef Former former_of(self, ClientConnection client, Sub *sub):
+        cdef Former former
         if self.mesh.up == 0:
             return None
-        return self.mesh.formers.note(client, client.sublist, sub)
+        former = self.mesh.formers.note(client, client.sublist, sub)
+        if unlikely((self.mesh.up >> GATEWAY_NUMBER) & 1) and former is not None:
+            for account, subject in self.mesh.formers.groups(former):
+                self.tell_gateway(account, subject, former)
+        return former
+
+    cdef int tell_gateway(self, bytes account, bytes subject, Former former) except -1:
+        """In front of the end itself: the gateway never takes the group for one without a member that could take what
+        comes from other servers. It asks them with our next PING, which is behind that."""
+        cdef bytes frame
+        self.last_end += 1
+        frame = b"QEND %d %s %s %s\r\n" % (FIRST_END + self.last_end, account, subject, former.queue)
+        if out_append(self.mesh.fanout.links[GATEWAY_NUMBER], frame, len(frame)):
+            former.n_unheard += 1
+            self.ending[FIRST_END + self.last_end] = former
+        return 0
+
+    cdef int on_ended(self, uint64_t number) except -1:
+        cdef Former former = self.ending.pop(number, None)
+        if former is None:
+            return 0
+        former.n_unheard -= 1
+        return self.look_at(former)
+
+    cdef int end_all(self, int shard) except -1:
+        """The link to the gateway is gone, and with it what other servers would send to a former member."""
+        if shard == GATEWAY_NUMBER:
+            for number in list(self.ending):
+                self.on_ended(number)
+        return 0
 
     cdef int linger(self, Former former) except -1:
         cdef Waiter waiter = Waiter()
@@ -224,34 +254,10 @@ cdef class MeshFence(Fence):
                 self.wait_for(shard, waiter)
             left >>= 1
             shard += 1
-        if unlikely((self.mesh.up >> GATEWAY_NUMBER) & 1):
-            for account, subject in self.mesh.formers.groups(former):
-                self.tell_servers(account, subject, former.queue, waiter)
-        return 0
-
-    cdef int tell_servers(self, bytes account, bytes subject, bytes queue, Waiter waiter) except -1:
-        """Other servers hear of its end later than siblings."""
-        cdef bytes frame
-        self.last_end += 1
-        frame = b"QEND %d %s %s %s\r\n" % (FIRST_END + self.last_end, account, subject, queue)
-        if out_append(self.mesh.fanout.links[GATEWAY_NUMBER], frame, len(frame)):
-            waiter.links_left += 1
-            self.ending[FIRST_END + self.last_end] = waiter
-        return 0
-
-    cdef int on_ended(self, uint64_t number) except -1:
-        waiter = self.ending.pop(number, None)
-        return 0 if waiter is None else self.settle(<Waiter>waiter)
-
-    cdef int end_all(self, int shard) except -1:
-        """The link to the gateway is gone, and with it what other servers would send to a former member."""
-        if shard == GATEWAY_NUMBER:
-            for number in list(self.ending):
-                self.on_ended(number)
         return 0
 
     cdef int look_at(self, Former former) except -1:
-        if former.is_acknowledged and former.n_promised == 0 and former.sub != NULL:
+        if former.is_acknowledged and former.n_unheard == 0 and former.n_promised == 0 and former.sub != NULL:
             self.end_former(former)
         return 0
 

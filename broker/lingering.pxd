@@ -13,7 +13,7 @@ from gnatswarm.broker.shadows cimport Shadows
 from gnatswarm.broker.sublist cimport Sublist
 
 
-# One former member. It ends when every sibling has acknowledged the UNSUB and no message promised to it is in flight.
+# One former member. It ends when every sibling has acknowledged the UNSUB, other servers know, and no message promised to it is in flight.
 @cython.final
 cdef class Former:
     cdef Peer client
@@ -24,6 +24,7 @@ cdef class Former:
     cdef bytes queue              # … and its group
     cdef Shadows shadows          # its stream imports; None: none
     cdef bint is_acknowledged     # every sibling knows that it has left
+    cdef uint32_t n_unheard       # accounts in which other servers may not know it
     cdef uint32_t n_promised      # messages sent on to siblings, which come back to it if no member takes them
 
 

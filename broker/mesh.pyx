@@ -192,5 +192,5 @@ cdef class Mesh(InterestSink):
         for sublist in self.accounts.values():
             (<Sublist>sublist).drop_remote(shard)
         if self.fanout.onward is not None:
-            (<object>self.fanout.onward).forget_replies(b"_R_.%02x" % shard)
+            self.fanout.onward.on_part(shard)
         return 0

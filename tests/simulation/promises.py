@@ -240,7 +240,12 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
     }
     if (
         message.is_outside
-        and any(one.left_at <= message.acked_at and not one.is_over_for(message) for one in members)
+        and any(
+            one.left_at <= message.acked_at
+            and not one.is_over_for(message)
+            and (one.is_outside or one.gone_at <= message.acked_at or one.most != NEVER)
+            for one in members
+        )
         and not any(
             one.must_have(message) and one.sid not in kept_out and not (one.client in message.near and one.is_second)
             for one in members
@@ -315,10 +320,10 @@ def is_excused_by_another_server(
 ) -> bool:
     """Whether it went to a member of another server, or was lost on the way to one that may have been chosen.
 
-    No PONG waits for what goes there, and what comes where a member has just left is lost. A known limit: a frame to a
-    nats-server serves plain subscriptions there, too. So what finds no member any more where it was sent is not sent on
-    to one that has some: these would get it twice. Nor, one time of 16, what came from outside to members that may not
-    have it.
+    No PONG waits for what goes there, and what comes where a member's client has just gone is lost. A known limit: a
+    frame to a nats-server serves plain subscriptions there, too. So what finds no member any more where it was sent is
+    not sent on to one that has some: these would get it twice. Nor, one time of 16, what came from outside to members
+    that may not have it.
     """
     message = reach.message
     outside = [one for one in members if one.is_outside]
@@ -336,7 +341,12 @@ def is_excused_by_another_server(
         return False
     inside = [one for one in members if not one.is_outside]
     able = [one for one in inside if one.sid not in kept_out]
-    is_stale = any(one.left_at <= message.acked_at and not one.is_over_for(message) for one in able)
+    is_stale = any(
+        one.left_at <= message.acked_at
+        and not one.is_over_for(message)
+        and (one.gone_at <= message.acked_at or one.most != NEVER)
+        for one in able
+    )
     return (is_stale or len(able) < len(inside) or queue in message.sent_on) and not any(
         one.has_seen(message) and one.left_at == NEVER for one in able
     )

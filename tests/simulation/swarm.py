@@ -129,6 +129,8 @@ class End(Pipe):
     def end(self) -> None:
         """Close this end; the other end is told after it has read what was sent."""
         if self.socket is not None and not self.socket.is_over:
+            if self.is_cut and self.is_open and self.other.socket is not None:
+                self.process.swarm.on_break(self.in_flight(), self.lost())
             self.process.engine.probe.end(self.socket)
 
     @property
@@ -300,6 +302,7 @@ class MoveHost:
         self._sockets: dict[int, EngineClient] = {}  # those that came with records which are not settled
         self._from: dict[tuple[int, int], Process] = {}  # whose moves they are
         self.there = process  # where the present move leads to
+        self._ways: dict[int, Process] = {}  # to whom a way is open, by number: a departure opens one before its turn
         self._is_journey = False  # it is one of Departures
         self._is_due = False  # there is work for go_on()
         self._work: deque[Callable[[], None]] = deque()
@@ -317,6 +320,7 @@ class MoveHost:
     def move(self, clients: list[ClientConnection], there: Process) -> None:
         """Begin to move these; RecordRefused: they stay."""
         before, self.there = self.there, there
+        self._ways[there.number] = there
         try:
             self._process.links.moves.move(clients, there.number)
         except RecordRefused:
@@ -361,7 +365,7 @@ class MoveHost:
             return "it is not there"
         if self.sibling(shard) in self._closing:
             return "it is leaving"
-        self.there = self.sibling(shard)
+        self.there = self._ways[shard] = self.sibling(shard)
         self._is_journey = True
         return ""
 
@@ -373,7 +377,7 @@ class MoveHost:
         return self._process.swarm.movers.words_of(self.client_of(client))
 
     def hand_over(self, new: int, id: int, client: ClientConnection, frozen: FrozenClient | None) -> None:
-        there = self.there
+        there = self.there = self._ways[new]
         if frozen is None:
             self._process.swarm.send_word(self._process, there, Word(id, client.cid))
             return
@@ -385,6 +389,7 @@ class MoveHost:
         self._process.swarm.send_word(self._process, there, Word(id, client.cid, frozen, one))
 
     def ended(self, new: int, id: int, why: str) -> None:
+        self.there = self._ways[new]
         if why:
             self._process.swarm.send_word(self._process, self.there, Word(id))
         if why == LEAVING:
@@ -954,8 +959,6 @@ class Swarm:
                 self.seen["out-of-step wait"] += 1
             self.note(lines, end)
         else:
-            if end.is_cut and there.is_open:
-                self.on_break(there.in_flight(), there.lost())
             there.end()
         self.turn()
 

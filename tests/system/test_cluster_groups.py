@@ -115,8 +115,8 @@ async def test_who_leaves_takes_what_may_not_go_to_a_nats_server_with_a_plain_su
 ):
     """A frame for its group would reach that one, too, who has the message already: so who leaves waits for routes.
 
-    What a nats-server had matched when it heard of the end may come behind its PONG: one message of some thousand, where
-    a tenth was lost without the wait.
+    What a nats-server had matched when it heard of the end may come behind its PONG: one message of some thousand,
+    where a tenth was lost without the wait.
     """
     brokers = cluster(*kinds)
     publisher, leaver, stays, plain = await net.clients([brokers[n] for n in (0, 1, where, where)])
