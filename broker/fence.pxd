@@ -66,6 +66,7 @@ cdef class MeshFence(Fence):
     cdef int settle(self, Waiter waiter) except -1
     cdef int tell_gateway(self, bytes account, bytes subject, Former former) except -1
     cdef int end_all(self, int shard) except -1
-    # Ends a former member if every sibling and other servers know that it has left, and no message promised to it is on its way.
+    # Ends a former member if every sibling and other servers know that it has left, and no message promised to it is on
+    # its way.
     cdef int look_at(self, Former former) except -1
     cdef int end_former(self, Former former) except -1

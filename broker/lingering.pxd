@@ -13,7 +13,8 @@ from gnatswarm.broker.shadows cimport Shadows
 from gnatswarm.broker.sublist cimport Sublist
 
 
-# One former member. It ends when every sibling has acknowledged the UNSUB, other servers know, and no message promised to it is in flight.
+# One former member. It ends when every sibling has acknowledged the UNSUB, other servers know, and no message promised
+# to it is in flight.
 @cython.final
 cdef class Former:
     cdef Peer client

@@ -68,7 +68,7 @@ cdef class Orphan:
     cdef uint32_t size
     cdef bint has_gone_back              # to the shard that published it, because nobody was found
     cdef uint64_t visited                # shards that it has been on, a bit each
-    cdef uint64_t been                   # CAME_IN, REFUSED, LINGERING, and slots of other servers where no member was found
+    cdef uint64_t been                   # CAME_IN, …, and slots of other servers where no member was found
 
     # Whether the shard that published it is another one, and has not been asked yet.
     cdef bint may_go_back(self) noexcept

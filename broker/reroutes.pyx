@@ -3,9 +3,10 @@
 
 A member that unsubscribes while messages are on their way to it leaves them without one. Each goes to a current member
 on another shard, is kept while a sibling's interest is not all known, and goes to a former member (broker.lingering)
-only when no shard has a current one: here, on a shard that it was sent on to, on the one that published it, or on one of
-which the gateway knows that it lingers there until other servers know. It is acknowledged to the link that it came over, and until then that link holds its sibling's PINGs. Reroutes know that link
-as an OriginLink and read no frames. No cost without such messages.
+only when no shard has a current one: here, on a shard that it was sent on to, on the one that published it, or on one
+of which the gateway knows that it lingers there until other servers know. It is acknowledged to the link that it came
+over, and until then that link holds its sibling's PINGs. Reroutes know that link as an OriginLink and read no frames.
+No cost without such messages.
 """
 
 from libc.stdint cimport uint8_t

@@ -457,8 +457,8 @@ cdef class ServerLink(Peer):
         """Groups without a member here that may have it: where the last one has gone before their server knew, or where
         those that are left may not have it. Another server has members, or nobody gets it. That may be where it came
         from: that nobody is left here is on its way there, before this frame. Or it is a leaf node of the cluster that
-        it came from, which was `spared`: of a group it is one member that gets it. What a hub has sent goes back. Returns
-        the groups for which there is none."""
+        it came from, which was `spared`: of a group it is one member that gets it. What a hub has sent goes back.
+        Returns the groups for which there is none."""
         cdef uint64_t told = self.exchange.feeds(self.slot) & ~spared
         cdef uint64_t others = self.exchange.of_kind[<int>PEER_ROUTE] | spared
         cdef bint is_of_hub = self.exchange.kinds[self.slot] == PEER_HUB
