@@ -57,6 +57,7 @@ def test_who_leaves_a_group_takes_what_a_server_sends_before_it_knows(kind: Lite
     server_end.engine.probe.feed(server_end.socket, frame % b"y" + b"PONG\r\n" + frame % b"z")
     cluster.settle()
     assert client.take() == b"MSG a 1 1\r\ny\r\nPONG\r\n"
+    assert not cluster.members[0].exchange.leaving  # and nothing is kept for it
     server_end.link.leave()
     cluster.close()
 
