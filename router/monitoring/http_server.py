@@ -12,12 +12,14 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import resource
 import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
+from urllib.parse import unquote
 
 import h11
 
@@ -49,13 +51,15 @@ ACCEPT_AGAIN_S = 1.0
 # … or this long if a connection was cut, whose descriptor is free after the next turns of the loop.
 AFTER_CUT_S = 0.02
 CUTS_SAID_EVERY_S = 60.0
+ABSOLUTE = re.compile(r"https?://(?P<host>[^/?]*)", re.IGNORECASE)
+NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class HttpRequest(NamedTuple):
     """One request."""
 
-    path: str  # as received, percent-encoded
+    path: str  # decoded; other bytes than UTF-8 as surrogates
     query: str  # after the first "?"
     headers: dict[str, str]  # lower-case names; the last of equal ones
 
@@ -183,7 +187,8 @@ class HttpServer:
             await _close(writer, place)
         except h11.RemoteProtocolError as error:
             with contextlib.suppress(OSError, TimeoutError, h11.LocalProtocolError):
-                refusal = text_response("400 Bad Request", error.error_status_hint)
+                status = error.error_status_hint
+                refusal = text_response(f"{status} {_REASONS.get(status, 'Bad Request')}", status)
                 await _write(connection, writer, refusal, place, is_head=False)
                 await _close(writer, place)
         except (OSError, TimeoutError):
@@ -196,13 +201,13 @@ class HttpServer:
         self, connection: h11.Connection, writer: asyncio.StreamWriter, request: h11.Request, place: Place
     ) -> None:
         method = request.method.decode("ascii")
-        path, _, query = request.target.decode("ascii", "replace").partition("?")
+        headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
+        path, query = _target_of(request, headers)
         if place.is_reserved and not self._is_vital(path) and not self._places.leave_reserve(place):
             response = text_response("503 too many connections, try again", 503, ("retry-after", "1"))
         elif method not in ("GET", "HEAD"):
             response = text_response("405 method not allowed", 405, ("allow", "GET, HEAD"))
         else:
-            headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
             try:
                 response = await self._respond(HttpRequest(path, query, headers))
             except Exception:
@@ -239,6 +244,8 @@ async def _read_request(
             if place.doing is Doing.IDLE:
                 _begin(place, deadline)
         elif isinstance(event, h11.Request):
+            if not event.http_version.startswith(b"1."):
+                raise h11.RemoteProtocolError("another version of HTTP", 505)
             request = event
         elif isinstance(event, h11.Data):
             body_bytes += len(event.data)
@@ -248,6 +255,19 @@ async def _read_request(
             return request
         else:  # closed, or paused
             return None
+
+
+def _target_of(request: h11.Request, headers: dict[str, str]) -> tuple[str, str]:
+    """Its path, decoded, and its query. An absolute target, as proxies send it, says the host, too."""
+    target = request.target.decode("latin-1")
+    absolute = ABSOLUTE.match(target)
+    if absolute:
+        headers["host"] = absolute["host"] or headers.get("host", "")
+        target = "/" + target[absolute.end() :].removeprefix("/")
+    path, _, query = target.partition("?")
+    if not (path.startswith("/") or path == "*") or NO_ESCAPE.search(path):
+        raise h11.RemoteProtocolError("no target of a request", 400)
+    return unquote(path, errors="surrogateescape"), query
 
 
 def _begin(place: Place, deadline: asyncio.Timeout) -> None:
@@ -302,6 +322,7 @@ _REASONS = {
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     503: "Service Unavailable",
+    505: "HTTP Version Not Supported",
 }
 
 

@@ -129,7 +129,7 @@ class Monitor:
             return _redirect(clean, request.query, is_like_newer=self._view.options.is_like_newer)
         base = self._view.options.http_base_path
         if request.path != base and not request.path.startswith(f"{base}/"):
-            return text_response("404 page not found", 404)
+            return text_response("404 page not found\n", 404)
         path = request.path[len(base) :] or "/"
         if path not in WITHOUT_PASSWORD and not self._is_allowed(request):
             return text_response("401 unauthorized", 401, ("www-authenticate", 'Basic realm="gnatswarm"'))
@@ -143,7 +143,7 @@ class Monitor:
         except Busy:
             return text_response("too many pages at once, try again", 503, ("retry-after", "1"))
         if response is None:
-            return text_response("404 page not found", 404)
+            return text_response("404 page not found\n", 404)
         if callback and response.content_type == "application/json":
             return response._replace(
                 body=b"%b(%b)" % (callback.encode(), response.body), content_type="application/javascript"
@@ -213,7 +213,7 @@ def _clean_path(path: str) -> str:
 def _redirect(path: str, query: str, *, is_like_newer: bool) -> HttpResponse:
     """To the page of the clean path. Quoted, so that no browser takes it for another host's address."""
     status, words = (307, "Temporary Redirect") if is_like_newer else (301, "Moved Permanently")
-    where = quote(path, safe="/%$&+,:;=@~") + (f"?{query}" if query else "")
+    where = quote(path, safe="/$&+,:;=@~", errors="surrogateescape") + (f"?{query}" if query else "")
     body = f'<a href="{html.escape(where)}">{words}</a>.\n\n'.encode()
     return HttpResponse(body, "text/html; charset=utf-8", status, (("location", where),))
 

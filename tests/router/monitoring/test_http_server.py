@@ -119,6 +119,22 @@ async def test_nothing_is_answered_behind_connection_close(site: Site) -> None:
     assert b"page /1" not in answer
 
 
+@pytest.mark.parametrize(
+    ("target", "path", "host"),
+    [
+        (b"http://broker:8222/varz?a=%31", "/varz", "broker:8222"),
+        (b"HTTP:///varz?a=%31", "/varz", "x"),
+        (b"http://broker?a=%31", "/", "broker"),
+        (b"/%76arz?a=%31", "/varz", "x"),
+        (b"/%ff%0d%0a?a=%31", "/\udcff\r\n", "x"),
+    ],
+)
+async def test_a_target_may_be_absolute_and_have_escapes(site: Site, target: bytes, path: str, host: str) -> None:
+    await site.say(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % target)
+    (asked,) = site.asked
+    assert (asked.path, asked.query, asked.headers["host"]) == (path, "a=%31", host)
+
+
 @pytest.mark.parametrize("method", [b"POST", b"PUT", b"DELETE", b"OPTIONS"])
 async def test_pages_are_only_read(site: Site, method: bytes) -> None:
     answer = await site.say(method + b" /varz HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -132,11 +148,14 @@ async def test_pages_are_only_read(site: Site, method: bytes) -> None:
     [
         (b"rubbish\r\n\r\n", 400),
         (b"GET /varz HTTP/1.1\r\n\r\n", 400),
+        (b"GET varz HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET /varz%zz HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET /varz HTTP/2.0\r\nHost: x\r\n\r\n", 505),
         (b"GET /varz HTTP/1.1\r\nHost: x\r\nContent-Length: a\r\n\r\n", 400),
         (b"GET /varz HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 2 * MOST_HEAD_BYTES, 431),
         (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\n" + b"x" * (MOST_BODY_BYTES + 1), 413),
     ],
-    ids=["no request line", "no host", "length of no number", "head too large", "body too large"],
+    ids=["no request line", "no host", "no path", "no escape", "another version", "length of no number", "head too large", "body too large"],
 )
 async def test_what_is_no_request_is_refused(site: Site, words: bytes, refused_with: int) -> None:
     assert status(await site.say(words)) == refused_with
