@@ -73,6 +73,7 @@ cdef class ClientConnection(Peer):
     cdef readonly uint64_t in_bytes
     cdef uint64_t published_to        # hash of the subject of its latest message; 0: none yet
     cdef readonly uint64_t active_us  # when bytes last came in
+    cdef readonly bint has_spoken     # … and whether any ever did
     cdef readonly uint64_t rtt_us     # 0: not known yet
     cdef readonly uint64_t pinged_us
     cdef readonly uint32_t pings_out  # unanswered

@@ -236,6 +236,7 @@ cdef class ClientConnection(Peer):
         cdef uint32_t n
         cdef Py_ssize_t done
         self.active_us = self.out.box.now_us
+        self.has_spoken = True
         if unlikely(self.allowance is not None):
             return self.consume_limited(data, size, whole)
         while p < end:

@@ -219,6 +219,7 @@ cdef int put_state(ClientConnection client, frozen) except -1:
     client.limited_us = frozen.limited_us
     client.limited_until_us = frozen.limited_until_us
     client.active_us = frozen.active_us
+    client.has_spoken = True
     client.out.taken_us = frozen.taken_us
     client.pinged_us = frozen.pinged_us
     client.rtt_us = frozen.rtt_us

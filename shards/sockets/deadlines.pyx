@@ -15,7 +15,7 @@ from gnatswarm.shards.sockets.source cimport Source
 from gnatswarm.broker import errors
 
 cdef enum:
-    FIRST_PING_US = 2000000         # a client's round trip is first measured at this age (nats-server: about 2 s)
+    FIRST_PING_US = 2000000         # at this age a client's round trip is first measured, if it has said something
     MOST_SLOW = 4096                # slow consumers that are remembered, so that each is told of once
     LEAST_SWEPT = 64                # sockets of one sweep, if there are so many
     MOST_TOLD = 32                  # clients that are pinged or ended in one turn, some 10 µs each: others wait
@@ -57,7 +57,7 @@ cdef inline int is_ping_due(Deadlines self, Socket socket, ClientConnection clie
     cdef uint64_t interval_us = self.ping_interval_us
     if self.websocket_ping_interval_us != interval_us and has_frames(socket):
         interval_us = self.websocket_ping_interval_us
-    if client.pinged_us == 0 and now_us - socket.opened_us > FIRST_PING_US:
+    if client.pinged_us == 0 and client.has_spoken and now_us - socket.opened_us > FIRST_PING_US:
         return True
     return now_us - max(client.active_us, client.pinged_us) > interval_us
 

@@ -141,6 +141,14 @@ def test_a_client_that_answers_stays(bench):
     assert client.connection.pings_out == 0
 
 
+def test_who_has_said_nothing_has_no_round_trip_to_measure(bench):
+    bench.deadlines.set_limits(NEVER)
+    silent, client = bench.connect(), bench.connect()
+    bench.tell(client, QUIET)
+    bench.sweep_until(lambda: client.take() == b"PING\r\n")
+    assert silent.take() == b""
+
+
 def test_a_client_that_is_not_read_is_not_pinged(bench):
     client = bench.connect()
     bench.tell(client, QUIET)
