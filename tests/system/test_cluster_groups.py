@@ -193,10 +193,12 @@ async def test_who_alone_of_a_group_may_have_a_message_gets_it_wherever_it_is(
     assert len([frame for frame in one.inbox if frame.subject == "work.x"]) == 180
 
 
+@pytest.mark.parametrize("kind", ["gnatswarm-2", "nats-server", "nats-server-2.15"])
 async def test_what_a_member_at_a_leaf_node_has_just_left_goes_to_another_leaf_node(
-    net: Net, request: pytest.FixtureRequest
+    net: Net, request: pytest.FixtureRequest, kind: str
 ):
-    hub = started("gnatswarm-2", "http: '127.0.0.1:-1'\nleafnodes { listen: '127.0.0.1:-1' }\n")
+    """A nats-server does not send on what a leaf node sends back: who leaves takes it."""
+    hub = started(kind, "http: '127.0.0.1:-1'\nleafnodes { listen: '127.0.0.1:-1' }\n")
     request.addfinalizer(hub.stop)
     leaves = []
     for name in "ab":
@@ -207,9 +209,11 @@ async def test_what_a_member_at_a_leaf_node_has_just_left_goes_to_another_leaf_n
     await subscribed(stays, "work group 1")
     await all_know([publisher, leaver, stays])
     number = await publish_while_a_member_comes_and_goes(publisher, leaver, rounds=3 * ROUNDS)
+    least = number if kind.startswith("gnat") else number - number // 100  # as of routes, above
     async with asyncio.timeout(20):
-        while len(numbers(stays, leaver)) < number:
+        while len(numbers(stays, leaver)) < least:
             for client in (stays, leaver):
                 await client.flush()
-    assert sorted(numbers(stays, leaver)) == list(range(number))
+    got = sorted(numbers(stays, leaver))
+    assert got == sorted(set(got)) and len(got) <= number
     assert numbers(leaver), "the one that comes and goes has had some"
