@@ -376,7 +376,7 @@ class Options(_Discreet, frozen=True, forbid_unknown_fields=True):
     leafnodes: LeafNodes = LeafNodes()
     cluster: Cluster = Cluster()
     fence: str = "broker"  # who knows what came before a client's PONG: "broker", or "cluster": other members, too
-    fence_timeout_s: float = 0.25  # with fence: cluster, how long a PONG waits for members, up to 5 s
+    fence_timeout_s: float = 0.25  # how long PONGs wait for other servers, up to 5 s: fence: cluster, UNSUB of a group
     pid_file: str = ""  # written at start, removed at exit
     ports_file_dir: str = ""  # a file <program>_<pid>.ports with the ports in use is written here
     http_host: str = ""  # monitoring address; "": the same as host, or loopback if host is "" too

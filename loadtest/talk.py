@@ -12,13 +12,15 @@ import base64
 import contextlib
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from queue import Empty, SimpleQueue
 from typing import NoReturn
 
 from gnatswarm.loadtest.amounts import count, rate
@@ -271,24 +273,34 @@ def _connection(options: argparse.Namespace) -> tuple[str, Settings]:
 
 
 class _Done:
-    """An event. That of `threading` takes its lock in Python: ^C between two instructions would leave it locked."""
+    """An event that ^C always ends.
+
+    Waiting for a lock or a queue goes on if the signal comes in the instant before it begins. Here the signal is a byte
+    in the pipe that is waited for, too.
+    """
 
     def __init__(self) -> None:
         self._is_set = False
-        self._told: SimpleQueue[None] = SimpleQueue()
+        self._pipe, self._told = os.pipe()
+        for end in (self._pipe, self._told):
+            os.set_blocking(end, False)
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
 
     def is_set(self) -> bool:
         return self._is_set
 
     def set(self) -> None:
         self._is_set = True
-        self._told.put(None)
+        with contextlib.suppress(BlockingIOError):  # it is full of signals
+            os.write(self._told, b"x")
 
     def wait(self, timeout_s: float | None) -> bool:
         """Whether it was set within that time; None: no limit."""
-        if not self._is_set:
-            with contextlib.suppress(Empty):
-                self._told.get(timeout=timeout_s)
+        until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        while not self._is_set and (left_s := until_s - time.monotonic()) > 0:
+            if select.select([self._pipe], [], [], None if timeout_s is None else left_s)[0]:
+                os.read(self._pipe, 4096)
         return self._is_set
 
 

@@ -1,7 +1,6 @@
 """Answers to requests in the system account: the document that nats-server would send for a subject and its options.
 
-Options of a request are checked as strictly as page queries: a wrong type is an error that says where. Imported at the
-first request.
+Imported at the first request.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from gnatswarm.broker.subject import is_literal, is_valid_subscription
 from gnatswarm.router.monitoring import aggregate
 from gnatswarm.router.monitoring.page_query import DEFAULT_LIMIT, BadQuery, PageQuery
 from gnatswarm.router.monitoring.pages import Busy
+from gnatswarm.router.monitoring.request_options import BadOptions, RequestOptions, request_options
 from gnatswarm.router.supervision.broker_view import cluster_of
 from gnatswarm.shards.boundary import rows
 
@@ -41,34 +41,6 @@ MOST_COMPACTED_BYTES = 512 * 1024
 _STATES = ("open", "closed", "all")
 
 
-class RequestOptions(msgspec.Struct, rename={"js_enabled": "js-enabled", "js_server_only": "js-server-only"}):
-    """The options of all requests; other keys are ignored, as in nats-server."""
-
-    # Which servers shall answer.
-    server_name: str = ""
-    cluster: str = ""
-    host: str = ""
-    tags: tuple[str, ...] = ()
-    domain: str = ""
-    # What the answer shall contain.
-    sort: str = ""
-    auth: bool = False
-    subscriptions: bool = False
-    subscriptions_detail: bool = False
-    offset: int = 0
-    limit: int = 0
-    cid: int = 0
-    state: int = 0
-    user: str = ""
-    acc: str = ""
-    account: str = ""
-    test: str = ""
-    accounts: tuple[str, ...] = ()
-    include_unused: bool = False
-    js_enabled: bool = False
-    js_server_only: bool = False
-
-
 class CountOptions(msgspec.Struct):
     """The options of SUBSCRIPTION_COUNT."""
 
@@ -81,7 +53,6 @@ class Unasked(Exception):
     """The request is not for this broker: send no answer."""
 
 
-_options = msgspec.json.Decoder(RequestOptions)
 _count_options = msgspec.json.Decoder(CountOptions)
 
 
@@ -135,9 +106,11 @@ class SystemAnswers:
         if subject in (advisory.SUBSCRIBERS, advisory.SUBSCRIPTION_COUNT):
             return await self._subscription_count(account, subject, body)
         words = subject.split(".")[2:]  # behind $SYS.REQ
+        if words[:1] == ["SERVER"] and words[2:] == ["IDZ"] and self._is_like_newer:  # for all, whatever it says
+            body = b""
         try:
-            asked = _options.decode(body) if body.strip() else RequestOptions()
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # (nested too deeply)
+            asked = request_options(words[-1] if words[1:] != ["PING"] else "STATSZ", body)
+        except BadOptions as error:
             return advisory.failure(self._named(), 400, str(error))
         if not self._is_meant(asked):
             raise Unasked
@@ -179,10 +152,12 @@ class SystemAnswers:
     def _is_meant(self, asked: RequestOptions) -> bool:
         view = self._view
         options = view.options
+        wanted = (asked.server_name, view.server_name), (asked.host, options.host or "0.0.0.0"), (
+            asked.cluster,
+            cluster_of(view),
+        )
         return (
-            asked.server_name in view.server_name
-            and asked.host in (options.host or "0.0.0.0")
-            and asked.cluster in cluster_of(view)
+            all(asks in has if not asked.exact_match else asks in ("", has) for asks, has in wanted)
             and not asked.domain  # of JetStream
             and {tag.lower() for tag in asked.tags} <= set(options.server_tags)
         )
@@ -266,13 +241,14 @@ class SystemAnswers:
         facts = self._state.gather()
         names = asked.accounts or ((account,) if account else ())
         found = await self._state.pages.account_statistics(facts, names, unused=asked.include_unused)
-        if account and not found and not asked.include_unused:
-            raise Unasked  # as in nats-server: a server without clients of the account does not answer
+        if not found and not asked.include_unused:
+            raise Unasked  # as in nats-server: a server without clients of these accounts does not answer
         return {**aggregate.head(facts), "account_statz": found}
 
     async def _client(self, asked: RequestOptions, *, is_kicked: bool) -> object:
         facts = self._state.gather()
-        unknown = BadQuery("no such client or leafnode id" if self._is_like_newer else "no such client id")
+        with_leaves = self._is_like_newer and is_kicked
+        unknown = BadQuery("no such client or leafnode id" if with_leaves else "no such client id")
         if asked.cid <= 0:
             raise unknown if self._is_like_newer else BadQuery("cid is missing: which client is meant")
         query = rows.ClientQuery(asked.cid, is_kicked)

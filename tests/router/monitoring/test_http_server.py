@@ -155,7 +155,16 @@ async def test_pages_are_only_read(site: Site, method: bytes) -> None:
         (b"GET /varz HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 2 * MOST_HEAD_BYTES, 431),
         (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\n" + b"x" * (MOST_BODY_BYTES + 1), 413),
     ],
-    ids=["no request line", "no host", "no path", "no escape", "another version", "length of no number", "head too large", "body too large"],
+    ids=[
+        "no request line",
+        "no host",
+        "no path",
+        "no escape",
+        "another version",
+        "length of no number",
+        "head too large",
+        "body too large",
+    ],
 )
 async def test_what_is_no_request_is_refused(site: Site, words: bytes, refused_with: int) -> None:
     assert status(await site.say(words)) == refused_with

@@ -1,0 +1,68 @@
+"""Options of requests in the system account: what nats-server 2.15.1 takes, and says of the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from gnatswarm.router.monitoring.request_options import BadOptions, RequestOptions, request_options
+
+
+@pytest.mark.parametrize(
+    ("what", "body", "options"),
+    [
+        ("CONNZ", b"", RequestOptions()),
+        ("CONNZ", b" \n", RequestOptions()),
+        ("CONNZ", b"null", RequestOptions()),
+        ("CONNZ", b'{"cid": null, "tags": [null, "a"]}', RequestOptions(tags=("", "a"))),
+        ("CONNZ", b'{"CID": 5, "Sort": "subs", "auth": true}', RequestOptions(cid=5, sort="subs", auth=True)),
+        ("CONNZ", b'{"cid": 18446744073709551615}', RequestOptions(cid=(1 << 64) - 1)),
+        ("VARZ", b'{"cid": "x", "limit": {}, "no such": 1.5}', RequestOptions()),
+        ("JSZ", b'{"accounts": true}', RequestOptions(accounts=True)),  # type: ignore[arg-type]
+        ("STATZ", b'{"accounts": ["A"], "include_unused": true}', RequestOptions(accounts=("A",), include_unused=True)),
+        ("SHARDZ", b'{"server_name": "a", "exact_match": true}', RequestOptions(server_name="a", exact_match=True)),
+    ],
+)
+def test_keys_of_the_request_count_and_no_others(what: str, body: bytes, options: RequestOptions) -> None:
+    assert request_options(what, body) == options
+
+
+INTO = "json: cannot unmarshal"
+
+
+@pytest.mark.parametrize(
+    ("what", "body", "why"),
+    [
+        ("CONNZ", b"[]", f"{INTO} array into Go value of type server.ConnzEventOptions"),
+        ("STATZ", b"7", f"{INTO} number into Go value of type server.AccountStatzEventOptions"),
+        ("CONNZ", b'{"Cid": 1.5}', f"{INTO} number 1.5 into Go struct field ConnzEventOptions.Cid of type uint64"),
+        ("CONNZ", b'{"cid": -1}', f"{INTO} number -1 into Go struct field ConnzEventOptions.cid of type uint64"),
+        ("CONNZ", b'{"cid": true}', f"{INTO} bool into Go struct field ConnzEventOptions.cid of type uint64"),
+        ("CONNZ", b'{"cid": {}}', f"{INTO} object into Go struct field ConnzEventOptions.cid of type uint64"),
+        ("CONNZ", b'{"sort": 1}', f"{INTO} number into Go struct field ConnzEventOptions.sort of type server.SortOpt"),
+        ("CONNZ", b'{"auth": 1}', f"{INTO} number into Go struct field ConnzEventOptions.auth of type bool"),
+        ("SUBSZ", b'{"limit": 1e2}', f"{INTO} number 1e2 into Go struct field SubszEventOptions.limit of type int"),
+        (
+            "SUBSZ",
+            b'{"offset": 99999999999999999999}',
+            f"{INTO} number 99999999999999999999 into Go struct field SubszEventOptions.offset of type int",
+        ),
+        ("VARZ", b'{"tags": "x"}', f"{INTO} string into Go struct field VarzEventOptions.tags of type []string"),
+        ("VARZ", b'{"tags": ["x", 5]}', f"{INTO} number into VarzEventOptions.tags.1 of type string"),
+        ("VARZ", b'{"host": ["x"]}', f"{INTO} array into Go struct field VarzEventOptions.host of type string"),
+    ],
+)
+def test_a_wrong_type_is_told_as_there(what: str, body: bytes, why: str) -> None:
+    with pytest.raises(BadOptions) as refused:
+        request_options(what, body)
+    assert str(refused.value) == why
+
+
+@pytest.mark.parametrize("body", [b"{", b"x", b'{"cid": 1} x', b"\xff", b'{"limit": NaN}', b'{"x":' + b"[" * 100_000])
+def test_what_is_no_json_is_refused(body: bytes) -> None:
+    with pytest.raises(BadOptions, match="invalid JSON"):
+        request_options("CONNZ", body)
+
+
+def test_a_number_of_a_million_digits_takes_no_time() -> None:
+    with pytest.raises(BadOptions, match="of type uint64"):
+        request_options("CONNZ", b'{"cid": ' + b"9" * 1_000_000 + b"}")
