@@ -152,9 +152,13 @@ class SystemAnswers:
     def _is_meant(self, asked: RequestOptions) -> bool:
         view = self._view
         options = view.options
-        wanted = (asked.server_name, view.server_name), (asked.host, options.host or "0.0.0.0"), (
-            asked.cluster,
-            cluster_of(view),
+        wanted = (
+            (asked.server_name, view.server_name),
+            (asked.host, options.host or "0.0.0.0"),
+            (
+                asked.cluster,
+                cluster_of(view),
+            ),
         )
         return (
             all(asks in has if not asked.exact_match else asks in ("", has) for asks, has in wanted)
