@@ -101,7 +101,7 @@ cdef class Reroutes:
                     uint64_t id_there, uint64_t visited, uint64_t been) except *
     cdef Fate try_place(self, Orphan orphan, Sublist sublist, Token subject, Token queue, Publish *message,
                         bint may_leave) except *
-    cdef bint send_away(self, Orphan orphan, Sublist sublist, Entry *entry, Choice *choice, Token queue,
+    cdef bint send_away(self, Orphan orphan, Sublist sublist, Entry *entry, Choice *choice, Token subject, Token queue,
                         Publish *message) except *
     cdef bint give_back(self, Orphan orphan) except -1
     cdef bint give_to_former(self, Sublist sublist, Token subject, Token queue, Publish *message) noexcept

@@ -191,7 +191,7 @@ cdef class Reroutes:
         if may_leave:
             orphan.shard = -1
             # Out of step: a sibling lives whose members we do not know.
-            if choice != NULL and self.send_away(orphan, sublist, entry, choice, queue, message) \
+            if choice != NULL and self.send_away(orphan, sublist, entry, choice, subject, queue, message) \
                     or self.mesh.out_of_step:
                 if orphan.former is None:
                     orphan.former = self.mesh.formers.find(sublist, subject, queue)
@@ -210,9 +210,13 @@ cdef class Reroutes:
                 if orphan.tail is None:
                     orphan.keep(sublist, subject, queue, message)
                 return FATE_PENDING
+        if unlikely(orphan.been & LINGERING) and orphan.may_go_back():   # who lingered here has had its max, or gone
+            orphan.keep(sublist, subject, queue, message)
+            if self.give_back(orphan):
+                return FATE_PENDING
         return FATE_NOBODY
 
-    cdef bint send_away(self, Orphan orphan, Sublist sublist, Entry *entry, Choice *choice, Token queue,
+    cdef bint send_away(self, Orphan orphan, Sublist sublist, Entry *entry, Choice *choice, Token subject, Token queue,
                         Publish *message) except *:
         """To a sibling with current members; False: there is none."""
         cdef Fanout fanout = self.mesh.fanout
@@ -225,6 +229,9 @@ cdef class Reroutes:
         cdef uint64_t pick
         cdef uint32_t w, shard = 0
         if members == 0:
+            if unlikely(members_elsewhere(fanout, entry, first, choice.n_remote, ~gateway)) \
+                    and self.mesh.formers.find(sublist, subject, queue) is not None:
+                return False   # servers acknowledge nothing, and theirs may have left: who lingers here is sure
             kept_from = visited
             members = members_elsewhere(fanout, entry, first, n, kept_from)
         if members == 0 and choice.n_remote > n:   # now those of second choice

@@ -66,10 +66,10 @@ cdef class ServerLink(Peer):
                                Outcome *outcome) except? NULL
     cdef int forward(self, Sublist sublist, Entry *entry, Publish *message, ServerOp *op, bint names_groups,
                      Outcome *outcome) except -1
-    cdef uint64_t send_on(self, Sublist sublist, Entry *entry, Publish *message, Token *queues, int n, uint64_t orphans,
-                          uint64_t spared, Outcome *outcome) except? 0xFFFFFFFFFFFFFFFF
-    cdef int send_to_formers(self, Sublist sublist, Token subject, Publish *message, Token *queues, int n,
-                             uint64_t orphans) except -1
+    cdef int send_on(self, Sublist sublist, Entry *entry, Publish *message, Token *queues, int n, uint64_t orphans,
+                     uint64_t spared, Outcome *outcome) except -1
+    cdef uint64_t send_to_formers(self, Sublist sublist, Token subject, Publish *message, Token *queues, int n,
+                                  uint64_t orphans) except? 0xFFFFFFFFFFFFFFFF
     cdef int interest(self, ServerOp *op, bint wanted) except -1
     cdef uint32_t weighed(self, Sublist sublist, ServerOp *op) noexcept
     cdef int add_up(self, Sublist sublist, ServerOp *op, bint wanted) except -1

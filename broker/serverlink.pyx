@@ -434,31 +434,31 @@ cdef class ServerLink(Peer):
             orphans = self.exchange.forward(sublist, entry, message, reach, at == 0 and not op.only_queues,
                                             op.queues + at, n, outcome)
             if unlikely(orphans) and names_groups:
-                if self.exchange.kinds[self.slot] != PEER_LEAF:
-                    orphans = self.send_on(sublist, entry, message, op.queues + at, n, orphans, spared, outcome)
-                if unlikely(orphans):
-                    self.send_to_formers(sublist, op.subject, message, op.queues + at, n, orphans)
+                orphans = self.send_to_formers(sublist, op.subject, message, op.queues + at, n, orphans)
+                if unlikely(orphans) and self.exchange.kinds[self.slot] != PEER_LEAF:
+                    self.send_on(sublist, entry, message, op.queues + at, n, orphans, spared, outcome)
             at += n
             if at >= op.n_queues:
                 break
         return 0
 
-    cdef int send_to_formers(self, Sublist sublist, Token subject, Publish *message, Token *queues, int n,
-                             uint64_t orphans) except -1:
-        """Of these groups nobody is left anywhere: who has left here lingers until their server knows."""
+    cdef uint64_t send_to_formers(self, Sublist sublist, Token subject, Publish *message, Token *queues, int n,
+                                  uint64_t orphans) except? 0xFFFFFFFFFFFFFFFF:
+        """To who has left these groups here, and lingers until their server knows: that is surer than another server,
+        whose members may have left, too. Returns the groups for which there is none."""
         cdef int i
         for i in range(n):
-            if (orphans >> i) & 1:
-                self.exchange.send_to_former(sublist, subject, queues[i], message, 0, 0, self.exchange.been)
-        return 0
+            if (orphans >> i) & 1 and self.exchange.send_to_former(sublist, subject, queues[i], message, 0, 0,
+                                                                   self.exchange.been) >= 0:
+                orphans &= ~(<uint64_t>1 << i)
+        return orphans
 
-    cdef uint64_t send_on(self, Sublist sublist, Entry *entry, Publish *message, Token *queues, int n, uint64_t orphans,
-                          uint64_t spared, Outcome *outcome) except? 0xFFFFFFFFFFFFFFFF:
+    cdef int send_on(self, Sublist sublist, Entry *entry, Publish *message, Token *queues, int n, uint64_t orphans,
+                     uint64_t spared, Outcome *outcome) except -1:
         """Groups without a member here that may have it: where the last one has gone before their server knew, or where
         those that are left may not have it. Another server has members, or nobody gets it. That may be where it came
         from: that nobody is left here is on its way there, before this frame. Or it is a leaf node of the cluster that
-        it came from, which was `spared`: of a group it is one member that gets it. What a hub has sent goes back.
-        Returns the groups for which there is none."""
+        it came from, which was `spared`: of a group it is one member that gets it. What a hub has sent goes back."""
         cdef uint64_t told = self.exchange.feeds(self.slot) & ~spared
         cdef uint64_t others = self.exchange.of_kind[<int>PEER_ROUTE] | spared
         cdef bint is_of_hub = self.exchange.kinds[self.slot] == PEER_HUB
@@ -472,10 +472,9 @@ cdef class ServerLink(Peer):
                     if is_of_hub:   # (each of its leaf nodes would send it back)
                         continue
                     self.exchange.been |= REFUSED
-                if not self.exchange.forward(sublist, entry, message, others, False, queues + i, 1, outcome):
-                    orphans &= ~(<uint64_t>1 << i)
+                self.exchange.forward(sublist, entry, message, others, False, queues + i, 1, outcome)
                 self.exchange.been = been
-        return orphans
+        return 0
 
     # ---- for the session
 

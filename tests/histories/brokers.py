@@ -100,6 +100,7 @@ class Target:
     name: str
     kind: Kind
     servers: int = 1
+    config: str = ""  # of each
     faults: Callable[[Broker], Faults] | None = None
     must_hold: bool = True  # False: shown for comparison; its violations fail nothing
 
@@ -110,16 +111,17 @@ class Target:
                 args = [] if self.kind.is_oracle else ["--no-stats"]
                 yield [stack.enter_context(Broker(self.kind, args))]
             else:
-                yield cluster(stack, self.kind, self.servers)
+                yield cluster(stack, self.kind, self.servers, self.config)
 
 
-def cluster(stack: ExitStack, kind: Kind, servers: int) -> list[Broker]:
+def cluster(stack: ExitStack, kind: Kind, servers: int, config: str) -> list[Broker]:
     """Servers in a full mesh of routes."""
     brokers: list[Broker] = []
     routes: list[str] = []
     for _ in range(servers):
         args = ["--cluster", "nats://127.0.0.1:-1", "--cluster_name", "histories"]
-        broker = stack.enter_context(Broker(kind, [*args, *(["--routes", ",".join(routes)] if routes else [])]))
+        args += ["--routes", ",".join(routes)] if routes else []
+        broker = stack.enter_context(Broker(kind, args, config=config or None))
         routes.append("nats://127.0.0.1:" + broker.log.wait_line(r"Listening for route connections on \S*:(\d+)")[1])
         brokers.append(broker)
     for broker in brokers:
@@ -144,8 +146,12 @@ FAULTY = (
     replace(PLAIN[2], name="gnatswarm-4-killed", faults=kills),
     replace(PLAIN[2], name="gnatswarm-4-scaled", faults=scales),
 )
+# PONGs wait for other members, so that it keeps all that one broker does.
+CLUSTERED = (
+    Target("gnatswarm-2-cluster-of-3", KINDS["gnatswarm-2"], 3, "fence: cluster\nfence_timeout: 5s\nstats: false\n"),
+)
 ORACLES = (
     Target("nats-server", ORACLE),
     Target("nats-server-cluster-of-3", ORACLE, servers=3, must_hold=False),
 )
-TARGETS = {target.name: target for target in (*PLAIN, *FAULTY, *ORACLES)}
+TARGETS = {target.name: target for target in (*PLAIN, *FAULTY, *CLUSTERED, *ORACLES)}

@@ -87,6 +87,8 @@ class Checker:
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         self.report = Report()
+        # Servers do not tell each other what became of a queue message that they sent on.
+        self.is_cluster = timeline.began is not None and timeline.began.servers > 1
 
     def breach(self, kind: str, why: str, events: Iterable[Record | None]) -> None:
         self.report.violations.append(Violation(kind, why, tuple(one for one in events if one is not None)))
@@ -185,6 +187,9 @@ class Checker:
             for one in conn.deliveries:
                 if newest and one.message.done < newest.message.at:
                     assert one.message.fence
+                    if self.is_cluster and self.may_be_sent_on(one.sub, one, one):
+                        self.report.counts["excused: sent on to another server, and so behind its PONG"] += 1
+                        continue
                     events = [one.message.pub, one.message.fence.pong, newest.message.pub, newest.msg, one.msg]
                     self.breach("overtaken", "by a message that was published after its PONG", events)
                 if newest is None or newest.message.at < one.message.at:
@@ -241,6 +246,15 @@ class Checker:
         if gone and not any(one.is_before(message) and one.stays_for(message) for one in members):
             # A known limit (deploy/decisions/2026-11-22-lingering-queue-members.md).
             self.report.counts["excused: a stale choice while the last members unsubscribe"] += 1
+            return
+        stays = [one for one in members if one.is_before(message) and one.limit is None]
+        if (
+            self.is_cluster
+            and any(one.limit is not None for one in chosen)
+            and not any(one.here_until > message.done for one in stays)
+        ):
+            # A known limit (deploy/DIFFERENCES.md, "Queue groups").
+            self.report.counts["excused: one had its max on another server while the last members unsubscribe"] += 1
             return
         events: list[Record | None] = [message.pub, message.fence.pong]
         for one in chosen:

@@ -28,6 +28,7 @@ class Began(Record, frozen=True, tag="began"):
     broker: str
     seed: int
     clients: int
+    servers: int = 1
 
 
 class Open(Record, frozen=True, tag="open"):

@@ -268,5 +268,5 @@ async def record(
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         recorder = Recorder(file)
-        recorder(Began(monotonic_ns(), broker, seed, clients))
+        recorder(Began(monotonic_ns(), broker, seed, clients, len(ports)))
         await Generator(recorder, ports, seed, clients, operations).run(faults)

@@ -28,9 +28,9 @@ STEP_NS = 1_000
 class Script:
     """One history. Connections are numbers; a message is a number, too."""
 
-    def __init__(self, *conns: int) -> None:
+    def __init__(self, *conns: int, servers: int = 1) -> None:
         self.now = 0
-        self.events: list[Event] = [Began(0, "by hand", 0, len(conns))]
+        self.events: list[Event] = [Began(0, "by hand", 0, len(conns), servers)]
         self.pubs: dict[int, Pub] = {}
         for conn in conns:
             self.open(conn)

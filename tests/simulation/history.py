@@ -76,6 +76,7 @@ class Message:
     near: frozenset[int] = frozenset()  # users of servers that it reached without us
     knows_no_origins: bool = False  # its server was not told which members are in its own leaf node's cluster
     is_lost_outside: bool = False  # a connection to another server, or the gateway, ended while it was on its way
+    is_late: bool = False  # a server did not answer a PING in time while it may have been on its way
     lost_at: int = NEVER  # of such a request: when a shard died with it, or while it was being handed over
 
     @property

@@ -243,7 +243,7 @@ def check_queue(history: History, reach: Reach, queue: str, members: list[Subscr
         and any(
             one.left_at <= message.acked_at
             and not one.is_over_for(message)
-            and (one.is_outside or one.gone_at <= message.acked_at or one.most != NEVER)
+            and (one.is_outside or one.gone_at <= message.acked_at or one.most != NEVER or message.is_late)
             for one in members
         )
         and not any(
@@ -336,7 +336,11 @@ def is_excused_by_another_server(
     plain = {sub.client for sub, _, _ in reach.plain if sub.is_outside and not sub.is_at_gnatswarm}
     may_be_dropped = message.is_outside and len(kept_out) > 0
     if not all(
-        one.client in plain or (may_be_dropped and not one.is_at_gnatswarm) for one in outside if one.has_seen(message)
+        one.client in plain
+        or (may_be_dropped and not one.is_at_gnatswarm)
+        or (queue in message.sent_on and one.client in message.near)  # where it has been
+        for one in outside
+        if one.has_seen(message)
     ):
         return False
     inside = [one for one in members if not one.is_outside]
@@ -344,7 +348,7 @@ def is_excused_by_another_server(
     is_stale = any(
         one.left_at <= message.acked_at
         and not one.is_over_for(message)
-        and (one.gone_at <= message.acked_at or one.most != NEVER)
+        and (one.gone_at <= message.acked_at or one.most != NEVER or message.is_late)
         for one in able
     )
     return (is_stale or len(able) < len(inside) or queue in message.sent_on) and not any(

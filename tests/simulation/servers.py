@@ -59,6 +59,10 @@ class Gateway:
         self.process.swarm.seen["server is late"] += len(late)
         if late:
             self.late_until_us = now_us + LATE_PONG_US
+            servers = self.process.swarm.servers
+            assert servers is not None
+            for message in servers.messages[servers.unsettled :]:
+                message.is_late = True
         self._is_looking = next_us > 0
         if next_us:
             self.process.loop.call_later(next_us / 1e6, self._look)

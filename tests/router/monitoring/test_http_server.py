@@ -128,6 +128,7 @@ async def test_nothing_is_answered_behind_connection_close(site: Site) -> None:
         (b"/%76arz?a=%31", "/varz", "x"),
         (b"/%ff%0d%0a?a=%31", "/\udcff\r\n", "x"),
     ],
+    ids=["absolute", "without a host", "without a path", "with an escape", "with bytes that are no text"],
 )
 async def test_a_target_may_be_absolute_and_have_escapes(site: Site, target: bytes, path: str, host: str) -> None:
     await site.say(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % target)
