@@ -117,7 +117,7 @@ def request_subjects(server_id: str) -> list[str]:
 
 def counted(body: bytes) -> tuple[str, str]:
     """The subject, and the queue group or "", that a request to SUBSCRIBERS asks about; ("", ""): it is none."""
-    words = body.decode("utf-8", "surrogateescape").strip().split(" ")
+    words = body.decode("utf-8", "replace").strip().split(" ")  # (JSON, in which members are asked, has nothing else)
     return (words[0], "".join(words[1:])) if len(words) <= 2 else ("", "")
 
 

@@ -41,6 +41,9 @@ cdef enum:
     MOST_KEY_BYTES = 65000
     # The generated reply subject of a measured request: prefix, table, random part, "m".
     MEASURED_BYTES = 36
+    # What a sibling may still send to a client when it is told that this one is behind: up to a link's mark (4 MiB),
+    # and the buffers of its socket.
+    OVERSHOOT_BYTES = 6815744
 
 
 cdef bint is_reserved(Token subject, bint as_reply) noexcept:
@@ -183,6 +186,15 @@ cdef inline void remember(ClientConnection self, Entry *entry, const uint8_t *li
         repeat_remember(self.repeat, self.sublist, entry, line, line_size, message)
 
 
+cdef size_t mark_of(size_t max_pending) noexcept:
+    """Pending bytes past which publishers wait: half of the most, or as much less as siblings may still be sending
+    when they are told."""
+    cdef size_t mark = max_pending // 2
+    if max_pending > OVERSHOOT_BYTES:
+        mark = min(mark, max(max_pending // 8, max_pending - <size_t>OVERSHOOT_BYTES))
+    return mark
+
+
 cdef class ClientConnection(Peer):
     """The engine's side of one client. The owner of its socket feeds it, and sends what it queues."""
 
@@ -317,6 +329,10 @@ cdef class ClientConnection(Peer):
     def publish_again(self):
         """The time that on_publish_limited() said is over."""
         self.release(HOLD_RATE)
+
+    cdef bint on_failure(self) noexcept:
+        self.fanout.trace = None
+        return True
 
     cdef int resume(self, uint8_t *shared, size_t room) except -1:
         """Input that was read before shows no activity now."""
@@ -798,7 +814,7 @@ cdef class ClientConnection(Peer):
     def set_limits(self, limits):
         """Use these limits (broker.limits) from now on."""
         self.out.max_pending = limits.max_pending_bytes
-        self.out.stall_mark = limits.max_pending_bytes // 2
+        self.out.stall_mark = mark_of(limits.max_pending_bytes)
         self.max_line_bytes = limits.max_control_line_bytes
         self.max_payload_bytes = limits.max_payload_bytes
         self.max_subs = limits.max_subscriptions

@@ -220,6 +220,7 @@ cdef class Exchange(Onward):
         self.imported = [{} for _ in range(MOST_SHARDS)]
         self.sources = [{} for _ in range(MOST_SHARDS)]
         self.told_replies = {}
+        self.due_replies = {}
         self.system_account = b""
         self.loop_subjects = {}
         self.own = {}
@@ -435,9 +436,11 @@ cdef class Exchange(Onward):
                     self.fanout.send_queued(self.fanout.links[slot], entry, mine, q, publish, not plainly, 0, 0,
                                             self.been)
                     outcome.touched |= bit
+                    self.is_link_behind |= self.fanout.box.stalling == self.fanout.links[slot]
                 else:
                     self.fanout.send_plain_link(self.fanout.links[slot], entry, publish)
                     outcome.touched |= bit
+                    self.is_link_behind |= self.fanout.box.stalling == self.fanout.links[slot]
             left >>= 1
             slot += 1
         entry.counts.link_out += <uint32_t>(self.fanout.link_out_msgs - frames)
@@ -490,6 +493,9 @@ cdef class Exchange(Onward):
 
     def forget_replies(self, bytes prefix not None):
         """Replies to what begins so lead nowhere any more: the shard has gone, and no other one has taken them over."""
+        for due in self.due_replies.values():
+            due.difference_update([one for one in due if one.startswith(prefix)
+                                   and one[:len(one) - 1] not in self.mesh.owners])
         for (slot, account), told in self.told_replies.items():
             gone = [one for one in told if one.startswith(prefix) and one[:len(one) - 1] not in self.mesh.owners]
             for pattern in gone:
@@ -1053,6 +1059,19 @@ cdef class Exchange(Onward):
         retelling.slot = slot
         for sublist in [self.accounts[slot]] if self.accounts[slot] is not None else self.mesh.accounts.values():
             (<Sublist>sublist).replay(retelling)
+            self.tell_due_replies(slot, <Sublist>sublist)
+        return 0
+
+    cdef int tell_due_replies(self, uint32_t slot, Sublist sublist) except -1:
+        """A connection that ended may have had requests whose replies are still due, and this may be the next one."""
+        due = self.due_replies.get(sublist.account)
+        if not due:
+            return 0
+        if EVERY_REPLY in due:
+            due = {EVERY_REPLY}
+        self.told_replies[slot, sublist.account] = set(due)
+        for pattern in due:
+            self.tell_pattern(slot, sublist.account, pattern, 1)
         return 0
 
     cdef int set_id(self, int slot, str server_id) except -1:
@@ -1065,7 +1084,10 @@ cdef class Exchange(Onward):
         cdef uint64_t bit = <uint64_t>1 << slot
         cdef int other
         for key in [key for key in self.told_replies if key[0] == slot]:
-            del self.told_replies[key]
+            due = self.due_replies.setdefault(key[1], set())
+            due |= self.told_replies.pop(key)
+            if len(due) > MOST_TOLD_REPLIES:
+                self.due_replies[key[1]] = {EVERY_REPLY}
         self.told &= ~bit
         self.fence.part(slot)
         for sublist in [self.accounts[slot]] if self.accounts[slot] is not None else self.mesh.accounts.values():

@@ -56,6 +56,7 @@ cdef class SiblingLink(OriginLink):
     cdef int on_ping(self) except -1
     cdef int say_pong(self) except -1
     cdef void tell_slow(self, Sublist sublist, Entry *entry) noexcept
+    cdef void look_if_slow(self, Sublist sublist, Entry *entry, bint is_slow) noexcept
     cdef int on_slow(self, RouteOp *op) except -1
     cdef int on_queue_end(self, RouteOp *op) except -1
     cdef int check_synchronised(self) except -1

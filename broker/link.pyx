@@ -12,8 +12,8 @@ from libc.string cimport memcmp, memcpy
 from gnatswarm.broker.fence cimport is_of_end
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER
 from gnatswarm.broker.outbuf cimport (
-    CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, iovec, out_append, out_call, out_init, out_mark_dirty,
-    out_release, out_reserve)
+    CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, STALL_IF_TAKEN_US, OutBuf, iovec, out_append, out_call, out_init,
+    out_mark_dirty, out_release, out_reserve)
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.repeat cimport repeat_remember, repeat_run
@@ -116,8 +116,8 @@ cdef class SiblingLink(OriginLink):
                     no_outcome(&outcome)
                     self.fanout.deliver_here(self.sublist, self.repeat.entry, &message, True, NULL, 0, &outcome)
                     self.deliveries += outcome.deliveries
-                    if unlikely(outcome.stalls):
-                        self.tell_slow(self.sublist, self.repeat.entry)
+                    if unlikely(outcome.stalls or self.repeat.entry.slow_told_us != 0):
+                        self.look_if_slow(self.sublist, self.repeat.entry, outcome.stalls)
                 p += n * message.stride
                 self.in_msgs += n
                 self.in_bytes += <uint64_t>n * message.size
@@ -353,8 +353,8 @@ cdef class SiblingLink(OriginLink):
         elif self.fanout.onward is not None:
             self.fanout.onward.been = op.been
         orphans = self.deliver(sublist, entry, &message, op, shown, &outcome)
-        if unlikely(outcome.stalls):
-            self.tell_slow(sublist, entry)
+        if unlikely(outcome.stalls or entry.slow_told_us != 0):
+            self.look_if_slow(sublist, entry, outcome.stalls)
         if unlikely(op.id != 0):   # one queue, and its sender waits for QACK or QNAK
             fate = FATE_TAKEN
             if orphans:
@@ -414,8 +414,8 @@ cdef class SiblingLink(OriginLink):
         while True:
             no_outcome(&outcome)
             orphans = self.fanout.deliver_here(sublist, entry, &message, True, &queue, 1, &outcome)
-            if unlikely(outcome.stalls):
-                self.tell_slow(sublist, entry)
+            if unlikely(outcome.stalls or entry.slow_told_us != 0):
+                self.look_if_slow(sublist, entry, outcome.stalls)
             if unlikely(orphans != 0):
                 fate = self.reroutes.place(self, sublist, subject, queue, &message, 0, 0, self.been())
                 outcome.deliveries += fate == FATE_TAKEN   # (to a member here)
@@ -431,6 +431,29 @@ cdef class SiblingLink(OriginLink):
     cdef uint64_t been(self) noexcept:
         """Where a message was that the sibling has not sent on: the gateway has no clients."""
         return CAME_IN if self.shard == GATEWAY_NUMBER else 0
+
+    cdef void look_if_slow(self, Sublist sublist, Entry *entry, bint is_slow) noexcept:
+        """A subscriber is behind, or was when this was said last: small messages fill its last chunk without anybody
+        asking how much is pending, and who publishes them must not go on because SLOW was not said again."""
+        cdef uint64_t now = self.out.box.now_us
+        cdef uint32_t n = entry.n_plain, i
+        cdef OutBuf *out
+        if not is_slow:
+            if now - entry.slow_told_us < SLOW_AGAIN_US:
+                return
+            if now - entry.slow_told_us > 2 * SLOW_US:
+                entry.slow_told_us = 0
+                return
+            for i in range(entry.n_choices):
+                n += entry.choices[i].n_local
+            for i in range(n):
+                out = entry.targets[i].out
+                if out.is_behind and out.close_reason == CLOSE_NONE \
+                        and (out.max_pending == 0 or now - out.taken_us < STALL_IF_TAKEN_US):
+                    is_slow = True
+                    break
+        if is_slow:
+            self.tell_slow(sublist, entry)
 
     cdef void tell_slow(self, Sublist sublist, Entry *entry) noexcept:
         """A subscriber here is behind. The link never waits, because it serves others too: the sibling makes the
@@ -535,6 +558,8 @@ cdef class SiblingLink(OriginLink):
         if self.mesh.prefixes is not None:
             self.send(self.mesh.prefixes.words())
         self.mesh.join(shard, &self.out)
+        if shard == GATEWAY_NUMBER and self.mesh.prefixes is not None:
+            self.send(self.mesh.prefixes.due_interest())
         self.fence.ping(shard)
 
     def leave(self, *, bint is_broken=False):

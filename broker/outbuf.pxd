@@ -22,6 +22,11 @@ cdef enum:
     SMALL_CHUNK_BYTES = 2048
     # From this size on a payload is shared by reference instead of copied to every subscriber.
     BLOB_BYTES = 32768
+    # A client that took bytes this recently is slow but not stuck, and publishers wait for it. The kernel reports room
+    # only when a third of its send buffer is free, 1.4 of 4 MB, so the owner checks itself what is acknowledged; and on
+    # a busy host a reader may not run for a while. With 100 ms such a reader counted as stuck, was flooded past
+    # max_pending and closed, where nats-server waits for it.
+    STALL_IF_TAKEN_US = 2000000
 
 # Where a client's subscriptions are while its connection moves to another shard: see moves.pxd.
 cdef enum Moving:

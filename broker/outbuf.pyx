@@ -16,11 +16,6 @@ cdef enum:
     # Chunks kept for reuse; further ones are freed (64 MiB and 8 MiB at most are kept).
     MOST_FREE_CHUNKS = 1024
     MOST_FREE_SMALL = 4096
-    # A client that took bytes this recently is slow but not stuck, and publishers wait for it. The kernel reports room
-    # only when a third of its send buffer is free, 1.4 of 4 MB, so the owner checks itself what is acknowledged; and on
-    # a busy host a reader may not run for a while. With 100 ms such a reader counted as stuck, was flooded past
-    # max_pending and closed, where nats-server waits for it.
-    STALL_IF_TAKEN_US = 2000000
     # Detached output, of which some may be dropped, has so many times max_pending; the limit itself holds when it is
     # detached no more (broker.moves).
     SURPLUS_FACTOR = 4

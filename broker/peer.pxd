@@ -36,6 +36,8 @@ cdef class Peer:
     cdef int read_parts(self, uint8_t *shared, size_t room, iovec *parts) noexcept
     # The kernel put n bytes there. Raises only what consume() raises.
     cdef int received(self, uint8_t *shared, size_t room, size_t n) except -1
+    # That was an error of ours. Whether it costs this connection alone: it is closed; else the process ends.
+    cdef bint on_failure(self) noexcept
     # Removes a reason to hold. When none is left, the owner is told (out_call), and calls resume().
     cdef void release(self, uint8_t hold) noexcept
     # Processes the input that was kept.

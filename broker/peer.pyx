@@ -129,6 +129,9 @@ cdef class Peer:
         if not self.holds:
             out_call(&self.out)
 
+    cdef bint on_failure(self) noexcept:
+        return False
+
     cdef int resume(self, uint8_t *shared, size_t room) except -1:
         cdef size_t size = self.partial_size
         if size == 0 or self.is_closing or self.holds:

@@ -62,4 +62,5 @@ cdef class ReplyPrefixes:
     cdef int give(self, Giving giving) except -1
     cdef int end_giving(self, Giving giving) except -1
     cdef int end_taking(self, Taking taking) except -1
+    cdef int tell_gateway(self) except -1
     cdef int lose_owner(self, bytes prefix) except -1

@@ -9,8 +9,9 @@ plain messages. Where the successor or a link to it ends in the middle, the old 
 one. No cost before the first hand-over.
 """
 
+from gnatswarm.broker.interest cimport GATEWAY_NUMBER
 from gnatswarm.broker.outbuf cimport out_append
-from gnatswarm.broker.service_imports cimport ReplyTable
+from gnatswarm.broker.service_imports cimport ReplyTable, Response
 from gnatswarm.broker.sublist cimport OWNER_AWAITED, OWNER_HERE
 
 from gnatswarm.broker import due_replies
@@ -143,7 +144,16 @@ cdef class ReplyPrefixes:
             table = <ReplyTable>self.imports.others[prefix]
             table.takes_from |= <uint64_t>1 << old
             self.mesh.set_owner(prefix, OWNER_HERE)
+            self.tell_gateway()
             self.reroutes.on_step()
+
+    cdef int tell_gateway(self) except -1:
+        """Before the shard that had it leaves, and takes along what it has told: see due_interest()."""
+        cdef bytes words
+        if (self.mesh.up >> GATEWAY_NUMBER) & 1:
+            words = self.due_interest()
+            out_append(self.mesh.fanout.links[GATEWAY_NUMBER], words, len(words))
+        return 0
 
     cdef int end_taking(self, Taking taking) except -1:
         """The old shard has gone, or the link to it: what was kept for its requests goes nowhere."""
@@ -173,6 +183,22 @@ cdef class ReplyPrefixes:
         """For a link that joins: the prefixes that lead here, and where others lead."""
         own = [self.own_words(prefix) for prefix in self.imports.others] if self.imports is not None else []
         return b"".join(own + [b"RGOES %b %d\r\n" % (prefix, shard) for prefix, (shard, _) in self.known.items()])
+
+    def due_interest(self) -> bytes:
+        """For a link that joins to the gateway, which may be a new one: the replies that are due here, as interest, so
+        that other servers go on sending them. Once told, it lasts as long as the link."""
+        cdef ReplyTable table
+        cdef Response response
+        if self.imports is None:
+            return b""
+        wanted = set()
+        for item in [self.imports.own, *self.imports.others.values()]:
+            table = <ReplyTable>item
+            for lane in table.lanes:
+                for due in (<dict>lane).values():
+                    response = <Response>due
+                    wanted.add((response.exporter.account, table.prefix))
+        return b"".join([b"RS+ %b %b>\r\n" % one for one in sorted(wanted)])
 
     def takes(self, int shard, bytes prefix not None) -> bool:
         """Whether a sibling's message with this prefix is a reply that this shard is to pass on: not one that the

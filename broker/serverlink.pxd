@@ -70,6 +70,7 @@ cdef class ServerLink(Peer):
                      uint64_t spared, Outcome *outcome) except -1
     cdef uint64_t send_to_formers(self, Sublist sublist, Token subject, Publish *message, Token *queues, int n,
                                   uint64_t orphans) except? 0xFFFFFFFFFFFFFFFF
+    cdef void hold(self) noexcept
     cdef int interest(self, ServerOp *op, bint wanted) except -1
     cdef uint32_t weighed(self, Sublist sublist, ServerOp *op) noexcept
     cdef int add_up(self, Sublist sublist, ServerOp *op, bint wanted) except -1

@@ -38,6 +38,19 @@ cdef enum:
     TOLD_BYTES = 16384
 
 
+cdef int distinct(Token *queues, int n) except -1:
+    """Leaves out groups that stand twice, each of which gets the message once. Returns how many are left."""
+    cdef set seen = set()
+    cdef int i, left = 0
+    for i in range(n):
+        name = queues[i].at[:queues[i].size]
+        if name not in seen:
+            seen.add(name)
+            queues[left] = queues[i]
+            left += 1
+    return left
+
+
 cdef bytes only(dict held):
     """The one origin of these members; b"": some are of no leaf node, or of another cluster's."""
     return next(iter(held)) if len(held) == 1 else b""
@@ -74,6 +87,12 @@ cdef class ServerLink(Peer):
         self.close(CLOSE_PARSE_ERROR)
         return 0
 
+    cdef bint on_failure(self) noexcept:
+        self.exchange.origin = b""
+        self.exchange.onward = ~<uint64_t>0
+        self.exchange.split_before = None
+        return True
+
     cdef int read_parts(self, uint8_t *shared, size_t room, iovec *parts) noexcept:
         if unlikely(self.tells_much):
             room = min(room, self.partial_size + TOLD_BYTES)
@@ -102,8 +121,8 @@ cdef class ServerLink(Peer):
                 no_outcome(&outcome)
                 self.exchange.forward(self.sublist, self.repeat.entry, &message, self.exchange.reach(self.slot), True,
                                       NULL, 0, &outcome)
-                if unlikely(outcome.stalls or self.repeat.entry.slow_until_us > self.out.box.now_us):
-                    self.holds |= HOLD_STALL
+                if unlikely(self.exchange.is_link_behind):
+                    self.hold()
             else:
                 done = self.operate(p, end - p, whole)
                 if done == 0:
@@ -159,6 +178,13 @@ cdef class ServerLink(Peer):
         else:
             self.broken("no frame of a server: " + repr(data[:min(size, 60)]))
         return size if self.is_closing else op.line_size
+
+    cdef void hold(self) noexcept:
+        """A shard is behind with what it is sent: read nothing for a moment. Never because a subscriber or another
+        server is: this connection serves all others, too, and has the word of what they want. Who is too slow is closed
+        at its max_pending, as by nats-server, which makes nobody but clients wait."""
+        self.exchange.is_link_behind = False
+        self.holds |= HOLD_STALL
 
     cdef int on_ping(self) except -1:
         """Reply when every sibling here knows what it has sent."""
@@ -336,6 +362,8 @@ cdef class ServerLink(Peer):
             op.is_plain = False
             answerers.at = ANSWERERS
             answerers.size = 5
+        if unlikely(op.n_queues > 1):
+            op.n_queues = distinct(op.queues, op.n_queues)
         self.in_msgs += 1
         self.in_bytes += op.size
         self.exchange.in_msgs += 1
@@ -372,8 +400,8 @@ cdef class ServerLink(Peer):
                 self.broken("no memory for a match")
                 return size
         self.forward(sublist, entry, &message, op, names_groups, &outcome)
-        if unlikely(outcome.stalls or entry.slow_until_us > self.out.box.now_us):
-            self.holds |= HOLD_STALL
+        if unlikely(self.exchange.is_link_behind):
+            self.hold()
         return total
 
     cdef bint is_kept_out(self, Permissions permissions, ServerOp *op) except -1:

@@ -90,6 +90,11 @@ def require_object(raw: bytes) -> None:
         raise BadArguments from None
 
 
+def _whole_text(text: str) -> str:
+    """The text with U+FFFD for each half of a surrogate pair, as Go reads it: others may encode it as they like."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def _wants_account(name: str, value: Any) -> bool:
     """Whether this member asks for an account of its own. BadArguments if nats-server's type for it is another one."""
     if name == _NEW_ACCOUNT:
@@ -125,7 +130,7 @@ def overlay(current: ClientOptions, raw: bytes) -> ClientOptions:
             name, kind = known
             if type(value) is not kind:
                 raise BadArguments
-            changes[name] = value
+            changes[name] = _whole_text(value) if isinstance(value, str) else value
     except ValueError:
         raise BadArguments from None
     options = msgspec.structs.replace(current, **changes)

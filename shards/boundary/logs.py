@@ -122,10 +122,10 @@ class LineFormatter(logging.Formatter):
             "pid": self._pid,
             "process": self._label,
             "logger": record.name,
-            "text": lines[0],
+            "text": _whole(lines[0]),
         } | _fields(record)
         if len(lines) > 1:
-            row["traceback"] = lines[1:]
+            row["traceback"] = [_whole(line) for line in lines[1:]]
         return msgspec.json.encode(row).decode().translate(_OBEYED)
 
 
@@ -141,7 +141,12 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     found = getattr(record, "log_fields", None)
     for argument in record.args if isinstance(record.args, tuple) else ():
         found = found or getattr(argument, "log_fields", None)
-    return dict(found) if found else {}
+    return {key: _whole(value) if isinstance(value, str) else value for key, value in (found or {}).items()}
+
+
+def _whole(text: str) -> str:
+    """The text, with a question mark for what UTF-8 cannot encode."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 class LineHandler(logging.Handler):
@@ -166,7 +171,12 @@ class LineHandler(logging.Handler):
             return
         if self._limit_bytes:
             self._follow_or_rotate()
-        self._write(self.format(record) + "\n")
+        try:
+            line = self.format(record)
+        except Exception:  # a text that cannot be formatted costs a line, and not this process
+            self._lost_lines += 1
+            return
+        self._write(line + "\n")
 
     def reopen(self) -> str:
         """Open the file again by its name, as after logrotate; "" or why that failed (the old file stays in use)."""

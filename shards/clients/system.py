@@ -98,7 +98,7 @@ class Inbox:
         except BlockingIOError:
             return
         while (end := self._buffer.find(b"\r\n")) >= 0:
-            words = bytes(self._buffer[:end]).split()
+            words = bytes(self._buffer[:end]).split(b" ")  # (other blanks are part of a subject)
             if words[0] != b"MSG":  # the reactor's PING
                 del self._buffer[: end + 2]
                 self._sock.send(b"PONG\r\n")
@@ -109,7 +109,10 @@ class Inbox:
             body = bytes(self._buffer[end + 2 : end + 2 + size])
             del self._buffer[: end + 2 + size + 2]
             # "MSG subject sid reply size", or "MSG subject sid size".
-            self._system.on_asked(words[1], words[3] if len(words) == 5 else b"", body)
+            try:
+                self._system.on_asked(words[1], words[3] if len(words) == 5 else b"", body)
+            except Exception:  # an error of ours: one request is not answered, and this process goes on
+                logger.exception("a request to the system account failed")
 
 
 class Count(msgspec.Struct):
@@ -191,7 +194,8 @@ class System:
             self._reactor.finish()
 
     def _listen(self) -> None:
-        self._inbox = Inbox(self, self._reactor, self._own_connection(self._account, self._server.options.limits))
+        heard = self._own_connection(self._account, self._server.options.limits, headers=False)
+        self._inbox = Inbox(self, self._reactor, heard)
         for sid, subject in enumerate(advisory.request_subjects(self._server.server_id)):
             self._inbox.connection.post(b"SUB %b _sys_ %d\r\n" % (subject.encode(), sid))
         if self._server.options.cluster.port:
@@ -207,12 +211,12 @@ class System:
             if self._is_heard:
                 self._loop.call_later(AGAIN_S, self.configure, self._server.options)
 
-    def _own_connection(self, account: str, limits: Limits) -> ClientConnection:
+    def _own_connection(self, account: str, limits: Limits, *, headers: bool = True) -> ClientConnection:
         most = msgspec.structs.replace(limits, max_payload_bytes=2**30, max_control_line_bytes=2**20)
         connection = ClientConnection(
             self._fanout, self._mesh.account(account.encode()), Fence(), 0, most, must_authenticate=False
         )
-        connection.configure(verbose=False, pedantic=False, echo=True, headers=True, no_responders=False, protocol=0)
+        connection.configure(verbose=False, pedantic=False, echo=True, headers=headers, no_responders=False, protocol=0)
         return connection
 
     def _finish_soon(self) -> None:

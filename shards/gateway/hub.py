@@ -57,6 +57,11 @@ _REASONS = {CLIENT_AT_PORT: "Incorrect Port", SAME_CLUSTER: "Cluster Names Ident
 MAX_LEAFNODES = "maximum account active connections exceeded"
 
 
+def _is_subject(text: str) -> bool:
+    """Whether a leaf node may name this as what it does not want."""
+    return text.split() == [text] and is_valid_subscription(text.encode("utf-8", "replace"))
+
+
 class HubOwner(ConnectionOwner, Protocol):
     """The port that has accepted it; a reload may change the attributes."""
 
@@ -283,7 +288,7 @@ class HubSession(LeafConnection):
             rights = msgspec.structs.replace(rights, publish_allow=())
         self._tell(rights)
         denied = self.connect.deny_pub or () if self.connect is not None else ()
-        denied = tuple(one for one in denied[:_MOST_DENIED] if is_valid_subscription(one.encode("utf-8", "replace")))
+        denied = tuple(one for one in denied[:_MOST_DENIED] if _is_subject(one))
         # The engine's rules are ours: what we may publish to the leaf node is what it may subscribe to.
         rules = PermissionOptions(
             publish_allow=rights.subscribe_allow,

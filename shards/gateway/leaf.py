@@ -175,7 +175,8 @@ class LeafSession(LeafConnection):
         ):
             self._end("there is no room for another connection to a server (31 at most)", wait_long=True)
             return
-        self._apply_permissions(info)
+        if not self._apply_permissions(info):
+            return
         if self.remote.deny_exports:
             self.link.withhold(Permissions(PermissionOptions(publish_deny=self.remote.deny_exports)))
         self.link.begin()
@@ -187,8 +188,17 @@ class LeafSession(LeafConnection):
         host = self.address.rpartition(":")[0].strip("[]")
         return Person(self._lid, host, self.account, "", "", "", "", "leafnode", self._opened_us, 0, self.rtt_us)
 
-    def _apply_permissions(self, info: ServerInfo) -> None:
-        """What the hub allows, and what the configuration denies: in its INFO, `export` is what a leaf may publish."""
+    def _apply_permissions(self, info: ServerInfo) -> bool:
+        """What the hub allows, and what the configuration denies; False: it makes no sense, and the connection ends."""
+        try:
+            self._apply_rules(info)
+        except (ValueError, OverflowError) as error:  # of a subject, or a number, that is none
+            self._end(f"the hub's permissions make no sense: {error}")
+            return False
+        return True
+
+    def _apply_rules(self, info: ServerInfo) -> None:
+        """In its INFO, `export` is what a leaf may publish. ValueError, OverflowError."""
         exports, imports = info.exports or words.Rules(), info.imports or words.Rules()
         rules = PermissionOptions(
             publish_allow=exports.allow,

@@ -166,10 +166,12 @@ def read_connect(raw: bytes) -> ServerConnect:
         raise ValueError(f"CONNECT cannot be read: {error}") from None
 
 
+_VERSION = re.compile(r"v?(\d{1,9})\.(\d{1,9})\.(\d{1,9})(?!\d)")
+
+
 def is_at_least(version: str, least: str) -> bool:
     """Whether a version such as "2.9.10" is this one or later; a text that is none is not."""
-    numbers = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
-    wanted = re.match(r"v?(\d+)\.(\d+)\.(\d+)", least)
+    numbers, wanted = _VERSION.match(version), _VERSION.match(least)
     if numbers is None or wanted is None:
         return False
     return tuple(map(int, numbers.groups())) >= tuple(map(int, wanted.groups()))

@@ -294,7 +294,7 @@ class Frames:
         if "Host" not in request.headers:
             response = protocol.reject(HTTPStatus.BAD_REQUEST, "Bad Request\n")
             self._refuse("'Host' missing in request")
-        elif urlsplit(request.path).path.endswith(MQTT_PATH):
+        elif _path_of(request).endswith(MQTT_PATH):
             response = protocol.reject(HTTPStatus.NOT_FOUND, "Not Found\n")
             self._refuse("MQTT is not offered")
         elif complaint:
@@ -307,8 +307,7 @@ class Frames:
             response = protocol.accept(request)
             if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
                 self.is_open = True
-                path = urlsplit(request.path).path
-                self.is_leaf = path.startswith(LEAF_PATH) or path.endswith(LEAF_PATH)
+                self.is_leaf = _path_of(request).endswith(LEAF_PATH)
                 if self.is_leaf and request.headers.get_all(NO_MASKING) == ["true"]:
                     self.is_masked = False
                     response.headers[NO_MASKING] = "true"
@@ -328,6 +327,11 @@ class Frames:
     def _refuse(self, why: str) -> None:
         self.is_over = True
         self.error = why
+
+
+def _path_of(request: Request) -> str:
+    """The path of its target, which anybody may have written: nothing in it is an error."""
+    return request.path.partition("?")[0]
 
 
 def _asks_for_websocket(request: Request) -> bool:

@@ -100,6 +100,7 @@ cdef class Reactor:
     cdef int serve(self, epoll_event *events, int n) except -1
     cdef int serve_ready(self, epoll_event *events, int n) except -1
     cdef int serve_events(self, epoll_event *events, int n) except -1
+    cdef int give_up(self, Socket socket) except -1
     # Call its on_event(0) in the next round; None: nobody's.
     cdef void set_due(self, Source source) noexcept
     cdef void forget(self, Source source) noexcept

@@ -16,7 +16,7 @@ from posix.unistd cimport close as close_fd
 
 from gnatswarm.broker.connection cimport ClientConnection
 from gnatswarm.broker.outbuf cimport (
-    CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_READ_ERROR, CLOSE_SLOW_CONSUMER_PENDING_BYTES,
+    CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, CLOSE_READ_ERROR, CLOSE_SLOW_CONSUMER_PENDING_BYTES,
     CLOSE_SLOW_CONSUMER_WRITE_DEADLINE, CLOSE_WRITE_ERROR, CloseReason, iovec, out_call, out_condemn, out_gather,
     out_pending, out_release, out_take)
 from gnatswarm.broker.peer cimport HOLD_STALL
@@ -28,6 +28,8 @@ from gnatswarm.shards.sockets.page_counters cimport publish_counters
 from gnatswarm.shards.sockets.patience cimport Patience, READ_IN_BULK, READ_NOT_PATIENTLY, READ_SMALL_AND_QUICK
 from gnatswarm.shards.sockets.patient_set cimport Tick, new_patient_set
 from gnatswarm.shards.sockets.window cimport narrow, widen
+
+import logging
 
 from gnatswarm.broker.frozen import RecordRefused
 from gnatswarm.shards.sockets.frozen_socket import FrozenSocket
@@ -83,6 +85,9 @@ cdef enum:
     DRAIN_READS = 64                # of a connection that is about to be closed
     STALL_US = 100000               # a sender waits for a slow receiver at most this long at a time
     LEAVE_SLICE = 20000             # subscriptions of a closed client removed per round: some 5 ms
+
+
+logger = logging.getLogger("gnatswarm.sockets")
 
 
 cdef inline uint64_t monotonic_us() noexcept nogil:
@@ -571,15 +576,22 @@ cdef class Reactor:
 
     cdef int serve_events(self, epoll_event *events, int n) except -1:
         cdef size_t settled = 0
-        cdef Source source
-        cdef int i
-        for i in range(n):
-            source = <Source>events[i].data.ptr
-            if source.fd >= 0:
-                source.on_event(events[i].events)
-            if self.round.bytes_read - settled > MOST_UNSETTLED_BYTES:
-                settled = self.round.bytes_read
-                self.settle()
+        cdef Source source = None
+        cdef int i = 0
+        while i < n:
+            try:
+                while i < n:
+                    source = <Source>events[i].data.ptr
+                    i += 1
+                    if source.fd >= 0:
+                        source.on_event(events[i - 1].events)
+                    if self.round.bytes_read - settled > MOST_UNSETTLED_BYTES:
+                        settled = self.round.bytes_read
+                        self.settle()
+            except Exception:
+                if not isinstance(source, Socket) or not (<Socket>source).peer.on_failure():
+                    raise
+                self.give_up(<Socket>source)
         if self.round.is_due:
             if n:
                 self.settle()   # who is due may take a while
@@ -587,6 +599,14 @@ cdef class Reactor:
             self.set_due(None)
             if source is not None:      # (or it was closed, or started anew, while others were attended to)
                 source.on_event(0)
+        return 0
+
+    cdef int give_up(self, Socket socket) except -1:
+        """What this client or server sent is an error here, which costs its connection and nothing else."""
+        logger.exception("%s - its connection is closed because of an error of ours", socket.owner)
+        if socket.fd >= 0:
+            socket.peer.close(CLOSE_PARSE_ERROR)
+            out_call(&socket.peer.out)
         return 0
 
     cdef void set_due(self, Source source) noexcept:

@@ -505,23 +505,25 @@ def test_services_that_are_imported_here_are_told_to_leaf_nodes_and_hubs_but_not
 
 @pytest.mark.parametrize("kind", ["leaf", "route"])
 def test_a_server_hears_where_answers_are_wanted_before_the_first_request(kind: Literal["leaf", "route"]):
-    """Of a request from another account, once; and so does who comes in its place."""
+    """Of a request from another account, once. Who comes in its place hears it at once: answers may be due."""
     cluster = Members(1, fenced=False)
     member = cluster.members[0]
     link = member.mesh.ends[member.gateway, 0]
     assert link.socket is not None
     word, account = (b"L", b"") if kind == "leaf" else (b"R", b"$G ")
     slots = set()
-    for _ in range(2):
+    for is_first in (True, False):
         end = server(cluster, kind, b"%bS+ %ba" % (word, account))
         slots.add(end.link.slot)
+        wanted = b"%bS+ %b_R_.b.>\r\n" % (word, account)
+        assert (wanted in bytes(end.socket.sent)) != is_first
         begin = len(end.socket.sent)
         for n in (1, 2):
             link.engine.probe.feed(link.socket, b"RMSG $G a _R_.b.%d 1\r\nx\r\n" % n)
         cluster.settle()
-        told = bytes(end.socket.sent[begin:]).split(b"\r\n")
-        assert told[0] == b"%bS+ %b_R_.b.>" % (word, account)
-        assert [line for line in told[1:] if len(line) > 1] == [
+        told = bytes(end.socket.sent[begin:])
+        assert told.startswith(wanted) == is_first
+        assert [line for line in told.removeprefix(wanted).split(b"\r\n") if len(line) > 1] == [
             b"%bMSG %ba _R_.b.%d 1" % (word, account, n) for n in (1, 2)
         ]
         end.link.leave()
@@ -550,14 +552,49 @@ def test_ever_new_reply_subjects_of_a_server_are_told_as_one_pattern():
         most = max(most, len(told))
     assert requests == many + 3
     assert most <= 1025 and told == {b"_R_.>"}
-    # Another place, another server: it has been told nothing yet.
+    # Another place, another server: it hears that all are wanted.
     leaf.link.leave()
     leaf = server(cluster, "leaf", b"LS+ a")
+    assert bytes(leaf.socket.sent).count(b"LS+ _R_.") == bytes(leaf.socket.sent).count(b"LS+ _R_.>\r\n") == 1
     route.engine.probe.feed(route.socket, b"RMSG $G a %b 1\r\nx\r\n" % first)
     cluster.settle()
-    assert b"LS+ _R_.first.>\r\n" in bytes(leaf.socket.sent)
+    assert bytes(leaf.socket.sent).endswith(b"LS+ _R_.>\r\nLMSG a _R_.first.1 1\r\nx\r\n")
     for end in (route, leaf):
         end.link.leave()
+    cluster.close()
+
+
+def test_a_group_that_stands_twice_in_a_frame_gets_its_message_once():
+    cluster = Members(1, fenced=False)
+    client, *_, other = cluster.members[0].clients
+    client.feed(b"SUB a q 1\r\nSUB a r 2\r\n")
+    other.feed(b"SUB a q 1\r\n")
+    cluster.settle()
+    end = server(cluster, "route")
+    end.engine.probe.feed(end.socket, b"RMSG $G a | q q r q r 1\r\nx\r\n")
+    cluster.settle()
+    got = client.messages() + other.messages()
+    assert sorted(got) == [(b"1", b"x"), (b"2", b"x")]
+    end.link.leave()
+    cluster.close()
+
+
+def test_a_subscriber_that_is_behind_holds_no_connection_to_a_server():
+    """All else that comes over it would wait, too, and so would the word of what is wanted."""
+    cluster = Members(1, fenced=False)
+    member = cluster.members[0]
+    shard, gateway = member.mesh.ends[0, member.gateway], member.mesh.ends[member.gateway, 0]
+    client = member.clients[0]
+    client.feed(b"SUB a 1\r\nSUB b 2\r\n")
+    cluster.settle()
+    end = server(cluster, "route")
+    assert gateway.socket is not None and shard.socket is not None
+    gateway.engine.probe.feed(gateway.socket, b"SLOW $G a\r\n")
+    end.engine.probe.feed(end.socket, b"RMSG $G a 1\r\nx\r\n" * 3 + b"RS+ $G c\r\nRMSG $G b 1\r\ny\r\n")
+    assert not end.socket.is_held
+    cluster.settle()
+    assert client.messages() == [(b"1", b"x")] * 3 + [(b"2", b"y")]
+    end.link.leave()
     cluster.close()
 
 

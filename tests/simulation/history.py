@@ -25,7 +25,7 @@ class Subscription:
     death_known_at: int = NEVER  # … and every sibling knew it
     most: int = NEVER  # UNSUB max
     is_outside: bool = False  # of a user of another server; acked_at: since when everybody knows it, without a break
-    cut_off_at: int = NEVER  # … the connection to that server ended
+    cut_offs: list[int] = field(default_factory=list)  # … when the connection to that server ended
     is_at_gnatswarm: bool = False  # … which knows QMSG
     is_second: bool = False  # … of a leaf node: it gets what nobody else of its queue group can
     lost_from: int = NEVER  # its client moved from here on, and was closed with what had been detached for it

@@ -302,7 +302,7 @@ def check_second_choice(history: History, reach: Reach, taker: Subscription, mem
     plain = {sub.client for sub, _, _ in reach.plain}
     first = [one for one in members if not one.is_second]
     for one in first:
-        is_cut_off = one.cut_off_at <= message.acked_at and not one.has_seen(message)
+        is_cut_off = any(at <= message.acked_at for at in one.cut_offs) and not one.has_seen(message)
         if one.is_outside and (is_cut_off or one.left_at <= message.acked_at or one.client in plain):
             return
     for one in first:

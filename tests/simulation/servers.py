@@ -420,7 +420,8 @@ class Servers:
         server.heard_queues_apart.clear()
         server.is_in_step = False
         for sub in server.wants:
-            sub.acked_at, sub.cut_off_at = NEVER, self.now
+            sub.acked_at = NEVER
+            sub.cut_offs.append(self.now)
         self.lose()
 
     def lose(self) -> None:

@@ -18,6 +18,7 @@ from tests.support.servers import Broker
 from tests.support.turns import until
 from tests.support.wire import Client
 from tests.system.test_cluster import (
+    ACCOUNTS,
     CREATED,
     Net,
     Start,
@@ -255,3 +256,31 @@ async def test_a_restart_loses_no_message_of_a_group_with_members_on_both_sides(
         got.update(frame.payload for frame in member.inbox if frame.subject.startswith("work."))
     wanted = {b"%d%08d" % (who, number) for who in (0, 1) for number in range(sent)}
     assert got == Counter(wanted)
+
+
+@pytest.mark.parametrize("kind", ["gnatswarm-2", "nats-server"])
+@pytest.mark.parametrize("whose", ["asker's", "responder's"])
+async def test_an_answer_that_is_due_comes_also_over_a_new_connection(
+    start: Start, net: Net, kind: str, whose: str
+) -> None:
+    """Other servers are told where answers to requests between accounts go; a new gateway, or route, tells it again."""
+    asked = start(kind, cluster_config("there", more=f"{ACCOUNTS}\ndebug: true"))
+    asking = start("gnatswarm-2", cluster_config("here", (route_port(asked),), more=f"{ACCOUNTS}\ndebug: true"))
+    await until(lambda: is_meshed([asking, asked]))
+    responder, asker = await net.client(asked, "e"), await net.client(asking, "i")
+    await subscribed(responder, "svc 1")
+    await subscribed(asker, "inbox.* 1")
+    await all_know([responder, await net.client(asking, "e")])
+    await asker.send("PUB svc inbox.1 1\r\nx\r\n")
+    (request,) = await responder.messages(1, 20)
+    lines = len(asking.log.lines)
+    if whose == "asker's" or kind == "nats-server":
+        os.kill(_gateway(asking), signal.SIGKILL)
+    else:
+        os.kill(_gateway(asked), signal.SIGKILL)
+    await asyncio.to_thread(asking.log.wait_line, CREATED, 20.0, lines)
+    await until(lambda: is_meshed([asking, asked]))
+    await all_know([responder, await net.client(asking, "e")])
+    await responder.send(f"PUB {request.reply} 1\r\ny\r\n")
+    (answer,) = await asker.messages(1, 20)
+    assert (answer.subject, answer.payload) == ("inbox.1", b"y")

@@ -126,9 +126,9 @@ async def test_nothing_is_answered_behind_connection_close(site: Site) -> None:
         (b"HTTP:///varz?a=%31", "/varz", "x"),
         (b"http://broker?a=%31", "/", "broker"),
         (b"/%76arz?a=%31", "/varz", "x"),
-        (b"/%ff%0d%0a?a=%31", "/\udcff\r\n", "x"),
+        (b"/%0d%0a?a=%31", "/\r\n", "x"),
     ],
-    ids=["absolute", "without a host", "without a path", "with an escape", "with bytes that are no text"],
+    ids=["absolute", "without a host", "without a path", "with an escape", "with line breaks"],
 )
 async def test_a_target_may_be_absolute_and_have_escapes(site: Site, target: bytes, path: str, host: str) -> None:
     await site.say(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % target)

@@ -195,9 +195,11 @@ def test_an_error_of_a_round_is_the_loop_s():
         loop = asyncio.get_running_loop()
         seen = loop.create_future()
         loop.set_exception_handler(lambda _, context: seen.set_result(context["exception"]))
-        with served(fail) as here:
-            here.client.sendall(QUIET)
+        with served() as here:  # (an error of what a client has sent costs its connection)
+            timer = ShortTimer(here.reactor, fail)
+            timer.start(50)
             assert str(await seen) == "a defect"
+            timer.close()
             loop.set_exception_handler(None)
 
     run(work)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gnatswarm.broker.connection import ClientConnection, Fence
+from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.fanout import Fanout
 from gnatswarm.broker.interest import InterestSink
 from gnatswarm.broker.limits import Limits
@@ -51,6 +52,7 @@ class Bench:
         self._sublist = Sublist(b"$G", InterestSink())
         self._fence = Fence()
         self._cids = iter(range(1, 1000))
+        self.sessions: dict[int, Session] = {}  # by the number of the reactor's end
         self.owner = Owner()
         self.reactor = Reactor(self._fanout)
 
@@ -62,7 +64,7 @@ class Bench:
         accepted.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         fd = accepted.detach()
-        session = Session()
+        session = self.sessions[fd] = Session()
         connection = ClientConnection(self._fanout, self._sublist, self._fence, next(self._cids), Limits(), session)
         session.connection = connection
         self.reactor.open(fd, connection, self.owner, is_local=is_on_this_host(client.getpeername()[0]))
@@ -311,3 +313,21 @@ def test_a_message_that_is_too_large_is_read_to_its_end_first(bench, first):
     bench.turn_until(lambda: not bench.reactor.sockets())
     assert client.recv(100) == b"-ERR 'Maximum Payload Violation'\r\n"
     assert client.recv(100) == b""
+
+
+def test_an_error_of_ours_costs_the_connection_that_made_it_and_no_other(bench, caplog):
+    """Whatever a session raises for what its client has sent, but what the engine expects of it."""
+    (bad, bad_number), (good, _) = bench.connect(), bench.connect()
+
+    def stumble(_raw: bytes) -> None:
+        raise RuntimeError("of the test")
+
+    bench.sessions[bad_number].on_connect = stumble
+    bad.sendall(b"CONNECT {}\r\nPUB a 1\r\nx\r\n")
+    bench.turn_until(lambda: bool(bench.owner.closed))
+    good.sendall(b"PING\r\n")
+    bench.turn_until(lambda: bool(select.select([good], [], [], 0)[0]))
+    assert good.recv(1 << 16).endswith(b"PONG\r\n")
+    assert bench.owner.closed == [CloseReason.PARSE_ERROR]
+    assert "its connection is closed because of an error of ours" in caplog.text
+    assert "RuntimeError: of the test" in caplog.text
