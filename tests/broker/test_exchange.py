@@ -564,6 +564,23 @@ def test_ever_new_reply_subjects_of_a_server_are_told_as_one_pattern():
     cluster.close()
 
 
+def test_who_lingers_takes_what_would_have_to_go_to_another_server():
+    """That one acknowledges nothing, and its members may have left, too."""
+    cluster = Members(2, fenced=False)
+    leaver, _, publisher, _ = cluster.members[0].clients
+    far = cluster.members[1].clients[0]
+    for client in (leaver, far):
+        client.feed(b"SUB a q 1\r\n")
+    cluster.settle()
+    publisher.feed(b"PUB a 1\r\nx\r\n" * 40)
+    cluster.members[0].mesh.finish()
+    leaver.feed(b"UNSUB 1\r\nPING\r\n")
+    cluster.settle()
+    here, there = len(leaver.messages()), len(far.messages())
+    assert here + there == 40 and min(here, there) > 5  # each was chosen for about half of them
+    cluster.close()
+
+
 def test_a_group_that_stands_twice_in_a_frame_gets_its_message_once():
     cluster = Members(1, fenced=False)
     client, *_, other = cluster.members[0].clients
