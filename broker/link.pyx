@@ -12,8 +12,8 @@ from libc.string cimport memcmp, memcpy
 from gnatswarm.broker.fence cimport is_of_end
 from gnatswarm.broker.interest cimport GATEWAY_NUMBER
 from gnatswarm.broker.outbuf cimport (
-    CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, STALL_IF_TAKEN_US, OutBuf, iovec, out_append, out_call, out_init,
-    out_mark_dirty, out_release, out_reserve)
+    CLOSE_CLIENT_CLOSED, CLOSE_NONE, CLOSE_PARSE_ERROR, STALL_IF_TAKEN_US, OutBuf, iovec, out_append, out_call,
+    out_init, out_mark_dirty, out_release, out_reserve)
 from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.peer cimport Peer
 from gnatswarm.broker.repeat cimport repeat_remember, repeat_run

@@ -96,6 +96,7 @@ def found_reaches(history: History) -> list[Reach]:
     for message in history.messages:
         if message.answers >= 0 and message.at != NEVER and not message.is_denied:
             answers[message.answers].append(message)
+    inboxes = {one.client: one for one in history.subscriptions if one.pattern == f"_INBOX.{one.client}.*"}
     reaches = []
     for message in history.messages:
         arrangements = history.tenants_for(message)
@@ -103,7 +104,7 @@ def found_reaches(history: History) -> list[Reach]:
             reaches.append(Reach(message, arrangements[0]))
             continue
         all_answers = answers[message.answers] if message.answers >= 0 else []
-        found = [(one, views_of(history, one, message, all_answers)) for one in arrangements]
+        found = [(one, views_of(history, one, message, all_answers, inboxes)) for one in arrangements]
         key = (id(found[0][0]) if len(found) == 1 else 0, found[0][1])
         reach = known.get(key) if len(found) == 1 else None
         if reach is None:
@@ -130,16 +131,20 @@ def found_reaches(history: History) -> list[Reach]:
     return reaches
 
 
-def views_of(history: History, tenants: Tenants, message: Message, answers: list[Message]) -> tuple[View, ...]:
+def views_of(
+    history: History, tenants: Tenants, message: Message, answers: list[Message], inboxes: dict[int, Subscription]
+) -> tuple[View, ...]:
     """The message in each account that it comes to; `answers`: all answers to the request that it answers."""
     if not message.subject.startswith("_R_"):
         return tenants.views(message.account, message.subject, message.chosen)
     request = history.messages[message.answers]
+    inbox = inboxes.get(request.client)  # None: it is a user of another server
     is_sure = (
         (tenants.is_chunked or len([one for one in answers if one.subject.startswith("_R_")]) == 1)
         and is_in_time(history, request, message)
         and request.lost_at > message.acked_at
         and not request.is_orphaned
+        and (inbox is None or inbox.left_at > message.acked_at)  # whoever kept the request forgets it with the asker
         and not message.was_on_broken_link  # whoever kept the request passed it on over that link
     )
     return tenants.way_back(
