@@ -307,7 +307,8 @@ class Frames:
             response = protocol.accept(request)
             if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
                 self.is_open = True
-                self.is_leaf = _path_of(request).endswith(LEAF_PATH)
+                path = _path_of(request)
+                self.is_leaf = path.startswith(f"{LEAF_PATH}/") or path.endswith(LEAF_PATH)
                 if self.is_leaf and request.headers.get_all(NO_MASKING) == ["true"]:
                     self.is_masked = False
                     response.headers[NO_MASKING] = "true"
