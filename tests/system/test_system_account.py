@@ -504,8 +504,8 @@ async def test_a_client_is_kicked_wherever_it_is(cluster):
         assert (await ask(asker, server + ".KICK", body))["error"]["code"] == 500
     if not cluster.broker.kind.is_oracle:  # it does not answer these
         assert (await ask(asker, server + ".KICK", {"cid": 2**63 - 1}))["error"]["code"] == 500
-        for body in ({"cid": -1}, {"cid": "1"}):
-            assert (await ask(asker, server + ".KICK", body))["error"]["code"] == 400
+        for wrong in (b'{"cid": -1}', b'{"cid": "1"}'):
+            assert (await ask(asker, server + ".KICK", wrong))["error"]["code"] == 400
     assert await ask(asker, "$SYS.REQ.SERVER.PING.KICK", {"cid": asker.info["client_id"]}) is None
 
 
