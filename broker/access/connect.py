@@ -75,6 +75,8 @@ def _members_of(raw: bytes) -> dict[str, Any]:
             raise ValueError("nested too deeply") from error
         finally:
             sys.setrecursionlimit(before)
+        if isinstance(document, dict):
+            document = {key: _whole_text(one) if isinstance(one, str) else one for key, one in document.items()}
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -130,7 +132,7 @@ def overlay(current: ClientOptions, raw: bytes) -> ClientOptions:
             name, kind = known
             if type(value) is not kind:
                 raise BadArguments
-            changes[name] = _whole_text(value) if isinstance(value, str) else value
+            changes[name] = value
     except ValueError:
         raise BadArguments from None
     options = msgspec.structs.replace(current, **changes)
