@@ -311,6 +311,7 @@ def test_encrypts_and_two_at_once_do_not_mix(form, tmp_path: Path):
                 for client in clients:
                     await client.publish("a", bytes([number % 256]) * 2000)
             for client in clients:
+                await client.flush()  # (close() returns before its last bytes are sent)
                 await client.close()
             for capture in captures:
                 await capture.asettle()
