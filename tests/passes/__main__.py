@@ -80,6 +80,8 @@ def main() -> int:
     parser.add_argument("--follow", action="store_true", help="before each pass, bring the clone to the last commit")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "passes")
     words = parser.parse_args()
+    # A shell ignores it for what it starts in the background, and so would all that the tests start, and send ^C to.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     clone = cloned(words.out)
     for number in range(1, words.times + 1):
         if words.follow:
