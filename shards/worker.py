@@ -329,6 +329,7 @@ class Worker:
             ports=boot.server_ports,
             clients_at=(boot.host, boot.port),
             websocket_port=boot.websocket_port,
+            known_routes=boot.cluster.routes if boot.cluster is not None else [],
             next_id=page.next_client_id,
             next_event_number=page.next_event_number,
             tell=self._tell,

@@ -19,7 +19,7 @@ from gnatswarm.shards.boundary.rows import Query
 
 # Increased with every change of a message. Router and shards come from one installation; versions differ when that was
 # upgraded under a running broker. The shard then reports it and does not start.
-CONTROL_VERSION = 21
+CONTROL_VERSION = 22
 
 # The process that is connected to other servers has this number among the shards.
 GATEWAY_NUMBER = 63
@@ -54,7 +54,8 @@ class LinkedShard(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 class ClusterNews(ControlMessage, frozen=True):
     """What clients are told of the cluster: from the gateway to the router, and from there to every shard.
 
-    URLs are host:port. `own` ones are empty while no other member has been connected.
+    URLs of clients are host:port; `own` ones are empty while no other member has been connected. The next
+    gateway is given it, too.
     """
 
     name: str  # of the cluster
@@ -64,6 +65,7 @@ class ClusterNews(ControlMessage, frozen=True):
     websocket_urls: list[str] = []
     members: int = 0  # other members that are connected
     is_settled: bool = True  # False: the gateway has just begun; URLs told before stay
+    routes: list[str] = []  # URLs where those members take routes, for the next gateway
 
 
 class ServerPort(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

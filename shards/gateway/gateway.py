@@ -27,7 +27,7 @@ from gnatswarm.shards.gateway.words import Identity
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from gnatswarm.broker.fence import MeshFence
     from gnatswarm.broker.mesh import Mesh
@@ -58,6 +58,7 @@ class Gateway:
         ports: dict[str, ServerPort],
         clients_at: tuple[str, int],
         websocket_port: int,
+        known_routes: Sequence[str],
         next_id: Callable[[], int],
         next_event_number: Callable[[], int],
         tell: Callable[[ControlMessage], None],
@@ -84,6 +85,7 @@ class Gateway:
                 ports["cluster"],
                 clients_at=clients_at,
                 websocket_port=websocket_port,
+                known_routes=known_routes,
                 next_id=next_id,
                 tell=tell,
                 flush=self._flush,

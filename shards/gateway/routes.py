@@ -29,7 +29,7 @@ from gnatswarm.shards.gateway.route import RouteSession
 from gnatswarm.shards.sockets.gate import Gate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from ssl import SSLContext, SSLObject
 
     from gnatswarm.broker.exchange import Exchange
@@ -74,7 +74,10 @@ class Dialled(msgspec.Struct):
 
 
 class Routes:
-    """All routes of one broker. `next_id` numbers them, `tell` sends news to the router."""
+    """All routes of one broker. `next_id` numbers them, `tell` sends news to the router.
+
+    `known_routes`: URLs of the members that the gateway before this one was connected to.
+    """
 
     def __init__(
         self,
@@ -87,6 +90,7 @@ class Routes:
         *,
         clients_at: tuple[str, int],
         websocket_port: int,
+        known_routes: Sequence[str],
         next_id: Callable[[], int],
         tell: Callable[[ClusterNews], None],
         flush: Callable[[], None],
@@ -100,6 +104,7 @@ class Routes:
         self._port = port
         self._clients_at = clients_at
         self._websocket_port = websocket_port
+        self._known_routes = known_routes
         self._next_id = next_id
         self.flush = flush
         self.events = events
@@ -148,6 +153,10 @@ class Routes:
             self._dial_configured()
         else:
             self._teller.begin()
+        for url in self._known_routes:
+            # Some of them dial this broker themselves: a nats-server does so a second after it lost the connection.
+            if (address := _dialable(url)) is not None:
+                self._dial_learned(address)
 
     def _has_tried(self, address: Address) -> None:
         """That member has answered, or cannot be reached: shards take clients once this is said of all."""
@@ -219,6 +228,7 @@ class Routes:
     def stop_dialling(self) -> None:
         """Make no connection any more; present ones stay."""
         self._is_closed = True
+        self._teller.close()  # the next gateway dials who was there, and clients need not hear that they were gone
         for key, dialled in list(self._dialled.items()):
             self._forget(key, dialled)
 
@@ -259,6 +269,11 @@ class Routes:
         dialled = self._dialled[address.host, address.port] = Dialled(address, is_configured)
         dialled.task = self._loop.create_task(self._keep_dialling(dialled))
         dialled.task.add_done_callback(self._on_task_done)
+
+    def _dial_learned(self, address: Address) -> None:
+        """Dial a member that is not configured, unless it is being dialled."""
+        if (address.host, address.port) not in self._dialled and len(self._dialled) < MOST_DIALLED:
+            self._dial(address, is_configured=False)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -573,10 +588,10 @@ class Routes:
         """Tell the other members of this one, so that they dial it."""
         info = newcomer.info
         assert info is not None
-        if not info.port or len(self._members) < 2:
+        if not _route_url(newcomer) or len(self._members) < 2:
             return
         told = {key: value for key, value in newcomer.raw_info.items() if key != "nonce"}
-        told.setdefault("ip", f"nats-route://{_place(newcomer.host, info.port)}/")
+        told["ip"] = _route_url(newcomer)
         line = words.line(b"INFO", told)
         for server_id, session in self._members.items():
             if server_id != info.server_id:
@@ -586,18 +601,11 @@ class Routes:
         """A member told of another one: dial it, unless it is known."""
         if self._is_closed or info.server_id in ("", self._identity.server_id) or self.is_known(info.server_id):
             return
-        try:
-            address = address_of(info.ip, 0)
-        except ValueError:
-            address = Address("", 0)
-        if not address.host or not 0 < address.port < 65536:
+        address = _dialable(info.ip)
+        if address is None:
             logger.error("%s - told of a member at an address that cannot be dialled: %r", session, info.ip[:100])
             return
-        if (address.host, address.port) in self._dialled or len(self._dialled) >= MOST_DIALLED:
-            return
-        if info.auth_required:
-            address = msgspec.structs.replace(address, login=(self.cluster.user, self.cluster.password))
-        self._dial(address, is_configured=False)
+        self._dial_learned(address)
 
     # ---- what clients are told
 
@@ -633,11 +641,29 @@ class Routes:
             websocket_urls=sorted(set(websockets) - set(own[1])),
             members=len(self._members),
             is_settled=self._is_settled,
+            routes=sorted(filter(None, map(_route_url, self._members.values()))),
         )
 
 
 def _nobody(_urls: list[str]) -> None:
     """There is no port for leaf nodes."""
+
+
+def _route_url(session: RouteSession) -> str:
+    """Where this member takes routes: as it says, else the address that it has here; "": nowhere."""
+    info = session.info
+    if info is None or not info.port:
+        return ""
+    return info.ip or f"nats-route://{_place(session.host, info.port)}/"
+
+
+def _dialable(url: str) -> Address | None:
+    """Where another server says that a member takes routes; None: that cannot be dialled."""
+    try:
+        address = address_of(url, 0)
+    except ValueError:
+        return None
+    return address if 0 < address.port < 65536 else None
 
 
 def _place(host: str, port: int) -> str:

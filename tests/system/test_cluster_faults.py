@@ -13,7 +13,7 @@ import pytest
 from gnatswarm.router.commands.operator_commands import exchange, find
 from gnatswarm.router.supervision.operator_socket import RestartRequest
 from tests.support.pipe import Pipe
-from tests.support.raw_route import RawRoute
+from tests.support.raw_route import RawRoute, hello
 from tests.support.servers import Broker
 from tests.support.turns import until
 from tests.support.wire import Client
@@ -28,6 +28,7 @@ from tests.system.test_cluster import (
     is_meshed,
     know,
     net,
+    page,
     route_port,
     settled,
     start,
@@ -224,6 +225,44 @@ async def test_a_restart_takes_what_other_servers_have_sent_until_they_close(sta
     route.close()
     assert not (await restart).error
     assert [frame.payload for frame in await client.messages(2, 20)] == [b"late1", b"late2"]
+
+
+@pytest.mark.parametrize("fault", ["killed", "restarted"])
+async def test_the_next_gateway_dials_who_had_dialled_the_one_before(start: Start, net: Net, fault: str) -> None:
+    """A nats-server tries again only after a second. Clients hear nothing of it."""
+    here = start("gnatswarm-2", cluster_config("here", more="debug: true"))
+    dialled: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+    listener = await asyncio.start_server(lambda *streams: dialled.put_nowait(streams), "127.0.0.1", 0)
+    info = {"port": listener.sockets[0].getsockname()[1], "connect_urls": ["198.51.100.1:4222"]}
+    before = [
+        await RawRoute.dial(route_port(here), "one", **info),
+        await RawRoute.dial(route_port(here), "odd", port=7000, ip="nats-route://[:99999/"),
+    ]
+    for route in before:
+        await route.talk()
+    client = await net.client(here)
+    async with asyncio.timeout(20):
+        while "198.51.100.1:4222" not in client.info.get("connect_urls", []):
+            client = await net.client(here)
+    if fault == "killed":
+        os.kill(_gateway(here), signal.SIGKILL)
+    else:
+        ending = [asyncio.create_task(_closed_when_told(route)) for route in before]
+        answer = await asyncio.to_thread(exchange, find(here.pid, here.port), RestartRequest(), 60.0, lambda _: None)
+        assert not answer.error
+        await asyncio.gather(*ending)
+    again = RawRoute(*await asyncio.wait_for(dialled.get(), 20), "one")
+    again.write(hello("one", **info))
+    await again.talk()
+    assert page(here, "/routez")["num_routes"] == 1
+    assert [frame for frame in await client.flush() if frame.verb == "INFO"] == []
+    again.close()
+    listener.close()
+
+
+async def _closed_when_told(route: RawRoute) -> None:
+    await route.ended()
+    route.close()
 
 
 async def test_a_restart_loses_no_message_of_a_group_with_members_on_both_sides(start: Start, net: Net) -> None:
