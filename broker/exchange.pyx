@@ -1000,15 +1000,10 @@ cdef class Exchange(Onward):
 
     cdef int send_to_former(self, Sublist sublist, Token subject, Token queue, Publish *publish, uint64_t id,
                             uint64_t visited, uint64_t been) except -2:
-        cdef Entry *entry
         cdef Choice *choice
+        cdef Entry *entry = sublist.former_group(subject, queue, &choice) if self.leaving else NULL
         cdef int shard
-        if not self.leaving or sublist.former is None:
-            return -1
-        entry = sublist.former.find(subject.at, subject.size,
-                                    hash_bytes(subject.at, subject.size, sublist.former.seed))
-        choice = NULL if entry == NULL else choice_named(entry, queue)
-        if choice == NULL:
+        if entry == NULL:
             return -1
         shard = self.pick(sublist, entry, choice, self.mesh.up & self.of_kind[<int>PEER_SIBLING] & ~visited)
         if shard < 0 or not self.fanout.send_queued(self.fanout.links[shard], entry, &queue, 1, publish, True, id,

@@ -10,9 +10,9 @@ where there are siblings; otherwise none.
 from libc.stdint cimport uint8_t, uint64_t
 
 from gnatswarm.broker.interest cimport SUB_FORMER, QueueName
-from gnatswarm.broker.entry cimport Choice, Entry, choice_named
+from gnatswarm.broker.entry cimport Choice, Entry
 from gnatswarm.broker.rules cimport StreamImport
-from gnatswarm.broker.word cimport SLACK, hash_bytes
+from gnatswarm.broker.word cimport SLACK
 
 
 cdef class Former:
@@ -95,16 +95,11 @@ cdef class Formers:
         return self.by_client.get(client, {}).get(sid)
 
     cdef Former find(self, Sublist sublist, Token subject, Token queue):
-        cdef Entry *entry
         cdef Choice *choice
+        cdef Entry *entry = sublist.former_group(subject, queue, &choice)
         cdef Former former
         cdef uint32_t i
-        if sublist.former is None or sublist.former.n_subs == 0:
-            return None
-        entry = sublist.former.find(subject.at, subject.size,
-                                    hash_bytes(subject.at, subject.size, sublist.former.seed))
-        choice = NULL if entry == NULL else choice_named(entry, queue)
-        if choice == NULL:
+        if entry == NULL:
             return None
         for i in range(choice.n_local):
             former = self.by_sub.get(<size_t>entry.targets[choice.first + i].sub)

@@ -289,14 +289,9 @@ cdef class Reroutes:
     cdef bint give_to_former(self, Sublist sublist, Token subject, Token queue, Publish *message) noexcept:
         """To a member that has unsubscribed, and that siblings took for one when they sent this."""
         cdef Fanout fanout = self.mesh.fanout
-        cdef Entry *entry
         cdef Choice *choice
-        if sublist.former is None or sublist.former.n_subs == 0:
-            return False
-        entry = sublist.former.find(subject.at, subject.size,
-                                    hash_bytes(subject.at, subject.size, sublist.former.seed))
-        choice = NULL if entry == NULL else choice_named(entry, queue)
-        if choice == NULL or not fanout.choose_here(entry, choice, sublist.random(), message, NULL):
+        cdef Entry *entry = sublist.former_group(subject, queue, &choice)
+        if entry == NULL or not fanout.choose_here(entry, choice, sublist.random(), message, NULL):
             return False
         self.n_lingered += 1
         self.count_delivery(sublist, subject, message)

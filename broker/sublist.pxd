@@ -7,9 +7,10 @@
 cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from gnatswarm.broker.entry cimport Draft, Entry
+from gnatswarm.broker.entry cimport Choice, Draft, Entry
 from gnatswarm.broker.interest cimport Interest, InterestSink, Node, Pattern, Sub
 from gnatswarm.broker.outbuf cimport OutBuf
+from gnatswarm.broker.parser cimport Token
 from gnatswarm.broker.tally cimport Tally
 from gnatswarm.broker.word cimport likely, same_bytes
 
@@ -94,6 +95,8 @@ cdef class Sublist(Interest):
     cdef void tell_tally(self, Entry *entry) noexcept
     # The sublist of members of queue groups that have left. MemoryError.
     cdef Sublist former_members(self)
+    # The entry there that has members of this group, and its choice of them in `choice`; NULL: there are none.
+    cdef Entry *former_group(self, Token subject, Token queue, Choice **choice) noexcept
     # Adds a Shadow of `parent`; NULL: no memory.
     cdef Sub *insert_shadow(self, Sub *parent, void *renaming, const uint8_t *subject, size_t size,
                             const uint8_t *queue, size_t queue_size, uint64_t *told) noexcept

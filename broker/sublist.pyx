@@ -10,7 +10,7 @@ The cache is validated, not emptied: see `is_current`.
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memchr, memcmp, memset
 
-from gnatswarm.broker.entry cimport STALE, Earlier, Extras, draft_entry, extras_of
+from gnatswarm.broker.entry cimport STALE, Earlier, Extras, choice_named, draft_entry, extras_of
 from gnatswarm.broker.interest cimport MOST_SHARDS, NODE_LITERAL, NODE_TOKEN, SUB_SHADOW, Shadow, is_unused, node_key
 from gnatswarm.broker.subject cimport has_empty_token
 from gnatswarm.broker.table cimport table_find
@@ -185,6 +185,14 @@ cdef class Sublist(Interest):
         if self.former is None:
             self.former = Sublist(self.account, InterestSink())
         return self.former
+
+    cdef Entry *former_group(self, Token subject, Token queue, Choice **choice) noexcept:
+        cdef Entry *entry
+        if self.former is None:
+            return NULL
+        entry = self.former.find(subject.at, subject.size, hash_bytes(subject.at, subject.size, self.former.seed))
+        choice[0] = NULL if entry == NULL else choice_named(entry, queue)
+        return NULL if choice[0] == NULL else entry
 
     cdef Sub *insert_shadow(self, Sub *parent, void *renaming, const uint8_t *subject, size_t size,
                             const uint8_t *queue, size_t queue_size, uint64_t *told) noexcept:

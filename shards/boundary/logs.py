@@ -22,6 +22,7 @@ import time
 import msgspec
 
 from gnatswarm.broker.options import Logging
+from gnatswarm.shards.boundary.utf8_text import utf8_text
 
 ROOT = "gnatswarm"
 TRACE = 5  # every operation of every client; below DEBUG because it logs more
@@ -122,10 +123,10 @@ class LineFormatter(logging.Formatter):
             "pid": self._pid,
             "process": self._label,
             "logger": record.name,
-            "text": _whole(lines[0]),
+            "text": utf8_text(lines[0]),
         } | _fields(record)
         if len(lines) > 1:
-            row["traceback"] = [_whole(line) for line in lines[1:]]
+            row["traceback"] = [utf8_text(line) for line in lines[1:]]
         return msgspec.json.encode(row).decode().translate(_OBEYED)
 
 
@@ -141,12 +142,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     found = getattr(record, "log_fields", None)
     for argument in record.args if isinstance(record.args, tuple) else ():
         found = found or getattr(argument, "log_fields", None)
-    return {key: _whole(value) if isinstance(value, str) else value for key, value in (found or {}).items()}
-
-
-def _whole(text: str) -> str:
-    """The text, with a question mark for what UTF-8 cannot encode."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+    return {key: utf8_text(value) if isinstance(value, str) else value for key, value in (found or {}).items()}
 
 
 class LineHandler(logging.Handler):

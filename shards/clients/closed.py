@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gnatswarm.broker import census
 from gnatswarm.broker.errors import CloseReason
 from gnatswarm.shards.boundary.rows import AccountRow, ConnectionRow, SubscriptionRow
-from gnatswarm.shards.clients.utf8_text import utf8_text
+from gnatswarm.shards.boundary.utf8_text import utf8_text
 
 if TYPE_CHECKING:
     from gnatswarm.shards.clients.session import ClientSession

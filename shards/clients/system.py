@@ -24,7 +24,7 @@ from gnatswarm.broker.errors import CloseReason
 from gnatswarm.broker.options import GLOBAL_ACCOUNT
 from gnatswarm.broker.subject import is_valid_subscription
 from gnatswarm.shards.boundary.control import AccountChanged, SystemEvent, SystemReply, SystemRequest
-from gnatswarm.shards.clients.utf8_text import utf8_text
+from gnatswarm.shards.boundary.utf8_text import utf8_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from gnatswarm.broker.options import Permissions as PermissionOptions
 from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.quoted import quoted
 from gnatswarm.broker.subject import is_valid_subscription
-from gnatswarm.shards.clients.utf8_text import utf8_text
+from gnatswarm.shards.boundary.utf8_text import utf8_text
 from gnatswarm.shards.gateway import words
 from gnatswarm.shards.gateway.leaf_connection import ConnectionOwner, LeafConnection
 

@@ -19,7 +19,7 @@ from gnatswarm.broker.permissions import Permissions
 from gnatswarm.broker.quoted import quoted
 from gnatswarm.broker.serverlink import ServerLink
 from gnatswarm.shards.boundary.rows import MOST_ROUTE_SUBS, RouteRow, SubscriptionRow
-from gnatswarm.shards.clients.utf8_text import utf8_text
+from gnatswarm.shards.boundary.utf8_text import utf8_text
 from gnatswarm.shards.gateway import words
 
 if TYPE_CHECKING:

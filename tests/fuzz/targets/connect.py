@@ -15,7 +15,7 @@ from gnatswarm.broker.errors import (
     NoRespondersRequiresHeaders,
     ProtocolError,
 )
-from gnatswarm.shards.clients.utf8_text import utf8_text
+from gnatswarm.shards.boundary.utf8_text import utf8_text
 
 _FIELDS = msgspec.structs.fields(ClientOptions)
 

@@ -1,7 +1,7 @@
-"""Makes a client's texts about itself encodable.
+"""Makes what peers say of themselves encodable.
 
-Lone surrogates, which JSON can smuggle into a string, have no bytes in UTF-8: pages, events and records could not be
-encoded. Each becomes a question mark.
+Lone surrogates, which JSON can smuggle into a string, have no bytes in UTF-8: pages, events, records and JSON lines of
+logs could not be encoded. Each becomes a question mark.
 """
 
 from __future__ import annotations
