@@ -155,10 +155,7 @@ class SystemAnswers:
         wanted = (
             (asked.server_name, view.server_name),
             (asked.host, options.host or "0.0.0.0"),
-            (
-                asked.cluster,
-                cluster_of(view),
-            ),
+            (asked.cluster, cluster_of(view)),
         )
         return (
             all(asks in has if not asked.exact_match else asks in ("", has) for asks, has in wanted)
