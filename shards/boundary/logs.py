@@ -5,23 +5,24 @@ one write() to a descriptor opened with O_APPEND, so that lines of several proce
 standard `logging`: other modules use `logging.getLogger("gnatswarm.…")` and know nothing of files.
 
 Invariants: logging never raises and never stops the broker (a full disk gives one line on standard error, then nothing
-until writing works again); passwords, tokens and signatures do not appear. Configured once per process at its start,
-and called again to reopen, to rotate and to change the level.
+until writing works again; nobody is waited for who does not read a pipe); passwords, tokens and signatures do not
+appear. Configured once per process at its start, and called again to reopen, to rotate and to change the level.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import re
 import stat
-import sys
 import time
 
 import msgspec
 
 from gnatswarm.broker.options import Logging
+from gnatswarm.shards.boundary.log_outlet import Outlet
 from gnatswarm.shards.boundary.utf8_text import utf8_text
 
 ROOT = "gnatswarm"
@@ -156,10 +157,12 @@ class LineHandler(logging.Handler):
         self._rotates = process_label == ROUTER_LABEL
         self._label = process_label
         self._fd = 2
+        self._outlet: Outlet | None = None  # None: it is not open
         self._lost_lines = 0
         self.mutes_debug = options.trace and not options.debug  # see _level
         if self._path:
             self._fd = _open_log(self._path)
+        self._let_out()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record, or count it as lost; never raises."""
@@ -183,6 +186,7 @@ class LineHandler(logging.Handler):
         except OSError as error:
             return f"cannot open log file {self._path!r}: {error.strerror}"
         old, self._fd = self._fd, fd
+        self._let_out()
         if old > 2:
             os.close(old)
         return ""
@@ -193,11 +197,21 @@ class LineHandler(logging.Handler):
             self._follow_or_rotate()
 
     def close(self) -> None:
-        """Close the log file."""
+        """Close the log file. Lines that wait for a reader are written, if there is one."""
+        if self._outlet is not None:
+            self._outlet.close()
+            self._outlet = None
         if self._fd > 2:
             os.close(self._fd)
             self._fd = 2
         super().close()
+
+    def _let_out(self) -> None:
+        if self._outlet is not None:
+            self._outlet.close()
+            self._outlet = None
+        with contextlib.suppress(OSError):
+            self._outlet = Outlet(self._fd)
 
     def _follow_or_rotate(self) -> None:
         if not self._path or self._fd <= 2:
@@ -239,12 +253,14 @@ class LineHandler(logging.Handler):
 
     def _write(self, text: str) -> None:
         data = text.encode("utf-8", "backslashreplace")
+        outlet = self._outlet
         try:
-            if self._lost_lines:
+            if outlet is not None and self._lost_lines:
                 note = f"[{os.getpid()}] [WRN] {self._lost_lines} log lines were lost: the log could not be written\n"
-                _write_all(self._fd, note.encode())
-                self._lost_lines = 0
-            _write_all(self._fd, data)
+                if outlet.write(note.encode()):
+                    self._lost_lines = 0
+            if outlet is None or not outlet.write(data):
+                self._lost_lines += 1
         except OSError as error:
             self._lost_lines += 1
             if self._lost_lines == 1 and self._fd != 2:
@@ -252,10 +268,10 @@ class LineHandler(logging.Handler):
 
     def _complain(self, error: OSError) -> None:
         line = f"{self._label}: cannot write log file {self._path!r}: {error.strerror}; silent until that works again\n"
-        try:
-            _write_all(2, line.encode("utf-8", "backslashreplace"))
-        except OSError:
-            return  # there is no other place to report it
+        with contextlib.suppress(OSError):  # there is no other place to report it
+            outlet = Outlet(2)
+            outlet.write(line.encode("utf-8", "backslashreplace"))
+            outlet.close()
 
 
 def configure(options: Logging, *, process_label: str, pid: int = 0) -> None:
@@ -347,12 +363,6 @@ def _backup_name(path: str) -> str:
     return f"{path}.{date}.{now_ns % 1_000_000_000:09d}"
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
 def fatal_line(text: str) -> None:
     """Write one [FTL] line to standard error, for errors before the log is configured."""
     _bare_line(logging.CRITICAL, text)
@@ -364,6 +374,9 @@ def error_line(text: str) -> None:
 
 
 def _bare_line(level: int, text: str) -> None:
-    formatter = LineFormatter(logtime=True)
     record = logging.LogRecord(ROOT, level, "", 0, text, None, None)
-    sys.stderr.write(formatter.format(record) + "\n")
+    line = LineFormatter(logtime=True).format(record) + "\n"
+    with contextlib.suppress(OSError):  # nobody can be told
+        outlet = Outlet(2)
+        outlet.write(line.encode("utf-8", "backslashreplace"))
+        outlet.close()
