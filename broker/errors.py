@@ -37,6 +37,8 @@ class CloseReason(enum.IntEnum):
     MAXIMUM_ACCOUNT_CONNECTIONS_EXCEEDED = 19
     ROUTE_REMOVED = 20
     PUBLISH_RATE_EXCEEDED = 21
+    MAXIMUM_CONTROL_LINE_EXCEEDED = 22
+    BAD_CLIENT_PROTOCOL_VERSION = 23
 
     @property
     def text(self) -> str:
@@ -48,6 +50,7 @@ _TEXTS = {
     CloseReason.SLOW_CONSUMER_PENDING_BYTES: "Slow Consumer (Pending Bytes)",
     CloseReason.SLOW_CONSUMER_WRITE_DEADLINE: "Slow Consumer (Write Deadline)",
     CloseReason.TLS_HANDSHAKE_FAILURE: "TLS Handshake Failure",
+    CloseReason.MAXIMUM_PAYLOAD_EXCEEDED: "Maximum Message Payload Exceeded",
 }
 
 
@@ -71,13 +74,10 @@ class ProtocolError(Exception):
 
 class UnknownProtocolOperation(ProtocolError):
     text = "Unknown Protocol Operation"
-    reason = CloseReason.PARSE_ERROR
 
 
 class BadArguments(ProtocolError):
     """Invalid arguments: closed without an error text, as in nats-server 2 (1.0.0 sent 'Parser Error')."""
-
-    reason = CloseReason.PARSE_ERROR
 
 
 class PeerSaidError(ProtocolError):
@@ -88,7 +88,7 @@ class PeerSaidError(ProtocolError):
 
 class ControlLineTooLong(ProtocolError):
     text = "maximum control line exceeded"
-    reason = CloseReason.PARSE_ERROR
+    reason = CloseReason.MAXIMUM_CONTROL_LINE_EXCEEDED
 
 
 class MaximumPayloadViolation(ProtocolError):
@@ -138,6 +138,7 @@ class UserAuthenticationExpired(ProtocolError):
 
 class InvalidClientProtocol(ProtocolError):
     text = "invalid client protocol"
+    reason = CloseReason.BAD_CLIENT_PROTOCOL_VERSION
 
 
 class NoRespondersRequiresHeaders(ProtocolError):

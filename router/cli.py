@@ -57,6 +57,8 @@ def main(argv: list[str] | None = None, *, program: str = "", owner: int = -1) -
         return code
     except BadCommandLine as bad:
         return _fail(program, f"{bad}\nrun {program} -h to see every flag")
+    except KeyboardInterrupt:
+        return _interrupted()
     except BrokenPipeError:  # as with `| head`
         _discard_output()
         return 1
@@ -65,6 +67,15 @@ def main(argv: list[str] | None = None, *, program: str = "", owner: int = -1) -
             raise
         _discard_output()
         return _fail(program, f"standard output: {error.strerror}")
+
+
+def _interrupted() -> int:
+    """End as a program does that leaves ^C alone, so that a shell script stops, too."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+    return 1
 
 
 def _is_output_full() -> bool:

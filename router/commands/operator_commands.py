@@ -38,6 +38,8 @@ from gnatswarm.shards.boundary import linkdir
 
 # A shard that leaves has ten seconds for its clients; a machine with many shards takes a while to start more.
 REPLY_DEADLINE_S = 60.0
+# Who only looks, a health check above all, is told sooner that the router does not answer. (`status` measures for a second.)
+LOOK_DEADLINE_S = 5.0
 # A broker has no operator socket for a moment when it starts, when it stops, or when a cleaner has removed the socket.
 SOCKET_DEADLINE_S = 2.0
 SOCKET_POLL_S = 0.02
@@ -67,13 +69,13 @@ def status(*, pid: int | None = None, port: int | None = None, as_json: bool = F
         assert reply.status is not None
         return msgspec.json.encode(reply.status).decode() if as_json else status_table(reply.status)
 
-    return _ask(StatusRequest(), pid, port, shown)
+    return _ask(StatusRequest(), pid, port, shown, deadline_s=LOOK_DEADLINE_S)
 
 
 def health(*, pid: int | None = None, port: int | None = None) -> int:
     """0 if every shard serves, else 1 with the reason: for health checks that cannot reach the monitoring pages."""
     try:
-        reply = ask(StatusRequest(sample_s=0.0), pid, port)
+        reply = ask(StatusRequest(sample_s=0.0), pid, port, LOOK_DEADLINE_S)
     except NotFound as error:
         return _failed(str(error))
     except (OSError, msgspec.DecodeError) as error:
@@ -252,9 +254,10 @@ def _ask(
     port: int | None,
     shown: Callable[[Reply], str],
     refused: Callable[[str], str] = str,
+    deadline_s: float = REPLY_DEADLINE_S,
 ) -> int:
     try:
-        reply = ask(request, pid, port)
+        reply = ask(request, pid, port, deadline_s)
     except _ASK_ERRORS as error:
         return _failed(_why_no_reply(error))
     if reply.error:
@@ -263,12 +266,14 @@ def _ask(
     return 0
 
 
-def ask(request: OperatorRequest, pid: int | None, port: int | None) -> Reply:
+def ask(
+    request: OperatorRequest, pid: int | None, port: int | None, deadline_s: float = REPLY_DEADLINE_S
+) -> Reply:
     """The reply of that broker; waits a moment for its socket. NotFound, and what exchange() raises."""
     give_up_at = time.monotonic() + SOCKET_DEADLINE_S
     while True:
         try:
-            return exchange(find(pid, port), request)
+            return exchange(find(pid, port), request, deadline_s)
         except (FileNotFoundError, ConnectionRefusedError):
             if time.monotonic() >= give_up_at:
                 raise NotFound("the broker has no operator socket: it is starting or stopping, try again") from None

@@ -8,6 +8,7 @@ rest, so that another router can take it over. It is made first, so that the rea
 from __future__ import annotations
 
 import base64
+import errno
 import math
 import os
 import socket
@@ -121,6 +122,12 @@ class SupervisedBroker:
         self.server_name = options.server_name or self.server_id
         self.holdings = Holdings(keeper)
         self.monitor_socket = opened.monitor_socket
+        try:
+            self.page = Page.create()
+        except OSError as error:
+            opened.close()
+            limit = "; ulimit -f (LimitFSIZE= in a unit file) is too low" if error.errno == errno.EFBIG else ""
+            raise CannotStart(f"no memory for what the processes share: {error.strerror}{limit}") from None
         self.history_fd, self.alarms_fd = self._kept(HISTORY, {}), self._kept(ALARMS, {})
         self.listener_groups = opened.listener_groups
         try:
@@ -134,7 +141,6 @@ class SupervisedBroker:
         except linkdir.LinkDirectoryError as error:
             opened.close()
             raise CannotStart(str(error)) from None
-        self.page = Page.create()
         self.shards = [SupervisedShard(number, is_founder=True) for number in range(self.wanted)]
         # Connected to other servers; None: the options name none.
         self.gateway = _gateway(options)

@@ -159,6 +159,7 @@ class LineHandler(logging.Handler):
         self._fd = 2
         self._outlet: Outlet | None = None  # None: it is not open
         self._lost_lines = 0
+        self._cannot_rename = False
         self.mutes_debug = options.trace and not options.debug  # see _level
         if self._path:
             self._fd = _open_log(self._path)
@@ -227,10 +228,17 @@ class LineHandler(logging.Handler):
                 return
             if mine.st_size < self._limit_bytes or not stat.S_ISREG(mine.st_mode):
                 return
-            backup = _backup_name(self._path)
-            os.rename(self._path, backup)
         except OSError:
             return
+        backup = _backup_name(self._path)
+        try:
+            os.rename(self._path, backup)
+        except OSError as error:
+            if not self._cannot_rename:  # a bind mount, a directory that may not be written
+                self._cannot_rename = True
+                logging.getLogger(ROOT).error('Unable to rotate the log "%s": %s', self._path, error.strerror)
+            return
+        self._cannot_rename = False
         if not self.reopen():
             logging.getLogger(ROOT).info('Rotated log, backup saved as "%s"', backup)
             self._purge()

@@ -153,7 +153,7 @@ class ConnectionsQuery(Question, tag="connz"):
 class ConnectionsPart(PageStruct):
     """Some of the connections. One with many subscriptions is sent as several consecutive rows."""
 
-    total: int  # connections in that state, matching or not
+    total: int  # connections in that state, of that account; otherwise matching or not
     rows: list[ConnectionRow]
     is_over: bool = False  # there are more subscriptions than one page may show
     # In the first part, for `router.monitoring.moving_clients`:

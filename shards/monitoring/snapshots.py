@@ -12,7 +12,7 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -175,14 +175,21 @@ class Snapshots:
     # ---- connections
 
     async def _connections(self, query: rows.ConnectionsQuery, pace: Pace) -> AsyncIterator[rows.ConnectionsPart]:
-        total = (len(self._clients.open) if query.state != "closed" else 0) + (
-            len(self._clients.closed.latest) if query.state != "open" else 0
-        )
+        total = await self._total(query, pace)
         part = rows.ConnectionsPart(total, [], counted_us=time.time_ns() // 1000)
         if query.state != "closed":
             passing = self._clients.passing
-            part.left = [one for one in passing.left if not query.cids or one[1].cid in query.cids]
-            part.came = [one for one in passing.came if one[0] in self._clients.open]
+            wanted = query.account
+            part.left = [
+                one
+                for one in passing.left
+                if (not query.cids or one[1].cid in query.cids) and (not wanted or one[1].account == wanted)
+            ]
+            part.came = [
+                one
+                for one in passing.came
+                if (session := self._clients.open.get(one[0])) is not None and (not wanted or session.account == wanted)
+            ]
             part.coming = [cid for cid in query.cids if self._clients.is_expected(cid)]
         listed = waiting = 0
         for row in await self._chosen(query, pace):
@@ -208,6 +215,22 @@ class Snapshots:
                 part, waiting = rows.ConnectionsPart(total, []), 0
             await pace()
         yield part
+
+    async def _total(self, query: rows.ConnectionsQuery, pace: Pace) -> int:
+        """How many there are in that state, of that account if one is asked for; other words of the query choose rows."""
+        asked: list[Collection[ClientSession] | Collection[ConnectionRow]] = []
+        if query.state != "closed":
+            asked.append(self._clients.open.values())
+        if query.state != "open":
+            asked.append(self._clients.closed.latest)
+        if not query.account:
+            return sum(map(len, asked))
+        total = 0
+        for found in map(list, asked):
+            for at in range(0, len(found), RUN_ROWS):
+                total += sum(one.account == query.account for one in found[at : at + RUN_ROWS])
+                await pace()
+        return total
 
     async def _chosen(self, query: rows.ConnectionsQuery, pace: Pace) -> list[ConnectionRow]:
         """The chosen rows, in order; rows of open connections are without subscriptions."""

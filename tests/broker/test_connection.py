@@ -183,7 +183,7 @@ def test_nothing_is_kept_of_a_client_that_left_though_its_session_lives_on(engin
 # ---- errors
 
 
-PARSE_ERROR = CloseReason.PARSE_ERROR
+VIOLATION = CloseReason.PROTOCOL_VIOLATION
 UNKNOWN = b"-ERR 'Unknown Protocol Operation'\r\n"
 TOO_LONG = b"-ERR 'maximum control line exceeded'\r\n"
 TOO_BIG = b"-ERR 'Maximum Payload Violation'\r\n"
@@ -192,17 +192,17 @@ TOO_BIG = b"-ERR 'Maximum Payload Violation'\r\n"
 @pytest.mark.parametrize(
     ("said", "answer", "error", "reason"),
     [
-        (b"X", UNKNOWN, UnknownProtocolOperation, PARSE_ERROR),
-        (b"PUB a 2\r\nabc", UNKNOWN, UnknownProtocolOperation, PARSE_ERROR),
-        (b"PUB a 2\r\nab\rX", UNKNOWN, UnknownProtocolOperation, PARSE_ERROR),
-        (b"PUB a 40000\r\n" + b"x" * 40_001, UNKNOWN, UnknownProtocolOperation, PARSE_ERROR),
-        (b"SUB a\r\n", b"", BadArguments, PARSE_ERROR),
-        (b"PUB a b\r\n", b"", BadArguments, PARSE_ERROR),
-        (b"CONNECT {\r\n", b"", BadArguments, PARSE_ERROR),
-        (b"INFO x\r\n", b"", BadArguments, PARSE_ERROR),
-        (b"HPUB a 0 0\r\n\r\n", b"", BadArguments, PARSE_ERROR),
-        (b"-ERR 'x'\r\n", b"", PeerSaidError, PARSE_ERROR),
-        (b"SUB " + b"a" * 5000, TOO_LONG, ControlLineTooLong, PARSE_ERROR),
+        (b"X", UNKNOWN, UnknownProtocolOperation, VIOLATION),
+        (b"PUB a 2\r\nabc", UNKNOWN, UnknownProtocolOperation, VIOLATION),
+        (b"PUB a 2\r\nab\rX", UNKNOWN, UnknownProtocolOperation, VIOLATION),
+        (b"PUB a 40000\r\n" + b"x" * 40_001, UNKNOWN, UnknownProtocolOperation, VIOLATION),
+        (b"SUB a\r\n", b"", BadArguments, VIOLATION),
+        (b"PUB a b\r\n", b"", BadArguments, VIOLATION),
+        (b"CONNECT {\r\n", b"", BadArguments, VIOLATION),
+        (b"INFO x\r\n", b"", BadArguments, VIOLATION),
+        (b"HPUB a 0 0\r\n\r\n", b"", BadArguments, VIOLATION),
+        (b"-ERR 'x'\r\n", b"", PeerSaidError, CloseReason.PARSE_ERROR),
+        (b"SUB " + b"a" * 5000, TOO_LONG, ControlLineTooLong, CloseReason.MAXIMUM_CONTROL_LINE_EXCEEDED),
         (b"PUB a 1048577\r\n", TOO_BIG, MaximumPayloadViolation, CloseReason.MAXIMUM_PAYLOAD_EXCEEDED),
     ],
     ids=lambda value: repr(value)[:30] if isinstance(value, bytes) else None,

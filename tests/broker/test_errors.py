@@ -15,11 +15,11 @@ from gnatswarm.broker.errors import CloseReason, ProtocolError
 
 # class → text on the wire, does it close, what /connz shows
 CATALOGUE = {
-    "UnknownProtocolOperation": ("Unknown Protocol Operation", True, "Parse Error"),
-    "BadArguments": ("", True, "Parse Error"),
+    "UnknownProtocolOperation": ("Unknown Protocol Operation", True, "Protocol Violation"),
+    "BadArguments": ("", True, "Protocol Violation"),
     "PeerSaidError": ("", True, "Parse Error"),
-    "ControlLineTooLong": ("maximum control line exceeded", True, "Parse Error"),
-    "MaximumPayloadViolation": ("Maximum Payload Violation", True, "Maximum Payload Exceeded"),
+    "ControlLineTooLong": ("maximum control line exceeded", True, "Maximum Control Line Exceeded"),
+    "MaximumPayloadViolation": ("Maximum Payload Violation", True, "Maximum Message Payload Exceeded"),
     "MaximumConnectionsExceeded": ("maximum connections exceeded", True, "Maximum Connections Exceeded"),
     "ConnectionThrottling": (
         "Connection throttling is active. Please try again later.",
@@ -34,7 +34,7 @@ CATALOGUE = {
     "AuthorizationViolation": ("Authorization Violation", True, "Authentication Failure"),
     "AuthenticationTimeout": ("Authentication Timeout", True, "Authentication Timeout"),
     "UserAuthenticationExpired": ("User Authentication Expired", True, "Authentication Expired"),
-    "InvalidClientProtocol": ("invalid client protocol", True, "Protocol Violation"),
+    "InvalidClientProtocol": ("invalid client protocol", True, "Bad Client Protocol Version"),
     "NoRespondersRequiresHeaders": ("no responders requires headers support", True, "No Responders Requires Headers"),
     "StaleConnection": ("Stale Connection", True, "Stale Connection"),
     "PublishRateExceeded": ("Publish Rate Exceeded", True, "Publish Rate Exceeded"),  # ours
@@ -58,7 +58,7 @@ REASON_TEXTS = [
     "Parse Error",
     "Stale Connection",
     "Protocol Violation",
-    "Maximum Payload Exceeded",
+    "Maximum Message Payload Exceeded",
     "Maximum Connections Exceeded",
     "Maximum Subscriptions Exceeded",
     "Server Shutdown",
@@ -68,6 +68,8 @@ REASON_TEXTS = [
     "Maximum Account Connections Exceeded",
     "Route Removed",
     "Publish Rate Exceeded",
+    "Maximum Control Line Exceeded",
+    "Bad Client Protocol Version",
 ]
 
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import pathlib
+import resource
 import re
 import shlex
 import signal
@@ -282,6 +283,19 @@ def test_a_full_standard_output_is_said_by_the_commands_that_are_programs_of_the
     result = to_full_output(words, is_buffered)
     name = words.replace("help", "").replace("-h", "").replace("--list", "").strip()
     assert (result.returncode, result.stderr) == (1, f"gnatswarm {name}: standard output: no space left on device\n")
+
+
+def test_a_limit_of_file_sizes_that_is_too_low_is_said_in_one_line() -> None:
+    result = subprocess.run(
+        [sys.executable, "-P", "-m", "gnatswarm", "-a", "127.0.0.1", "-p", "-1"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY)),
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert "File too large; ulimit -f (LimitFSIZE= in a unit file) is too low" in result.stderr.splitlines()[-1]
 
 
 def test_another_failure_is_not_taken_for_one_of_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:

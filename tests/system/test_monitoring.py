@@ -128,8 +128,8 @@ async def test_closed_connections_are_remembered_with_reason_and_subscriptions(m
     _broker, pages, cluster = monitored
     for name, last_words, reason in (
         ("leaver", "", "Client Closed"),
-        ("breaker", "NONSENSE\r\n", "Parse Error"),
-        ("glutton", f"PUB s {2**21}\r\n", "Maximum Payload Exceeded"),
+        ("breaker", "NONSENSE\r\n", "Protocol Violation"),
+        ("glutton", f"PUB s {2**21}\r\n", "Maximum Message Payload Exceeded"),
     ):
         client = await cluster.client({"name": name})
         await client.send("SUB a.b 1\r\nSUB c q 2\r\n")
@@ -583,6 +583,53 @@ async def test_a_shard_that_hangs_does_not_delay_the_metrics_that_say_so(start_b
     is_still_hung = pages.json("/shardz?links=0")["shards"][1]["pid"] == hung
     assert is_still_hung
     assert "gnatswarm_healthy 0\n" in text
+
+
+@pytest.mark.kinds("gnatswarm-2", "gnatswarm-1-as-2.15", "nats-server", "nats-server-2.15")
+async def test_why_a_connection_was_closed_is_said_in_the_same_words(start_broker, cluster_of):
+    broker = start_broker(config="max_control_line: 256\nmax_payload: 100", args=["-m", "-1"])
+    pages = Pages.of(broker)
+    endings = {
+        "operation": ("NOTHING\r\n", "Protocol Violation"),
+        "arguments": ("SUB x\r\n", "Protocol Violation"),
+        "connect": ("CONNECT {\r\n", "Protocol Violation"),
+        "end": ("PUB a 1\r\nxyz\r\n", "Protocol Violation"),
+        "payload": ("PUB a 101\r\n", "Maximum Message Payload Exceeded"),
+        "line": (f"SUB {'a' * 300} 1\r\n", "Maximum Control Line Exceeded"),
+        "error": ("-ERR 'x'\r\n", "Parse Error"),
+        "version": ('CONNECT {"protocol":7}\r\n', "Bad Client Protocol Version"),
+        "headers": ('CONNECT {"no_responders":true,"headers":false}\r\n', "No Responders Requires Headers"),
+    }
+    cluster = cluster_of(broker)
+    for name, (words, _) in endings.items():
+        client = await cluster.client({"verbose": False, "name": name})
+        await client.send(words)
+        await client.wait_closed()
+    found = await pages.wait("/connz?state=closed", lambda page: page["num_connections"] == len(endings))
+    assert sorted(row["reason"] for row in found["connections"]) == sorted(reason for _, reason in endings.values())
+
+
+@pytest.mark.kinds("gnatswarm-1", "gnatswarm-4", "nats-server", "nats-server-2.15")
+async def test_the_total_is_of_the_account_that_is_asked_for(start_broker, cluster_of):
+    users = "accounts { A { users: [ {user: a, password: a} ] }, B { users: [ {user: b, password: b} ] } }"
+    broker = start_broker(config=users, args=["-m", "-1"])
+    pages, cluster = Pages.of(broker), cluster_of(broker)
+    for user in "aaaabb":
+        await cluster.client({"user": user, "pass": user})
+    leaver = cluster.all[0]
+    leaver.close()
+    await pages.wait("/connz", lambda page: page["total"] == 5)
+    for path, shown, total in (
+        ("acc=A", 3, 3),
+        ("acc=B", 2, 2),
+        ("acc=A&limit=1", 1, 3),
+        ("acc=A&state=closed", 1, 1),
+        ("acc=B&state=closed", 0, 0),
+        ("acc=A&state=any", 4, 4),
+        ("user=b&auth=1", 2, 5),
+    ):
+        page = pages.json(f"/connz?{path}")
+        assert (path, page["num_connections"], page["total"]) == (path, shown, total)
 
 
 @pytest.mark.kinds("gnatswarm-1-as-2.15", "nats-server-2.15")

@@ -70,7 +70,7 @@ async def test_the_log_names_the_client_and_one_that_says_nothing_is_closed_in_t
     client = await clients.raw()
     await client.send(b"PROXY TCP4 1.2.3.4 10.0.0.1 5555 4222\r\nnothing\r\n")
     assert await client.wait_closed() == b"-ERR 'Unknown Protocol Operation'\r\n"
-    broker.log.wait_line(r"1\.2\.3\.4:5555 - cid:\d+ - Client connection closed: Parse Error")
+    broker.log.wait_line(r"1\.2\.3\.4:5555 - cid:\d+ - Client connection closed: Protocol Violation")
     late.shut_writing()
     assert await late.wait_closed() == b""
     broker.log.wait_line("Error reading PROXY protocol header from .*: EOF")

@@ -51,7 +51,7 @@ def test_what_is_wrong_is_said(
     rows = [ShardStatus(n, 1, phase, 0, 0, 0.0, 0.0, 0, 0.0, 0, 1, "") for n, phase in enumerate(phases)]
     status = Status(1, 2, "", "", "reuseport", True, 0, 1.0, rows)
     monkeypatch.setattr(operator_commands, "find", lambda pid, port: "/x")
-    monkeypatch.setattr(operator_commands, "exchange", lambda path, request: Reply(status=status))
+    monkeypatch.setattr(operator_commands, "exchange", lambda path, request, deadline_s: Reply(status=status))
     assert operator_commands.health() == 1
     assert capsys.readouterr().err == f"gnatswarm: {said}\n"
 
@@ -60,7 +60,7 @@ def test_a_shard_that_drains_serves_while_another_takes_new_clients(monkeypatch:
     rows = [ShardStatus(n, 1, phase, 0, 0, 0.0, 0.0, 0, 0.0, 0, 1, "") for n, phase in enumerate(("ready", "draining"))]
     status = Status(1, 2, "", "", "reuseport", True, 0, 1.0, rows)
     monkeypatch.setattr(operator_commands, "find", lambda pid, port: "/x")
-    monkeypatch.setattr(operator_commands, "exchange", lambda path, request: Reply(status=status))
+    monkeypatch.setattr(operator_commands, "exchange", lambda path, request, deadline_s: Reply(status=status))
     assert operator_commands.health() == 0
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +67,32 @@ def test_who_has_waited_long_enough_is_told_that_the_broker_starts(
     assert operator_commands.status(port=4222) == 1
     assert operator_commands.health(port=4222) == 1
     assert capsys.readouterr().err.count("it is starting or stopping, try again") == 2
+
+
+def test_who_only_looks_at_a_router_that_does_not_answer_is_told_soon(
+    directory: linkdir.LinkDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(operator_commands, "LOOK_DEADLINE_S", 0.01)
+    with listen_for_operators(f"{directory.path}/{linkdir.OPERATOR_SOCKET}"):
+        assert operator_commands.status(port=4222) == 1
+        assert operator_commands.health(port=4222) == 1
+    assert capsys.readouterr().err == "gnatswarm: the broker does not answer: timed out\n" * 2
+
+
+@pytest.mark.parametrize(
+    "words", ["status", "health", "scale 3", "reload", "restart", "rebalance", "upgrade", "why --user u s"]
+)
+def test_ctrl_c_ends_a_command_without_a_word(directory: linkdir.LinkDirectory, words: str) -> None:
+    with listen_for_operators(f"{directory.path}/{linkdir.OPERATOR_SOCKET}") as listening:
+        listening.settimeout(20)
+        command = [sys.executable, "-P", "-m", "gnatswarm", *words.split()]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            sock, _ = listening.accept()
+            with sock:
+                assert sock.recv(1000)  # it waits for the answer
+                process.send_signal(signal.SIGINT)
+                said, _ = process.communicate(timeout=20)
+    assert (process.returncode, said) == (-signal.SIGINT, b"")
 
 
 def test_an_argument_that_is_not_utf_8_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

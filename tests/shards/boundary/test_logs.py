@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import logging
 import os
@@ -272,6 +273,26 @@ def test_of_rotated_files_the_newest_are_kept(tmp_path: pathlib.Path, most: int,
     backups = sorted(tmp_path.glob("x.log.*.?????????"))
     assert [backup.read_text()[0] for backup in backups] == ["0", "1", "2", "3", "4"][5 - left :]
     assert all(other.exists() for other in others)
+
+
+def test_a_log_that_cannot_be_renamed_is_said_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For instance a file that is mounted into a container."""
+    path = tmp_path / "x.log"
+
+    def busy(*_: object) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    logs.configure(Logging(file=str(path), size_limit_bytes=500), process_label=logs.ROUTER_LABEL)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", busy)
+        for number in range(50):
+            log.info("line %d %s", number, "x" * 50)
+    found = lines(path)
+    assert sum("[INF] line " in line for line in found) == 50
+    assert [line for line in found if "[ERR]" in line and f'rotate the log "{path}": Device or resource busy' in line]
+    assert len(found) == 51
+    log.info("it goes on")
+    assert len(list(tmp_path.glob("x.log.*"))) == 1
 
 
 def test_lines_of_many_processes_do_not_mix(tmp_path: pathlib.Path) -> None:
