@@ -23,6 +23,8 @@ logger = logging.getLogger("gnatswarm.departure")
 # The router steers new connections away before it sends Drain; those in the queue have arrived after this quiet time.
 QUIET_S = 1.0
 STEP_S = 0.05
+# In lame duck mode: as nats-server, which closes each within a second of the one before.
+LONGEST_INTERVAL_S = 1.0
 # Of the grace: for so long clients are moved before those that are left are told.
 MOVING_PART = 0.8
 
@@ -98,6 +100,8 @@ class Departure:
             return
         passed_s = now_s - self._started_s - self._grace_s
         if passed_s >= 0:
+            if self._to_close < 0:
+                self._begin_to_close()
             self._close_some(1.0 if self._spread_s <= 0 else min(1.0, passed_s / self._spread_s))
         if passed_s >= self._spread_s and not self._clients.open:
             self._on_done()
@@ -115,10 +119,13 @@ class Departure:
             logger.info("Leaving: %d clients did not move, and are told", len(self._clients.open))
         self._clients.announce_departure()
 
+    def _begin_to_close(self) -> None:
+        self._to_close = len(self._clients.open)
+        if self._mover is None and self._to_close:
+            self._spread_s = min(self._spread_s, LONGEST_INTERVAL_S * self._to_close)
+
     def _close_some(self, share: float) -> None:
         """Close clients until `share` of the first count is gone; those with pending bytes last."""
-        if self._to_close < 0:
-            self._to_close = len(self._clients.open)
         excess = len(self._clients.open) - int(self._to_close * (1.0 - share))
         if excess <= 0:
             return

@@ -1,9 +1,10 @@
 """The server's side of one WebSocket connection: the HTTP upgrade, then frames, by the sans-I/O core of `websockets`.
 
 Frames carry NATS as a byte stream: a client's WebSocket message may contain any piece of it, text or binary, and
-fragments are passed on as they arrive. The server sends one binary message per write. The size of frames is bounded by
-max_payload and FRAME_ROOM_BYTES: a larger frame is refused when its header is read, a compressed one while it is
-inflated. Imported only where a WebSocket port is configured.
+fragments are passed on as they arrive. So are the pieces of a large frame, of any size, as if they were fragments: some
+clients write all that they have gathered as one frame. A compressed frame is waited for whole, and bounded by max_payload
+and FRAME_ROOM_BYTES, also while it is inflated. The server sends one binary message per write. Imported only where a
+WebSocket port is configured.
 """
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ LEAST_COMPRESSED_BYTES = 64
 COMPRESSION_LEVEL = 1
 # The longest piece of a frame's header that is read at once.
 HEADER_PIECE_BYTES = 8
+# A longer frame is passed on in pieces of so many bytes: a multiple of the mask's four.
+PIECE_BYTES = 65536
+# Of a frame's header: bits of its first byte, the bit and the longest length of its second, its size with 8 bytes of length.
+FINAL, COMPRESSED, CONTROL = 0x80, 0x40, 0x08
+MASKED, LONG = 0x80, 0x7F
+LONG_HEADER_BYTES, MASK_BYTES = 10, 4
 
 # Leaf nodes ask for this path, and may ask for frames that are not masked.
 LEAF_PATH = "/leafnode"
@@ -131,16 +138,67 @@ def place_of(url: SplitResult) -> tuple[str, str, int]:
 
 
 class Reader(StreamReader):
-    """The library's reader, which keeps the header of a frame whose payload is still to come: see Frames.freeze()."""
+    """The library's reader. Shows it a large frame as fragments, and keeps the header of one that is not complete.
 
-    def __init__(self) -> None:
+    `most_bytes`: of a piece.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
         super().__init__()
         self.header = b""
+        self._piece_bytes = min(PIECE_BYTES, most_bytes) & -MASK_BYTES
+        self._large = b""  # the header of the large frame whose pieces come, without its length
+        self._left = 0  # how much of it is behind the present piece
 
     def at_eof(self) -> Generator[None, None, bool]:
         """A frame may begin: the one before it is complete."""
         self.header = b""
-        return super().at_eof()
+        if self._left:
+            self._begin_piece(0)
+            return False
+        is_at_end = yield from super().at_eof()
+        if is_at_end:
+            return True
+        buffer = self.buffer
+        yield from self._have(2)
+        if len(buffer) < 2 or buffer[1] & LONG != LONG or buffer[0] & (COMPRESSED | CONTROL):
+            return False
+        size = LONG_HEADER_BYTES + (MASK_BYTES if buffer[1] & MASKED else 0)
+        yield from self._have(size)
+        left = int.from_bytes(buffer[2:LONG_HEADER_BYTES], "big")
+        if len(buffer) >= size and left > self._piece_bytes:
+            self._large = bytes(buffer[:2] + buffer[LONG_HEADER_BYTES:size])
+            self._left = left
+            del buffer[:size]
+            self._begin_piece(self._large[0] & ~FINAL)
+        return False
+
+    def discard(self) -> None:
+        """Nothing more is read: the library calls this until at_eof() says that all has come."""
+        self._left = 0
+        super().discard()
+
+    def _have(self, n: int) -> Generator[None, None, None]:
+        """Wait for so many bytes, or the end."""
+        while len(self.buffer) < n and not self.eof:
+            yield
+
+    def _begin_piece(self, first: int) -> None:
+        """The header of the large frame's next fragment, whose first byte is this if more follow."""
+        piece = min(self._left, self._piece_bytes)
+        self._left -= piece
+        self.buffer[:0] = self._header(first | (0 if self._left else self._large[0] & FINAL), piece)
+
+    def _header(self, first: int, size: int) -> bytes:
+        return bytes((first, self._large[1])) + size.to_bytes(8, "big") + self._large[2:]
+
+    def unfinished(self) -> bytes:
+        """What has come of the frame that is not complete, less what was passed on; for another reader."""
+        header = self.header
+        if self._left:  # a fragment has begun: what is left of the frame, as one
+            size = int.from_bytes(header[2:LONG_HEADER_BYTES], "big") + self._left
+            header = self._header(header[0] | self._large[0] & FINAL, size)
+        return header + bytes(self.buffer)
 
     def read_exact(self, n: int) -> Generator[None, None, bytearray]:
         """The next n bytes, when they are here."""
@@ -196,7 +254,7 @@ class Frames:
             if is_masked
             else Unmasked(rules.most_bytes)
         )
-        self._reader = self._protocol.reader = Reader()
+        self._reader = self._protocol.reader = Reader(rules.most_bytes)
         self._protocol.parser = self._protocol.parse()
         next(self._protocol.parser)
         self.is_open = False  # the upgrade is done
@@ -210,7 +268,7 @@ class Frames:
             self._thaw(frozen)
 
     def allow(self, most_bytes: int) -> None:
-        """From now on frames may have so many bytes."""
+        """From now on compressed frames may have so many bytes."""
         self._protocol.max_fragment_size = most_bytes
 
     def freeze(self) -> FrozenFrames:
@@ -224,7 +282,7 @@ class Frames:
             if one.decode_cont_data:
                 raise RecordRefused("it is sending a compressed message in fragments")
             deflate = FrozenDeflate(one.remote_max_window_bits, one.local_max_window_bits)
-        return FrozenFrames(self._reader.header + bytes(self._reader.buffer), protocol.current_size, deflate)
+        return FrozenFrames(self._reader.unfinished(), protocol.current_size, deflate)
 
     def _thaw(self, frozen: FrozenFrames) -> None:
         self.is_open = True

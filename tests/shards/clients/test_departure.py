@@ -119,6 +119,24 @@ def test_a_quiet_queue_is_not_enough_while_somebody_is_connected(clock: Clock, c
     assert leaving.is_done
 
 
+@pytest.mark.parametrize(("count", "last_s"), [(3, 2.0), (400, 109.7)])
+def test_few_clients_are_closed_within_a_second_of_each_other(
+    clock: Clock, clients: Clients, count: int, last_s: float
+) -> None:
+    """As nats-server does in lame duck mode; many within the time that is configured."""
+    for _ in range(count):
+        clients.come()
+    leaving = Leaving(clock, clients, grace_s=10.0, spread_s=110.0, quiet_s=0.0)
+    began_s = clock.now_s + 10.0
+    clock.advance(10.0 - 2 * STEP_S)
+    assert not clients.closed
+    clock.advance(120.0)
+    closed_s = [when_s - began_s for when_s, _ in clients.closed]
+    assert len(closed_s) == count and leaving.is_done
+    assert last_s - 2 * STEP_S <= closed_s[-1] <= last_s + 2 * STEP_S
+    assert max(after - before for before, after in itertools.pairwise(closed_s)) <= 1.0 + 2 * STEP_S
+
+
 def test_it_stays_while_clients_elsewhere_need_it(clock: Clock, clients: Clients) -> None:
     """They are on their way, or answers to their requests come through this shard."""
     needs = [True]

@@ -1,0 +1,87 @@
+"""Frames of any size, and in any state, are passed on as they come: the stream is the same however it is cut."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnatswarm.broker.options import Tls, WebSocket
+from gnatswarm.shards.sockets import frames as module
+from gnatswarm.shards.sockets.frames import PIECE_BYTES, Frames, Rules
+from gnatswarm.shards.sockets.frozen_socket import FrozenFrames
+from tests.support.framed import BINARY, CONTINUATION, PING, deflated, frame
+
+RULES = Rules(WebSocket(port=1, no_tls=True, tls=Tls()), most_bytes=2 << 20, is_encrypted=False)
+LONG = 65_536  # the least that has eight bytes of length
+
+
+def message(dice: random.Random, sizes: list[int], *, masked: bool) -> tuple[bytes, bytes]:
+    """A message in fragments of these sizes, with pings between them, and what it holds."""
+    wire = held = b""
+    for number, size in enumerate(sizes):
+        data = dice.randbytes(size)
+        held += data
+        last = number == len(sizes) - 1
+        wire += frame(CONTINUATION if number else BINARY, data, fin=last, masked=masked)
+        if dice.random() < 0.5:
+            wire += frame(PING, b"x" * dice.randrange(10), masked=masked)
+    return wire, held
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([0, 1, 100, 126, LONG, LONG + 1, 200_003]), min_size=1, max_size=3), max_size=4),
+    st.integers(0, 2**32),
+    st.booleans(),
+)
+def test_the_stream_is_the_same_however_it_is_cut_and_wherever_it_moves(
+    messages: list[list[int]], seed: int, masked: bool
+) -> None:
+    dice = random.Random(seed)
+    told = [message(dice, sizes, masked=masked) for sizes in messages]
+    wire, held = (b"".join(parts) for parts in zip(*told, strict=True)) if told else (b"", b"")
+    frames, came, most_kept = Frames(RULES, FrozenFrames(), is_masked=masked), b"", 0
+    at = 0
+    while at < len(wire):
+        end = at + dice.choice((1, 3, 20, 1000, 70_000))
+        came += b"".join(frames.receive(wire[at:end]))
+        frames.take_answer()
+        at = end
+        frozen = frames.freeze()
+        most_kept = max(most_kept, len(frozen.partial))
+        if dice.random() < 0.2:
+            frames = Frames(RULES, frozen, is_masked=masked)
+    assert came == held
+    assert not frames.is_over
+    assert most_kept <= PIECE_BYTES + 14
+
+
+def test_a_frame_that_never_ends_is_passed_on_and_not_kept() -> None:
+    frames = Frames(RULES, FrozenFrames(), is_masked=False)
+    head = b"\x82\x7f" + (1 << 50).to_bytes(8, "big")
+    assert b"".join(frames.receive(head)) == b""
+    came = sum(len(piece) for _ in range(100) for piece in frames.receive(bytes(70_000)))
+    assert 100 * 70_000 - PIECE_BYTES < came <= 100 * 70_000
+    assert len(frames.freeze().partial) <= PIECE_BYTES + 14
+
+
+@pytest.mark.parametrize("step", [1000, PIECE_BYTES, 100_000])
+def test_nothing_more_is_read_of_a_large_frame_that_is_an_error(step: int) -> None:
+    frames = Frames(RULES, FrozenFrames(), is_masked=False)
+    wire = frame(BINARY, b"x", fin=False, masked=False) + b"\x82\x7f" + (1 << 62).to_bytes(8, "big") + bytes(70_000)
+    came = b"".join(b"".join(frames.receive(wire[at : at + step])) for at in range(0, len(wire), step))
+    assert (came, frames.is_over, frames.error) == (b"x", True, "expected a continuation frame")
+    assert frames.receive(bytes(70_000)) == []
+    assert len(frames._reader.buffer) == 0
+
+
+def test_a_compressed_frame_is_waited_for_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE_BYTES", 1000)
+    rules = Rules(WebSocket(port=1, no_tls=True, tls=Tls(), compression=True), most_bytes=2 << 20, is_encrypted=False)
+    frames = Frames(rules, FrozenFrames(deflate=module.FrozenDeflate(15, 15)))
+    data = random.Random(1).randbytes(100_000)
+    wire = frame(BINARY, deflated(data), reserved=0x40)
+    assert frames.receive(wire[:-1]) == []
+    assert b"".join(frames.receive(wire[-1:])) == data
