@@ -38,7 +38,7 @@ from gnatswarm.shards.boundary import linkdir
 
 # A shard that leaves has ten seconds for its clients; a machine with many shards takes a while to start more.
 REPLY_DEADLINE_S = 60.0
-# Who only looks, a health check above all, is told sooner that the router does not answer. (`status` measures for a second.)
+# Who only looks, a health check above all, is told sooner that the router does not answer (`status` measures for 1 s).
 LOOK_DEADLINE_S = 5.0
 # A broker has no operator socket for a moment when it starts, when it stops, or when a cleaner has removed the socket.
 SOCKET_DEADLINE_S = 2.0
@@ -266,9 +266,7 @@ def _ask(
     return 0
 
 
-def ask(
-    request: OperatorRequest, pid: int | None, port: int | None, deadline_s: float = REPLY_DEADLINE_S
-) -> Reply:
+def ask(request: OperatorRequest, pid: int | None, port: int | None, deadline_s: float = REPLY_DEADLINE_S) -> Reply:
     """The reply of that broker; waits a moment for its socket. NotFound, and what exchange() raises."""
     give_up_at = time.monotonic() + SOCKET_DEADLINE_S
     while True:

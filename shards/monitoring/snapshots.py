@@ -217,7 +217,7 @@ class Snapshots:
         yield part
 
     async def _total(self, query: rows.ConnectionsQuery, pace: Pace) -> int:
-        """How many there are in that state, of that account if one is asked for; other words of the query choose rows."""
+        """How many there are in that state, of the account if one is asked for; the rest of the query chooses rows."""
         asked: list[Collection[ClientSession] | Collection[ConnectionRow]] = []
         if query.state != "closed":
             asked.append(self._clients.open.values())

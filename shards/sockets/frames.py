@@ -2,9 +2,9 @@
 
 Frames carry NATS as a byte stream: a client's WebSocket message may contain any piece of it, text or binary, and
 fragments are passed on as they arrive. So are the pieces of a large frame, of any size, as if they were fragments: some
-clients write all that they have gathered as one frame. A compressed frame is waited for whole, and bounded by max_payload
-and FRAME_ROOM_BYTES, also while it is inflated. The server sends one binary message per write. Imported only where a
-WebSocket port is configured.
+clients write all that they have gathered as one frame. A compressed frame is waited for whole, and bounded by
+max_payload and FRAME_ROOM_BYTES, also while it is inflated. The server sends one binary message per write. Imported
+only where a WebSocket port is configured.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COMPRESSION_LEVEL = 1
 HEADER_PIECE_BYTES = 8
 # A longer frame is passed on in pieces of so many bytes: a multiple of the mask's four.
 PIECE_BYTES = 65536
-# Of a frame's header: bits of its first byte, the bit and the longest length of its second, its size with 8 bytes of length.
+# Of a frame's header: bits of its first byte, the bit and the longest length of its second, its size with 8 of length.
 FINAL, COMPRESSED, CONTROL = 0x80, 0x40, 0x08
 MASKED, LONG = 0x80, 0x7F
 LONG_HEADER_BYTES, MASK_BYTES = 10, 4

@@ -6,8 +6,8 @@ import contextlib
 import errno
 import os
 import pathlib
-import resource
 import re
+import resource
 import shlex
 import signal
 import subprocess

@@ -28,8 +28,8 @@ Seen = tuple[bytes, bytes, bool, bool, str, CloseReason]
 def check(data: bytes) -> None:
     """Any bytes give the same payload, answer, error and reason however they are cut, and never an exception.
 
-    No piece of payload is longer than the limit. Before a frame, a piece of a large one, or a request is complete, no more
-    of its bytes are held than the limit allows, whatever length it announces. The answer is never longer
+    No piece of payload is longer than the limit. Before a frame, a piece of a large one, or a request is complete, no
+    more of its bytes are held than the limit allows, whatever length it announces. The answer is never longer
     than what came, but for the response to the upgrade. The bits of the first byte: compression is offered, the request
     comes by itself, it asks for compression, the page's origin is checked.
     """
